@@ -5,6 +5,7 @@
 //! 2. A [`Ratio`] has an interval: from the least to the most of the rounds, and at least as wide as the difference
 //!    between the same case at the beginning and at the end of each round.
 //! 3. A judgement that another point of the interval would turn round is [`Holds::CannotTell`].
+//! 4. Effects are compared by logarithm: half of a ninefold effect is a threefold one. See [`Size`].
 
 use crate::figures::{self, Form};
 use crate::measure::median;
@@ -43,6 +44,55 @@ pub(crate) fn noise(first: &[f64], again: &[f64]) -> f64 {
     if factor.is_finite() && factor > 0.0 { factor.max(1.0 / factor) } else { 1.0 }
 }
 
+/// The size of an effect that a source claims, as a factor above 1.
+///
+/// The effect is the factor's logarithm. With a claim of `c` times, an effect begins to be a part of it at a third,
+/// `c^(1/3)`, and is far more from twice on, `c^2`: a claim of 2 times holds in part from 1.26 on, and 4 times are far
+/// more; a claim of 400 times holds in part from 7.4 on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Size {
+    claimed: f64,
+    /// The least factor that is taken for the claimed one.
+    from: f64,
+    /// The source gives the factor; otherwise it is a bound of the lab's own, and no effect is too large for it.
+    has_figure: bool,
+}
+
+impl Size {
+    /// The factor that a source gives.
+    pub(crate) const fn of(claimed: f64) -> Size {
+        assert!(claimed > 1.0, "a claim of no effect has no size");
+        Size { claimed, from: claimed, has_figure: true }
+    }
+
+    /// A bound of the lab's own, for a source that says "more" without a figure.
+    pub(crate) const fn bound(least: f64) -> Size {
+        Size { has_figure: false, ..Size::of(least) }
+    }
+
+    /// Takes factors from this one on for the claimed one: sources' figures are of other machines, and often rounded.
+    pub(crate) const fn from(self, from: f64) -> Size {
+        assert!(from > 1.0 && from <= self.claimed, "less than the claimed factor, and an effect");
+        Size { from, ..self }
+    }
+
+    /// The factor from which on an effect is a part of the claimed one.
+    fn part(self) -> f64 {
+        self.claimed.cbrt().min(self.from)
+    }
+
+    /// The factor from which on an effect is far more than the claimed one.
+    fn far(self) -> f64 {
+        if self.has_figure { self.claimed * self.claimed } else { f64::INFINITY }
+    }
+
+    /// The largest factor that is taken for the claimed one, where more is as wrong as less: by logarithm as far above
+    /// it as [`Size::from`] is below.
+    fn to(self) -> f64 {
+        self.claimed * self.claimed / self.from
+    }
+}
+
 /// A figure of one case divided by that of another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ratio {
@@ -70,17 +120,46 @@ impl Ratio {
         (self.least.min(self.median / self.noise), self.most.max(self.median * self.noise))
     }
 
-    /// Judges the claim that the ratio is at least `claimed`, which is above 1. In direction, not in size, is partly.
-    /// No effect, or the opposite, is a no; an interval that holds both no effect and the claimed one tells nothing.
-    pub(crate) fn at_least(&self, claimed: f64) -> Holds {
-        assert!(claimed > 1.0, "a claim of {claimed} times claims no effect");
+    /// Judges the claim that the ratio is at least this size. Surely a third of the effect is partly.
+    ///
+    /// An effect that is surely not the whole, and perhaps less than a third, is not in this size. If the interval
+    /// holds no effect too, the claim does not hold. An interval that holds the claimed effect and less than a third of
+    /// it tells nothing.
+    pub(crate) fn at_least(&self, size: Size) -> Holds {
         let (low, high) = self.interval();
         match () {
-            () if low >= claimed => Holds::Yes,
-            () if low > 1.0 => Holds::Partly,
-            () if high < claimed => Holds::No,
-            () => Holds::CannotTell,
+            () if low >= size.from => Holds::Yes,
+            () if low >= size.part() => Holds::Partly,
+            () if high >= size.from => Holds::CannotTell,
+            () if low > 1.0 => Holds::NotInSize,
+            () => Holds::No,
         }
+    }
+
+    /// Judges the claim that the ratio is about this size: like [`Ratio::at_least`], but a larger effect is not the
+    /// claimed one either. One that is surely far more is not in this size.
+    pub(crate) fn about(&self, size: Size) -> Holds {
+        let (low, high) = self.interval();
+        match self.at_least(size) {
+            Holds::Yes if low >= size.far() => Holds::NotInSize,
+            Holds::Yes if high > size.to() => Holds::Partly,
+            holds => holds,
+        }
+    }
+
+    /// The sentence on an effect that is surely far more than the claimed one; otherwise nothing.
+    fn excess(&self, size: Size) -> &'static str {
+        if self.interval().0 >= size.far() { " That is far more than claimed." } else { "" }
+    }
+
+    /// [`Ratio::at_least`] with these figures, which are told to be far more than claimed if they are.
+    pub(crate) fn judge_at_least(&self, size: Size, figures: impl Into<String>) -> Judgement {
+        self.judge(self.at_least(size), figures.into() + self.excess(size))
+    }
+
+    /// [`Ratio::about`] with these figures, which are told to be far more than claimed if they are.
+    pub(crate) fn judge_about(&self, size: Size, figures: impl Into<String>) -> Judgement {
+        self.judge(self.about(size), figures.into() + self.excess(size))
     }
 
     /// Judges the claim that both are alike, up to this factor above 1. A difference that is certain, and perhaps
@@ -122,15 +201,15 @@ impl Ratio {
     }
 }
 
-/// Judges the claim that a ratio is at least `claimed`, by figures that `told` puts into words. A ratio that could not
+/// Judges the claim that a ratio is at least this size, by figures that `told` puts into words. A ratio that could not
 /// be measured, for want of the condition `missing`, tells nothing.
 pub(crate) fn at_least(
     ratio: Option<Ratio>,
-    claimed: f64,
+    size: Size,
     missing: Option<&str>,
     told: impl FnOnce(Ratio) -> String,
 ) -> Judgement {
-    measured(ratio, missing, |ratio| ratio.judge(ratio.at_least(claimed), told(ratio)))
+    measured(ratio, missing, |ratio| ratio.judge_at_least(size, told(ratio)))
 }
 
 /// Judges by a figure that may be missing, with the condition for want of which it is.
@@ -156,14 +235,16 @@ impl<F: ?Sized> Claim<F> {
     }
 }
 
-/// Combines the parts of a claim: it holds if all parts do, does not if none does, and cannot be told if one cannot.
+/// Combines the parts of a claim: it holds if all parts do, does not if none does, and cannot be told if one cannot. If
+/// none holds even in part, but one has some of its effect, the claim is not in this size.
 pub(crate) fn all(parts: impl IntoIterator<Item = Holds>) -> Holds {
     let parts: Vec<Holds> = parts.into_iter().collect();
-    let every = |holds| parts.iter().all(|part| *part == holds);
+    let every = |holds: &[Holds]| parts.iter().all(|part| holds.contains(part));
     match () {
         () if parts.is_empty() || parts.contains(&Holds::CannotTell) => Holds::CannotTell,
-        () if every(Holds::Yes) => Holds::Yes,
-        () if every(Holds::No) => Holds::No,
+        () if every(&[Holds::Yes]) => Holds::Yes,
+        () if every(&[Holds::No]) => Holds::No,
+        () if every(&[Holds::No, Holds::NotInSize]) => Holds::NotInSize,
         () => Holds::Partly,
     }
 }
@@ -179,13 +260,47 @@ mod tests {
     /// A claim of twice as much comes out each way, and not at all once the same case differs from itself by as much.
     #[test]
     fn a_claim_of_more_comes_out_each_way() {
-        assert_eq!(ratio([2.1, 2.5, 2.2], 1.02).at_least(2.0), Holds::Yes);
-        assert_eq!(ratio([1.4, 1.5, 1.6], 1.1).at_least(2.0), Holds::Partly);
-        assert_eq!(ratio([1.9, 2.2, 2.4], 1.1).at_least(2.0), Holds::Partly);
-        assert_eq!(ratio([0.9, 1.1, 1.0], 1.1).at_least(2.0), Holds::No);
-        assert_eq!(ratio([0.4, 0.5, 0.5], 1.1).at_least(2.0), Holds::No);
-        assert_eq!(ratio([2.1, 2.5, 2.2], 2.3).at_least(2.0), Holds::CannotTell);
-        assert_eq!(ratio([0.8, 2.5, 1.5], 1.0).at_least(2.0), Holds::CannotTell);
+        let twice = Size::of(2.0);
+        assert_eq!(ratio([2.1, 2.5, 2.2], 1.02).at_least(twice), Holds::Yes);
+        assert_eq!(ratio([1.4, 1.5, 1.6], 1.1).at_least(twice), Holds::Partly);
+        assert_eq!(ratio([1.9, 2.2, 2.4], 1.1).at_least(twice), Holds::Partly);
+        assert_eq!(ratio([1.1, 1.2, 1.15], 1.01).at_least(twice), Holds::NotInSize);
+        assert_eq!(ratio([0.9, 1.1, 1.0], 1.1).at_least(twice), Holds::No);
+        assert_eq!(ratio([0.4, 0.5, 0.5], 1.1).at_least(twice), Holds::No);
+        assert_eq!(ratio([2.1, 2.5, 2.2], 2.3).at_least(twice), Holds::CannotTell);
+        assert_eq!(ratio([0.8, 2.5, 1.5], 1.0).at_least(twice), Holds::CannotTell);
+    }
+
+    /// Part of an effect begins at a third of its logarithm: the cube root of the factor.
+    #[test]
+    fn a_part_is_a_third_of_the_effect() {
+        assert!((Size::of(2.0).part() - 1.26).abs() < 0.001 && (Size::of(400.0).part() - 7.37).abs() < 0.01);
+        assert_eq!(ratio([1.25, 1.25, 1.25], 1.0).at_least(Size::of(2.0)), Holds::NotInSize);
+        assert_eq!(ratio([1.27, 1.27, 1.27], 1.0).at_least(Size::of(2.0)), Holds::Partly);
+        // The copy of 8 KiB pieces: 200 times short of the claim.
+        assert_eq!(ratio([1.91, 1.98, 2.0], 1.01).at_least(Size::of(400.0)), Holds::NotInSize);
+        // A fall by 6 % of a claimed collapse.
+        assert_eq!(ratio([1.04, 1.06, 1.21], 1.03).at_least(Size::bound(1.5)), Holds::NotInSize);
+        assert_eq!(ratio([1.7, 1.8, 1.9], 1.0).at_least(Size::of(2.0).from(1.6)), Holds::Yes);
+    }
+
+    /// An effect of more than twice the claimed logarithm is told, and is not the size of a claim that more refutes.
+    #[test]
+    fn far_more_than_claimed_is_told() {
+        // Half of 128 KiB read ahead was claimed, a twentieth was seen.
+        let (half, twentieth) = (Size::of(2.04).from(1.6), ratio([18.6, 19.8, 22.4], 1.1));
+        let judged = twentieth.judge_at_least(half, "19.8 times.");
+        assert_eq!((judged.holds, judged.why.as_str()), (Holds::Yes, "19.8 times. That is far more than claimed."));
+        assert_eq!(twentieth.about(half), Holds::NotInSize);
+        assert!(twentieth.judge_about(half, "").why.contains("far more"));
+        assert_eq!(ratio([1.9, 2.0, 2.2], 1.1).about(half), Holds::Yes);
+        assert_eq!(ratio([3.0, 3.1, 3.2], 1.0).about(half), Holds::Partly);
+        assert_eq!(ratio([1.3, 1.35, 1.4], 1.0).about(half), Holds::Partly);
+        assert_eq!(ratio([1.0, 1.1, 1.2], 1.0).about(half), Holds::No);
+        assert_eq!(ratio([1.1, 3.0, 9.0], 1.0).about(half), Holds::CannotTell);
+        // No figure of the source, nothing to exceed.
+        assert_eq!(twentieth.judge_at_least(Size::bound(1.5), "19.8 times.").why, "19.8 times.");
+        assert_eq!(ratio([3.9, 4.0, 4.1], 1.0).judge_at_least(half, "").why, "");
     }
 
     /// A claim of "the same" comes out each way.
@@ -217,7 +332,9 @@ mod tests {
     /// Claims of several parts.
     #[test]
     fn parts_are_combined() {
-        use Holds::{CannotTell, No, Partly, Yes};
+        use Holds::{CannotTell, No, NotInSize, Partly, Yes};
+        assert_eq!(all([No, NotInSize]), NotInSize);
+        assert_eq!(all([NotInSize, Yes]), Partly);
         assert_eq!(all([Yes, Yes]), Yes);
         assert_eq!(all([No, No]), No);
         assert_eq!(all([Yes, No]), Partly);

@@ -497,7 +497,7 @@ mod tests {
             Rounds { cases: vec![turns(&[100.0; 3]), turns(&[200.0, 220.0, 210.0])], again: turns(&[80.0; 3]) };
         let ratio = rounds.ratio(1, 0, Load::operations_per_second).unwrap();
         assert_eq!((ratio.median, ratio.least, ratio.most, ratio.noise), (2.1, 2.0, 2.2, 1.25));
-        assert_eq!(ratio.at_least(2.0), Holds::Partly);
+        assert_eq!(ratio.at_least(compare::Size::of(2.0)), Holds::Partly);
     }
 
     /// A case with few operations says so.

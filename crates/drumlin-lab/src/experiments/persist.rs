@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::compare::Ratio;
+use crate::compare::{Ratio, Size};
 use crate::experiments::{Experiment, prefault};
 use crate::figures::{self, Form};
 use crate::flush::LineFlush;
@@ -311,7 +311,7 @@ fn three_times(found: &Found) -> Judgement {
         () if !found.is_dax => Judgement::cannot_tell("persistent memory that is mapped with DAX", why),
         () if found.is_emulated => Judgement::cannot_tell("a processor that is not emulated", why),
         () if !found.is_beyond_cache => Judgement::cannot_tell("room for areas larger than the processor's cache", why),
-        () => ratio.judge(ratio.at_least(3.0), why),
+        () => ratio.judge_at_least(Size::of(3.0), why),
     }
 }
 
@@ -321,7 +321,7 @@ fn small_records(found: &Found) -> Judgement {
     if found.is_emulated {
         return Judgement::cannot_tell("a processor that is not emulated", why);
     }
-    ratio.judge(ratio.at_least(3.0), why)
+    ratio.judge_at_least(Size::of(3.0), why)
 }
 
 fn nothing() -> Judgement {

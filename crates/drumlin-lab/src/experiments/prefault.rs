@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::compare::{Ratio, Spread};
+use crate::compare::{Ratio, Size, Spread};
 use crate::counters::{self, Counters};
 use crate::experiments::Experiment;
 use crate::figures::{self, Form};
@@ -447,7 +447,7 @@ fn seventh(found: &Found) -> Judgement {
         Found { is_dax: false, .. } => Judgement::cannot_tell("persistent memory that is mapped with DAX", why),
         Found { is_emulated: true, .. } => Judgement::cannot_tell("a processor that is not emulated", why),
         Found { bytes: ..BYTES, .. } => Judgement::cannot_tell("memory for a load of 2 GiB", why),
-        _ => best.judge(best.at_least(7.0), why),
+        _ => best.judge_at_least(Size::of(7.0), why),
     }
 }
 
@@ -471,7 +471,7 @@ fn ahead_shortens(found: &Found) -> Judgement {
     if found.is_emulated {
         return Judgement::cannot_tell("a processor that is not emulated", why);
     }
-    ahead.judge(ahead.at_least(1.1), why)
+    ahead.judge_at_least(Size::bound(1.1), why)
 }
 
 fn nothing() -> Judgement {
@@ -525,8 +525,8 @@ mod tests {
         let share = (0.3, 0.3);
         for (ratio, sevenths, shortens) in [
             (ratio(8.0, 7.5), Holds::Yes, Holds::Yes),
-            (ratio(2.0, 1.8), Holds::Partly, Holds::Yes),
-            (ratio(1.08, 1.03), Holds::Partly, Holds::Partly),
+            (ratio(2.2, 2.0), Holds::Partly, Holds::Yes),
+            (ratio(1.08, 1.05), Holds::NotInSize, Holds::Partly),
             (ratio(0.9, 0.8), Holds::No, Holds::No),
             (ratio(7.0, 0.8), Holds::CannotTell, Holds::CannotTell),
         ] {

@@ -24,7 +24,7 @@ use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-use crate::compare::{Claim, Ratio, Spread};
+use crate::compare::{Claim, Ratio, Size, Spread};
 use crate::counters::Counters;
 use crate::experiments::Experiment;
 use crate::experiments::random::BLOCK_BYTES;
@@ -520,7 +520,7 @@ const CLAIMS: [Claim<Found>; 3] = [
 fn shorter_waits(ratio: Option<Ratio>) -> Judgement {
     let Some(ratio) = ratio else { return nothing() };
     let why = format!("With eight readers a thread the 99th percentile is {} as long with mapped pages.", ratio.show());
-    ratio.judge(ratio.at_least(10.0), why)
+    ratio.judge_at_least(Size::bound(10.0), why)
 }
 
 fn nothing() -> Judgement {

@@ -66,7 +66,7 @@ fn summary(report: &Report) -> String {
 fn class(holds: Holds) -> &'static str {
     match holds {
         Holds::Yes => "yes",
-        Holds::No => "no",
+        Holds::No | Holds::NotInSize => "no",
         Holds::Partly => "partly",
         Holds::CannotTell => "unknown",
     }

@@ -280,8 +280,10 @@ pub enum Holds {
     Yes,
     /// The opposite, or nothing of it, was seen.
     No,
-    /// It was seen in direction, not in size.
+    /// A part of it was seen: a third of the claimed effect or more, by logarithm.
     Partly,
+    /// Less than a third of it was seen, or so much more that it is another effect.
+    NotInSize,
     /// This machine or this run cannot tell; [`Verdict::missing`] names the condition.
     CannotTell,
 }
@@ -296,6 +298,7 @@ impl Holds {
             Holds::Yes => "holds",
             Holds::No => "does not hold",
             Holds::Partly => "partly",
+            Holds::NotInSize => "not in this size",
             Holds::CannotTell => "cannot be told here",
         }
     }

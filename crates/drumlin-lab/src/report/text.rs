@@ -103,7 +103,7 @@ fn chapter(chapter: &Chapter, columns: usize, lines: &mut Vec<String>) {
     for verdict in &chapter.verdicts {
         let style = match verdict.holds {
             Holds::Yes => GOOD,
-            Holds::No => BAD,
+            Holds::No | Holds::NotInSize => BAD,
             Holds::Partly => MIXED,
             Holds::CannotTell => DIM,
         };

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::compare::{Claim, Ratio, Spread, all};
+use crate::compare::{Claim, Ratio, Size, Spread, all};
 use crate::counters;
 use crate::figures::{self, Form};
 use crate::map::{Map, Mode};
@@ -451,7 +451,7 @@ const CLAIMS: [Claim<Found>; 5] = [
         text: "Cached and byte by byte, a mapping reads more than 36 times as fast as calls.",
         judge: |found| {
             let Some(ratio) = found.read_bytes else { return nothing() };
-            ratio.judge(ratio.at_least(36.0), format!("read(2) takes {} as long.", ratio.show()))
+            ratio.judge_at_least(Size::of(36.0), format!("read(2) takes {} as long.", ratio.show()))
         },
     },
     Claim {
@@ -468,7 +468,7 @@ const CLAIMS: [Claim<Found>; 5] = [
                 show((call - mapped).abs()),
                 show((call - mapped).abs() / calls)
             );
-            ratio.judge(ratio.at_least(400.0), why)
+            ratio.judge_at_least(Size::of(400.0), why)
         },
     },
     Claim {
@@ -476,7 +476,7 @@ const CLAIMS: [Claim<Found>; 5] = [
         text: "A new file is written faster by write(2) than through a mapping from 4 KiB on (1.4 times).",
         judge: |found| {
             let Some([small, large]) = found.write_new else { return nothing() };
-            let holds = all([small.at_least(1.4), large.at_least(1.4)]);
+            let holds = all([small, large].map(|ratio| ratio.at_least(Size::of(1.4))));
             let why = format!("The mapping takes {} as long at 4 KiB, {} at 10 KiB.", small.show(), large.show());
             small.judge(holds, why)
         },
@@ -500,7 +500,7 @@ const CLAIMS: [Claim<Found>; 5] = [
                 show((new_seconds - touched_seconds).abs()),
                 show((new_seconds - touched_seconds).abs() / pages)
             );
-            ratio.judge(all([ratio.at_least(1.1), faults]), why)
+            ratio.judge(all([ratio.at_least(Size::bound(1.1)), faults]), why)
         },
     },
 ];
@@ -576,7 +576,8 @@ mod tests {
         }
         for (found, holds) in [
             (ratio(450.0), Holds::Yes),
-            (ratio(2.0), Holds::Partly),
+            (ratio(20.0), Holds::Partly),
+            (ratio(1.98), Holds::NotInSize),
             (ratio(0.9), Holds::No),
             (noisy(9.0), Holds::CannotTell),
         ] {

@@ -3,7 +3,7 @@
 use super::{
     BEYOND_BUFFERED, BEYOND_DIRECT, BLOCK_BYTES, DIRECT, MAPPED, NORMAL, SEQUENTIAL, WITHIN_BUFFERED, WITHIN_DIRECT,
 };
-use crate::compare::{self, Claim, Ratio, Spread, at_least, measured};
+use crate::compare::{self, Claim, Ratio, Size, Spread, at_least, measured};
 use crate::figures::{self, Form};
 use crate::measure::{Load, Sample, median};
 use crate::regime::Regime;
@@ -146,7 +146,7 @@ impl Figures {
 }
 
 /// A fall to half is taken as seen from 1.6 times on.
-const HALF: f64 = 1.6;
+const HALF: Size = Size::of(2.0).from(1.6);
 
 /// Judges figures of rounds against a bound: all below it hold the claim, all above refute it.
 fn below(spread: Spread, bound: f64, told: String) -> Judgement {
@@ -196,7 +196,7 @@ const CLAIMS: [Claim<Figures>; 10] = [
                     let missing = "a medium faster than the drive (the device in memory is not)";
                     return Judgement::cannot_tell(missing, told);
                 }
-                ratio.judge(ratio.at_least(HALF), told)
+                ratio.judge_at_least(HALF, told)
             })
         },
     },
@@ -214,7 +214,7 @@ const CLAIMS: [Claim<Figures>; 10] = [
                 if share < 0.5 {
                     return Judgement::cannot_tell("eviction by the kernel's own thread", told);
                 }
-                ratio.judge(ratio.at_least(HALF), told)
+                ratio.judge_at_least(HALF, told)
             })
         },
     },
@@ -246,7 +246,7 @@ const CLAIMS: [Claim<Figures>; 10] = [
                     normal.show(),
                     sequential.show()
                 );
-                let parts = [normal, sequential].map(|ratio| (ratio, ratio.at_least(1.5)));
+                let parts = [normal, sequential].map(|ratio| (ratio, ratio.at_least(Size::bound(1.5))));
                 match compare::all(parts.map(|(_, holds)| holds)) {
                     Holds::CannotTell => {
                         let (unsure, holds) =
@@ -302,7 +302,7 @@ const CLAIMS: [Claim<Figures>; 10] = [
         source: "S4",
         text: "Beyond memory direct reads have 2.3 times the rate of buffered ones.",
         judge: |figures| {
-            at_least(figures.beyond_over_buffered, 1.8, None, |ratio| {
+            at_least(figures.beyond_over_buffered, Size::of(2.3).from(1.8), None, |ratio| {
                 let hits = figures.hits.map_or(String::new(), |hits| {
                     format!(" {} of the buffered ones were answered by the page cache.", Form::Share.show(hits))
                 });
@@ -321,7 +321,7 @@ pub(super) fn judge(chapter: &mut Chapter, figures: &Figures) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Holds::{CannotTell, No, Partly, Yes};
+    use Holds::{CannotTell, No, NotInSize, Partly, Yes};
 
     fn ratio(median: f64) -> Ratio {
         Ratio { median, least: median * 0.97, most: median * 1.03, noise: 1.01 }
@@ -359,8 +359,10 @@ mod tests {
     fn every_claim_comes_out_each_way() {
         assert_eq!(verdicts(&all_at(ratio(2.3))), [Yes, Yes, Yes, Yes, Yes, Yes, Yes, No, No, Yes]);
         assert_eq!(verdicts(&all_at(ratio(1.0))), [Yes, No, No, No, Yes, No, Yes, Yes, Yes, No]);
-        let between = verdicts(&all_at(ratio(1.24)));
-        assert_eq!(between, [Yes, Partly, Partly, Partly, Yes, Partly, Yes, Yes, Partly, Partly]);
+        let between = verdicts(&all_at(ratio(1.4)));
+        assert_eq!(between, [Yes, Partly, Partly, Partly, Yes, Partly, Yes, Yes, No, Partly]);
+        let little = verdicts(&all_at(ratio(1.1)));
+        assert_eq!(little, [Yes, NotInSize, NotInSize, NotInSize, Yes, NotInSize, Yes, Yes, Yes, NotInSize]);
         assert_eq!(verdicts(&all_at(ratio(1.5)))[7], Partly);
         assert_eq!(verdicts(&Figures::default()), [CannotTell; 10]);
         let noisy = verdicts(&all_at(Ratio { noise: 9.0, ..ratio(2.0) }));

@@ -1,7 +1,7 @@
 //! The sources' claims about scans, each judged by a pure function.
 
 use super::{BUFFERED, COPIED, FIO, LARGE, LARGE_SMALL_PAGES, MAPPED, MAPPED_ONE, SMALL, STREAM, cpu_seconds_per_gb};
-use crate::compare::{self, Claim, Ratio, Spread, at_least, measured};
+use crate::compare::{self, Claim, Ratio, Size, Spread, at_least, measured};
 use crate::figures::{self, Form};
 use crate::measure::{Load, Sample};
 use crate::report::{Chapter, Holds, Judgement};
@@ -94,13 +94,17 @@ fn split(samples: &[Sample], bytes: u64) -> Option<(f64, f64)> {
 /// Ten drives bring 70 GB/s in S1; a mapping's own limit is far below a few drives' rate.
 const SEVERAL_DRIVES: f64 = 20e9;
 
+/// 945 MB/s over 463. A larger factor is as far from half as a smaller one.
+const HALF: Size = Size::of(2.04).from(1.6);
+
 const CLAIMS: [Claim<Figures>; 7] = [
     Claim {
         source: "S4",
         text: "Direct reads of 4 KiB, one at a time, have half of the rate of the kernel's read-ahead.",
         judge: |figures| {
-            at_least(figures.kernel_over_small, 1.5, figures.missing.as_deref(), |ratio| {
-                format!("The kernel's read-ahead has {} their rate.", ratio.show())
+            measured(figures.kernel_over_small, figures.missing.as_deref(), |ratio| {
+                let told = format!("The kernel's read-ahead has {} their rate.", ratio.show());
+                ratio.judge_about(HALF, told)
             })
         },
     },
@@ -108,7 +112,7 @@ const CLAIMS: [Claim<Figures>; 7] = [
         source: "S4",
         text: "Direct reads with parallel read-ahead (4 x 128 KiB) have 2.5 times the kernel's rate.",
         judge: |figures| {
-            at_least(figures.stream_over_kernel, 2.0, figures.missing.as_deref(), |ratio| {
+            at_least(figures.stream_over_kernel, Size::of(2.5).from(2.0), figures.missing.as_deref(), |ratio| {
                 format!("{}, with 128 KiB of read-ahead.", ratio.show())
             })
         },
@@ -117,7 +121,7 @@ const CLAIMS: [Claim<Figures>; 7] = [
         source: "S4",
         text: "5 x 512 KiB into registered buffers have 7.7 times the kernel's rate.",
         judge: |figures| {
-            at_least(figures.large_over_kernel, 5.0, figures.missing.as_deref(), |ratio| {
+            at_least(figures.large_over_kernel, Size::of(7.7).from(5.0), figures.missing.as_deref(), |ratio| {
                 let own = figures.large_over_own_window.map(|own| {
                     let window = figures.own_window_bytes.map_or("the machine's own".to_owned(), figures::size);
                     format!(" With a window of {window}, on the plain file: {}.", own.show())
@@ -133,7 +137,7 @@ const CLAIMS: [Claim<Figures>; 7] = [
         source: "S4",
         text: "Leaving out the copy helps a little (4 %).",
         judge: |figures| {
-            at_least(figures.copy_cpu, 1.04, figures.missing.as_deref(), |ratio| {
+            at_least(figures.copy_cpu, Size::bound(1.04), figures.missing.as_deref(), |ratio| {
                 let rate =
                     figures.copy_rate.map_or(String::new(), |rate| format!("; the rate without is {}", rate.show()));
                 format!("The copy takes {} the processor time per byte{rate}.", ratio.show())
@@ -145,7 +149,7 @@ const CLAIMS: [Claim<Figures>; 7] = [
         text: "A mapping read by 20 threads falls once memory is full (figure 3).",
         judge: |figures| {
             let missing = figures.missing.as_deref().unwrap_or("a longer run (memory was full before two samples)");
-            at_least(figures.mapped_fall, 1.5, Some(missing), |ratio| {
+            at_least(figures.mapped_fall, Size::bound(1.5), Some(missing), |ratio| {
                 format!("Until memory was full it had {} the rate of later.", ratio.show())
             })
         },
@@ -156,7 +160,7 @@ const CLAIMS: [Claim<Figures>; 7] = [
         judge: |figures| {
             let both = figures.fio_over_mapped.zip(figures.fio_over_mapped_one);
             measured(both, figures.missing.as_deref(), |(many, one)| {
-                let [of_many, of_one] = [many, one].map(|ratio| ratio.at_least(1.5));
+                let [of_many, of_one] = [many, one].map(|ratio| ratio.at_least(Size::bound(1.5)));
                 let told =
                     format!("They have {} the rate of 20 mapping threads, {} that of one.", many.show(), one.show());
                 // The source mapped with 20 threads; one thread that is as fast makes it true in part.
@@ -178,7 +182,7 @@ const CLAIMS: [Claim<Figures>; 7] = [
                     let needed = Form::Bandwidth.show(SEVERAL_DRIVES);
                     return Judgement::cannot_tell(format!("several drives as one ({needed} or more)"), told);
                 }
-                ratio.judge(ratio.at_least(10.0), told)
+                ratio.judge_at_least(Size::of(20.0).from(10.0), told)
             })
         },
     },
@@ -193,7 +197,7 @@ pub(super) fn judge(chapter: &mut Chapter, figures: &Figures) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Holds::{CannotTell, No, Partly, Yes};
+    use Holds::{CannotTell, No, NotInSize, Partly, Yes};
 
     fn ratio(median: f64) -> Option<Ratio> {
         Some(Ratio { median, least: median * 0.97, most: median * 1.03, noise: 1.01 })
@@ -228,16 +232,19 @@ mod tests {
     /// Each claim can hold, not hold, hold in part, and be impossible to tell.
     #[test]
     fn every_claim_comes_out_each_way() {
-        assert_eq!(verdicts(&all_at(ratio(30.0), 70e9)), [Yes; 7]);
+        // A thirtieth is not half.
+        assert_eq!(verdicts(&all_at(ratio(30.0), 70e9)), [NotInSize, Yes, Yes, Yes, Yes, Yes, Yes]);
+        assert_eq!((CLAIMS[0].judge)(&all_at(ratio(2.0), 70e9)).holds, Yes);
         assert_eq!(verdicts(&all_at(ratio(0.5), 70e9)), [No; 7]);
-        assert_eq!(verdicts(&all_at(ratio(1.3), 70e9)), [Partly, Partly, Partly, Yes, Partly, Partly, Partly]);
+        let little = verdicts(&all_at(ratio(1.3), 70e9));
+        assert_eq!(little, [NotInSize, NotInSize, NotInSize, Yes, Partly, Partly, NotInSize]);
         assert_eq!(verdicts(&all_at(unsure(3.0), 70e9)), [CannotTell; 7]);
         assert_eq!(verdicts(&Figures::default()), [CannotTell; 7]);
         let copy = Figures {
             copy_cpu: Some(Ratio { median: 1.03, least: 1.02, most: 1.05, noise: 1.0 }),
             ..all_at(ratio(1.3), 1e9)
         };
-        assert_eq!((CLAIMS[3].judge)(&copy).holds, Partly);
+        assert_eq!((CLAIMS[3].judge)(&copy).holds, Partly, "{copy:?}");
     }
 
     /// One drive cannot show what ten do, and the missing condition is named.

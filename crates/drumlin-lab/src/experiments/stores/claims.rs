@@ -1,7 +1,7 @@
 //! The claims of S2 about stores, each judged by a pure function of the figures.
 
 use super::{Calls, Committed, Measured, STORES, cases};
-use crate::compare::{Claim, Ratio};
+use crate::compare::{Claim, Ratio, Size};
 use crate::figures;
 use crate::report::{Chapter, Holds, Judgement};
 
@@ -118,7 +118,7 @@ fn two_syncs(figures: &Figures) -> Judgement {
 fn sqlite_is_slower(figures: &Figures) -> Judgement {
     let Some(ratio) = figures.sqlite_to_nebari else { return Judgement::cannot_tell(PEERS, "") };
     let sentence = format!("SQLite's mean is {} Nebari's, on {}.", ratio.show(), figures.place);
-    ratio.judge(ratio.at_least(1.4), sentence)
+    ratio.judge_at_least(Size::of(1.5).from(1.4), sentence)
 }
 
 fn sled_flushes_nothing(figures: &Figures) -> Judgement {
@@ -143,7 +143,7 @@ fn shared_syncs(figures: &Figures) -> Judgement {
     let Some(calls) = figures.drumlin_calls else { return Judgement::cannot_tell(COUNTS, "") };
     let each = calls.syncs + calls.durable_writes;
     let shared = if each < 0.75 { Holds::Yes } else { Holds::No };
-    let holds = crate::compare::all([gain.at_least(1.5), shared]);
+    let holds = crate::compare::all([gain.at_least(Size::bound(1.5)), shared]);
     let sentence = format!(
         "Eight writers of Drumlin reach {} the rate of one on {}, with {} sync calls a commit.",
         gain.show(),

@@ -3,7 +3,7 @@
 use super::Measured;
 use super::method::Method;
 use super::power_off::Left;
-use crate::compare::{self, Claim, Ratio};
+use crate::compare::{self, Claim, Ratio, Size};
 use crate::experiments::places::{Cache, Place};
 use crate::figures;
 use crate::mount::FileSystem;
@@ -140,7 +140,7 @@ fn growing_ahead(figures: &Figures) -> Judgement {
             sentence += &format!("; on {} {}", other.name, ratio.show());
         }
     }
-    ratio.judge(ratio.at_least(1.8), sentence + ".")
+    ratio.judge_at_least(Size::of(2.1).from(1.8), sentence + ".")
 }
 
 /// Several times: at least twice. The cause is part of the claim, so the flushes have to be those.
@@ -158,7 +158,7 @@ fn range_is_fast(figures: &Figures) -> Judgement {
         return Judgement::cannot_tell("a device whose cache the kernel flushes, and counts", sentence);
     }
     let cause = if range < 0.1 * sync { Holds::Yes } else { Holds::No };
-    ratio.judge(compare::all([ratio.at_least(2.0), cause]), sentence)
+    ratio.judge(compare::all([ratio.at_least(Size::of(6.6).from(2.0)), cause]), sentence)
 }
 
 /// S2's factor fell from 6.6 to 1.4.
@@ -175,7 +175,7 @@ fn cache_off(figures: &Figures) -> Judgement {
         off.show(),
         on.show()
     );
-    if on.at_least(1.5) != Holds::Yes {
+    if on.at_least(Size::bound(1.5)) != Holds::Yes {
         return Judgement::cannot_tell("an advantage with the cache on", sentence);
     }
     // At the same factor as with the cache nothing of the advantage is gone.
