@@ -22,6 +22,7 @@
 mod block_counts;
 mod cgroup;
 mod compare;
+mod condition;
 mod counters;
 pub mod doctor;
 mod experiments;

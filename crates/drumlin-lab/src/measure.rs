@@ -119,6 +119,7 @@ pub(crate) struct Sample {
     pub(crate) at_seconds: f64,
     pub(crate) operations_per_second: f64,
     pub(crate) bytes_per_second: f64,
+    pub(crate) device_bytes_per_second: f64,
     pub(crate) faults_major_per_second: f64,
     pub(crate) faults_minor_per_second: f64,
     /// Those of the whole machine.
@@ -233,30 +234,32 @@ struct Sampler<F> {
     counters: Counters,
 }
 
-impl<F: FnMut(&Sample)> Sampler<F> {
+impl<F: FnMut(&Sample) -> bool> Sampler<F> {
     fn new(observe: F, start: Instant, counters: Counters) -> Sampler<F> {
         Sampler { observe, start, last: start, operations: 0, bytes: 0, counters }
     }
 
-    /// Passes on what has happened since the sample before.
-    fn take(&mut self, now: Instant, (operations, bytes): (u64, u64)) {
+    /// Passes on what has happened since the sample before. Returns `false` if that was enough.
+    fn take(&mut self, now: Instant, (operations, bytes): (u64, u64)) -> bool {
         let counters = Counters::now();
         let passed = (now - self.last).as_secs_f64();
         let since = counters.since(&self.counters);
-        (self.observe)(&Sample {
+        let go_on = (self.observe)(&Sample {
             at_seconds: (now - self.start).as_secs_f64(),
             operations_per_second: (operations - self.operations) as f64 / passed,
             bytes_per_second: (bytes - self.bytes) as f64 / passed,
+            device_bytes_per_second: since.device_read_bytes as f64 / passed,
             faults_major_per_second: since.faults_major as f64 / passed,
             faults_minor_per_second: since.faults_minor as f64 / passed,
             tlb_shootdowns_per_second: since.interrupt("TLB") as f64 / passed,
             resident_bytes: counters::resident_bytes(),
         });
         (self.last, self.operations, self.bytes, self.counters) = (now, operations, bytes, counters);
+        go_on
     }
 
-    /// Samples until the time is over and some operation done, or all threads have finished: on a busy machine a short
-    /// time could be over before any thread has run.
+    /// Samples until the time is over and some operation done, a sample was enough, or all threads have finished: on a
+    /// busy machine a short time could be over before any thread has run.
     fn watch(&mut self, timing: Timing, lanes: &[Lane]) {
         let end = self.start + Duration::from_secs_f64(timing.seconds);
         let is_sampled = timing.sample_seconds > 0.0;
@@ -268,7 +271,9 @@ impl<F: FnMut(&Sample)> Sampler<F> {
             }
             let next_sample = self.last + Duration::from_secs_f64(timing.sample_seconds);
             if is_sampled && now >= next_sample {
-                self.take(now, totals(lanes));
+                if !self.take(now, totals(lanes)) {
+                    return;
+                }
                 continue;
             }
             let wake = if is_sampled { end.min(next_sample) } else { end };
@@ -284,7 +289,21 @@ impl<F: FnMut(&Sample)> Sampler<F> {
 pub(crate) fn load(
     threads: usize,
     timing: Timing,
-    observe: impl FnMut(&Sample),
+    mut observe: impl FnMut(&Sample),
+    work: impl Fn(usize, &mut Pace<'_>) -> io::Result<()> + Sync,
+) -> io::Result<Load> {
+    let observe = |sample: &Sample| {
+        observe(sample);
+        true
+    };
+    load_while(threads, timing, observe, work)
+}
+
+/// A [`load`] that also ends with the first sample for which `observe` returns `false`.
+pub(crate) fn load_while(
+    threads: usize,
+    timing: Timing,
+    observe: impl FnMut(&Sample) -> bool,
     work: impl Fn(usize, &mut Pace<'_>) -> io::Result<()> + Sync,
 ) -> io::Result<Load> {
     let stop = AtomicBool::new(false);
@@ -409,5 +428,13 @@ mod tests {
         let done = load(2, timing, |sample| samples.push(*sample), work).unwrap();
         assert!(done.operations > 0 && !samples.is_empty());
         assert!(samples.iter().all(|sample| sample.resident_bytes > 0));
+        let endless = Timing { seconds: 60.0, sample_seconds: 0.01 };
+        let mut count = 0;
+        let enough = |_: &Sample| {
+            count += 1;
+            count < 3
+        };
+        assert!(load_while(2, endless, enough, work).unwrap().seconds < 30.0);
+        assert_eq!(count, 3);
     }
 }

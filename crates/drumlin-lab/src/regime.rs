@@ -87,7 +87,7 @@ fn memory_device<'s>(session: &'s Session<'_>) -> Result<&'s Path, String> {
 }
 
 /// Memory that a balloon leaves to the machine: for other processes and for the page cache under test.
-fn left_bytes(session: &Session<'_>) -> u64 {
+pub(crate) fn left_bytes(session: &Session<'_>) -> u64 {
     (session.memory_bytes() * 2).max(512 << 20)
 }
 

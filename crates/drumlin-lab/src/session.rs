@@ -282,6 +282,11 @@ impl<'a> Session<'a> {
         ))
     }
 
+    /// The time of a single random read of the large file, once it was read through; `None` before.
+    pub(crate) fn read_micros(&self) -> Option<f64> {
+        self.drive_rates.get().map(|(_, warm)| 1e6 / warm)
+    }
+
     pub(crate) fn interrupted(&self) -> bool {
         self.observer.interrupted()
     }

@@ -368,7 +368,17 @@ fn read_tasks(path: &Path, bytes: u64, steps: &Steps<'_>) -> Vec<(String, Task)>
     let ring = |depth| random::Method::Ring { depth, options: RingOptions::default() };
     let read = |method, ask_bytes| {
         let path = path.to_owned();
-        task(random::Task { path, range_bytes: bytes, ask_bytes, method, threads: 1, warm: false, timing, seed: 1 })
+        task(random::Task {
+            path,
+            range_bytes: bytes,
+            ask_bytes,
+            method,
+            threads: 1,
+            warm_bytes: 0,
+            full_seconds: None,
+            timing,
+            seed: 1,
+        })
     };
     let mut tasks: Vec<(String, Task)> =
         DEPTHS.into_iter().map(|depth| (format!("4 KiB, {depth} in flight"), read(ring(depth), 4096))).collect();

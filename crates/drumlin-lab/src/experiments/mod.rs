@@ -25,6 +25,8 @@ use crate::worker::{Registered, registered};
 /// The measurements that workers make.
 pub(crate) const MEASUREMENTS: &[Registered] = &[
     registered::<random::Task>(),
+    registered::<random::shootdown::Task>(),
+    registered::<random::updates::Task>(),
     registered::<scan::Task>(),
     registered::<sync::Task>(),
     registered::<stores::Task>(),

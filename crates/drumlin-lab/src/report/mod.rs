@@ -320,6 +320,17 @@ impl Judgement {
         Judgement { holds, why: why.into(), missing: None }
     }
 
+    /// A machine that lacks a condition can't refute what rests on it: a verdict against the claim becomes one that
+    /// cannot be told, for want of the condition. An effect that was seen all the same stands.
+    pub(crate) fn unless_lacking(self, missing: Option<String>) -> Judgement {
+        match missing {
+            Some(missing) if matches!(self.holds, Holds::No | Holds::NotInSize) => {
+                Judgement::cannot_tell(missing, self.why)
+            }
+            _ => self,
+        }
+    }
+
     /// A verdict that cannot be told here, for want of a condition: `a drive with a volatile cache`.
     pub(crate) fn cannot_tell(missing: impl Into<String>, why: impl Into<String>) -> Judgement {
         Judgement { holds: Holds::CannotTell, why: why.into(), missing: Some(missing.into()) }

@@ -1,10 +1,13 @@
 //! The sources' claims about random reads, each judged by a pure function.
 
 use super::{
-    BEYOND_BUFFERED, BEYOND_DIRECT, BLOCK_BYTES, DIRECT, MAPPED, NORMAL, SEQUENTIAL, WITHIN_BUFFERED, WITHIN_DIRECT,
+    BEYOND_BUFFERED, BEYOND_DIRECT, BLOCK_BYTES, Case, DIRECT, MAPPED, Method, NORMAL, POOL, ROW_BUFFERED, ROW_DIRECT,
+    ROW_FILES, ROW_NORMAL, SEQUENTIAL, UPDATED_MAPPED, WITHIN_BUFFERED, WITHIN_DIRECT,
 };
 use crate::compare::{self, Claim, Ratio, Size, Spread, at_least, measured};
+use crate::condition::{self, Phases};
 use crate::figures::{self, Form};
+use crate::machine::Machine;
 use crate::measure::{Load, Sample, median};
 use crate::regime::Regime;
 use crate::report::{Chapter, Holds, Judgement};
@@ -16,13 +19,20 @@ pub(super) struct Figures {
     /// Regimes that could not be had, each with the condition that is missing.
     pub(super) missing: Vec<(Regime, String)>,
     is_virtual: bool,
+    processors: usize,
+    /// The time of a single random read.
+    read_micros: Option<f64>,
     /// The least fifth of each direct run on the raw device, over the run's median.
     steadiness: Option<Spread>,
-    /// Device reads a second of direct reads over those of mapped ones, in the second half, by regime.
+    /// The phases of each round's mapped reads, by regime; a round that filled no memory has none.
+    pub(super) phases: Vec<(Regime, Vec<Option<Phases>>)>,
+    /// Device reads a second of direct reads over those of mapped ones once memory was full, by regime.
     direct_over_mapped: Vec<(Regime, Ratio)>,
+    /// Processor time of a mapped read over that of a direct one, by regime.
+    mapped_cpu: Vec<(Regime, Ratio)>,
     /// Device reads a second of direct reads, by regime.
     direct_rates: Vec<(Regime, f64)>,
-    /// The least sample of mapped reads over their second half, with the machine short of memory.
+    /// The lowest sample of mapped reads over their rate while memory filled, with the machine short of memory.
     collapse: Option<Spread>,
     /// The share of pages that the kernel's own thread took back there.
     kswapd_share: Option<f64>,
@@ -32,11 +42,28 @@ pub(super) struct Figures {
     own_window: Option<(Ratio, Ratio)>,
     shootdowns_mapped: Option<Spread>,
     shootdowns_direct: Option<Spread>,
+    /// Processor time of a mapped read on the raw device.
+    mapped_micros: Option<f64>,
+    /// The cost of one shootdown in microseconds.
+    pub(super) shootdown: Option<f64>,
     cached_over_direct: Option<Ratio>,
     within_over_beyond: Option<Ratio>,
     beyond_over_buffered: Option<Ratio>,
     /// The share of buffered reads beyond memory that the page cache answered.
     hits: Option<f64>,
+    /// The share of its limit that the control group of buffered reads beyond memory held.
+    cache_filled: Option<f64>,
+    /// The memory of buffered and of direct reads within memory, and the range that they read.
+    within_memory: Option<(f64, f64, f64)>,
+    /// The share of a single direct read's time that is no processor time.
+    device_share: Option<Spread>,
+    /// The share of what came from the device that was not asked for: buffered, and mapped with read-ahead.
+    wasted: Option<(Spread, Spread)>,
+    /// Rows a second: many small files over one file.
+    files_over_file: Option<Ratio>,
+    /// Updates a second once memory is full, and the 99th percentiles in microseconds.
+    pool_over_mapped: Option<Ratio>,
+    update_p99s: Option<[f64; 2]>,
 }
 
 /// Blocks a second that came from the device.
@@ -44,17 +71,7 @@ pub(super) fn device_reads_per_second(load: &Load) -> f64 {
     load.counters.device_read_bytes as f64 / BLOCK_BYTES as f64 / load.seconds.max(1e-9)
 }
 
-/// Device reads a second in the second half of each turn.
-fn late_device_rates(turns: &Turns<Load>) -> Vec<f64> {
-    turns
-        .results
-        .iter()
-        .zip(&turns.samples)
-        .map(|(load, samples)| late_rate(samples) * load.read_amplification())
-        .collect()
-}
-
-/// Reads a second in the second half of a run.
+/// Operations a second in the second half of a run.
 pub(super) fn late_rate(samples: &[Sample]) -> f64 {
     let end = samples.last().map_or(0.0, |sample| sample.at_seconds);
     let late = samples.iter().filter(|sample| sample.at_seconds > end / 2.0);
@@ -62,17 +79,16 @@ pub(super) fn late_rate(samples: &[Sample]) -> f64 {
     rates.iter().sum::<f64>() / rates.len().max(1) as f64
 }
 
+/// [`late_rate`] of each turn.
+pub(super) fn late_rates(turns: &Turns<Load>) -> Vec<f64> {
+    turns.samples.iter().map(|samples| late_rate(samples)).collect()
+}
+
 /// The least mean rate of a fifth of the run, over the median of its samples.
 fn steadiness(samples: &[Sample]) -> f64 {
     let rates: Vec<f64> = samples.iter().map(|sample| sample.operations_per_second).collect();
     let fifths = rates.chunks(rates.len().div_ceil(5).max(1)).map(|part| part.iter().sum::<f64>() / part.len() as f64);
     fifths.fold(f64::INFINITY, f64::min) / median(rates).max(1e-9)
-}
-
-/// The least sample over the rate of the second half.
-fn lowest_share(samples: &[Sample]) -> f64 {
-    let lowest = samples.iter().map(|sample| sample.operations_per_second).fold(f64::INFINITY, f64::min);
-    lowest / late_rate(samples).max(1e-9)
 }
 
 fn spread_of(turns: &Turns<Load>, figure: fn(&[Sample]) -> f64) -> Option<Spread> {
@@ -85,16 +101,34 @@ pub(super) fn shootdowns(load: &Load) -> f64 {
     load.counters.interrupt("TLB") as f64 / load.operations.max(1) as f64
 }
 
+/// The share of what came from the device that was not asked for.
+fn wasted(load: &Load) -> f64 {
+    1.0 - 1.0 / load.read_amplification().max(1.0)
+}
+
+/// The share of the time of reads, one at a time, in which no processor worked for them.
+fn device_share(load: &Load) -> f64 {
+    1.0 - load.cpu_us_per_operation() / load.latency.mean_us.max(1e-9)
+}
+
 impl Figures {
-    pub(super) fn new(is_virtual: bool) -> Figures {
-        Figures { is_virtual, ..Figures::default() }
+    pub(super) fn new(machine: &Machine) -> Figures {
+        let is_virtual = machine.virtualised.is_some();
+        Figures { is_virtual, processors: machine.processors, ..Figures::default() }
     }
 
     /// Adds what a regime's courses showed.
     pub(super) fn add_courses(&mut self, regime: Regime, rounds: &Rounds<Load>) {
+        let phases: Vec<Option<Phases>> =
+            rounds[MAPPED].samples.iter().map(|samples| condition::phases(samples, BLOCK_BYTES as f64)).collect();
+        // A round that filled no memory tells nothing of full memory, and the rounds are compared each by each.
+        let full: Option<Vec<f64>> = phases.iter().map(|phases| Some(phases.as_ref()?.full)).collect();
+        let direct = rounds[DIRECT].each(device_reads_per_second);
         let noise = rounds.noise(device_reads_per_second);
-        let [direct, mapped] = [DIRECT, MAPPED].map(|index: usize| late_device_rates(&rounds[index]));
-        self.direct_over_mapped.extend(Ratio::of(&direct, &mapped, noise).map(|ratio| (regime, ratio)));
+        let fall = full.and_then(|full| Ratio::of(&direct, &full, noise));
+        self.direct_over_mapped.extend(fall.map(|ratio| (regime, ratio)));
+        let cpu = rounds.ratio(MAPPED, DIRECT, Load::cpu_us_per_operation);
+        self.mapped_cpu.extend(cpu.map(|ratio| (regime, ratio)));
         self.direct_rates.extend(rounds[DIRECT].median(device_reads_per_second).map(|rate| (regime, rate)));
         let reads = |left, right| rounds.ratio(left, right, Load::operations_per_second);
         match regime {
@@ -104,26 +138,56 @@ impl Figures {
                 self.random_over_sequential = reads(MAPPED, SEQUENTIAL);
                 self.shootdowns_mapped = rounds[MAPPED].spread(shootdowns);
                 self.shootdowns_direct = rounds[DIRECT].spread(shootdowns);
+                self.mapped_micros = rounds[MAPPED].median(Load::cpu_us_per_operation);
             }
             Regime::File => self.own_window = reads(MAPPED, NORMAL).zip(reads(MAPPED, SEQUENTIAL)),
             Regime::Memory => {}
             Regime::Pressure => {
-                self.collapse = spread_of(&rounds[MAPPED], lowest_share);
+                let lowest = |phases: &Option<Phases>| phases.and_then(|each| Some(each.lowest / each.filling?));
+                let lowest: Option<Vec<f64>> = phases.iter().map(lowest).collect();
+                self.collapse = lowest.and_then(|lowest| Spread::of(&lowest));
                 let pages = |of: fn(&Load) -> u64| rounds[MAPPED].results.iter().map(of).sum::<u64>() as f64;
                 let kswapd = pages(|load| load.counters.kswapd_pages);
                 let all = kswapd + pages(|load| load.counters.direct_reclaim_pages);
                 self.kswapd_share = (all > 0.0).then(|| kswapd / all);
             }
         }
+        self.phases.push((regime, phases));
+    }
+
+    /// Adds what single reads showed.
+    pub(super) fn add_ladder(&mut self, cases: &[Case], steps: &Rounds<Load>, read_micros: Option<f64>) {
+        let single = cases.iter().position(|case| case.method == Method::Direct && case.threads == 1);
+        self.device_share = single.and_then(|index| steps[index].spread(device_share));
+        self.read_micros = read_micros;
     }
 
     /// Adds what S4's ranges showed.
-    pub(super) fn add_ranges(&mut self, rounds: &Rounds<Load>) {
+    pub(super) fn add_ranges(&mut self, cases: &[Case], rounds: &Rounds<Load>, limit_bytes: u64) {
         let rate = |left, right| rounds.ratio(left, right, Load::operations_per_second);
         self.cached_over_direct = rate(WITHIN_BUFFERED, WITHIN_DIRECT);
         self.within_over_beyond = rate(WITHIN_DIRECT, BEYOND_DIRECT);
         self.beyond_over_buffered = rate(BEYOND_DIRECT, BEYOND_BUFFERED);
         self.hits = rounds[BEYOND_BUFFERED].median(|load| (1.0 - load.read_amplification()).max(0.0));
+        self.cache_filled = rounds[BEYOND_BUFFERED].memory_bytes_max().map(|bytes| bytes / limit_bytes as f64);
+        let memory = |index: usize| rounds[index].memory_bytes_max();
+        let range_bytes = cases[WITHIN_BUFFERED].range_bytes as f64;
+        self.within_memory = memory(WITHIN_BUFFERED).zip(memory(WITHIN_DIRECT)).map(|(b, d)| (b, d, range_bytes));
+    }
+
+    /// Adds what small rows showed.
+    pub(super) fn add_rows(&mut self, rounds: &Rounds<Load>) {
+        self.wasted = rounds[ROW_BUFFERED].spread(wasted).zip(rounds[ROW_NORMAL].spread(wasted));
+        self.files_over_file = rounds.ratio(ROW_FILES, ROW_DIRECT, Load::operations_per_second);
+    }
+
+    /// Adds what updates showed.
+    pub(super) fn add_updates(&mut self, rounds: &Rounds<Load>) {
+        let noise = compare::noise(&late_rates(&rounds[POOL]), &late_rates(&rounds.again));
+        let [pool, mapped] = [POOL, UPDATED_MAPPED].map(|index: usize| late_rates(&rounds[index]));
+        self.pool_over_mapped = Ratio::of(&pool, &mapped, noise);
+        let p99 = |index: usize| rounds[index].median(|load| load.latency.p99_us);
+        self.update_p99s = p99(POOL).zip(p99(UPDATED_MAPPED)).map(|(pool, mapped)| [pool, mapped]);
     }
 
     fn missing(&self, regime: Regime) -> Option<&str> {
@@ -131,22 +195,57 @@ impl Figures {
     }
 
     fn fall(&self, regime: Regime) -> Option<Ratio> {
-        self.direct_over_mapped.iter().find(|(each, _)| *each == regime).map(|(_, ratio)| *ratio)
+        of(&self.direct_over_mapped, regime)
     }
 
     fn direct_rate(&self, regime: Regime) -> Option<f64> {
-        self.direct_rates.iter().find(|(each, _)| *each == regime).map(|(_, rate)| *rate)
+        of(&self.direct_rates, regime)
     }
 
-    /// The sentence on mapped and direct reads in a regime.
-    fn told(&self, regime: Regime, ratio: Ratio) -> String {
-        let rate = self.direct_rate(regime).map_or(String::new(), |rate| format!(" ({}/s)", Form::Rate.show(rate)));
-        format!("In the second half direct reads{rate} brought {} as much from the device.", ratio.show())
+    /// Judges the fall to half in a regime.
+    ///
+    /// On few processors a mapping is slower for the processor time of its faults and of eviction, by any thread. So a
+    /// fall tells nothing without the source's processors, nor without `needed`. Without `others` a fall can be seen,
+    /// not refuted.
+    fn judge_fall(&self, regime: Regime, needed: Option<String>, others: Option<String>) -> Judgement {
+        let missing = self.missing(regime).or(Some(NEVER_FULL));
+        measured(self.fall(regime), missing, |ratio| {
+            let rate = self.direct_rate(regime).map_or(String::new(), |rate| format!(" ({}/s)", Form::Rate.show(rate)));
+            let mut told =
+                format!("With memory full direct reads{rate} brought {} as much from the device.", ratio.show());
+            if let Some(cpu) = of(&self.mapped_cpu, regime) {
+                told += &format!(" A mapped read took {} their processor time.", cpu.show());
+            }
+            match condition::all([condition::processors(self.processors), needed]) {
+                Some(needed) => {
+                    let missing = condition::all([Some(needed), others]).expect("one is missing");
+                    Judgement::cannot_tell(missing, told)
+                }
+                None => ratio.judge_at_least(HALF, told).unless_lacking(others),
+            }
+        })
     }
+
+    /// The condition of S4's rates: its drive.
+    fn fast_drive(&self) -> Option<String> {
+        self.read_micros.and_then(condition::read_micros)
+    }
+}
+
+/// A figure of a regime.
+fn of<T: Copy>(figures: &[(Regime, T)], regime: Regime) -> Option<T> {
+    figures.iter().find(|(each, _)| *each == regime).map(|(_, figure)| *figure)
 }
 
 /// A fall to half is taken as seen from 1.6 times on.
 const HALF: Size = Size::of(2.0).from(1.6);
+
+const NEVER_FULL: &str = "memory that was full (pages taken back never matched pages read in)";
+
+/// A control group's threads evict for themselves.
+fn own_thread() -> Option<String> {
+    Some("eviction by the kernel's own thread (in a control group the faulting threads evict)".to_owned())
+}
 
 /// Judges figures of rounds against a bound: all below it hold the claim, all above refute it.
 fn below(spread: Spread, bound: f64, told: String) -> Judgement {
@@ -157,7 +256,18 @@ fn below(spread: Spread, bound: f64, told: String) -> Judgement {
     }
 }
 
-const CLAIMS: [Claim<Figures>; 10] = [
+/// Judges the claim that the one is not slower: at least this share of the other's rate.
+fn not_below(ratio: Ratio, share: f64, told: String) -> Judgement {
+    let (low, high) = ratio.interval();
+    let holds = match () {
+        () if low >= share => Holds::Yes,
+        () if high < share => Holds::No,
+        () => Holds::CannotTell,
+    };
+    ratio.judge(holds, told)
+}
+
+const CLAIMS: [Claim<Figures>; 17] = [
     Claim {
         source: "S1",
         text: "Direct reads keep a steady rate.",
@@ -177,54 +287,43 @@ const CLAIMS: [Claim<Figures>; 10] = [
     Claim {
         source: "S1",
         text: "Once memory is full, mmap with MADV_RANDOM falls to half of direct reads: on this drive.",
-        judge: |figures| {
-            at_least(figures.fall(Regime::Device), HALF, figures.missing(Regime::Device), |ratio| {
-                figures.told(Regime::Device, ratio)
-            })
-        },
+        judge: |figures| figures.judge_fall(Regime::Device, None, own_thread()),
     },
     Claim {
         source: "S1",
-        text: "The same, on a medium faster than eviction.",
+        text: "The same, on a medium faster than the drive.",
         judge: |figures| {
-            measured(figures.fall(Regime::Memory), figures.missing(Regime::Memory), |ratio| {
-                let told = figures.told(Regime::Memory, ratio);
-                let [drive, memory] = [Regime::Device, Regime::Memory].map(|regime| figures.direct_rate(regime));
-                if let Some((drive, memory)) = drive.zip(memory)
-                    && memory < 1.5 * drive
-                {
-                    let missing = "a medium faster than the drive (the device in memory is not)";
-                    return Judgement::cannot_tell(missing, told);
-                }
-                ratio.judge_at_least(HALF, told)
-            })
+            let rates = figures.direct_rate(Regime::Device).zip(figures.direct_rate(Regime::Memory));
+            let is_slow = rates.is_some_and(|(drive, memory)| memory < 1.5 * drive);
+            let faster = is_slow.then(|| "a medium faster than the drive (the device in memory is not)".to_owned());
+            figures.judge_fall(Regime::Memory, faster, own_thread())
         },
     },
     Claim {
         source: "S1",
         text: "The same, with the whole machine short of memory, where the kernel's own thread evicts.",
         judge: |figures| {
-            measured(figures.fall(Regime::Pressure), figures.missing(Regime::Pressure), |ratio| {
-                let share = figures.kswapd_share.unwrap_or(0.0);
-                let told = format!(
-                    "{} It took {} of the pages back.",
-                    figures.told(Regime::Pressure, ratio),
-                    Form::Share.show(share)
-                );
-                if share < 0.5 {
-                    return Judgement::cannot_tell("eviction by the kernel's own thread", told);
-                }
-                ratio.judge_at_least(HALF, told)
-            })
+            let share = figures.kswapd_share.unwrap_or(0.0);
+            let drives = figures.direct_rate(Regime::Pressure).and_then(condition::read_rate);
+            let thread = (share < 0.5).then(|| "eviction by the kernel's own thread".to_owned());
+            let mut judged = figures.judge_fall(Regime::Pressure, thread, drives);
+            if figures.fall(Regime::Pressure).is_some() {
+                judged.why += &format!(" The kernel's thread took {} of the pages back.", Form::Share.show(share));
+            }
+            judged
         },
     },
     Claim {
         source: "S1",
         text: "When eviction begins, mapped reads come to a near stop (figure 2a).",
         judge: |figures| {
-            measured(figures.collapse, figures.missing(Regime::Pressure), |lowest| {
-                let told = format!("The lowest sample had {} of the second half's rate.", lowest.show(Form::Share, ""));
+            let missing = figures.missing(Regime::Pressure).or(Some(NEVER_FULL));
+            measured(figures.collapse, missing, |lowest| {
+                let told =
+                    format!("The lowest sample had {} of the rate while memory filled.", lowest.show(Form::Share, ""));
+                let drives = figures.direct_rate(Regime::Pressure).and_then(condition::read_rate);
                 below(lowest, 0.25, told)
+                    .unless_lacking(condition::all([condition::processors(figures.processors), drives]))
             })
         },
     },
@@ -260,7 +359,7 @@ const CLAIMS: [Claim<Figures>; 10] = [
     },
     Claim {
         source: "S1",
-        text: "Evicting mapped pages costs TLB shootdowns; direct reads cost none.",
+        text: "Evicting mapped pages causes TLB shootdowns; direct reads cause none.",
         judge: |figures| {
             let both = figures.shootdowns_mapped.zip(figures.shootdowns_direct);
             measured(both, figures.missing(Regime::Device), |(mapped, direct)| {
@@ -281,11 +380,57 @@ const CLAIMS: [Claim<Figures>; 10] = [
         },
     },
     Claim {
+        source: "S1",
+        text: "The shootdowns affect the performance of mapped reads significantly.",
+        judge: |figures| {
+            let all = figures.shootdowns_mapped.zip(figures.mapped_micros);
+            let all = all.and_then(|(count, micros)| Some((count.median, micros, figures.shootdown?)));
+            let missing =
+                figures.missing(Regime::Device).or(Some("a time of single shootdowns (too few were counted)"));
+            measured(all, missing, |(count, micros, cost)| {
+                let share = count * cost / micros.max(1e-9);
+                let told = format!(
+                    "One takes the thread that causes it {}, so all of them take {} of a mapped read's {} of processor \
+                     time.",
+                    Form::Micros.show(cost),
+                    Form::Share.show(share),
+                    Form::Micros.show(micros)
+                );
+                let holds = match share {
+                    SIGNIFICANT.. => Holds::Yes,
+                    share if share >= SIGNIFICANT / 3.0 => Holds::Partly,
+                    _ => Holds::NotInSize,
+                };
+                // One interrupts every other processor that runs the process.
+                Judgement::new(holds, told).unless_lacking(condition::processors(figures.processors))
+            })
+        },
+    },
+    Claim {
         source: "S4",
         text: "Within memory the page cache is only a quarter faster than direct reads.",
         judge: |figures| {
             measured(figures.cached_over_direct, None, |ratio| {
-                ratio.judge(ratio.alike(1.5), format!("It has {} their rate, both 20 at once.", ratio.show()))
+                let told = format!("It has {} their rate, both 20 at once.", ratio.show());
+                ratio.judge(ratio.alike(1.5), told).unless_lacking(figures.fast_drive())
+            })
+        },
+    },
+    Claim {
+        source: "S4",
+        text: "Within memory buffered reads hold all that they read (1.65 GB), direct ones their 20 buffers (80 KB).",
+        judge: |figures| {
+            let missing = Some("a control group, which counts memory");
+            measured(figures.within_memory, missing, |(buffered, direct, range)| {
+                let show = |bytes| Form::Bytes.show(bytes);
+                let told = format!(
+                    "Of a range of {} they hold {}, direct ones {}, their program included.",
+                    show(range),
+                    show(buffered),
+                    show(direct)
+                );
+                let parts = [buffered >= 0.9 * range, direct < 0.1 * range];
+                Judgement::new(compare::all(parts.map(Holds::of)), told)
             })
         },
     },
@@ -302,15 +447,98 @@ const CLAIMS: [Claim<Figures>; 10] = [
         source: "S4",
         text: "Beyond memory direct reads have 2.3 times the rate of buffered ones.",
         judge: |figures| {
-            at_least(figures.beyond_over_buffered, Size::of(2.3).from(1.8), None, |ratio| {
-                let hits = figures.hits.map_or(String::new(), |hits| {
-                    format!(" {} of the buffered ones were answered by the page cache.", Form::Share.show(hits))
-                });
-                format!("{}, both 20 at once.{hits}", ratio.show())
+            figures.beyond(|ratio, told| {
+                ratio.judge_at_least(Size::of(2.3).from(1.8), told).unless_lacking(figures.fast_drive())
+            })
+        },
+    },
+    Claim {
+        source: "S4",
+        text: "It is a misconception that direct reads are slow for a program without a cache of its own.",
+        judge: |figures| figures.beyond(|ratio, told| not_below(ratio, 0.9, told)),
+    },
+    Claim {
+        source: "S4",
+        text: "It is a misconception that many files are slow because they are read at random.",
+        judge: |figures| {
+            measured(figures.files_over_file, None, |ratio| {
+                let told = format!(
+                    "Small files, each opened for its row, come at {} the rate of rows of one file by direct reads.",
+                    ratio.show()
+                );
+                not_below(ratio, 2.0 / 3.0, told)
+            })
+        },
+    },
+    Claim {
+        source: "S4",
+        text: "Less than half of a read's time is the device's.",
+        judge: |figures| {
+            measured(figures.device_share, None, |share| {
+                let told = format!(
+                    "One at a time, for {} of a direct read's time no processor works for it.",
+                    share.show(Form::Share, "")
+                );
+                below(share, 0.5, told).unless_lacking(figures.fast_drive())
+            })
+        },
+    },
+    Claim {
+        source: "S4",
+        text: "Of what the page cache reads for small rows, 87 % are thrown away, with read-ahead 99 %.",
+        judge: |figures| {
+            measured(figures.wasted, None, |(buffered, ahead)| {
+                let told = format!(
+                    "For rows of 512 bytes at random {} of what came from the device, with the read-ahead of a fault {}.",
+                    buffered.show(Form::Share, ""),
+                    ahead.show(Form::Share, "")
+                );
+                let parts = [(0.82..0.93).contains(&buffered.median), ahead.least >= 0.985];
+                Judgement::new(compare::all(parts.map(Holds::of)), told)
+            })
+        },
+    },
+    Claim {
+        source: "Drumlin",
+        text: "Pages of a file larger than memory are updated faster in a pool with direct I/O than through a mapping (S1 \
+               only read).",
+        judge: |figures| {
+            at_least(figures.pool_over_mapped, Size::bound(1.5), Some("a control group"), |ratio| {
+                let show = |[pool, mapped]: [f64; 2]| {
+                    let [pool, mapped] = [pool, mapped].map(|micros| Form::Micros.show(micros));
+                    format!(" The 99th percentile is {pool} in the pool, {mapped} mapped.")
+                };
+                let slow = figures.update_p99s.map_or(String::new(), show);
+                format!("With the same memory the pool has {} the rate.{slow}", ratio.show())
             })
         },
     },
 ];
+
+/// A share of the processor time from which on a cost is taken to be significant.
+const SIGNIFICANT: f64 = 0.1;
+
+/// The share of its limit from which on a control group's page cache is taken to be full.
+const CACHE_FULL: f64 = 0.95;
+
+impl Figures {
+    /// Judges by direct over buffered reads beyond memory, if the page cache was full.
+    fn beyond(&self, judge: impl FnOnce(Ratio, String) -> Judgement) -> Judgement {
+        measured(self.beyond_over_buffered, None, |ratio| {
+            let hits = self.hits.map_or(String::new(), |hits| {
+                format!(" {} of the buffered ones were answered by the page cache.", Form::Share.show(hits))
+            });
+            let told = format!("They have {} the rate, both 20 at once.{hits}", ratio.show());
+            match self.cache_filled {
+                Some(filled) if filled < CACHE_FULL => {
+                    let here = Form::Share.show(filled);
+                    Judgement::cannot_tell(format!("a page cache that was full ({here} of its limit were used)"), told)
+                }
+                _ => judge(ratio, told),
+            }
+        })
+    }
+}
 
 pub(super) fn judge(chapter: &mut Chapter, figures: &Figures) {
     for claim in &CLAIMS {
@@ -327,15 +555,20 @@ mod tests {
         Ratio { median, least: median * 0.97, most: median * 1.03, noise: 1.01 }
     }
 
-    /// Figures in which every claim's ratio is this one.
+    fn spread(figure: f64) -> Option<Spread> {
+        Spread::of(&[figure * 0.98, figure, figure * 1.02])
+    }
+
+    /// Figures in which every claim's ratio is this one, of a machine like the sources'.
     fn all_at(ratio: Ratio) -> Figures {
         let regimes = [Regime::Device, Regime::Memory, Regime::Pressure];
         Figures {
-            missing: Vec::new(),
-            is_virtual: false,
+            processors: 64,
+            read_micros: Some(8.0),
             steadiness: Spread::of(&[0.9, 0.95, 0.97]),
             direct_over_mapped: regimes.map(|regime| (regime, ratio)).into(),
-            direct_rates: vec![(Regime::Device, 5e4), (Regime::Memory, 2e5)],
+            mapped_cpu: regimes.map(|regime| (regime, ratio)).into(),
+            direct_rates: vec![(Regime::Device, 5e5), (Regime::Memory, 2e6), (Regime::Pressure, 8e5)],
             collapse: Spread::of(&[0.01, 0.1, 0.05]),
             kswapd_share: Some(0.9),
             random_over_normal: Some(ratio),
@@ -343,68 +576,170 @@ mod tests {
             own_window: Some((ratio, ratio)),
             shootdowns_mapped: Spread::of(&[0.05, 0.06, 0.05]),
             shootdowns_direct: Spread::of(&[0.0, 0.0, 0.001]),
+            mapped_micros: Some(10.0),
+            shootdown: Some(40.0),
             cached_over_direct: Some(ratio),
             within_over_beyond: Some(ratio),
             beyond_over_buffered: Some(ratio),
             hits: Some(0.1),
+            cache_filled: Some(1.0),
+            within_memory: Some((140e6, 0.8e6, 134e6)),
+            device_share: spread(0.4),
+            wasted: spread(0.875).zip(Spread::of(&[0.99, 0.996, 0.999])),
+            files_over_file: Some(ratio),
+            pool_over_mapped: Some(ratio),
+            update_p99s: Some([1e3, 1e4]),
+            ..Figures::default()
         }
     }
 
-    fn verdicts(figures: &Figures) -> Vec<Holds> {
-        CLAIMS.iter().map(|claim| (claim.judge)(figures).holds).collect()
+    fn judged(claim: &str, figures: &Figures) -> Judgement {
+        let claim = CLAIMS.iter().find(|each| each.text.contains(claim)).expect("a claim with these words");
+        (claim.judge)(figures)
     }
 
-    /// Each claim can hold, not hold, hold in part where it has a size, and be impossible to tell.
+    /// The claims that are judged by a ratio.
+    const BY_RATIO: [&str; 10] = [
+        "on this drive",
+        "medium faster",
+        "whole machine",
+        "NORMAL and SEQUENTIAL",
+        "a quarter faster",
+        "as fast beyond",
+        "2.3 times",
+        "without a cache",
+        "many files",
+        "updated faster",
+    ];
+
+    fn by_ratio(figures: &Figures) -> [Holds; 10] {
+        BY_RATIO.map(|claim| judged(claim, figures).holds)
+    }
+
+    /// Each claim with a ratio can hold, not hold, hold in part if it has a size, and be impossible to tell.
     #[test]
-    fn every_claim_comes_out_each_way() {
-        assert_eq!(verdicts(&all_at(ratio(2.3))), [Yes, Yes, Yes, Yes, Yes, Yes, Yes, No, No, Yes]);
-        assert_eq!(verdicts(&all_at(ratio(1.0))), [Yes, No, No, No, Yes, No, Yes, Yes, Yes, No]);
-        let between = verdicts(&all_at(ratio(1.4)));
-        assert_eq!(between, [Yes, Partly, Partly, Partly, Yes, Partly, Yes, Yes, No, Partly]);
-        let little = verdicts(&all_at(ratio(1.1)));
-        assert_eq!(little, [Yes, NotInSize, NotInSize, NotInSize, Yes, NotInSize, Yes, Yes, Yes, NotInSize]);
-        assert_eq!(verdicts(&all_at(ratio(1.5)))[7], Partly);
-        assert_eq!(verdicts(&Figures::default()), [CannotTell; 10]);
-        let noisy = verdicts(&all_at(Ratio { noise: 9.0, ..ratio(2.0) }));
-        assert_eq!(
-            noisy,
-            [Yes, CannotTell, CannotTell, CannotTell, Yes, CannotTell, Yes, CannotTell, CannotTell, CannotTell]
-        );
+    fn claims_with_a_ratio_come_out_each_way() {
+        assert_eq!(by_ratio(&all_at(ratio(2.3))), [Yes, Yes, Yes, Yes, No, No, Yes, Yes, Yes, Yes]);
+        let same = by_ratio(&all_at(ratio(1.0)));
+        // In a control group, whose own threads evict, no fall is none of the kernel's thread.
+        assert_eq!(same, [CannotTell, CannotTell, No, No, Yes, Yes, No, Yes, Yes, No]);
+        let between = by_ratio(&all_at(ratio(1.4)));
+        assert_eq!(between, [Partly, Partly, Partly, Partly, Yes, No, Partly, Yes, Yes, Partly]);
+        let little = by_ratio(&all_at(ratio(1.1)));
+        let far = NotInSize;
+        assert_eq!(little, [CannotTell, CannotTell, far, far, Yes, Yes, far, Yes, Yes, far]);
+        let slower = by_ratio(&all_at(ratio(0.5)));
+        assert_eq!(slower, [CannotTell, CannotTell, No, No, No, No, No, No, No, No]);
+        let noisy = by_ratio(&all_at(Ratio { noise: 9.0, ..ratio(2.0) }));
+        assert_eq!(noisy, [CannotTell; 10]);
+        assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Figures::default()).holds == CannotTell));
     }
 
-    /// The claims about courses and shootdowns, which have no ratio, come out each way too.
+    /// The claims without a ratio come out each way too.
     #[test]
     fn claims_without_a_ratio_come_out_each_way() {
-        let judged = |claim: usize, figures: &Figures| (CLAIMS[claim].judge)(figures).holds;
-        let with = |change: fn(&mut Figures)| {
+        let with = |change: &dyn Fn(&mut Figures)| {
             let mut figures = all_at(ratio(1.0));
             change(&mut figures);
             figures
         };
-        assert_eq!(judged(0, &with(|figures| figures.steadiness = Spread::of(&[0.1, 0.2, 0.1]))), No);
-        assert_eq!(judged(0, &with(|figures| figures.steadiness = Spread::of(&[0.1, 0.9, 0.9]))), CannotTell);
-        assert_eq!(judged(4, &with(|figures| figures.collapse = Spread::of(&[0.8, 0.9, 0.9]))), No);
-        assert_eq!(judged(4, &with(|figures| figures.collapse = Spread::of(&[0.1, 0.9, 0.9]))), CannotTell);
-        let without = |figures: &mut Figures| figures.shootdowns_mapped = Spread::of(&[0.0, 0.0, 0.0]);
-        assert_eq!(judged(6, &with(without)), No);
-        let mut hidden = with(without);
-        hidden.is_virtual = true;
-        assert_eq!(judged(6, &hidden), CannotTell);
-        assert_eq!(judged(6, &with(|figures| figures.shootdowns_mapped = Spread::of(&[0.004, 0.005, 0.006]))), Partly);
+        let steady =
+            |least: [f64; 3]| judged("steady rate", &with(&|figures| figures.steadiness = Spread::of(&least))).holds;
+        assert_eq!(steady([0.9, 0.95, 0.97]), Yes);
+        assert_eq!((steady([0.1, 0.2, 0.1]), steady([0.1, 0.9, 0.9])), (No, CannotTell));
+        let stop =
+            |lowest: [f64; 3]| judged("near stop", &with(&|figures| figures.collapse = Spread::of(&lowest))).holds;
+        assert_eq!(stop([0.01, 0.1, 0.05]), Yes);
+        assert_eq!((stop([0.8, 0.9, 0.9]), stop([0.1, 0.9, 0.9])), (No, CannotTell));
+        let shot = |count: f64, is_virtual: bool| {
+            let change = |figures: &mut Figures| {
+                (figures.shootdowns_mapped, figures.is_virtual) = (Spread::of(&[count; 3]), is_virtual);
+                figures.shootdowns_direct = Spread::of(&[0.0; 3]);
+            };
+            judged("causes TLB", &with(&change)).holds
+        };
+        assert_eq!(
+            [shot(0.05, true), shot(0.005, true), shot(0.0, false), shot(0.0, true)],
+            [Yes, Partly, No, CannotTell]
+        );
+        let memory = |buffered, direct| {
+            judged("80 KB", &with(&|figures| figures.within_memory = Some((buffered, direct, 134e6)))).holds
+        };
+        assert_eq!([memory(140e6, 0.8e6), memory(140e6, 100e6), memory(50e6, 100e6)], [Yes, Partly, No]);
+        let device = |share| judged("Less than half", &with(&|figures| figures.device_share = spread(share))).holds;
+        assert_eq!([device(0.4), device(0.5), device(0.8)], [Yes, CannotTell, No]);
+        let wasted = |small, ahead| {
+            judged("87 %", &with(&|figures| figures.wasted = spread(small).zip(Spread::of(&[ahead; 3])))).holds
+        };
+        assert_eq!([wasted(0.875, 0.996), wasted(0.875, 0.9), wasted(0.2, 0.9)], [Yes, Partly, No]);
+    }
+
+    /// The share of the shootdowns in a mapped read's processor time, and few processors, which make them cheap.
+    #[test]
+    fn the_cost_of_shootdowns_comes_out_each_way() {
+        let of = |cost: f64, processors: usize| {
+            let mut figures = all_at(ratio(1.0));
+            (figures.shootdown, figures.processors) = (Some(cost), processors);
+            judged("significantly", &figures)
+        };
+        assert_eq!([of(40.0, 64).holds, of(10.0, 64).holds, of(2.0, 64).holds], [Yes, Partly, NotInSize]);
+        // 0.024 a read of 12.3 us was told to hold.
+        let mut report = all_at(ratio(1.0));
+        (report.shootdowns_mapped, report.mapped_micros) = (Spread::of(&[0.023, 0.024, 0.024]), Some(12.3));
+        (report.shootdown, report.processors) = (Some(4.0), 2);
+        let judged = judged("significantly", &report);
+        assert_eq!(judged.holds, CannotTell);
+        assert!(judged.why.contains("0.8 %") && judged.missing.unwrap().contains("64 processors"), "{}", judged.why);
+    }
+
+    /// The report's figures, of two processors and a drive of 104 k reads/s. All were told as holding in part, as not
+    /// holding at all, or without the condition that is missing.
+    #[test]
+    fn a_small_machine_cannot_refute() {
+        let report = |ratio: Ratio| Figures {
+            processors: 2,
+            read_micros: Some(92.0),
+            direct_rates: vec![(Regime::Device, 104e3), (Regime::Memory, 184e3), (Regime::Pressure, 101e3)],
+            kswapd_share: Some(1.0),
+            collapse: Spread::of(&[0.48, 0.52, 0.7]),
+            ..all_at(ratio)
+        };
+        let range = |median, least, most| Ratio { median, least, most, noise: 1.01 };
+        let told = |claim: &str, figures: &Figures, parts: &[&str]| {
+            let judged = judged(claim, figures);
+            let missing = judged.missing.unwrap_or_default();
+            assert_eq!(judged.holds, CannotTell, "{claim}");
+            assert!(parts.iter().all(|part| missing.contains(part)), "{claim}: {missing}");
+        };
+        let drive = report(range(1.26, 1.19, 1.34));
+        told("on this drive", &drive, &["64 processors (here 2)", "the faulting threads evict"]);
+        let memory = report(range(1.69, 1.55, 1.78));
+        told("medium faster", &memory, &["64 processors (here 2)", "the faulting threads evict"]);
+        assert!(judged("medium faster", &memory).why.contains("1.69 times (1.55 to 1.78) their processor time"));
+        told("whole machine", &report(range(1.30, 1.12, 1.52)), &["64 processors", "900 k reads/s (here 101 k)"]);
+        told("near stop", &drive, &["64 processors (here 2)", "900 k reads/s (here 101 k)"]);
+        told("a quarter faster", &report(range(17.2, 16.4, 18.4)), &["in 8.85 us (here 92.0 us)"]);
+        let mut unfilled = report(range(1.26, 1.07, 1.33));
+        unfilled.cache_filled = Some(225.0 / 537.0);
+        told("2.3 times", &unfilled, &["a page cache that was full (42 % of its limit were used)"]);
     }
 
     /// Conditions of the source that are not met are named.
     #[test]
     fn missing_conditions_are_named() {
-        let mut figures = all_at(ratio(1.0));
+        let mut figures = all_at(ratio(2.0));
         figures.kswapd_share = Some(0.1);
-        figures.direct_rates = vec![(Regime::Device, 5e4), (Regime::Memory, 6e4)];
+        figures.direct_rates = vec![(Regime::Device, 5e5), (Regime::Memory, 6e5), (Regime::Pressure, 5e5)];
         figures.missing.push((Regime::Device, "a loop device (Operation not permitted)".to_owned()));
         figures.direct_over_mapped.remove(0);
-        let missing = |claim: usize| (CLAIMS[claim].judge)(&figures).missing.unwrap();
-        assert!(missing(1).contains("loop device"));
-        assert!(missing(2).contains("a medium faster"));
-        assert!(missing(3).contains("the kernel's own thread"));
+        let missing = |claim: &str, figures: &Figures| judged(claim, figures).missing.unwrap();
+        assert!(missing("on this drive", &figures).contains("loop device"));
+        assert!(missing("medium faster", &figures).contains("a medium faster"));
+        assert!(missing("whole machine", &figures).contains("the kernel's own thread"));
+        figures.direct_over_mapped.clear();
+        figures.collapse = None;
+        assert!(missing("whole machine", &figures).contains("never matched"));
+        assert!(missing("near stop", &figures).contains("never matched"));
     }
 
     /// The figures of a run over time.
@@ -418,7 +753,6 @@ mod tests {
         };
         let samples: Vec<Sample> = rates.iter().enumerate().map(sample).collect();
         assert_eq!(late_rate(&samples), 50.0);
-        assert_eq!(lowest_share(&samples), 0.2);
         assert_eq!(steadiness(&samples), 0.6);
     }
 }

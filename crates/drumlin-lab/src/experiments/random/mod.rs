@@ -3,22 +3,33 @@
 //! | source | claim | judged by |
 //! | --- | --- | --- |
 //! | S1 | direct reads keep a steady rate | the least fifth of each run against its median, raw device |
-//! | S1 | mapped and RANDOM: half of direct once memory is full | device reads in the second half, in each regime |
-//! | S1 | near zero when eviction begins | the least sample against the second half, the machine short of memory |
+//! | S1 | mapped and RANDOM: half of direct once memory is full | device reads while memory is full, in each regime |
+//! | S1 | near zero when eviction begins | the least sample against those while memory filled, the machine short of it |
 //! | S1 | NORMAL and SEQUENTIAL are worse than RANDOM | reads, raw device with 128 KiB of read-ahead |
 //! | S1 | eviction costs TLB shootdowns | shootdowns a read; not where a hypervisor may hide them |
-//! | S4 | within memory the page cache is a fifth faster | 20 at once on both sides |
+//! | S1 | and these cost a lot | the time of one, times their number, in a mapped read's processor time |
+//! | S4 | within memory the page cache is a quarter faster | 20 at once on both sides |
+//! | S4 | and holds the range, where direct reads hold 20 buffers | memory of the control group |
 //! | S4 | direct reads are as fast beyond memory as within | the same reader over both ranges |
-//! | S4 | beyond memory direct is 2.3 times buffered | 20 at once on both sides |
+//! | S4 | beyond memory direct is 2.3 times buffered, not slower | 20 at once on both sides, once the cache is full |
+//! | S4 | less than half of a read's time is the device's | processor time in that of a direct read, one at a time |
+//! | S4 | small reads throw away 87 %, with read-ahead 99 % | device bytes of rows of 512 bytes |
+//! | S4 | many files are not slow | the same rows, one file for each |
+//! | Drumlin | a pool updates faster than a mapping | updates of random pages, the same memory for both |
+//!
+//! S1's claims about eviction rest on its 64 processors, S4's about rates on its drive: see [`crate::condition`].
 
 mod claims;
+pub(crate) mod shootdown;
 mod show;
 mod task;
+pub(crate) mod updates;
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
+use crate::compare::Spread;
 use crate::experiments::Experiment;
 use crate::figures;
 use crate::machine::Machine;
@@ -28,6 +39,7 @@ use crate::regime::{self, Place, Regime};
 use crate::report::Chapter;
 use crate::ring::RingOptions;
 use crate::session::{Rounds, Session};
+use updates::Way;
 
 use task::SMALL_FILES;
 pub(crate) use task::{BLOCK_BYTES, Method, Task};
@@ -38,8 +50,11 @@ const THREADS: usize = 100;
 /// S4's number of buffers.
 const S4_DEPTH: usize = 20;
 
-/// Bytes requested where read amplification is measured: a small row.
-const ROW_BYTES: usize = 1024;
+/// Bytes requested where read amplification is measured: a small row, of which a block of 4 KiB throws 87.5 % away.
+const ROW_BYTES: usize = 512;
+
+/// Threads that update pages.
+const UPDATERS: usize = 32;
 
 /// One case of the experiment.
 #[derive(Clone, Debug)]
@@ -49,7 +64,9 @@ struct Case {
     threads: usize,
     range_bytes: u64,
     ask_bytes: usize,
-    warm: bool,
+    warm_bytes: u64,
+    /// Seconds to go on for once memory is full.
+    full_seconds: Option<f64>,
     source: Option<&'static str>,
 }
 
@@ -57,7 +74,8 @@ impl Case {
     fn new(method: Method, threads: usize, session: &Session<'_>) -> Case {
         let name = if threads > 1 { format!("{}, {threads} threads", method.name()) } else { method.name() };
         let range_bytes = session.file_bytes();
-        Case { name, method, threads, range_bytes, ask_bytes: BLOCK_BYTES, warm: false, source: None }
+        let (ask_bytes, warm_bytes) = (BLOCK_BYTES, 0);
+        Case { name, method, threads, range_bytes, ask_bytes, warm_bytes, full_seconds: None, source: None }
     }
 
     fn source(mut self, source: &'static str) -> Case {
@@ -72,7 +90,8 @@ impl Case {
             ask_bytes: self.ask_bytes,
             method: self.method,
             threads: self.threads,
-            warm: self.warm,
+            warm_bytes: self.warm_bytes,
+            full_seconds: self.full_seconds,
             timing,
             seed,
         }
@@ -88,9 +107,10 @@ const SEQUENTIAL: usize = 3;
 /// The cases that are shown over time.
 fn courses(session: &Session<'_>, regime: Regime) -> Vec<Case> {
     let case = |method| Case::new(method, THREADS, session);
+    let mapped = Case { full_seconds: Some(full_seconds(session, regime)), ..case(Method::Mapped(Advice::Random)) };
     let mut cases = vec![
         case(Method::Direct).source("S1 (fio): about 900 k/s, steady"),
-        case(Method::Mapped(Advice::Random)).source("S1: like fio for 27 s, near zero for 5 s, then half"),
+        mapped.source("S1: like fio for 27 s, near zero for 5 s, then half"),
     ];
     if matches!(regime, Regime::Device | Regime::File) {
         cases.extend([
@@ -136,7 +156,10 @@ fn range_cases(session: &Session<'_>) -> Vec<Case> {
         let mut case = Case::new(method, threads, session);
         if is_small {
             case.range_bytes = small_bytes.max(1 << 20);
-            case.warm = method == Method::Buffered;
+        }
+        if method == Method::Buffered {
+            // Beyond memory the page cache is full from the beginning, as it was for most of the source's 20 s.
+            case.warm_bytes = case.range_bytes.min(session.memory_bytes() / 4 * 5);
         }
         let kind = match (method, threads) {
             (Method::Buffered, 1) => "buffered, 1 thread".to_owned(),
@@ -155,6 +178,12 @@ fn range_cases(session: &Session<'_>) -> Vec<Case> {
     ]
 }
 
+/// The indexes of the cases of small rows that claims are about.
+const ROW_DIRECT: usize = 0;
+const ROW_BUFFERED: usize = 1;
+const ROW_NORMAL: usize = 2;
+const ROW_FILES: usize = 4;
+
 fn amplification_cases(session: &Session<'_>) -> Vec<Case> {
     let methods = [
         (Method::Direct, "one file, direct pread"),
@@ -171,11 +200,69 @@ fn amplification_cases(session: &Session<'_>) -> Vec<Case> {
     methods.into_iter().map(case).collect()
 }
 
-/// A run over time: long enough for memory to fill and for what follows.
-fn course_timing(session: &Session<'_>) -> Timing {
-    let seconds = session.pacing.series.seconds * if session.settings.quick { 0.18 } else { 0.2 };
-    Timing { seconds, sample_seconds: (seconds / 40.0).max(0.02) }
+/// The time for which a run over time goes on once memory is full: ten seconds with the machine short of memory. Runs
+/// that fill no memory take twice that, or just that with the machine short of memory.
+fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
+    let (is_quick, seconds) = (session.settings.quick, session.pacing.series.seconds);
+    match (regime, is_quick) {
+        (Regime::Pressure, false) => seconds / 2.0,
+        (Regime::Pressure, true) => seconds / 4.0,
+        (_, false) => seconds * 0.1,
+        (_, true) => seconds * 0.09,
+    }
 }
+
+/// The rate at which a mapping is taken to fill memory, for the estimated time of a run.
+const FILL_BYTES_PER_SECOND: f64 = 3e8;
+
+/// The time of a case over time. One that goes on until memory is full has a bound: one more series.
+fn course_timing(session: &Session<'_>, regime: Regime, case: &Case) -> Timing {
+    let full = full_seconds(session, regime);
+    let seconds = match (case.full_seconds, regime) {
+        (Some(_), _) => full + session.pacing.series.seconds,
+        (None, Regime::Pressure) => full,
+        (None, _) => full * 2.0,
+    };
+    Timing { seconds, sample_seconds: (full / 20.0).clamp(0.02, 0.1) }
+}
+
+/// The expected time of a case over time.
+fn course_seconds(session: &Session<'_>, regime: Regime, case: &Case) -> f64 {
+    let timing = course_timing(session, regime, case);
+    let left_bytes = if regime == Regime::Pressure { regime::left_bytes(session) } else { session.memory_bytes() };
+    let filling = case.full_seconds.map(|full| full + left_bytes as f64 / FILL_BYTES_PER_SECOND);
+    filling.map_or(timing.seconds, |filling| filling.min(timing.seconds)) + START_SECONDS
+}
+
+/// The mean expected time of a regime's courses.
+fn courses_seconds(session: &Session<'_>, regime: Regime) -> f64 {
+    let cases = courses(session, regime);
+    let all: f64 = cases.iter().map(|case| course_seconds(session, regime, case)).sum();
+    // The first runs again.
+    (all + course_seconds(session, regime, &cases[DIRECT])) / (cases.len() + 1) as f64
+}
+
+/// The memory limit of updates, small enough to fill at once; three quarters of it are the pool's frames.
+fn updates_limit_bytes(session: &Session<'_>) -> u64 {
+    (session.memory_bytes() / 4).max(64 << 20)
+}
+
+/// The indexes of the ways of updating.
+const POOL: usize = 0;
+const UPDATED_MAPPED: usize = 1;
+
+fn update_ways(session: &Session<'_>) -> [(&'static str, Way); 2] {
+    let pool = Way::Pool { bytes: updates_limit_bytes(session) / 4 * 3 };
+    [("a pool, direct reads and writes", pool), ("mmap, MADV_RANDOM", Way::Mapped)]
+}
+
+fn updates_timing(session: &Session<'_>) -> Timing {
+    let seconds = session.pacing.series.seconds * if session.settings.quick { 0.25 } else { 0.15 };
+    Timing { seconds, sample_seconds: seconds / 20.0 }
+}
+
+/// Making the last updates durable.
+const SETTLE_SECONDS: f64 = 0.3;
 
 /// The share of a slice that the cases without a course take.
 fn slice_timing(session: &Session<'_>) -> Timing {
@@ -187,11 +274,12 @@ const START_SECONDS: f64 = 0.15;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
     let rounds = session.pacing.rounds;
-    let courses: usize = Regime::ALL.iter().map(|&regime| courses(session, regime).len() + 1).sum();
+    let courses = |regime| courses_seconds(session, regime) * (courses(session, regime).len() + 1) as f64;
+    let updates = updates_timing(session).seconds + START_SECONDS + SETTLE_SECONDS;
     let others = [ladder_cases(session).len(), range_cases(session).len(), amplification_cases(session).len()];
     let slice = slice_timing(session).seconds + START_SECONDS;
-    let course = course_timing(session).seconds + START_SECONDS;
-    (courses * rounds) as f64 * course
+    Regime::ALL.map(courses).iter().sum::<f64>() * rounds as f64
+        + Session::turns_seconds(update_ways(session).len(), rounds, updates)
         + others.map(|count| Session::turns_seconds(count, rounds, slice)).iter().sum::<f64>()
         + regime::pressure_seconds(session)
 }
@@ -207,7 +295,7 @@ pub(super) fn chapter() -> Chapter {
 }
 
 pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
-    let mut found = claims::Figures::new(machine.virtualised.is_some());
+    let mut found = claims::Figures::new(machine);
     for regime in Regime::ALL {
         match run_courses(session, regime)? {
             Ok(rounds) => {
@@ -220,24 +308,34 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
             }
         }
     }
+    show::phases(chapter, &found);
     // The device if there is one, otherwise the file.
     let places = [regime::place(session, Regime::Device)?, regime::place(session, Regime::File)?];
     let larger = places.into_iter().find_map(Result::ok);
     let ladder = ladder_cases(session);
     // Direct reads tell of the drive whether the file fits in memory or not.
     let any = larger.clone().unwrap_or(Place { path: session.file()?.to_owned(), limit_bytes: None });
-    show::ladder(chapter, &ladder, &slices(session, &ladder, &any));
+    let steps = slices(session, &ladder, &any);
+    show::ladder(chapter, &ladder, &steps);
+    found.add_ladder(&ladder, &steps, session.read_micros());
     if let Some(place) = larger {
         let ranges = range_cases(session);
         let parts = slices(session, &ranges, &place);
         show::ranges(chapter, &ranges, &parts);
-        found.add_ranges(&parts);
+        found.add_ranges(&ranges, &parts, session.memory_bytes());
     }
-    claims::judge(chapter, &found);
     if !session.interrupted() {
         let (cases, rows) = run_amplification(session)?;
         show::amplification(chapter, &cases, &rows);
+        found.add_rows(&rows);
     }
+    if session.is_limited() && !session.interrupted() {
+        let updates = run_updates(session)?;
+        show::updates(chapter, &update_ways(session), &updates);
+        found.add_updates(&updates);
+    }
+    found.shootdown = run_shootdowns(session, machine);
+    claims::judge(chapter, &found);
     notes(session, machine, chapter);
     Ok(())
 }
@@ -255,25 +353,57 @@ fn run_courses(session: &Session<'_>, regime: Regime) -> io::Result<Result<Round
         },
         _ => None,
     };
-    let rounds = measure(session, &courses(session, regime), &place, course_timing(session), regime.name());
+    let rounds = session.turns(
+        &courses(session, regime),
+        session.pacing.rounds,
+        courses_seconds(session, regime),
+        |case| format!("random: {}: {}", regime.name(), case.name),
+        |case, seed| (case.task(&place.path, course_timing(session, regime, case), seed), place.limit_bytes),
+    );
     if balloon.as_mut().is_some_and(|balloon| !balloon.lives()) {
         return Ok(Err("memory to hold (the kernel ended the process that held it)".to_owned()));
     }
     Ok(Ok(rounds))
 }
 
-fn measure(session: &Session<'_>, cases: &[Case], place: &Place, timing: Timing, what: &str) -> Rounds<Load> {
+fn slices(session: &Session<'_>, cases: &[Case], place: &Place) -> Rounds<Load> {
+    let timing = slice_timing(session);
     session.turns(
         cases,
         session.pacing.rounds,
         timing.seconds + START_SECONDS,
-        |case| format!("random: {what}: {}", case.name),
+        |case| format!("random: by depth and range: {}", case.name),
         |case, seed| (case.task(&place.path, timing, seed), place.limit_bytes),
     )
 }
 
-fn slices(session: &Session<'_>, cases: &[Case], place: &Place) -> Rounds<Load> {
-    measure(session, cases, place, slice_timing(session), "by depth and range")
+fn run_updates(session: &Session<'_>) -> io::Result<Rounds<Load>> {
+    let (path, timing) = (session.file()?, updates_timing(session));
+    let task = |way, seed| updates::Task {
+        path: path.to_owned(),
+        range_bytes: session.file_bytes(),
+        way,
+        threads: UPDATERS,
+        timing,
+        seed,
+    };
+    Ok(session.turns(
+        &update_ways(session),
+        session.pacing.rounds,
+        timing.seconds + START_SECONDS + SETTLE_SECONDS,
+        |(name, _)| format!("random: updates: {name}"),
+        |(_, way), seed| (task(*way, seed), Some(updates_limit_bytes(session))),
+    ))
+}
+
+/// The cost of a shootdown in microseconds, by the median of some turns; `None` if it can't be measured.
+fn run_shootdowns(session: &Session<'_>, machine: &Machine) -> Option<f64> {
+    let path = session.file().ok()?;
+    let turn = |_| {
+        let task = shootdown::Task { path: path.to_owned(), others: machine.processors.saturating_sub(1) };
+        session.job(task, None).ok()?.0.result().ok()?.micros()
+    };
+    Spread::of(&(0..session.pacing.rounds).filter_map(turn).collect::<Vec<_>>()).map(|cost| cost.median)
 }
 
 fn run_amplification(session: &Session<'_>) -> io::Result<(Vec<Case>, Rounds<Load>)> {
@@ -300,6 +430,11 @@ fn run_amplification(session: &Session<'_>) -> io::Result<(Vec<Case>, Rounds<Loa
 }
 
 fn notes(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) {
+    chapter.note(
+        "Memory is full once the mapping's resident memory has grown by less than a tenth of what was read over five \
+         samples: what came in otherwise was taken back. Rates of that phase are those of the blocks that came from the \
+         device.",
+    );
     chapter.note(
         "Device reads are blocks of 4 KiB that came from the device: what the page cache answered is left out. Memory \
          is the most that the case's control group held, page cache included. Interrupts, TLB shootdowns and pages \

@@ -1,7 +1,10 @@
 //! The tables and plots of random reads.
 
-use super::claims::{device_reads_per_second, late_rate, shootdowns};
-use super::{Case, Method, ROW_BYTES, THREADS};
+use super::claims::{Figures, device_reads_per_second, late_rates, shootdowns};
+use super::updates::Way;
+use super::{Case, Method, ROW_BYTES, THREADS, UPDATERS};
+use crate::compare::Spread;
+use crate::condition::Phases;
 use crate::figures::{self, Form};
 use crate::measure::{Load, Sample};
 use crate::regime::Regime;
@@ -12,12 +15,11 @@ use crate::session::{Rounds, Turns};
 /// A column of a table: its title, its form, and the function that makes its cell from a case's turns.
 type Column = (&'static str, Form, fn(&Turns<Load>) -> Cell);
 
-const RATE_COLUMNS: [Column; 7] = [
+const RATE_COLUMNS: [Column; 6] = [
     ("reads/s", Form::Rate, |turns| turns.median(Load::operations_per_second).into()),
     ("least", Form::Rate, |turns| turns.spread(Load::operations_per_second).map(|spread| spread.least).into()),
     ("most", Form::Rate, |turns| turns.spread(Load::operations_per_second).map(|spread| spread.most).into()),
     ("device reads/s", Form::Rate, |turns| turns.median(device_reads_per_second).into()),
-    ("2nd half", Form::Rate, |turns| late(turns).into()),
     ("p50", Form::Micros, |turns| turns.median(|load| load.latency.p50_us).into()),
     ("p99", Form::Micros, |turns| turns.median(|load| load.latency.p99_us).into()),
 ];
@@ -33,11 +35,6 @@ const COST_COLUMNS: [Column; 7] = [
     ("memory", Form::Bytes, |turns| turns.memory_bytes_max().into()),
     ("device bytes per byte", Form::Ratio, |turns| turns.median(Load::read_amplification).into()),
 ];
-
-fn late(turns: &Turns<Load>) -> Option<f64> {
-    let rates: Vec<f64> = turns.samples.iter().map(|samples| late_rate(samples)).collect();
-    (!rates.is_empty()).then(|| crate::measure::median(rates))
-}
 
 /// A count for each read.
 fn each(turns: &Turns<Load>, count: fn(&Load) -> u64) -> Cell {
@@ -85,6 +82,54 @@ pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rou
     if regime == Regime::Device {
         chapter.plots.push(shootdowns);
     }
+}
+
+/// The phases of the mapped reads with RANDOM, medians of the rounds that filled memory.
+pub(super) fn phases(chapter: &mut Chapter, figures: &Figures) {
+    let mut table = Table::new(
+        "Phases of mapped reads with RANDOM: until memory is full, and from then on",
+        &[
+            ("", Form::Text),
+            ("filled after", Form::Seconds),
+            ("filling, device reads/s", Form::Rate),
+            ("full, device reads/s", Form::Rate),
+            ("lowest sample", Form::Rate),
+            ("rounds that filled", Form::Count),
+        ],
+    );
+    for (regime, rounds) in &figures.phases {
+        let found: Vec<Phases> = rounds.iter().flatten().copied().collect();
+        let middle = |figure: &dyn Fn(&Phases) -> Option<f64>| -> Cell {
+            Spread::of(&found.iter().filter_map(figure).collect::<Vec<_>>()).map(|spread| spread.median).into()
+        };
+        table.row(vec![
+            regime.name().into(),
+            middle(&|each| Some(each.filling_seconds)),
+            middle(&|each| each.filling),
+            middle(&|each| Some(each.full)),
+            middle(&|each| Some(each.lowest)),
+            (found.len() as f64).into(),
+        ]);
+    }
+    chapter.tables.push(table);
+}
+
+const UPDATE_COLUMNS: [Column; 5] = [
+    ("updates/s", Form::Rate, |turns| turns.median(Load::operations_per_second).into()),
+    ("2nd half", Form::Rate, |turns| Spread::of(&late_rates(turns)).map(|spread| spread.median).into()),
+    ("p50", Form::Micros, |turns| turns.median(|load| load.latency.p50_us).into()),
+    ("p99", Form::Micros, |turns| turns.median(|load| load.latency.p99_us).into()),
+    ("memory", Form::Bytes, |turns| turns.memory_bytes_max().into()),
+];
+
+pub(super) fn updates(chapter: &mut Chapter, ways: &[(&'static str, Way)], rounds: &Rounds<Load>) {
+    let title = format!("Updates of random pages of a file larger than memory, {UPDATERS} threads");
+    let mut table = table_of(&title, &UPDATE_COLUMNS);
+    for ((name, _), turns) in ways.iter().zip(rounds) {
+        add_row(&mut table, &UPDATE_COLUMNS, name, None, turns);
+    }
+    add_row(&mut table, &UPDATE_COLUMNS, "the first, again", None, &rounds.again);
+    chapter.tables.push(table);
 }
 
 const LADDER_COLUMNS: [Column; 6] = [

@@ -11,8 +11,9 @@ use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
+use crate::condition::Filling;
 use crate::map::{Advice, Map, Mode};
-use crate::measure::{Load, Pace, Sample, Timing, load};
+use crate::measure::{Load, Pace, Sample, Timing, load, load_while};
 use crate::ring::{ReadRing, RingOptions};
 use crate::temp_folder;
 use crate::worker::Measurement;
@@ -66,25 +67,28 @@ pub(crate) struct Task {
     pub(crate) ask_bytes: usize,
     pub(crate) method: Method,
     pub(crate) threads: usize,
-    /// Read the range once in advance, from start to end, so that it is in memory if it fits.
-    pub(crate) warm: bool,
+    /// Bytes to read once in advance, from the start: all of the range, so that it is in memory if it fits, or more
+    /// than memory, so that the page cache is full.
+    pub(crate) warm_bytes: u64,
+    /// Seconds to go on for once memory is full, within those of `timing`; only of mapped reads can it be seen.
+    pub(crate) full_seconds: Option<f64>,
     pub(crate) timing: Timing,
     pub(crate) seed: u64,
 }
 
 /// Random offsets, aligned to a unit.
-struct Places {
+pub(super) struct Places {
     random: Xoshiro256PlusPlus,
     count: u64,
     unit: u64,
 }
 
 impl Places {
-    fn new(seed: u64, range_bytes: u64, unit: u64) -> Places {
+    pub(super) fn new(seed: u64, range_bytes: u64, unit: u64) -> Places {
         Places { random: Xoshiro256PlusPlus::seed_from_u64(seed), count: (range_bytes / unit).max(1), unit }
     }
 
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.random.random_range(0..self.count) * self.unit
     }
 }
@@ -98,7 +102,7 @@ impl Measurement for Task {
     const NAME: &'static str = "random";
     type Result = Load;
 
-    fn perform(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
+    fn perform(self, mut observe: impl FnMut(&Sample)) -> io::Result<Load> {
         if self.method == Method::SmallFiles {
             return self.read_files(observe);
         }
@@ -112,19 +116,26 @@ impl Measurement for Task {
             }
             _ => None,
         };
-        if self.warm {
-            let mut buffer = vec![0; 1 << 20];
-            for offset in (0..self.range_bytes).step_by(buffer.len()) {
-                buffered.read_exact_at(&mut buffer, offset)?;
-            }
+        let mut buffer = vec![0; 1 << 20];
+        for offset in (0..self.warm_bytes).step_by(buffer.len()) {
+            buffered.read_exact_at(&mut buffer, offset)?;
         }
         let direct = match self.method {
             Method::Direct | Method::Ring { .. } => Some(temp_folder::open_direct(&self.path, false)?),
             _ => None,
         };
         let ask = self.ask_bytes;
+        let (mut filling, mut full_at) = (Filling::default(), None);
+        let watch = |sample: &Sample| {
+            observe(sample);
+            if full_at.is_none() && filling.is_full(sample) {
+                full_at = Some(sample.at_seconds);
+            }
+            let end = self.full_seconds.zip(full_at).map(|(seconds, full_at)| full_at + seconds);
+            end.is_none_or(|end| sample.at_seconds < end)
+        };
         // The check does not depend on the order of the reads.
-        load(self.threads, self.timing, observe, |thread, pace| {
+        load_while(self.threads, self.timing, watch, |thread, pace| {
             let unit = (ask as u64).min(BLOCK_BYTES as u64);
             let mut places = Places::new(self.seed * 1000 + thread as u64, self.range_bytes - ask as u64 + unit, unit);
             match (self.method, &map, &direct) {
@@ -220,7 +231,8 @@ mod tests {
             ask_bytes: BLOCK_BYTES,
             method,
             threads: THREADS,
-            warm: false,
+            warm_bytes: 0,
+            full_seconds: None,
             timing: Timing { seconds: 0.02, sample_seconds: 0.0 },
             seed: 1,
         }

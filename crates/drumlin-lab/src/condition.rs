@@ -1,0 +1,164 @@
+//! The conditions on which the sources' findings rest, and whether this machine has them: many processors, a fast
+//! drive, memory that is really full.
+//!
+//! A machine that lacks a condition can't refute a finding: see [`Judgement::unless_lacking`]. Half of what the
+//! source's machine had is taken to do.
+//!
+//! [`Judgement::unless_lacking`]: crate::report::Judgement::unless_lacking
+
+use std::collections::VecDeque;
+
+use crate::figures::Form;
+use crate::measure::Sample;
+
+const S1_PROCESSORS: usize = 64;
+/// S1's ten drives brought this many random reads of 4 KiB a second.
+const S1_READS_PER_SECOND: f64 = 900e3;
+/// S1's drives read this much from start to end.
+const S1_DRIVE_BYTES_PER_SECOND: f64 = 7e9;
+/// S4's drive and processor read 463 MB/s in blocks of 4 KiB, one at a time.
+const S4_READ_MICROS: f64 = 4096.0 / 463.0;
+
+/// The condition that is missing if this machine has fewer processors than half of S1's.
+pub(crate) fn processors(here: usize) -> Option<String> {
+    (here * 2 < S1_PROCESSORS).then(|| format!("{S1_PROCESSORS} processors (here {here})"))
+}
+
+/// The condition that is missing if the drive brings fewer random reads than half of S1's.
+pub(crate) fn read_rate(here: f64) -> Option<String> {
+    let show = |rate| Form::Rate.show(rate);
+    let lacks = here < S1_READS_PER_SECOND / 2.0;
+    lacks.then(|| format!("drives of {} reads/s (here {})", show(S1_READS_PER_SECOND), show(here)))
+}
+
+/// The condition that is missing if the drive has less than half of the bandwidth of one of S1's.
+pub(crate) fn bandwidth(here: f64) -> Option<String> {
+    let show = |rate| Form::Bandwidth.show(rate);
+    let lacks = here < S1_DRIVE_BYTES_PER_SECOND / 2.0;
+    lacks.then(|| format!("a drive of {} (here {})", show(S1_DRIVE_BYTES_PER_SECOND), show(here)))
+}
+
+/// The condition that is missing if the drive takes more than twice the time of S4's for a read of 4 KiB.
+pub(crate) fn read_micros(here: f64) -> Option<String> {
+    let show = |micros| Form::Micros.show(micros);
+    let lacks = here > S4_READ_MICROS * 2.0;
+    lacks.then(|| format!("a drive that answers a read of 4 KiB in {} (here {})", show(S4_READ_MICROS), show(here)))
+}
+
+/// All missing conditions in one text.
+pub(crate) fn all(missing: impl IntoIterator<Item = Option<String>>) -> Option<String> {
+    missing.into_iter().flatten().reduce(|all, next| format!("{all}; {next}"))
+}
+
+/// Memory counts as full once this share of the pages read in is matched by pages taken back.
+const FULL_SHARE: f64 = 0.9;
+
+/// The number of samples over which the two are compared: the kernel takes pages back in batches.
+const WINDOW: usize = 5;
+
+/// Watches the samples of reads through a mapping for the moment at which memory is full.
+///
+/// Each page that a fault brings in becomes resident. What the resident memory does not grow by was taken back. That
+/// holds in a control group and on a whole machine alike, for every way of taking pages back.
+#[derive(Debug, Default)]
+pub(crate) struct Filling {
+    /// Bytes read in and bytes taken back by sample.
+    window: VecDeque<(f64, f64)>,
+    last: Option<Sample>,
+}
+
+impl Filling {
+    /// Adds a sample. Returns `true` if pages taken back matched pages read in over the window that it ends.
+    pub(crate) fn is_full(&mut self, sample: &Sample) -> bool {
+        let Some(last) = self.last.replace(*sample) else { return false };
+        let read = sample.device_bytes_per_second * (sample.at_seconds - last.at_seconds);
+        let grown = sample.resident_bytes as f64 - last.resident_bytes as f64;
+        self.window.push_back((read, read - grown));
+        if self.window.len() > WINDOW {
+            self.window.pop_front();
+        }
+        let (read, taken) = self.window.iter().fold((0.0, 0.0), |sum, next| (sum.0 + next.0, sum.1 + next.1));
+        self.window.len() == WINDOW && read > 0.0 && taken >= FULL_SHARE * read
+    }
+}
+
+/// The phases of reads through a mapping, in blocks a second that came from the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Phases {
+    /// While memory filled; `None` if it was full from the beginning.
+    pub(crate) filling: Option<f64>,
+    pub(crate) full: f64,
+    /// The lowest sample of all.
+    pub(crate) lowest: f64,
+    /// The time until memory was full.
+    pub(crate) filling_seconds: f64,
+}
+
+/// Splits a run where memory was full; `None` if it never was.
+pub(crate) fn phases(samples: &[Sample], block_bytes: f64) -> Option<Phases> {
+    let mut filling = Filling::default();
+    let end = samples.iter().position(|sample| filling.is_full(sample))?;
+    // The window belongs to the full phase.
+    let (before, after) = samples.split_at((end + 1).saturating_sub(WINDOW));
+    let rate = |samples: &[Sample]| {
+        let rates: Vec<f64> = samples.iter().map(|sample| sample.device_bytes_per_second / block_bytes).collect();
+        (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)
+    };
+    let lowest = samples.iter().map(|sample| sample.device_bytes_per_second / block_bytes).fold(f64::MAX, f64::min);
+    let filling_seconds = before.last().map_or(0.0, |sample| sample.at_seconds);
+    Some(Phases { filling: rate(before), full: rate(after)?, lowest, filling_seconds })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Half of the source's condition does, less is named with what is here.
+    #[test]
+    fn missing_conditions_are_named() {
+        assert_eq!(processors(32), None);
+        assert_eq!(processors(2).unwrap(), "64 processors (here 2)");
+        assert_eq!(read_rate(500e3), None);
+        assert!(read_rate(104e3).unwrap().contains("(here 104 k)"));
+        assert!(bandwidth(1.35e9).unwrap().contains("(here 1.35 GB/s)") && bandwidth(6.8e9).is_none());
+        assert!(read_micros(92.0).unwrap().contains("8.85 us (here 92.0 us)") && read_micros(12.0).is_none());
+        assert_eq!(
+            all([processors(2), None, processors(4)]).unwrap(),
+            "64 processors (here 2); 64 processors (here 4)"
+        );
+        assert_eq!(all([None, None]), None);
+    }
+
+    /// Samples of a tenth of a second with these rates of reads; memory grows by all that is read up to its limit.
+    fn run(rates: &[f64], limit_bytes: f64) -> Vec<Sample> {
+        let mut resident = 1e6;
+        let sample = |(index, rate): (usize, &f64)| {
+            resident = (resident + rate * 4096.0 * 0.1_f64).min(limit_bytes);
+            Sample {
+                at_seconds: 0.1 * (index + 1) as f64,
+                device_bytes_per_second: rate * 4096.0,
+                resident_bytes: resident as u64,
+                ..Sample::default()
+            }
+        };
+        rates.iter().enumerate().map(sample).collect()
+    }
+
+    /// A fall to half once memory is full, with a stop at its beginning, is seen though the run ends faster: the rates
+    /// are those of a round whose second half told of no fall.
+    #[test]
+    fn phases_are_split_where_memory_is_full() {
+        let rates = [vec![96e3; 12], vec![2e3; 2], vec![58.7e3; 16]].concat();
+        let samples = run(&rates, 1e6 + 12.0 * 96e3 * 409.6);
+        let found = phases(&samples, 4096.0).unwrap();
+        assert!((found.filling.unwrap() - 96e3).abs() < 1.0, "{found:?}");
+        assert!(found.full > 50e3 && found.full < 58.7e3, "{found:?}");
+        assert!((found.lowest - 2e3).abs() < 1.0 && (found.filling_seconds - 1.2).abs() < 0.11, "{found:?}");
+        // The same run, with more memory than it reads.
+        assert_eq!(phases(&run(&rates, 1e12), 4096.0), None);
+        // Memory that was full before.
+        let full = phases(&run(&[50e3; 20], 1e6), 4096.0).unwrap();
+        assert!(full.filling.is_none_or(|rate| (rate - 50e3).abs() < 1.0) && (full.full - 50e3).abs() < 1.0);
+        assert_eq!(phases(&[], 4096.0), None);
+    }
+}
