@@ -55,6 +55,11 @@ pub(crate) struct Place {
 pub(crate) fn place(session: &Session<'_>, regime: Regime) -> io::Result<Result<Place, String>> {
     let limit_bytes = Some(session.memory_bytes());
     let of = |path: &Path, limit_bytes| Place { path: path.to_owned(), limit_bytes };
+    if regime == Regime::Pressure && !session.settings.fill_memory {
+        return Ok(Err(
+            "--fill-memory, which permits the lab to take the machine's memory up to a small rest".to_owned()
+        ));
+    }
     let path = match regime {
         Regime::File => Ok(session.file()?),
         Regime::Device | Regime::Pressure => {
@@ -100,7 +105,11 @@ const BALLOON_BYTES_PER_SECOND: f64 = 2.5e9;
 /// The approximate time until [`pressure`] has taken the memory.
 pub(crate) fn pressure_seconds(session: &Session<'_>) -> f64 {
     let bytes = counters::memory_available_bytes().saturating_sub(left_bytes(session));
-    if bytes > BALLOON_BYTES_MAX { 0.0 } else { bytes as f64 / BALLOON_BYTES_PER_SECOND }
+    if bytes > BALLOON_BYTES_MAX || !session.settings.fill_memory {
+        0.0
+    } else {
+        bytes as f64 / BALLOON_BYTES_PER_SECOND
+    }
 }
 
 /// Takes the machine's memory up to a small rest, locked, until the answer is dropped. The process that holds it is the

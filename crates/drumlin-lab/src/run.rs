@@ -112,6 +112,7 @@ mod tests {
             memory_bytes: None,
             file_bytes: Some(file_bytes),
             file_systems: file_systems.to_vec(),
+            fill_memory: true,
             command: String::new(),
         }
     }

@@ -31,6 +31,8 @@ pub struct Settings {
     pub file_bytes: Option<u64>,
     /// The file systems that `sync` makes on loop devices, beside the folder's own.
     pub file_systems: Vec<FileSystem>,
+    /// Permits `random` to take the machine's memory up to a small rest, while it runs: other programs may stall.
+    pub fill_memory: bool,
     /// The command as it was typed, for the report.
     pub command: String,
 }

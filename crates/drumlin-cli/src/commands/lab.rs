@@ -67,6 +67,9 @@ struct Options {
     /// The file systems that `sync` makes on loop devices, as root, beside the folder's own; none for none
     #[arg(long, value_name = "LIST", value_parser = parse_file_systems, default_value = "ext4,xfs,btrfs")]
     file_systems: FileSystems,
+    /// random: also with the machine's memory taken up to a small rest, as root; other programs may stall meanwhile
+    #[arg(long)]
+    fill_memory: bool,
     /// Also write the report as one HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -119,6 +122,7 @@ impl Lab {
             memory_bytes: options.memory,
             file_bytes: options.file,
             file_systems: options.file_systems.0.clone(),
+            fill_memory: options.fill_memory,
             command: typed(),
         };
         let watcher = Watcher::new(output);

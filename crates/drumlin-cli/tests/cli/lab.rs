@@ -35,6 +35,10 @@ fn an_experiment_reports_and_leaves_nothing() {
         let missing = |verdict: &Value| verdict["missing"].as_str().unwrap_or("").contains("a file larger than memory");
         assert!(verdicts.iter().any(missing), "{verdicts:?}");
     }
+    // The machine's memory is not taken unasked.
+    let verdicts = chapter["verdicts"].as_array().unwrap();
+    let unasked = |verdict: &&Value| verdict["missing"].as_str().unwrap_or("").starts_with("--fill-memory");
+    assert!(verdicts.iter().filter(unasked).count() >= 2, "{verdicts:?}");
     assert!(report["command"].as_str().unwrap().starts_with("drumlin lab random"));
     for field in ["processor", "kernel", "file_system", "mount_options", "drive"] {
         assert!(!report["machine"][field].is_null(), "{field}");

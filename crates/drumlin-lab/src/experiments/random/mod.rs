@@ -274,11 +274,13 @@ const START_SECONDS: f64 = 0.15;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
     let rounds = session.pacing.rounds;
+    let is_planned = |regime: &Regime| *regime != Regime::Pressure || session.settings.fill_memory;
     let courses = |regime| courses_seconds(session, regime) * (courses(session, regime).len() + 1) as f64;
+    let courses: f64 = Regime::ALL.into_iter().filter(is_planned).map(courses).sum();
     let updates = updates_timing(session).seconds + START_SECONDS + SETTLE_SECONDS;
     let others = [ladder_cases(session).len(), range_cases(session).len(), amplification_cases(session).len()];
     let slice = slice_timing(session).seconds + START_SECONDS;
-    Regime::ALL.map(courses).iter().sum::<f64>() * rounds as f64
+    courses * rounds as f64
         + Session::turns_seconds(update_ways(session).len(), rounds, updates)
         + others.map(|count| Session::turns_seconds(count, rounds, slice)).iter().sum::<f64>()
         + regime::pressure_seconds(session)
