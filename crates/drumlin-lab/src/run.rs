@@ -98,7 +98,7 @@ mod tests {
 
     impl Observer for Unwatched {
         fn total(&self, _: f64) {}
-        fn progress(&self, _: f64, _: &str) {}
+        fn progress(&self, _: f64, _: f64, _: &str) {}
         fn interrupted(&self) -> bool {
             false
         }

@@ -41,10 +41,62 @@ pub struct Settings {
 pub trait Observer {
     /// Reports the approximate time of the whole run.
     fn total(&self, seconds: f64);
-    /// Reports the progress, and the work under way.
-    fn progress(&self, seconds: f64, what: &str);
+    /// Reports how many of the expected seconds are done, how many seconds are left, and the work under way.
+    fn progress(&self, done_seconds: f64, left_seconds: f64, what: &str);
     /// Returns `true` once the user wants to stop. Called often.
     fn interrupted(&self) -> bool;
+}
+
+/// The progress of a plan: the steps done, by the seconds that they were planned to take.
+pub(crate) struct Pace<'a> {
+    observer: &'a dyn Observer,
+    begun: Instant,
+    total_seconds: Cell<f64>,
+    done_seconds: Cell<f64>,
+}
+
+/// The most by which a run is taken to overrun its plan.
+const OVERRUN_MAX: f64 = 2.0;
+
+impl<'a> Pace<'a> {
+    pub(crate) fn new(observer: &'a dyn Observer) -> Pace<'a> {
+        Pace { observer, begun: Instant::now(), total_seconds: Cell::new(0.0), done_seconds: Cell::new(0.0) }
+    }
+
+    /// Reports the planned time of the whole run.
+    pub(crate) fn expect(&self, seconds: f64) {
+        self.total_seconds.set(seconds);
+        self.observer.total(seconds);
+    }
+
+    /// Reports the next step, and counts the seconds that it is planned to take.
+    pub(crate) fn step(&self, what: &str, seconds: f64) {
+        let done = self.done();
+        let left = left_seconds(self.total_seconds.get(), done, self.begun.elapsed().as_secs_f64());
+        self.observer.progress(done, left, what);
+        self.done_seconds.set(done + seconds);
+    }
+
+    /// Sets the number of the planned seconds that are done.
+    pub(crate) fn reached(&self, seconds: f64) {
+        self.done_seconds.set(seconds);
+    }
+
+    pub(crate) fn done(&self) -> f64 {
+        self.done_seconds.get()
+    }
+
+    pub(crate) fn interrupted(&self) -> bool {
+        self.observer.interrupted()
+    }
+}
+
+/// The time left: what is planned and not done, by the factor by which the run has overrun its plan so far.
+fn left_seconds(total: f64, done: f64, elapsed: f64) -> f64 {
+    // A twentieth of the plan counts as having taken its time, so that the first steps do not decide.
+    let trusted = total / 20.0;
+    let overrun = (elapsed + trusted) / (done + trusted);
+    (total - done).max(0.0) * if overrun.is_finite() { overrun.clamp(1.0 / OVERRUN_MAX, OVERRUN_MAX) } else { 1.0 }
 }
 
 /// The number of turns and their duration.
@@ -78,12 +130,11 @@ pub(crate) struct Session<'a> {
     /// Dropped before the folder, in which their files are.
     pub(crate) devices: Devices,
     pub(crate) room: TempFolder,
-    observer: &'a dyn Observer,
     memory: Memory,
     file: OnceCell<PathBuf>,
     /// Single random reads a second of the large file: before it was read through once, and after.
     drive_rates: Cell<Option<(f64, f64)>>,
-    done_seconds: Cell<f64>,
+    pace: Pace<'a>,
 }
 
 /// The memory limit, the file that exceeds it, and a text about both.
@@ -250,22 +301,21 @@ impl<'a> Session<'a> {
             pacing: Pacing::of(settings),
             devices: Devices::default(),
             room,
-            observer,
             memory,
             file: OnceCell::new(),
             drive_rates: Cell::new(None),
-            done_seconds: Cell::new(0.0),
+            pace: Pace::new(observer),
         })
     }
 
     /// Reports the approximate time of the whole run.
     pub(crate) fn expect(&self, seconds: f64) {
-        self.observer.total(seconds);
+        self.pace.expect(seconds);
     }
 
     /// Sets the number of the expected seconds that have passed.
     pub(crate) fn reached(&self, seconds: f64) {
-        self.done_seconds.set(seconds);
+        self.pace.reached(seconds);
     }
 
     /// The memory limit and the way in which it is enforced, in words.
@@ -290,13 +340,12 @@ impl<'a> Session<'a> {
     }
 
     pub(crate) fn interrupted(&self) -> bool {
-        self.observer.interrupted()
+        self.pace.interrupted()
     }
 
     /// Reports the next step, which takes about this many seconds.
     pub(crate) fn step(&self, what: &str, seconds: f64) {
-        self.observer.progress(self.done_seconds.get(), what);
-        self.done_seconds.set(self.done_seconds.get() + seconds);
+        self.pace.step(what, seconds);
     }
 
     /// The memory that the file is to exceed.
@@ -325,14 +374,15 @@ impl<'a> Session<'a> {
             return Ok(path);
         }
         let bytes = self.file_bytes();
-        let begun = self.done_seconds.get();
+        let begun = self.pace.done();
         let text = format!("writing a file of {}", figures::size(bytes));
         let path = self.room.filled("data", bytes, |written| {
             let share = written as f64 / bytes as f64;
-            self.observer.progress(begun + share * self.file_seconds(), &text);
+            self.pace.reached(begun + share * self.file_seconds());
+            self.pace.step(&text, 0.0);
             !self.interrupted()
         })?;
-        self.done_seconds.set(begun + self.file_seconds());
+        self.pace.reached(begun + self.file_seconds());
         if !self.interrupted() {
             let file = temp_folder::open_direct(&path, false).or_else(|_| std::fs::File::open(&path))?;
             let cold = single_reads_per_second(&file, bytes)?;
@@ -480,6 +530,24 @@ mod tests {
         let orders: Vec<Vec<usize>> = (0..3).map(|round| order(7, round, 3).collect()).collect();
         assert_eq!(orders, [[1, 2, 3, 4, 5, 6], [3, 4, 5, 6, 1, 2], [5, 6, 1, 2, 3, 4]]);
         assert_eq!(order(1, 2, 3).count() + order(0, 0, 3).count(), 0);
+    }
+
+    /// The time left never exceeds what is planned and not done by more than the factor, however slow a step was.
+    #[test]
+    fn the_time_left_is_bounded_by_the_plan() {
+        for total in [0.0, 30.0, 340.0] {
+            for done in [0.0, 0.01, 1.0, total / 2.0, total, total * 2.0] {
+                for elapsed in [0.0, 1.0, 60.0, 86_400.0] {
+                    let (left, rest) = (left_seconds(total, done, elapsed), (total - done).max(0.0));
+                    assert!(
+                        (rest / OVERRUN_MAX..=rest * OVERRUN_MAX).contains(&left),
+                        "{total} {done} {elapsed}: {left}"
+                    );
+                }
+            }
+        }
+        assert_eq!(left_seconds(300.0, 100.0, 100.0), 200.0);
+        assert!((left_seconds(300.0, 135.0, 210.0) - 247.5).abs() < 1e-9, "one and a half times as slow as planned");
     }
 
     /// No two turns draw the same places.

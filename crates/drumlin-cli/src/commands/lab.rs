@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use drumlin_lab::{Experiment, Observer, Settings};
@@ -195,9 +196,10 @@ impl Observer for Watcher {
         *self.bar.borrow_mut() = Some(Progress::work(self.output, (seconds * 1000.0) as u64));
     }
 
-    fn progress(&self, seconds: f64, what: &str) {
+    fn progress(&self, done_seconds: f64, left_seconds: f64, what: &str) {
         if let Some(bar) = &*self.bar.borrow() {
-            bar.set((seconds * 1000.0) as u64);
+            bar.set((done_seconds * 1000.0) as u64);
+            bar.say_left(Duration::from_secs_f64(left_seconds));
             bar.say(what);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle};
 
 use super::Output;
 use super::figures;
@@ -24,7 +24,12 @@ impl Progress {
 
     /// Counts milliseconds of work towards what is planned; [`say`](Progress::say) tells what is being done.
     pub(crate) fn work(output: Output, planned_ms: u64) -> Progress {
-        Progress::new(output, "", Some(planned_ms), "{bar:20.cyan/dim} {percent:>3} %  {eta:>4} left  {wide_msg:.dim}")
+        Progress::new(
+            output,
+            "",
+            Some(planned_ms),
+            "{bar:20.cyan/dim} {percent:>3} %  {prefix:>4} left  {wide_msg:.dim}",
+        )
     }
 
     /// Counts things towards no known total.
@@ -77,6 +82,11 @@ impl Progress {
     /// Says what is being done.
     pub(crate) fn say(&self, what: &str) {
         self.0.set_message(what.to_owned());
+    }
+
+    /// Says how much time is left.
+    pub(crate) fn say_left(&self, left: Duration) {
+        self.0.set_prefix(format!("{:#}", HumanDuration(Duration::from_secs(left.as_secs()))));
     }
 
     /// Prints a line above the progress.

@@ -23,7 +23,7 @@ use crate::map::Advice;
 use crate::measure::{Load, Timing, median};
 use crate::report::Table;
 use crate::ring::RingOptions;
-use crate::session::{Observer, plain};
+use crate::session::{Observer, Pace, plain};
 use crate::temp_folder::{self, TempFolder};
 use crate::worker::{self, Measurement, Outcome};
 
@@ -145,13 +145,15 @@ pub fn examine(path: &Path, length: Length, observer: &dyn Observer) -> io::Resu
     let machine = Machine::of(&folder)?;
     let mut diagnosis =
         Diagnosis { machine, findings: Vec::new(), tables: Vec::new(), settings: Vec::new(), interrupted: false };
-    observer.total(20.0 * length.share());
+    let pace = Pace::new(observer);
+    pace.expect(20.0 * length.share());
     if is_database {
-        observer.progress(0.0, "doctor: the database");
+        pace.step("doctor: the database", 0.0);
         database(&mut diagnosis, path);
     }
     system(&mut diagnosis);
-    let steps = Steps { observer, length, done: std::cell::Cell::new(2.0 * length.share()) };
+    let steps = Steps { pace, length };
+    steps.reach(2.0);
     match drive(&mut diagnosis, &folder, &steps) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::Interrupted => diagnosis.interrupted = true,
@@ -175,9 +177,8 @@ where
 }
 
 struct Steps<'a> {
-    observer: &'a dyn Observer,
+    pace: Pace<'a>,
     length: Length,
-    done: std::cell::Cell<f64>,
 }
 
 impl Steps<'_> {
@@ -188,7 +189,7 @@ impl Steps<'_> {
 
     /// Notes that the next measurement begins so many seconds after the start of a full examination.
     fn reach(&self, seconds: f64) {
-        self.done.set(seconds * self.length.share());
+        self.pace.reached(seconds * self.length.share());
     }
 
     /// Runs each task in turns, `rounds` times.
@@ -196,9 +197,8 @@ impl Steps<'_> {
         let mut all: Vec<Vec<Load>> = tasks.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
             for ((name, task), loads) in tasks.iter().zip(&mut all) {
-                self.observer.progress(self.done.get(), &format!("doctor: {name}"));
-                self.done.set(self.done.get() + seconds * self.length.share());
-                match task(&|| self.observer.interrupted())?.result() {
+                self.pace.step(&format!("doctor: {name}"), seconds * self.length.share());
+                match task(&|| self.pace.interrupted())?.result() {
                     Ok(load) => loads.push(load),
                     Err(error) => log_refusal(name, &error),
                 }
@@ -280,7 +280,7 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
             "put the database on a drive's file system",
         );
     }
-    steps.observer.progress(steps.done.get(), "doctor: the probe of a new database");
+    steps.pace.step("doctor: the probe of a new database", 0.0);
     let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
     let probe = Probe::run(backend.as_ref(), folder, Duration::from_secs_f64(steps.timing(2.0).seconds))?;
     steps.reach(4.0);
@@ -303,9 +303,9 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     if bytes < FILE_BYTES_MIN {
         return without_a_file(diagnosis, folder);
     }
-    steps.observer.progress(steps.done.get(), "doctor: writing a file");
-    let path = room.filled("data", bytes, |_| !steps.observer.interrupted())?;
-    if steps.observer.interrupted() {
+    steps.pace.step("doctor: writing a file", 0.0);
+    let path = room.filled("data", bytes, |_| !steps.pace.interrupted())?;
+    if steps.pace.interrupted() {
         return Err(io::ErrorKind::Interrupted.into());
     }
     steps.reach(7.0);
