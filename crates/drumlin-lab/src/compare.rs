@@ -9,7 +9,7 @@
 
 use crate::figures::{self, Form};
 use crate::measure::median;
-use crate::report::{Chapter, Holds, Judgement};
+use crate::report::{Chapter, Holds, Judgement, QUIETER};
 
 /// A figure over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -185,7 +185,7 @@ impl Ratio {
     /// The condition that is missing where this ratio tells nothing.
     pub(crate) fn doubt(&self) -> String {
         format!(
-            "a quieter machine (the rounds gave {} to {} times, and the same case run again differs by {} times)",
+            "{QUIETER} (the rounds gave {} to {} times, and the same case run again differs by {} times)",
             figures::digits(self.least),
             figures::digits(self.most),
             figures::digits(self.noise)

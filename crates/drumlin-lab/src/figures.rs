@@ -59,6 +59,26 @@ impl Form {
     }
 }
 
+/// Text in which no space between a number and its unit is one at which a line may break.
+pub(crate) fn unbroken(text: &str) -> String {
+    const UNITS: [&str; 21] = [
+        "%", "s", "ms", "us", "ns", "min", "h", "B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "k", "M",
+        "bytes", "times", "x",
+    ];
+    let mut shown = String::with_capacity(text.len());
+    for (index, word) in text.split(' ').enumerate() {
+        let unit = word.trim_end_matches([')', ',', '.', ';', ':']).trim_end_matches("/s");
+        let follows_number = shown.ends_with(|last: char| last.is_ascii_digit());
+        match (index == 0, follows_number && UNITS.contains(&unit)) {
+            (true, _) => {}
+            (false, true) => shown.push('\u{a0}'),
+            (false, false) => shown.push(' '),
+        }
+        shown.push_str(word);
+    }
+    shown
+}
+
 /// `1,234,567`
 pub(crate) fn count(number: f64) -> String {
     let text = format!("{:.0}", number.abs());
@@ -172,6 +192,10 @@ mod tests {
         ] {
             assert_eq!(form.show(number), text);
         }
+        assert_eq!(
+            unbroken(" (50 % to 72 %), 2 min 5 s, 3 GB/s of 4 cases "),
+            " (50\u{a0}% to 72\u{a0}%), 2\u{a0}min 5\u{a0}s, 3\u{a0}GB/s of 4 cases "
+        );
         assert_eq!(size(64 << 20), "64 MiB");
         assert_eq!(size(1_000_000_001), "1.00 GB");
     }

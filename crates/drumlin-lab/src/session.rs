@@ -216,8 +216,17 @@ impl<T> Turns<T> {
 
     /// The turn with the median rate, for figures that belong together.
     pub(crate) fn middle(&self, rate: impl Fn(&T) -> f64) -> Option<&T> {
-        let mut sorted: Vec<&T> = self.results.iter().collect();
-        sorted.sort_by(|left, right| rate(left).total_cmp(&rate(right)));
+        self.results.get(self.middle_index(rate)?)
+    }
+
+    /// The samples of the turn with the median rate.
+    pub(crate) fn middle_samples(&self, rate: impl Fn(&T) -> f64) -> Option<&[Sample]> {
+        self.samples.get(self.middle_index(rate)?).map(Vec::as_slice)
+    }
+
+    fn middle_index(&self, rate: impl Fn(&T) -> f64) -> Option<usize> {
+        let mut sorted: Vec<usize> = (0..self.results.len()).collect();
+        sorted.sort_by(|&left, &right| rate(&self.results[left]).total_cmp(&rate(&self.results[right])));
         sorted.get(sorted.len() / 2).copied()
     }
 }

@@ -31,7 +31,7 @@ use crate::experiments::random::BLOCK_BYTES;
 use crate::figures::{self, Form};
 use crate::map::{Advice, Map, Mode};
 use crate::measure::{Latencies, Sample, Summary};
-use crate::report::{Chapter, Holds, Judgement, Plot, Scale, Table};
+use crate::report::{Chapter, Holds, Judgement, MIDDLE_ROUND, Plot, Scale, Table};
 use crate::session::{Counted, Rounds, Session, Turns};
 use crate::temp_folder;
 use crate::worker::Measurement;
@@ -411,7 +411,8 @@ fn show(chapter: &mut Chapter, cases: &[Case], turns: &Rounds<Seen>) {
         "Waits of all other tasks",
         ("share of waits that took at most", Form::Share, Scale::Tail),
         ("between two beats", Form::Micros, Scale::Logarithmic),
-    );
+    )
+    .drawing(MIDDLE_ROUND);
     let mut rows: Vec<(Case, &Turns<Seen>)> = cases.iter().copied().zip(turns).collect();
     rows.sort_by_key(|(case, _)| (case.readers > 0, *case));
     for (case, turns) in rows {

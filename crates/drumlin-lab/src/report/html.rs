@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use super::plot::escape;
-use super::{Cell, Chapter, Holds, Report, Table, plot, text};
+use super::{Cell, Chapter, Holds, Report, SOURCES, Table, WHAT_FOLLOWS, plot, source_words, text};
 use crate::figures::{self, Form};
 
 pub(super) const STYLE: &str = include_str!("page.css");
@@ -26,41 +26,60 @@ pub(super) fn render(report: &Report) -> String {
     if report.interrupted {
         put("<p class=\"failure\">Interrupted: these are the results up to then.</p>");
     }
+    if let Some(hint) = report.noise_hint() {
+        put(&format!("<p class=\"failure\">{}</p>", escape(&hint)));
+    }
     put("</header><main>");
+    put(&sources());
     put(&summary(report));
     put(&machine(report));
     for chapter in &report.chapters {
         put(&self::chapter(chapter));
     }
-    put(
-        "</main><footer><p>Written by <code>drumlin lab</code>. S1: Crotty, Leis, Pavlo, CIDR 2022. S2: J. Johnson on BonsaiDb, \
-         2022. S3: three articles on mmap in Go and Logstore. S4: G. Costa, 2020. S5: S. Matsuura on Leo, 2021.</p></footer>",
-    );
+    put("</main><footer><p>Written by <code>drumlin lab</code>.</p></footer>");
     put("</body></html>\n");
     page
 }
 
+/// What the names of the sources stand for.
+fn sources() -> String {
+    let mut html = String::from("<section><h2>The sources</h2><dl class=\"sources\">");
+    for (name, words) in SOURCES {
+        write!(html, "<dt>{name}</dt><dd>{}</dd>", escape(words)).expect("a string takes any text");
+    }
+    html + "</dl></section>"
+}
+
 /// Every finding on one screen, with a link to its chapter.
 fn summary(report: &Report) -> String {
-    if report.chapters.iter().all(|chapter| chapter.verdicts.is_empty()) {
+    if report.verdicts().next().is_none() {
         return String::new();
     }
-    let mut html = String::from("<section><h2>Which findings hold here</h2><ul class=\"verdicts\">");
+    let mut html = format!(
+        "<section><h2>Which findings hold here</h2><p>{}. {}</p><ul class=\"verdicts\">",
+        escape(&report.outcomes()),
+        WHAT_FOLLOWS.replace("drumlin doctor DIR", "<code>drumlin doctor DIR</code>")
+    );
     for chapter in &report.chapters {
         for verdict in &chapter.verdicts {
             write!(
                 html,
-                "<li><a href=\"#{}\"><span class=\"mark {}\">{}</span> <b>{}</b> {}</a></li>",
+                "<li><a href=\"#{}\"><span class=\"mark {}\">{}</span> {} {}</a></li>",
                 chapter.name,
                 class(verdict.holds),
                 verdict.holds.words(),
-                verdict.source,
+                source(verdict.source),
                 escape(&verdict.claim)
             )
             .expect("a string takes any text");
         }
     }
     html + "</ul></section>"
+}
+
+/// A source's name, which tells what it stands for to a pointer that rests on it.
+fn source(name: &str) -> String {
+    format!("<abbr title=\"{}\">{name}</abbr>", escape(source_words(name)))
 }
 
 fn class(holds: Holds) -> &'static str {
@@ -105,7 +124,7 @@ fn chapter(chapter: &Chapter) -> String {
         "<section id=\"{0}\"><h2><code>{0}</code> {1} <small>{2}</small></h2><p>{3}</p>",
         chapter.name,
         escape(&chapter.title),
-        figures::micros(chapter.seconds * 1e6),
+        escape(&figures::micros(chapter.seconds * 1e6)),
         escape(&chapter.about)
     );
     if let Some(failure) = &chapter.failure {
@@ -114,10 +133,10 @@ fn chapter(chapter: &Chapter) -> String {
     for verdict in &chapter.verdicts {
         write!(
             html,
-            "<p class=\"verdict {0}\"><span class=\"mark {0}\">{1}</span> <b>{2}</b> {3} <span>{4}</span></p>",
+            "<p class=\"verdict {0}\"><span class=\"mark {0}\">{1}</span> {2} {3} <span>{4}</span></p>",
             class(verdict.holds),
             verdict.holds.words(),
-            verdict.source,
+            source(verdict.source),
             escape(&verdict.claim),
             escape(&verdict.explanation())
         )
@@ -171,8 +190,22 @@ fn table(table: &Table) -> String {
 mod tests {
     use super::*;
     use crate::machine::Machine;
-    use crate::report::Judgement;
-    use crate::report::{Plot, Scale};
+    use crate::report::{Judgement, Plot, QUIETER, Scale};
+
+    fn report(chapters: Vec<Chapter>) -> Report {
+        Report {
+            version: 2,
+            command: "drumlin lab random".to_owned(),
+            started: "2026-11-21 13:00:00 UTC".to_owned(),
+            seconds: 1.0,
+            interrupted: false,
+            quick: true,
+            machine: Machine::of(&std::env::temp_dir()).unwrap(),
+            memory_limit: "none".to_owned(),
+            drive_state: None,
+            chapters,
+        }
+    }
 
     /// The page is self-contained, holds every figure, and no text can become markup.
     #[test]
@@ -185,20 +218,11 @@ mod tests {
         plot.line("direct", vec![(0.0, 1.0), (1.0, 2.0)]);
         chapter.plots.push(plot);
         chapter.judged("S1", "It holds.", Judgement::new(Holds::Yes, "Seen."));
-        let report = Report {
-            version: 2,
-            command: "drumlin lab random".to_owned(),
-            started: "2026-11-21 13:00:00 UTC".to_owned(),
-            seconds: 1.0,
-            interrupted: false,
-            quick: true,
-            machine: Machine::of(&std::env::temp_dir()).unwrap(),
-            memory_limit: "none".to_owned(),
-            drive_state: None,
-            chapters: vec![chapter],
-        };
+        let report = report(vec![chapter]);
         let page = report.html();
-        for part in ["547 k", "direct &lt;script&gt;", "Reads &lt;b&gt;", ">holds<", "<svg", "prefers-color-scheme"] {
+        for part in
+            ["547\u{a0}k", "direct &lt;script&gt;", "Reads &lt;b&gt;", ">holds<", "<svg", "prefers-color-scheme"]
+        {
             assert!(page.contains(part), "{part} is missing");
         }
         for part in ["<script", "http://", "https://", "src=", "@import", "url("] {
@@ -206,5 +230,30 @@ mod tests {
         }
         let text = report.text(80);
         assert!(text.contains("547 k") && text.contains("S1"));
+    }
+
+    /// Both forms begin with what the sources are, the list of all verdicts, and advice if noise left many untold.
+    #[test]
+    fn reports_begin_with_sources_and_summary() {
+        let quiet = Judgement::new(Holds::Partly, "It has 3 times the rate.");
+        let noisy = || Judgement::cannot_tell(format!("{QUIETER} (the rounds gave 1 to 5 times)"), "Seen.");
+        let mut chapter = Chapter::new("scan", "Scans", "About scans.");
+        chapter.judged("S4", "Streams are fast.", quiet);
+        let mut report = report(vec![chapter]);
+        for told in [report.text(80), report.html()] {
+            for part in ["Modern storage is plenty fast.", "drumlin doctor DIR", "partly: 1"] {
+                let words = told.split_whitespace().collect::<Vec<_>>().join(" ");
+                let (head, chapter) = words.split_once("About scans.").unwrap();
+                assert!(head.contains(part) && head.contains("Streams are fast."), "{part} is not above: {words}");
+                assert!(chapter.contains("Streams are fast.") && !words.contains("The machine was busy"));
+            }
+        }
+        assert!(report.html().contains("<abbr title=\"G. Costa: Modern storage"));
+        for claim in ["Mappings fall.", "Syncs queue."] {
+            report.chapters[0].judged("S1", claim, noisy());
+        }
+        for told in [report.text(80), report.html()] {
+            assert!(told.contains("The machine was busy: 2 of 3 verdicts"), "{told}");
+        }
     }
 }

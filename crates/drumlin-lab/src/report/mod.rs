@@ -6,7 +6,7 @@ pub(crate) mod text;
 
 use serde::{Serialize, Serializer};
 
-use crate::figures::Form;
+use crate::figures::{self, Form};
 use crate::machine::Machine;
 
 /// The report of a run of the lab.
@@ -235,6 +235,8 @@ pub struct Plot {
     pub x: Axis,
     /// The vertical axis.
     pub y: Axis,
+    /// What of the rounds is drawn, in words; empty if the title says it.
+    pub drawn: &'static str,
     /// The lines.
     pub lines: Vec<Line>,
 }
@@ -252,7 +254,12 @@ impl Plot {
     /// A plot without lines: its title, and label, form and scale of each axis.
     pub fn new(title: impl Into<String>, x: (&'static str, Form, Scale), y: (&'static str, Form, Scale)) -> Plot {
         let axis = |(label, form, scale)| Axis { label, form, scale };
-        Plot { title: title.into(), x: axis(x), y: axis(y), lines: Vec::new() }
+        Plot { title: title.into(), x: axis(x), y: axis(y), drawn: "", lines: Vec::new() }
+    }
+
+    /// The same plot, with words for what of the rounds it draws.
+    pub(crate) fn drawing(self, drawn: &'static str) -> Plot {
+        Plot { drawn, ..self }
     }
 
     /// The plot as SVG within HTML, for a page with [`Plot::STYLE`].
@@ -271,6 +278,34 @@ impl Plot {
         }
     }
 }
+
+/// What a plot draws whose lines are each from one turn of their case.
+pub(crate) const MIDDLE_ROUND: &str = "of each case the round with the median rate";
+/// What a plot draws whose lines hold the operations of every turn.
+pub(crate) const ALL_ROUNDS: &str = "the operations of all rounds";
+/// What a plot draws whose points are medians.
+pub(crate) const MEDIANS: &str = "medians of the rounds";
+
+/// The sources, by the names that verdicts and tables give them.
+const SOURCES: [(&str, &str); 6] = [
+    ("S1", "Crotty, Leis and Pavlo: Are You Sure You Want to Use MMAP in Your Database Management System? (CIDR 2022)"),
+    ("S2", "J. Johnson on durable writes in BonsaiDb and Nebari (2022)"),
+    ("S3", "three articles on mmap and read(2) in Go, and on the log store Logstore"),
+    ("S4", "G. Costa: Modern storage is plenty fast. It is the APIs that are bad (2020), on Glommio"),
+    ("S5", "S. Matsuura on Leo, a storage engine on persistent memory (2021)"),
+    ("Drumlin", "a claim of the project that this lab belongs to"),
+];
+
+/// What a source's name stands for.
+fn source_words(name: &str) -> &'static str {
+    SOURCES.iter().find(|(known, _)| *known == name).map_or("", |(_, words)| words)
+}
+
+/// What a verdict misses that the rounds left undecided: with this it begins.
+pub(crate) const QUIETER: &str = "a quieter machine";
+
+/// The way from findings to what an operator may do.
+const WHAT_FOLLOWS: &str = "What follows for a database of yours: drumlin doctor DIR.";
 
 /// The verdict on a source's finding here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -371,6 +406,36 @@ impl Verdict {
 }
 
 impl Report {
+    fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
+        self.chapters.iter().flat_map(|chapter| &chapter.verdicts)
+    }
+
+    /// Advice for a run that other work on the machine disturbed: two verdicts, and a tenth of all, could not be told.
+    fn noise_hint(&self) -> Option<String> {
+        let all = self.verdicts().count();
+        let noisy = |verdict: &&Verdict| verdict.missing.as_ref().is_some_and(|missing| missing.starts_with(QUIETER));
+        let noisy = self.verdicts().filter(noisy).count();
+        (noisy >= 2 && noisy * 10 >= all).then(|| {
+            format!(
+                "The machine was busy: {noisy} of {all} verdicts cannot be told for that. Run again when it is quiet."
+            )
+        })
+    }
+
+    /// The number of verdicts of each outcome: `39 verdicts; holds: 26, partly: 13`.
+    fn outcomes(&self) -> String {
+        let mut outcomes: Vec<(&str, u64)> = Vec::new();
+        for verdict in self.verdicts() {
+            match outcomes.iter_mut().find(|(words, _)| *words == verdict.holds.words()) {
+                Some((_, count)) => *count += 1,
+                None => outcomes.push((verdict.holds.words(), 1)),
+            }
+        }
+        outcomes.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        let each = outcomes.iter().map(|(words, count)| format!("{words}: {count}")).collect::<Vec<_>>().join(", ");
+        format!("{}; {each}", figures::plural(self.verdicts().count() as u64, "verdict"))
+    }
+
     /// The report as tables for a terminal of this many columns, with ANSI styles.
     #[must_use]
     pub fn text(&self, columns: usize) -> String {

@@ -6,11 +6,11 @@
 use std::fmt::Write;
 
 use super::{Axis, Line, Plot, Scale};
-use crate::figures::Form;
+use crate::figures::{Form, unbroken};
 
-/// Text within HTML or SVG.
+/// Text within HTML or SVG; no line breaks between a number and its unit.
 pub(super) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    unbroken(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 const WIDTH: f64 = 420.0;
@@ -20,8 +20,8 @@ const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 40.0;
 
-/// The number of colours for lines; further lines are dashed.
-const COLOURS: usize = 6;
+/// The number of colours for lines, and of patterns and marks: each line has its own of both, up to 36 lines.
+const STYLES: usize = 6;
 
 /// An axis over a range of values.
 struct Ruler {
@@ -104,6 +104,26 @@ impl Ruler {
     }
 }
 
+/// The end of a linear axis that two thirds of the lines keep to, if another goes half as far again: a slow case would
+/// press the others into a corner. `None` if all fit.
+fn cut(plot: &Plot) -> Option<f64> {
+    let mut ends: Vec<f64> =
+        plot.lines.iter().map(|line| line.points.iter().map(|point| point.0).fold(0.0, f64::max)).collect();
+    ends.sort_by(f64::total_cmp);
+    let (most, last) = (*ends.get((ends.len() * 2).div_ceil(3).checked_sub(1)?)?, *ends.last()?);
+    (plot.x.scale == Scale::Linear && most > 0.0 && last > most * 1.5).then(|| most * 1.1)
+}
+
+/// The points of a line up to the end of the axis, the last one on it.
+fn up_to(points: &[(f64, f64)], end: f64) -> Vec<(f64, f64)> {
+    let inside = points.iter().take_while(|point| point.0 <= end).count();
+    let mut kept = points[..inside].to_vec();
+    if let (Some(&(x, y)), Some(&(next_x, next_y))) = (kept.last(), points.get(inside)) {
+        kept.push((end, y + (next_y - y) * (end - x) / (next_x - x)));
+    }
+    kept
+}
+
 /// The next of the steps below times a power of ten. A quarter of each has few digits. A value that exceeds a step by
 /// less than a hundredth, like the end of the last sample of four seconds, is drawn at the edge.
 fn nice_above(value: f64) -> f64 {
@@ -125,18 +145,29 @@ fn without_last_zeros(shown: &str) -> String {
 /// The area of a plot: its two axes, and the way from values to positions.
 struct Area<'p> {
     plot: &'p Plot,
+    /// The points of each line that are drawn.
+    lines: Vec<Vec<(f64, f64)>>,
     x: Ruler,
     y: Ruler,
 }
 
 impl Area<'_> {
     fn of(plot: &Plot) -> Area<'_> {
-        let all = || plot.lines.iter().flat_map(|line| line.points.iter());
+        let end = cut(plot).map_or(f64::INFINITY, nice_above);
+        let lines: Vec<Vec<(f64, f64)>> = plot.lines.iter().map(|line| up_to(&line.points, end)).collect();
+        let all = || lines.iter().flatten();
         let x = Ruler::over(&plot.x, all().map(|point| point.0));
         // The fast half of a distribution is not drawn, so the axis need not reach down to it.
         let drawn = all().filter(|point| x.reaches(point.0));
         let y = Ruler::over(&plot.y, drawn.map(|point| point.1));
-        Area { plot, x, y }
+        Area { plot, x, y, lines }
+    }
+
+    /// The end of a line that goes beyond the axis.
+    fn beyond(&self, index: usize) -> Option<f64> {
+        let ends =
+            [&self.plot.lines[index].points, &self.lines[index]].map(|points| points.last().map(|point| point.0));
+        ends[0].filter(|_| ends[1] < ends[0])
     }
 
     fn across(&self, value: f64) -> f64 {
@@ -149,7 +180,7 @@ impl Area<'_> {
 
     /// The grid with its labels.
     fn draw_grid(&self, svg: &mut String) {
-        let Area { plot, x, y } = self;
+        let Area { plot, x, y, .. } = self;
         let mut draw = |text: std::fmt::Arguments<'_>| svg.write_fmt(text).expect("a string takes any text");
         for tick in y.ticks() {
             let at = self.up(tick);
@@ -186,21 +217,24 @@ impl Area<'_> {
         ));
     }
 
-    /// A line, with a dot at each point if there are few.
-    fn draw_line(&self, svg: &mut String, line: &Line, style: &str) {
+    /// A line, with a mark at each point if there are few, and an arrow where it leaves the axis.
+    fn draw_line(&self, svg: &mut String, index: usize) {
+        let (line, points) = (&self.plot.lines[index], &self.lines[index]);
+        let style = style(index);
         let mut path = String::new();
-        let mut dots = String::new();
-        for &(right, height) in &line.points {
+        let mut marks = String::new();
+        for &(right, height) in points {
             if !self.x.reaches(right) || !height.is_finite() {
                 continue;
             }
             let (px, py) = (self.across(right), self.up(height));
             let step = if path.is_empty() { 'M' } else { 'L' };
             write!(path, "{step}{px:.1} {py:.1}").expect("a string takes any text");
-            if line.points.len() <= 16 {
+            if line.points.len() <= MARKED_POINTS_MAX {
                 write!(
-                    dots,
-                    "<circle cx=\"{px:.1}\" cy=\"{py:.1}\" r=\"2.4\"><title>{}: {} at {}</title></circle>",
+                    marks,
+                    "<path class=\"point\" d=\"{}\"><title>{}: {} at {}</title></path>",
+                    mark(index, px, py),
                     escape(&line.name),
                     escape(&self.plot.y.form.show(height)),
                     escape(&self.x.label(&self.plot.x, right))
@@ -208,7 +242,12 @@ impl Area<'_> {
                 .expect("a string takes any text");
             }
         }
-        write!(svg, "<g class=\"{style}\"><path class=\"line\" d=\"{path}\"/>{dots}</g>")
+        if let (Some(_), Some(&(right, height))) = (self.beyond(index), points.last()) {
+            let (px, py) = (self.across(right), self.up(height));
+            write!(marks, "<path class=\"point\" d=\"M{px:.1} {py:.1}m2 -4l6 4l-6 4z\"/>")
+                .expect("a string takes any text");
+        }
+        write!(svg, "<g class=\"{style}\"><path class=\"line\" d=\"{path}\"/>{marks}</g>")
             .expect("a string takes any text");
     }
 }
@@ -221,33 +260,61 @@ pub(super) fn render(plot: &Plot) -> String {
         escape(&format!("{}: {} by {}", plot.title, plot.y.label, plot.x.label))
     );
     area.draw_grid(&mut svg);
-    for (index, line) in plot.lines.iter().enumerate() {
-        area.draw_line(&mut svg, line, &style(index));
+    for index in 0..plot.lines.len() {
+        area.draw_line(&mut svg, index);
     }
     svg.push_str("</svg>");
+    let drawn = [plot.y.label, plot.drawn].into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>().join("; ");
     format!(
         "<figure><figcaption>{}<small>{}</small></figcaption>{svg}<ul>{}</ul></figure>",
         escape(&plot.title),
-        escape(plot.y.label),
-        legend(plot)
+        escape(&drawn),
+        legend(&area)
     )
 }
 
-/// The names of the lines, each with a piece of its line.
-fn legend(plot: &Plot) -> String {
+/// The names of the lines, each with a piece of its line; of one that leaves the axis also how far it goes.
+fn legend(area: &Area<'_>) -> String {
+    let plot = area.plot;
     let name = |(index, line): (usize, &Line)| {
         let style = style(index);
+        let mark = match line.points.len() <= MARKED_POINTS_MAX {
+            true => format!("<path class=\"point\" d=\"{}\"/>", mark(index, 17.0, 4.0)),
+            false => String::new(),
+        };
+        let beyond = area.beyond(index).map_or(String::new(), |end| format!(" (to {})", area.x.label(&plot.x, end)));
         format!(
-            "<li><svg class=\"key {style}\" viewBox=\"0 0 22 8\"><path class=\"line\" d=\"M1 4H21\"/></svg>{}</li>",
-            escape(&line.name)
+            "<li><svg class=\"key {style}\" viewBox=\"0 0 34 8\"><path class=\"line\" d=\"M1 4H33\"/>{mark}</svg>{}</li>",
+            escape(&format!("{}{beyond}", line.name))
         )
     };
     plot.lines.iter().enumerate().map(name).collect()
 }
 
+/// A line with more points has no marks.
+const MARKED_POINTS_MAX: usize = 16;
+
+/// The outline of a line's mark around a place: circle, square, triangle, diamond, the triangle upside down, cross.
+fn mark(index: usize, x: f64, y: f64) -> String {
+    let shape = match pattern(index) {
+        0 => "m-2.6 0a2.6 2.6 0 1 0 5.2 0a2.6 2.6 0 1 0 -5.2 0z",
+        1 => "m-2.4 -2.4h4.8v4.8h-4.8z",
+        2 => "m0 -3.2l3.1 5.4h-6.2z",
+        3 => "m0 -3.4l3.4 3.4l-3.4 3.4l-3.4 -3.4z",
+        4 => "m0 3.2l3.1 -5.4h-6.2z",
+        _ => "m-1 -3.2h2v2.2h2.2v2h-2.2v2.2h-2v-2.2h-2.2v-2h2.2z",
+    };
+    format!("M{x:.1} {y:.1}{shape}")
+}
+
+/// The number of a line's pattern and mark: after six lines each colour comes with another pattern.
+fn pattern(index: usize) -> usize {
+    (index + index / STYLES) % STYLES
+}
+
+/// The classes of a line's colour and pattern.
 fn style(index: usize) -> String {
-    let dashes = if index >= COLOURS { " dashed" } else { "" };
-    format!("c{}{dashes}", index % COLOURS)
+    format!("c{} d{}", index % STYLES, pattern(index))
 }
 
 #[cfg(test)]
@@ -293,6 +360,39 @@ mod tests {
         assert!(render(&plot).contains("Plot &lt;1&gt;"));
         plot.line("one", vec![(4.0, 100.0)]);
         let svg = render(&plot);
-        assert!(svg.contains("<circle") && !svg.contains("NaN"), "{svg}");
+        assert!(svg.contains("class=\"point\"") && !svg.contains("NaN"), "{svg}");
+    }
+
+    /// One slow case among others does not stretch the axis: its line is cut, and the legend says how far it goes.
+    #[test]
+    fn a_slow_case_is_cut_off() {
+        let axis = ("time", Form::Seconds, Scale::Linear);
+        let mut plot = Plot::new("Scans", axis, ("rate", Form::Bandwidth, Scale::Linear)).drawing("one round");
+        let course = |end: f64| (0..=40).map(|step| (end * f64::from(step) / 40.0, 1e9)).collect::<Vec<_>>();
+        for (name, end) in [("a", 0.5), ("b", 0.6), ("c", 0.55)] {
+            plot.line(name, course(end));
+        }
+        assert!(Area::of(&plot).x.high < 0.61);
+        plot.line("slow", course(3.2));
+        let area = Area::of(&plot);
+        assert!(area.x.high < 0.81, "{}", area.x.high);
+        assert_eq!(area.lines[3].last().map(|point| point.0), Some(area.x.high));
+        let html = render(&plot);
+        assert!(html.contains("slow (to 3.2\u{a0}s)") && html.contains("one round"), "{html}");
+        // Two lines have no majority, and one of many that is a little longer stays whole.
+        plot.lines.drain(..2);
+        assert_eq!(Area::of(&plot).x.high, 3.2);
+    }
+
+    /// Twelve lines can be told apart without colours, up to the sixth by the pattern alone.
+    #[test]
+    fn lines_differ_without_colours() {
+        let patterns: std::collections::BTreeSet<usize> = (0..STYLES).map(pattern).collect();
+        assert_eq!(patterns.len(), STYLES);
+        let styles: std::collections::BTreeSet<String> = (0..36).map(style).collect();
+        assert_eq!(styles.len(), 36);
+        for (number, colours) in [(1, "c0 d1"), (2, "c0 d2")] {
+            assert_eq!(style(number * STYLES), colours);
+        }
     }
 }

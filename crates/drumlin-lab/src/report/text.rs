@@ -2,7 +2,7 @@
 
 use anstyle::{AnsiColor, Color, Style};
 
-use super::{Chapter, Holds, Report, Table};
+use super::{Chapter, Holds, Report, SOURCES, Table, WHAT_FOLLOWS};
 use crate::figures::{self, Form};
 use crate::machine::Drive;
 
@@ -50,16 +50,56 @@ pub(super) fn report(report: &Report, columns: usize) -> String {
         about.push(("", "interrupted: these are the results so far".to_owned()));
     }
     for (label, text) in about {
-        for (index, line) in wrap(&text, columns - 10).into_iter().enumerate() {
-            let label = if index == 0 { label } else { "" };
-            lines.push(format!("{DIM}{label:<8}{DIM:#}  {line}"));
-        }
+        entry(label, DIM, &text, 8, columns, &mut lines);
     }
+    lines.push(String::new());
+    for (name, words) in SOURCES {
+        entry(name, DIM, words, 8, columns, &mut lines);
+    }
+    summary(report, columns, &mut lines);
     for chapter in &report.chapters {
         lines.push(String::new());
         self::chapter(chapter, columns, &mut lines);
     }
     lines.join("\n")
+}
+
+/// All verdicts without their figures, which follow in the chapters.
+fn summary(report: &Report, columns: usize, lines: &mut Vec<String>) {
+    if report.verdicts().next().is_none() {
+        return;
+    }
+    lines.push(String::new());
+    for chapter in &report.chapters {
+        for verdict in &chapter.verdicts {
+            let text = format!("{} ({}): {}", verdict.source, chapter.name, verdict.claim);
+            entry(verdict.holds.words(), style(verdict.holds), &text, VERDICT_COLUMNS, columns, lines);
+        }
+    }
+    lines.push(String::new());
+    let outcomes = format!("{}.", report.outcomes());
+    for text in [Some(outcomes), report.noise_hint(), Some(WHAT_FOLLOWS.to_owned())].into_iter().flatten() {
+        lines.extend(wrap(&text, columns));
+    }
+}
+
+fn style(holds: Holds) -> Style {
+    match holds {
+        Holds::Yes => GOOD,
+        Holds::No | Holds::NotInSize => BAD,
+        Holds::Partly => MIXED,
+        Holds::CannotTell => DIM,
+    }
+}
+
+/// A text with a label in a column of its own before it; both may take several lines.
+fn entry(label: &str, style: Style, text: &str, label_columns: usize, columns: usize, lines: &mut Vec<String>) {
+    let label = wrap(label, label_columns);
+    let text = wrap(text, columns - label_columns - GAP);
+    for index in 0..label.len().max(text.len()) {
+        let [label, line] = [&label, &text].map(|part| part.get(index).map_or("", String::as_str));
+        lines.push(format!("{style}{label:<label_columns$}{style:#}  {line}").trim_end().to_owned());
+    }
 }
 
 pub(crate) fn drive_line(drive: &Drive) -> String {
@@ -101,21 +141,8 @@ fn chapter(chapter: &Chapter, columns: usize, lines: &mut Vec<String>) {
         lines.push(String::new());
     }
     for verdict in &chapter.verdicts {
-        let style = match verdict.holds {
-            Holds::Yes => GOOD,
-            Holds::No | Holds::NotInSize => BAD,
-            Holds::Partly => MIXED,
-            Holds::CannotTell => DIM,
-        };
-        let words = verdict.holds.words();
         let text = format!("{}: {}", verdict.source, verdict.sentences());
-        // The longest verdict takes two lines.
-        let words = wrap(words, VERDICT_COLUMNS);
-        let text = wrap(&text, columns - VERDICT_COLUMNS - GAP);
-        for index in 0..words.len().max(text.len()) {
-            let [words, line] = [&words, &text].map(|part| part.get(index).map_or("", String::as_str));
-            lines.push(format!("{style}{words:<VERDICT_COLUMNS$}{style:#}  {line}").trim_end().to_owned());
-        }
+        entry(verdict.holds.words(), style(verdict.holds), &text, VERDICT_COLUMNS, columns, lines);
     }
     for note in &chapter.notes {
         for (index, line) in wrap(note, columns - 2).into_iter().enumerate() {
@@ -258,11 +285,12 @@ fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: 
         .collect()
 }
 
-/// Breaks text between words so that no line has more than `columns`; a longer word is broken within.
+/// Breaks text between words so that no line has more than `columns`; a longer word is broken within. A number and its
+/// unit are one word.
 pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(8);
     let mut lines = vec![String::new()];
-    for word in text.split(' ') {
+    for word in figures::unbroken(text).split(' ') {
         let mut word: Vec<char> = word.chars().collect();
         loop {
             let line = lines.last_mut().expect("there is a line");
@@ -281,7 +309,7 @@ pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
             lines.push(String::new());
         }
     }
-    lines
+    lines.into_iter().map(|line| line.replace('\u{a0}', " ")).collect()
 }
 
 #[cfg(test)]
@@ -306,6 +334,7 @@ mod tests {
         assert_eq!(wrap("one two three", 8), ["one two", "three"]);
         assert_eq!(wrap("incomprehensible", 8), ["incompre", "hensible"]);
         assert_eq!(wrap("", 8), [""]);
+        assert_eq!(wrap("at most 72 %, 5 us", 10), ["at most", "72 %, 5 us"]);
     }
 
     /// Whatever is in a table, no line is wider than the terminal and no figure is lost.

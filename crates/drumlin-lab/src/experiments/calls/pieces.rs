@@ -22,7 +22,7 @@ use crate::counters;
 use crate::figures::{self, Form};
 use crate::map::{Map, Mode};
 use crate::measure::Sample;
-use crate::report::{Cell, Chapter, Holds, Judgement, Plot, Scale, Table};
+use crate::report::{Cell, Chapter, Holds, Judgement, MEDIANS, Plot, Scale, Table};
 use crate::session::{Rounds, Session, Turns};
 use crate::worker::Measurement;
 
@@ -354,7 +354,8 @@ fn plot(turns: &Rounds<Vec<Timed>>) -> Plot {
         "Time for 2 GB",
         ("bytes per call", Form::Count, Scale::Logarithmic),
         ("time", Form::Seconds, Scale::Logarithmic),
-    );
+    )
+    .drawing(MEDIANS);
     for (name, way) in [
         ("write, new file mapped", Way::WriteNewMapped),
         ("write(2), new file", Way::WriteNewCall),

@@ -8,7 +8,7 @@ use crate::condition::Phases;
 use crate::figures::{self, Form};
 use crate::measure::{Load, Sample};
 use crate::regime::Regime;
-use crate::report::{Cell, Chapter, Plot, Scale, Table};
+use crate::report::{Cell, Chapter, MEDIANS, MIDDLE_ROUND, Plot, Scale, Table};
 use crate::ring::RingOptions;
 use crate::session::{Rounds, Turns};
 
@@ -63,7 +63,8 @@ pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rou
     let mut rates = table_of(&format!("Over time, {THREADS} threads: {}", regime.name()), &RATE_COLUMNS);
     let mut costs = table_of(&format!("Cost per read, {THREADS} threads: {}", regime.name()), &COST_COLUMNS);
     let plot = |title: String, figure: &'static str| {
-        Plot::new(title, ("time", Form::Seconds, Scale::Linear), (figure, Form::Rate, Scale::Linear))
+        let time = ("time", Form::Seconds, Scale::Linear);
+        Plot::new(title, time, (figure, Form::Rate, Scale::Linear)).drawing(MIDDLE_ROUND)
     };
     let mut reads = plot(format!("Random 4 KiB reads, {THREADS} threads: {}", regime.name()), "reads/s");
     let mut shootdowns = plot(format!("TLB shootdowns: {}", regime.name()), "shootdowns/s");
@@ -71,7 +72,7 @@ pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rou
         let name = case.method.name();
         add_row(&mut rates, &RATE_COLUMNS, &name, case.source, turns);
         add_row(&mut costs, &COST_COLUMNS, &name, None, turns);
-        if let Some(samples) = turns.samples.first() {
+        if let Some(samples) = turns.middle_samples(Load::operations_per_second) {
             reads.line(case.method.name(), over_time(samples, |sample| sample.operations_per_second));
             shootdowns.line(case.method.name(), over_time(samples, |sample| sample.tlb_shootdowns_per_second));
         }
@@ -156,9 +157,10 @@ fn plot_ladder(chapter: &mut Chapter, cases: &[Case], steps: &[Turns<Load>]) {
     let depth = ("in flight", Form::Count, Scale::Logarithmic);
     let latency = ("latency", Form::Micros, Scale::Logarithmic);
     let share = ("share of reads that took at most", Form::Share, Scale::Tail);
-    let mut rate_by_depth = Plot::new("Depth against rate", depth, ("reads/s", Form::Rate, Scale::Linear));
-    let mut latency_by_depth = Plot::new("Depth against latency", depth, latency);
-    let mut distribution = Plot::new("Latencies of single reads", share, latency);
+    let mut rate_by_depth =
+        Plot::new("Depth against rate", depth, ("reads/s", Form::Rate, Scale::Linear)).drawing(MEDIANS);
+    let mut latency_by_depth = Plot::new("Depth against latency", depth, latency).drawing(MIDDLE_ROUND);
+    let mut distribution = Plot::new("Latencies of single reads", share, latency).drawing(MIDDLE_ROUND);
     let [mut rates, mut medians, mut tails, mut direct, mut mapped] = [const { Vec::new() }; 5];
     for (case, turns) in cases.iter().zip(steps) {
         let Some(load) = turns.middle(Load::operations_per_second) else { continue };

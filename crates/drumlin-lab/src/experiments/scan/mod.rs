@@ -23,7 +23,7 @@ use crate::machine::Machine;
 use crate::map::Advice;
 use crate::measure::{Load, Timing};
 use crate::regime::{self, Place, Regime};
-use crate::report::{Cell, Chapter, Plot, Scale, Table};
+use crate::report::{Cell, Chapter, MIDDLE_ROUND, Plot, Scale, Table};
 use crate::ring::RingOptions;
 use crate::session::{Rounds, Session, Turns};
 
@@ -249,7 +249,8 @@ fn show(chapter: &mut Chapter, regime: Regime, cases: &[Case], rounds: &Rounds<L
         format!("Sequential reading over time: {}", regime.name()),
         ("time", Form::Seconds, Scale::Linear),
         ("rate", Form::Bandwidth, Scale::Linear),
-    );
+    )
+    .drawing(MIDDLE_ROUND);
     let mut row = |name: String, turns: &Turns<Load>, source: Option<&str>| {
         let rate = turns.spread(Load::bytes_per_second);
         let cells: Vec<Cell> = vec![
@@ -266,7 +267,7 @@ fn show(chapter: &mut Chapter, regime: Regime, cases: &[Case], rounds: &Rounds<L
     };
     for (case, turns) in cases.iter().zip(rounds) {
         row(turns.label(case.name), turns, case.source);
-        if let Some(samples) = turns.samples.first().filter(|_| case.drawn) {
+        if let Some(samples) = turns.middle_samples(Load::bytes_per_second).filter(|_| case.drawn) {
             plot.line(case.name, samples.iter().map(|each| (each.at_seconds, each.bytes_per_second)).collect());
         }
     }

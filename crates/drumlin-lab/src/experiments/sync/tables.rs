@@ -7,7 +7,7 @@ use super::{Measured, Writers};
 use crate::experiments::places::{Cache, Place};
 use crate::figures::{self, Form};
 use crate::measure::{Latencies, Load, Summary};
-use crate::report::{Cell, Chapter, Plot, Scale, Table};
+use crate::report::{ALL_ROUNDS, Cell, Chapter, Plot, Scale, Table};
 use crate::session::Turns;
 
 /// A percentile of a thousandth rests on five operations at least.
@@ -47,7 +47,8 @@ pub(super) fn show(chapter: &mut Chapter, place: &Place, measured: &Measured) {
         format!("Durable writes of 1 KiB by one writer on {}", place.name),
         ("share of writes that took at most", Form::Share, Scale::Tail),
         ("latency", Form::Micros, Scale::Logarithmic),
-    );
+    )
+    .drawing(ALL_ROUNDS);
     for (case, turns) in measured.cases.iter().zip(&measured.rounds) {
         let name = format!("{}, {}", case.method.name(), figures::size(case.bytes as u64));
         let single = singles(turns);
