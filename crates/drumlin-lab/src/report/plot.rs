@@ -111,7 +111,7 @@ fn cut(plot: &Plot) -> Option<f64> {
         plot.lines.iter().map(|line| line.points.iter().map(|point| point.0).fold(0.0, f64::max)).collect();
     ends.sort_by(f64::total_cmp);
     let (most, last) = (*ends.get((ends.len() * 2).div_ceil(3).checked_sub(1)?)?, *ends.last()?);
-    (plot.x.scale == Scale::Linear && most > 0.0 && last > most * 1.5).then(|| most * 1.1)
+    (plot.x.scale == Scale::Linear && most > 0.0 && last > most * 1.5).then_some(most * 1.1)
 }
 
 /// The points of a line up to the end of the axis, the last one on it.
