@@ -41,7 +41,7 @@ pub(super) fn render(report: &Report) -> String {
     page
 }
 
-/// What the names of the sources stand for.
+/// The sources, with the names that verdicts and tables give them.
 fn sources() -> String {
     let mut html = String::from("<section><h2>The sources</h2><dl class=\"sources\">");
     for (name, words) in SOURCES {

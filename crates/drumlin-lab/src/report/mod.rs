@@ -235,7 +235,7 @@ pub struct Plot {
     pub x: Axis,
     /// The vertical axis.
     pub y: Axis,
-    /// What of the rounds is drawn, in words; empty if the title says it.
+    /// The part of the rounds that is drawn, in words; empty if the title says it.
     pub drawn: &'static str,
     /// The lines.
     pub lines: Vec<Line>,
@@ -279,11 +279,11 @@ impl Plot {
     }
 }
 
-/// What a plot draws whose lines are each from one turn of their case.
+/// Drawn by a plot whose lines are each from one turn of their case.
 pub(crate) const MIDDLE_ROUND: &str = "of each case the round with the median rate";
-/// What a plot draws whose lines hold the operations of every turn.
+/// Drawn by a plot whose lines hold the operations of every turn.
 pub(crate) const ALL_ROUNDS: &str = "the operations of all rounds";
-/// What a plot draws whose points are medians.
+/// Drawn by a plot whose points are medians.
 pub(crate) const MEDIANS: &str = "medians of the rounds";
 
 /// The sources, by the names that verdicts and tables give them.
@@ -296,12 +296,12 @@ const SOURCES: [(&str, &str); 6] = [
     ("Drumlin", "a claim of the project that this lab belongs to"),
 ];
 
-/// What a source's name stands for.
+/// The title of the source of this name.
 fn source_words(name: &str) -> &'static str {
     SOURCES.iter().find(|(known, _)| *known == name).map_or("", |(_, words)| words)
 }
 
-/// What a verdict misses that the rounds left undecided: with this it begins.
+/// The beginning of the condition that a verdict misses if the rounds left it undecided.
 pub(crate) const QUIETER: &str = "a quieter machine";
 
 /// The way from findings to what an operator may do.
