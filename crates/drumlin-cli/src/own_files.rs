@@ -13,7 +13,7 @@ use std::path::Path;
 
 use crate::failure::{Failure, Result};
 
-/// The files in a database's folder (docs/format.md); the log's segments lie one deeper. Each of these may be a
+/// The files in a database's folder (docs/format.md); the log's segments lie one deeper, or two. Each of these may be a
 /// symbolic link.
 const NAMES: [&str; 9] = ["", "counts-0", "counts-1", "data", "data.new", "log", "lock", "probe", "resident"];
 
@@ -33,7 +33,11 @@ impl OwnFiles {
             let database = database.as_ref();
             NAMES.iter().for_each(|name| own.add(&database.join(name)));
             let segments = fs::read_dir(database.join("log")).into_iter().flatten().flatten();
-            segments.for_each(|segment| own.add(&segment.path()));
+            for segment in segments {
+                own.add(&segment.path());
+                let of_stream = fs::read_dir(segment.path()).into_iter().flatten().flatten();
+                of_stream.for_each(|segment| own.add(&segment.path()));
+            }
         }
         own
     }

@@ -84,6 +84,10 @@ impl Config {
     /// The number of parallel log streams; may differ from one opening to the next. Default 1, at most 64. More than
     /// one helps only if a single device queue can't sustain the write rate. The streams beyond the first share a
     /// sixteenth of the memory, at least 32 KiB each; records too long for them go to the first.
+    ///
+    /// A stream may have a device of its own: while the database is closed, make a folder `log/N` in its folder, or a
+    /// link `log/N` to a folder elsewhere, and move the segments `log/N-*.seg` there. Stream N, counted from 0, makes
+    /// its segments there from then on; without the folder the database does not open.
     #[must_use]
     pub fn log_streams(mut self, count: u16) -> Config {
         self.settings.log_stream_count = count;

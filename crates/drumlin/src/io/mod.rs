@@ -16,6 +16,7 @@
 mod async_stream;
 mod buffer;
 mod disk;
+mod divided_folder;
 #[doc(hidden)]
 pub mod fault;
 mod folder;
@@ -44,6 +45,7 @@ use std::time::Duration;
 
 pub use async_stream::AsyncReadStream;
 pub use buffer::AlignedBuffer;
+pub(crate) use divided_folder::with_parts;
 pub use folder::{Folder, FolderRef, open_folder};
 pub use lock::Lock;
 pub use memory::in_memory;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Settings;
 use super::check::{CheckProgress, CheckReport, KeysOfPages, check_page};
-use super::files::{DATA_NAME, LOG_NAME, Opener};
+use super::files::{DATA_NAME, Opener};
 use super::recovery::known;
 use crate::error::{Error, Result};
 use crate::format::extent::{Header, Kind, PageKey, TABLE_PAGES};
@@ -222,7 +222,7 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
         const COST: &str = "the commits behind it that no checkpoint holds; the database does not open";
         let opener = self.opener;
         let folder = opener.has_log(superblock).and_then(|exists| match exists {
-            true => opener.folder.folder(LOG_NAME).map(Some).map_err(|error| opener.io("opening", LOG_NAME, error)),
+            true => opener.open_log_folder().map(Some),
             false => Ok(None),
         });
         let folder: FolderRef = match folder {
@@ -343,6 +343,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::PathBuf;
 
+    use super::super::files::LOG_NAME;
     use super::*;
     use crate::format::superblock::SLOT_OFFSETS;
     use crate::io::{Backend, Persist};
@@ -451,7 +452,7 @@ mod tests {
             addresses
                 .push(("page", on_disk.find(|address| read_extent(&space, *address).unwrap().0.kind == kind).unwrap()));
         }
-        let folder = opener.folder.folder(LOG_NAME).unwrap();
+        let folder = opener.open_log_folder().unwrap();
         let options = opener.log_options(&superblock, &budget, SyncMethod::DataSync);
         let scan =
             Scan::read(&backend, &folder, &options, READ_ONLY, &known(&page_tables.superblock), &mut Err).unwrap();

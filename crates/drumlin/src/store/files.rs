@@ -428,7 +428,14 @@ impl Opener<'_> {
         if !exists {
             self.folder.create_folder(LOG_NAME).map_err(|error| self.io("creating", LOG_NAME, error))?;
         }
-        self.folder.folder(LOG_NAME).map_err(|error| self.io("opening", LOG_NAME, error))
+        self.open_log_folder()
+    }
+
+    /// The log's folder, with those of its streams, which is there.
+    pub(super) fn open_log_folder(&self) -> Result<FolderRef> {
+        let is_stream = |name: &str| name.parse::<u16>().is_ok_and(|stream| stream.to_string() == name);
+        let folder = self.folder.folder(LOG_NAME).and_then(|folder| io::with_parts(folder, is_stream));
+        folder.map_err(|error| self.io("opening", LOG_NAME, error))
     }
 
     /// The size of new log segments: as set, or fit for the file system.

@@ -33,6 +33,61 @@ fn segments(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder.join("log")).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
+/// A stream whose folder is elsewhere makes its segments there, and finds those that it made before. Rows of all
+/// streams come back after a kill. Without that folder the database does not open.
+#[cfg(unix)]
+#[test]
+fn a_stream_may_have_a_folder_of_its_own() {
+    let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    fs::create_dir_all(elsewhere.path()).unwrap();
+    let path = folder.path();
+    let open = || config().log_streams(2).open(&path);
+    let commit = |db: &Database, first: u32| {
+        let rows = db.keyspace("rows").unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let rows = &rows;
+                scope.spawn(move || {
+                    for row in 0..20 {
+                        rows.insert((first + thread * 20 + row).to_be_bytes(), b"value").unwrap();
+                    }
+                });
+            }
+        });
+    };
+    let db = open().unwrap();
+    commit(&db, 0);
+    db.close().unwrap();
+    let link = path.join("log/1");
+    std::os::unix::fs::symlink(elsewhere.path(), &link).unwrap();
+    open().unwrap().close().unwrap();
+    let made_before: Vec<PathBuf> = segments(&path).into_iter().filter(|path| name(path).starts_with("1-")).collect();
+    assert!(!made_before.is_empty());
+    for segment in made_before {
+        fs::rename(&segment, elsewhere.path().join(name(&segment))).unwrap();
+    }
+    let db = open().unwrap();
+    commit(&db, 160);
+    let killed = Folder::new();
+    copy_folder(&path, &killed.path());
+    copy_folder(&elsewhere.path(), &killed.path().join("log/1"));
+    db.close().unwrap();
+    let there: Vec<PathBuf> = fs::read_dir(elsewhere.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(!there.is_empty() && there.iter().all(|path| name(path).starts_with("1-")), "{there:?}");
+    assert!(segments(&path).iter().all(|path| !name(path).starts_with("1-")));
+    // The copy has a folder in the link's place.
+    for path in [&path, &killed.path()] {
+        let db = config().log_streams(2).open(path).unwrap();
+        assert_eq!(db.keyspace("rows").unwrap().iter().count(), 320);
+        assert!(db.check().unwrap().corruption.is_empty());
+        db.close().unwrap();
+    }
+    fs::rename(elsewhere.path(), elsewhere.path().with_extension("away")).unwrap();
+    assert!(matches!(open(), Err(Error::Io { action: "opening", .. })), "a device is gone");
+    fs::rename(elsewhere.path().with_extension("away"), elsewhere.path()).unwrap();
+}
+
 /// The log, or any one segment of it, is missed in whatever way it is gone, where the database was not closed; the
 /// message names the log.
 #[test]
