@@ -34,6 +34,9 @@ pub(super) struct Options {
     /// Memory the engine may use
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     pub(super) memory: u64,
+    /// Parallel streams of the log
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(super) log_streams: u16,
     /// Which keys are read
     #[arg(long, value_enum, default_value_t = Distribution::Uniform)]
     pub(super) distribution: Distribution,

@@ -50,7 +50,7 @@ impl<'a> Target<'a> {
         let temporary = if options.path.is_none() { Some(Temporary::create()?) } else { None };
         let path = options.path.clone().or(temporary.as_ref().map(|temporary| temporary.0.clone()));
         let path = path.expect("either given or temporary");
-        let database = Config::new().memory(options.memory).open(&path)?;
+        let database = config(options).open(&path)?;
         if FileSystem::of(&path).is_ok_and(|file_system| file_system.is_memory) {
             output.remark("warning: this file system is memory; what is measured is no device's");
         }
@@ -119,7 +119,7 @@ impl<'a> Target<'a> {
     /// Closes the database and opens it again, so that nothing of it is in memory.
     pub(super) fn reopen(&mut self) -> Result<()> {
         self.database.take().expect("open until it is closed").close()?;
-        self.database = Some(Config::new().memory(self.options.memory).open(&self.path)?);
+        self.database = Some(config(self.options).open(&self.path)?);
         Ok(())
     }
 
@@ -133,6 +133,10 @@ impl<'a> Target<'a> {
         drop(self.temporary.take());
         Ok(())
     }
+}
+
+fn config(options: &Options) -> Config {
+    Config::new().memory(options.memory).log_streams(options.log_streams)
 }
 
 fn loaded(database: &Database) -> Result<Option<Dataset>> {
