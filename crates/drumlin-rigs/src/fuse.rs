@@ -19,10 +19,10 @@ use fuser::{
 use crate::drive::Drive;
 use crate::writers;
 
-const DISK: u64 = 2;
+pub const DISK: u64 = 2;
 const TOLD: u64 = 3;
 /// Nothing but the rig changes what is there.
-const TTL: Duration = Duration::from_secs(3600);
+pub const TTL: Duration = Duration::from_secs(3600);
 
 /// A drive that others reach too.
 #[derive(Clone, Default, Debug)]
@@ -43,6 +43,12 @@ impl SharedDrive {
 #[derive(Debug)]
 pub struct Mounted(Option<fuser::BackgroundSession>);
 
+impl Mounted {
+    pub fn new(session: fuser::BackgroundSession) -> Mounted {
+        Mounted(Some(session))
+    }
+}
+
 impl Drop for Mounted {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.take().map(fuser::BackgroundSession::umount_and_join) {
@@ -57,7 +63,7 @@ pub fn serve(drive: &SharedDrive, disk_bytes: u64, folder: &Path) -> Result<Moun
     config.mount_options = vec![fuser::MountOption::FSName("drumlin-rigs".into())];
     let session = fuser::spawn_mount(TwoFiles { drive: drive.clone(), disk_bytes }, folder, &config)
         .with_context(|| format!("mounting a FUSE file system on {}", folder.display()))?;
-    Ok(Mounted(Some(session)))
+    Ok(Mounted::new(session))
 }
 
 struct TwoFiles {
@@ -67,31 +73,36 @@ struct TwoFiles {
 
 impl TwoFiles {
     fn attributes(&self, inode: u64) -> Option<FileAttr> {
-        let (kind, size) = match inode {
-            1 => (FileType::Directory, 0),
-            DISK => (FileType::RegularFile, self.disk_bytes),
-            TOLD => (FileType::RegularFile, writers::TOLD_BYTES),
-            _ => return None,
-        };
-        let time = SystemTime::UNIX_EPOCH;
-        Some(FileAttr {
-            ino: INodeNo(inode),
-            size,
-            blocks: size / 512,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            crtime: time,
-            kind,
-            perm: 0o700,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        })
+        attributes(inode, self.disk_bytes)
     }
+}
+
+/// The attributes of the folder and of the files that the rigs serve.
+pub fn attributes(inode: u64, disk_bytes: u64) -> Option<FileAttr> {
+    let (kind, size) = match inode {
+        1 => (FileType::Directory, 0),
+        DISK => (FileType::RegularFile, disk_bytes),
+        TOLD => (FileType::RegularFile, writers::TOLD_BYTES),
+        _ => return None,
+    };
+    let time = SystemTime::UNIX_EPOCH;
+    Some(FileAttr {
+        ino: INodeNo(inode),
+        size,
+        blocks: size / 512,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        crtime: time,
+        kind,
+        perm: 0o700,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    })
 }
 
 impl Filesystem for TwoFiles {

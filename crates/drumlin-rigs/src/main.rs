@@ -5,7 +5,8 @@
 //! - `writers` are what runs on it: Drumlin, sound logs and broken ones;
 //! - `nbd` serves it to a virtual machine, `qemu` runs and kills that, `guest` is what runs in it;
 //! - `bench` traces a writer, makes states and verifies them; `cuts` has the commands, `methods` that of the table;
-//!   `counters` keeps what they reached.
+//!   `counters` keeps what they reached;
+//! - `parallel_log` compares streams of a log on drives that are `slow`.
 #![allow(unreachable_pub, reason = "a program has no public face")]
 
 mod bench;
@@ -17,7 +18,9 @@ mod guest;
 mod host;
 mod methods;
 mod nbd;
+mod parallel_log;
 mod qemu;
+mod slow;
 mod writers;
 
 use std::path::PathBuf;
@@ -121,6 +124,24 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Commits a second by one stream of the log and by two, on one slow drive and on two
+    ParallelLog {
+        #[arg(long, value_delimiter = ',', default_value = "1,2,8,32")]
+        threads: Vec<usize>,
+        /// Bytes of the rows
+        #[arg(long, value_delimiter = ',', default_value = "100,16384")]
+        value_size: Vec<usize>,
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+        #[arg(long, default_value_t = 3.0)]
+        seconds: f64,
+        /// Milliseconds that a drive takes for a flush
+        #[arg(long, default_value_t = 10.0)]
+        flush_ms: f64,
+        /// Megabytes that a drive writes in a second
+        #[arg(long, default_value_t = 5.0)]
+        megabytes_per_second: f64,
+    },
     /// Detach what a killed rig left attached
     Sweep,
     /// The first process of the virtual machine
@@ -175,6 +196,11 @@ fn run(task: Task) -> Result<()> {
         Task::Replay { trace, states, moment, loss, seed } => {
             let one = moment.zip(loss).map(|(moment, loss)| Cut { moment, loss, seed });
             cuts::replay(&trace, one, states, seed)
+        }
+        Task::ParallelLog { threads, value_size, rounds, seconds, flush_ms, megabytes_per_second } => {
+            let flush = std::time::Duration::from_secs_f64(flush_ms / 1e3);
+            let pace = slow::Pace { flush, bytes_per_second: megabytes_per_second * 1e6 };
+            parallel_log::run(&threads, &value_size, rounds, seconds, pace)
         }
         Task::Sweep | Task::Guest | Task::Write { .. } => Ok(()),
     }
