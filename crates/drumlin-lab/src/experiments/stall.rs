@@ -76,6 +76,8 @@ pub(crate) struct Seen {
     gaps: Summary,
     /// The share of the time in which all threads were blocked in a page fault.
     all_blocked: f64,
+    /// Processor time for each second of a scheduler's thread.
+    processor_share: f64,
     /// Bytes that a read made the device read; none would mean that the pages were cached.
     device_bytes_per_read: f64,
 }
@@ -174,7 +176,7 @@ impl Measurement for Task {
         let start = Instant::now();
         let all_blocked = self.run(&scheduler, &file, &map, blocks)?;
         let seconds = start.elapsed().as_secs_f64();
-        let device_bytes = Counters::now().since(&before).device_read_bytes;
+        let Counters { device_read_bytes: device_bytes, cpu_seconds, .. } = Counters::now().since(&before);
         let gaps = scheduler.last_beat.lock().expect("nothing panics while it is held").1.summary();
         let reads = scheduler.reads.load(Ordering::Relaxed);
         Ok(Seen {
@@ -182,6 +184,7 @@ impl Measurement for Task {
             beats_per_second: gaps.count as f64 / seconds,
             gaps,
             all_blocked,
+            processor_share: cpu_seconds / seconds / self.threads as f64,
             device_bytes_per_read: device_bytes as f64 / reads.max(1) as f64,
         })
     }
@@ -405,6 +408,7 @@ fn show(chapter: &mut Chapter, cases: &[Case], turns: &Rounds<Seen>) {
             ("p99.9", Form::Micros),
             ("longest", Form::Micros),
             ("all threads in a fault", Form::Share),
+            ("CPU per thread", Form::Share),
         ],
     );
     let mut plot = Plot::new(
@@ -429,6 +433,7 @@ fn show(chapter: &mut Chapter, cases: &[Case], turns: &Rounds<Seen>) {
             turns.median(|seen| seen.gaps.p999_us).into(),
             turns.median(|seen| seen.gaps.max_us).into(),
             turns.median(|seen| seen.all_blocked).into(),
+            turns.median(|seen| seen.processor_share).into(),
         ]);
         if case.readers == threads() || case.readers == 0 {
             plot.line(case.name(), middle.gaps.quantiles.clone());
@@ -449,6 +454,8 @@ impl Counted for Seen {
 struct Found {
     /// As many mapped readers as threads: the share of the time in which all threads were in a fault.
     all_blocked: Option<Spread>,
+    /// Their processor time for each second of a thread.
+    processor_share: Option<Spread>,
     /// Device bytes of each of their reads.
     device_bytes_per_read: Option<f64>,
     /// Beats of asynchronous readers over those of mapped ones, as many as threads.
@@ -468,6 +475,7 @@ impl Found {
         let waits = |way| turns.ratio(at(Way::Mapped, many)?, at(way, many)?, p99);
         Found {
             all_blocked: turns[0].spread(|seen| seen.all_blocked),
+            processor_share: turns[0].spread(|seen| seen.processor_share),
             device_bytes_per_read: turns[0].median(|seen| seen.device_bytes_per_read),
             beats: at(Way::Asynchronous, few).and_then(|other| turns.ratio(other, 0, beats)),
             handed_over: waits(Way::HandedOver),
@@ -476,7 +484,7 @@ impl Found {
     }
 }
 
-const CLAIMS: [Claim<Found>; 3] = [
+const CLAIMS: [Claim<Found>; 4] = [
     Claim {
         source: "S3",
         text: "A runtime with N threads stops altogether once N tasks touch cold mapped pages.",
@@ -511,11 +519,33 @@ const CLAIMS: [Claim<Found>; 3] = [
         judge: |found| shorter_waits(found.handed_over),
     },
     Claim {
-        source: "S3",
+        source: "Drumlin",
         text: "So does an asynchronous read, without another thread.",
         judge: |found| shorter_waits(found.asynchronous),
     },
+    Claim {
+        source: "S3",
+        text: "While it is stopped its processors are idle, with tasks that could run.",
+        judge: idle,
+    },
 ];
+
+/// S3 gives no figure: idle is taken as at most a quarter of the time at work, and not idle as more than half.
+fn idle(found: &Found) -> Judgement {
+    let (Some(blocked), Some(share)) = (found.all_blocked, found.processor_share) else { return nothing() };
+    let why = format!(
+        "All threads were in a fault for {} of the time. A thread used {} of a processor, the work of faults included.",
+        blocked.show(Form::Share, ""),
+        share.show(Form::Share, "")
+    );
+    match () {
+        () if blocked.least < 0.5 => Judgement::cannot_tell("a scheduler that is stopped for most of the time", why),
+        () if share.most <= 0.25 => Judgement::new(Holds::Yes, why),
+        () if share.least > 0.5 => Judgement::new(Holds::No, why),
+        () if share.least > 0.25 && share.most <= 0.5 => Judgement::new(Holds::Partly, why),
+        () => Judgement::cannot_tell("rounds that agree: their shares lie on both sides of a quarter or a half", why),
+    }
+}
 
 /// Judges waits of mapped readers over those of others: a tenth, or shorter at all.
 fn shorter_waits(ratio: Option<Ratio>) -> Judgement {
@@ -547,6 +577,21 @@ mod tests {
         let alone = Task { path, way: Way::Mapped, seed: 1, threads: 2, readers: 0, seconds: 0.05 };
         let seen = alone.perform(|_| {}).unwrap();
         assert!(seen.reads_per_second == 0.0 && seen.beats_per_second > 0.0, "{seen:?}");
+    }
+
+    /// Processors that wait for the drive are idle, those that a fast drive keeps at work are not; a scheduler that runs
+    /// tells nothing. S3 has no asynchronous reads.
+    #[test]
+    fn idleness_comes_out_each_way() {
+        let spread = |least: f64, most: f64| Some(Spread { median: f64::midpoint(least, most), least, most });
+        let judge = |blocked: f64, least, most| {
+            let (all_blocked, processor_share) = (spread(blocked, 1.0), spread(least, most));
+            idle(&Found { all_blocked, processor_share, ..Found::default() }).holds
+        };
+        assert_eq!((judge(0.98, 0.1, 0.2), judge(0.98, 0.7, 0.8)), (Holds::Yes, Holds::No));
+        assert_eq!((judge(0.98, 0.3, 0.4), judge(0.98, 0.2, 0.7)), (Holds::Partly, Holds::CannotTell));
+        assert_eq!((judge(0.1, 0.1, 0.2), idle(&Found::default()).holds), (Holds::CannotTell, Holds::CannotTell));
+        assert_eq!(CLAIMS.map(|claim| claim.source), ["S3", "S3", "Drumlin", "S3"]);
     }
 
     /// Each claim comes out each way.

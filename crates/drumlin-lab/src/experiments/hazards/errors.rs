@@ -208,8 +208,9 @@ fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
     of_counts(&counts, why)
 }
 
+/// S1 has the errors of reads alone.
 const WRITES_FAIL_LATE: Claim<Pair> = Claim {
-    source: "S1",
+    source: "Drumlin",
     text: "A store into a mapping can't fail; the error of its write is told later, once, without a place, by the \
            first sync.",
     judge: writes_fail_late,
@@ -272,6 +273,7 @@ mod tests {
         assert_eq!(writes_fail_late(&[told(), late()]).holds, Holds::No);
         assert_eq!(writes_fail_late(&[late(), late()]).holds, Holds::Partly);
         assert_eq!(writes_fail_late(&Default::default()).holds, Holds::CannotTell);
+        assert_eq!(WRITES_FAIL_LATE.source, "Drumlin", "S1 has the errors of reads alone");
     }
 
     /// A call reports a bad block and a file that was cut short, and ends nothing. A change through a mapping that

@@ -3,7 +3,8 @@
 //! | claim | source | judged by |
 //! | --- | --- | --- |
 //! | dirty pages are written before their transaction commits (`early`) | S1 | the device, after another process's sync |
-//! | a drive's errors are signals, and those of writes come late (`errors`) | S1 | a FUSE file with bad blocks; a file cut short |
+//! | a drive's errors are signals (`errors`) | S1 | a FUSE file with bad blocks; a file cut short |
+//! | errors of writes come late (`errors`) | Drumlin | the same FUSE file |
 //! | a stray pointer changes the file (`stray`) | S1 | the file, after a store at an address that was made up |
 //! | private dirt is deadly, shared dirt is not (`memory`) | S3 | processes against a memory limit |
 //! | one of three protocols is needed to update safely (`updates`) | S1 | the file, after a process died amid a transaction |
