@@ -24,7 +24,12 @@ impl Latencies {
 
     #[inline]
     pub(crate) fn record(&mut self, latency: Duration) {
-        self.0.saturating_record(latency.as_nanos() as u64);
+        self.record_n(latency, 1);
+    }
+
+    #[inline]
+    fn record_n(&mut self, latency: Duration, operations: u64) {
+        self.0.saturating_record_n(latency.as_nanos() as u64, operations);
     }
 
     /// The number of operations recorded.
@@ -179,8 +184,14 @@ impl Pace<'_> {
     /// Records one operation of this many bytes, begun at `started`.
     #[inline]
     pub(crate) fn done(&mut self, started: Instant, bytes: u64) {
-        self.latencies.record(started.elapsed());
-        self.operations.fetch_add(1, Ordering::Relaxed);
+        self.done_all(started, 1, bytes);
+    }
+
+    /// Records operations, one after the other, of this many bytes in all. Each counts as having taken their mean.
+    #[inline]
+    pub(crate) fn done_all(&mut self, started: Instant, operations: u32, bytes: u64) {
+        self.latencies.record_n(started.elapsed() / operations, operations.into());
+        self.operations.fetch_add(operations.into(), Ordering::Relaxed);
         // Not before the operation is counted: see `Lane::totals`.
         self.bytes.fetch_add(bytes, Ordering::Release);
     }
@@ -204,7 +215,7 @@ struct Lane {
 }
 
 impl Lane {
-    /// The operations, and the bytes of all of them, or of all but the last one. Asks again if the thread went on
+    /// The operations, and the bytes of all of them, or of all but the last ones. Asks again if the thread went on
     /// meanwhile: while this one is not running, the other may do a million operations.
     fn totals(&self) -> (u64, u64) {
         let mut operations = self.operations.load(Ordering::Acquire);

@@ -1,8 +1,11 @@
 //! `persist`: storing through calls against storing through a mapping with the cache lines written back (S5).
 //!
 //! S5's claim, three times as fast with 10 threads of 1 GB each, is judged on persistent memory that is mapped with DAX
-//! alone. On tmpfs the medium is memory, but a call costs what it costs anywhere: small records show it. All areas
-//! together are larger than the processor's cache.
+//! alone. On tmpfs the medium is memory, but a call costs what it costs anywhere. Small records show it, which is a
+//! question of the lab's own. All areas together are larger than the processor's cache.
+//!
+//! A store is over for the processor before its lines have left the cache, and the clock does not wait for a fence. So
+//! the clock is read after several small records: at most the last of them is then under way.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +14,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::compare::{Ratio, Size};
+use crate::compare::{Claim, Ratio, Size};
 use crate::experiments::{Experiment, prefault};
 use crate::figures::{self, Form};
 use crate::flush::LineFlush;
@@ -102,32 +105,40 @@ impl Measurement for Task {
                 let record = vec![thread as u8; self.bytes];
                 let base = (thread * part_bytes) as u64;
                 let mut place = 0;
+                let batch = batch_records(self.bytes);
                 while pace.go_on() {
-                    if place + self.bytes > part_bytes {
-                        place = 0;
-                    }
                     let started = std::time::Instant::now();
-                    match self.way {
-                        Way::Call => file.write_all_at(&record, base + place as u64)?,
-                        Way::CallSynced => {
-                            file.write_all_at(&record, base + place as u64)?;
-                            file.sync_data()?;
+                    for _ in 0..batch {
+                        if place + self.bytes > part_bytes {
+                            place = 0;
                         }
-                        Way::Mapped | Way::MappedPersisted => {
-                            let target = &mut part[place..place + self.bytes];
-                            target.copy_from_slice(std::hint::black_box(&record));
-                            if let Some(flush) = flush {
-                                flush.persist(target);
+                        match self.way {
+                            Way::Call => file.write_all_at(&record, base + place as u64)?,
+                            Way::CallSynced => {
+                                file.write_all_at(&record, base + place as u64)?;
+                                file.sync_data()?;
+                            }
+                            Way::Mapped | Way::MappedPersisted => {
+                                let target = &mut part[place..place + self.bytes];
+                                target.copy_from_slice(std::hint::black_box(&record));
+                                if let Some(flush) = flush {
+                                    flush.persist(target);
+                                }
                             }
                         }
+                        place += self.bytes;
                     }
-                    place += self.bytes;
-                    pace.done(started, self.bytes as u64);
+                    pace.done_all(started, batch, u64::from(batch) * self.bytes as u64);
                 }
                 Ok(())
             },
         )
     }
+}
+
+/// The records between two looks at the clock: a page of them.
+fn batch_records(bytes: usize) -> u32 {
+    (4096 / bytes).max(1) as u32
 }
 
 #[derive(Debug)]
@@ -199,8 +210,8 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
             show(chapter, (bytes, threads), area, &cases, &turns);
         }
         let found = Found::of(place, area, machine, &cases, &turns);
-        for (claim, judge) in CLAIMS {
-            chapter.judged("S5", format!("On {place}, {claim}"), judge(&found));
+        for claim in CLAIMS {
+            chapter.judged(claim.source, format!("On {place}, {}", claim.text), (claim.judge)(&found));
         }
     }
     if rooms.iter().all(|(name, _)| *name != "DAX") {
@@ -222,10 +233,14 @@ fn show(
 ) {
     let mut table = Table::new(
         format!(
-            "Records of {} by {}, an area of {} in all",
+            "Records of {} by {}, an area of {} in all{}",
             figures::size(bytes as u64),
             figures::plural(threads as u64, "thread"),
-            figures::bytes(area_bytes as f64)
+            figures::bytes(area_bytes as f64),
+            match batch_records(bytes) {
+                1 => String::new(),
+                records => format!("; percentiles of the mean of {records} records"),
+            }
         ),
         &[
             ("", Form::Text),
@@ -296,12 +311,18 @@ impl Found {
     }
 }
 
-/// A claim about a place, and its judge.
-type PlaceClaim = (&'static str, fn(&Found) -> Judgement);
-
-const CLAIMS: [PlaceClaim; 2] = [
-    ("ten threads store three times as fast through a mapping as through the file API.", three_times),
-    ("a mapping spares the call: small records are stored three times as fast.", small_records),
+/// Claims about a place. S5 has ten threads of 1 GB each, and nothing of small records.
+const CLAIMS: [Claim<Found>; 2] = [
+    Claim {
+        source: "S5",
+        text: "ten threads store three times as fast through a mapping as through the file API.",
+        judge: three_times,
+    },
+    Claim {
+        source: "Drumlin",
+        text: "a mapping spares the call: records of 64 B are stored faster, written back each.",
+        judge: small_records,
+    },
 ];
 
 fn three_times(found: &Found) -> Judgement {
@@ -317,11 +338,11 @@ fn three_times(found: &Found) -> Judgement {
 
 fn small_records(found: &Found) -> Judgement {
     let Some(ratio) = found.small else { return nothing() };
-    let why = format!("Records of 64 B, mapped and written back: {} the rate of write(2).", ratio.show());
+    let why = format!("Mapped and written back they have {} the rate of write(2).", ratio.show());
     if found.is_emulated {
         return Judgement::cannot_tell("a processor that is not emulated", why);
     }
-    ratio.judge_at_least(Size::of(3.0), why)
+    ratio.judge_at_least(Size::bound(1.1), why)
 }
 
 fn nothing() -> Judgement {
@@ -353,24 +374,40 @@ mod tests {
         }
     }
 
-    /// Each claim comes out each way.
+    /// Small records that leave the cache are timed whole: their latencies add up to most of the run.
+    #[test]
+    fn latencies_add_up_to_the_run() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let area_bytes = 64 << 20;
+        file.as_file().set_len(area_bytes as u64).unwrap();
+        let timing = Timing { seconds: 0.3, sample_seconds: 0.0 };
+        let path = file.path().to_owned();
+        let task = Task { path, way: Way::MappedPersisted, bytes: 64, threads: 1, area_bytes, dax: false, timing };
+        let Ok(done) = task.perform(|_| {}) else { return }; // No instruction to write a line back.
+        let timed = done.latency.mean_us * done.latency.count as f64 / 1e6;
+        assert!(timed > done.seconds / 2.0, "{timed} s of {} s are timed: {:?}", done.seconds, done.latency);
+    }
+
+    /// Each claim comes out each way. The one about small records is no source's.
     #[test]
     fn claims_come_out_each_way() {
         let found = |median: f64, least: f64| {
             let ratio = Some(Ratio { median, least, most: median * 1.05, noise: 1.02 });
             Found { is_dax: true, is_emulated: false, is_beyond_cache: true, large: ratio, small: ratio }
         };
-        for (found, holds) in [
-            (found(4.0, 3.5), Holds::Yes),
-            (found(2.0, 1.8), Holds::Partly),
-            (found(0.9, 0.8), Holds::No),
-            (found(3.0, 0.9), Holds::CannotTell),
-            (Found { large: None, small: None, ..found(1.0, 1.0) }, Holds::CannotTell),
-            (Found { is_emulated: true, ..found(4.0, 3.5) }, Holds::CannotTell),
+        for (found, large, small) in [
+            (found(4.0, 3.5), Holds::Yes, Holds::Yes),
+            (found(2.0, 1.8), Holds::Partly, Holds::Yes),
+            // As in an example report: no third of three times, but faster.
+            (found(1.33, 1.28), Holds::NotInSize, Holds::Yes),
+            (found(0.9, 0.8), Holds::No, Holds::No),
+            (found(3.0, 0.9), Holds::CannotTell, Holds::CannotTell),
+            (Found { large: None, small: None, ..found(1.0, 1.0) }, Holds::CannotTell, Holds::CannotTell),
+            (Found { is_emulated: true, ..found(4.0, 3.5) }, Holds::CannotTell, Holds::CannotTell),
         ] {
-            assert_eq!(three_times(&found).holds, holds);
-            assert_eq!(small_records(&found).holds, holds);
+            assert_eq!((three_times(&found).holds, small_records(&found).holds), (large, small), "{found:?}");
         }
+        assert_eq!(CLAIMS.map(|claim| claim.source), ["S5", "Drumlin"]);
         assert_eq!(three_times(&Found { is_dax: false, ..found(4.0, 3.5) }).holds, Holds::CannotTell);
         assert_eq!(three_times(&Found { is_beyond_cache: false, ..found(4.0, 3.5) }).holds, Holds::CannotTell);
     }
