@@ -148,7 +148,7 @@ impl Ratio {
     }
 
     /// The sentence on an effect that is surely far more than the claimed one; otherwise nothing.
-    fn excess(&self, size: Size) -> &'static str {
+    pub(crate) fn excess(&self, size: Size) -> &'static str {
         if self.interval().0 >= size.far() { " That is far more than claimed." } else { "" }
     }
 

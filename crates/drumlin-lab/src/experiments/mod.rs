@@ -32,6 +32,7 @@ pub(crate) const MEASUREMENTS: &[Registered] = &[
     registered::<stores::Task>(),
     registered::<calls::pieces::Task>(),
     registered::<calls::cold::Task>(),
+    registered::<calls::reserve::Task>(),
     registered::<calls::sharing::Task>(),
     registered::<calls::sharing::Echo>(),
     registered::<stall::Task>(),

@@ -1,15 +1,25 @@
 //! Mappings larger than memory and swap: which the kernel permits, with and without `MAP_NORESERVE`.
 //!
-//! Nothing is touched here, so that all are harmless; `hazards` shows what touching them does.
+//! Nothing of these is touched, so that all are harmless; `hazards` shows what touching them does. S3's other scenario
+//! is two processes, each of which maps less than there is, reserved: both are permitted it. Against the memory limit
+//! of a control group both touch theirs.
 
 use std::io;
+
+use serde::{Deserialize, Serialize};
 
 use crate::compare::Claim;
 use crate::figures::{self, Form};
 use crate::machine::Machine;
 use crate::map::{self, Reserve};
+use crate::measure::Sample;
 use crate::report::{Chapter, Holds, Judgement, Table};
 use crate::session::{Session, plain};
+use crate::worker::{self, Ending, Measurement};
+
+/// The limit that stands for memory and swap, and the part of it that each of two processes takes.
+const LIMIT_BYTES: u64 = 64 << 20;
+const PART: f64 = 0.7;
 
 /// The kinds of mapping, and whether the kernel made each.
 type Found = [(Reserve, Result<(), String>); 5];
@@ -41,9 +51,112 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
         let text = result.as_ref().map_or_else(|error| format!("refused: {error}"), |()| "permits it".to_owned());
         table.row(vec![kind.name().into(), text.into()]);
     }
+    let shared = Shared::measure(session, machine)?;
+    for (name, text) in shared.told() {
+        table.row(vec![name.into(), text.into()]);
+    }
     chapter.tables.push(table);
     CLAIM.put(chapter, &found);
+    NO_GUARANTEE.put(chapter, &shared);
     Ok(())
+}
+
+/// Asks for reserved memory, and perhaps touches it all.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    bytes: usize,
+    touch: bool,
+    /// Starts a second process, in the same group, that does the same while this one holds its memory.
+    with_other: bool,
+}
+
+impl Measurement for Task {
+    const NAME: &'static str = "calls: reserve";
+    /// `false` if the second process was killed.
+    type Result = bool;
+
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<bool> {
+        let mut memory = reserved(self.bytes)?;
+        if self.touch {
+            memory.resize(self.bytes, 1);
+        }
+        let lives = if self.with_other {
+            let other = worker::run(Task { with_other: false, ..self }, None, &|| false)?;
+            !matches!(other.ending, Ending::Killed(_))
+        } else {
+            true
+        };
+        std::hint::black_box(&memory);
+        Ok(lives)
+    }
+}
+
+/// Anonymous memory of which nothing is touched yet: without `MAP_NORESERVE`, like all that allocators ask for.
+fn reserved(bytes: usize) -> io::Result<Vec<u8>> {
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    Ok(memory)
+}
+
+/// Two processes, each below the limit of both.
+#[derive(Debug, Default)]
+struct Shared {
+    /// Whether the kernel let each map its part of the machine's memory and swap.
+    permitted: [bool; 2],
+    /// Rounds in a group: one process alone, and how many it survived; two, and in how many one was killed.
+    alone: usize,
+    survived: usize,
+    both: usize,
+    killed: usize,
+    has_swap: bool,
+}
+
+impl Shared {
+    fn measure(session: &Session<'_>, machine: &Machine) -> io::Result<Shared> {
+        let bytes = ((machine.memory_bytes + machine.swap_bytes) as f64 * PART) as usize;
+        let mut shared = Shared { has_swap: machine.swap_bytes > 0, ..Shared::default() };
+        if let Ok(first) = reserved(bytes) {
+            let (other, _) = session.job(Task { bytes, touch: false, with_other: false }, None)?;
+            shared.permitted = [true, matches!(other.ending, Ending::Done(_))];
+            std::hint::black_box(&first);
+        }
+        if !session.is_limited() {
+            return Ok(shared);
+        }
+        for _ in 0..session.pacing.rounds {
+            session.step("calls: two processes that reserve memory", 0.1);
+            let task = Task { bytes: (LIMIT_BYTES as f64 * PART) as usize, touch: true, with_other: false };
+            let (alone, _) = session.job(task, Some(LIMIT_BYTES))?;
+            shared.alone += 1;
+            shared.survived += usize::from(matches!(alone.ending, Ending::Done(true)));
+            let (both, _) = session.job(Task { with_other: true, ..task }, Some(LIMIT_BYTES))?;
+            shared.both += 1;
+            shared.killed += usize::from(matches!(both.ending, Ending::Done(false) | Ending::Killed(libc::SIGKILL)));
+        }
+        Ok(shared)
+    }
+
+    /// Rows of the table.
+    fn told(&self) -> [(String, String); 2] {
+        let part = Form::Share.show(PART);
+        let second = match self.permitted {
+            [false, _] => "the first is refused",
+            [true, false] => "the second is refused",
+            [true, true] => "the kernel permits both",
+        };
+        let limit = figures::size(LIMIT_BYTES);
+        let end = match self.both {
+            0 => "not shown: no control group".to_owned(),
+            both => format!(
+                "one is killed ({} of {both}); alone it lives ({} of {})",
+                self.killed, self.survived, self.alone
+            ),
+        };
+        [
+            (format!("two processes, anonymous memory, {part} of memory and swap each"), second.to_owned()),
+            (format!("two that touch theirs, {part} of a limit of {limit} each"), end),
+        ]
+    }
 }
 
 const CLAIM: Claim<Found> = Claim {
@@ -71,9 +184,62 @@ const CLAIM: Claim<Found> = Claim {
     },
 };
 
+const NO_GUARANTEE: Claim<Shared> = Claim {
+    source: "S3",
+    text: "Even memory that is reserved is not guaranteed: two processes may each map less than there is, and more \
+           together.",
+    judge: |shared| {
+        let [(_, permitted), (_, end)] = shared.told();
+        let why = format!("{} of memory and swap each: {permitted}. Against a limit: {end}.", Form::Share.show(PART));
+        match shared.permitted {
+            [false, _] => return Judgement::cannot_tell("address space for most of the memory", why),
+            // Strict accounting keeps its word.
+            [true, false] => return Judgement::new(Holds::No, why),
+            [true, true] => {}
+        }
+        match () {
+            () if shared.both == 0 => Judgement::cannot_tell("a control group that makes memory short", why),
+            () if shared.survived < shared.alone => {
+                Judgement::cannot_tell("a control that lives: one alone did not", why)
+            }
+            () if shared.killed == shared.both => Judgement::new(Holds::Yes, why),
+            () if shared.has_swap => Judgement::cannot_tell("a limit that counts swap", why),
+            () if shared.killed == 0 => Judgement::new(Holds::No, why),
+            () => Judgement::new(Holds::Partly, why),
+        }
+    },
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Reserved memory that kills, that does not, that is refused; a control that dies tells nothing.
+    #[test]
+    fn guarantees_are_judged() {
+        let found =
+            |permitted, survived, killed| Shared { permitted, alone: 3, survived, both: 3, killed, has_swap: false };
+        let judge = |shared: &Shared| (NO_GUARANTEE.judge)(shared).holds;
+        assert_eq!(judge(&found([true, true], 3, 3)), Holds::Yes);
+        assert_eq!(judge(&found([true, true], 3, 1)), Holds::Partly);
+        assert_eq!(judge(&found([true, true], 3, 0)), Holds::No);
+        assert_eq!(judge(&found([true, false], 3, 3)), Holds::No);
+        assert_eq!(judge(&found([true, true], 2, 3)), Holds::CannotTell);
+        assert_eq!(judge(&Shared { has_swap: true, ..found([true, true], 3, 0) }), Holds::CannotTell);
+        assert_eq!(judge(&Shared { both: 0, alone: 0, ..found([true, true], 0, 0) }), Holds::CannotTell);
+        assert_eq!(judge(&Shared::default()), Holds::CannotTell);
+    }
+
+    /// Reserved memory takes none until it is touched.
+    #[test]
+    fn reserving_touches_nothing() {
+        // Other tests of this process take memory too.
+        let before = crate::counters::resident_bytes();
+        let memory = reserved(2 << 30).unwrap();
+        assert!(crate::counters::resident_bytes() < before + (1 << 30));
+        assert!(memory.capacity() >= 2 << 30 && reserved(usize::MAX / 2).is_err());
+        assert!(Task { bytes: 1 << 20, touch: true, with_other: false }.perform(|_| {}).unwrap());
+    }
 
     /// The claim comes out each way.
     #[test]
