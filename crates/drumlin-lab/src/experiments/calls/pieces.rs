@@ -105,12 +105,16 @@ pub(crate) struct Task {
     /// Files that are there and cached: one to write by mapping, one to write by call, one to read.
     files: [PathBuf; 3],
     bytes: usize,
-    /// Duration of each way; new files are written to their end, unless they take [`NEW_FILE_TIMES`] as long.
+    /// Duration of each way; new files are written to their end by pieces from [`PAGES_FROM`] on, unless they take
+    /// [`NEW_FILE_TIMES`] as long.
     seconds: f64,
 }
 
 /// See [`Task::seconds`].
 const NEW_FILE_TIMES: f64 = 5.0;
+
+/// From pieces of this size on, the pages of a new file cost far more than the copies into them.
+const PAGES_FROM: usize = 512;
 
 /// One way at one size.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -181,7 +185,7 @@ impl Task {
         let (mut bytes, mut offset) = (0u64, 0);
         let before = counters::thread_faults();
         let start = Instant::now();
-        let times = if way.is_of_new_file() { NEW_FILE_TIMES } else { 1.0 };
+        let times = if way.is_of_new_file() && self.bytes >= PAGES_FROM { NEW_FILE_TIMES } else { 1.0 };
         let limit = Duration::from_secs_f64(self.seconds * times);
         'timed: loop {
             for _ in 0..batch {
@@ -228,7 +232,7 @@ fn way_seconds(session: &Session<'_>) -> f64 {
 
 /// The approximate time of a turn: the ways that touch each page once end before their time, new files after it.
 fn turn_seconds(session: &Session<'_>) -> f64 {
-    way_seconds(session) * Way::ALL.len() as f64 * 0.6 + 1.0
+    way_seconds(session) * Way::ALL.len() as f64 * 0.6 + 0.6
 }
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
@@ -408,7 +412,7 @@ struct Found {
     read_large: Option<Large>,
     /// A new file through a mapping over write(2), in pieces of 4 and 10 KiB.
     write_new: Option<[Ratio; 2]>,
-    /// A new file through a mapping, in pieces of 512 bytes and more: the time for 2 GB. Pages cost far more than copies.
+    /// A new file through a mapping, in pieces of [`PAGES_FROM`] and more: the time for 2 GB.
     new_seconds: Vec<f64>,
     /// write(2) over the mapping, existing file, pages touched before; pieces of 4 KiB.
     write_touched: Option<Ratio>,
@@ -468,7 +472,7 @@ impl Found {
                 .map(|(small, large)| [small, large]),
             new_seconds: rows(turns)
                 .into_iter()
-                .filter(|(bytes, ..)| *bytes >= 512)
+                .filter(|(bytes, ..)| *bytes >= PAGES_FROM)
                 .filter_map(|(_, turns, _)| time(turns, Way::WriteNewMapped))
                 .collect(),
             write_touched: ratio(4096, Way::WriteCall, Way::WriteMapped),
@@ -569,8 +573,8 @@ fn large_pieces(found: &Found) -> Judgement {
     copied.judge_at_least(Size::of(400.0), why)
 }
 
-/// From 512 bytes on a page costs the same whatever the pieces. Times of new files that differ by more than this factor
-/// are of two states of the machine.
+/// Times of new files in pieces from [`PAGES_FROM`] on that differ by more than this factor are of two states of the
+/// machine.
 const STATE_FACTOR: f64 = 2.0;
 
 /// S3 took 2.48 s by mapping and 1.74 s by calls.
