@@ -48,12 +48,26 @@ impl FileSystem {
         }
     }
 
+    /// The package that has its `mkfs`, by the name that most systems give it.
+    pub(crate) fn package(self) -> &'static str {
+        match self {
+            FileSystem::Ext4 => "e2fsprogs",
+            FileSystem::Xfs => "xfsprogs",
+            FileSystem::Btrfs => "btrfs-progs",
+        }
+    }
+
     /// Formats a device. The device was made by the lab, so whatever is on it may go.
     fn format(self, device: &Path) -> io::Result<()> {
         let program = format!("mkfs.{}", self.name());
         let force = if self == FileSystem::Ext4 { "-F" } else { "-f" };
         let output = Command::new(&program).args(["-q", force]).arg(device).stdin(Stdio::null()).output();
-        let output = output.map_err(|error| io::Error::new(error.kind(), format!("{program}: {error}")))?;
+        let output = output.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                io::Error::new(error.kind(), format!("{program} is not installed (package {})", self.package()))
+            }
+            kind => io::Error::new(kind, format!("{program}: {error}")),
+        })?;
         if output.status.success() {
             return Ok(());
         }

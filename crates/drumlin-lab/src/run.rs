@@ -88,13 +88,13 @@ fn utc(unix_seconds: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::path::Path;
 
     use super::*;
     use crate::mount::FileSystem;
 
-    struct Unwatched;
+    pub(crate) struct Unwatched;
 
     impl Observer for Unwatched {
         fn total(&self, _: f64) {}
@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    fn settings(folder: &Path, quick: bool, file_bytes: u64, file_systems: &[FileSystem]) -> Settings {
+    pub(crate) fn settings(folder: &Path, quick: bool, file_bytes: u64, file_systems: &[FileSystem]) -> Settings {
         Settings {
             folder: folder.to_owned(),
             quick,

@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | growing the file ahead of need halves a durable append | the means of both on ext4 with a journal |
 //! | sync_file_range is many times faster, as it flushes nothing | the means, and the flushes counted at the device |
-//! | with the drive's cache off the advantage is gone | the same on a device that has no volatile cache |
-//! | it keeps records on real zeros and loses them on new blocks; on btrfs it loses both | a power-off |
+//! | with the drive's cache off the advantage diminishes | the same on a device that has no volatile cache |
+//! | it keeps records on real zeros and loses them on new blocks in the first run; on btrfs it loses both | power-offs |
 //! | a mean hides the slow sync, and so do batches | the slowest write beside the mean and the slowest batch |
 //!
 //! Its claims about stores are in `stores`, those about commits that queue among them.

@@ -1,7 +1,7 @@
 //! The tables and plots of `sync`.
 
 use super::method::Method;
-use super::power_off::{self, Left};
+use super::power_off::{self, Left, Run};
 use super::task::{BATCH_WRITES, Written};
 use super::{Measured, Writers};
 use crate::experiments::places::{Cache, Place};
@@ -194,10 +194,20 @@ pub(super) fn show_left(chapter: &mut Chapter, left: &[Left]) {
     let mut table = Table::new("Records left after a power-off that keeps the drive's cache", &columns);
     for method in power_off::METHODS {
         let mut cells = vec![Cell::from(method.name())];
-        cells.extend(left.iter().map(|each| Cell::from(each.share(method))));
+        cells.extend(left.iter().map(|each| Cell::from(each.share(Run::First, method))));
         table.row(cells);
     }
-    chapter.tables.push(table);
+    let mut columns = vec![("", Form::Text)];
+    columns.extend(left.iter().map(|each| (each.file_system.name(), Form::Share)));
+    let mut again = Table::new("The same by sync_file_range, run again over the same files", &columns);
+    for (blocks, method) in [("real zeros", Method::FilledRange), ("ftruncate", Method::TruncatedRange)] {
+        for run in Run::ALL {
+            let mut cells = vec![Cell::from(format!("{blocks}, {}", run.name()))];
+            cells.extend(left.iter().map(|each| Cell::from(each.share(run, method))));
+            again.row(cells);
+        }
+    }
+    chapter.tables.extend([table, again]);
     chapter.note(
         "The power-off is that of a virtual machine: the device's content at that moment is mounted anew, so the page \
          cache is lost and the drive's cache is not. A drive that loses its own cache keeps only what was flushed.",

@@ -182,6 +182,16 @@ impl Target {
         Ok(Target { method, file, extended: Mutex::new(0) })
     }
 
+    /// Opens the file that an earlier run left. Nothing extends it: its records are overwritten.
+    pub(super) fn reopen(path: &Path, method: Method) -> io::Result<Target> {
+        let file = if method.is_direct() {
+            temp_folder::open_direct(path, true)?
+        } else {
+            File::options().read(true).write(true).open(path)?
+        };
+        Ok(Target { method, file, extended: Mutex::new(u64::MAX) })
+    }
+
     /// The ring of a writer, for the method that needs one.
     pub(super) fn ring(&self) -> io::Result<Option<SyncRing>> {
         (self.method == Method::Linked).then(SyncRing::new).transpose()
