@@ -160,6 +160,12 @@ pub(crate) struct CountedKeyspace {
     pub(crate) entry_count: u64,
 }
 
+/// Returns `true` if a file whose first written block is this one has counts of some database: the head is written
+/// last.
+pub(crate) fn is_counts(block: &[u8]) -> bool {
+    block.len() >= VERSION_OFFSET && [MAGIC, PART_MAGIC].contains(&get_u64(block, MAGIC_OFFSET))
+}
+
 impl CountsHead {
     /// The block as it is written.
     pub(crate) fn encode(&self) -> Vec<u8> {

@@ -91,6 +91,11 @@ pub(crate) fn encode(database: DatabaseId, pages: &[ResidentPage], block: &mut [
     put_u64(block, CHECKSUM_OFFSET, sum);
 }
 
+/// Returns `true` if a file whose first written block is this one is a list of some database.
+pub(crate) fn is_list(block: &[u8]) -> bool {
+    block.len() >= VERSION_OFFSET && get_u64(block, MAGIC_OFFSET) == MAGIC
+}
+
 /// Reads the pages that a block of this database lists. `None` if it is damaged, foreign or of another version.
 pub(crate) fn decode(database: DatabaseId, block: &[u8]) -> Option<Vec<ResidentPage>> {
     let is_sound = block.len() == RESIDENT_BLOCK_BYTES

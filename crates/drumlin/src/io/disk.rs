@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 #[cfg(target_os = "linux")]
@@ -463,15 +463,30 @@ impl Folder for DiskFolder {
     }
 
     fn open(&self, name: &str, options: OpenOptions) -> io::Result<FileRef> {
-        let mut flags = OFlags::CLOEXEC | if options.write { OFlags::RDWR } else { OFlags::RDONLY };
+        // A pipe would have the caller wait for its other end.
+        let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+        flags |= if options.write { OFlags::RDWR } else { OFlags::RDONLY };
         if options.create || options.create_new {
             flags |= OFlags::CREATE;
+        }
+        if options.create {
+            flags |= OFlags::NOFOLLOW;
         }
         if options.create_new {
             flags |= OFlags::EXCL;
         }
         let mode = Mode::from_raw_mode(0o666);
-        let handle = retry_on_intr(|| rustix::fs::openat(&self.handle, name, flags, mode)).map_err(space_error)?;
+        let opened = retry_on_intr(|| rustix::fs::openat(&self.handle, name, flags, mode));
+        let handle = opened.map_err(|error| match error {
+            Errno::LOOP | Errno::MLINK if options.create => io::Error::other("it is a symbolic link, and not followed"),
+            error => space_error(error),
+        })?;
+        match FileType::from_raw_mode(rustix::fs::fstat(&handle)?.st_mode) {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(io::ErrorKind::IsADirectory.into()),
+            other => return Err(io::Error::other(format!("it is not a regular file, but {other:?}"))),
+        }
+        rustix::fs::fcntl_setfl(&handle, rustix::fs::fcntl_getfl(&handle)? - OFlags::NONBLOCK)?;
         Ok(Arc::new(DiskFile::new(self.path.join(name), handle.into(), options.direct)?))
     }
 

@@ -15,7 +15,8 @@ pub type FolderRef = Arc<dyn Folder>;
 pub trait Folder: Send + Sync + fmt::Debug {
     /// The path it was opened by, for messages: it may have been moved since.
     fn path(&self) -> &Path;
-    /// Opens a file.
+    /// Opens a file; anything else of that name is an error. With [`OpenOptions::create`] a symbolic link is one too: a
+    /// file that may be made in the folder lies in the folder.
     fn open(&self, name: &str, options: OpenOptions) -> io::Result<FileRef>;
     /// Opens a folder in it.
     fn folder(&self, name: &str) -> io::Result<FolderRef>;

@@ -150,6 +150,11 @@ impl Probe {
         text
     }
 
+    /// Returns `true` if these bytes begin like the text form.
+    pub(crate) fn is_text(bytes: &[u8]) -> bool {
+        bytes.starts_with(b"version = ")
+    }
+
     /// Reads the text form. Keys it does not know are passed over.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
-use crate::format::superblock::{SLOT_OFFSETS, Superblock, SuperblockError};
+use crate::format::superblock::{MAGIC, SLOT_OFFSETS, Superblock, SuperblockError};
 use crate::format::{BLOCK_BYTES, CheckpointNumber, Incarnation, SuperblockNumber, Timestamp};
 use crate::io::{AlignedBuffer, FileRef, FolderRef, Persist, SyncMethod};
 use crate::sync::Mutex;
@@ -213,6 +213,26 @@ pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMet
         write_block(file, superblock, offset, sync).map_err(|error| Error::io("writing", file.path(), error))?;
     }
     file.sync_all().map_err(|error| Error::io("syncing", file.path(), error))
+}
+
+/// Returns `true` if a file is what an interrupted creation leaves: empty, or zeros but for superblocks.
+pub(crate) fn is_begun(file: &FileRef) -> io::Result<bool> {
+    let mut buffer = AlignedBuffer::zeroed(64 * BLOCK_BYTES);
+    let mut offset = 0;
+    loop {
+        let bytes = file.read_up_to(&mut buffer, offset)?;
+        let offsets = (offset..).step_by(BLOCK_BYTES);
+        let is_begun = |(offset, block): (u64, &[u8])| {
+            (SLOT_OFFSETS.contains(&offset) && block.starts_with(&MAGIC)) || block.iter().all(|byte| *byte == 0)
+        };
+        if bytes == 0 || !offsets.zip(buffer[..bytes].chunks(BLOCK_BYTES)).all(is_begun) {
+            return Ok(bytes == 0);
+        }
+        offset += bytes as u64;
+        if !bytes.is_multiple_of(BLOCK_BYTES) {
+            return Ok(true);
+        }
+    }
 }
 
 fn slot(number: SuperblockNumber) -> u64 {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Settings;
+use super::advice;
 use super::kept_counts::COUNTS_NAMES;
 use super::warm_start::RESIDENT_NAME;
 use crate::error::{Error, Result};
@@ -243,18 +244,22 @@ impl Opener<'_> {
             let path = self.path().join(DATA_NAME);
             return Err(Error::corrupted(&path, "the data file", "it is missing, and the log is there"));
         }
-        let not_a_database = |why| Error::NotADatabase { path: self.path().to_path_buf(), why };
         // A creation that was killed while it measured leaves the file that it measured with.
         let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
         let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME, RESIDENT_NAME];
         let is_ours = |name: &str| ours.contains(&name) || COUNTS_NAMES.contains(&name) || is_probe(name);
         if let Some(other) = names.iter().find(|name| !is_ours(name)) {
-            return Err(not_a_database(format!("the folder holds other things ({other:?}) and no data file")));
+            return Err(self.holds_other(other));
         }
         if !self.settings.create {
             return Err(self.empty());
         }
         Ok(())
+    }
+
+    fn holds_other(&self, name: &str) -> Error {
+        let why = format!("the folder holds other things ({name:?}) and no data file");
+        Error::NotADatabase { path: self.path().to_path_buf(), why }
     }
 
     fn empty(&self) -> Error {
@@ -279,8 +284,8 @@ impl Opener<'_> {
     /// For people only: a full disk does not keep the database from opening.
     fn write_process_id(&self) {
         let text = format!("{}\n", self.backend.process_id());
-        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
-        let written = self.folder.open(LOCK_NAME, options).and_then(|file| {
+        let is_number = |text: &[u8]| text.len() <= 20 && text.trim_ascii_end().iter().all(u8::is_ascii_digit);
+        let written = advice::open_to_write(&self.folder, LOCK_NAME, is_number).and_then(|file| {
             file.set_len(0)?;
             file.write_at(text.as_bytes(), 0, Persist::Later)
         });
@@ -355,8 +360,7 @@ impl Opener<'_> {
         }
         log::info!("{}: durable by {} on {}", path.display(), probe.chosen, probe.file_system);
         let text = probe.encode();
-        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
-        let written = self.folder.open(PROBE_NAME, options).and_then(|file| {
+        let written = advice::open_to_write(&self.folder, PROBE_NAME, Probe::is_text).and_then(|file| {
             file.set_len(0)?;
             file.write_at(text.as_bytes(), 0, Persist::Later)
         });
@@ -381,6 +385,9 @@ impl Opener<'_> {
         self.check_creatable()?;
         let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
         let file = self.lock_data(NEW_DATA_NAME, options, Lock::Exclusive)?;
+        if !superblocks::is_begun(&file).map_err(|error| self.io("reading", NEW_DATA_NAME, error))? {
+            return Err(self.holds_other(NEW_DATA_NAME));
+        }
         if self.exists(DATA_NAME)? {
             // The locked file is the other process's data file, or one begun here in vain.
             let _ = self.folder.remove(NEW_DATA_NAME);

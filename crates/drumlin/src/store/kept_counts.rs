@@ -34,12 +34,14 @@
 //! - *A salvage* leaves pages out that can't be read. It takes no counts up.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Store;
+use super::advice;
 use super::keyspaces::Keyspaces;
 use crate::error::{Error, Result};
 use crate::format::counts::{
-    CountedKeyspace, CountsHead, ENTRY_BYTES, HEAD_BYTES, ITEMS_OFFSET, KEYSPACE_COUNT_MAX, ListedChange,
+    self, CountedKeyspace, CountsHead, ENTRY_BYTES, HEAD_BYTES, ITEMS_OFFSET, KEYSPACE_COUNT_MAX, ListedChange,
     PART_BYTES_MAX, Part, PartBuffer, PartKind,
 };
 use crate::format::superblock::Superblock;
@@ -64,14 +66,18 @@ fn name_of(checkpoint: CheckpointNumber) -> &'static str {
 /// The files of counts of an open database.
 #[derive(Debug)]
 pub(super) struct CountsFiles {
-    is_on: bool,
+    is_on: AtomicBool,
     folder: FolderRef,
     database: DatabaseId,
 }
 
 impl CountsFiles {
     pub(super) fn new(is_on: bool, folder: FolderRef, database: DatabaseId) -> CountsFiles {
-        CountsFiles { is_on, folder, database }
+        CountsFiles { is_on: AtomicBool::new(is_on), folder, database }
+    }
+
+    fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
     }
 }
 
@@ -89,12 +95,12 @@ pub(super) type CapturedCounts = Vec<(KeyspaceId, CountCapture)>;
 impl Store {
     /// Draws the identity of a checkpoint; none where no counts are written.
     pub(super) fn draw_checkpoint_id(&self) -> CheckpointId {
-        CheckpointId(if self.counts_files.is_on { self.engine.backend.random().max(1) } else { 0 })
+        CheckpointId(if self.counts_files.is_on() { self.engine.backend.random().max(1) } else { 0 })
     }
 
     /// Captures the counts of all keyspaces at the beginning of a checkpoint, under the exclusive epoch latch.
     pub(super) fn capture_counts(&self) -> CapturedCounts {
-        if !self.counts_files.is_on {
+        if !self.counts_files.is_on() {
             return Vec::new();
         }
         let open = self.keyspaces.all();
@@ -110,7 +116,11 @@ impl Store {
         if captured.is_empty() {
             return;
         }
-        match self.try_write_counts(captured, checkpoint) {
+        let CountsFiles { is_on, folder, .. } = &self.counts_files;
+        let Some(file) = advice::open_or_turn_off(is_on, folder, name_of(checkpoint.number), counts::is_counts) else {
+            return;
+        };
+        match self.try_write_counts(file, captured, checkpoint) {
             Ok(()) => crate::coverage::mark!("counts were written beside a checkpoint"),
             Err(error) => log::debug!("writing counts of {}: {error}", self.path.display()),
         }
@@ -122,7 +132,7 @@ impl Store {
         let page_tables = self.page_tables.lock();
         let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = page_tables.superblock;
         let open = self.keyspaces.all();
-        let has_news = self.counts_files.is_on && open.iter().any(|open| open.tree.counts.has_news());
+        let has_news = self.counts_files.is_on() && open.iter().any(|open| open.tree.counts.has_news());
         if !has_news || id == CheckpointId::default() || self.engine.log().last() != timestamp {
             return;
         }
@@ -137,18 +147,14 @@ impl Store {
         self.write_counts(&captured, CountedCheckpoint { number, id, timestamp });
     }
 
-    fn try_write_counts(&self, captured: &CapturedCounts, checkpoint: CountedCheckpoint) -> Result<()> {
-        let path = self.path.join(name_of(checkpoint.number));
-        let io = |action, error| Error::io(action, &path, error);
+    fn try_write_counts(&self, file: FileRef, captured: &CapturedCounts, checkpoint: CountedCheckpoint) -> Result<()> {
+        let io = |action, error| Error::io(action, file.path(), error);
         let mut memory = self.engine.budget.grant(Account::Copies);
         if !memory.resize(WRITING_BYTES) {
             return Err(Error::Invalid("readers have the memory to write counts".into()));
         }
-        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
-        let folder = &self.counts_files.folder;
-        let file = folder.open(name_of(checkpoint.number), options).map_err(|error| io("opening", error))?;
         let id = CountsFileId(self.engine.backend.random());
-        let mut writing = Writing { file, id, buffer: PartBuffer::new(), offset: HEAD_BYTES as u64, index: 0 };
+        let mut writing = Writing { file: &file, id, buffer: PartBuffer::new(), offset: HEAD_BYTES as u64, index: 0 };
         let mut keyspaces = Vec::new();
         for (keyspace, capture) in captured.iter().take(KEYSPACE_COUNT_MAX) {
             let (offset, index) = (writing.offset, writing.index);
@@ -174,15 +180,15 @@ impl Store {
 }
 
 /// The writing of a file.
-struct Writing {
-    file: FileRef,
+struct Writing<'f> {
+    file: &'f FileRef,
     id: CountsFileId,
     buffer: PartBuffer,
     offset: u64,
     index: u32,
 }
 
-impl Writing {
+impl Writing<'_> {
     /// Writes the counts of a keyspace behind those before it: its changes up to a commit, and its entries.
     fn write(&mut self, id: KeyspaceId, capture: &CountCapture, up_to: Timestamp) -> std::io::Result<CountedKeyspace> {
         let first_index = self.index;

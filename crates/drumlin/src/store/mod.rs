@@ -1,5 +1,6 @@
 //! An open database below its public face: the parts that all handles share, recovery, checkpoints, cleaning, checks.
 
+mod advice;
 pub(crate) mod bulk_load;
 mod check;
 mod checkpoint;

@@ -16,14 +16,15 @@
 //! Reading (from the opening, where there is a list) → read ([`Store::read_residents`]), or stopped by closing. In the
 //! state read alone the list is written: by the maintenance thread behind a checkpoint, and by closing.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::Store;
+use super::advice;
 use crate::error::{Error, Result};
 use crate::format::DatabaseId;
 use crate::format::resident::{self, RESIDENT_BLOCK_BYTES, RESIDENT_BLOCK_PAGES, ResidentPage};
-use crate::io::{AlignedBuffer, FolderRef, OpenOptions, Persist};
+use crate::io::{AlignedBuffer, FileRef, FolderRef, OpenOptions, Persist};
 use crate::memory::Account;
 use crate::pool::{Pool, Resident, Wanted};
 use crate::sync::{Condvar, Mutex};
@@ -47,7 +48,7 @@ const READING_BYTES: u64 =
 /// The warm start of an open database.
 #[derive(Debug)]
 pub(super) struct WarmStart {
-    is_on: bool,
+    is_on: AtomicBool,
     folder: FolderRef,
     database: DatabaseId,
     /// Pages read from the list.
@@ -71,7 +72,7 @@ struct WarmState {
 impl WarmStart {
     pub(super) fn new(is_on: bool, folder: FolderRef, database: DatabaseId) -> WarmStart {
         WarmStart {
-            is_on,
+            is_on: AtomicBool::new(is_on),
             folder,
             database,
             page_count: AtomicU64::new(0),
@@ -109,7 +110,7 @@ impl WarmStart {
 
     /// Returns `true` if there is a list to be read. It is not written from here on until it has been.
     pub(super) fn begin(&self) -> bool {
-        let exists = self.is_on && self.folder.exists(RESIDENT_NAME).unwrap_or(false);
+        let exists = self.is_on.load(Ordering::Relaxed) && self.folder.exists(RESIDENT_NAME).unwrap_or(false);
         self.state.lock().is_unread = exists;
         exists
     }
@@ -159,11 +160,17 @@ impl Store {
         {
             let state = warm_start.state.lock();
             let changes_min = CHANGES_MIN.max(state.listed_count / CHANGES_SHARE);
-            if !warm_start.is_on || state.is_unread || changes < state.listed_at + changes_min {
+            let is_on = warm_start.is_on.load(Ordering::Relaxed);
+            if !is_on || state.is_unread || changes < state.listed_at + changes_min {
                 return;
             }
         }
-        match self.write_residents() {
+        let Some(file) =
+            advice::open_or_turn_off(&warm_start.is_on, &warm_start.folder, RESIDENT_NAME, resident::is_list)
+        else {
+            return;
+        };
+        match self.write_residents(&file) {
             Ok(listed_count) => {
                 crate::coverage::mark!("a list of resident pages was written");
                 let mut state = warm_start.state.lock();
@@ -174,9 +181,9 @@ impl Store {
     }
 
     /// Writes the list over the one before it. Returns the number of pages in it.
-    fn write_residents(&self) -> Result<u64> {
+    fn write_residents(&self, file: &FileRef) -> Result<u64> {
         let pool = &self.engine.pool;
-        let io = |action, error| Error::io(action, &self.path.join(RESIDENT_NAME), error);
+        let io = |action, error| Error::io(action, file.path(), error);
         let count_max = pool.resident_count_max();
         let mut memory = self.engine.budget.grant(Account::Copies);
         let bytes = count_max * size_of::<Resident>() + 2 * RESIDENT_BLOCK_BYTES;
@@ -184,8 +191,6 @@ impl Store {
             return Err(Error::Invalid("readers have the memory for the list".into()));
         }
         let residents = pool.residents(count_max);
-        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
-        let file = self.warm_start.folder.open(RESIDENT_NAME, options).map_err(|error| io("opening", error))?;
         let mut block = AlignedBuffer::zeroed(RESIDENT_BLOCK_BYTES);
         let mut pages = Vec::with_capacity(RESIDENT_BLOCK_PAGES);
         let (mut offset, mut listed_count) = (0, 0);

@@ -269,3 +269,181 @@ fn files_of_others_are_not_written_to() {
     }
     assert_rows(&config().open(folder.path()).unwrap(), committed);
 }
+
+/// Something that is no file of a database, at the path of one.
+#[derive(Clone, Copy, Debug)]
+enum Foreign {
+    File,
+    Link,
+    DanglingLink,
+    Folder,
+    Pipe,
+}
+
+impl Foreign {
+    const ALL: [Foreign; 5] = [Foreign::File, Foreign::Link, Foreign::DanglingLink, Foreign::Folder, Foreign::Pipe];
+    const TEXT: &[u8] = b"somebody's\n";
+
+    /// Puts it in place of what is at the path. A link leads to `target`.
+    fn put(self, path: &Path, target: &Path) {
+        let _ = fs::remove_file(path);
+        match self {
+            Foreign::File => fs::write(path, Foreign::TEXT).unwrap(),
+            Foreign::Link => {
+                fs::write(target, Foreign::TEXT).unwrap();
+                std::os::unix::fs::symlink(target, path).unwrap();
+            }
+            Foreign::DanglingLink => std::os::unix::fs::symlink(target, path).unwrap(),
+            Foreign::Folder => fs::create_dir(path).unwrap(),
+            Foreign::Pipe => {
+                use rustix::fs::{CWD, FileType, Mode, mknodat};
+                mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+            }
+        }
+    }
+
+    fn assert_untouched(self, path: &Path, target: &Path) {
+        let kind = fs::symlink_metadata(path).unwrap().file_type();
+        match self {
+            Foreign::File => assert!(kind.is_file() && fs::read(path).unwrap() == Foreign::TEXT, "{path:?}"),
+            Foreign::Link => assert!(kind.is_symlink() && fs::read(target).unwrap() == Foreign::TEXT, "{path:?}"),
+            Foreign::DanglingLink => assert!(kind.is_symlink() && !target.exists(), "{path:?}"),
+            Foreign::Folder => assert!(kind.is_dir() && fs::read_dir(path).unwrap().next().is_none(), "{path:?}"),
+            Foreign::Pipe => assert!(!kind.is_file() && !kind.is_dir() && !kind.is_symlink(), "{path:?}"),
+        }
+    }
+}
+
+/// The database writes to no foreign file that has the name of a file of advice, and follows no link there. It works
+/// without that file, and writes one once the name is free.
+#[test]
+fn files_of_advice_of_others_are_left_alone() {
+    let config = || config().warm_start(true);
+    let made = Folder::new();
+    let db = config().open(made.path()).unwrap();
+    let rows = db.keyspace("rows").unwrap();
+    (0..2000u64).for_each(|number| rows.insert(number.to_be_bytes(), [7; 60]).unwrap());
+    drop(rows);
+    db.close().unwrap();
+    let work = |path: &Path, number: u64| {
+        let db = config().open(path).unwrap();
+        let rows = db.keyspace("rows").unwrap();
+        for number in number..number + 3 {
+            rows.insert((number + 1_000_000).to_be_bytes(), [8; 60]).unwrap();
+            assert_eq!(rows.len().unwrap(), 2001 + number);
+            assert_eq!(rows.iter().count() as u64, 2001 + number);
+            db.checkpoint().unwrap();
+        }
+        drop(rows);
+        db.close().unwrap();
+    };
+    for name in ["lock", "probe", "resident", "counts-0", "counts-1"] {
+        for foreign in Foreign::ALL {
+            let folder = Folder::new();
+            copy_folder(&made.path(), &folder.path());
+            let (path, target) = (folder.path().join(name), folder.path().with_extension("else"));
+            foreign.put(&path, &target);
+            work(&folder.path(), 0);
+            foreign.assert_untouched(&path, &target);
+            match foreign {
+                Foreign::Folder => fs::remove_dir(&path).unwrap(),
+                _ => fs::remove_file(&path).unwrap(),
+            }
+            work(&folder.path(), 3);
+            assert!(fs::metadata(&path).unwrap().len() > 0, "{name} is not written again");
+        }
+    }
+}
+
+/// A file of advice of which a power cut left nothing, or zeros alone, is written again.
+#[test]
+fn empty_files_of_advice_are_written_again() {
+    for name in ["lock", "probe"] {
+        for bytes in [&b""[..], &[0; 5000]] {
+            let folder = Folder::new();
+            config().open(folder.path()).unwrap().close().unwrap();
+            let path = folder.path().join(name);
+            fs::write(&path, bytes).unwrap();
+            config().open(folder.path()).unwrap().close().unwrap();
+            assert!(fs::read(&path).unwrap().iter().all(|byte| byte.is_ascii() && *byte != 0), "{name}");
+        }
+    }
+}
+
+/// A data file or a log segment that is none stays as it is, whatever is there in its place: opening fails, for reading
+/// too, and names it.
+#[test]
+fn the_places_of_others_are_not_written_to() {
+    for name in ["data", "log/0-1.seg", "log"] {
+        for foreign in Foreign::ALL {
+            // An empty folder is a log that nothing is in.
+            if name == "log" && matches!(foreign, Foreign::Folder) {
+                continue;
+            }
+            let folder = Folder::new();
+            config().open(folder.path()).unwrap().close().unwrap();
+            let (path, target) = (folder.path().join(name), folder.path().with_extension("else"));
+            if name == "log" {
+                fs::remove_dir_all(&path).unwrap();
+            }
+            foreign.put(&path, &target);
+            for read_only in [false, true] {
+                // Reading needs no log of a database that was closed.
+                if read_only && name == "log" && matches!(foreign, Foreign::DanglingLink) {
+                    continue;
+                }
+                let error = config().read_only(read_only).open(folder.path()).unwrap_err();
+                let is_named = error.to_string().contains(folder.path().join(name).to_str().unwrap())
+                    || matches!(error, Error::NotADatabase { .. });
+                assert!(is_named, "{name}, {foreign:?}: {error}");
+            }
+            foreign.assert_untouched(&path, &target);
+        }
+    }
+}
+
+/// A creation continues with the file of one that was interrupted; anything else under that name stays as it is.
+#[test]
+fn a_creation_goes_on_with_its_own_file_alone() {
+    for foreign in Foreign::ALL {
+        let folder = Folder::new();
+        fs::create_dir(folder.path()).unwrap();
+        let (path, target) = (folder.path().join("data.new"), folder.path().with_extension("else"));
+        foreign.put(&path, &target);
+        let error = config().open(folder.path()).unwrap_err();
+        assert!(error.to_string().contains("data.new"), "{foreign:?}: {error}");
+        foreign.assert_untouched(&path, &target);
+        assert!(!folder.path().join("data").exists());
+    }
+    let made = Folder::new();
+    config().open(made.path()).unwrap().close().unwrap();
+    let whole = fs::read(made.path().join("data")).unwrap();
+    for left in [&b""[..], &[0; 300_000], &whole[..4096], &whole[..100]] {
+        let folder = Folder::new();
+        fs::create_dir(folder.path()).unwrap();
+        fs::write(folder.path().join("data.new"), left).unwrap();
+        let db = config().open(folder.path()).unwrap();
+        commit(&db, 0, 3);
+        assert_rows(&db, 3);
+    }
+}
+
+/// The data file and the log may lie elsewhere, behind symbolic links: they prove to be the database's.
+#[test]
+fn data_and_log_may_lie_elsewhere() {
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    fs::create_dir(elsewhere.path()).unwrap();
+    let db = config().open(folder.path()).unwrap();
+    commit(&db, 0, 20);
+    db.close().unwrap();
+    for name in ["data", "log"] {
+        fs::rename(folder.path().join(name), elsewhere.path().join(name)).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path().join(name), folder.path().join(name)).unwrap();
+    }
+    let db = config().open(folder.path()).unwrap();
+    assert_rows(&db, 20);
+    commit(&db, 20, 200);
+    db.close().unwrap();
+    assert_rows(&config().open(folder.path()).unwrap(), 220);
+    assert!(fs::symlink_metadata(folder.path().join("data")).unwrap().is_symlink());
+}
