@@ -134,23 +134,25 @@ pub enum Error {
     },
     /// A row was locked by another transaction for longer than the call waits: [`TxOptions::lock_timeout`], or 10
     /// seconds outside of transactions. Nothing of the call remains, and the transaction that made it can go on.
-    /// [`Database::transact`](crate::Database::transact) does not run it again.
     ///
-    /// If the transaction that has the row is the caller's own, waiting is in vain. The usual slip is `keyspace.insert`
+    /// Its [`recourse`](Error::recourse) is [`Retry`](Recourse::Retry) if another's transaction has the row, and
+    /// [`Change`](Recourse::Change) if the caller's own has: `holder` tells which. The usual slip is `keyspace.insert`
     /// instead of `tx.insert` in the body of [`Database::transact`](crate::Database::transact), and there it fails at
-    /// once.
+    /// once. [`Database::transact`](crate::Database::transact) leaves another run to its caller: the call has waited
+    /// for the row as long as the options allow, and a hundred runs of 10 seconds each would take a quarter of an hour.
     ///
     /// [`TxOptions::lock_timeout`]: crate::TxOptions::lock_timeout
-    #[error("{}", lock_timeout(keyspace, key, *waited, *is_own))]
+    #[error("{}", lock_timeout(keyspace, key, *waited, *holder))]
     LockTimeout {
         /// The name of the row's keyspace.
         keyspace: String,
         /// The row's key.
         key: Vec<u8>,
-        /// The time that the call waited; zero if the wait was bound to be in vain.
+        /// The time that the call waited; zero if its timeout is, or the row is that of its [own
+        /// body](LockHolder::OwnBody).
         waited: Duration,
-        /// The row was locked by the thread that waited for it, in a transaction that has not ended.
-        is_own: bool,
+        /// The transaction that has the row.
+        holder: LockHolder,
     },
     /// A transaction's writes or reads are more than one transaction may have. What there is of it can still be
     /// committed, unless it is the commit that fails. The limits are:
@@ -290,6 +292,42 @@ pub enum Error {
     },
 }
 
+/// The transaction that has a row locked, as the call sees it that fails with [`Error::LockTimeout`].
+///
+/// ```
+/// use drumlin::{Error, LockHolder, TxOptions};
+/// use std::time::Duration;
+///
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let jobs = db.keyspace("jobs")?;
+/// # ["a", "b"].into_iter().try_for_each(|job| jobs.insert(job, "open"))?;
+/// // Takes the first job that no other transaction has: rows that are locked are skipped.
+/// let options = TxOptions { lock_timeout: Duration::ZERO, ..db.tx_options() };
+/// let (mut first, mut second) = (db.begin_with(options)?, db.begin_with(options)?);
+/// first.get_for_update(&jobs, "a")?;
+/// let mut taken = None;
+/// for job in ["a", "b"] {
+///     match second.get_for_update(&jobs, job) {
+///         Ok(_) => taken = Some(job),
+///         Err(Error::LockTimeout { holder, .. }) => assert_eq!(holder, LockHolder::SameThread),
+///         Err(error) => return Err(error),
+///     }
+/// }
+/// assert_eq!(taken, Some("b"));
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LockHolder {
+    /// The one from whose body the call comes. It keeps the row until the body returns: the call does not wait.
+    OwnBody,
+    /// One that has not ended and in which this very thread locked the row. The call waits, for another thread may end
+    /// it; if none does, the wait is in vain. Asynchronous calls report [`Other`](LockHolder::Other) instead: tasks
+    /// take turns on a thread.
+    SameThread,
+    /// Any other: another run of the transaction may succeed.
+    Other,
+}
+
 /// The remedy for an [`Error`], by kind.
 ///
 /// ```
@@ -362,21 +400,29 @@ impl std::fmt::Debug for QuotedKey<'_> {
     }
 }
 
-fn lock_timeout(keyspace: &str, key: &[u8], waited: Duration, is_own: bool) -> String {
+fn lock_timeout(keyspace: &str, key: &[u8], waited: Duration, holder: LockHolder) -> String {
     let row = format!("row {:?} of keyspace {}", QuotedKey(key), quoted(keyspace));
-    if is_own && waited.is_zero() {
-        return format!(
-            "{row} is locked by the transaction from whose body this call comes, and stays locked until the body \
-             returns. Write it through the transaction (tx.insert), or after it"
-        );
-    }
-    let cause = if is_own {
-        "this very thread locked it, in a transaction that has not ended. Write it through that transaction \
-         (tx.insert), or end that one first"
-    } else {
-        "another transaction has it locked. End that one sooner, or wait longer (TxOptions::lock_timeout)"
+    let cause = match holder {
+        LockHolder::OwnBody => {
+            return format!(
+                "{row} is locked by the transaction from whose body this call comes, and stays locked until the body \
+                 returns. Write it through the transaction (tx.insert), or after it"
+            );
+        }
+        LockHolder::SameThread => {
+            "this very thread locked it, in another transaction that has not ended. Write it through that \
+             transaction (tx.insert), or end that one first"
+        }
+        LockHolder::Other => {
+            "another transaction has it locked. Run the transaction again, end the other one sooner, or wait longer \
+             (TxOptions::lock_timeout)"
+        }
     };
-    format!("{row} was not free within {waited:?}: {cause}")
+    if waited.is_zero() {
+        format!("{row} is not free, and the call does not wait for it: {cause}")
+    } else {
+        format!("{row} was not free within {waited:?}: {cause}")
+    }
 }
 
 /// The rows that a limit was exceeded by, if they were counted.
@@ -434,6 +480,7 @@ impl Error {
     pub fn recourse(&self) -> Recourse {
         match self {
             Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
+            Error::LockTimeout { holder: LockHolder::Other, .. } => Recourse::Retry,
             Error::OutcomeUnknown { .. } | Error::Failed { .. } | Error::Closed => Recourse::Reopen,
             Error::Corrupted { .. } => Recourse::Restore,
             _ => Recourse::Change,

@@ -184,7 +184,7 @@ pub use db::{
     KeyspaceInfo, KeyspaceOptions, LoadReport, Max, MemoryPart, Min, Number, Range, Reader, ReduceError, Reducer,
     RowStream, Salvage, Salvaged, Savepoint, Snapshot, Stats, Sum, Transaction, TxOptions, Value, ValueReader, Values,
 };
-pub use error::{Error, Recourse, Result};
+pub use error::{Error, LockHolder, Recourse, Result};
 pub use format::Timestamp;
 pub use io::IoBackend;
 pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, LostKeys, Opening};

@@ -2,12 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use drumlin::{Error, Recourse, Result};
+use drumlin::{Error, LockHolder, Recourse, Result};
 
 /// The recourse that the documentation of each error promises.
 pub(super) fn documented(error: &Error) -> Recourse {
     match error {
         Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
+        Error::LockTimeout { holder: LockHolder::Other, .. } => Recourse::Retry,
         Error::Closed | Error::Failed { .. } | Error::OutcomeUnknown { .. } => Recourse::Reopen,
         Error::Corrupted { .. } => Recourse::Restore,
         _ => Recourse::Change,

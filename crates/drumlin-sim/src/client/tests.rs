@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use drumlin::LockHolder;
 use drumlin::internals::io::sim::Medium;
 
 use super::*;
@@ -75,8 +76,12 @@ fn an_error_that_can_not_be_is_noticed() {
     };
     assert!(accepts(conflict, Call::Change) && accepts(conflict, Call::Transaction));
     assert!(!accepts(conflict, Call::Plain) && !accepts(conflict, Call::Snapshot));
-    let timeout: Make =
-        || Error::LockTimeout { keyspace: String::new(), key: Vec::new(), waited: Duration::ZERO, is_own: false };
+    let timeout: Make = || Error::LockTimeout {
+        keyspace: String::new(),
+        key: Vec::new(),
+        waited: Duration::ZERO,
+        holder: LockHolder::Other,
+    };
     assert!(accepts(timeout, Call::Change) && accepts(timeout, Call::Transaction) && !accepts(timeout, Call::Plain));
     assert!(accepts(too_old, Call::Snapshot) && accepts(too_old, Call::Transaction));
     assert!(!accepts(too_old, Call::Change) && !accepts(too_old, Call::Plain));

@@ -34,7 +34,8 @@ pub type Attempt<'t, T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> +
 impl Database {
     /// Runs `body` in a transaction and commits it. Runs it again while others are in its way, after pauses that double
     /// from 50 µs to 50 ms, up to 100 times: after a conflict, where the snapshot has grown too old, and where memory
-    /// that it needs is in use.
+    /// that it needs is in use. Not after [`Error::LockTimeout`]: each run may wait
+    /// [`TxOptions::lock_timeout`] for a row already.
     ///
     /// The error may be of any type that a Drumlin [`Error`] converts into, and what `body` makes of an error does not
     /// matter: the transaction knows that it had a conflict. An error of any other cause ends it, and nothing of it
@@ -247,6 +248,11 @@ async fn run<F: Future>(body_of: BodyOf, body: impl FnOnce() -> F) -> F::Output 
     .await
 }
 
+/// Returns `true` if another run may succeed where this one ended. A row that was locked has been waited for already.
+fn may_run_again(error: &Error) -> bool {
+    error.recourse() == Recourse::Retry && !matches!(error, Error::LockTimeout { .. })
+}
+
 /// The runs of one transaction's body.
 struct Attempts<'h> {
     handle: &'h Handle,
@@ -267,14 +273,13 @@ impl Attempts<'_> {
             Ok(value) => match transaction.commit_in(mode).await {
                 Ok(_) => return ControlFlow::Break(Ok(value)),
                 Err(error) => {
-                    let can_run_again = error.recourse() == Recourse::Retry;
+                    let can_run_again = may_run_again(&error);
                     (E::from(error), can_run_again)
                 }
             },
             Err(error) => {
                 let own = (&error as &dyn Any).downcast_ref::<Error>();
-                let can_run_again =
-                    transaction.was_hindered() || own.is_some_and(|own| own.recourse() == Recourse::Retry);
+                let can_run_again = transaction.was_hindered() || own.is_some_and(may_run_again);
                 // Others may be waiting for its rows.
                 drop(transaction);
                 (error, can_run_again)

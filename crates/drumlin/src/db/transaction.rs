@@ -94,7 +94,11 @@ pub struct TxOptions {
     /// [`Database::tx_options`](crate::Database::tx_options) has the database's own.
     pub durability: Durability,
     /// The longest time that a write waits for a row that another transaction has locked before it fails with
-    /// [`Error::LockTimeout`]. Default 10 seconds.
+    /// [`Error::LockTimeout`]. Default 10 seconds. Zero does not wait: such a transaction goes on with other rows after
+    /// the error, which [skips what is locked](crate::LockHolder).
+    ///
+    /// A write outside of transactions waits 10 seconds, for a transaction of its own thread too: another thread may
+    /// end that one.
     pub lock_timeout: Duration,
 }
 

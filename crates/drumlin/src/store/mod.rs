@@ -38,7 +38,7 @@ use keyspaces::Keyspaces;
 use maintenance::Maintenance;
 use warm_start::WarmStart;
 
-use crate::error::{Error, Result, quoted};
+use crate::error::{Error, LockHolder, Result, quoted};
 use crate::format::catalogue::Catalogue;
 use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
@@ -386,7 +386,7 @@ impl Store {
             Err(held) => held,
         };
         if BodyOf::new(locks, holder).is_running() {
-            return Err(self.lock_timeout(keyspace, key, Duration::ZERO, true));
+            return Err(self.lock_timeout(keyspace, key, Duration::ZERO, LockHolder::OwnBody));
         }
         let deadline = self.now().saturating_add(timeout);
         let locked = match mode {
@@ -410,7 +410,8 @@ impl Store {
             LockError::Timeout => {
                 // Tasks of one thread lock rows by turns.
                 let is_own = matches!(mode, WaitMode::Blocking) && locks.is_of_this_thread(keyspace, key);
-                self.lock_timeout(keyspace, key, timeout, is_own)
+                let holder = if is_own { LockHolder::SameThread } else { LockHolder::Other };
+                self.lock_timeout(keyspace, key, timeout, holder)
             }
             LockError::Deadlock => {
                 Error::Conflict { reason: "two transactions wait for rows that the other has locked" }
@@ -418,10 +419,10 @@ impl Store {
         })
     }
 
-    fn lock_timeout(&self, keyspace: KeyspaceId, key: &[u8], waited: Duration, is_own: bool) -> Error {
+    fn lock_timeout(&self, keyspace: KeyspaceId, key: &[u8], waited: Duration, holder: LockHolder) -> Error {
         let pages = self.engine.space.page_space(keyspace);
         let keyspace = pages.map_or_else(|| format!("number {keyspace}"), |pages| pages.name.to_string());
-        Error::LockTimeout { keyspace, key: key.to_vec(), waited, is_own }
+        Error::LockTimeout { keyspace, key: key.to_vec(), waited, holder }
     }
 
     /// One write outside of a transaction: locks its row and works on the newest.

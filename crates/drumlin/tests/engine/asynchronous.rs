@@ -13,7 +13,9 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use drumlin::internals::io::fault::{FaultyBackend, Operation};
-use drumlin::{Config, Database, Durability, Error, IoBackend, Isolation, Keyspace, Snapshot, Stats, TxOptions};
+use drumlin::{
+    Config, Database, Durability, Error, IoBackend, Isolation, Keyspace, LockHolder, Snapshot, Stats, TxOptions,
+};
 use futures_util::future::{join, join_all};
 use smol::io::{AsyncReadExt, AsyncSeekExt};
 use support::{BACKENDS, Folder, Random, alone, small};
@@ -197,7 +199,7 @@ async fn a_changed_row_is_a_conflict(db: &Database, keyspace: &Keyspace) {
     let options = TxOptions { lock_timeout: Duration::from_millis(30), ..TxOptions::default() };
     let mut second = db.begin_with(options).unwrap();
     let error = second.insert_async(keyspace, b"row", b"second").await.unwrap_err();
-    assert!(matches!(error, Error::LockTimeout { is_own: false, .. }), "{error:?}");
+    assert!(matches!(error, Error::LockTimeout { holder: LockHolder::Other, .. }), "{error:?}");
     drop(second);
     let mut second = db.begin().unwrap();
     let (waited, committed) = join(second.insert_async(keyspace, b"row", b"second"), first.commit_async()).await;

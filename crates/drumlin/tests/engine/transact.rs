@@ -4,7 +4,7 @@ use crate::support;
 
 use std::time::{Duration, Instant};
 
-use drumlin::{Config, Database, Error, Isolation, Keyspace, Recourse, Transaction, TxOptions};
+use drumlin::{Config, Database, Error, Isolation, Keyspace, LockHolder, Recourse, Transaction, TxOptions};
 use smol::block_on;
 
 /// An application's error, of which Drumlin knows nothing.
@@ -209,7 +209,9 @@ fn a_body_that_waits_for_itself_is_told_at_once() {
         });
         for (runs, answer) in answers {
             let error = answer.unwrap_err();
-            let Error::LockTimeout { keyspace, key, waited, is_own: true } = &error else { panic!("{error:?}") };
+            let Error::LockTimeout { keyspace, key, waited, holder: LockHolder::OwnBody } = &error else {
+                panic!("{error:?}")
+            };
             assert_eq!((&keyspace[..], &key[..], *waited, runs), ("k", &b"a"[..], Duration::ZERO, 1));
             assert_eq!(error.recourse(), Recourse::Change);
             let text = error.to_string();
@@ -217,7 +219,7 @@ fn a_body_that_waits_for_itself_is_told_at_once() {
         }
     }
     let inner = k.update("a", |_| {
-        assert!(matches!(k.insert("a", "2"), Err(Error::LockTimeout { is_own: true, .. })));
+        assert!(matches!(k.insert("a", "2"), Err(Error::LockTimeout { holder: LockHolder::OwnBody, .. })));
         Some("1")
     });
     assert!(inner.unwrap().is_some());
@@ -266,13 +268,15 @@ fn a_lock_that_is_not_given_back_is_named() {
     let mut second = db.begin_with(options).unwrap();
     let own = second.insert(&k, long_key, "2").unwrap_err();
     assert!(
-        matches!(&own, Error::LockTimeout { is_own: true, waited, .. } if *waited == options.lock_timeout),
+        matches!(&own, Error::LockTimeout { holder: LockHolder::SameThread, waited, .. } if *waited == options.lock_timeout),
         "{own:?}"
     );
+    assert_eq!(own.recourse(), Recourse::Change);
     let text = own.to_string();
     assert!(text.contains("this very thread") && text.contains("300 bytes") && text.len() < 600, "{text}");
     let other = std::thread::scope(|scope| scope.spawn(|| second.remove(&k, long_key)).join().unwrap().unwrap_err());
-    assert!(matches!(other, Error::LockTimeout { is_own: false, .. }), "{other:?}");
+    assert!(matches!(other, Error::LockTimeout { holder: LockHolder::Other, .. }), "{other:?}");
+    assert_eq!(other.recourse(), Recourse::Retry);
     // A row that was handed over is the one's who got it, from then on.
     let options = TxOptions { isolation: Isolation::ReadCommitted, ..db.tx_options() };
     let mut third = db.begin_with(options).unwrap();
@@ -284,13 +288,66 @@ fn a_lock_that_is_not_given_back_is_named() {
             std::thread::scope(|scope| scope.spawn(|| block_on(&mut waiting)).join().unwrap().unwrap());
         }
         let other = second.insert(&k, long_key, "2").unwrap_err();
-        assert!(matches!(other, Error::LockTimeout { is_own: false, .. }), "{is_noticed}: {other:?}");
+        assert!(matches!(other, Error::LockTimeout { holder: LockHolder::Other, .. }), "{is_noticed}: {other:?}");
     }
     drop(waiting);
     drop(third);
     second.insert(&k, long_key, "2").unwrap();
     second.commit().unwrap();
     assert_eq!(k.get(long_key).unwrap().unwrap(), "2");
+}
+
+/// A call that does not wait for a row says whose transaction has it: a body's only if it comes from that body.
+#[test]
+fn a_lock_that_is_not_waited_for_is_named() {
+    let (db, k) = opened();
+    let options = TxOptions { lock_timeout: Duration::ZERO, ..db.tx_options() };
+    let mut first = db.begin_with(options).unwrap();
+    first.insert(&k, "a", "1").unwrap();
+    let mut second = db.begin_with(options).unwrap();
+    let same_thread = second.insert(&k, "a", "2").unwrap_err();
+    let other = std::thread::scope(|scope| scope.spawn(|| second.insert(&k, "a", "2")).join().unwrap().unwrap_err());
+    // Within the body of another transaction, too.
+    let beside = db.transact_with(options, |tx| tx.insert(&k, "a", "2")).unwrap_err();
+    let own_body = db.transact_with(options, |tx| {
+        tx.insert(&k, "b", "1")?;
+        k.insert("b", "2")
+    });
+    let expected = [
+        (same_thread, LockHolder::SameThread, "this very thread locked it, in another transaction"),
+        (beside, LockHolder::SameThread, "this very thread locked it, in another transaction"),
+        (other, LockHolder::Other, "another transaction has it locked"),
+        (own_body.unwrap_err(), LockHolder::OwnBody, "the transaction from whose body this call comes"),
+    ];
+    for (error, expected, text) in expected {
+        assert!(
+            matches!(error, Error::LockTimeout { holder, waited: Duration::ZERO, .. } if holder == expected),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains(text), "{error}");
+        let recourse = if expected == LockHolder::Other { Recourse::Retry } else { Recourse::Change };
+        assert_eq!(error.recourse(), recourse);
+    }
+}
+
+/// A transaction whose row another thread has locked waits for it once: its body does not run again.
+#[test]
+fn a_row_is_waited_for_once() {
+    let (db, k) = opened();
+    let mut holder = db.begin().unwrap();
+    holder.insert(&k, "a", "1").unwrap();
+    let options = TxOptions { lock_timeout: Duration::from_millis(1), ..db.tx_options() };
+    let mut runs = 0;
+    let answer = std::thread::scope(|scope| {
+        let run = || {
+            db.transact_with(options, |tx| {
+                runs += 1;
+                tx.insert(&k, "a", "2")
+            })
+        };
+        scope.spawn(run).join().unwrap()
+    });
+    assert_eq!((answer.unwrap_err().recourse(), runs), (Recourse::Retry, 1));
 }
 
 /// If `?` follows, in a function that returns `drumlin::Result`, a body that ends with `Ok` names no type.
