@@ -312,6 +312,8 @@ struct Shared {
     /// The ranges listed last; see [`Hooks::list`].
     listed: Mutex<Vec<LogRange>>,
     doomed: Mutex<Vec<Spare>>,
+    /// A full disk was reported, and no segment was made since.
+    is_shortage_told: AtomicBool,
     /// `true` if the background threads run; otherwise callers do their work.
     has_threads: AtomicBool,
 }
@@ -472,6 +474,7 @@ impl Log {
             preparing: Mutex::new(()),
             listed: Mutex::new(parts.listed),
             doomed: Mutex::new(parts.doomed),
+            is_shortage_told: AtomicBool::new(false),
             has_threads: AtomicBool::new(false),
         };
         Log { shared: Arc::new(shared), threads: Mutex::new(Vec::new()) }

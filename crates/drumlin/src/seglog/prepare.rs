@@ -152,7 +152,14 @@ impl Shared {
                 match self.prepare(index, preparation) {
                     Ok(()) => self.streams[index].announce_space(),
                     Err(Refusal::Full(error)) => {
-                        log::warn!("no space for another log segment in {}: {error}", self.folder.path().display());
+                        // Checkpoints free segments to be used again: the disk is as full as before then.
+                        let was_told = self.is_shortage_told.swap(true, Ordering::Relaxed);
+                        let level = if was_told { log::Level::Debug } else { log::Level::Warn };
+                        log::log!(
+                            level,
+                            "no space for another log segment in {}: {error}",
+                            self.folder.path().display()
+                        );
                         let mut tail = self.streams[index].tail.lock();
                         let was_full = std::mem::replace(&mut tail.full, true);
                         if !was_full && tail.free_spare(self.options.window_bytes()).is_some() {
@@ -250,7 +257,7 @@ impl Shared {
         };
         let made = match &spare.last_use {
             Some(last_use) => self.recycle(&spare, last_use, header),
-            None => self.make(&spare, header),
+            None => self.make(&spare, header).inspect(|_| self.is_shortage_told.store(false, Ordering::Relaxed)),
         };
         let (segment, ready) = match made {
             Ok(made) => made,

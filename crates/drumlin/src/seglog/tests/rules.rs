@@ -1106,6 +1106,49 @@ fn a_full_disk_needs_one_segment() {
     assert_eq!(rig.recovered(), expect(number + 1, number + 1, 1000));
 }
 
+thread_local! {
+    /// Warnings of this thread.
+    static WARNINGS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+/// A logger that counts warnings.
+struct Warnings;
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            WARNINGS.set(WARNINGS.get() + 1);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// A full disk is reported once, however often segments are used again on it; and again after it had space for one.
+#[test]
+fn a_full_disk_is_reported_once() {
+    log::set_logger(&Warnings).expect("no other test of the library has a logger");
+    log::set_max_level(log::LevelFilter::Warn);
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    for (expected, space_bytes) in [(1, 0), (2, 10 * 4096)] {
+        rig.disk.set_capacity(Some(rig.disk.used_bytes() + space_bytes));
+        for _ in 0..20 {
+            while let Ok(reservation) = log.reserve(0, 1000) {
+                let appended = reservation.append(&Body::new(body_of(1, 1000))).unwrap();
+                log.wait_durable(&appended).unwrap();
+            }
+            let last = log.last();
+            rig.truncate(&log, last);
+        }
+        assert_eq!(WARNINGS.get(), expected);
+    }
+}
+
 /// Segments of an earlier size are reused while the disk has no space for one of the current size, and removed once it
 /// has.
 #[test]
