@@ -26,7 +26,8 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 ///
 /// [`finish`](BulkLoad::finish) gives the tree to the keyspace by one commit. **All rows are there then, or
 /// none:** before that no reader sees any, and a load that is dropped, or whose process or machine dies, leaves
-/// nothing, nor takes space once the database is opened again. Readers and writers of the keyspace go on meanwhile;
+/// nothing. One that fails or is dropped gives its space back to the file system at once, which may take a few
+/// checkpoints; after a death the next opening has it. Readers and writers of the keyspace go on meanwhile;
 /// snapshots from before the commit do not see its rows.
 ///
 /// For that the keyspace must be empty when the load is finished. Otherwise its rows are put by transactions of up to
@@ -76,6 +77,12 @@ pub struct LoadReport {
     pub rows: u64,
     /// They were attached all at once. Otherwise they were put by transactions.
     pub attached: bool,
+}
+
+impl Drop for BulkLoad {
+    fn drop(&mut self) {
+        self.give_up();
+    }
 }
 
 impl std::fmt::Debug for BulkLoad {
@@ -166,7 +173,7 @@ impl BulkLoad {
     /// Ends the load by an error after which it can't go on.
     fn end_by<T>(&mut self, result: Result<T>) -> Result<T> {
         if !matches!(result, Ok(_) | Err(Error::KeyTooLong { .. } | Error::Source { .. })) {
-            self.loader = None;
+            self.give_up();
         }
         result
     }
@@ -176,7 +183,7 @@ impl BulkLoad {
         for (key, value) in pending.rows() {
             if let Err(error) = self.add(key, value) {
                 // The rows behind it are lost.
-                self.loader = None;
+                self.give_up();
                 return Err(error);
             }
         }
@@ -197,7 +204,7 @@ impl BulkLoad {
         let mut taken = self.take()?;
         let handle = Arc::clone(&self.keyspace.handle);
         let added = handle.store()?.as_task().run(move || taken.add_pending().map(|()| taken)).await;
-        self.loader = added?.loader;
+        self.loader = added?.loader.take();
         Ok(())
     }
 
@@ -228,12 +235,27 @@ impl BulkLoad {
         self.add_pending()?;
         let handle = Arc::clone(&self.keyspace.handle);
         let loader = self.loader.take().ok_or_else(ended)?;
-        match loader.finish(handle.store()?)? {
-            Finished::Attached(rows) => Ok(LoadReport { rows, attached: true }),
-            Finished::InTheWay(rows, loaded) => {
-                self.put_rows(loaded)?;
-                Ok(LoadReport { rows, attached: false })
+        let (store, free_segments_before) = (handle.store()?, loader.free_segments_before());
+        let report = match loader.finish(store) {
+            Ok(Finished::Attached(rows)) => return Ok(LoadReport { rows, attached: true }),
+            Ok(Finished::InTheWay(rows, loaded)) => {
+                self.put_rows(loaded).map(|()| LoadReport { rows, attached: false })
             }
+            Err(error) => Err(error),
+        };
+        store.give_back_load(free_segments_before);
+        report
+    }
+
+    /// Ends the load, if it has not ended, and gives the space that it took back to the file system.
+    fn give_up(&mut self) {
+        let Some(loader) = self.loader.take() else { return };
+        let free_segments_before = loader.free_segments_before();
+        drop(loader);
+        if let Ok(store) = self.keyspace.handle.store()
+            && !std::thread::panicking()
+        {
+            store.give_back_load(free_segments_before);
         }
     }
 

@@ -176,6 +176,21 @@ impl Store {
         Ok(self.engine.space.segments.usage().segment_count < usage.segment_count)
     }
 
+    /// Gives the segments of a load that ended without being attached, which are free, back to the file system, but for
+    /// as many as were free before it. Checkpoints that the load waited for on a full disk may lie behind them.
+    pub(crate) fn give_back_load(&self, free_segments_before: u64) {
+        let space = &self.engine.space;
+        let given_back = self.engine.check_failure().and_then(|()| space.shrink(free_segments_before)).and_then(|()| {
+            let usage = space.segments.usage();
+            let kept_count = free_segments_before.max(space.state().kept_segments());
+            let has_surplus = usage.free_count >= kept_count + GIVEN_BACK_MIN.max(usage.segment_count / 16);
+            if has_surplus { self.pack_file().map(drop) } else { Ok(()) }
+        });
+        if let Err(error) = given_back {
+            log::debug!("{} keeps the space of a load that failed: {error}", self.path.display());
+        }
+    }
+
     /// Frees what can be freed on a full disk: what was replaced since the last checkpoint, and then what packing the
     /// sparsest segments into the little space that there is gains. What is moved goes where the checkpoint writes:
     /// each segment begun counts here.

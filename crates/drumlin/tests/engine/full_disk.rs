@@ -150,6 +150,41 @@ fn fill_up(keyspace: &drumlin::Keyspace) {
     assert!(matches!(refused, Error::DiskFull { .. }), "{refused:?}");
 }
 
+/// A load that finds the disk full, or is dropped, gives its space back, though checkpoints that it waited for lie
+/// after its pages. The rows from before it are still there.
+#[test]
+fn a_load_that_ends_without_success_gives_its_space_back() {
+    for (is_sorted, is_dropped) in [(true, false), (false, false), (true, true), (false, true)] {
+        let (faulty, config) = faulty();
+        let db = config.open("/db").unwrap();
+        let rows = db.keyspace("rows").unwrap();
+        (0..5000u64).for_each(|row| rows.insert(row.to_be_bytes(), Random(row).bytes(200)).unwrap());
+        db.checkpoint().unwrap();
+        let used = faulty.space_used();
+        faulty.set_space_limit(Some(used + (24 << 20)));
+        let mut load = db.bulk_load("load").unwrap();
+        let key = |row: u64| if is_sorted { row } else { row.wrapping_mul(0x9E37_79B9_7F4A_7C15) };
+        let rows_max = if is_dropped { 50_000 } else { u64::MAX };
+        let loaded = (0..rows_max).try_for_each(|row| load.insert(key(row).to_be_bytes(), Random(row).bytes(250)));
+        let taken = faulty.space_used() - used;
+        if is_dropped {
+            loaded.unwrap();
+            assert!(taken > 8 << 20, "{taken} bytes taken");
+            drop(load);
+        } else {
+            assert!(matches!(loaded, Err(Error::DiskFull { .. })), "{loaded:?}");
+        }
+        let left = faulty.space_used().saturating_sub(used);
+        assert!(left < 4 << 20, "sorted: {is_sorted}, dropped: {is_dropped}: {left} bytes are not given back");
+        assert_eq!(db.keyspace("load").unwrap().len().unwrap(), 0);
+        assert!(rows.iter().enumerate().all(|(row, found)| found.unwrap().1 == Random(row as u64).bytes(200)));
+        assert!(db.check().unwrap().corruption.is_empty());
+        let mut load = db.bulk_load("load").unwrap();
+        (0..1000u64).for_each(|row| load.insert(row.to_be_bytes(), "again").unwrap());
+        load.finish().unwrap();
+    }
+}
+
 /// Dropping a keyspace of very many pages needs no space to tell of each of them: what it held is free after a
 /// checkpoint.
 #[test]

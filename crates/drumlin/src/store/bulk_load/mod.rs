@@ -59,6 +59,8 @@ pub(crate) struct Loader {
     memory: Grant,
     /// Of the rows that are sorted, until there are any.
     sorting_memory: Option<Grant>,
+    /// Free segments of the data file when the load began.
+    free_segments_before: u64,
 }
 
 /// The rows of a load that come in any order.
@@ -87,12 +89,19 @@ impl Loader {
         store.engine.check_failure()?;
         let (memory, sorting_memory, buffer_bytes) = store.load_memory(open.tree.pages.page_bytes)?;
         let tree = PackedTree::new(store, &open, buffer_bytes);
-        Ok(Loader { open, tree, sorting: None, buffer_bytes, memory, sorting_memory: Some(sorting_memory) })
+        let free_segments_before = store.engine.space.segments.free_count();
+        let sorting_memory = Some(sorting_memory);
+        Ok(Loader { open, tree, sorting: None, buffer_bytes, memory, sorting_memory, free_segments_before })
     }
 
     /// Rows that have come so far. While their keys ascend, those with different keys.
     pub(crate) fn rows(&self) -> u64 {
         self.sorting.as_ref().map_or(self.tree.rows(), |sorting| sorting.rows)
+    }
+
+    /// Free segments of the data file when the load began.
+    pub(crate) fn free_segments_before(&self) -> u64 {
+        self.free_segments_before
     }
 
     /// Adds a row. Of those with the same key the latest counts.
