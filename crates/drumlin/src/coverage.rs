@@ -17,6 +17,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a commit could not be made at once",
     "a fold lacked an inner node",
     "a keyspace began to keep counts",
+    "a keyspace began to keep the counts of a load",
     "a reduction found no memory",
     "a reduction passed pages by their states",
     "changes were folded into counts",

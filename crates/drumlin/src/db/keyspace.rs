@@ -337,7 +337,8 @@ impl Keyspace {
     ///
     /// The first count of a large range visits its leaves, and the keyspace keeps what it finds: eight bytes a page,
     /// and the keys of rows inserted and removed since, at most an eighth of the memory for pages. From then on commits
-    /// note such rows. Checkpoints and closing write the counts to a file, so that the first count after an opening
+    /// note such rows. A [bulk load](crate::BulkLoad) and a [check](crate::Database::check) leave counts too.
+    /// Checkpoints and closing write the counts to a file, so that the first count after an opening
     /// need not visit the leaves either. They are forgotten where no count comes before that memory is full. Where
     /// there is no memory for them, and for a snapshot that is older than they are, a count visits the leaves of its
     /// range. The answer is exact in any case.

@@ -12,6 +12,8 @@ use crate::format::extent::{self, Kind, PageKey};
 use crate::format::{ExtentAddress, KeyspaceId, PageId, Timestamp};
 use crate::space::{PageEntry, PageSpace, Space};
 use crate::task::{WaitMode, ready};
+use crate::tree::counting::CountCursor;
+use crate::tree::counts::KeptCounts;
 use crate::tree::node::{Inner, Leaf, Node, RowValue};
 use crate::tree::{Direction, Target, child_fences};
 
@@ -314,8 +316,31 @@ impl Store {
         }
     }
 
-    /// The way through the whole tree: every key is found where the fences say, in order.
+    /// The way through the whole tree. The rows that it meets are counted, for the counts that the keyspace keeps.
     fn check_tree(&self, open: &Arc<OpenKeyspace>, report: &mut CheckReport) {
+        let found_count = |report: &CheckReport| report.corruption.len() as u64 + report.unlisted;
+        let (kept, found_before) = (self.counts_of_check(open), found_count(report));
+        self.walk_tree(open, kept.as_deref(), report);
+        let Some(kept) = kept.filter(|_| found_count(report) == found_before) else { return };
+        // The inner nodes, of which all children are counted.
+        let mut cursor = CountCursor::new(Vec::new(), None, kept.base().generation);
+        if let Err(error) = ready(open.tree.count_on(WaitMode::Blocking, &kept, &mut cursor, None)) {
+            log::debug!("counting the rows of keyspace {:?} beside a check: {error}", open.name());
+        }
+    }
+
+    /// The counts that a check adds to: those that are kept, or new ones if the keyspace is worth them. A database that
+    /// is only read keeps none for its next opening.
+    fn counts_of_check(&self, open: &OpenKeyspace) -> Option<Arc<KeptCounts>> {
+        if self.is_read_only {
+            return None;
+        }
+        let is_large = || ready(open.tree.has_many_leaves(WaitMode::Blocking, &[], None)).unwrap_or(false);
+        open.tree.counts.kept().or_else(|| is_large().then(|| self.engine.keep_counts(&open.tree)).flatten())
+    }
+
+    /// Every key is found where the fences say, in order.
+    fn walk_tree(&self, open: &Arc<OpenKeyspace>, kept: Option<&KeptCounts>, report: &mut CheckReport) {
         let mut lower: Vec<u8> = Vec::new();
         let mut ahead = ReadAhead::new(Direction::Forward);
         let mut keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
@@ -325,11 +350,14 @@ impl Store {
                 let page = open.tree.read_leaf(Target::At(&lower))?;
                 let leaf = Leaf::new(&page);
                 keys_of_pages.look_at(report, &page);
-                Ok((leaf.len() as u64, leaf.upper_fence().map(<[u8]>::to_vec)))
+                Ok((page.page(), leaf.len() as u64, leaf.upper_fence().map(<[u8]>::to_vec)))
             });
             match found {
-                Ok((rows, upper)) => {
+                Ok((page, rows, upper)) => {
                     report.rows += rows;
+                    if let Some(kept) = kept {
+                        open.tree.count_leaf(kept, page);
+                    }
                     match upper {
                         Some(upper) => lower = upper,
                         None => return,

@@ -52,6 +52,11 @@ impl CountEntries {
         Some(&self.levels[level].get()?[offset])
     }
 
+    /// Returns `true` if the page's count takes no more memory.
+    pub(super) fn has_cell(&self, page: PageId) -> bool {
+        self.cell(page).is_some()
+    }
+
     /// The page's cell. `take` is told of the bytes of a level that is made.
     pub(super) fn cell_or_new(&self, page: PageId, take: impl FnOnce(u64)) -> &AtomicU64 {
         let (level, offset) = Self::locate(page);

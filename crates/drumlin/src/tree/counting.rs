@@ -27,7 +27,7 @@ const LEAVES_AT_ONCE: u32 = if cfg!(feature = "sim") { 8 } else { 512 };
 const PAGES_AT_ONCE: usize = 64;
 
 /// Leaves that a count visits without beginning to keep counts.
-const LEAVES_WITHOUT: usize = if cfg!(feature = "sim") { 2 } else { 16 };
+pub(crate) const LEAVES_WITHOUT: usize = if cfg!(feature = "sim") { 2 } else { 16 };
 
 /// Why a step ended.
 pub(super) enum Halt {
@@ -380,6 +380,16 @@ impl Tree {
             step.advance(cursor, seek.as_deref_mut())?;
         }
         Ok(())
+    }
+
+    /// Counts a leaf, if it is in memory.
+    pub(crate) fn count_leaf(&self, kept: &KeptCounts, page: PageId) {
+        let reclaim_guard = self.pool.reclaim_guard();
+        let nodes = reclaim_guard.pages(&self.pages.table);
+        let base = kept.base();
+        let mut step = Step { tree: self, kept, base: &base, nodes: &nodes, leaves_left: 1 };
+        // One that is not there, or changes its fences, is left for the count that needs it.
+        let _ = step.rows_of(page, 0);
     }
 
     /// Returns `true` if a range has many leaves: to count it, counts are worth keeping.

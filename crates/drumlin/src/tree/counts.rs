@@ -1,8 +1,8 @@
 //! Row counts of a keyspace: the rows beneath each page, and the changes since they were counted.
 //!
-//! Counts are kept beside the pages, not in them: nodes in memory never change. From the first large count on, a
-//! keyspace has [`KeptCounts`]. They say how many rows lie beneath each page *at the base*: as if the changes in the
-//! list had not been made. A commit adds each row that it inserts or removes to the list; a value that is replaced adds
+//! Counts are kept beside the pages, not in them: nodes in memory never change. From its first large
+//! count, bulk load or check on, a keyspace has [`KeptCounts`]. They say how many rows lie beneath each page *at the
+//! base*: as if the changes in the list had not been made. A commit adds each row that it inserts or removes to the list; a value that is replaced adds
 //! nothing. So a count at snapshot s is the sum of the pages that the range covers whole, of the rows at its two ends,
 //! and of the changes up to s. When the list has grown, the changes that every reader sees are *folded* into the pages
 //! on their way, and leave it.
@@ -595,6 +595,40 @@ impl KeptCounts {
     }
 }
 
+/// Counts of a tree that is being packed, until it is attached.
+#[derive(Debug)]
+pub(crate) struct LoadedCounts {
+    kept: KeptCounts,
+    page_count: usize,
+}
+
+impl LoadedCounts {
+    /// Counts of no page.
+    pub(crate) fn new(budget: &Arc<Budget>) -> LoadedCounts {
+        LoadedCounts { kept: KeptCounts::new(Timestamp(0), budget), page_count: 0 }
+    }
+
+    /// Pages that are counted.
+    pub(crate) fn page_count(&self) -> usize {
+        self.page_count
+    }
+
+    /// Adds a page that was stored, with the rows beneath it. Returns `false` if counts of so many pages are not worth
+    /// their memory, like those that [`begin`](Counts::begin) refuses.
+    pub(crate) fn add(&mut self, page: PageId, rows: u64) -> bool {
+        let kept = &self.kept;
+        assert!(rows > 0, "page {page} of a load has no rows");
+        let has_room = || kept.has_room_for(CountEntries::memory_bytes_of(u64::from(page.0) + 1));
+        if !kept.entries.has_cell(page) && !has_room() {
+            return false;
+        }
+        let is_first = kept.store(page, 0, rows);
+        assert!(is_first, "page {page} of a load is stored twice");
+        self.page_count += 1;
+        true
+    }
+}
+
 /// Pages whose fences are being changed: their counts are void, and none is stored until this is dropped.
 pub(super) struct Unsettled<const N: usize> {
     kept: Arc<KeptCounts>,
@@ -656,6 +690,22 @@ impl Counts {
         self.are_kept.store(true, Ordering::Release);
         crate::coverage::mark!("a keyspace began to keep counts");
         Some(kept)
+    }
+
+    /// Begins with the counts of a load that was attached by this commit. The epoch latch is exclusive, and counts of
+    /// what was there before have ended.
+    pub(crate) fn begin_loaded(&self, _epoch_guard: &EpochGuard<'_>, loaded: LoadedCounts, at: Timestamp) {
+        let kept = loaded.kept;
+        assert!(at > Timestamp(0), "a load is attached by no commit");
+        if kept.has_ended() {
+            return;
+        }
+        let base = CountState { horizon: at, floor: at, generation: 0 };
+        *kept.base.write() = base;
+        let before = self.kept.write().replace(Arc::new(kept));
+        assert!(before.is_none(), "the counts of a load begin beside others");
+        self.are_kept.store(true, Ordering::Release);
+        crate::coverage::mark!("a keyspace began to keep the counts of a load");
     }
 
     /// Begins to keep reductions beside the counts, like [`begin`](Self::begin). Returns the counts that have them.

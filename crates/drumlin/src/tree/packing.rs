@@ -20,26 +20,42 @@ use crate::format::extent::{Kind, PageKey};
 use crate::format::node::{SLOT_BYTES, SLOTS_OFFSET, is_page_bytes};
 use crate::pool::load::LoadPages;
 
+use super::counts::LoadedCounts;
 use super::node::{PackedRow, child_rest, common_bytes, pack, separator_between};
 
 /// The place where nodes are stored.
 pub(crate) trait NodeSink {
-    /// Stores a node below the root; returns its page.
-    fn put_node(&mut self, level: u8, page: &[u8]) -> Result<PageId>;
+    /// Stores a node below the root, with so many rows beneath it; returns its page.
+    fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId>;
     /// Stores the root, which is page 1.
-    fn put_root(&mut self, level: u8, page: &[u8]) -> Result<()>;
+    fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()>;
 }
 
-impl NodeSink for LoadPages {
-    fn put_node(&mut self, level: u8, page: &[u8]) -> Result<PageId> {
-        let number = self.take_numbers(1)?;
+/// The pages of a load, and the rows beneath each, if they are counted.
+pub(crate) struct CountedPages<'p> {
+    pub(crate) pages: &'p mut LoadPages,
+    pub(crate) counts: &'p mut Option<LoadedCounts>,
+}
+
+impl CountedPages<'_> {
+    fn count(&mut self, page: PageId, rows: u64) {
+        self.counts.take_if(|counts| !counts.add(page, rows));
+    }
+}
+
+impl NodeSink for CountedPages<'_> {
+    fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId> {
+        let number = self.pages.take_numbers(1)?;
         assert!(number != PageId::ROOT, "the root's number is taken for another node");
-        append_node(self, number, level, page)?;
+        append_node(self.pages, number, level, page)?;
+        self.count(number, rows);
         Ok(number)
     }
 
-    fn put_root(&mut self, level: u8, page: &[u8]) -> Result<()> {
-        append_node(self, PageId::ROOT, level, page)
+    fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()> {
+        append_node(self.pages, PageId::ROOT, level, page)?;
+        self.count(PageId::ROOT, rows);
+        Ok(())
     }
 }
 
@@ -55,6 +71,8 @@ struct Pending {
     key_end: usize,
     end: usize,
     is_large: bool,
+    /// 1 in a leaf; in an inner node those of the child.
+    row_count: u64,
 }
 
 /// A row that was packed and taken back, as [`PackedRow`] has it.
@@ -87,7 +105,7 @@ struct Level {
 
 impl Level {
     fn row(&self, index: usize) -> PackedRow<'_> {
-        let Pending { start, key_end, end, is_large } = self.rows[index];
+        let Pending { start, key_end, end, is_large, .. } = self.rows[index];
         PackedRow { key: &self.bytes[start..key_end], rest: &self.bytes[key_end..end], is_large }
     }
 
@@ -96,13 +114,13 @@ impl Level {
         self.rows.last().map(|row| &self.bytes[row.start..row.key_end])
     }
 
-    fn add(&mut self, row: PackedRow<'_>) {
+    fn add(&mut self, row: PackedRow<'_>, row_count: u64) {
         debug_assert!(self.last_key().is_none_or(|last| last < row.key), "rows are packed out of order");
         let start = self.bytes.len();
         self.bytes.extend_from_slice(row.key);
         let key_end = self.bytes.len();
         self.bytes.extend_from_slice(row.rest);
-        self.rows.push(Pending { start, key_end, end: self.bytes.len(), is_large: row.is_large });
+        self.rows.push(Pending { start, key_end, end: self.bytes.len(), is_large: row.is_large, row_count });
     }
 
     /// The bytes of a node of all pending rows with this upper fence.
@@ -177,10 +195,10 @@ impl Packer {
 
     /// Adds a leaf's row, whose key is above all before it. Amortised O(bytes).
     pub(crate) fn push(&mut self, row: PackedRow<'_>, sink: &mut impl NodeSink) -> Result<()> {
-        self.push_at(0, row, sink)
+        self.push_at(0, row, 1, sink)
     }
 
-    fn push_at(&mut self, level: usize, row: PackedRow<'_>, sink: &mut impl NodeSink) -> Result<()> {
+    fn push_at(&mut self, level: usize, row: PackedRow<'_>, row_count: u64, sink: &mut impl NodeSink) -> Result<()> {
         while !self.levels[level].rows.is_empty() {
             let here = &mut self.levels[level];
             let upper = here.upper_before(row.key);
@@ -192,7 +210,7 @@ impl Packer {
             }
             self.complete(level, sink)?;
         }
-        self.levels[level].add(row);
+        self.levels[level].add(row, row_count);
         Ok(())
     }
 
@@ -211,9 +229,9 @@ impl Packer {
         let rest = here.rows.split_off(rows);
         here.rows.clear();
         let bytes = std::mem::take(&mut here.bytes);
-        for Pending { start, key_end, end, is_large } in rest {
+        for Pending { start, key_end, end, is_large, row_count } in rest {
             let row = PackedRow { key: &bytes[start..key_end], rest: &bytes[key_end..end], is_large };
-            self.push_at(level, row, sink)?;
+            self.push_at(level, row, row_count, sink)?;
         }
         Ok(())
     }
@@ -232,19 +250,21 @@ impl Packer {
         debug_assert!(here.boundary.rows <= here.rows.len(), "a boundary lies behind the last row");
         pack(&mut self.page, here.number, (lower.as_deref(), upper.as_deref()), (0..rows).map(|index| here.row(index)));
         let number = here.number;
+        let row_count = here.rows[..rows].iter().map(|row| row.row_count).sum();
+        assert!(row_count >= rows as u64, "a node has {rows} children with {row_count} rows");
         self.levels[level].has_nodes = true;
         if is_root {
-            sink.put_root(number, &self.page)?;
+            sink.put_root(number, row_count, &self.page)?;
             return Ok(PageId::ROOT);
         }
-        let page = sink.put_node(number, &self.page)?;
+        let page = sink.put_node(number, row_count, &self.page)?;
         assert!(page != PageId::ROOT, "the root's number is taken for another node");
         if self.levels.len() == level + 1 {
             let number = u8::try_from(level + 1).expect("a tree is not that high");
             self.levels.push(Level { number, ..Level::default() });
         }
         let row = PackedRow { key: lower.as_deref().unwrap_or(&[]), rest: &child_rest(page), is_large: false };
-        self.push_at(level + 1, row, sink)?;
+        self.push_at(level + 1, row, row_count, sink)?;
         Ok(page)
     }
 
@@ -274,17 +294,19 @@ mod tests {
 
     /// Nodes by their pages.
     #[derive(Default)]
-    struct Nodes(Vec<Option<Vec<u8>>>);
+    struct Nodes(Vec<Option<Vec<u8>>>, Vec<(PageId, u64)>);
 
     impl NodeSink for Nodes {
-        fn put_node(&mut self, level: u8, page: &[u8]) -> Result<PageId> {
+        fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId> {
             let number = self.0.len().max(2);
             self.put_at(number, level, page);
+            self.1.push((PageId(number as u32), rows));
             Ok(PageId(number as u32))
         }
 
-        fn put_root(&mut self, level: u8, page: &[u8]) -> Result<()> {
+        fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()> {
             self.put_at(1, level, page);
+            self.1.push((PageId::ROOT, rows));
             Ok(())
         }
     }
@@ -334,7 +356,8 @@ mod tests {
         nodes
     }
 
-    /// Rows of any lengths, with prefixes that come and go, make a sound tree that has them all.
+    /// Rows of any lengths, with prefixes that come and go, make a sound tree that has them all, and tells of each node
+    /// how many lie beneath it.
     #[test]
     fn a_packed_tree_has_its_rows() {
         let mut state = 7u64;
@@ -363,6 +386,14 @@ mod tests {
             let mut found = Vec::new();
             nodes.rows(PageId::ROOT, (None, None), &mut found);
             assert_eq!(found, rows, "round {round}");
+            assert_eq!(nodes.1.len(), nodes.0.iter().flatten().count());
+            for (page, row_count) in &nodes.1 {
+                let node = Node::new(nodes.0[page.0 as usize].as_ref().unwrap());
+                let (lower, upper) = (node.lower_fence().unwrap_or_default(), node.upper_fence());
+                let beneath =
+                    rows.iter().filter(|(key, _)| key[..] >= *lower && upper.is_none_or(|upper| key[..] < *upper));
+                assert_eq!(beneath.count() as u64, *row_count, "round {round}, page {page}");
+            }
         }
     }
 

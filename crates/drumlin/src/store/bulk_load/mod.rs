@@ -30,6 +30,7 @@ use crate::pool::load::LoadPages;
 use crate::seglog::Body;
 use crate::space::Purpose;
 use crate::task::{WaitMode, ready};
+use crate::tree::counts::LoadedCounts;
 use crate::tree::packing::TakenRow;
 use crate::txn::values::MEDIUM_BYTES_MAX;
 
@@ -88,7 +89,8 @@ impl Loader {
         store.check_writable()?;
         store.engine.check_failure()?;
         let (memory, sorting_memory, buffer_bytes) = store.load_memory(open.tree.pages.page_bytes)?;
-        let tree = PackedTree::new(store, &open, buffer_bytes);
+        let mut tree = PackedTree::new(store, &open, buffer_bytes);
+        tree.keep_counts(store);
         let free_segments_before = store.engine.space.segments.free_count();
         let sorting_memory = Some(sorting_memory);
         Ok(Loader { open, tree, sorting: None, buffer_bytes, memory, sorting_memory, free_segments_before })
@@ -227,13 +229,15 @@ impl Loader {
 
     /// Sorts the rows that wait, and merges the runs.
     fn finish_sorting(&mut self, store: &Store) -> Result<()> {
-        self.drain(store)?;
         if self.sorting().runs.is_empty() {
-            return Ok(());
+            self.tree.keep_counts(store);
+            return self.drain(store);
         }
+        self.drain(store)?;
         if self.tree.rows() > 0 {
             self.end_run(store)?;
         }
+        self.tree.keep_counts(store);
         let Sorting { buffer, runs, .. } = self.sorting.take().expect("rows are sorted");
         let memory = buffer.into_memory();
         let page_bytes = self.open.tree.pages.page_bytes;
@@ -254,7 +258,8 @@ impl Loader {
         if rows == 0 {
             return Ok(Finished::Attached(0));
         }
-        match store.attach(&open, tree.into_load()?, rows)? {
+        let (pages, counts) = tree.into_load()?;
+        match store.attach(&open, pages, counts, rows)? {
             None => Ok(Finished::Attached(rows)),
             Some(pages) => Ok(Finished::InTheWay(rows, Box::new(LoadedRows::within(open, pages, memory)))),
         }
@@ -285,7 +290,13 @@ impl Store {
     }
 
     /// Attaches a load that is written. Returns it if something is in the way. Durable when it returns.
-    fn attach(&self, open: &OpenKeyspace, pages: LoadPages, rows: u64) -> Result<Option<LoadPages>> {
+    fn attach(
+        &self,
+        open: &OpenKeyspace,
+        pages: LoadPages,
+        counts: Option<LoadedCounts>,
+        rows: u64,
+    ) -> Result<Option<LoadPages>> {
         let (engine, tree) = (&self.engine, &open.tree);
         let body = Body::naming_extents(self.attachment(open, &pages, rows));
         let body_bytes_max = engine.log().body_bytes_max();
@@ -305,7 +316,9 @@ impl Store {
         let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, bytes))?;
         let timestamp = Cell::new(None);
         let attached = self.log_ddl(&body, |take_timestamp| {
-            engine.try_attach(tree, pages.tables(), || take_timestamp().inspect(|taken| timestamp.set(Some(*taken))))
+            engine.try_attach(tree, pages.tables(), counts, || {
+                take_timestamp().inspect(|taken| timestamp.set(Some(*taken)))
+            })
         });
         assert!(
             attached.is_err() || matches!(attached, Ok((is_attached, _)) if is_attached == timestamp.get().is_some())

@@ -12,8 +12,10 @@ use crate::format::node::LargeRef;
 use crate::pool::load::LoadPages;
 use crate::store::Store;
 use crate::task::{WaitMode, ready};
+use crate::tree::counting::LEAVES_WITHOUT;
+use crate::tree::counts::LoadedCounts;
 use crate::tree::node::{PackedRow, large_rest, push_value};
-use crate::tree::packing::{Packer, TakenRow};
+use crate::tree::packing::{CountedPages, Packer, TakenRow};
 use crate::txn::values::{self, Blocking};
 
 /// See the module.
@@ -22,6 +24,8 @@ pub(super) struct PackedTree {
     open: Arc<OpenKeyspace>,
     packer: Packer,
     pages: LoadPages,
+    /// The rows beneath each page, if they are counted: a sorted run's are not.
+    counts: Option<LoadedCounts>,
     /// The bytes behind the key of the row that is being added.
     rest: Vec<u8>,
     rows: u64,
@@ -43,7 +47,13 @@ impl PackedTree {
         let tree = &open.tree;
         let pages = LoadPages::new(&tree.pool, &tree.pages, buffer_bytes, Box::new(move || make_room.make_space()));
         let packer = Packer::new(tree.pages.page_bytes);
-        PackedTree { open: Arc::clone(open), packer, pages, rest: Vec::new(), rows: 0 }
+        PackedTree { open: Arc::clone(open), packer, pages, counts: None, rest: Vec::new(), rows: 0 }
+    }
+
+    /// Counts the rows beneath each page from here on, where none is.
+    pub(super) fn keep_counts(&mut self, store: &Store) {
+        assert!(self.rows == 0, "rows are counted of a tree that has some");
+        self.counts = Some(LoadedCounts::new(&store.engine.budget));
     }
 
     /// Its rows.
@@ -78,7 +88,8 @@ impl PackedTree {
     fn push_row(&mut self, key: &[u8], rest: Rest) -> Result<()> {
         assert!(self.last_key().is_none_or(|last| last < key), "rows of a load are packed out of order");
         let is_large = rest == Rest::Reference;
-        self.packer.push(PackedRow { key, rest: &self.rest, is_large }, &mut self.pages)?;
+        let mut sink = CountedPages { pages: &mut self.pages, counts: &mut self.counts };
+        self.packer.push(PackedRow { key, rest: &self.rest, is_large }, &mut sink)?;
         self.rows += 1;
         Ok(())
     }
@@ -92,11 +103,11 @@ impl PackedTree {
         }
     }
 
-    /// Takes all rows back; values that were written stay. `None` if nodes of them were written.
+    /// Takes all rows back, and counts no more; values that were written stay. `None` if nodes of them were written.
     pub(super) fn take_rows(&mut self) -> Option<Vec<TakenRow>> {
         let taken = self.packer.take_rows()?;
         assert_eq!(taken.len() as u64, self.rows, "rows are neither pending nor in nodes");
-        self.rows = 0;
+        (self.rows, self.counts) = (0, None);
         Some(taken)
     }
 
@@ -139,16 +150,18 @@ impl PackedTree {
 
     /// Completes the tree as a sorted run, which can be read and is never attached.
     pub(super) fn into_run(mut self) -> Result<LoadedRows> {
-        self.packer.finish(&mut self.pages)?;
+        self.packer.finish(&mut CountedPages { pages: &mut self.pages, counts: &mut None })?;
         self.pages.finish_run()?;
         Ok(LoadedRows::new(self.open, self.pages))
     }
 
-    /// Completes the tree with the tables that attaching it needs.
-    pub(super) fn into_load(mut self) -> Result<LoadPages> {
+    /// Completes the tree with the tables that attaching it needs; returns its counts too, if it is large enough for
+    /// them to be kept.
+    pub(super) fn into_load(mut self) -> Result<(LoadPages, Option<LoadedCounts>)> {
         assert!(self.rows > 0, "a load of no rows is attached");
-        self.packer.finish(&mut self.pages)?;
+        self.packer.finish(&mut CountedPages { pages: &mut self.pages, counts: &mut self.counts })?;
         self.pages.finish()?;
-        Ok(self.pages)
+        let counts = self.counts.filter(|counts| counts.page_count() > LEAVES_WITHOUT);
+        Ok((self.pages, counts))
     }
 }

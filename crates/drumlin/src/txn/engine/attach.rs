@@ -25,6 +25,7 @@ use crate::pool::FrameWrite;
 use crate::pool::load::LoadTables;
 use crate::space::table::CHUNK_PAGES;
 use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace};
+use crate::tree::counts::LoadedCounts;
 use crate::tree::node::Leaf;
 use crate::tree::{Target, Tree};
 use crate::txn::clock::Clock;
@@ -43,11 +44,12 @@ pub(super) fn may_have_changed(pages: &PageSpace, clock: &Clock, snapshot: Times
 impl Engine {
     /// Attaches a load that is complete and on the medium to a keyspace that has no row for any reader, and of which no
     /// transaction has a row locked. Returns `false` if that is not so; nothing has changed then. Commits wait
-    /// meanwhile: O(pages of the load).
+    /// meanwhile: O(pages of the load). The keyspace goes on with the load's counts, if it has any.
     pub(crate) fn try_attach(
         &self,
         tree: &Tree,
         tables: &LoadTables,
+        counts: Option<LoadedCounts>,
         mut take_timestamp: impl FnMut() -> Result<Timestamp>,
     ) -> Result<bool> {
         let (pages, id) = (&tree.pages, tree.pages.id);
@@ -83,6 +85,10 @@ impl Engine {
             self.clock.mark_applied(timestamp);
             assert!(self.clock.published() >= timestamp, "the load at {timestamp} can be read before it is published");
             self.replace_root(&epoch_guard, pages, Some(root), tables);
+            // No commit has changed a row of the load yet: that takes the epoch latch.
+            if let Some(counts) = counts {
+                tree.counts.begin_loaded(&epoch_guard, counts, timestamp);
+            }
             return Ok(true);
         }
         Ok(false)
