@@ -99,7 +99,7 @@ impl Store {
         });
         self.maintenance.announce_checkpoint();
         let number = page_tables.superblock.checkpoint.next();
-        self.write_counts(&counts, CountedCheckpoint { number, id, timestamp });
+        self.write_counts(counts, CountedCheckpoint { number, id, timestamp });
         let pages_written = engine.pool.write_epoch(epoch)?;
         page_tables.append_summaries(space, epoch, corrupted_chunks)?;
         page_tables.write_segment_table(space, epoch)?;
@@ -123,8 +123,13 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use crate::Config;
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use crate::io::fault::{FaultyBackend, Operation};
     use crate::space::Frees;
+    use crate::{Config, Durability};
 
     /// A checkpoint has the segment that it writes to before it begins, after which others may take what is free.
     #[test]
@@ -136,5 +141,29 @@ mod tests {
         assert_eq!(store.engine.space.room_bytes(), 0, "the one before left its segment open");
         store.prepare_checkpoint(Frees::Nothing).unwrap();
         assert!(store.engine.space.room_bytes() > 0);
+    }
+
+    /// A checkpoint captures counts until they are written, and no longer: changes are folded while it syncs.
+    #[test]
+    fn changes_are_folded_while_a_checkpoint_syncs() {
+        const ROWS: u64 = 5_000;
+        let backend = Arc::new(FaultyBackend::new(crate::io::in_memory()));
+        let config = Config::new().backend(backend.clone()).memory(16 << 20).durability(Durability::Relaxed);
+        let db = config.page_bytes(512).open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        (0..ROWS).for_each(|row| k.insert(row.to_be_bytes(), "").unwrap());
+        assert_eq!(k.len().unwrap(), ROWS);
+        k.insert("a change to fold", "").unwrap();
+        let kept = db.store().unwrap().keyspaces.get("k").unwrap().tree.counts.kept().expect("they are kept");
+        let is_data = |path: &Path, _| path.file_name().is_some_and(|name| name == "data");
+        backend.hold_nth_at(Operation::Sync, 1, is_data);
+        std::thread::scope(|scope| {
+            let checkpoint = scope.spawn(|| db.checkpoint().unwrap());
+            assert!(backend.wait_for_held(Duration::from_secs(60)), "the checkpoint syncs nothing");
+            let can_fold = kept.wants_fold(0).is_some();
+            backend.release();
+            checkpoint.join().unwrap();
+            assert!(can_fold, "counts are captured for the whole of a checkpoint");
+        });
     }
 }

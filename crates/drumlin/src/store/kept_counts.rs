@@ -111,8 +111,8 @@ impl Store {
         captured.collect()
     }
 
-    /// Writes the counts that were captured, if there are any.
-    pub(super) fn write_counts(&self, captured: &CapturedCounts, checkpoint: CountedCheckpoint) {
+    /// Writes the counts that were captured, if there are any, and ends their capture: changes are folded again.
+    pub(super) fn write_counts(&self, captured: CapturedCounts, checkpoint: CountedCheckpoint) {
         if captured.is_empty() {
             return;
         }
@@ -120,7 +120,9 @@ impl Store {
         let Some(file) = advice::open_or_turn_off(is_on, folder, name_of(checkpoint.number), counts::is_counts) else {
             return;
         };
-        match self.try_write_counts(file, captured, checkpoint) {
+        let written = self.try_write_counts(file, &captured, checkpoint);
+        drop(captured);
+        match written {
             Ok(()) => crate::coverage::mark!("counts were written beside a checkpoint"),
             Err(error) => log::debug!("writing counts of {}: {error}", self.path.display()),
         }
@@ -144,7 +146,7 @@ impl Store {
             });
             captured.collect()
         };
-        self.write_counts(&captured, CountedCheckpoint { number, id, timestamp });
+        self.write_counts(captured, CountedCheckpoint { number, id, timestamp });
     }
 
     fn try_write_counts(&self, file: FileRef, captured: &CapturedCounts, checkpoint: CountedCheckpoint) -> Result<()> {
@@ -400,7 +402,7 @@ mod tests {
         };
         meanwhile();
         let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = store.page_tables.lock().superblock;
-        store.write_counts(&captured, CountedCheckpoint { number, id, timestamp });
+        store.write_counts(captured, CountedCheckpoint { number, id, timestamp });
     }
 
     /// Counts after recovery are those of a walk, whether it took counts up or not.
