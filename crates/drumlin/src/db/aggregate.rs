@@ -12,14 +12,14 @@ use super::bounds::OwnedBounds;
 use super::counting::{Interval, as_slices, interval};
 use super::reducer::{ReduceError, Reducer};
 use super::rows::Rows;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use crate::format::PageId;
 use crate::pool::Stop;
 use crate::task::WaitMode;
 use crate::tree::counts::KeptCounts;
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::reducing::{Piece, ReduceCursor, Unreduced};
-use crate::tree::reductions::{KeptReduction, ReducerId, States};
+use crate::tree::reductions::{KeptReduction, NAME_BYTES_MAX, ReducerId, States};
 use crate::tree::{Direction, Target};
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
@@ -239,6 +239,12 @@ impl Rows<'_> {
         let snapshot = self.open_snapshot()?;
         let reducing = Reducing { rows: self, mode, reducer: Guarded(reducer), snapshot: &snapshot };
         let name = reducing.reducer.call(|reducer| Ok(reducer.name().into_owned()))?;
+        if name.len() > NAME_BYTES_MAX {
+            let name = quoted(&name);
+            return Err(Error::Invalid(format!(
+                "{name} can't name a reducer: names have up to {NAME_BYTES_MAX} bytes"
+            )));
+        }
         let id = ReducerId { kind: TypeId::of::<R>(), name };
         let kept = kept.and_then(|kept| {
             let reduction = kept.reductions()?.of(&id, snapshot.timestamp)?;

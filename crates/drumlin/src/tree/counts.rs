@@ -568,8 +568,7 @@ impl KeptCounts {
             crate::coverage::mark!("a reduction found no memory");
             return false;
         }
-        let replaced_bytes = reduction.store(page, stamp, state);
-        self.account(replaced_bytes, needed_bytes);
+        reduction.store(page, stamp, state);
         self.stamp(page) == Some(stamp)
     }
 
@@ -721,7 +720,7 @@ impl Counts {
             if !kept.has_room_for(CountEntries::memory_bytes_of(number_end)) {
                 return None;
             }
-            let is_new = kept.reductions.set(Reductions::new(now)).is_ok();
+            let is_new = kept.reductions.set(Reductions::new(now, budget)).is_ok();
             assert!(is_new, "reductions begin beside others");
             self.are_values_kept.store(true, Ordering::Release);
         }

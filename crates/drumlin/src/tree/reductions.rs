@@ -13,6 +13,9 @@
 //!    for or made of an older snapshot.
 //!
 //! States are bytes here: `db/reducer.rs` knows what they are. No function of a user runs under a lock or a latch.
+//!
+//! The states of a few dozen reducers are kept, those that were used last. Tables of states take memory of the counts'
+//! account until their last user drops them.
 
 use std::any::TypeId;
 use std::sync::Arc;
@@ -20,7 +23,16 @@ use std::sync::Arc;
 use super::count_entries::{CountEntries, CountEntry};
 use crate::collections::HashMap;
 use crate::format::{PageId, Timestamp};
-use crate::sync::{Mutex, MutexGuard, RwLock};
+use crate::memory::{Account, Budget, heap_bytes};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
+
+/// The longest name of a reducer, in bytes.
+pub(crate) const NAME_BYTES_MAX: usize = 1 << 10;
+
+/// Reducers whose states are kept, at most. A small budget keeps fewer: with the longest names, their tables take an
+/// eighth of the counts' account.
+const KEPT_MAX: u64 = 32;
 
 /// Two reducers with the same identity give the same answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,7 +47,10 @@ pub(crate) struct Reductions {
     pub(super) stamps: CountEntries,
     /// The newest commit when reductions began.
     pub(super) since: Timestamp,
-    kept: RwLock<Vec<Arc<KeptReduction>>>,
+    /// In the order of their last use.
+    kept: Mutex<Vec<Arc<KeptReduction>>>,
+    kept_max: usize,
+    budget: Arc<Budget>,
 }
 
 /// Parts of a reducer's states, each under a lock of its own.
@@ -93,6 +108,18 @@ impl KeptState {
 pub(crate) struct KeptReduction {
     id: ReducerId,
     parts: [Mutex<HashMap<PageId, KeptState>>; PART_COUNT],
+    budget: Arc<Budget>,
+    /// Taken of the budget.
+    bytes: AtomicU64,
+}
+
+/// Bytes of a table of states without any, but for the reducer's name.
+const TABLE_BYTES: u64 = size_of::<KeptReduction>() as u64 + 16;
+
+impl Drop for KeptReduction {
+    fn drop(&mut self) {
+        self.budget.give(Account::Counts, self.bytes.load(Ordering::Relaxed));
+    }
 }
 
 impl std::fmt::Debug for KeptReduction {
@@ -139,26 +166,37 @@ impl States {
 }
 
 impl Reductions {
-    pub(super) fn new(now: Timestamp) -> Reductions {
-        Reductions { stamps: CountEntries::new(), since: now, kept: RwLock::default() }
+    pub(super) fn new(now: Timestamp, budget: &Arc<Budget>) -> Reductions {
+        let tables_bytes = budget.limit_bytes(Account::Counts) / 8;
+        let kept_max = (tables_bytes / (TABLE_BYTES + NAME_BYTES_MAX as u64)).clamp(1, KEPT_MAX) as usize;
+        Reductions {
+            stamps: CountEntries::new(),
+            since: now,
+            kept: Mutex::default(),
+            kept_max,
+            budget: Arc::clone(budget),
+        }
     }
 
-    /// The states of a reducer; `None` if reductions began after the snapshot.
+    /// The states of a reducer; `None` if reductions began after the snapshot, or there is no memory for a table. A new
+    /// table takes the place of the one that was used least recently.
     pub(crate) fn of(&self, id: &ReducerId, snapshot: Timestamp) -> Option<Arc<KeptReduction>> {
+        assert!(id.name.len() <= NAME_BYTES_MAX, "a name of {} bytes is kept", id.name.len());
         if snapshot < self.since {
             return None;
         }
-        let find = |kept: &[Arc<KeptReduction>]| kept.iter().find(|kept| kept.id == *id).map(Arc::clone);
-        if let Some(found) = find(&self.kept.read()) {
-            return Some(found);
+        let mut kept = self.kept.lock();
+        if let Some(at) = kept.iter().position(|kept| kept.id == *id) {
+            kept[at..].rotate_left(1);
+            return kept.last().map(Arc::clone);
         }
-        let mut kept = self.kept.write();
-        Some(find(&kept).unwrap_or_else(|| {
-            debug_assert!(kept.iter().all(|kept| kept.id != *id), "a reducer has two tables of states");
-            let parts = std::array::from_fn(|_| Mutex::default());
-            kept.push(Arc::new(KeptReduction { id: id.clone(), parts }));
-            Arc::clone(&kept[kept.len() - 1])
-        }))
+        let made = Arc::new(KeptReduction::new(id.clone(), &self.budget)?);
+        let evicted = (kept.len() == self.kept_max).then(|| kept.remove(0));
+        kept.push(Arc::clone(&made));
+        // It may have many states: other reducers are found while they are freed.
+        drop(kept);
+        drop(evicted);
+        Some(made)
     }
 
     /// Appends the states of pages at the base, up to the first that has none. Returns how many have.
@@ -193,17 +231,36 @@ impl Reductions {
 }
 
 impl KeptReduction {
+    /// A table without states; `None` if counts have taken five eighths of their memory. Half of it is for states, and
+    /// the rest for the list of changes.
+    fn new(id: ReducerId, budget: &Arc<Budget>) -> Option<KeptReduction> {
+        let bytes = TABLE_BYTES + heap_bytes(id.name.capacity()) as u64;
+        if budget.taken_bytes(Account::Counts) + bytes > budget.limit_bytes(Account::Counts) / 8 * 5 {
+            return None;
+        }
+        budget.take(Account::Counts, bytes);
+        let parts = std::array::from_fn(|_| Mutex::default());
+        Some(KeptReduction { id, parts, budget: Arc::clone(budget), bytes: AtomicU64::new(bytes) })
+    }
+
     /// The memory that a state takes.
     pub(super) fn memory_bytes_of(state: &[u8]) -> u64 {
         KeptState::memory_bytes_of(state.len())
     }
 
-    /// Puts a page's state in place of the one before. Returns the memory that one took.
-    pub(super) fn store(&self, page: PageId, stamp: u64, state: &[u8]) -> u64 {
+    /// Puts a page's state in place of the one before.
+    pub(super) fn store(&self, page: PageId, stamp: u64, state: &[u8]) {
         debug_assert!(page != PageId::NONE, "page 0 has no rows");
         let kept = KeptState { stamp, bytes: StateBytes::new(state) };
+        // Before another thread can replace it.
+        let needed_bytes = Self::memory_bytes_of(state);
+        self.budget.take(Account::Counts, needed_bytes);
+        self.bytes.fetch_add(needed_bytes, Ordering::Relaxed);
         let replaced = self.parts[Self::part_of(page)].lock().insert(page, kept);
-        replaced.map_or(0, |replaced| Self::memory_bytes_of(replaced.bytes.as_slice()))
+        let freed_bytes = replaced.map_or(0, |replaced| Self::memory_bytes_of(replaced.bytes.as_slice()));
+        let before = self.bytes.fetch_sub(freed_bytes, Ordering::Relaxed);
+        assert!(freed_bytes <= before, "states give back {freed_bytes} bytes of {before}");
+        self.budget.give(Account::Counts, freed_bytes);
     }
 }
 
@@ -228,6 +285,34 @@ mod tests {
             let bytes: Vec<u8> = (0..length as u8).collect();
             assert_eq!(StateBytes::new(&bytes).as_slice(), bytes);
         }
+    }
+
+    /// The states of the reducers that were used last are kept, and memory is taken for no others: of any number of
+    /// names.
+    #[test]
+    fn the_reducers_used_last_are_kept() {
+        let budget = Arc::new(Budget::new(64 << 20, 1));
+        let reductions = Reductions::new(Timestamp(1), &budget);
+        let of = |name: String| reductions.of(&ReducerId { kind: TypeId::of::<u8>(), name }, Timestamp(1)).unwrap();
+        let taken = || budget.taken_bytes(Account::Counts);
+        let (used, page, state) = (of("used".into()), PageId(7), [1; 100]);
+        used.store(page, 1, &state);
+        assert_eq!(taken(), TABLE_BYTES + heap_bytes(4) as u64 + KeptReduction::memory_bytes_of(&state));
+        used.store(page, 2, b"less");
+        assert_eq!(taken(), TABLE_BYTES + heap_bytes(4) as u64 + KeptReduction::memory_bytes_of(b"less"));
+        for number in 0..1000 {
+            of(format!("{number:0NAME_BYTES_MAX$}"));
+            assert!(taken() <= budget.limit_bytes(Account::Counts) / 8, "{} bytes of {number} names", taken());
+            assert!(Arc::ptr_eq(&of("used".into()), &used), "a reducer is dropped that is used");
+        }
+        assert_eq!(reductions.kept.lock().len() as u64, KEPT_MAX);
+        (0..KEPT_MAX).for_each(|number| drop(of(number.to_string())));
+        assert!(!Arc::ptr_eq(&of("used".into()), &used), "a reducer is kept that is not used");
+        let with_evicted = taken();
+        drop(used);
+        assert!(taken() < with_evicted, "memory is given back while states are in use");
+        drop(reductions);
+        assert_eq!(taken(), 0);
     }
 
     /// A stamp that is voided, or whose page's fences change, is another one afterwards.

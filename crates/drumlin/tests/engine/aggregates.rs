@@ -451,3 +451,38 @@ fn sums_of_floats_do_not_depend_on_the_tree() {
         }
     }
 }
+
+/// A reducer with a name of so many bytes.
+struct Named(usize);
+
+impl Reducer for Named {
+    type State = ();
+    type Output = ();
+
+    fn name(&self) -> Cow<'_, str> {
+        "n".repeat(self.0).into()
+    }
+    fn identity(&self) {}
+    fn row(&self, _key: &[u8], _value: &[u8]) -> Result<(), ReduceError> {
+        Ok(())
+    }
+    fn combine(&self, (): (), (): ()) -> Result<(), ReduceError> {
+        Ok(())
+    }
+    fn encode(&self, (): &(), _bytes: &mut Vec<u8>) {}
+    fn decode(&self, _bytes: &[u8]) -> Result<(), ReduceError> {
+        Ok(())
+    }
+    fn output(&self, (): ()) {}
+}
+
+/// The name of a reducer has a limit, and the error says so without repeating all of the name.
+#[test]
+fn the_name_of_a_reducer_has_a_limit() {
+    let (_db, k) = opened();
+    k.insert("a", "1").unwrap();
+    k.aggregate(&Named(1024), ..).unwrap();
+    let refused = k.aggregate(&Named(1025), ..).unwrap_err();
+    let text = refused.to_string();
+    assert!(matches!(refused, Error::Invalid(_)) && text.contains("up to 1024 bytes") && text.len() < 200, "{text}");
+}

@@ -7,6 +7,7 @@
 
 use crate::support;
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +15,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use drumlin::{
-    Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Snapshot, Transaction, TxOptions,
+    Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, ReduceError, Reducer, Snapshot,
+    Transaction, TxOptions,
 };
 use support::{Folder, Random, copy_folder, number};
 
@@ -642,6 +644,54 @@ fn a_scan_of_removed_rows_sees_them_all() {
     }
     let now: Vec<_> = keyspace.iter().map(|row| row.unwrap().0[..].to_vec()).collect();
     assert_eq!(now, (0..ROWS).step_by(100).map(|number| key(number).to_vec()).collect::<Vec<_>>());
+}
+
+/// The number of rows whose values are not below a limit.
+struct NotBelow(u64);
+
+impl Reducer for NotBelow {
+    type State = u64;
+    type Output = u64;
+
+    fn name(&self) -> Cow<'_, str> {
+        format!("rows not below {}", self.0).into()
+    }
+    fn identity(&self) -> u64 {
+        0
+    }
+    fn row(&self, _key: &[u8], value: &[u8]) -> Result<u64, ReduceError> {
+        Ok(u64::from(u64::from(value[0]) >= self.0))
+    }
+    fn combine(&self, left: u64, right: u64) -> Result<u64, ReduceError> {
+        Ok(left + right)
+    }
+    fn encode(&self, state: &u64, bytes: &mut Vec<u8>) {
+        bytes.extend(state.to_be_bytes());
+    }
+    fn decode(&self, bytes: &[u8]) -> Result<u64, ReduceError> {
+        Ok(u64::from_be_bytes(bytes.try_into()?))
+    }
+    fn output(&self, state: u64) -> u64 {
+        state
+    }
+}
+
+/// Reducers of any number of names, as those with a parameter have: the states of a few are kept.
+#[test]
+fn reducers_of_many_names_stay_within_the_budget() {
+    const ROWS: u64 = 2_000;
+    alone("memory::reducers_of_many_names_stay_within_the_budget", || {
+        let meter = Meter::new(16 * MIB);
+        let db = Config::in_memory().memory(16 * MIB).page_bytes(512).open("").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        (0..ROWS).for_each(|row| keyspace.insert(key(row), [row as u8; 60]).unwrap());
+        for number in 0..20_000 {
+            let lower = if number % 1000 == 0 { 0 } else { ROWS - 2 };
+            let found = keyspace.aggregate(&NotBelow(number), key(lower)..).unwrap();
+            assert_eq!(found, (lower..ROWS).filter(|row| row % 256 >= number).count() as u64, "{number}");
+        }
+        meter.check(&db, "reducers of many names");
+    });
 }
 
 type Workload = fn(&Database);
