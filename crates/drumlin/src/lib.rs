@@ -181,8 +181,9 @@ mod txn;
 
 pub use db::{
     AsyncValueReader, Attempt, Batch, BulkLoad, Config, Database, Field, Gap, Isolation, KeyRange, Keys, Keyspace,
-    KeyspaceInfo, KeyspaceOptions, LoadReport, Max, MemoryPart, Min, Number, Range, Reader, ReduceError, Reducer,
-    RowStream, Salvage, Salvaged, Savepoint, Snapshot, Stats, Sum, Transaction, TxOptions, Value, ValueReader, Values,
+    KeyspaceInfo, KeyspaceOptions, LoadReport, Max, MemoryPart, Min, Number, Range, Reader, Readers, ReduceError,
+    Reducer, RowStream, Salvage, Salvaged, Savepoint, Snapshot, Stats, Sum, Transaction, TxOptions, Value, ValueReader,
+    Values,
 };
 pub use error::{Error, LockHolder, Recourse, Result};
 pub use format::Timestamp;

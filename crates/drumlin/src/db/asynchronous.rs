@@ -17,7 +17,7 @@ use std::sync::Arc;
 use futures_io::AsyncRead;
 
 use super::bounds::{self, KeyRange};
-use super::range::{Keys, Steps, Values, step};
+use super::range::{Keys, Readers, Steps, Values, step};
 use super::reader::Reader;
 use super::reducer::Reducer;
 use super::{
@@ -489,6 +489,18 @@ impl Values {
     /// Like [`Range::next_back_async`].
     pub async fn next_back_async(&mut self) -> Option<Result<Value>> {
         step(self, Direction::Backward).await
+    }
+}
+
+impl Readers {
+    /// Like [`Range::next_async`].
+    pub async fn next_async(&mut self) -> Option<Result<(Value, AsyncValueReader)>> {
+        Some(step(self, Direction::Forward).await?.map(|(key, value)| (key, AsyncValueReader::new(value))))
+    }
+
+    /// Like [`Range::next_back_async`].
+    pub async fn next_back_async(&mut self) -> Option<Result<(Value, AsyncValueReader)>> {
+        Some(step(self, Direction::Backward).await?.map(|(key, value)| (key, AsyncValueReader::new(value))))
     }
 }
 

@@ -41,7 +41,7 @@ pub use bounds::KeyRange;
 pub use bulk_load::{BulkLoad, LoadReport};
 pub use config::Config;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
-pub use range::{Keys, Range, Salvage, Values};
+pub use range::{Keys, Range, Readers, Salvage, Values};
 pub use reader::Reader;
 pub use reducer::{Field, Max, Min, Number, ReduceError, Reducer, Sum};
 pub use salvage::{Gap, Salvaged};

@@ -13,6 +13,7 @@ use super::leaf_copy::{Copied, CopiedRows, Copier, Fetched, Want};
 use super::salvage::{Gap, Salvaged};
 use super::shortage::Shortage;
 use super::value::Value;
+use super::value_reader::{Content, ValueReader};
 use crate::error::{Error, QuotedKey, Result};
 use crate::memory::{Account, Grant};
 use crate::pool::Stop;
@@ -195,6 +196,24 @@ impl Range {
     /// ```
     pub fn values(self) -> Values {
         Values(self)
+    }
+
+    /// The rows of the range, their values as streams: a step reads nothing of a value that is not in its leaf, so rows
+    /// of any size pass through little memory. Like the range otherwise.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let films = db.keyspace("films")?;
+    /// films.insert("film", vec![7; 300_000])?;
+    /// for row in films.iter().readers() {
+    ///     let (_, mut value) = row?;
+    ///     assert_eq!(value.len(), 300_000);
+    ///     std::io::copy(&mut value, &mut std::io::sink())?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn readers(self) -> Readers {
+        Readers(self)
     }
 
     /// The rows of the range that can be read, and the gaps between them. Like the range otherwise, but forwards only.
@@ -626,6 +645,29 @@ impl Scan {
         Some(self.ended_by(key))
     }
 
+    /// Hands out the next row, which is there, with its value as a stream.
+    fn take_reader(&mut self, direction: Direction) -> (Value, ValueReader) {
+        let rows = self.side(direction);
+        let key = rows.key(direction);
+        let content = match rows.value(direction) {
+            Fetched::Inline(span) => Content::Copied(rows.part(span)),
+            Fetched::Large(reference) => Content::Placed(reference),
+            Fetched::Own(own) => Content::Own(own),
+        };
+        self.side_mut(direction).pass(direction);
+        (key, ValueReader::new(&self.handle, &self.tree, Arc::clone(&self.snapshot), content))
+    }
+
+    async fn next_reader_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+    ) -> Option<Result<(Value, ValueReader)>> {
+        let row = self.fetch(mode, direction).await;
+        let row = row.map(|is_there| is_there.then(|| self.take_reader(direction))).transpose()?;
+        Some(self.ended_by(row))
+    }
+
     /// The result of a step; an error ends the scan, from both ends.
     fn ended_by<T>(&mut self, result: Result<T>) -> Result<T> {
         if result.is_err() {
@@ -791,6 +833,64 @@ impl DoubleEndedIterator for Values {
 impl std::fmt::Debug for Values {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Values of {:?}", self.0)
+    }
+}
+
+/// The rows of a range, their values as streams: an iterator from both ends. Made by [`Range::readers`]; otherwise like
+/// [`Range`].
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let k = db.keyspace("k")?;
+/// k.insert("a", "1")?;
+/// let rows: drumlin::Readers = k.iter().readers();
+/// for row in rows {
+///     assert_eq!(std::io::read_to_string(row?.1)?, "1");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Readers(Range);
+
+impl Steps for Readers {
+    type Item = (Value, ValueReader);
+
+    fn handle(&self) -> Option<Arc<Handle>> {
+        self.0.handle()
+    }
+
+    #[inline]
+    fn at_hand(&mut self, direction: Direction) -> Option<(Value, ValueReader)> {
+        let State::Scanning(scan) = &mut self.0.0 else { return None };
+        (!scan.side(direction).is_empty()).then(|| scan.take_reader(direction))
+    }
+
+    async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, ValueReader)>> {
+        match &mut self.0.0 {
+            State::Scanning(scan) => scan.next_reader_in(mode, direction).await,
+            State::Refused(error) => error.take().map(Err),
+        }
+    }
+}
+
+impl Iterator for Readers {
+    type Item = Result<(Value, ValueReader)>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        step_blocking(self, Direction::Forward)
+    }
+}
+
+impl DoubleEndedIterator for Readers {
+    #[inline]
+    fn next_back(&mut self) -> Option<Self::Item> {
+        step_blocking(self, Direction::Backward)
+    }
+}
+
+impl std::fmt::Debug for Readers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Readers of {:?}", self.0)
     }
 }
 

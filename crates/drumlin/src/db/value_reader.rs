@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::Handle;
+use super::{Handle, Value};
 use crate::error::{Error, Result};
 use crate::format::ChunkNumber;
 use crate::format::node::LargeRef;
@@ -69,6 +69,8 @@ const PIECE_BYTES_MIN: u64 = 1 << 10;
 #[derive(Clone)]
 pub(crate) enum Content {
     Bytes(Arc<(Vec<u8>, Grant)>),
+    /// Among the rows that a scan copied.
+    Copied(Value),
     Placed(LargeRef),
     /// Put by the reading transaction, and readable whatever became of it since.
     Own(Arc<LargeValue>),
@@ -106,6 +108,7 @@ impl ValueReader {
     pub fn len(&self) -> u64 {
         match &self.content {
             Content::Bytes(bytes) => bytes.0.len() as u64,
+            Content::Copied(bytes) => bytes.len() as u64,
             Content::Placed(reference) => reference.length,
             Content::Own(value) => value.length,
         }
@@ -119,7 +122,7 @@ impl ValueReader {
 
     /// The position from which bytes must be read; `None` if those at the position are in memory.
     fn wanted(&self) -> Option<u64> {
-        let is_there = matches!(self.content, Content::Bytes(_))
+        let is_there = matches!(self.content, Content::Bytes(_) | Content::Copied(_))
             || self.piece.as_ref().is_some_and(|piece| piece.from(self.position).is_some());
         (self.position < self.len() && !is_there).then_some(self.position)
     }
@@ -138,7 +141,7 @@ impl ValueReader {
             Content::Placed(reference) if reference.chunk_count == 1 => (reference.length, reference.length),
             Content::Placed(reference) => (payload, reference.length),
             Content::Own(value) => (payload, value.length),
-            Content::Bytes(_) => unreachable!("they are there already"),
+            Content::Bytes(_) | Content::Copied(_) => unreachable!("they are there already"),
         };
         let (number, skipped) = (ChunkNumber((start / chunk_bytes) as u32), start % chunk_bytes);
         let rest = (chunk_bytes - skipped).min(length - start);
@@ -153,7 +156,7 @@ impl ValueReader {
                 store.read_chunk(mode, tree, reference, number, snapshot, part, Vec::new()).await?
             }
             Content::Own(value) => store.read_own_chunk(mode, tree, value, number, snapshot, part, Vec::new()).await?,
-            Content::Bytes(_) => unreachable!("looked at above"),
+            Content::Bytes(_) | Content::Copied(_) => unreachable!("looked at above"),
         };
         Ok(Piece { start, bytes, _memory: memory })
     }
@@ -165,6 +168,7 @@ impl ValueReader {
         }
         let available = match &self.content {
             Content::Bytes(bytes) => Some(&bytes.0[self.position as usize..]),
+            Content::Copied(bytes) => Some(&bytes[self.position as usize..]),
             _ => self.piece.as_ref().and_then(|piece| piece.from(self.position)),
         };
         let Some(available) = available else {

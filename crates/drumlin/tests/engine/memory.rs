@@ -442,6 +442,45 @@ fn streams_of_values_stay_within_the_budget() {
     });
 }
 
+/// A scan of values as streams reads none of them by itself: rows of 32 MiB pass through a budget of 8 MiB, forwards
+/// and backwards, as do short rows among them and those that a transaction wrote.
+#[test]
+fn rows_of_any_size_stay_within_the_budget() {
+    const VALUE_BYTES: usize = 32 << 20;
+    alone("memory::rows_of_any_size_stay_within_the_budget", || {
+        let folder = Folder::new();
+        let meter = Meter::new(8 * MIB);
+        let db = Config::new().memory(8 * MIB).open(folder.path()).unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        (0..2).for_each(|number| {
+            keyspace.insert_from(key(number), Source { left: VALUE_BYTES, random: Random(number) }).unwrap();
+        });
+        keyspace.insert(key(2), b"short").unwrap();
+        let mut tx = db.begin().unwrap();
+        tx.insert_from(&keyspace, key(3), Source { left: VALUE_BYTES, random: Random(3) }).unwrap();
+        let row = |step: Option<Result<(drumlin::Value, drumlin::ValueReader), Error>>, number: u64| {
+            let (found, mut value) = step.unwrap().unwrap();
+            assert_eq!(found, key(number));
+            if number == 2 {
+                return assert_eq!(std::io::read_to_string(value).unwrap(), "short");
+            }
+            assert_eq!(value.len(), VALUE_BYTES as u64);
+            let mut piece = [0; 1000];
+            std::io::Read::read_exact(&mut value, &mut piece).unwrap();
+            assert!(piece[..] == Random(number).bytes(1000), "row {number}");
+        };
+        let mut rows = tx.iter(&keyspace).readers();
+        row(rows.next_back(), 3);
+        (0..3).for_each(|number| row(rows.next(), number));
+        assert!(rows.next().is_none() && rows.next_back().is_none());
+        drop(tx);
+        let mut rows = keyspace.iter().readers();
+        (0..3).rev().for_each(|number| row(rows.next_back(), number));
+        assert!(rows.next_back().is_none());
+        meter.check(&db, "rows as streams");
+    });
+}
+
 /// Open scans of transactions that have written much: they look at what their transaction wrote, and have no copies of
 /// it. Scans of rows on disk keep a leaf each, or less.
 #[test]
