@@ -48,6 +48,7 @@ impl Stats {
             "commits": stats.commits,
             "log_bytes": stats.log_bytes,
             "log_bytes_written": stats.log_bytes_written,
+            "log_write_bytes": stats.log_write_bytes,
             "log_syncs": stats.log_syncs,
             "data_file_bytes": stats.data_file_bytes,
             "live_bytes": stats.live_bytes,

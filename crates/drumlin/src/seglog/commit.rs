@@ -20,8 +20,8 @@ use super::stream::{Batch, Tail, Ticket};
 use super::wait::{self, Waiter};
 use super::{Reservation, Shared};
 use crate::error::{Error, Result};
-use crate::format::Timestamp;
 use crate::format::log::record_bytes;
+use crate::format::{BLOCK_BYTES, Timestamp};
 
 /// A reservation that was not available at once: a place in the stream's queue until it is dropped.
 struct ReservationTicket<'a> {
@@ -229,7 +229,9 @@ impl Shared {
             }
             let piece_end = end.min(segment.end());
             let bytes = (position - batch.base) as usize..(piece_end - batch.base) as usize;
+            assert!(bytes.len().is_multiple_of(BLOCK_BYTES), "a part of a block is written: {bytes:?}");
             self.sync_count.fetch_add(1, Ordering::Relaxed);
+            self.write_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             let written = segment.file.write_at(&batch.buffer[bytes], segment.offset(position), self.persist());
             written.map_err(|error| format!("writing {} failed: {error}", segment.path().display()))?;
             position = piece_end;

@@ -303,6 +303,8 @@ struct Shared {
     checkpoint: AtomicU64,
     failure: OnceLock<Arc<str>>,
     sync_count: AtomicU64,
+    /// Bytes that its files were given: blocks of records, headers, zeros.
+    write_bytes: AtomicU64,
     /// Tasks that wait for a timestamp. Their count is checked whenever the horizon moves.
     tasks: Mutex<Vec<(Timestamp, Waker)>>,
     tasks_count: AtomicUsize,
@@ -468,6 +470,7 @@ impl Log {
             checkpoint: AtomicU64::new(checkpoint.0),
             failure: OnceLock::new(),
             sync_count: AtomicU64::new(0),
+            write_bytes: AtomicU64::new(0),
             tasks: Mutex::new(Vec::new()),
             tasks_count: AtomicUsize::new(0),
             signal: Signal::default(),
@@ -665,6 +668,13 @@ impl Log {
     /// Durable writes of records so far.
     pub(crate) fn sync_count(&self) -> u64 {
         self.shared.sync_count.load(Ordering::Relaxed)
+    }
+
+    /// Bytes written to the log's files so far, in whole blocks: records with their padding, headers, zeros.
+    pub(crate) fn write_bytes(&self) -> u64 {
+        let bytes = self.shared.write_bytes.load(Ordering::Relaxed);
+        assert!(bytes.is_multiple_of(BLOCK_BYTES as u64), "{bytes} bytes are no whole blocks");
+        bytes
     }
 
     /// Why the log failed, if it has.

@@ -211,9 +211,11 @@ impl Shared {
         assert!(start < segment.end(), "{segment:?} is filled, and filled again");
         let end = segment.end().min(start + FILL_BYTES);
         segment::write_zeros(&segment.file, segment.offset(start), segment.offset(end))?;
+        self.write_bytes.fetch_add(end - start, Ordering::Relaxed);
         segment.file.sync_data()?;
         if end == segment.end() {
             segment.set_filled(self.persist())?;
+            self.write_bytes.fetch_add(BLOCK, Ordering::Relaxed);
         }
         let mut tail = stream.tail.lock();
         let window = tail.windows.back_mut().expect("a window is being filled");
@@ -310,6 +312,7 @@ impl Shared {
             file.sync_data()?;
         }
         segment::write_header(&file, &header, self.persist())?;
+        self.write_bytes.fetch_add(BLOCK, Ordering::Relaxed);
         let segment = Segment::new(file, header);
         let ready = segment.start() + segment::written_bytes_min(&header);
         assert!(ready == segment.end() || !header.filled, "{segment:?} is filled, and ready up to {ready}");
@@ -353,6 +356,7 @@ impl Shared {
         // The length first: a scan believes a header that calls the file filled.
         file.sync_all()?;
         segment::write_header(file, &header, self.persist())?;
+        self.write_bytes.fetch_add(BLOCK + (ready - header.start), Ordering::Relaxed);
         self.folder.sync()?;
         Ok((Segment::new(Arc::clone(file), header), ready))
     }

@@ -47,7 +47,7 @@ pub struct Stats {
     pub is_warming: bool,
     pub device_reads: u64,
     pub device_read_bytes: u64,
-    /// Writes of the data file; the log's are `log_syncs`.
+    /// Writes of the data file; the log's are `log_syncs`, with `log_write_bytes`.
     pub device_writes: u64,
     pub device_write_bytes: u64,
 
@@ -56,6 +56,9 @@ pub struct Stats {
     pub log_bytes: u64,
     /// Bytes of records appended.
     pub log_bytes_written: u64,
+    /// Bytes written to the log's files, in whole blocks: records with their padding, headers, and the zeros that
+    /// prepare a file.
+    pub log_write_bytes: u64,
     pub log_syncs: u64,
 
     pub data_file_bytes: u64,
@@ -178,6 +181,7 @@ impl Store {
             commits: engine.commit_count(),
             log_bytes: engine.log().live_bytes(),
             log_bytes_written: engine.log_bytes_written(),
+            log_write_bytes: engine.log().write_bytes(),
             log_syncs: engine.log().sync_count(),
             data_file_bytes: space.file().len().unwrap_or(0),
             live_bytes: usage.live_bytes,

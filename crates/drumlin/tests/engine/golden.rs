@@ -299,6 +299,31 @@ scripts! {
     failure;
 }
 
+/// The statistics count every byte that an open database gives its data file and its log, with padding, headers and
+/// zeros.
+#[test]
+fn statistics_count_all_bytes_written() {
+    let mut machine = Machine::new(Medium::default());
+    for operation in ["open 2", "keyspace k"] {
+        machine.run(operation);
+    }
+    let before = machine.db().stats();
+    let mut written = [0, 0];
+    for operation in ["fill k 0..300 100", "transaction k 300..400 900", "stream k film 600000", "checkpoint"] {
+        machine.act(&operation.split(' ').collect::<Vec<_>>()).unwrap();
+        for event in machine.faulty.take_events() {
+            if let Event::Write { file, bytes, .. } = event {
+                written[usize::from(file.ends_with(".seg"))] += bytes;
+            }
+        }
+    }
+    let after = machine.db().stats();
+    let counted =
+        [after.device_write_bytes - before.device_write_bytes, after.log_write_bytes - before.log_write_bytes];
+    assert_eq!(counted, written);
+    assert!(written[1] > 300 * 4096, "{written:?}");
+}
+
 /// Each script has its test.
 #[test]
 fn no_script_is_forgotten() {

@@ -153,7 +153,7 @@ fn measure_threads<W: Send>(
 
 /// To data file and log.
 fn written_bytes(stats: &Stats) -> u64 {
-    stats.device_write_bytes + stats.log_bytes_written
+    stats.device_write_bytes + stats.log_write_bytes
 }
 
 /// One clock reading a call: where one ends, the next begins.
