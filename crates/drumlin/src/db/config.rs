@@ -244,11 +244,8 @@ impl Config {
     /// requests wait for the device. Has no effect on a database that is opened for
     /// [reading only](Config::read_only). [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts the pages.
     ///
-    /// The row counts that [`Keyspace::count`](crate::Keyspace::count) keeps are taken up too, by readers as well. They
-    /// are written beside each checkpoint to the file `counts-0` or `counts-1`, about 8 bytes for each page, and not
-    /// synced either; an opening that begins with another checkpoint does not use them.
-    ///
-    /// With `false` none of these files is read or written.
+    /// With `false` the file is neither read nor written. The row counts that
+    /// [`Keyspace::count`](crate::Keyspace::count) keeps are taken up in either case.
     ///
     /// ```
     /// use drumlin::Config;

@@ -24,8 +24,7 @@
 //!
 //! - *A database that opens without writing* begins with the same superblock, and so with the same file. Closing it
 //!   may write the file again: if no commit followed the checkpoint, and no page has changed its fences since.
-//! - *An opening with warm start switched off*, or by a program that knows nothing of these files, makes checkpoints
-//!   that have another identity, or none.
+//! - *An opening by a program that knows nothing of these files* makes checkpoints that have another identity, or none.
 //! - *Bulk loads and drops above the checkpoint* are replayed: attaching and dropping end the counts of the keyspace.
 //! - *Numbers of keyspaces* are those of the checkpoint's catalogue, and are not given out again.
 //! - *Page numbers* may be given out again by what is replayed: a page that is made begins with an entry of its own.

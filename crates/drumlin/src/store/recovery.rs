@@ -246,7 +246,7 @@ impl<'o> LogScanned<'o> {
             let pages = engine.space.page_space(entry.id).expect("made while loading");
             keyspaces.add(&engine, pages, Timestamp(0));
         }
-        if opener.settings.warm_start && !opener.settings.salvage && !opener.settings.in_memory {
+        if !opener.settings.salvage && !opener.settings.in_memory {
             restore_counts(&opener.folder, &page_tables.superblock, &keyspaces, last, &engine.budget);
         }
         Ok(EngineBuilt(Recovering {
@@ -421,10 +421,10 @@ impl Replayed<'_> {
                 Log::create(&opener.backend, folder, options, recovering.incarnation, hooks)?
             }
         };
-        let is_warm = opener.settings.warm_start && !opener.settings.read_only && !opener.settings.in_memory;
+        let has_files = !opener.settings.read_only && !opener.settings.in_memory;
         let database = page_tables.superblock.database;
-        let warm_start = WarmStart::new(is_warm, Arc::clone(&opener.folder), database);
-        let counts_files = CountsFiles::new(is_warm, Arc::clone(&opener.folder), database);
+        let warm_start = WarmStart::new(has_files && opener.settings.warm_start, Arc::clone(&opener.folder), database);
+        let counts_files = CountsFiles::new(has_files, Arc::clone(&opener.folder), database);
         let duration = opener.backend.now() - began;
         Ok(Store {
             path: opener.path().to_path_buf(),

@@ -121,13 +121,32 @@ fn the_first_count_after_closing_reads_no_leaves() {
     db.close().unwrap();
     let again = files(&folder.path()).map(|file| fs::metadata(file).unwrap().modified().unwrap());
     assert_eq!(again, written, "nothing was counted that was not known");
-    // A reader takes them up too, and one without warm start does not.
+    // A reader takes them up too, and so does an opening without warm start.
     let (db, reads) = first_count(&config().read_only(true), &folder.path(), model.len() as u64);
     db.close().unwrap();
     assert!(reads < 10, "{reads} reads");
     let (db, reads) = first_count(&config().warm_start(false), &folder.path(), model.len() as u64);
     db.close().unwrap();
+    assert!(reads < 10, "{reads} reads");
+}
+
+/// An opening without warm start keeps what it counted, and the counts that it found across its changes.
+#[test]
+fn counts_are_kept_without_warm_start() {
+    let folder = Folder::new();
+    let config = || config().warm_start(false);
+    let db = config().open(folder.path()).unwrap();
+    let mut model = fill(&db, 20_000);
+    db.close().unwrap();
+    let (db, reads) = first_count(&config(), &folder.path(), model.len() as u64);
     assert!(reads > 300, "{reads} reads");
+    db.close().unwrap();
+    let (db, reads) = first_count(&config(), &folder.path(), model.len() as u64);
+    assert!(reads < 10, "{reads} reads");
+    change(&db.keyspace("k").unwrap(), &mut model, &mut Random(1), 10);
+    db.close().unwrap();
+    let (_, reads) = first_count(&config(), &folder.path(), model.len() as u64);
+    assert!(reads < 100, "{reads} reads");
 }
 
 /// After a kill with commits behind the checkpoint, which split and merge leaves, the replayed log has added to the
