@@ -470,6 +470,10 @@ impl Opener<'_> {
 
     pub(super) fn read_superblocks(&self, file: &FileRef) -> Result<superblocks::Found> {
         superblocks::read(file).map_err(|error| match error {
+            Error::NotADatabase { .. } if self.read_probe().is_some() => {
+                let reason = "neither is there, and the other files of the folder are a database's";
+                Error::corrupted(file.path(), "both superblocks", reason)
+            }
             Error::NotADatabase { why, .. } => Error::NotADatabase { path: self.path().to_path_buf(), why },
             Error::NewerFormat { found, supported, .. } => {
                 Error::NewerFormat { path: self.path().to_path_buf(), found, supported }
