@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
+use crate::call::Call;
 use crate::commands::{
     bench, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index, keyspaces, lab, load,
     man, put, rm, scan, stats, tour,
@@ -84,23 +85,32 @@ const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
 
 /// Ends a run whose command line asks for help, or makes no sense.
 pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
+    let call = Call::unknown();
     if !error.use_stderr() {
         let printed =
             if stdout_is_open { error.print().map_err(|error| Failure::stdout(&error)) } else { Err(closed()) };
-        return printed.map_or_else(|failure| failure.report(), |()| ExitCode::SUCCESS);
+        return printed.map_or_else(|failure| failure.report(&call), |()| ExitCode::SUCCESS);
     }
     if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
         && let Some((_, hints)) = OTHER_NAMES.iter().find(|(names, _)| names.contains(&word.as_str()))
     {
         let failure = Failure::usage(format!("there is no command '{word}'"));
-        return hints.iter().fold(failure, |failure, hint| failure.hint(*hint)).report();
+        return hints.iter().fold(failure, |failure, hint| failure.hint(*hint)).report(&call);
+    }
+    let text = error.render().to_string();
+    if call.json() {
+        // A paragraph each for the error, for tips, and for how it is typed.
+        let mut paragraphs = text.split("\n\n").map(|lines| lines.split_whitespace().collect::<Vec<_>>().join(" "));
+        let message = paragraphs.next().unwrap_or_default();
+        let failure = Failure::usage(message.trim_start_matches("error: "));
+        return paragraphs.fold(failure, Failure::hint).report(&call);
     }
     let is_harmless = |arg: OsString| matches!(harmless(&arg.to_string_lossy()), Cow::Borrowed(_));
     if std::env::args_os().all(is_harmless) {
         // Nothing is left to do where stderr can't be written either.
         let _ = error.print();
     } else {
-        error.render().to_string().lines().for_each(|line| anstream::eprintln!("{}", harmless(line)));
+        text.lines().for_each(|line| anstream::eprintln!("{}", harmless(line)));
     }
     ExitCode::from(Exit::Usage as u8)
 }

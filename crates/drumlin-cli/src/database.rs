@@ -9,7 +9,7 @@ use drumlin::{Config, Database, Error, Keyspace};
 use crate::failure::{Exit, Failure, Result, plain};
 use crate::terminal::Output;
 use crate::terminal::figures::{parse_size, plural};
-use crate::text::harmless;
+use crate::text::{harmless, shell_word};
 
 /// Which database.
 #[derive(Clone, Debug, Args)]
@@ -66,7 +66,8 @@ impl DatabaseArgs {
         };
         let database = match self.config().salvage(true).open(&self.path) {
             Err(Error::Corrupted { .. }) => {
-                let hint = "nothing can be read without it; `drumlin check` lists all damage. Restore a backup";
+                let hint =
+                    "nothing can be read without it; `drumlin check DATABASE` lists all damage. Restore a backup";
                 return Err(refused.with_hint(hint));
             }
             opened => opened?,
@@ -76,7 +77,8 @@ impl DatabaseArgs {
             output.remark(&harmless(&reason_of(error)));
         }
         if let Some(others) = passed_over.len().checked_sub(NAMED_MAX).filter(|count| *count > 0) {
-            output.remark(&format!("… and {others} more; `drumlin check` lists them"));
+            let check = shell_word(&self.path);
+            output.remark(&format!("… and {others} more; `drumlin check {check}` lists them"));
         }
         let names: Vec<String> =
             database.keyspaces().into_iter().map(|keyspace| harmless(&keyspace.name).into_owned()).collect();
@@ -131,7 +133,7 @@ impl DatabaseArgs {
             return Ok(());
         }
         let message = format!("{} is a file; a database is a folder", self.path.display());
-        Err(Failure::new(Exit::NotOpened, message).hint("DATABASE comes first, then keys or files"))
+        Err(Failure::new(Exit::NotOpened, message).hint("the database comes first, then keys or files"))
     }
 }
 
@@ -161,7 +163,23 @@ fn reason_of(error: &Error) -> String {
 impl KeyspaceArgs {
     /// The keyspace, which must be there.
     pub(crate) fn existing(&self, database: &Database) -> Result<Keyspace> {
-        Ok(database.existing_keyspace(&self.name)?)
+        const NAMED_MAX: usize = 10;
+        match database.existing_keyspace(&self.name) {
+            Err(Error::NoSuchKeyspace { .. }) => {
+                let mut names: Vec<String> = database.keyspaces().into_iter().map(|keyspace| keyspace.name).collect();
+                let others = names.len().saturating_sub(NAMED_MAX);
+                names.truncate(NAMED_MAX);
+                let named = names.join(", ");
+                let failure = |there| Failure::not_found(format!("there is no keyspace {:?}; {there}", self.name));
+                Err(match others {
+                    0 if names.is_empty() => failure("the database has none".to_owned()),
+                    0 => failure(format!("there are: {named}")),
+                    others => failure(format!("there are: {named}, and {others} more"))
+                        .hint("`drumlin keyspaces DATABASE` lists them"),
+                })
+            }
+            opened => Ok(opened?),
+        }
     }
 
     /// The keyspace, created where it is missing.

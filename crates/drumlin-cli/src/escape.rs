@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::path::Path;
 
 /// Bytes in the escaped form.
 #[derive(Clone, Copy, Debug)]
@@ -58,4 +59,14 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
         false => char.to_string(),
     };
     Cow::Owned(text.chars().map(escaped).collect())
+}
+
+/// A path as a shell takes it for one word.
+pub(crate) fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(&byte);
+    match !text.is_empty() && text.bytes().all(is_plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
 }

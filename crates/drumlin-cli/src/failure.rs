@@ -6,8 +6,11 @@ use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
 use drumlin::Error;
+use serde::Serialize;
 
-use crate::escape::harmless;
+use crate::call::Call;
+use crate::escape::{harmless, shell_word};
+use crate::process;
 
 /// The end of `drumlin --help`. `docs/cli.md` repeats it.
 pub(crate) const EXIT_CODES: &str = "\
@@ -25,8 +28,9 @@ Exit codes:
   101  a bug in drumlin itself
   130  interrupted";
 
-/// The exit codes of the process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The exit codes of the process; with `--json`, their names are the kinds of errors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub(crate) enum Exit {
     /// The reader of our output went away: nothing is wrong, nothing is said.
@@ -46,7 +50,8 @@ pub(crate) enum Exit {
 /// The exit code of a bug, as Rust has it.
 const PANICKED: i32 = 101;
 
-/// The reason why a command stops.
+/// The reason why a command stops. In its hints, `DATABASE` stands for the path that was typed; a hint with an option
+/// that the command lacks is left out.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,
@@ -98,6 +103,12 @@ impl Failure {
         self.hint(hint)
     }
 
+    /// The failure of a database on a full disk.
+    fn space_helps(self) -> Failure {
+        self.hint("free space there, or remove rows (`drumlin rm DATABASE`); what was acknowledged is safe")
+            .hint("`drumlin compact DATABASE` gives back the space of removed rows, and of a load that failed")
+    }
+
     /// A file operation of the command itself: "reading", "creating".
     pub(crate) fn file(action: &str, path: &Path, source: &io::Error) -> Failure {
         let message = format!("{action} {}: {}", path.display(), plain(source));
@@ -128,18 +139,42 @@ impl Failure {
         self.exit
     }
 
-    /// Prints the message and its hint, and gives the exit code.
-    pub(crate) fn report(&self) -> ExitCode {
-        if !self.message.is_empty() {
+    /// Prints the message and its hints, and gives the exit code.
+    pub(crate) fn report(&self, call: &Call) -> ExitCode {
+        let code = self.exit as u8;
+        if self.message.is_empty() {
+            return ExitCode::from(code);
+        }
+        let hints = self.hints_for(call);
+        if call.json() {
+            let report = Report { error: &self.message, kind: self.exit, exit_code: code, hints };
+            anstream::eprintln!("{}", serde_json::to_string(&report).expect("text and numbers"));
+        } else {
             let error = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
             let dim = Style::new().dimmed();
             anstream::eprintln!("{error}error:{error:#} {}", harmless(&self.message));
-            for hint in &self.hints {
-                anstream::eprintln!("{dim} hint:{dim:#} {}", harmless(hint));
+            for hint in hints {
+                anstream::eprintln!("{dim} hint:{dim:#} {}", harmless(&hint));
             }
         }
-        ExitCode::from(self.exit as u8)
+        ExitCode::from(code)
     }
+
+    /// The hints as they can be followed.
+    fn hints_for(&self, call: &Call) -> Vec<String> {
+        let path = call.database().map_or_else(|| "DATABASE".to_owned(), shell_word);
+        let fitting = self.hints.iter().filter(|hint| call.has_options_of(hint));
+        fitting.map(|hint| hint.replace("DATABASE", &path)).collect()
+    }
+}
+
+/// A failure as JSON.
+#[derive(Serialize)]
+struct Report<'a> {
+    error: &'a str,
+    kind: Exit,
+    exit_code: u8,
+    hints: Vec<String>,
 }
 
 /// A panic is a bug, and ends the whole process: other threads might wait for the one that is gone, and a database
@@ -173,7 +208,10 @@ fn without_remedy(error: &Error) -> String {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         match &error {
-            Error::Io { action, path, source } => Failure::file(action, path, source),
+            Error::Io { action, path, source } => {
+                let failure = Failure::file(action, path, source);
+                if failure.exit == Exit::DiskFull { failure.space_helps() } else { failure }
+            }
             Error::NotFound { path } => Failure::no_database(path),
             Error::NotADatabase { path, why } => {
                 Failure::new(Exit::NotOpened, format!("{} is not a Drumlin database: {why}", path.display()))
@@ -189,30 +227,33 @@ impl From<Error> for Failure {
                 format!("{} has format {found}; this version reads format {supported}", path.display()),
             )
             .hint("dump it with the drumlin that wrote it, and load the dump with this one"),
-            Error::Locked { path, pid: 0, .. } => {
-                Failure::new(Exit::InUse, format!("{} is in use by another process", path.display()))
-                    .hint("close it there, or end that process")
-            }
             Error::Locked { path, pid, .. } => {
-                Failure::new(Exit::InUse, format!("{} is in use by process {pid}", path.display()))
-                    .hint(format!("close it there, or end it: kill {pid}"))
+                let pid = if *pid == 0 { process::user_of(&path.join("data")) } else { Some(*pid) };
+                let (user, end) = match pid {
+                    Some(pid) => (process::described(pid), format!("it: kill {pid}")),
+                    None => ("another process".to_owned(), "that process".to_owned()),
+                };
+                Failure::new(Exit::InUse, format!("{} is in use by {user}", path.display()))
+                    .hint(format!("close it there, or end {end}"))
             }
             Error::Corrupted { path, what, reason } => {
                 Failure::new(Exit::Corrupted, format!("damaged: {what} in {}: {reason}", path.display()))
-                    .hint("run `drumlin check` to list all damage and what is lost")
+                    .hint("`drumlin check DATABASE` lists all damage and what is lost")
             }
             Error::DiskFull { path, needed_bytes } => Failure::new(
                 Exit::DiskFull,
                 format!("the disk is full: {needed_bytes} more bytes are needed in {}", path.display()),
             )
-            .hint("free space there, or `drumlin rm` rows and `drumlin compact`; what was acknowledged is safe"),
+            .space_helps(),
             Error::TransactionTooLarge { what, row_count, bytes, limit_bytes, .. } => Failure::other(format!(
                 "transaction too large: {what} take {bytes} bytes for {row_count} rows, and may take {limit_bytes}"
             ))
-            .hint("use a smaller --batch, or a larger --memory"),
+            .hint("use a smaller --batch")
+            .hint("use a larger --memory"),
             Error::MemoryInUse { what, limit_bytes } => {
                 Failure::other(format!("{what} take all {limit_bytes} bytes of their part of the memory"))
-                    .hint("run the command again, or with a larger --memory")
+                    .hint("run the command again")
+                    .hint("use a larger --memory")
             }
             Error::OutcomeUnknown { reason } => Failure::new(
                 Exit::NoCommits,
@@ -236,7 +277,7 @@ impl From<Error> for Failure {
             ))
             .hint(format!("--memory {}MiB", minimum_bytes.div_ceil(1 << 20))),
             Error::NoSuchKeyspace { .. } => {
-                Failure::not_found(without_remedy(&error)).hint("`drumlin keyspaces` lists them")
+                Failure::not_found(without_remedy(&error)).hint("`drumlin keyspaces DATABASE` lists them")
             }
             Error::KeyTooLong { .. } => Failure::bad_input(without_remedy(&error)),
             Error::Conflict { reason } => Failure::other(format!("conflict: {reason}")).hint("run the command again"),

@@ -6,6 +6,7 @@
 //! - `failure` maps every error to one line, a hint and a stable exit code.
 
 mod args;
+mod call;
 mod commands;
 mod database;
 mod escape;
@@ -24,19 +25,23 @@ mod unfinished;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::Cli;
+use crate::call::Call;
 
 /// The program; `stdout_is_open` as it was when the process began.
 pub fn main(stdout_is_open: bool) -> ExitCode {
     failure::end_on_panic();
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let mut program = Cli::command();
+    let matches = program.try_get_matches_from_mut(std::env::args_os());
+    let parsed = matches.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Call::of(&program, &matches))));
+    let (cli, call) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return args::end(&error, stdout_is_open),
     };
     match commands::run(cli, stdout_is_open) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => failure.report(&call),
     }
 }

@@ -1,6 +1,7 @@
 //! The operating system's figures of a process: memory, time, processors.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -28,6 +29,26 @@ pub(crate) fn resident_bytes_max_of(process: &str) -> Option<u64> {
 /// the process stays, which is never too small.
 pub(crate) fn reset_resident_bytes_max() {
     let _ = fs::write("/proc/self/clear_refs", "5");
+}
+
+/// Another process that has this file open, as far as the system tells of others' processes.
+pub(crate) fn user_of(file: &Path) -> Option<u32> {
+    let file = fs::canonicalize(file).ok()?;
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let has_open = |pid: &u32| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|target| target == file)
+    };
+    pids.find(|pid| *pid != std::process::id() && has_open(pid))
+}
+
+/// A process as a person knows it: `process 4711 (drumlin)`.
+pub(crate) fn described(pid: u32) -> String {
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("process {pid} ({})", name.trim_end()),
+        Err(_) => format!("process {pid}"),
+    }
 }
 
 /// Processors this process may use.

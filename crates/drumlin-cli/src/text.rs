@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-pub(crate) use crate::escape::{Escaped, harmless};
+pub(crate) use crate::escape::{Escaped, harmless, shell_word};
 use crate::failure::{Failure, Result};
 
 /// Bytes as hexadecimal digits.

@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use crate::database::DatabaseArgs;
 use crate::failure::{Exit, Failure, Result};
 use crate::terminal::{Output, Progress, figures, style};
-use crate::text::{Escaped, JsonBytes, harmless};
+use crate::text::{Escaped, JsonBytes, harmless, shell_word};
 
 /// Read and verify every page, table and log record
 ///
@@ -91,7 +91,7 @@ impl Check {
         let start = Instant::now();
         let bar = OnceCell::new();
         let progress = |progress: CheckProgress| {
-            let bar = bar.get_or_init(|| Progress::items(output, "checking", progress.pages_total));
+            let bar = bar.get_or_init(|| Progress::items(output, "pages checked", progress.pages_total));
             bar.set_total(progress.pages_total);
             bar.set(progress.pages_done);
         };
@@ -165,9 +165,9 @@ impl Report {
         if let Some(keys) = self.corruption.iter().find_map(|corruption| corruption.keys.as_ref())
             && self.opens
         {
-            let (path, keyspace) = (self.path.display().to_string(), Escaped::new(keys.keyspace.as_bytes()));
-            text += "\nto write all rows that can be read:";
-            text += &format!(" drumlin dump {} FILE -k {keyspace} --skip-damage", harmless(&path));
+            let (path, keyspace) = (shell_word(&self.path), Escaped::new(keys.keyspace.as_bytes()));
+            text += "\nto write the rows that the tree still leads to:";
+            text += &format!("\n  drumlin dump {} FILE -k {keyspace} --skip-damage", harmless(&path));
         }
         let hidden_count = self.corruption.len().saturating_sub(DAMAGE_SHOWN_MAX) as u64 + self.unlisted;
         if hidden_count > 0 {
@@ -185,19 +185,27 @@ impl Report {
     /// The remains of a database that does not open, and what can be done.
     fn remains(&self) -> String {
         let mut text = format!(
-            "\nreadable: {} in sound leaves of {}",
+            "\nsound: {} in leaves of {}",
             figures::plural(self.rows, "row"),
             figures::plural(self.keyspaces, "keyspace")
         );
         if self.last > 0 {
             text += &format!(
-                "; the checkpoint ends with commit {}, and the log has {} behind it, up to commit {}",
-                self.checkpoint,
+                "; the checkpoint ends with commit {}, and the log has\n  {} after it, up to commit {}",
+                figures::count(self.checkpoint),
                 figures::plural(self.log_records, "sound record"),
-                self.last
+                figures::count(self.last)
             );
         }
-        text + "\nNothing was written. Put back the files that are missing or were cut short, if there are copies of this very \
-                state;\notherwise restore the database from a backup, and keep this folder until that is done."
+        text += "\nNothing was written. Put back the files that are missing or were cut short, if there";
+        text += "\nare copies of this very state; otherwise restore the database from a backup, and";
+        text += "\nkeep this folder until that is done.";
+        if self.rows > 0 {
+            let path = shell_word(&self.path);
+            text += "\nOf the rows of the newest checkpoint, those that the tree still leads to, which may be";
+            text += "\nfar fewer than are sound, are written by (for each keyspace, with -k)";
+            text += &format!("\n  drumlin dump {} FILE --skip-damage", harmless(&path));
+        }
+        text
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::database::DatabaseArgs;
 use crate::failure::Result;
 use crate::terminal::{Output, Progress, figures};
-use crate::text::harmless;
+use crate::text::{harmless, shell_word};
 
 /// Give unused space back to the file system
 #[derive(Debug, Args)]
@@ -23,8 +23,8 @@ const UNUSED_BYTES_TOLD: u64 = 64 << 20;
 /// The advice to compact a database, if much of its data file is unused.
 pub(crate) fn advice(file_bytes: u64, unused_bytes: u64, path: &Path) -> Option<String> {
     let is_much = unused_bytes > UNUSED_BYTES_TOLD && unused_bytes > file_bytes / 3;
-    let path = path.display().to_string();
-    is_much.then(|| format!("{} unused: drumlin compact {}", figures::bytes(unused_bytes), harmless(&path)))
+    let path = harmless(&shell_word(path)).into_owned();
+    is_much.then(|| format!("{} unused: drumlin compact {path}", figures::bytes(unused_bytes)))
 }
 
 #[derive(Serialize)]

@@ -19,7 +19,7 @@ impl Progress {
 
     /// Counts things towards a total.
     pub(crate) fn items(output: Output, what: &'static str, total: u64) -> Progress {
-        Progress::new(output, what, Some(total), "{msg:12} {bar:28.cyan/dim} {human_pos} of {human_len}  {eta}")
+        Progress::new(output, what, Some(total), "{msg:13} {bar:28.cyan/dim} {human_pos} of {human_len}  {eta}")
     }
 
     /// Counts milliseconds of work towards what is planned; [`say`](Progress::say) tells what is being done.

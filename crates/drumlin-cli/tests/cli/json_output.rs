@@ -38,6 +38,27 @@ fn every_command_speaks_json() {
     }
 }
 
+/// With `--json` an error is an object too, the only line on stderr: its message, its kind, the exit code, hints.
+#[test]
+fn errors_are_json() {
+    let bench = Bench::new();
+    bench.ok(&["put", "db", "a", "1"]);
+    let errors: [(&[&str], i32, &str); 5] = [
+        (&["get", "db", "missing"], 3, "not_found"),
+        (&["stats", "nowhere"], 3, "not_found"),
+        (&["load", "db", "missing.csv"], 7, "bad_input"),
+        (&["get", "db"], 2, "usage"),
+        (&["list"], 2, "usage"),
+    ];
+    for (args, code, kind) in errors {
+        let answer = bench.run(&[args, &["--json"]].concat());
+        let lines = parse(&answer.stderr);
+        assert_eq!((answer.code, lines.len()), (Some(code), 1), "{args:?}: {}", answer.stderr);
+        assert_eq!((lines[0]["kind"].as_str(), lines[0]["exit_code"].as_i64()), (Some(kind), Some(code.into())));
+        assert!(!lines[0]["error"].as_str().unwrap().is_empty() && lines[0]["hints"].is_array(), "{lines:?}");
+    }
+}
+
 /// Bytes that are not UTF-8 are told apart from text.
 #[test]
 fn bytes_are_base64() {

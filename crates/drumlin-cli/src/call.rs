@@ -1,0 +1,54 @@
+//! The command at hand, for the report of its failure.
+
+use std::path::{Path, PathBuf};
+
+use clap::{ArgMatches, Command};
+
+/// The command as it was typed, as far as the report of its failure has to know it.
+#[derive(Debug, Default)]
+pub(crate) struct Call {
+    json: bool,
+    database: Option<PathBuf>,
+    /// The long options that the command has; `None` if no command was recognized.
+    options: Option<Vec<String>>,
+}
+
+impl Call {
+    pub(crate) fn of(program: &Command, matches: &ArgMatches) -> Call {
+        let (mut command, mut innermost) = (program, matches);
+        while let Some((name, below)) = innermost.subcommand() {
+            command = command.find_subcommand(name).expect("a command that was recognized is there");
+            innermost = below;
+        }
+        let path = |id| innermost.try_get_one::<PathBuf>(id).ok().flatten().cloned();
+        let options = command.get_arguments().filter_map(|arg| arg.get_long()).map(str::to_owned);
+        Call {
+            json: innermost.get_flag("json"),
+            database: path("database").or_else(|| path("path")),
+            options: Some(options.collect()),
+        }
+    }
+
+    /// The call of a command line that makes no sense.
+    pub(crate) fn unknown() -> Call {
+        Call { json: std::env::args_os().any(|arg| arg == "--json"), ..Call::default() }
+    }
+
+    /// Returns `true` if the failure is wanted as JSON.
+    pub(crate) fn json(&self) -> bool {
+        self.json
+    }
+
+    pub(crate) fn database(&self) -> Option<&Path> {
+        self.database.as_deref()
+    }
+
+    /// Returns `true` if the command has all options that a hint names. Those of another command stand with its name in
+    /// backquotes.
+    pub(crate) fn has_options_of(&self, hint: &str) -> bool {
+        let Some(options) = &self.options else { return true };
+        let own = hint.split('`').step_by(2).flat_map(str::split_whitespace);
+        let mut named = own.filter_map(|word| word.trim_matches(['(', ')', ',', ';', ':']).strip_prefix("--"));
+        named.all(|name| options.iter().any(|option| option == name))
+    }
+}
