@@ -114,9 +114,9 @@ fn rate(number: f64) -> String {
     }
 }
 
-/// `17 B`, `4.10 kB`, `1.39 GB`
+/// `17 bytes`, `4.10 kB`, `1.39 GB`
 pub(crate) fn bytes(number: f64) -> String {
-    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
+    const UNITS: [&str; 6] = ["bytes", "kB", "MB", "GB", "TB", "PB"];
     let mut value = number;
     let mut unit = 0;
     while value >= 999.5 && unit + 1 < UNITS.len() {
@@ -124,7 +124,8 @@ pub(crate) fn bytes(number: f64) -> String {
         unit += 1;
     }
     match unit {
-        0 => format!("{value:.0} B"),
+        0 if value == 1.0 => "1 byte".to_owned(),
+        0 => format!("{value:.0} bytes"),
         _ => format!("{} {}", digits(value), UNITS[unit]),
     }
 }
@@ -179,7 +180,7 @@ mod tests {
             (Form::Rate, 1_250_000.0, "1.25 M"),
             (Form::Rate, 3_210.4, "3,210"),
             (Form::Bytes, 1_390_000_000.0, "1.39 GB"),
-            (Form::Bytes, 17.0, "17 B"),
+            (Form::Bytes, 17.0, "17 bytes"),
             (Form::Bandwidth, 2_450_000_000.0, "2.45 GB/s"),
             (Form::Micros, 38.94, "38.9 us"),
             (Form::Micros, 2_628.0, "2.63 ms"),

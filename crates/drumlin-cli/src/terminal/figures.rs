@@ -37,8 +37,7 @@ pub(crate) fn bytes(number: u64) -> String {
         value /= 1000.0;
         unit += 1;
     }
-    let digits = if value >= 99.95 { 0 } else { usize::from(value < 9.995) + 1 };
-    format!("{value:.digits$} {}", UNITS[unit])
+    format!("{} {}", three_digits(value), UNITS[unit])
 }
 
 /// A memory budget as it was set: in binary units where it is whole in them.
@@ -51,17 +50,21 @@ pub(crate) fn budget(number: u64) -> String {
     bytes(number)
 }
 
-/// `37 us`, `4.20 ms`, `1.53 s`, `2 min 5 s`
+/// `37.0 us`, `4.20 ms`, `1.53 s`, three significant digits; `2 min 5 s` from 100 seconds on.
 pub(crate) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {
-        seconds if seconds < 0.000_999_5 => format!("{:.0} us", seconds * 1e6),
-        seconds if seconds < 0.009_995 => format!("{:.1} ms", seconds * 1e3),
-        seconds if seconds < 0.999_5 => format!("{:.0} ms", seconds * 1e3),
-        seconds if seconds < 9.995 => format!("{seconds:.2} s"),
-        seconds if seconds < 99.95 => format!("{seconds:.1} s"),
+        seconds if seconds < 0.000_999_5 => format!("{} us", three_digits(seconds * 1e6)),
+        seconds if seconds < 0.999_5 => format!("{} ms", three_digits(seconds * 1e3)),
+        seconds if seconds < 99.95 => format!("{} s", three_digits(seconds)),
         _ => format!("{} min {} s", duration.as_secs() / 60, duration.as_secs() % 60),
     }
+}
+
+/// A number below a thousand.
+fn three_digits(number: f64) -> String {
+    let digits = if number >= 99.95 { 0 } else { usize::from(number < 9.995) + 1 };
+    format!("{number:.digits$}")
 }
 
 /// `1 row`, `2 rows`
@@ -147,8 +150,18 @@ mod tests {
     fn counts_and_times() {
         assert_eq!(count(0), "0");
         assert_eq!(count(1_234_567), "1,234,567");
-        assert_eq!(duration(Duration::from_micros(37)), "37 us");
-        assert_eq!(duration(Duration::from_micros(4_200)), "4.2 ms");
+        for (nanos, text) in [
+            (0, "0.00 us"),
+            (1_234, "1.23 us"),
+            (37_000, "37.0 us"),
+            (999_499, "999 us"),
+            (999_500, "1.00 ms"),
+            (4_200_000, "4.20 ms"),
+            (999_500_000, "1.00 s"),
+            (99_940_000_000, "99.9 s"),
+        ] {
+            assert_eq!(duration(Duration::from_nanos(nanos)), text);
+        }
         assert_eq!(duration(Duration::from_secs(125)), "2 min 5 s");
         assert_eq!(budget(64 << 20), "64 MiB");
         assert_eq!(clip("abcdef", 4), "abc…");

@@ -8,10 +8,10 @@ use std::time::Duration;
 use drumlin::{Database, Keyspace, TxOptions};
 
 use super::data::{KEY_BYTES, Random, WriteOrder, key};
-use super::measure::{Measured, TURNS, Task, Turns, Worker, measure, measure_tasks};
+use super::measure::{Measured, Spread, TURNS, Task, Turns, Worker, measure, measure_tasks};
 use super::options::Distribution;
 use super::raw::Writes;
-use super::report::{Limit, Report, Told};
+use super::report::{Limit, NOISE, Report, Told};
 use super::target::Target;
 use crate::commands::load::Durability;
 use crate::failure::Result;
@@ -112,8 +112,13 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
         data_bytes: rows_written * (KEY_BYTES as u64 + target.about.value_size),
         limit: turns.limit().map(|per_second| Limit {
             per_second,
+            spread: Spread::of(turns.raw_per_second.iter().copied()).unwrap_or_default(),
             reached_per_second,
             unit: "durable 4 KiB writes/s by one thread",
+            above_one: match is_async || target.threads() > 1 {
+                true => "commits share the device's writes",
+                false => NOISE,
+            },
         }),
     };
     Ok(Report::new(target, &turns, told))

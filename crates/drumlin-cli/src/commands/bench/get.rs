@@ -10,9 +10,9 @@ use drumlin::{Error, Keyspace};
 
 use super::data::{KEY_BYTES, Random, key};
 use super::load;
-use super::measure::{Measured, TURNS, Task, Turns, Worker, measure, measure_tasks};
+use super::measure::{Measured, Spread, TURNS, Task, Turns, Worker, measure, measure_tasks};
 use super::raw::Reads;
-use super::report::{Limit, Report, Told};
+use super::report::{Limit, NOISE, Report, Told};
 use super::target::Target;
 use crate::failure::Result;
 use crate::process;
@@ -124,7 +124,13 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
         },
         batch: batch as u64,
         data_bytes: target.about.data_bytes(),
-        limit: limit.map(|per_second| Limit { per_second, reached_per_second, unit: "reads/s" }),
+        limit: limit.map(|per_second| Limit {
+            per_second,
+            spread: Spread::of(turns.raw_per_second.iter().copied()).unwrap_or_default(),
+            reached_per_second,
+            unit: "reads/s",
+            above_one: NOISE,
+        }),
     };
     Ok(Report::new(target, &turns, told))
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use drumlin::Stats;
 use futures_util::future::try_join_all;
 use hdrhistogram::Histogram;
+use serde::Serialize;
 
 use crate::failure::Result;
 use crate::{interrupt, process};
@@ -229,6 +230,27 @@ impl Turns {
     pub(super) fn limit(&self) -> Option<f64> {
         median(self.raw_per_second.clone())
     }
+
+    /// The least and the most of all turns.
+    pub(super) fn spread_of(&self, rate: impl Fn(&Measured) -> f64) -> Spread {
+        Spread::of(self.each.iter().map(rate)).unwrap_or_default()
+    }
+}
+
+/// The least and the most of several figures.
+#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
+pub(super) struct Spread {
+    pub(super) min: f64,
+    pub(super) max: f64,
+}
+
+impl Spread {
+    pub(super) fn of(numbers: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        numbers
+            .into_iter()
+            .map(|number| Spread { min: number, max: number })
+            .reduce(|one, other| Spread { min: one.min.min(other.min), max: one.max.max(other.max) })
+    }
 }
 
 #[cfg(test)]
@@ -241,5 +263,13 @@ mod tests {
         assert_eq!(median(vec![]), None);
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    /// The spread has the least and the most of any number of turns.
+    #[test]
+    fn spreads() {
+        assert_eq!(Spread::of([]), None);
+        assert_eq!(Spread::of([3.0]), Some(Spread { min: 3.0, max: 3.0 }));
+        assert_eq!(Spread::of([3.0, 1.0, 2.0]), Some(Spread { min: 1.0, max: 3.0 }));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::measure::Turns;
+use super::measure::{Measured, Spread, Turns};
 use super::target::Target;
 use crate::process;
 use crate::terminal::{figures, style};
@@ -36,6 +36,9 @@ pub(super) struct Report {
     max_us: f64,
     stddev_us: f64,
     device_reads_per_second: f64,
+    /// Of the turns, of which `ops_per_second` and `limit_per_second` are the medians.
+    ops_per_second_spread: Spread,
+    limit_per_second_spread: Option<Spread>,
     keys: u64,
     value_size: u64,
     threads: u64,
@@ -47,7 +50,7 @@ pub(super) struct Report {
     #[serde(skip)]
     call: String,
     #[serde(skip)]
-    limit_text: String,
+    limit: Option<Limit>,
 }
 
 /// Facts that only the bench itself knows.
@@ -62,11 +65,18 @@ pub(super) struct Told {
 }
 
 /// The device that the store is compared with.
+#[derive(Debug)]
 pub(super) struct Limit {
     pub(super) per_second: f64,
+    pub(super) spread: Spread,
     pub(super) reached_per_second: f64,
     pub(super) unit: &'static str,
+    /// The reason for a ratio above one.
+    pub(super) above_one: &'static str,
 }
+
+/// The reason for a ratio above one if the store can be no faster than the raw device.
+pub(super) const NOISE: &str = "noise: the drive's rate changes from turn to turn";
 
 impl Report {
     pub(super) fn new(target: &Target<'_>, turns: &Turns, told: Told) -> Report {
@@ -75,20 +85,9 @@ impl Report {
         let latency = &all.latency_ns;
         let us = |ns: u64| ns as f64 / 1000.0;
         let per_op = |amount: f64| amount / all.ops.max(1) as f64;
-        let limit_text = told.limit.as_ref().map_or_else(
-            || "none applies".to_owned(),
-            |limit| {
-                format!(
-                    "{} raw {}, the store did {}",
-                    figures::rate(limit.per_second),
-                    limit.unit,
-                    figures::rate(limit.reached_per_second)
-                )
-            },
-        );
         Report {
             name: told.name,
-            ops_per_second: turns.median_of(super::measure::Measured::ops_per_second),
+            ops_per_second: turns.median_of(Measured::ops_per_second),
             limit_per_second: told.limit.as_ref().map(|limit| limit.per_second),
             limit_unit: told.limit.as_ref().map(|limit| limit.unit),
             ratio_to_limit: told.limit.as_ref().map(|limit| limit.reached_per_second / limit.per_second.max(1e-9)),
@@ -110,15 +109,23 @@ impl Report {
             mean_us: latency.mean() / 1000.0,
             max_us: us(latency.max()),
             stddev_us: latency.stdev() / 1000.0,
-            device_reads_per_second: turns.median_of(super::measure::Measured::device_reads_per_second),
+            device_reads_per_second: turns.median_of(Measured::device_reads_per_second),
             keys: target.about.keys,
             value_size: target.about.value_size,
             threads: target.threads(),
             batch: told.batch,
             unit: told.unit,
             call: told.call,
-            limit_text,
+            ops_per_second_spread: turns.spread_of(Measured::ops_per_second),
+            limit_per_second_spread: told.limit.as_ref().map(|limit| limit.spread),
+            limit: told.limit,
         }
+    }
+
+    /// The spread of the turns, if there were several.
+    fn turns(&self) -> String {
+        let Spread { min, max } = self.ops_per_second_spread;
+        if min < max { between(self.ops_per_second_spread) } else { String::new() }
     }
 
     pub(super) fn text(&self) -> String {
@@ -132,21 +139,30 @@ impl Report {
             figures::duration(Duration::from_secs_f64(self.seconds))
         )];
         let mut line = |label: &str, text: String| lines.push(format!("  {dim}{label:<9}{dim:#} {text}"));
-        line("rate", format!("{good}{}{good:#} {}/s", figures::rate(self.ops_per_second), self.unit));
-        let ratio = self.ratio_to_limit.map(|ratio| format!(": {bold}{ratio:.2}{bold:#}")).unwrap_or_default();
-        line("limit", format!("{}{ratio}", self.limit_text));
+        let unit = self.unit;
+        line("rate", format!("{good}{}{good:#} {unit}/s{}", figures::rate(self.ops_per_second), self.turns()));
+        match &self.limit {
+            None => line("limit", "none applies".to_owned()),
+            Some(limit) => {
+                line("limit", format!("{} {}{}", figures::rate(limit.per_second), limit.unit, between(limit.spread)));
+                let ratio = limit.reached_per_second / limit.per_second.max(1e-9);
+                let why = if ratio > 1.0 { format!(" (above 1: {})", limit.above_one) } else { String::new() };
+                let reached = figures::rate(limit.reached_per_second);
+                line("ratio", format!("{bold}{ratio:.2}{bold:#}, the store did {reached}{why}"));
+            }
+        }
         line(
             "latency",
             format!(
                 "{}: p50 {}  p99 {}  p99.9 {}  max {}",
                 self.call,
-                microseconds(self.p50_us),
-                microseconds(self.p99_us),
-                microseconds(self.p999_us),
-                microseconds(self.max_us)
+                duration(self.p50_us),
+                duration(self.p99_us),
+                duration(self.p999_us),
+                duration(self.max_us)
             ),
         );
-        line("processor", format!("{} us an operation", figures::rate(self.cpu_us_per_op)));
+        line("processor", format!("{} an operation", duration(self.cpu_us_per_op)));
         line(
             "device",
             format!(
@@ -171,6 +187,11 @@ impl Report {
     }
 }
 
-fn microseconds(us: f64) -> String {
-    if us < 10.0 { format!("{us:.2} us") } else { figures::duration(Duration::from_secs_f64(us / 1e6)) }
+fn duration(us: f64) -> String {
+    figures::duration(Duration::from_secs_f64(us / 1e6))
+}
+
+/// The least and the most of the turns.
+fn between(spread: Spread) -> String {
+    format!(" ({} to {})", figures::rate(spread.min), figures::rate(spread.max))
 }

@@ -10,7 +10,7 @@ use drumlin::Range;
 
 use super::data::key;
 use super::load::{self, share};
-use super::measure::{Measured, Turns, Worker, measure, median};
+use super::measure::{Measured, Spread, Turns, Worker, measure, median};
 use super::raw::Reads;
 use super::report::{Limit, Report, Told};
 use super::target::Target;
@@ -71,7 +71,8 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
         direct.push(reads.sequential_direct(slice)? / row_bytes);
         buffered.push(reads.sequential_buffered(slice)? / row_bytes);
     }
-    let ways = [(median(direct), "rows/s by direct reads"), (median(buffered), "rows/s by buffered reads")];
+    let ways = [(direct, "rows/s by direct reads"), (buffered, "rows/s by buffered reads")];
+    let ways = ways.map(|(rates, unit)| (median(rates.clone()), Spread::of(rates).unwrap_or_default(), unit));
     let faster = ways.into_iter().max_by(|one, other| one.0.partial_cmp(&other.0).expect("rates are numbers"));
     let reached_per_second = turns.median_of(Measured::ops_per_second);
     let told = Told {
@@ -80,7 +81,10 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
         call: format!("{ROWS_PER_STEP} rows"),
         batch: ROWS_PER_STEP,
         data_bytes: target.about.data_bytes(),
-        limit: faster.and_then(|(rate, unit)| rate.map(|per_second| Limit { per_second, reached_per_second, unit })),
+        limit: faster.and_then(|(rate, spread, unit)| {
+            let above_one = "pages are compressed; or noise";
+            rate.map(|per_second| Limit { per_second, spread, reached_per_second, unit, above_one })
+        }),
     };
     Ok(Report::new(target, &turns, told))
 }
