@@ -27,6 +27,14 @@ impl Doctor {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         interrupt::watch_with(drumlin_lab::remove_everything);
         let path = self.path.clone().unwrap_or_else(default_folder);
+        // The codes of the commands that open a database.
+        if !path.exists() {
+            return Err(Failure::not_found(format!("there is no folder {}", path.display())));
+        }
+        if !path.is_dir() {
+            let message = format!("{} is a file; the doctor examines a folder or a database", path.display());
+            return Err(Failure::new(Exit::NotOpened, message));
+        }
         let watcher = Watcher::new(output);
         let length = if self.quick { Length::Quick } else { Length::Full };
         let diagnosis = drumlin_lab::doctor::examine(&path, length, &watcher);

@@ -79,6 +79,10 @@ fn what_may_not_be_written_is_read() {
         assert!(stderr.contains("db can't be written to"), "{args:?}: {stderr}");
     }
     assert_eq!(fs::read(database.join("lock")).unwrap(), lock);
+    let answer = run(&bench, &["doctor", "db", "--quick"]);
+    let stdout = String::from_utf8(answer.stdout).unwrap();
+    assert_ne!(answer.status.code(), Some(9), "{}", String::from_utf8_lossy(&answer.stderr));
+    assert!(stdout.contains("reading only") && stdout.contains("not measured"), "{stdout}");
     release(&database);
 }
 

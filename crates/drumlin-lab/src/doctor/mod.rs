@@ -136,7 +136,7 @@ impl Length {
 /// Examines a folder, or a database and its drive.
 ///
 /// # Errors
-/// If the folder is missing or not writable.
+/// If the folder is missing. One that can't be written to is examined without its drive.
 pub fn examine(path: &Path, length: Length, observer: &dyn Observer) -> io::Result<Diagnosis> {
     let is_database = path.join("data").is_file();
     // A database's folder holds nothing but the database: the drive is measured beside it.
@@ -160,10 +160,21 @@ pub fn examine(path: &Path, length: Length, observer: &dyn Observer) -> io::Resu
         Err(error) if error.kind() == io::ErrorKind::StorageFull => {
             diagnosis.mend(Severity::Wrong, "space", plain(&error), "free some space, or choose another folder");
         }
+        Err(error) if may_not_write(&error) => diagnosis.mend(
+            Severity::Advice,
+            "drive",
+            format!("not measured, as nothing can be written to {}: {}", folder.display(), plain(&error)),
+            "if it should be writable, look for the kernel's reason in dmesg; a system mounts a failing drive read-only",
+        ),
         Err(error) => return Err(error),
     }
     diagnosis.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     Ok(diagnosis)
+}
+
+/// The system does not let the process write.
+fn may_not_write(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
 }
 
 /// A measurement of a load that a worker makes at each call, unless the user ends it.
@@ -520,8 +531,24 @@ fn plausible(machine: &Machine, durable_us: f64, plain_us: Option<f64>) -> (Seve
 fn database(diagnosis: &mut Diagnosis, path: &Path) {
     // Read before the database is opened, which probes again if the drive has changed.
     let stored = std::fs::read_to_string(path.join("probe")).ok().and_then(|text| Probe::decode(&text).ok());
-    let database = match Config::new().create(false).open(path) {
+    let opened = match Config::new().create(false).open(path) {
+        Err(Error::Io { source, .. }) if may_not_write(&source) => {
+            diagnosis.tell(Severity::Advice, "database", format!("opened for reading only: {}", plain(&source)));
+            Config::new().read_only(true).open(path)
+        }
+        opened => opened,
+    };
+    let database = match opened {
         Ok(database) => database,
+        Err(Error::Locked { pid: 0, .. }) => {
+            diagnosis.mend(
+                Severity::Advice,
+                "database",
+                "in use by another process: only its drive is examined",
+                "close it there and run the doctor again",
+            );
+            return;
+        }
         Err(Error::Locked { pid, .. }) => {
             diagnosis.mend(
                 Severity::Advice,
@@ -536,7 +563,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
                 Severity::Wrong,
                 "database",
                 format!("does not open: {error}"),
-                "`drumlin check` says more; restore a backup if it is damaged",
+                format!("`drumlin check {}` says more; restore a backup if it is damaged", path.display()),
             );
             return;
         }
@@ -580,7 +607,11 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
         diagnosis.tell(
             Severity::Fine,
             "pages",
-            format!("{} not read; `drumlin check` verifies them", figures::bytes(stats.data_file_bytes as f64)),
+            format!(
+                "{} not read; `drumlin check {}` verifies them",
+                figures::bytes(stats.data_file_bytes as f64),
+                stats.path.display()
+            ),
         );
         return;
     }
@@ -598,7 +629,7 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
                 figures::plural(report.corruption.len() as u64, "place"),
                 report.corruption[0].reason
             ),
-            "`drumlin check` lists the losses; restore them from a backup",
+            format!("`drumlin check {}` lists the losses; restore them from a backup", stats.path.display()),
         ),
         Err(error) => diagnosis.tell(Severity::Wrong, "pages", format!("could not be verified: {error}")),
     }
