@@ -1,26 +1,26 @@
 //! `drumlin rm`: removes keys, a prefix, a range or a whole keyspace.
 
 use std::ffi::OsString;
-use std::ops::Bound;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 
 use clap::{ArgGroup, Args};
 use drumlin::{Database, Keyspace};
 use serde::Serialize;
 
+use super::compact;
 use super::selection::{KeyRange, Selection};
 use crate::database::{DatabaseArgs, KeyspaceArgs};
-use crate::failure::{Failure, Result};
+use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::terminal::{Output, figures};
 use crate::text::{Escaped, parse_key};
 
-/// Rows removed in one transaction where many are removed.
-const ROWS_PER_TRANSACTION: usize = 1000;
-
 /// Remove keys, a prefix, a range or a whole keyspace
 ///
 /// Named keys go in one transaction: all or none; if one of them is missing, nothing is removed and the exit code is 3.
-/// Prefixes and ranges go in transactions of 1,000 rows.
+/// Prefixes and ranges go in transactions of up to 512 rows. `drumlin compact` gives the space back.
 #[derive(Debug, Args)]
 #[command(override_usage = "drumlin rm [OPTIONS] <DATABASE> [KEY]...")]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["keys", "prefix", "from", "to", "all"]))]
@@ -45,13 +45,15 @@ pub(crate) struct Rm {
 #[derive(Serialize)]
 struct Removed {
     rows: u64,
+    /// Of the data file; `drumlin compact` gives them back.
+    unused_bytes: u64,
 }
 
 impl Rm {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         interrupt::watch();
         let keys: Vec<Vec<u8>> = self.keys.iter().map(|key| parse_key(key, self.hex)).collect::<Result<_>>()?;
-        let range = self.selection.range(self.hex)?;
+        let range = self.selection.range_to_remove(self.hex)?;
         let database = self.database.open()?;
         let keyspace = self.keyspace.existing(&database)?;
         let rows = if self.all {
@@ -59,12 +61,20 @@ impl Rm {
             database.drop_keyspace(&self.keyspace.name)?;
             rows
         } else if self.selection.is_given() {
-            remove_range(&database, &keyspace, range)?
+            remove_range(&keyspace, range)?
         } else {
             remove_keys(&database, &keyspace, &keys)?
         };
+        // Closing makes one anyway.
+        database.checkpoint()?;
+        let stats = database.stats();
         database.close()?;
-        output.print(&Removed { rows }, || format!("removed {}", figures::plural(rows, "row")))
+        let unused_bytes = stats.data_file_bytes.saturating_sub(stats.live_bytes);
+        output.print(&Removed { rows, unused_bytes }, || {
+            let advice = compact::advice(stats.data_file_bytes, unused_bytes, &self.database.path);
+            let removed = format!("removed {}", figures::plural(rows, "row"));
+            [Some(removed), advice].into_iter().flatten().collect::<Vec<_>>().join("\n")
+        })
     }
 }
 
@@ -82,16 +92,14 @@ fn remove_keys(database: &Database, keyspace: &Keyspace, keys: &[Vec<u8>]) -> Re
     Ok(keys.len() as u64)
 }
 
-/// Each transaction has a scan of its own: one scan over all would keep every removed row for its snapshot.
-fn remove_range(database: &Database, keyspace: &Keyspace, (mut from, to): KeyRange) -> Result<u64> {
-    let mut rows = 0;
-    loop {
-        interrupt::check()?;
-        let next = keyspace.range((from, to.clone())).take(ROWS_PER_TRANSACTION);
-        let keys = next.map(|row| Ok(row?.0)).collect::<Result<Vec<_>>>()?;
-        let Some(last) = keys.last() else { return Ok(rows) };
-        from = Bound::Excluded(last.to_vec());
-        database.transact(|transaction| keys.iter().try_for_each(|key| transaction.remove(keyspace, key)))?;
-        rows += keys.len() as u64;
-    }
+/// An interrupt drops the removal where it waits, after some of its transactions.
+fn remove_range(keyspace: &Keyspace, range: KeyRange) -> Result<u64> {
+    let mut removal = pin!(keyspace.remove_range_async(range));
+    pollster::block_on(poll_fn(|context| match interrupt::requested() {
+        true => {
+            let failure = Failure::new(Exit::Interrupted, "interrupted: some of the rows may be removed");
+            Poll::Ready(Err(failure.hint("run the command again to remove the rest")))
+        }
+        false => removal.as_mut().poll(context).map_err(Failure::from),
+    }))
 }

@@ -5,7 +5,7 @@ use std::ops::Bound;
 
 use clap::Args;
 
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::text::parse_key;
 
 /// Rows by their keys.
@@ -29,6 +29,21 @@ impl Selection {
     /// Returns `true` if anything was said.
     pub(crate) fn is_given(&self) -> bool {
         self.prefix.is_some() || self.from.is_some() || self.to.is_some()
+    }
+
+    /// The range of keys that is meant, for a command that removes them: an empty prefix, which may come from a
+    /// variable that is not set, is refused.
+    pub(crate) fn range_to_remove(&self, hex: bool) -> Result<KeyRange> {
+        let range = self.range(hex)?;
+        let begins_with_all = matches!(&range.0, Bound::Included(key) if key.is_empty());
+        match (begins_with_all, &range.1) {
+            (true, Bound::Unbounded) => {
+                let option = if self.prefix.is_some() { "--prefix" } else { "--from" };
+                Err(Failure::usage(format!("an empty {option} means every row; nothing was removed"))
+                    .hint("--all removes the keyspace with all its rows"))
+            }
+            _ => Ok(range),
+        }
     }
 
     /// The range of keys that is meant.

@@ -13,12 +13,17 @@ fn codes_tell_what_happened() {
     assert!(bench.fails(2, &["stats", "db", "--memory", "many"]).contains("64MiB"));
     assert!(bench.fails(3, &["get", "db", "missing"]).contains("no key 'missing'"));
     assert!(bench.fails(3, &["get", "nowhere", "a"]).contains("no database at nowhere"));
-    assert!(bench.fails(3, &["get", "db", "a", "-k", "other"]).contains("no keyspace \"other\""));
+    bench.ok(&["put", "db", "a", "1", "-k", "more"]);
+    let message = bench.fails(3, &["get", "db", "a", "-k", "other"]);
+    assert!(message.contains("no keyspace \"other\"; there are: default, more"), "{message}");
     for missing in
         [&["load", "db", "missing.csv"][..], &["index", "db", "missing"], &["put", "db", "k", "--file", "missing"]]
     {
         assert!(bench.fails(7, missing).contains("reading missing"));
     }
+    bench.write("rows.csv", "k\na\n");
+    assert!(bench.fails(3, &["doctor", "nowhere"]).contains("no folder nowhere"));
+    assert!(bench.fails(8, &["doctor", "rows.csv"]).contains("is a file"));
     assert!(bench.fails(1, &["dump", "db", "missing/rows.csv"]).contains("creating missing/rows.csv"));
     assert!(bench.fails(2, &["load", "db", "."]).contains("is a folder"));
     assert!(bench.fails(3, &["rm", "db", "missing"]).contains("nothing was removed"));
@@ -191,6 +196,48 @@ fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
     let left = String::from_utf8(answer.stdout).unwrap().lines().count();
     assert!(left > 100_000 && left < 200_000, "{left} rows are left");
     assert!(answer.stderr.contains("gap between '"), "{}", answer.stderr);
+}
+
+/// With both superblocks gone, the other files tell that it was a database: it is damaged, not something else.
+#[test]
+fn a_database_without_superblocks_is_damaged() {
+    let bench = Bench::new();
+    bench.ok(&["put", "a b", "a", "1"]);
+    let data = std::fs::File::options().write(true).open(bench.path().join("a b/data")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&data, &[0; 64 << 10], 0).unwrap();
+    let message = bench.fails(4, &["stats", "a b"]);
+    assert!(message.contains("both superblocks") && message.contains("`drumlin check 'a b'`"), "{message}");
+    let answer = bench.run(&["check", "a b"]);
+    let text = String::from_utf8(answer.stdout).unwrap();
+    assert_eq!(answer.code, Some(4), "{text}");
+    assert!(text.contains("both superblocks") && !text.contains("--skip-damage"), "{text}");
+}
+
+/// An empty prefix or start, as of a variable that is not set, removes nothing.
+#[test]
+fn rm_of_everything_has_a_word_of_its_own() {
+    let bench = Bench::new();
+    bench.ok(&["put", "db", "a", "1"]);
+    for range in [&["--prefix", ""][..], &["--from", ""], &["--prefix", "", "--hex"]] {
+        assert!(bench.fails(2, &[&["rm", "db"][..], range].concat()).contains("--all"), "{range:?}");
+    }
+    assert_eq!(bench.ok(&["rm", "db", "--from", "", "--to", "a"]), "removed 0 rows\n");
+    assert_eq!(bench.ok(&["rm", "db", "--all"]), "removed 1 row\n");
+}
+
+/// A hint names no option that the command lacks.
+#[test]
+fn hints_fit_the_command() {
+    let bench = Bench::new();
+    bench.ok(&["put", "db", "a", "1", "--memory", "8MiB"]);
+    let keys: Vec<String> = (0..1800).map(|key| format!("{key:0>900}")).collect();
+    let rows = keys.join("\n");
+    bench.ok_with(&["load", "db", "-", "--format", "csv", "--no-header", "--key", "1"], rows.as_bytes());
+    // One transaction, which little memory does not hold.
+    let args: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let message = bench.fails(1, &[&["rm", "db", "--memory", "8MiB"][..], &args].concat());
+    assert!(message.contains("transaction too large") && message.contains("--memory"), "{message}");
+    assert!(!message.contains("--batch"), "{message}");
 }
 
 fn rows(count: usize) -> String {
