@@ -56,6 +56,18 @@ impl DatabaseArgs {
         }
     }
 
+    /// Opens what is there, for a command that counts rows: for writing if it may, so that what it counted is kept when
+    /// it closes the database. Otherwise returns also the reason why nothing can be kept.
+    pub(crate) fn open_to_count(&self) -> Result<(Database, Option<String>)> {
+        self.check_there()?;
+        let not_kept = match self.config().create(false).open(&self.path) {
+            Err(Error::Locked { .. }) => "another command reads the database".to_owned(),
+            Err(error) if may_not_write(&error) => reason_of(&error),
+            opened => return Ok((opened?, None)),
+        };
+        Ok((self.open_to_read()?, Some(not_kept)))
+    }
+
     /// Opens what is there, to save its rows; one that does not open because it is damaged, without what is damaged.
     /// Returns the number of damages that were passed over, each of which is remarked on.
     pub(crate) fn open_to_salvage(&self, output: Output) -> Result<(Database, usize)> {

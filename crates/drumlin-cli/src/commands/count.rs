@@ -1,17 +1,19 @@
 //! `drumlin count`: how many rows there are.
 
 use clap::Args;
+use drumlin::Database;
 use serde::Serialize;
 
 use super::selection::Selection;
 use crate::database::{DatabaseArgs, KeyspaceArgs};
 use crate::failure::Result;
-use crate::terminal::Output;
+use crate::terminal::{Output, figures};
 
 /// Count rows
 ///
-/// All rows of a keyspace, or those of a prefix or a range. The files of a directory that `index` stored are counted
-/// by -k files --prefix DIRECTORY/; `drumlin du` tells their sizes too.
+/// All rows of a keyspace, or those of a prefix or a range. The first count reads them; its figures are kept if the
+/// database may be written to, so that later ones read next to nothing. The files of a directory that `index` stored
+/// are counted by -k files --prefix DIRECTORY/; `drumlin du` tells their sizes too.
 #[derive(Debug, Args)]
 pub(crate) struct Count {
     #[command(flatten)]
@@ -34,8 +36,31 @@ pub(super) struct Counted {
 impl Count {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let range = self.selection.range(self.hex)?;
-        let database = self.database.open_to_read()?;
-        let rows = self.keyspace.existing(&database)?.count(range)?;
+        let rows = counting(&self.database, output, |database| Ok(self.keyspace.existing(database)?.count(range)?))?;
         output.print(&Counted { rows }, || rows.to_string())
     }
+}
+
+/// A count that read more than this says so, if nothing of it is kept.
+const READ_BYTES_TOLD: u64 = 1_000_000;
+
+/// Opens a database, counts in it, and keeps what was counted, or says why that is not possible and what it cost.
+pub(super) fn counting<T>(
+    database: &DatabaseArgs,
+    output: Output,
+    count: impl FnOnce(&Database) -> Result<T>,
+) -> Result<T> {
+    let (database, not_kept) = database.open_to_count()?;
+    let before = database.stats().device_read_bytes;
+    let counted = count(&database)?;
+    let read_bytes = database.stats().device_read_bytes - before;
+    match not_kept {
+        None => database.close()?,
+        Some(reason) if read_bytes > READ_BYTES_TOLD => {
+            let read = figures::bytes(read_bytes);
+            output.remark(&format!("counting read {read}, and will again, as nothing can be kept: {reason}"));
+        }
+        Some(_) => {}
+    }
+    Ok(counted)
 }

@@ -1,8 +1,10 @@
 //! `drumlin keyspaces`: which there are.
 
 use clap::Args;
+use drumlin::{Database, KeyspaceInfo};
 use serde::Serialize;
 
+use super::count::counting;
 use crate::database::DatabaseArgs;
 use crate::failure::Result;
 use crate::terminal::{Output, figures, style};
@@ -33,20 +35,10 @@ struct Line {
 
 impl Keyspaces {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
-        let database = self.database.open_to_read()?;
-        let mut lines = Vec::new();
-        for info in database.keyspaces() {
-            let keyspace = database.existing_keyspace(&info.name)?;
-            let rows = self.count.then(|| keyspace.count(..)).transpose()?;
-            lines.push(Line {
-                disk_bytes: keyspace.disk_bytes()?,
-                name: info.name,
-                id: info.id.0,
-                page_bytes: info.page_bytes,
-                pages: info.page_count,
-                rows,
-            });
-        }
+        let lines = match self.count {
+            true => counting(&self.database, output, |database| self.lines(database))?,
+            false => self.lines(&self.database.open_to_read()?)?,
+        };
         if output.json() {
             return lines.iter().try_for_each(|line| output.print_json(line));
         }
@@ -65,5 +57,20 @@ impl Keyspaces {
             ))?;
         }
         Ok(())
+    }
+
+    fn lines(&self, database: &Database) -> Result<Vec<Line>> {
+        let line = |info: KeyspaceInfo| {
+            let keyspace = database.existing_keyspace(&info.name)?;
+            Ok(Line {
+                disk_bytes: keyspace.disk_bytes()?,
+                rows: self.count.then(|| keyspace.count(..)).transpose()?,
+                name: info.name,
+                id: info.id.0,
+                page_bytes: info.page_bytes,
+                pages: info.page_count,
+            })
+        };
+        database.keyspaces().into_iter().map(line).collect()
     }
 }
