@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -65,7 +65,12 @@ impl Put {
                 value.len() as u64
             }
             (None, Some(file)) => keyspace.insert_from(&key, file)?,
-            (None, None) => keyspace.insert_from(&key, io::stdin().lock())?,
+            (None, None) => {
+                if io::stdin().is_terminal() {
+                    output.remark("reading the value from the terminal; Ctrl-D at the beginning of a line ends it");
+                }
+                keyspace.insert_from(&key, io::stdin().lock())?
+            }
         };
         database.close()?;
         if output.json() { output.print_json(&Stored { key: JsonBytes(&key), value_bytes }) } else { Ok(()) }

@@ -245,7 +245,8 @@ impl Narration {
         if let Some(short) = report.answers.largest.iter().min_by_key(|file| file.path.len()) {
             commands.insert(0, format!("{program} get {database} -k files '{}'", short.path.replace('\'', "\\x27")));
         }
-        commands.iter().try_for_each(|command| self.tell(&format!("   {command}")))
+        commands.iter().try_for_each(|command| self.tell(&format!("   {command}")))?;
+        self.tell(&format!("{dim}To delete the database:{dim:#}\n   rm -r {database}"))
     }
 
     fn bar(&self, label: &str, amount: u64, whole: u64, remark: &str) -> Result<()> {
