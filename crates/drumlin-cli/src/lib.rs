@@ -19,6 +19,7 @@ mod interrupt;
 mod own_files;
 mod process;
 mod rows;
+mod streamed;
 mod terminal;
 mod text;
 mod unfinished;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use drumlin::{Gap, Salvaged, Value};
+use drumlin::{Gap, Salvaged, Value, ValueReader};
 use rustix::fs::{CWD, Mode, OFlags, fsync, openat};
 use serde::Serialize;
 
@@ -20,6 +20,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::own_files::OwnFiles;
 use crate::rows::{self, Format, Layout, RowTooLong};
+use crate::streamed::{self, ValueText};
 use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, Hex, harmless};
 use crate::unfinished::Unfinished;
@@ -97,9 +98,9 @@ impl Dump {
         };
         let keyspace = self.keyspace.existing(&database)?;
         let range = keyspace.range(range);
-        let rows: Box<dyn Iterator<Item = drumlin::Result<Salvaged>>> = match self.skip_damage {
-            true => Box::new(range.salvage()),
-            false => Box::new(range.map(|row| row.map(|(key, value)| Salvaged::Row(key, value)))),
+        let rows: Box<dyn Iterator<Item = drumlin::Result<Found>>> = match self.skip_damage {
+            true => Box::new(range.salvage().map(|found| found.map(Found::from))),
+            false => Box::new(range.readers().map(|row| row.map(|(key, value)| Found::Row(key, value)))),
         };
         let Some(path) = self.target() else {
             let stdout = BufWriter::with_capacity(256 << 10, io::stdout().lock());
@@ -160,30 +161,41 @@ impl Dump {
         &self,
         format: Format,
         output: impl Write,
-        found: impl Iterator<Item = drumlin::Result<Salvaged>>,
+        found: impl Iterator<Item = drumlin::Result<Found>>,
         progress: &Progress,
     ) -> Result<Written, Stopped> {
         const ROWS_BETWEEN_REPORTS: u64 = 1024;
         let mut sink = rows::sink(format, self.delimiter, self.layout(), output)?;
         let mut written = Written { rows: 0, bytes: 0, gaps: 0 };
+        let mut text = ValueText::default();
         let mut gaps = Gaps { hex: self.hex, last: None, open: None };
         let limit = self.limit.unwrap_or(u64::MAX);
         for step in found {
             if written.rows >= limit {
                 break;
             }
-            let (key, value) = match step.map_err(|error| self.not_read(error))? {
-                Salvaged::Row(key, value) => (key, value),
-                Salvaged::Gap(gap) => {
+            let (key, row, value_bytes) = match step.map_err(|error| self.not_read(error))? {
+                Found::Row(key, mut value) => {
+                    let row = match text.whole(&mut value) {
+                        Ok(Some(whole)) => sink.write(&key, whole),
+                        Ok(None) => sink.write_streamed(&key, value.len(), &mut value),
+                        Err(error) => Err(error),
+                    };
+                    (key, row, value.len())
+                }
+                Found::Salvaged(key, value) => {
+                    let row = sink.write(&key, &value);
+                    (key, row, value.len() as u64)
+                }
+                Found::Gap(gap) => {
                     written.gaps += u64::from(gaps.open(gap));
                     continue;
                 }
-                _ => unreachable!("there are rows and gaps"),
             };
             gaps.row(&key, progress);
-            sink.write(&key, &value).map_err(|error| self.not_written(&key, error))?;
+            row.map_err(|error| self.not_written(&key, error))?;
             written.rows += 1;
-            written.bytes += (key.len() + value.len()) as u64;
+            written.bytes += key.len() as u64 + value_bytes;
             if written.rows.is_multiple_of(ROWS_BETWEEN_REPORTS) {
                 progress.add(ROWS_BETWEEN_REPORTS);
                 if interrupt::requested() {
@@ -195,6 +207,11 @@ impl Dump {
         }
         gaps.end(progress);
         sink.finish()?;
+        if written.rows > 0 {
+            for field in sink.missing_fields() {
+                progress.remark(&format!("no row that was written has a field {field:?}"));
+            }
+        }
         Ok(written)
     }
 
@@ -202,13 +219,16 @@ impl Dump {
         let is_damage = matches!(error, drumlin::Error::Corrupted { .. });
         let failure = Failure::from(error);
         Stopped::Database(match is_damage {
-            true => failure.hint("--skip-damage goes on behind it, and writes all rows that can be read"),
+            true => failure.hint("--skip-damage goes on behind it, with all rows that the tree leads to"),
             false => failure,
         })
     }
 
     /// A value that has not the fields of a line, or a file that can't be written.
     fn not_written(&self, key: &[u8], error: io::Error) -> Stopped {
+        if let Some(error) = streamed::reading(&error) {
+            return self.not_read(error);
+        }
         if error.kind() != io::ErrorKind::InvalidData {
             return Stopped::File(error);
         }
@@ -271,6 +291,24 @@ impl Target {
     }
 }
 
+/// A step of a dump: a row, or a gap between rows.
+enum Found {
+    Row(Value, ValueReader),
+    /// A row that was read whole before anything of it is written, as its value may be damaged at its end.
+    Salvaged(Value, Value),
+    Gap(Gap),
+}
+
+impl From<Salvaged> for Found {
+    fn from(salvaged: Salvaged) -> Found {
+        match salvaged {
+            Salvaged::Row(key, value) => Found::Salvaged(key, value),
+            Salvaged::Gap(gap) => Found::Gap(gap),
+            _ => unreachable!("there are rows and gaps"),
+        }
+    }
+}
+
 /// The rows that were written, their bytes, and the gaps between them.
 struct Written {
     rows: u64,
@@ -286,7 +324,8 @@ impl Written {
             (0, _) => "the database is damaged; no gap was found in these rows".to_owned(),
             (gaps, _) => format!("{} in the rows, where they can't be read", figures::plural(gaps, "gap")),
         };
-        Err(Failure::new(Exit::Corrupted, message).hint("all other rows were written; `drumlin check` tells more"))
+        Err(Failure::new(Exit::Corrupted, message)
+            .hint("all rows that the tree leads to were written; `drumlin check DATABASE` tells more"))
     }
 }
 

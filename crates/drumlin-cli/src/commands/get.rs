@@ -2,16 +2,16 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args};
-use drumlin::Keyspace;
-use serde::Serialize;
+use drumlin::{Keyspace, ValueReader};
 
 use crate::database::{DatabaseArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
+use crate::streamed::{self, ValueText};
 use crate::terminal::{Output, figures};
 use crate::text::{Escaped, Hex, JsonBytes, parse_key};
 
@@ -37,13 +37,6 @@ pub(crate) struct Get {
     /// Keys are hexadecimal digits
     #[arg(long)]
     hex: bool,
-}
-
-#[derive(Serialize)]
-struct Found<'a> {
-    key: JsonBytes<'a>,
-    value: JsonBytes<'a>,
-    value_bytes: u64,
 }
 
 impl Get {
@@ -73,11 +66,13 @@ impl Get {
         file: Option<Box<dyn BufRead>>,
     ) -> Result<()> {
         let mut stdout = BufWriter::with_capacity(256 << 10, io::stdout().lock());
+        let mut text = ValueText::default();
         let mut missing = 0u64;
         let mut print = |key: &[u8], is_last: bool| -> Result<()> {
-            match keyspace.get(key)? {
-                Some(value) => {
-                    self.print_row(output, &mut stdout, key, &value).map_err(|error| Failure::stdout(&error))?;
+            match keyspace.read(key)? {
+                Some(mut value) => {
+                    let printed = self.print_row(output, &mut stdout, key, &mut value, &mut text);
+                    printed.map_err(|error| streamed::failed(&error))?;
                 }
                 None => {
                     missing += 1;
@@ -110,18 +105,25 @@ impl Get {
         }
     }
 
-    fn print_row(&self, output: Output, stdout: &mut impl Write, key: &[u8], value: &[u8]) -> io::Result<()> {
+    fn print_row(
+        &self,
+        output: Output,
+        stdout: &mut impl Write,
+        key: &[u8],
+        value: &mut ValueReader,
+        text: &mut ValueText,
+    ) -> io::Result<()> {
         if output.json() {
-            let value_bytes = value.len() as u64;
-            serde_json::to_writer(&mut *stdout, &Found { key: JsonBytes(key), value: JsonBytes(value), value_bytes })?;
-            return stdout.write_all(b"\n");
+            stdout.write_all(b"{\"key\":")?;
+            serde_json::to_writer(&mut *stdout, &JsonBytes(key))?;
+            stdout.write_all(b",\"value\":")?;
+            text.write_json(value, stdout)?;
+            return writeln!(stdout, ",\"value_bytes\":{}}}", value.len());
         }
-        let value = Escaped::new(value);
-        if self.hex {
-            writeln!(stdout, "{}\t{value}", Hex(key))
-        } else {
-            writeln!(stdout, "{}\t{value}", Escaped::new(key))
-        }
+        let key: &dyn std::fmt::Display = if self.hex { &Hex(key) } else { &Escaped::new(key) };
+        write!(stdout, "{key}\t")?;
+        text.write_escaped(value, stdout)?;
+        stdout.write_all(b"\n")
     }
 
     fn missing(&self, key: &[u8]) -> String {
@@ -132,62 +134,18 @@ impl Get {
     fn print_value(&self, output: Output, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
         let Some(mut value) = keyspace.read(key)? else { return Err(Failure::not_found(self.missing(key))) };
         if output.json() {
-            let mut bytes = Vec::new();
-            value.read_to_end(&mut bytes).map_err(|error| failed(&error))?;
-            let value_bytes = bytes.len() as u64;
-            return output.print_json(&Found { key: JsonBytes(key), value: JsonBytes(&bytes), value_bytes });
+            let mut stdout = BufWriter::new(io::stdout().lock());
+            let written = self.print_row(output, &mut stdout, key, &mut value, &mut ValueText::default());
+            return written.and_then(|()| stdout.flush()).map_err(|error| streamed::failed(&error));
         }
-        let terminal = Output::is_terminal();
         let mut stdout = io::stdout().lock();
-        let mut buffer = vec![0; 256 << 10];
-        let mut kept = 0;
-        loop {
-            let bytes = value.read(&mut buffer[kept..]).map_err(|error| failed(&error))?;
-            let filled = kept + bytes;
-            // A character that is cut by the end of the buffer waits for its rest.
-            let whole = if terminal && bytes > 0 { whole_characters(&buffer[..filled]) } else { filled };
-            let part = &buffer[..whole];
-            let written = if terminal { write!(stdout, "{}", Escaped::readable(part)) } else { stdout.write_all(part) };
-            written.map_err(|error| Failure::stdout(&error))?;
-            if bytes == 0 {
-                break;
+        let written = match Output::is_terminal() {
+            true => {
+                let show = |part: &[u8]| write!(stdout, "{}", Escaped::readable(part));
+                streamed::for_each_piece(&mut value, show).and_then(|()| writeln!(stdout))
             }
-            buffer.copy_within(whole..filled, 0);
-            kept = filled - whole;
-        }
-        let end = if terminal { writeln!(stdout) } else { Ok(()) };
-        end.and_then(|()| stdout.flush()).map_err(|error| Failure::stdout(&error))
-    }
-}
-
-/// The length of the text before a character that its end cuts.
-fn whole_characters(text: &[u8]) -> usize {
-    let cut = text.utf8_chunks().last().map_or(0, |chunk| chunk.invalid().len());
-    let tail = &text[text.len() - cut..];
-    let is_cut = std::str::from_utf8(tail).is_err_and(|error| error.error_len().is_none());
-    if is_cut { text.len() - cut } else { text.len() }
-}
-
-/// The engine's own error inside of a value reader's, which speaks `io::Error`.
-pub(super) fn reading(error: &io::Error) -> Option<drumlin::Error> {
-    error.get_ref().and_then(|inner| inner.downcast_ref::<drumlin::Error>()).cloned()
-}
-
-fn failed(error: &io::Error) -> Failure {
-    reading(error).map_or_else(|| Failure::other(format!("reading the value: {error}")), Failure::from)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Only a character that may yet be completed is held back.
-    #[test]
-    fn cut_characters_wait() {
-        assert_eq!(whole_characters(b"caf\xc3"), 3);
-        assert_eq!(whole_characters("caf\u{e9}".as_bytes()), 5);
-        assert_eq!(whole_characters(b"\xf0\x9f\x98"), 0);
-        assert_eq!(whole_characters(b"a\xff"), 2);
-        assert_eq!(whole_characters(b""), 0);
+            false => streamed::copy(&mut value, |part| stdout.write_all(part)),
+        };
+        written.and_then(|()| stdout.flush()).map_err(|error| streamed::failed(&error))
     }
 }

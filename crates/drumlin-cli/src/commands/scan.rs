@@ -3,11 +3,13 @@
 use std::io::{self, BufWriter, Write};
 
 use clap::Args;
+use drumlin::{Value, ValueReader};
 
-use super::count::Counted;
+use super::count::{Counted, counting};
 use super::selection::Selection;
 use crate::database::{DatabaseArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
+use crate::streamed::{self, ValueText};
 use crate::terminal::{Output, figures, style};
 use crate::text::{Escaped, Hex, JsonBytes, JsonRow};
 
@@ -43,28 +45,52 @@ pub(crate) struct Scan {
 impl Scan {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let range = self.selection.range(self.hex)?;
-        let database = self.database.open_to_read()?;
-        let keyspace = self.keyspace.existing(&database)?;
         if self.count {
-            let rows = keyspace.count(range)?.min(self.limit.map_or(u64::MAX, |limit| limit as u64));
+            let count = |database: &_| Ok(self.keyspace.existing(database)?.count(range)?);
+            let rows = counting(&self.database, output, count)?.min(self.limit.map_or(u64::MAX, |limit| limit as u64));
             return output.print(&Counted { rows }, || rows.to_string());
         }
-        let rows = keyspace.range(range);
+        let database = self.database.open_to_read()?;
+        let keyspace = self.keyspace.existing(&database)?;
+        let range = keyspace.range(range);
         let limit = self.limit.unwrap_or(usize::MAX);
-        if self.reverse { self.list(output, rows.rev().take(limit)) } else { self.list(output, rows.take(limit)) }
+        match (self.keys_only, self.reverse) {
+            (true, false) => self.list_keys(output, range.keys().take(limit)),
+            (true, true) => self.list_keys(output, range.keys().rev().take(limit)),
+            (false, false) => self.list(output, range.readers().take(limit)),
+            (false, true) => self.list(output, range.readers().rev().take(limit)),
+        }
     }
 
-    fn list<V: AsRef<[u8]>>(&self, output: Output, rows: impl Iterator<Item = drumlin::Result<(V, V)>>) -> Result<()> {
-        let columns = Output::columns();
-        // A person sees each row as it comes; a pipe gets large writes.
-        let capacity = if columns.is_some() { 0 } else { 256 << 10 };
-        let mut stdout = BufWriter::with_capacity(capacity, anstream::AutoStream::auto(io::stdout()).lock());
-        for row in rows {
-            let (key, value) = row?;
-            self.write_row(output, columns, &mut stdout, key.as_ref(), value.as_ref())
-                .map_err(|error| Failure::stdout(&error))?;
+    fn list_keys(&self, output: Output, keys: impl Iterator<Item = drumlin::Result<Value>>) -> Result<()> {
+        let mut stdout = stdout(Output::columns());
+        for key in keys {
+            let key = key?;
+            let written = match output.json() {
+                true => serde_json::to_writer(&mut stdout, &JsonRow { key: JsonBytes(&key), value: None })
+                    .map_err(io::Error::from)
+                    .and_then(|()| stdout.write_all(b"\n")),
+                false => writeln!(stdout, "{}", self.shown(&key)),
+            };
+            written.map_err(|error| Failure::stdout(&error))?;
         }
         stdout.flush().map_err(|error| Failure::stdout(&error))
+    }
+
+    fn list(&self, output: Output, rows: impl Iterator<Item = drumlin::Result<(Value, ValueReader)>>) -> Result<()> {
+        let columns = Output::columns();
+        let mut stdout = stdout(columns);
+        let mut text = ValueText::default();
+        for row in rows {
+            let (key, mut value) = row?;
+            self.write_row(output, columns, &mut stdout, &key, &mut value, &mut text)
+                .map_err(|error| streamed::failed(&error))?;
+        }
+        stdout.flush().map_err(|error| Failure::stdout(&error))
+    }
+
+    fn shown(&self, key: &[u8]) -> String {
+        if self.hex { Hex(key).to_string() } else { Escaped::new(key).to_string() }
     }
 
     fn write_row(
@@ -73,24 +99,32 @@ impl Scan {
         columns: Option<usize>,
         stdout: &mut impl Write,
         key: &[u8],
-        value: &[u8],
+        value: &mut ValueReader,
+        text: &mut ValueText,
     ) -> io::Result<()> {
         if output.json() {
-            let value = (!self.keys_only).then_some(JsonBytes(value));
-            serde_json::to_writer(&mut *stdout, &JsonRow { key: JsonBytes(key), value })?;
-            return stdout.write_all(b"\n");
+            stdout.write_all(b"{\"key\":")?;
+            serde_json::to_writer(&mut *stdout, &JsonBytes(key))?;
+            stdout.write_all(b",\"value\":")?;
+            text.write_json(value, stdout)?;
+            return stdout.write_all(b"}\n");
         }
-        let key = if self.hex { Hex(key).to_string() } else { Escaped::new(key).to_string() };
-        if self.keys_only {
-            return writeln!(stdout, "{key}");
-        }
+        let key = self.shown(key);
         let Some(columns) = columns else {
-            return writeln!(stdout, "{key}\t{}", Escaped::new(value));
+            write!(stdout, "{key}\t")?;
+            text.write_escaped(value, stdout)?;
+            return stdout.write_all(b"\n");
         };
         let room = columns.saturating_sub(key.chars().count() + 2).max(20);
         // Four bytes at most make a character: the rest can't be seen.
-        let shown = Escaped::new(&value[..value.len().min(room * 4)]).to_string();
+        let shown = Escaped::new(text.beginning(value, room * 4)?).to_string();
         let (bold, dim) = (style::BOLD, style::DIM);
         writeln!(stdout, "{bold}{key}{bold:#}  {dim}{}{dim:#}", figures::clip(&shown, room))
     }
+}
+
+/// A person sees each row as it comes; a pipe gets large writes.
+fn stdout(columns: Option<usize>) -> impl Write {
+    let capacity = if columns.is_some() { 0 } else { 256 << 10 };
+    BufWriter::with_capacity(capacity, anstream::AutoStream::auto(io::stdout()).lock())
 }

@@ -14,13 +14,14 @@ use std::io::{self, BufRead, ErrorKind, Read, Write};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::{Flaw, Next, Place, Row, Sink, Source};
+use crate::streamed::{self, Stream};
 
 const MAGIC: &[u8; 8] = b"drumrows";
 const VERSION: u32 = 1;
 const END: u32 = u32::MAX;
 
 /// Values up to this size come with their row; larger ones are streamed.
-pub(crate) const VALUE_BYTES_STREAMED: u64 = 1 << 20;
+pub(crate) const VALUE_BYTES_STREAMED: u64 = streamed::VALUE_BYTES_WHOLE_MAX;
 
 /// No store has longer keys; a length beyond it is damage, not a reason to allocate.
 const KEY_BYTES_LIMIT: u32 = 1 << 20;
@@ -210,21 +211,45 @@ impl<W: Write> BinarySink<W> {
         output.write_all(&0u32.to_le_bytes())?;
         Ok(BinarySink { output, checksums: new_hasher(), rows_count: 0 })
     }
-}
 
-impl<W: Write> Sink for BinarySink<W> {
-    fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
+    fn begin_row(&mut self, checksum: &mut Xxh3Default, key: &[u8], value_bytes: u64) -> io::Result<()> {
         let key_bytes = u32::try_from(key.len()).expect("keys are shorter than a page");
         assert!(key_bytes <= KEY_BYTES_LIMIT, "keys are shorter than a page");
-        let mut checksum = new_hasher();
-        for part in [&key_bytes.to_le_bytes()[..], &(value.len() as u64).to_le_bytes(), key, value] {
+        for part in [&key_bytes.to_le_bytes()[..], &value_bytes.to_le_bytes(), key] {
             checksum.update(part);
             self.output.write_all(part)?;
         }
+        Ok(())
+    }
+
+    fn end_row(&mut self, checksum: &Xxh3Default) -> io::Result<()> {
         let checksum = checksum.digest().to_le_bytes();
         self.checksums.update(&checksum);
         self.rows_count += 1;
         self.output.write_all(&checksum)
+    }
+}
+
+impl<W: Write> Sink for BinarySink<W> {
+    fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        let mut checksum = new_hasher();
+        self.begin_row(&mut checksum, key, value.len() as u64)?;
+        checksum.update(value);
+        self.output.write_all(value)?;
+        self.end_row(&checksum)
+    }
+
+    fn write_streamed(&mut self, key: &[u8], length: u64, value: &mut dyn Stream) -> io::Result<()> {
+        let mut checksum = new_hasher();
+        self.begin_row(&mut checksum, key, length)?;
+        let mut written = 0;
+        streamed::copy(value, |piece| {
+            written += piece.len() as u64;
+            checksum.update(piece);
+            self.output.write_all(piece)
+        })?;
+        assert_eq!(written, length, "a value has another length than it told");
+        self.end_row(&checksum)
     }
 
     fn finish(&mut self) -> io::Result<()> {

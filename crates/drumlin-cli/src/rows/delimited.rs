@@ -12,6 +12,7 @@ use memchr::{memchr, memchr3};
 
 use super::lines::{Lines, Measure, content, may_exceed};
 use super::{Choice, Flaw, Next, Place, Row, Sink, Source, line_key};
+use crate::streamed::{self, Stream};
 use crate::terminal::figures;
 use crate::text::Escaped;
 
@@ -405,7 +406,7 @@ pub(super) fn write_record<F: AsRef<[u8]>>(
     bytes_limit: u64,
     fields: &[F],
 ) -> io::Result<()> {
-    if may_exceed(bytes_limit, fields.iter().map(|field| field.as_ref().len() + 1).sum()) {
+    if may_exceed(bytes_limit, fields.iter().map(|field| field.as_ref().len() as u64 + 1).sum()) {
         write_fields(&mut Measure::new(bytes_limit), delimiter, fields)?;
     }
     write_fields(output, delimiter, fields)
@@ -428,26 +429,63 @@ fn write_fields<F: AsRef<[u8]>>(output: &mut impl Write, delimiter: u8, fields: 
 }
 
 fn write_field(output: &mut impl Write, delimiter: u8, field: &[u8]) -> io::Result<()> {
-    let needs_quotes = memchr3(b'"', b'\n', b'\r', field).is_some()
-        || memchr(delimiter, field).is_some()
-        || field.starts_with(b"\xef\xbb\xbf");
-    if !needs_quotes {
+    if !needs_quotes(delimiter, field) && !begins_as_file(field) {
         return output.write_all(field);
     }
     output.write_all(b"\"")?;
-    let mut rest = field;
+    write_doubling_quotes(output, field)?;
+    output.write_all(b"\"")
+}
+
+fn needs_quotes(delimiter: u8, text: &[u8]) -> bool {
+    memchr3(b'"', b'\n', b'\r', text).is_some() || memchr(delimiter, text).is_some()
+}
+
+/// Returns `true` for a byte order mark, which the beginning of a file may have.
+fn begins_as_file(text: &[u8]) -> bool {
+    text.starts_with(b"\xef\xbb\xbf")
+}
+
+fn write_doubling_quotes(output: &mut impl Write, text: &[u8]) -> io::Result<()> {
+    let mut rest = text;
     while let Some(at) = memchr(b'"', rest) {
         output.write_all(&rest[..=at])?;
         output.write_all(b"\"")?;
         rest = &rest[at + 1..];
     }
-    output.write_all(rest)?;
-    output.write_all(b"\"")
+    output.write_all(rest)
+}
+
+/// Writes a row whose value is read in pieces: once to see whether it needs quotes, and once to write it.
+fn write_streamed(output: &mut impl Write, delimiter: u8, key: &[u8], value: &mut dyn Stream) -> io::Result<()> {
+    write_field(output, delimiter, key)?;
+    output.write_all(&[delimiter])?;
+    let (mut needs, mut is_first) = (false, true);
+    value.rewind()?;
+    streamed::copy(value, |piece| {
+        needs = needs || needs_quotes(delimiter, piece) || std::mem::take(&mut is_first) && begins_as_file(piece);
+        Ok(())
+    })?;
+    value.rewind()?;
+    if !needs {
+        streamed::copy(value, |piece| output.write_all(piece))?;
+        return output.write_all(b"\n");
+    }
+    output.write_all(b"\"")?;
+    streamed::copy(value, |piece| write_doubling_quotes(output, piece))?;
+    output.write_all(b"\"\n")
 }
 
 impl<W: Write> Sink for DelimitedSink<W> {
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
         write_record(&mut self.output, self.delimiter, self.bytes_limit, &[key, value])
+    }
+
+    fn write_streamed(&mut self, key: &[u8], length: u64, value: &mut dyn Stream) -> io::Result<()> {
+        if may_exceed(self.bytes_limit, key.len() as u64 + length) {
+            write_streamed(&mut Measure::new(self.bytes_limit), self.delimiter, key, value)?;
+        }
+        write_streamed(&mut self.output, self.delimiter, key, value)
     }
 
     fn finish(&mut self) -> io::Result<()> {

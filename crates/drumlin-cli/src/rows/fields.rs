@@ -73,6 +73,13 @@ impl<'v> Fields<'v> {
         }
     }
 
+    /// Removes the names that the fields have.
+    pub(super) fn strike_from(&self, missing: &mut Vec<String>) {
+        if !missing.is_empty() {
+            missing.retain(|name| !self.names.iter().any(|known| known == name));
+        }
+    }
+
     fn is_array(&self) -> bool {
         self.names.is_empty()
     }
@@ -118,6 +125,7 @@ pub(super) struct FieldsSink<W> {
     bytes_limit: u64,
     output: W,
     columns: Option<Columns>,
+    missing: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -140,7 +148,13 @@ impl<W: Write> FieldsSink<W> {
         if let Some(names) = &chosen {
             write_record(&mut output, delimiter, bytes_limit, names)?;
         }
-        Ok(FieldsSink { delimiter, bytes_limit, output, columns: chosen.map(Columns::Chosen) })
+        Ok(FieldsSink {
+            delimiter,
+            bytes_limit,
+            output,
+            missing: chosen.clone().unwrap_or_default(),
+            columns: chosen.map(Columns::Chosen),
+        })
     }
 
     /// The columns that the first value has; its names are the first line.
@@ -161,6 +175,7 @@ impl<W: Write> FieldsSink<W> {
 impl<W: Write> Sink for FieldsSink<W> {
     fn write(&mut self, _: &[u8], value: &[u8]) -> io::Result<()> {
         let fields = Fields::of(value)?;
+        fields.strike_from(&mut self.missing);
         let columns = match self.columns.take() {
             Some(columns) => columns,
             None => self.settle(&fields)?,
@@ -196,5 +211,9 @@ impl<W: Write> Sink for FieldsSink<W> {
 
     fn finish(&mut self) -> io::Result<()> {
         self.output.flush()
+    }
+
+    fn missing_fields(&self) -> &[String] {
+        &self.missing
     }
 }

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use super::fields::{Fields, field_bytes};
 use super::lines::{Lines, Measure, content, may_exceed};
 use super::{Choice, Flaw, Layout, Next, Place, Row, Sink, Source, line_key};
+use crate::streamed::{self, Stream};
 use crate::text::{JsonBytes, JsonRow};
 
 /// Rows of JSON Lines.
@@ -82,11 +83,13 @@ pub(super) struct JsonLinesSink<W> {
     layout: Layout,
     bytes_limit: u64,
     output: W,
+    missing: Vec<String>,
 }
 
 impl<W: Write> JsonLinesSink<W> {
     pub(super) fn new(layout: Layout, bytes_limit: u64, output: W) -> JsonLinesSink<W> {
-        JsonLinesSink { layout, bytes_limit, output }
+        let missing = if let Layout::Fields(names) = &layout { names.clone() } else { Vec::new() };
+        JsonLinesSink { layout, bytes_limit, output, missing }
     }
 }
 
@@ -114,6 +117,28 @@ fn write_json(output: &mut impl Write, json: &RawValue) -> io::Result<()> {
     json.get().split(['\n', '\r']).try_for_each(|part| output.write_all(part.as_bytes()))
 }
 
+/// Writes a line whose value is read in pieces, more than once: its first bytes don't tell how it is written.
+fn write_line_streamed(output: &mut impl Write, layout: &Layout, key: &[u8], value: &mut dyn Stream) -> io::Result<()> {
+    match layout {
+        Layout::Rows => {
+            output.write_all(b"{\"key\":")?;
+            serde_json::to_writer(&mut *output, &JsonBytes(key))?;
+            output.write_all(b",\"value\":")?;
+            streamed::write_json(value, output)?;
+            output.write_all(b"}")?;
+        }
+        Layout::Values if streamed::is_json(value)? => {
+            value.rewind()?;
+            streamed::copy(value, |piece| {
+                piece.split(|byte| matches!(byte, b'\n' | b'\r')).try_for_each(|part| output.write_all(part))
+            })?;
+        }
+        Layout::Values => streamed::write_json(value, output)?,
+        Layout::Fields(_) => unreachable!("fields are those of a whole value"),
+    }
+    output.write_all(b"\n")
+}
+
 fn write_fields(output: &mut impl Write, value: &[u8], names: &[String]) -> io::Result<()> {
     let fields = Fields::of_object(value)?;
     output.write_all(b"{")?;
@@ -132,14 +157,33 @@ fn write_fields(output: &mut impl Write, value: &[u8], names: &[String]) -> io::
 
 impl<W: Write> Sink for JsonLinesSink<W> {
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        if may_exceed(self.bytes_limit, key.len() + value.len()) {
+        if !self.missing.is_empty() {
+            Fields::of_object(value)?.strike_from(&mut self.missing);
+        }
+        if may_exceed(self.bytes_limit, (key.len() + value.len()) as u64) {
             write_line(&mut Measure::new(self.bytes_limit), &self.layout, key, value)?;
         }
         write_line(&mut self.output, &self.layout, key, value)
     }
 
+    fn write_streamed(&mut self, key: &[u8], length: u64, value: &mut dyn Stream) -> io::Result<()> {
+        if let Layout::Fields(_) = self.layout {
+            let mut whole = Vec::new();
+            value.read_to_end(&mut whole)?;
+            return self.write(key, &whole);
+        }
+        if may_exceed(self.bytes_limit, key.len() as u64 + length) {
+            write_line_streamed(&mut Measure::new(self.bytes_limit), &self.layout, key, value)?;
+        }
+        write_line_streamed(&mut self.output, &self.layout, key, value)
+    }
+
     fn finish(&mut self) -> io::Result<()> {
         self.output.flush()
+    }
+
+    fn missing_fields(&self) -> &[String] {
+        &self.missing
     }
 }
 

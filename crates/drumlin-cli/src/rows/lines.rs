@@ -97,8 +97,8 @@ impl<R: BufRead> Lines<R> {
 
 /// Returns `true` if data may take more than the limit as text; a sink then measures the row before it writes it. The
 /// longest escape of a byte has six (`\u0000`), and a row adds some bytes of its own.
-pub(super) fn may_exceed(bytes_limit: u64, data_bytes: usize) -> bool {
-    data_bytes as u64 > bytes_limit / 8
+pub(super) fn may_exceed(bytes_limit: u64, data_bytes: u64) -> bool {
+    data_bytes > bytes_limit / 8
 }
 
 /// Takes the bytes of one row, up to a limit.

@@ -19,6 +19,7 @@ use clap::ValueEnum;
 pub(crate) use binary::VALUE_BYTES_STREAMED;
 
 use self::lines::{LINE_BYTES_LIMIT, Lines};
+use crate::streamed::Stream;
 use crate::terminal::figures;
 
 /// A format of rows.
@@ -187,8 +188,19 @@ pub(crate) trait Sink {
     /// Writes one row. `InvalidData` if the value is not one that the layout can show, or by [`RowTooLong`]; then
     /// nothing of the row is written.
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()>;
+    /// Writes one row whose value is read in pieces, unless the layout needs it whole. Otherwise like
+    /// [`write`](Self::write).
+    fn write_streamed(&mut self, key: &[u8], length: u64, value: &mut dyn Stream) -> io::Result<()> {
+        let mut whole = Vec::new();
+        value.take(length).read_to_end(&mut whole)?;
+        self.write(key, &whole)
+    }
     /// Writes what follows the last row.
     fn finish(&mut self) -> io::Result<()>;
+    /// The fields that were asked for and that no row has had.
+    fn missing_fields(&self) -> &[String] {
+        &[]
+    }
 }
 
 /// A row that is longer as text than a line may be.
@@ -394,6 +406,15 @@ mod tests {
                 rows.iter().for_each(|(key, value)| sink.write(key, value).unwrap());
                 sink.finish().unwrap();
                 drop(sink);
+                // In pieces, the same bytes.
+                let mut again = Vec::new();
+                let mut sink = super::sink(format, None, Layout::Rows, &mut again).unwrap();
+                for (key, value) in &rows {
+                    sink.write_streamed(key, value.len() as u64, &mut io::Cursor::new(value)).unwrap();
+                }
+                sink.finish().unwrap();
+                drop(sink);
+                assert_eq!(again, file, "{format:?}");
                 let mut source = source(format, &file[..], choice("key", "value"));
                 assert_eq!(read_all(source.as_mut()), rows, "{format:?}: {:?}", String::from_utf8_lossy(&file));
             }

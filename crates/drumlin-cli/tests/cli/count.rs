@@ -19,3 +19,47 @@ fn rows_are_counted() {
     bench.fails(2, &["count", "db", "--prefix", "a", "--from", "b"]);
     bench.fails(3, &["count", "db", "-k", "missing"]);
 }
+
+/// The next count reads next to nothing, whichever command counted before.
+#[test]
+fn counts_are_kept() {
+    for count in [&["count", "db"][..], &["scan", "db", "--count"], &["keyspaces", "db", "--count"]] {
+        let bench = Bench::new();
+        let rows: String = (0..100_000).map(|row: u64| format!("{row:08}\t{:0>60}\n", row * 7919)).collect();
+        let load = ["load", "db", "-", "--format", "tsv", "--no-header", "--key", "1", "--value", "2"];
+        bench.ok_with(&load, rows.as_bytes());
+        // Its row was counted by no load.
+        bench.ok(&["put", "db", "more", "1"]);
+        let reads = || {
+            let config = drumlin::Config::new().memory(16 << 20).read_only(true);
+            let db = config.open(bench.path().join("db")).unwrap();
+            assert_eq!(db.keyspace("default").unwrap().count(..).unwrap(), 100_001);
+            db.stats().device_reads
+        };
+        bench.ok(count);
+        assert!(reads() < 50, "{count:?}");
+    }
+}
+
+/// A count that may not write counts all the same, and says what it cost and why that is not kept.
+#[test]
+fn a_count_that_is_not_kept_says_so() {
+    let bench = Bench::new();
+    let db = drumlin::Config::new().memory(16 << 20).open(bench.path().join("db")).unwrap();
+    let rows = db.keyspace("default").unwrap();
+    for row in 0..40_000u64 {
+        // Values that do not compress.
+        let value: Vec<u8> = (1..16).flat_map(|part| (row * 16 + part).wrapping_pow(7).to_be_bytes()).collect();
+        rows.insert_with(row.to_be_bytes(), value, drumlin::Durability::Relaxed).unwrap();
+    }
+    drop(rows);
+    db.close().unwrap();
+    let reader = drumlin::Config::new().memory(16 << 20).read_only(true).open(bench.path().join("db")).unwrap();
+    let answer = bench.run(&["count", "db"]);
+    assert_eq!((answer.code, &answer.stdout[..]), (Some(0), &b"40000\n"[..]), "{}", answer.stderr);
+    assert!(answer.stderr.starts_with("counting read ") && answer.stderr.contains(" MB"), "{}", answer.stderr);
+    assert!(answer.stderr.contains("another command reads the database"), "{}", answer.stderr);
+    assert_eq!(bench.run(&["count", "db", "--quiet"]).stderr, "");
+    drop(reader);
+    assert_eq!(bench.run(&["count", "db"]).stderr, "");
+}

@@ -9,6 +9,7 @@ mod index;
 mod interrupted;
 mod json_output;
 mod lab;
+mod large_values;
 mod malformed_input;
 mod pipes;
 mod read_only;

@@ -280,3 +280,15 @@ fn inputs_do_not_share_keys() {
     let with_keys = bench.ok(&["load", "keys", "rows.csv", "rows.csv", "--key", "k"]);
     assert!(with_keys.contains("loaded 2 rows, 1 replaced"), "{with_keys}");
 }
+
+/// A field that no row has is named on stderr, in every text form; one that some row has is not.
+#[test]
+fn fields_that_no_row_has_are_named() {
+    let bench = Bench::new();
+    bench.ok_with(&["load", "db", "-", "--format", "csv", "--key", "id"], b"id,name\n1,a\n2,b\n");
+    for format in ["csv", "jsonl"] {
+        let answer = bench.run(&["dump", "db", "--format", format, "--columns", "name,nope"]);
+        assert_eq!(answer.code, Some(0), "{}", answer.stderr);
+        assert!(answer.stderr.contains("\"nope\"") && !answer.stderr.contains("\"name\""), "{}", answer.stderr);
+    }
+}

@@ -437,9 +437,10 @@ fn the_steps_of_recovery_are_told_in_order() {
 }
 
 /// The tests that let time pass: where, how often, and why no condition could be waited for instead.
-const SLEEPS: [(&str, usize, &str); 13] = [
+const SLEEPS: [(&str, usize, &str); 14] = [
     ("drumlin-cli/tests/cli/in_use.rs", 1, "polls whether another process has the database yet"),
     ("drumlin-cli/tests/cli/lab.rs", 1, "polls whether another process has made its folder yet"),
+    ("drumlin-cli/tests/cli/large_values.rs", 1, "measures another process's memory at intervals"),
     ("drumlin-fuzz/src/face/memory.rs", 1, "measures memory at intervals"),
     ("drumlin-fuzz/src/face/opening.rs", 1, "polls a lock that a dropped future's checkpoint still holds"),
     ("drumlin-fuzz/src/face/threads.rs", 1, "the script says when, amid the others' work, the database is closed"),

@@ -26,6 +26,7 @@ use crate::database::DatabaseArgs;
 use crate::failure::{Exit, Failure, Result, plain};
 use crate::interrupt;
 use crate::own_files::OwnFiles;
+use crate::streamed::reading;
 use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, harmless, parse_key};
 
@@ -298,7 +299,7 @@ impl From<io::Error> for Stopped {
 
 /// A value's reader speaks `io::Error`.
 fn from_database(error: io::Error) -> Stopped {
-    match super::get::reading(&error) {
+    match reading(&error) {
         Some(error) => Stopped::Database(error),
         None => Stopped::File(error),
     }
