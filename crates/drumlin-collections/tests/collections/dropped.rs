@@ -165,7 +165,7 @@ impl Trial {
     fn changes_in_transaction(
         &self,
         name: &'static str,
-        call: impl AsyncFn(&mut Transaction<'_>, u32),
+        call: &impl AsyncFn(&mut Transaction<'_>, u32),
         after: impl Fn(u32) -> Option<Entry>,
     ) {
         self.tried.borrow_mut().insert(name);
@@ -271,7 +271,7 @@ fn steps_lose_nothing(trial: &Trial, reading: &Reading<'_, Entry>) {
     };
     trial.forget_pages();
     let mut met: Vec<Entry> = Vec::new();
-    while let Some(item) = block_on(within_polls(1, both_ends())).map_or_else(|| block_on(both_ends()), |item| item) {
+    while let Some(item) = block_on(within_polls(1, both_ends())).unwrap_or_else(|| block_on(both_ends())) {
         met.push(item.unwrap());
     }
     met.sort_by_key(|entry| (entry.id % GROUPS, entry.id));
@@ -331,15 +331,15 @@ fn changes_are_whole(trial: &Trial) {
     trial.changes("Collections::transact_async", transact, |id| Some(other(id)));
 
     let put = async |tx: &mut Transaction<'_>, id| tx.put_async(entries, &other(id)).await.unwrap();
-    trial.changes_in_transaction("Transaction::put_async", put, |id| Some(other(id)));
+    trial.changes_in_transaction("Transaction::put_async", &put, |id| Some(other(id)));
     let update = async |tx: &mut Transaction<'_>, id| {
         tx.update_async(entries, id, |entry| *entry = other(entry.id)).await.unwrap();
     };
-    trial.changes_in_transaction("Transaction::update_async", update, |id| Some(other(id)));
+    trial.changes_in_transaction("Transaction::update_async", &update, |id| Some(other(id)));
     let remove = async |tx: &mut Transaction<'_>, id| drop(tx.remove_async(entries, id).await.unwrap());
-    trial.changes_in_transaction("Transaction::remove_async", remove, |_| None);
+    trial.changes_in_transaction("Transaction::remove_async", &remove, |_| None);
     let insert = async |tx: &mut Transaction<'_>, id| assert!(tx.insert_async(entries, &other(id)).await.is_err());
-    trial.changes_in_transaction("Transaction::insert_async", insert, |id| Some(Entry::draw(id, 1)));
+    trial.changes_in_transaction("Transaction::insert_async", &insert, |id| Some(Entry::draw(id, 1)));
 }
 
 /// Those that wait for other threads.

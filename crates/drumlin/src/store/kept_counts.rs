@@ -119,7 +119,7 @@ impl Store {
         let Some(file) = advice::open_or_turn_off(is_on, folder, name_of(checkpoint.number), counts::is_counts) else {
             return;
         };
-        let written = self.try_write_counts(file, &captured, checkpoint);
+        let written = self.try_write_counts(&file, &captured, checkpoint);
         drop(captured);
         match written {
             Ok(()) => crate::coverage::mark!("counts were written beside a checkpoint"),
@@ -148,14 +148,14 @@ impl Store {
         self.write_counts(captured, CountedCheckpoint { number, id, timestamp });
     }
 
-    fn try_write_counts(&self, file: FileRef, captured: &CapturedCounts, checkpoint: CountedCheckpoint) -> Result<()> {
+    fn try_write_counts(&self, file: &FileRef, captured: &CapturedCounts, checkpoint: CountedCheckpoint) -> Result<()> {
         let io = |action, error| Error::io(action, file.path(), error);
         let mut memory = self.engine.budget.grant(Account::Copies);
         if !memory.resize(WRITING_BYTES) {
             return Err(Error::Invalid("readers have the memory to write counts".into()));
         }
         let id = CountsFileId(self.engine.backend.random());
-        let mut writing = Writing { file: &file, id, buffer: PartBuffer::new(), offset: HEAD_BYTES as u64, index: 0 };
+        let mut writing = Writing { file, id, buffer: PartBuffer::new(), offset: HEAD_BYTES as u64, index: 0 };
         let mut keyspaces = Vec::new();
         for (keyspace, capture) in captured.iter().take(KEYSPACE_COUNT_MAX) {
             let (offset, index) = (writing.offset, writing.index);
