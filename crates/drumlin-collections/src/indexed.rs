@@ -219,14 +219,14 @@ pub struct Found<'r, C: Collection, K> {
     read_ahead: usize,
 }
 
-/// What was read ahead from one end, nearest to that end first. A step that waits leaves everything here, so that
-/// dropping its future loses nothing.
+/// Documents and keys that were read ahead from one end, nearest to that end first. A step that waits leaves everything
+/// here, so that dropping its future loses nothing.
 struct ReadAhead<C> {
     /// Documents that were read. They precede those of `keys`.
     documents: VecDeque<Result<C>>,
     /// Keys of documents that are to be read.
     keys: Vec<Vec<u8>>,
-    /// What ended the keys. It follows their documents.
+    /// The error that ended the keys. It follows their documents.
     error: Option<Error>,
 }
 

@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use drumlin::{Config, Database, Keyspace};
@@ -77,7 +79,10 @@ impl Trial {
             load.insert(number.to_be_bytes(), Random(number).bytes(1000)).unwrap();
         }
         load.finish().unwrap();
-        let collections = Collections::new(&db);
+        let ticks = Arc::new(AtomicU64::new(0));
+        let clock_ticks = Arc::clone(&ticks);
+        let at = |ticks| SystemTime::UNIX_EPOCH + Duration::from_secs(ticks);
+        let collections = Collections::with_clock(&db, move || at(clock_ticks.fetch_add(1, Ordering::Relaxed)));
         let entries = collections.open::<Entry>().unwrap();
         let write_all = |seed| {
             for first in (0..ENTRIES).step_by(25) {
@@ -88,8 +93,7 @@ impl Trial {
             }
         };
         write_all(0);
-        let time = SystemTime::now();
-        std::thread::sleep(Duration::from_millis(2));
+        let time = at(ticks.fetch_add(1, Ordering::Relaxed));
         write_all(1);
         db.checkpoint().unwrap();
         Trial { db, collections, entries, filler, time, tried: RefCell::default() }
