@@ -10,6 +10,7 @@ mod bulk_load;
 mod concurrency;
 mod corruption;
 mod counts;
+mod dropped;
 mod errors;
 mod files;
 mod foreign_handles;
