@@ -107,6 +107,21 @@ fn readers_share_the_database() {
     bench.ok(&["put", "db", "a", "2"]);
 }
 
+/// `stats` tells the sync method that the database was given when it was created.
+#[test]
+fn stats_tells_the_sync_method_of_the_database() {
+    let bench = Bench::new();
+    bench.ok(&["put", "db", "a", "1"]);
+    let probe = bench.path().join("db/probe");
+    let text = fs::read_to_string(&probe).unwrap();
+    let chosen = text.lines().find(|line| line.starts_with("chosen = ")).unwrap();
+    for method in ["durable-write", "data-sync", "full-sync"] {
+        fs::write(&probe, text.replace(chosen, &format!("chosen = {method}"))).unwrap();
+        let stats = bench.ok(&["stats", "db"]);
+        assert!(stats.contains(&format!("durable by {method}")), "{stats}");
+    }
+}
+
 /// A database that was killed is recovered by the first command, whichever it is.
 #[test]
 fn a_database_that_was_not_closed_is_recovered_to_read_it() {

@@ -147,14 +147,15 @@ pub fn examine(path: &Path, length: Length, observer: &dyn Observer) -> io::Resu
         Diagnosis { machine, findings: Vec::new(), tables: Vec::new(), settings: Vec::new(), interrupted: false };
     let pace = Pace::new(observer);
     pace.expect(20.0 * length.share());
+    let mut sync_method = None;
     if is_database {
         pace.step("doctor: the database", 0.0);
-        database(&mut diagnosis, path);
+        sync_method = database(&mut diagnosis, path);
     }
     system(&mut diagnosis);
     let steps = Steps { pace, length };
     steps.reach(2.0);
-    match drive(&mut diagnosis, &folder, &steps) {
+    match drive(&mut diagnosis, &folder, sync_method, &steps) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::Interrupted => diagnosis.interrupted = true,
         Err(error) if error.kind() == io::ErrorKind::StorageFull => {
@@ -281,8 +282,8 @@ fn system(diagnosis: &mut Diagnosis) {
     );
 }
 
-/// Measures the drive.
-fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Result<()> {
+/// Measures the drive; `sync_method` is that of the database on it.
+fn drive(diagnosis: &mut Diagnosis, folder: &Path, sync_method: Option<&str>, steps: &Steps<'_>) -> io::Result<()> {
     if diagnosis.machine.in_memory {
         diagnosis.mend(
             Severity::Wrong,
@@ -295,6 +296,9 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
     let probe = Probe::run(backend.as_ref(), folder, Duration::from_secs_f64(steps.timing(2.0).seconds))?;
     steps.reach(4.0);
+    if let Some(used) = sync_method {
+        compare_sync_methods(diagnosis, used, probe.chosen);
+    }
     if probe.direct {
         diagnosis.tell(Severity::Fine, "direct I/O", "works");
     } else {
@@ -322,6 +326,20 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     steps.reach(7.0);
     reads(diagnosis, &path, bytes, steps)?;
     durability(diagnosis, &room, &probe, steps)
+}
+
+/// Compares the sync method of a database with the one that a probe has chosen now.
+fn compare_sync_methods(diagnosis: &mut Diagnosis, used: &str, chosen: SyncMethod) {
+    if used == chosen.name() {
+        diagnosis.tell(Severity::Fine, "sync method", format!("{used}, as a new database would choose"));
+        return;
+    }
+    diagnosis.mend(
+        Severity::Advice,
+        "sync method",
+        format!("{used}; a new database would choose {chosen}"),
+        "close the database and remove its file `probe`: the next opening measures again",
+    );
 }
 
 /// Looks at the space of a file system that has none for a file to be measured.
@@ -454,7 +472,7 @@ fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps
     diagnosis.tables.push(table);
     diagnosis.setting(
         format!("sync method {}", probe.chosen),
-        format!("the fastest durable method on {}; a new database chooses it by the same probe", probe.file_system),
+        format!("the choice on {}; a new database chooses by the same probe", probe.file_system),
     );
     diagnosis.setting(
         "Config::new().log_streams(1)",
@@ -527,8 +545,8 @@ fn plausible(machine: &Machine, durable_us: f64, plain_us: Option<f64>) -> (Seve
     }
 }
 
-/// Examines a database's health.
-fn database(diagnosis: &mut Diagnosis, path: &Path) {
+/// Examines a database's health. Returns its sync method if it opens.
+fn database(diagnosis: &mut Diagnosis, path: &Path) -> Option<&'static str> {
     // Read before the database is opened, which probes again if the drive has changed.
     let stored = std::fs::read_to_string(path.join("probe")).ok().and_then(|text| Probe::decode(&text).ok());
     let opened = match Config::new().create(false).open(path) {
@@ -547,7 +565,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
                 "in use by another process: only its drive is examined",
                 "close it there and run the doctor again",
             );
-            return;
+            return None;
         }
         Err(Error::Locked { pid, .. }) => {
             diagnosis.mend(
@@ -556,7 +574,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
                 format!("in use by process {pid}: only its drive is examined"),
                 "close it there and run the doctor again",
             );
-            return;
+            return None;
         }
         Err(error) => {
             diagnosis.mend(
@@ -565,7 +583,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
                 format!("does not open: {error}"),
                 format!("`drumlin check {}` says more; restore a backup if it is damaged", path.display()),
             );
-            return;
+            return None;
         }
     };
     let opening = database.opening();
@@ -597,6 +615,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
     if let Err(error) = database.close() {
         diagnosis.tell(Severity::Wrong, "database", format!("closing it failed: {error}"));
     }
+    Some(stats.sync_method)
 }
 
 fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
@@ -775,7 +794,8 @@ mod tests {
         assert_eq!(severity(&unknown, 100.0), Severity::Advice);
     }
 
-    /// A sound database is fine, a damaged one is wrong, and one in use is reported as such.
+    /// A sound database is fine, a damaged one is wrong, and one in use is reported as such; so is a sync method that
+    /// a new database would not choose.
     #[test]
     fn a_database_is_examined() {
         let folder = tempfile::tempdir().unwrap();
@@ -794,8 +814,13 @@ mod tests {
         assert!(!used.is_wrong() && used.findings[0].found.contains("in use"), "{:?}", used.findings);
         open.close().unwrap();
         let mut sound = fresh();
-        database(&mut sound, &path);
+        let sync_method = database(&mut sound, &path).unwrap();
         assert!(!sound.is_wrong() && sound.tables.len() == 1, "{:?}", sound.findings);
+        for method in [SyncMethod::DurableWrite, SyncMethod::DataSync, SyncMethod::FullSync] {
+            let mut compared = fresh();
+            compare_sync_methods(&mut compared, sync_method, method);
+            assert_eq!(compared.findings[0].severity == Severity::Fine, method.name() == sync_method);
+        }
         std::fs::write(path.join("data"), [0xFF; 4096]).unwrap();
         let mut damaged = fresh();
         database(&mut damaged, &path);

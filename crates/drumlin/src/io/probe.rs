@@ -1,11 +1,12 @@
-//! The probe: measures which sync method is the fastest in a given folder.
+//! The probe: measures the sync methods in a given folder, and chooses one.
 //!
 //! It measures exactly the writes of a log: single durable writes of 4 KiB over blocks that already hold real zeros, so
 //! that no write changes metadata. Each write is timed alone, since a mean over many hides the slow ones. The methods
 //! take turns, so that other load on the machine affects them alike.
 //!
-//! All methods are durable by contract, so the one with the lowest median is chosen. On a file system in memory a sync
-//! means nothing, and so do the figures; the probe says so.
+//! All methods are durable by contract. The choice is the one that asks least of the system, unless another is faster
+//! beyond the noise of the measurement: see [`choose`]. On a file system in memory a sync means nothing, and so do the
+//! figures; the probe says so.
 
 use std::fmt::Write as _;
 use std::io;
@@ -16,6 +17,8 @@ use super::medium::Medium;
 use super::{AlignedBuffer, Backend, File, FileRef, OpenOptions, Persist, SyncMethod};
 use crate::format::BLOCK_BYTES;
 
+/// In the order of preference. A durable write is one request, which a drive may answer without flushing the rest of
+/// its cache. `fdatasync` flushes that cache; `fsync` writes the file's times first, usually through a journal.
 const METHODS: [SyncMethod; 3] = [SyncMethod::DurableWrite, SyncMethod::DataSync, SyncMethod::FullSync];
 
 /// Enough blocks that a drive does not see one block again and again, few enough to fill in no time.
@@ -24,7 +27,7 @@ const FILE_BLOCKS: u64 = 64;
 /// More samples move neither the median nor the 99th percentile.
 const SAMPLES_MAX: usize = 3000;
 
-/// Even where the time is up: three of a slow drive's syncs still tell which method is the fastest.
+/// Even if the time is up: for the figures. They are too few for a choice.
 const SAMPLES_MIN: usize = 3;
 
 /// A round of one method before the next takes its turn.
@@ -66,7 +69,7 @@ pub struct MethodFigures {
 pub struct Probe {
     /// The figures of each method.
     pub methods: Vec<MethodFigures>,
-    /// The fastest method by its median.
+    /// The method to use here: a durable write, unless another method is faster beyond the noise of the measurement.
     pub chosen: SyncMethod,
     /// The file system's kind: `ext4`, `xfs`.
     pub file_system: String,
@@ -94,16 +97,13 @@ impl Probe {
     pub fn run(backend: &dyn Backend, folder: &Path, duration: Duration) -> io::Result<Probe> {
         let medium = Medium::of(backend, folder)?;
         let scratch = Scratch::create(backend, folder)?;
-        let samples = measure(backend, scratch.file.as_ref(), duration)?;
-        let methods: Vec<MethodFigures> = METHODS
-            .into_iter()
-            .zip(samples)
-            .map(|(method, samples)| figures(scratch.file.as_ref(), method, samples))
-            .collect();
-        let chosen = choose(&methods);
+        let mut samples = measure(backend, scratch.file.as_ref(), duration)?;
+        samples.iter_mut().for_each(|samples| samples.sort_unstable());
+        let is_supported = |method| scratch.file.supports(method);
+        let measured = METHODS.into_iter().zip(&samples);
         Ok(Probe {
-            methods,
-            chosen,
+            methods: measured.clone().map(|(method, samples)| figures(method, samples, is_supported(method))).collect(),
+            chosen: choose(measured.filter(|(method, _)| is_supported(*method))),
             fingerprint: medium.fingerprint(),
             file_system: medium.file_system,
             device: medium.device,
@@ -266,21 +266,40 @@ fn measure(backend: &dyn Backend, file: &dyn File, duration: Duration) -> io::Re
     }
 }
 
-fn figures(file: &dyn File, method: SyncMethod, mut samples: Vec<Duration>) -> MethodFigures {
-    if !file.supports(method) {
-        return MethodFigures { method, median_us: 0.0, p99_us: 0.0, supported: false };
+/// The figures of sorted samples.
+fn figures(method: SyncMethod, samples: &[Duration], supported: bool) -> MethodFigures {
+    if !supported {
+        return MethodFigures { method, median_us: 0.0, p99_us: 0.0, supported };
     }
-    samples.sort_unstable();
     let at = |permille: usize| samples[(samples.len() * permille / 1000).min(samples.len() - 1)];
     let microseconds = |sample: Duration| (sample.as_secs_f64() * 1e7).round() / 10.0;
-    MethodFigures { method, median_us: microseconds(at(500)), p99_us: microseconds(at(990)), supported: true }
+    MethodFigures { method, median_us: microseconds(at(500)), p99_us: microseconds(at(990)), supported }
 }
 
-/// The fastest; of equals, the one that asks least of the system.
-fn choose(methods: &[MethodFigures]) -> SyncMethod {
-    let supported = methods.iter().filter(|figures| figures.supported);
-    let fastest = supported.min_by(|left, right| left.median_us.total_cmp(&right.median_us));
-    fastest.map_or(SyncMethod::FullSync, |figures| figures.method)
+/// Chooses among methods in the order of preference, each with its sorted samples: the first, unless a later one is
+/// faster beyond the noise. Without this rule chance would choose between methods of equal speed, and two databases in
+/// one folder would differ.
+fn choose<'s>(methods: impl Iterator<Item = (SyncMethod, &'s Vec<Duration>)>) -> SyncMethod {
+    let chosen = methods.reduce(|preferred, other| {
+        let (expected, offered) = (median_bounds(preferred.1), median_bounds(other.1));
+        let is_faster = expected.zip(offered).is_some_and(|(expected, offered)| offered.1 < expected.0);
+        if is_faster { other } else { preferred }
+    });
+    chosen.map_or(SyncMethod::FullSync, |(method, _)| method)
+}
+
+/// The bounds within which repeated measurements would find the median of sorted samples.
+///
+/// Each sample lies below the true median with a chance of one half. So the number of those that do has the mean n/2
+/// and the standard deviation √n/2, and the true median lies between the samples of the ranks n/2 ± 3·√n/2, in 997 of
+/// 1,000 measurements. Fewer than nine samples have no such ranks, and bound nothing.
+fn median_bounds(samples: &[Duration]) -> Option<(Duration, Duration)> {
+    let count = samples.len() as f64;
+    let lowest = ((count - 3.0 * count.sqrt()) / 2.0).floor();
+    (!samples.is_empty() && lowest >= 0.0).then(|| {
+        let lowest = lowest as usize;
+        (samples[lowest], samples[samples.len() - 1 - lowest])
+    })
 }
 
 #[cfg(test)]
@@ -298,9 +317,7 @@ mod tests {
         assert_eq!(probe.methods.len(), 3);
         for figures in probe.methods.iter().filter(|figures| figures.supported) {
             assert!(figures.median_us > 0.0 && figures.p99_us >= figures.median_us, "{figures:?}");
-            assert!(
-                figures.median_us >= probe.methods.iter().find(|other| other.method == probe.chosen).unwrap().median_us
-            );
+            assert!(figures.method != probe.chosen || figures.supported);
         }
         assert!(place.backend.list(place.folder()).unwrap().is_empty(), "the scratch file is gone");
         assert!(probe.is_current(place.backend.as_ref(), place.folder()).unwrap());
@@ -317,17 +334,58 @@ mod tests {
         assert_eq!(probe.file_system, "memory");
     }
 
+    /// Samples around a median, spread evenly over so many per cent of it on either side.
+    fn samples(median_us: u64, spread_percent: u64, count: u64) -> Vec<Duration> {
+        let spread_us = median_us * spread_percent / 100;
+        let sample = |at| Duration::from_micros(median_us - spread_us + 2 * spread_us * at / (count - 1));
+        (0..count).map(sample).collect()
+    }
+
+    fn chosen(samples: &[Vec<Duration>; 3]) -> SyncMethod {
+        choose(METHODS.into_iter().zip(samples))
+    }
+
+    /// Medians that differ by less than the noise of their samples leave the preferred method, whatever their order;
+    /// these were measured on one drive.
     #[test]
-    fn the_fastest_supported_method_is_chosen() {
-        let figures = |method, median_us, supported| MethodFigures { method, median_us, p99_us: 0.0, supported };
-        let mut methods = vec![
-            figures(SyncMethod::DurableWrite, 0.0, false),
-            figures(SyncMethod::DataSync, 50.0, true),
-            figures(SyncMethod::FullSync, 40.0, true),
-        ];
-        assert_eq!(choose(&methods), SyncMethod::FullSync);
-        methods[0] = figures(SyncMethod::DurableWrite, 40.0, true);
-        assert_eq!(choose(&methods), SyncMethod::DurableWrite);
+    fn noise_chooses_no_method() {
+        let medians = [[3994, 3804, 3693], [3693, 3804, 3994], [3804, 3994, 3693], [3994, 3693, 3804]];
+        for medians in medians {
+            let samples = medians.map(|median| samples(median, 20, 27));
+            assert_eq!(chosen(&samples), SyncMethod::DurableWrite, "{medians:?}");
+        }
+    }
+
+    /// The bounds are those samples that the arithmetic says.
+    #[test]
+    fn the_median_lies_between_its_bounds() {
+        let microseconds = |from: u64, to: u64| (Duration::from_micros(from), Duration::from_micros(to));
+        let counted = |count: u64| (0..count).map(Duration::from_micros).collect::<Vec<_>>();
+        assert_eq!(median_bounds(&counted(0)), None);
+        assert_eq!(median_bounds(&counted(8)), None);
+        assert_eq!(median_bounds(&counted(9)), Some(microseconds(0, 8)));
+        // 100/2 ± 3·10/2.
+        assert_eq!(median_bounds(&counted(100)), Some(microseconds(35, 64)));
+        assert_eq!(median_bounds(&counted(10_000)), Some(microseconds(4850, 5149)));
+    }
+
+    /// A method is chosen if it is faster beyond the noise than each one that is preferred to it and as fast as any.
+    #[test]
+    fn a_method_that_is_surely_faster_is_chosen() {
+        let of = |medians: [u64; 3], count| chosen(&medians.map(|median| samples(median, 20, count)));
+        assert_eq!(of([8000, 4000, 7900], 27), SyncMethod::DataSync);
+        assert_eq!(of([8000, 4000, 3900], 27), SyncMethod::DataSync, "of equals, the preferred");
+        assert_eq!(of([8000, 7900, 4000], 27), SyncMethod::FullSync);
+        assert_eq!(of([8000, 4000, 2000], 27), SyncMethod::FullSync);
+        assert_eq!(of([4000, 3990, 3700], 2000), SyncMethod::FullSync, "many samples tell small differences");
+        assert_eq!(of([8000, 4000, 2000], 8), SyncMethod::DurableWrite, "so few samples tell none");
+    }
+
+    /// Methods that the system lacks are not there to choose from.
+    #[test]
+    fn one_method_is_there_at_least() {
+        assert_eq!(choose([(SyncMethod::DataSync, &samples(4000, 20, 27))].into_iter()), SyncMethod::DataSync);
+        assert_eq!(choose([].into_iter()), SyncMethod::FullSync);
     }
 
     #[test]

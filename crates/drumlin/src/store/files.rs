@@ -136,8 +136,8 @@ impl<'s> Opener<'s> {
             return Err(opener.empty());
         }
         let lock = opener.lock_data(DATA_NAME, OpenOptions::default(), Lock::Shared)?;
-        // Nothing is written: no method is needed.
-        Ok((opener, DataFile { lock, sync: SyncMethod::DataSync, created: false }))
+        let sync = opener.sync_method_of_reader();
+        Ok((opener, DataFile { lock, sync, created: false }))
     }
 
     /// Opens the folder, which must be there, and takes its lock.
@@ -316,7 +316,7 @@ impl Opener<'_> {
         Ok(file)
     }
 
-    /// The fastest sync method where a new database lies, measured now.
+    /// The sync method for the place of a new database, measured now.
     fn sync_method_of_new(&self) -> Result<SyncMethod> {
         if self.needs_no_probe() {
             return Ok(SyncMethod::DurableWrite);
@@ -325,8 +325,8 @@ impl Opener<'_> {
         probe.map(|probe| self.adopt(&probe)).map_err(|error| self.io("measuring how to sync in", "", error))
     }
 
-    /// The sync method that was measured to be the fastest where the database lies: at its creation, and again once the
-    /// device, the file system or its mount options have changed.
+    /// The sync method that was chosen by a measurement in the place of the database: at its creation, and again once
+    /// the device, the file system or its mount options have changed.
     fn sync_method(&self) -> SyncMethod {
         if self.needs_no_probe() {
             return SyncMethod::DurableWrite;
@@ -346,6 +346,14 @@ impl Opener<'_> {
                 method
             }
         }
+    }
+
+    /// The sync method of the last opening that could write, for statistics: a reader syncs nothing.
+    fn sync_method_of_reader(&self) -> SyncMethod {
+        if self.needs_no_probe() {
+            return SyncMethod::DurableWrite;
+        }
+        self.read_probe().map_or(SyncMethod::DataSync, |probe| probe.chosen)
     }
 
     fn needs_no_probe(&self) -> bool {

@@ -25,6 +25,7 @@ use crate::store::{OpenKeyspace, Store};
 pub struct Stats {
     pub path: PathBuf,
     pub io_backend: &'static str,
+    /// The method that commits are made durable by; of a reader, that of the last opening that could write.
     pub sync_method: &'static str,
     /// `true` if the data file bypasses the page cache.
     pub direct_io: bool,

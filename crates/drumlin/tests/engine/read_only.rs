@@ -36,6 +36,21 @@ fn refused_async<T>(answer: impl Future<Output = Result<T, Error>>) {
     refused(block_on(answer));
 }
 
+/// A reader tells the sync method that the folder's own measurement chose, whichever that was.
+#[test]
+fn a_reader_tells_the_sync_method_of_the_database() {
+    let folder = Folder::new();
+    small().open(folder.path()).unwrap().close().unwrap();
+    let probe = folder.path().join("probe");
+    let text = std::fs::read_to_string(&probe).unwrap();
+    let chosen = text.lines().find(|line| line.starts_with("chosen = ")).unwrap();
+    for method in ["durable-write", "data-sync", "full-sync"] {
+        std::fs::write(&probe, text.replace(chosen, &format!("chosen = {method}"))).unwrap();
+        let db = small().read_only(true).open(folder.path()).unwrap();
+        assert_eq!(db.stats().sync_method, method);
+    }
+}
+
 /// Rows, ranges, snapshots, transactions, values as streams, many keys, the checks and the figures: all of it reads,
 /// and no file is written to, locked by name or made.
 #[test]
