@@ -454,8 +454,9 @@ impl Counted for Seen {
 struct Found {
     /// As many mapped readers as threads: the share of the time in which all threads were in a fault.
     all_blocked: Option<Spread>,
-    /// Their processor time for each second of a thread.
+    /// Their processor time for each second of a thread, and that of a heart that beats alone.
     processor_share: Option<Spread>,
+    alone_share: Option<Spread>,
     /// Device bytes of each of their reads.
     device_bytes_per_read: Option<f64>,
     /// Beats of asynchronous readers over those of mapped ones, as many as threads.
@@ -476,6 +477,7 @@ impl Found {
         Found {
             all_blocked: turns[0].spread(|seen| seen.all_blocked),
             processor_share: turns[0].spread(|seen| seen.processor_share),
+            alone_share: at(Way::Mapped, 0).and_then(|alone| turns[alone].spread(|seen| seen.processor_share)),
             device_bytes_per_read: turns[0].median(|seen| seen.device_bytes_per_read),
             beats: at(Way::Asynchronous, few).and_then(|other| turns.ratio(other, 0, beats)),
             handed_over: waits(Way::HandedOver),
@@ -532,14 +534,19 @@ const CLAIMS: [Claim<Found>; 4] = [
 
 /// S3 gives no figure: idle is taken as at most a quarter of the time at work, and not idle as more than half.
 fn idle(found: &Found) -> Judgement {
-    let (Some(blocked), Some(share)) = (found.all_blocked, found.processor_share) else { return nothing() };
+    let (Some(blocked), Some(share), Some(alone)) = (found.all_blocked, found.processor_share, found.alone_share)
+    else {
+        return nothing();
+    };
     let why = format!(
-        "All threads were in a fault for {} of the time. A thread used {} of a processor, the work of faults included.",
+        "All threads were in a fault for {} of the time. A thread used {} of a processor, the work of faults included, and {} without readers.",
         blocked.show(Form::Share, ""),
-        share.show(Form::Share, "")
+        share.show(Form::Share, ""),
+        alone.show(Form::Share, "")
     );
     match () {
         () if blocked.least < 0.5 => Judgement::cannot_tell("a scheduler that is stopped for most of the time", why),
+        () if alone.least < 0.75 => Judgement::cannot_tell("a quieter machine: others used its processors", why),
         () if share.most <= 0.25 => Judgement::new(Holds::Yes, why),
         () if share.least > 0.5 => Judgement::new(Holds::No, why),
         () if share.least > 0.25 && share.most <= 0.5 => Judgement::new(Holds::Partly, why),
@@ -579,17 +586,20 @@ mod tests {
         assert!(seen.reads_per_second == 0.0 && seen.beats_per_second > 0.0, "{seen:?}");
     }
 
-    /// Processors that wait for the drive are idle, those that a fast drive keeps at work are not; a scheduler that runs
-    /// tells nothing. S3 has no asynchronous reads.
+    /// Processors that wait for the drive are idle, those that a fast drive keeps at work are not. A scheduler that
+    /// runs tells nothing, nor does a busy machine. S3 has no asynchronous reads.
     #[test]
     fn idleness_comes_out_each_way() {
         let spread = |least: f64, most: f64| Some(Spread { median: f64::midpoint(least, most), least, most });
-        let judge = |blocked: f64, least, most| {
+        let judge_beside = |alone, blocked: f64, least, most| {
             let (all_blocked, processor_share) = (spread(blocked, 1.0), spread(least, most));
-            idle(&Found { all_blocked, processor_share, ..Found::default() }).holds
+            idle(&Found { all_blocked, processor_share, alone_share: spread(alone, 1.0), ..Found::default() }).holds
         };
+        let judge = |blocked, least, most| judge_beside(0.98, blocked, least, most);
         assert_eq!((judge(0.98, 0.1, 0.2), judge(0.98, 0.7, 0.8)), (Holds::Yes, Holds::No));
         assert_eq!((judge(0.98, 0.3, 0.4), judge(0.98, 0.2, 0.7)), (Holds::Partly, Holds::CannotTell));
+        // Other programs had the processors: a heart that beats alone got a fifth of them too.
+        assert_eq!(judge_beside(0.22, 0.95, 0.17, 0.22), Holds::CannotTell);
         assert_eq!((judge(0.1, 0.1, 0.2), idle(&Found::default()).holds), (Holds::CannotTell, Holds::CannotTell));
         assert_eq!(CLAIMS.map(|claim| claim.source), ["S3", "S3", "Drumlin", "S3"]);
     }

@@ -3,8 +3,8 @@
 //! - `pieces`: S3's table, pieces of 1 byte to 10 KiB, new and existing files;
 //! - `cold`: a file smaller than memory, from a cold start to the second pass;
 //! - `sharing`: two processes that share a mapping;
-//! - `reserve`: mappings larger than memory and swap, with and without `MAP_NORESERVE`, and two processes that share what
-//!   each reserved.
+//! - `reserve`: mappings larger than memory and swap, with and without `MAP_NORESERVE`, and two processes that each
+//!   reserve most of it.
 
 pub(crate) mod cold;
 pub(crate) mod pieces;

@@ -101,7 +101,7 @@ fn reserved(bytes: usize) -> io::Result<Vec<u8>> {
 /// Two processes, each below the limit of both.
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether the kernel let each map its part of the machine's memory and swap.
+    /// The kernel let the first, and the second, map its part of the machine's memory and swap.
     permitted: [bool; 2],
     /// Rounds in a group: one process alone, and how many it survived; two, and in how many one was killed.
     alone: usize,
