@@ -1,4 +1,5 @@
 //! Futures dropped on their way: no call loses, repeats or halves anything, whichever of its waits it is dropped at.
+#![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

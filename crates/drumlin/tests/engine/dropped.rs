@@ -1,4 +1,9 @@
 //! Futures dropped on their way: no call loses, repeats or halves anything, whichever of its waits it is dropped at.
+#![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
+#![allow(
+    clippy::await_holding_refcell_ref,
+    reason = "one future at a time is polled, and dropped before the next look"
+)]
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
