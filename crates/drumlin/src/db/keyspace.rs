@@ -398,8 +398,9 @@ impl Keyspace {
     ///
     /// The first aggregate of a large range by a reducer reads its rows, and the keyspace keeps what it finds: a state
     /// for each page, beside the [counts](Keyspace::count) and in the same memory. From then on commits note the keys
-    /// of the rows that they change. States are kept for the 32 reducers that were used last, by type and name. If there
-    /// is no memory for them, and for a snapshot that is older than what is kept, the rows are read. The answer is exact in any case. What is kept is forgotten when the database is closed.
+    /// of the rows that they change. States are kept for the 32 reducers that were used last, by type and name. If
+    /// there is no memory for them, and for a snapshot that is older than what is kept, the rows are read. The answer
+    /// is exact in any case. What is kept is forgotten when the database is closed.
     ///
     /// An aggregate that has to read many rows is a long read: beside many writers it may end with
     /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), and finds more states when it is asked again.
@@ -420,8 +421,8 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// [`Reducer`](crate::Error::Reducer) if the reducer fails; [`Invalid`](crate::Error::Invalid) if its name is longer
-    /// than 1,024 bytes; those of [`first`](Keyspace::first).
+    /// [`Reducer`](crate::Error::Reducer) if the reducer fails; [`Invalid`](crate::Error::Invalid) if its name is
+    /// longer than 1,024 bytes; those of [`first`](Keyspace::first).
     pub fn aggregate<R: Reducer>(&self, reducer: &R, range: impl KeyRange) -> Result<R::Output> {
         ready(self.rows().aggregate(WaitMode::Blocking, reducer, bounds::owned(&range)))
     }

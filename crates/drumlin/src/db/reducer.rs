@@ -87,9 +87,9 @@ pub trait Reducer: Send + Sync + 'static {
     /// The answer.
     type Output;
 
-    /// A name for what it computes, of up to 1,024 bytes. Of one type and name, all reducers that are used on a keyspace
-    /// must compute the same: states that one has made answer for the others. A keyspace keeps the states of the 32
-    /// names that were used last, and of fewer in a budget below 32 MiB.
+    /// A name for what it computes, of up to 1,024 bytes. Of one type and name, all reducers that are used on a
+    /// keyspace must compute the same: states that one has made answer for the others. A keyspace keeps the states of
+    /// the 32 names that were used last, and of fewer in a budget below 32 MiB.
     fn name(&self) -> Cow<'_, str>;
 
     /// The state of no rows.
