@@ -14,8 +14,8 @@ use std::path::Path;
 use crate::support;
 
 use drumlin::{
-    Config, Database, Durability, Error, Field, Keyspace, KeyspaceOptions, Reader, Salvaged, Sum, Transaction,
-    TxOptions, Value,
+    AsyncValueReader, Config, Database, Durability, Error, Field, Keyspace, KeyspaceOptions, Reader, Salvaged, Sum,
+    Transaction, TxOptions, Value,
 };
 use drumlin_testing::futures::{async_methods, block_on, within_polls};
 use futures_util::TryStreamExt;
@@ -332,6 +332,15 @@ fn ranges_lose_nothing(trial: &Trial) {
     trial.steps("Values::next_async", &values(&rows), async || range.next_async().await);
     let mut range = k.values();
     trial.steps("Values::next_back_async", &values(&back), async || range.next_back_async().await);
+    let read = |(key, mut reader): (Value, AsyncValueReader)| {
+        let mut value = Vec::new();
+        block_on(reader.read_to_end(&mut value)).unwrap();
+        (key, Value::from(value))
+    };
+    let mut range = k.iter().readers();
+    trial.steps("Readers::next_async", &rows, async || Some(range.next_async().await?.map(read)));
+    let mut range = k.iter().readers();
+    trial.steps("Readers::next_back_async", &back, async || Some(range.next_back_async().await?.map(read)));
     let mut range = k.iter().salvage();
     let step = async || match range.next_async().await? {
         Ok(Salvaged::Row(key, value)) => Some(Ok((key, value))),
