@@ -380,7 +380,8 @@ impl Loading<'_, '_> {
                 }
             }
         }
-        self.commit()
+        // An interrupt leaves whole batches only.
+        if interrupt::requested() { Ok(()) } else { self.commit() }
     }
 
     /// Counts and names a row that is not stored, or ends the load with it.
