@@ -234,7 +234,7 @@ impl Narration {
         self.tell(&format!("   {} in all.\n", duration(report.seconds)))?;
         let program = program();
         let database = place.database.display();
-        self.tell(&format!("{bold}Try next{bold:#} {dim}(the database stays){dim:#}"))?;
+        self.tell(&format!("{bold}Try next{bold:#} {dim}(rm -r {database} deletes the database){dim:#}"))?;
         let mut commands = vec![
             format!("{program} du {database}"),
             format!("{program} scan {database} -k files --limit 5"),
@@ -245,8 +245,7 @@ impl Narration {
         if let Some(short) = report.answers.largest.iter().min_by_key(|file| file.path.len()) {
             commands.insert(0, format!("{program} get {database} -k files '{}'", short.path.replace('\'', "\\x27")));
         }
-        commands.iter().try_for_each(|command| self.tell(&format!("   {command}")))?;
-        self.tell(&format!("{dim}To delete the database:{dim:#}\n   rm -r {database}"))
+        commands.iter().try_for_each(|command| self.tell(&format!("   {command}")))
     }
 
     fn bar(&self, label: &str, amount: u64, whole: u64, remark: &str) -> Result<()> {
