@@ -4,8 +4,8 @@
 //! or check on, a keyspace has [`KeptCounts`]. They say how many rows lie beneath each page *at the base*: as if the
 //! changes in the list had not been made. A commit adds each row that it inserts or removes to the list; a value that
 //! is replaced adds nothing. So a count at snapshot s is the sum of the pages that the range covers whole, of the rows
-//! at its two ends, and of the changes up to s. When the list has grown, the changes that every reader sees are *folded* into the pages
-//! on their way, and leave it.
+//! at its two ends, and of the changes up to s. When the list has grown, the changes that every reader sees are
+//! *folded* into the pages on their way, and leave it.
 //!
 //! A keyspace that is never counted pays one load of a flag for each row that is inserted or removed.
 //!
