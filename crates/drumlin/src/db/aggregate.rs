@@ -22,7 +22,6 @@ use crate::tree::reducing::{Piece, ReduceCursor, Unreduced};
 use crate::tree::reductions::{KeptReduction, NAME_BYTES_MAX, ReducerId, States};
 use crate::tree::{Direction, Target};
 use crate::txn::snapshots::SnapshotHandle;
-use crate::txn::write_set::Change;
 
 /// Changes out of order at which the list is folded. Each leaf with one is read again by each aggregate until then.
 const RECENT_MAX: usize = if cfg!(feature = "sim") { 4 } else { 64 };
@@ -286,25 +285,24 @@ impl Rows<'_> {
         mut state: R::State,
         interval: &Interval,
     ) -> Result<R::State> {
-        let own = self.own_keys(interval);
+        let own_changed = |from: &[u8]| self.own_key_from(from, interval.1.as_deref());
         let mut cursor = ReduceCursor {
             position: interval.0.clone(),
             end: interval.1.clone(),
             is_done: false,
-            changed: Vec::new(),
+            snapshot: reducing.snapshot.timestamp,
+            next_changed: None,
             generation: u64::MAX,
             only_reads: false,
         };
         let mut vain_count = 0;
         while !cursor.is_done {
-            let Some(piece) = self.tree.next_piece(reducing.mode, kept, reduction, &mut cursor).await? else {
-                let rest = (&cursor.position[..], cursor.end.as_deref());
-                let Ok((generation, mut changed)) = kept.changed_keys(reducing.snapshot.timestamp, rest) else {
-                    return reducing.and_rows(state, rest.0, rest.1).await;
+            let next = self.tree.next_piece(reducing.mode, kept, reduction, &own_changed, &mut cursor);
+            let Some(piece) = next.await? else {
+                let Ok(generation) = kept.generation_for(cursor.snapshot) else {
+                    return reducing.and_rows(state, &cursor.position, cursor.end.as_deref()).await;
                 };
-                changed.extend(own.iter().cloned());
-                changed.sort_unstable();
-                (cursor.generation, cursor.changed) = (generation, changed);
+                (cursor.generation, cursor.next_changed) = (generation, None);
                 continue;
             };
             let is_vain = match piece {
@@ -337,11 +335,11 @@ impl Rows<'_> {
         Ok(state)
     }
 
-    /// The keys of a range that the reading transaction has changed itself, in order.
-    fn own_keys(&self, (lower, upper): &Interval) -> Vec<Vec<u8>> {
-        let Some(own) = self.view.and_then(|view| view.own.as_ref()) else { return Vec::new() };
-        let upper = upper.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
-        let within = own.set.range(self.tree.pages.id, (Bound::Included(&lower[..]), upper));
-        within.map(|(key, _): (&[u8], Change<'_>)| key.to_vec()).collect()
+    /// The first key from `from` on and below `upper` that the reading transaction has changed itself.
+    fn own_key_from(&self, from: &[u8], upper: Option<&[u8]>) -> Option<Vec<u8>> {
+        let own = self.view.and_then(|view| view.own.as_ref())?;
+        let upper = upper.map_or(Bound::Unbounded, Bound::Excluded);
+        let (key, _) = own.set.range(self.tree.pages.id, (Bound::Included(from), upper)).next()?;
+        Some(key.to_vec())
     }
 }

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use super::Value;
 use super::bounds::OwnedBounds;
 use super::rows::Rows;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::memory::{Account, grown_capacity, heap_bytes, reserve};
 use crate::sync::Random;
 use crate::task::WaitMode;
 use crate::tree::Direction;
 use crate::tree::counting::{CountCursor, Seek};
-use crate::tree::counts::{ChangeSums, KeptCounts, NoAnswer, RECENT_MAX, interval_of};
+use crate::tree::counts::{KeptCounts, NoAnswer, RECENT_MAX, interval_of};
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
 
@@ -147,7 +148,11 @@ impl Rows<'_> {
                 Err(NoAnswer::Never) => return Ok(None),
             };
             let mut own = 0;
-            self.own_changes(mode, interval, &snapshot, |_, change| own += change).await?;
+            self.own_changes(mode, interval, &snapshot, |_, change| {
+                own += change;
+                Ok(())
+            })
+            .await?;
             snapshot.check()?;
             self.record_interval(lower, upper)?;
             let count = cursor.rows().checked_add_signed(changes + own);
@@ -159,13 +164,14 @@ impl Rows<'_> {
         Ok(None)
     }
 
-    /// Calls `visit` with each row of a range that the reading transaction has inserted or removed itself.
+    /// Calls `visit` with each row of a range that the reading transaction has inserted (1) or removed (-1) itself, in
+    /// the order of keys.
     pub(super) async fn own_changes(
         &self,
         mode: WaitMode<'_>,
         (lower, upper): &Interval,
         snapshot: &SnapshotHandle,
-        mut visit: impl FnMut(&[u8], i64),
+        mut visit: impl FnMut(&[u8], i64) -> Result<()>,
     ) -> Result<()> {
         let Some(own) = self.view.and_then(|view| view.own.as_ref()) else { return Ok(()) };
         let engine = &self.store()?.engine;
@@ -179,7 +185,7 @@ impl Rows<'_> {
             };
             let was_there = engine.has_row_at(mode, self.tree, key, snapshot.timestamp).await?;
             if is_put != was_there {
-                visit(key, if is_put { 1 } else { -1 });
+                visit(key, if is_put { 1 } else { -1 })?;
             }
             from = Bound::Excluded(key.to_vec());
         }
@@ -244,16 +250,28 @@ impl Rows<'_> {
         snapshot: &Arc<SnapshotHandle>,
     ) -> Result<Option<Option<(Vec<u8>, u64)>>> {
         let (lower, upper) = as_slices(interval);
-        let mut own = Vec::new();
-        self.own_changes(mode, interval, snapshot, |key, change| own.push((key.to_vec(), change))).await?;
+        let mut memory = self.store()?.engine.budget.grant(Account::Copies);
+        let (mut own, mut key_bytes) = (Vec::new(), 0);
+        let add = |key: &[u8], change| {
+            key_bytes += heap_bytes(key.len());
+            let bytes = grown_capacity(&own, 1) * size_of::<(Vec<u8>, i64)>() + key_bytes;
+            if !memory.cover(bytes as u64) {
+                return Err(Error::copies_in_memory(memory.limit_bytes()));
+            }
+            reserve(&mut own, 1);
+            own.push((key.to_vec(), change));
+            Ok(())
+        };
+        self.own_changes(mode, interval, snapshot, add).await?;
+        let mut seek = Seek { snapshot: snapshot.timestamp, own, remaining: index, found: None };
         for _ in 0..ATTEMPTS_MAX {
-            let (generation, mut changes) = match kept.list_up_to(snapshot.timestamp, (lower, upper)) {
-                Ok(listed) => listed,
+            let generation = match kept.generation_for(snapshot.timestamp) {
+                Ok(generation) => generation,
                 Err(NoAnswer::Folded) => continue,
                 Err(NoAnswer::Never) => return Ok(None),
             };
-            changes.extend(own.iter().cloned());
-            let mut seek = Seek { changes: ChangeSums::new(changes), remaining: index, found: None };
+            seek.remaining = index;
+            seek.found = None;
             let mut cursor = CountCursor::new(lower.to_vec(), upper.map(<[u8]>::to_vec), generation);
             if !self.tree.count_on(mode, kept, &mut cursor, Some(&mut seek)).await? {
                 continue;

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::counts::{ChangeSums, CountEntry, CountState, KeptCounts, Unsettled};
+use super::counts::{CountEntry, CountState, KeptCounts, Unsettled};
 use super::node::{Inner, Leaf, Node};
 use super::{Provider, Target, Tree};
 use crate::error::Result;
@@ -83,7 +83,10 @@ impl CountCursor {
 /// The row that a count stops at.
 #[derive(Debug)]
 pub(crate) struct Seek {
-    pub(crate) changes: ChangeSums,
+    /// The snapshot that sees it.
+    pub(crate) snapshot: Timestamp,
+    /// The rows that the reader itself has inserted (1) or removed (-1), in the order of their keys.
+    pub(crate) own: Vec<(Vec<u8>, i64)>,
     /// Rows to pass before it, as its snapshot sees them.
     pub(crate) remaining: u64,
     /// Set once the row is known to lie in the leaf at the cursor's position.
@@ -91,10 +94,17 @@ pub(crate) struct Seek {
 }
 
 impl Seek {
-    /// Passes the rows of an interval, unless the row lies there. `None` if more rows were removed from it than it had:
-    /// the rows are not of this interval.
-    fn passes(&mut self, rows: u64, lower: &[u8], upper: Option<&[u8]>) -> Option<bool> {
-        let rows = rows.checked_add_signed(self.changes.between(lower, upper))?;
+    fn own_within(&self, (lower, upper): (&[u8], Option<&[u8]>)) -> &[(Vec<u8>, i64)] {
+        debug_assert!(self.own.is_sorted(), "changes of a reader are out of order");
+        debug_assert!(self.own.iter().all(|(_, change)| change.abs() == 1), "a row is inserted twice");
+        let place_of = |bound: &[u8]| self.own.partition_point(|(key, _)| key[..] < *bound);
+        &self.own[place_of(lower)..upper.map_or(self.own.len(), place_of)]
+    }
+
+    /// Passes the rows of an interval, which so many changes are added to, unless the row lies there. `None` if more
+    /// rows were removed from it than it had: the rows are not of this interval.
+    fn passes(&mut self, rows: u64, changes: i64) -> Option<bool> {
+        let rows = rows.checked_add_signed(changes)?;
         let is_passed = rows <= self.remaining;
         if is_passed {
             self.remaining -= rows;
@@ -204,6 +214,27 @@ impl Step<'_> {
         if missing.is_empty() { Ok(()) } else { Err(Halt::Pages(missing)) }
     }
 
+    /// The changes beneath each of these children that the seeking reader sees. The first begins at the cursor's
+    /// position.
+    fn changes_of_children(
+        &self,
+        inner: &Inner<'_>,
+        children: std::ops::Range<usize>,
+        cursor: &CountCursor,
+        seek: &Seek,
+    ) -> Vec<i64> {
+        debug_assert!(children.is_empty() || begins_at(inner, children.start, &cursor.position), "rows before a child");
+        let mut sums = vec![0; children.len()];
+        let Some(last) = children.clone().next_back() else { return sums };
+        let mut upper = Vec::new();
+        let has_upper = inner.child_upper_into(last, &mut upper);
+        let within = (&cursor.position[..], has_upper.then_some(&upper[..]));
+        let mut add = |key: &[u8], change| sums[inner.child_for(key) - children.start] += change;
+        self.kept.visit_changes(self.base, within, seek.snapshot, &mut add);
+        seek.own_within(within).iter().for_each(|(key, change)| add(key, *change));
+        sums
+    }
+
     /// Passes children of a node that lie in the range whole. Returns `false` if it passes none.
     fn pass_children(
         &mut self,
@@ -225,11 +256,9 @@ impl Step<'_> {
                 true
             })?,
             Some(seek) => {
-                let (mut lower, mut upper) = (Vec::new(), Vec::new());
+                let changes = self.changes_of_children(inner, first..behind.max(first), cursor, seek);
                 self.children(inner, first..behind.max(first), |child, rows| {
-                    inner.child_lower_into(child, &mut lower);
-                    let has_upper = inner.child_upper_into(child, &mut upper);
-                    let passes = seek.passes(rows, &lower, has_upper.then_some(&upper[..]));
+                    let passes = seek.passes(rows, changes[child - first]);
                     is_outdated |= passes.is_none();
                     let is_passed = passes == Some(true);
                     passed += usize::from(is_passed);
@@ -295,6 +324,17 @@ impl Step<'_> {
         }
     }
 
+    /// Passes the rows of a leaf, in this interval, unless the row that is sought is among them.
+    fn passes_leaf(&self, rows: u64, within: (&[u8], Option<&[u8]>), seek: &mut Seek) -> bool {
+        let mut changes = 0;
+        self.kept.visit_changes(self.base, within, seek.snapshot, |_, change| changes += change);
+        changes += seek.own_within(within).iter().map(|(_, change)| change).sum::<i64>();
+        seek.passes(rows, changes).unwrap_or_else(|| {
+            self.kept.contradict();
+            false
+        })
+    }
+
     fn pass_leaf(&self, leaf: &Leaf<'_>, cursor: &mut CountCursor, seek: Option<&mut Seek>) {
         let fence = leaf.upper_fence();
         let upper = match (fence, cursor.end.as_deref()) {
@@ -303,10 +343,7 @@ impl Step<'_> {
         };
         let rows = self.leaf_rows(leaf, &cursor.position, upper);
         if let Some(seek) = seek
-            && !seek.passes(rows, &cursor.position, upper).unwrap_or_else(|| {
-                self.kept.contradict();
-                false
-            })
+            && !self.passes_leaf(rows, (&cursor.position, upper), seek)
         {
             seek.found = Some(cursor.position.clone());
             cursor.is_done = true;

@@ -147,8 +147,12 @@ impl ChangeList {
         debug_assert!(other.sorted_count == 0, "a part of the list is in order");
     }
 
-    /// The changes of keys from `lower` on and below `upper`.
-    fn within<'c>(&'c self, lower: &'c [u8], upper: Option<&'c [u8]>) -> impl Iterator<Item = &'c CountChange> {
+    /// The changes of keys from `lower` on and below `upper`: those in order, and the others.
+    fn parts_within<'c>(
+        &'c self,
+        lower: &'c [u8],
+        upper: Option<&'c [u8]>,
+    ) -> (impl Iterator<Item = &'c CountChange>, impl Iterator<Item = &'c CountChange>) {
         let (lower, upper) = (Headed::new(lower), upper.map(Headed::new));
         debug_assert!(upper.is_none_or(|upper| lower.key <= upper.key), "a range that ends before it begins");
         let (sorted, recent) = self.changes.split_at(self.sorted_count);
@@ -157,7 +161,23 @@ impl ChangeList {
         let is_in = move |change: &&CountChange| {
             !self.is_below(change, lower) && upper.is_none_or(|upper| self.is_below(change, upper))
         };
-        sorted[start..end.max(start)].iter().chain(recent.iter().filter(is_in))
+        (sorted[start..end.max(start)].iter(), recent.iter().filter(is_in))
+    }
+
+    /// The changes of keys from `lower` on and below `upper`.
+    fn within<'c>(&'c self, lower: &'c [u8], upper: Option<&'c [u8]>) -> impl Iterator<Item = &'c CountChange> {
+        let (sorted, recent) = self.parts_within(lower, upper);
+        sorted.chain(recent)
+    }
+
+    /// The first key from `lower` on and below `upper` that was changed up to a commit.
+    fn first_changed(&self, lower: &[u8], upper: Option<&[u8]>, up_to: Timestamp) -> Option<&[u8]> {
+        let (mut sorted, recent) = self.parts_within(lower, upper);
+        let first = sorted.find(|change| change.timestamp <= up_to).map(|change| self.key(change));
+        let seen = recent.filter(|change| change.timestamp <= up_to);
+        let found = seen.map(|change| self.key(change)).chain(first).min();
+        debug_assert!(found.is_none_or(|key| key >= lower && upper.is_none_or(|upper| key < upper)));
+        found
     }
 
     fn sum(&self, lower: &[u8], upper: Option<&[u8]>, up_to: Timestamp) -> i64 {
@@ -243,42 +263,6 @@ impl std::fmt::Debug for KeptCounts {
 impl Drop for KeptCounts {
     fn drop(&mut self) {
         self.budget.give(Account::Counts, self.bytes.load(Ordering::Relaxed));
-    }
-}
-
-/// Keys, each with 1 for a row that was inserted, -1 for one that was removed.
-pub(crate) type RowChanges = Vec<(Vec<u8>, i64)>;
-
-/// The changes of a range up to a snapshot, for what lies between.
-#[derive(Debug, Default)]
-pub(crate) struct ChangeSums {
-    /// Keys in order, each with the sum of its changes and of those before it.
-    sums: Vec<(Vec<u8>, i64)>,
-}
-
-impl ChangeSums {
-    /// Of changes in any order.
-    pub(crate) fn new(mut changes: RowChanges) -> ChangeSums {
-        debug_assert!(changes.iter().all(|(_, change)| change.abs() == 1), "a row is inserted twice");
-        changes.sort_unstable_by(|left, right| left.0.cmp(&right.0));
-        let mut sum = 0;
-        for (_, change) in &mut changes {
-            sum += *change;
-            *change = sum;
-        }
-        ChangeSums { sums: changes }
-    }
-
-    fn below(&self, key: &[u8]) -> i64 {
-        let at = self.sums.partition_point(|(of, _)| &of[..] < key);
-        if at == 0 { 0 } else { self.sums[at - 1].1 }
-    }
-
-    /// The changes of keys from `lower` on and below `upper`.
-    pub(crate) fn between(&self, lower: &[u8], upper: Option<&[u8]>) -> i64 {
-        debug_assert!(upper.is_none_or(|upper| lower <= upper), "a range that ends before it begins");
-        let Some((_, all)) = self.sums.last() else { return 0 };
-        upper.map_or(*all, |upper| self.below(upper)) - self.below(lower)
     }
 }
 
@@ -411,40 +395,38 @@ impl KeptCounts {
         Ok(sum)
     }
 
-    /// The same changes one by one, and the generation whose sums they are to be added to.
-    pub(crate) fn list_up_to(
+    /// Calls `visit` with the changes of a range up to a snapshot, in no order: keys, each with 1 for a row that was
+    /// inserted, -1 for one that was removed. They are to be added to the rows at the base, which the caller holds.
+    pub(super) fn visit_changes(
         &self,
-        snapshot: Timestamp,
+        base: &CountState,
         (lower, upper): (&[u8], Option<&[u8]>),
-    ) -> Result<(u64, RowChanges), NoAnswer> {
-        let base = self.base();
-        let changes = self.with_list(|list| {
-            let seen = list.within(lower, upper).filter(|change| change.timestamp <= snapshot && change.sign() != 0);
-            seen.map(|change| (list.key(change).to_vec(), change.sign())).collect()
+        up_to: Timestamp,
+        mut visit: impl FnMut(&[u8], i64),
+    ) {
+        debug_assert!(up_to >= base.horizon || self.has_ended(), "changes up to {up_to} are folded: {base:?}");
+        self.with_list(|list| {
+            let seen = list.within(lower, upper).filter(|change| change.timestamp <= up_to);
+            seen.for_each(|change| visit(list.key(change), change.sign()));
         });
-        self.check(&base, base.generation, snapshot)?;
-        Ok((base.generation, changes))
     }
 
-    /// The keys of a range that were changed up to a snapshot, in order, and the generation to whose reductions that
-    /// applies.
-    pub(crate) fn changed_keys(
+    /// The first key of a range that was changed since the base, which the caller holds, up to a snapshot.
+    pub(super) fn first_changed(
         &self,
-        snapshot: Timestamp,
+        base: &CountState,
         (lower, upper): (&[u8], Option<&[u8]>),
-    ) -> Result<(u64, Vec<Vec<u8>>), NoAnswer> {
+        up_to: Timestamp,
+    ) -> Option<Vec<u8>> {
+        debug_assert!(up_to >= base.horizon || self.has_ended(), "changes up to {up_to} are folded: {base:?}");
+        self.with_list(|list| list.first_changed(lower, upper, up_to).map(<[u8]>::to_vec))
+    }
+
+    /// The generation of sums and states that answer for a snapshot.
+    pub(crate) fn generation_for(&self, snapshot: Timestamp) -> Result<u64, NoAnswer> {
         let base = self.base();
-        let mut keys: Vec<Vec<u8>> = self.with_list(|list| {
-            let seen = list.within(lower, upper).filter(|change| change.timestamp <= snapshot);
-            seen.map(|change| list.key(change).to_vec()).collect()
-        });
         self.check(&base, base.generation, snapshot)?;
-        let generation = base.generation;
-        drop(base);
-        debug_assert!(keys.iter().all(|key| **key >= *lower && upper.is_none_or(|upper| **key < *upper)));
-        keys.sort_unstable();
-        keys.dedup();
-        Ok((generation, keys))
+        Ok(base.generation)
     }
 
     /// Fails if rows that were summed in this generation do not answer for the snapshot.
@@ -828,6 +810,15 @@ mod tests {
             let expected: i64 = seen.map(|(_, change)| change.sign()).sum();
             let upper = keys.get(upper).map(|key| &key[..]);
             assert_eq!(list.sum(&keys[lower], upper, Timestamp(up_to)), expected, "{lower} to {upper:?}");
+        }
+        for (lower, up_to) in [(0, 9), (33, 9), (33, 1), (150, 3), (0, 0)] {
+            let mut seen = (lower..200).filter(|number| changes(*number).0 <= up_to);
+            let expected = seen.next().map(|number| &keys[number][..]);
+            assert_eq!(
+                list.first_changed(&keys[lower], None, Timestamp(up_to)),
+                expected,
+                "from {lower} up to {up_to}"
+            );
         }
         list.sort();
         list.retain(|_, change| change.timestamp > Timestamp(3));

@@ -3,16 +3,16 @@
 //! The tree does not know the reducer. It goes along a range and tells the next step ([`Piece`]): states that can be
 //! combined, rows that have to be read, or pages whose states can be made and kept. The caller does that under no latch
 //! and asks again. Each part that was passed is reduced as of the snapshot, so it holds if changes are folded
-//! meanwhile.
+//! meanwhile. Changes are looked up in the list of all readers, never copied from it: it may be long.
 
 use super::Tree;
 use super::counting::{Halt, begins_at};
-use super::counts::KeptCounts;
+use super::counts::{CountState, KeptCounts};
 use super::node::{Inner, Node};
 use super::reductions::{KeptReduction, Reductions, States};
 use crate::error::Result;
-use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind};
+use crate::format::{PageId, Timestamp};
 use crate::pool::ImmutablePages;
 use crate::space::{FrameIndex, PageEntry};
 use crate::task::WaitMode;
@@ -27,9 +27,11 @@ pub(crate) struct ReduceCursor {
     pub(crate) position: Vec<u8>,
     pub(crate) end: Option<Vec<u8>>,
     pub(crate) is_done: bool,
-    /// Keys of the range that were changed up to the snapshot, or by the reader itself, in order.
-    pub(crate) changed: Vec<Vec<u8>>,
-    /// The generation of reductions to which these changes are to be added.
+    /// The snapshot whose rows are reduced.
+    pub(crate) snapshot: Timestamp,
+    /// The changed key that was looked up last.
+    pub(crate) next_changed: Option<NextChanged>,
+    /// The generation of reductions that it was looked up in.
     pub(crate) generation: u64,
     /// No state is made: there is no memory to keep it.
     pub(crate) only_reads: bool,
@@ -47,20 +49,18 @@ impl ReduceCursor {
             _ => self.is_done = true,
         }
     }
-
-    /// The first changed key that was not passed.
-    fn next_changed(&self) -> Option<&[u8]> {
-        debug_assert!(self.changed.is_sorted(), "changed keys are out of order");
-        let at = self.changed.partition_point(|key| *key < self.position);
-        self.changed.get(at).map(|key| &key[..])
-    }
-
-    fn is_changed(&self, lower: &[u8], upper: Option<&[u8]>) -> bool {
-        debug_assert!(upper.is_none_or(|upper| lower < upper), "a page without keys");
-        let at = self.changed.partition_point(|key| key[..] < *lower);
-        self.changed.get(at).is_some_and(|key| upper.is_none_or(|upper| key[..] < *upper))
-    }
 }
+
+/// The first changed key from another on. It is kept, so that a key is looked up once for all pages in front of it.
+#[derive(Debug)]
+pub(crate) struct NextChanged {
+    from: Vec<u8>,
+    /// `None`: no key up to the end of the range.
+    key: Option<Vec<u8>>,
+}
+
+/// Finds the first key from this one on, within the reduced range, that the reader has changed itself.
+pub(crate) type OwnChanged<'o> = &'o (dyn Fn(&[u8]) -> Option<Vec<u8>> + Sync);
 
 /// A page whose state can be made.
 #[derive(Debug)]
@@ -89,8 +89,10 @@ pub(crate) enum Piece {
 struct Look<'l> {
     tree: &'l Tree,
     kept: &'l KeptCounts,
+    base: &'l CountState,
     reductions: &'l Reductions,
     reduction: &'l KeptReduction,
+    own_changed: OwnChanged<'l>,
     nodes: &'l ImmutablePages<'l>,
 }
 
@@ -124,6 +126,26 @@ impl<'l> Look<'l> {
         debug_assert!(node.page != PageId::NONE, "page 0 is no node");
         let is_shown = self.tree.pages.table.shows(node.page, PageEntry::Immutable(node.frame));
         if is_shown { Ok(()) } else { Err(Halt::Again) }
+    }
+
+    /// The first key from `from` on that was changed up to the snapshot, or by the reader itself: no state holds it.
+    fn next_changed<'c>(&self, cursor: &'c mut ReduceCursor, from: &[u8]) -> Option<&'c [u8]> {
+        let ReduceCursor { end, snapshot, next_changed, .. } = cursor;
+        let is_known = next_changed.as_ref().is_some_and(|next: &NextChanged| {
+            next.from[..] <= *from && next.key.as_ref().is_none_or(|key| *from <= key[..])
+        });
+        if !is_known {
+            let listed = self.kept.first_changed(self.base, (from, end.as_deref()), *snapshot);
+            let key = listed.into_iter().chain((self.own_changed)(from)).min();
+            assert!(key.as_ref().is_none_or(|key| *from <= key[..]), "a changed key is before those looked at");
+            *next_changed = Some(NextChanged { from: from.to_vec(), key });
+        }
+        next_changed.as_ref()?.key.as_deref()
+    }
+
+    fn is_changed(&self, cursor: &mut ReduceCursor, lower: &[u8], upper: Option<&[u8]>) -> bool {
+        debug_assert!(upper.is_none_or(|upper| lower < upper), "a page without keys");
+        self.next_changed(cursor, lower).is_some_and(|key| upper.is_none_or(|upper| key < upper))
     }
 
     /// Pages of this level are reduced by their rows, those above by their children: leaves, unless their states would
@@ -166,13 +188,14 @@ impl<'l> Look<'l> {
         cursor: &mut ReduceCursor,
     ) -> Result<Option<Piece>, Halt> {
         let inner = &node.inner;
+        let position = cursor.position.clone();
         let behind = match (cursor.end.as_deref(), inner.upper_fence()) {
             (None, _) => inner.len(),
             (Some(end), Some(upper)) if upper <= end => inner.len(),
             (Some(end), _) => inner.child_for(end),
         };
         // Children up to the one with the next changed row are as they were at the base.
-        let unchanged = match cursor.next_changed() {
+        let unchanged = match self.next_changed(cursor, &position) {
             Some(key) if inner.upper_fence().is_none_or(|upper| key < upper) => behind.min(inner.child_for(key)),
             _ => behind,
         };
@@ -200,7 +223,7 @@ impl<'l> Look<'l> {
         node: &FoundNode<'l>,
         child: usize,
         behind: usize,
-        cursor: &ReduceCursor,
+        cursor: &mut ReduceCursor,
     ) -> Result<Piece, Halt> {
         assert!(child < behind && node.inner.level() > 0, "child {child} of {behind} is to be reduced");
         if node.inner.level() == self.row_level() + 1 {
@@ -227,7 +250,7 @@ impl<'l> Look<'l> {
         node: &FoundNode<'l>,
         first: usize,
         behind: usize,
-        cursor: &ReduceCursor,
+        cursor: &mut ReduceCursor,
     ) -> Result<Piece, Halt> {
         let inner = &node.inner;
         let at_once = if self.row_level() == 0 { PAGES_AT_ONCE } else { 1 };
@@ -240,7 +263,7 @@ impl<'l> Look<'l> {
             let page = inner.child(child);
             let Some(stamp) = self.kept.stamp(page) else { break };
             let is_kept = child > first && self.reductions.has_state(self.reduction, page);
-            if is_kept || cursor.is_changed(&from, upper.as_deref()) {
+            if is_kept || self.is_changed(cursor, &from, upper.as_deref()) {
                 break;
             }
             from.clear();
@@ -253,7 +276,7 @@ impl<'l> Look<'l> {
     }
 
     /// The rows of leaves from the cursor's position on, as long as these have no state that could be used.
-    fn rows_from(&self, node: &FoundNode<'l>, first: usize, cursor: &ReduceCursor) -> Result<Piece, Halt> {
+    fn rows_from(&self, node: &FoundNode<'l>, first: usize, cursor: &mut ReduceCursor) -> Result<Piece, Halt> {
         assert!(node.inner.level() == 1, "rows of a node of level {}", node.inner.level());
         let (mut lower, mut upper) = (Vec::new(), Vec::new());
         let mut has_upper = node.inner.child_upper_into(first, &mut upper);
@@ -261,8 +284,8 @@ impl<'l> Look<'l> {
             let is_behind = cursor.end.as_ref().is_some_and(|end| *end <= upper);
             std::mem::swap(&mut lower, &mut upper);
             has_upper = node.inner.child_upper_into(child, &mut upper);
-            let is_changed = cursor.is_changed(&lower, has_upper.then_some(&upper[..]));
-            if is_behind || !is_changed && !cursor.only_reads && self.row_level() == 0 {
+            let has_states = !cursor.only_reads && self.row_level() == 0;
+            if is_behind || has_states && !self.is_changed(cursor, &lower, has_upper.then_some(&upper[..])) {
                 std::mem::swap(&mut lower, &mut upper);
                 has_upper = true;
                 break;
@@ -281,6 +304,7 @@ impl Tree {
         mode: WaitMode<'_>,
         kept: &KeptCounts,
         reduction: &KeptReduction,
+        own_changed: OwnChanged<'_>,
         cursor: &mut ReduceCursor,
     ) -> Result<Option<Piece>> {
         assert!(!cursor.is_done, "a reduction goes on behind its end");
@@ -292,7 +316,7 @@ impl Tree {
             if base.generation != cursor.generation {
                 return Err(Halt::Folded);
             }
-            Look { tree: self, kept, reductions, reduction, nodes: &nodes }.next(cursor)
+            Look { tree: self, kept, base: &base, reductions, reduction, own_changed, nodes: &nodes }.next(cursor)
         })
         .await
     }

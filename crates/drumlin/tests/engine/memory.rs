@@ -733,6 +733,63 @@ fn reducers_of_many_names_stay_within_the_budget() {
     });
 }
 
+/// Places and aggregates that hundreds of tasks ask for, while an older snapshot keeps many changes from being folded:
+/// none of them copies the list of changes.
+#[test]
+fn places_and_aggregates_asked_at_once_stay_within_the_budget() {
+    const ROWS: u64 = 120_000;
+    const CHANGES: u64 = 2_500;
+    const CALLS: u64 = 300;
+    let long_key = |number: u64| [&key(number)[..], &[b'k'; 100]].concat();
+    alone("memory::places_and_aggregates_asked_at_once_stay_within_the_budget", || {
+        let mut numbers: Vec<u64> = (0..ROWS).map(|row| row * 2).collect();
+        numbers.extend((0..CHANGES).map(|change| change * 2 * (ROWS / CHANGES) + 1));
+        numbers.sort_unstable();
+        let folder = Folder::new();
+        let meter = Meter::new(64 * MIB);
+        let db = Config::new().memory(64 * MIB).open(folder.path()).unwrap();
+        let mut load = db.bulk_load("k").unwrap();
+        (0..ROWS).for_each(|row| load.insert(long_key(row * 2), Random(row).bytes(600)).unwrap());
+        load.finish().unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        assert_eq!(keyspace.aggregate(&NotBelow(0), ..).unwrap(), ROWS);
+        assert_eq!(keyspace.len().unwrap(), ROWS);
+        let older = db.snapshot();
+        for (count, number) in numbers.iter().filter(|number| *number % 2 == 1).enumerate() {
+            keyspace.insert_with(long_key(*number), b"new", Durability::Relaxed).unwrap();
+            if count % 200 == 0 {
+                // Counts whose list of changes grows on and on unasked end.
+                assert_eq!(keyspace.len().unwrap(), ROWS + count as u64 + 1);
+            }
+        }
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut random = Random(1);
+        let mut places: Vec<_> = (0..CALLS)
+            .map(|_| random.below(ROWS))
+            .map(|place| (place, Box::pin(keyspace.nth_async(.., place))))
+            .collect();
+        let mut sums: Vec<_> = (0..CALLS / 3)
+            .map(|_| random.below(ROWS))
+            .map(|place| (place, long_key(numbers[place as usize])))
+            .map(|(place, from)| (place, Box::pin(keyspace.aggregate_async(&NotBelow(0), from..))))
+            .collect();
+        places.retain_mut(|(_, call)| call.as_mut().poll(&mut context).is_pending());
+        sums.retain_mut(|(_, call)| call.as_mut().poll(&mut context).is_pending());
+        println!("{} places and {} aggregates wait", places.len(), sums.len());
+        assert!(places.len() as u64 > CALLS / 3 && sums.len() as u64 > CALLS / 9, "pages are in memory");
+        for (place, call) in places {
+            let (found, _) = smol::block_on(call).unwrap().expect("there are more rows");
+            assert_eq!(&found[..], long_key(numbers[place as usize]), "row {place}");
+        }
+        // Each reads all leaves with changes, a few suffice.
+        for (place, call) in sums.into_iter().take(5) {
+            assert_eq!(smol::block_on(call).unwrap(), numbers.len() as u64 - place, "from row {place} on");
+        }
+        assert_eq!(older.len(&keyspace).unwrap(), ROWS);
+        meter.check(&db, "places and aggregates");
+    });
+}
+
 type Workload = fn(&Database);
 
 /// Work whose memory [`allocators`] looks at.
