@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::keyspace::read_head;
 use super::{Database, Keyspace};
 use crate::error::{Error, Result};
-use crate::store::bulk_load::{Finished, LoadedRow, LoadedRows, Loader, PART_BYTES_MAX};
+use crate::store::bulk_load::{Finished, LoadedRow, LoadedRows, Loader, PART_BYTES_MAX, write_large};
 use crate::task::ready;
 use crate::txn::values::{Blocking, MEDIUM_BYTES_MAX};
 
@@ -197,15 +197,44 @@ impl BulkLoad {
     /// Those of [`insert`](BulkLoad::insert).
     pub async fn insert_async(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.loader()?;
-        self.pending.push(key.as_ref(), value.as_ref());
+        let (key, value) = (key.as_ref(), value.as_ref());
+        if value.len() > MEDIUM_BYTES_MAX {
+            return self.insert_large_async(key, value).await;
+        }
+        self.pending.push(key, value);
         if self.pending.0.len() < PENDING_BYTES_MAX {
             return Ok(());
         }
-        let mut taken = self.take()?;
-        let handle = Arc::clone(&self.keyspace.handle);
-        let added = handle.store()?.as_task().run(move || taken.add_pending().map(|()| taken)).await;
-        self.loader = added?.loader.take();
+        let taken = self.take()?;
+        self.loader = taken.on_worker(BulkLoad::add_pending).await?.loader.take();
         Ok(())
+    }
+
+    /// Adds a row whose value is written chunk by chunk, as it lies.
+    async fn insert_large_async(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let taken = self.take()?;
+        let handle = Arc::clone(&self.keyspace.handle);
+        let (store, open) = (handle.store()?, &self.keyspace.open);
+        let written = match store.check_write(open, key) {
+            Ok(()) => write_large(store, open, store.as_task(), Blocking(value)).await,
+            Err(error) => Err(error),
+        };
+        let key = key.to_vec();
+        // After an error too: giving the load up may wait.
+        let add = move |load: &mut BulkLoad| {
+            let written = written?;
+            load.add_pending()?;
+            let handle = Arc::clone(&load.keyspace.handle);
+            load.loader()?.insert_written(handle.store()?, &key, &written)
+        };
+        self.loader = taken.on_worker(add).await?.loader.take();
+        Ok(())
+    }
+
+    /// Calls `body` on a thread that may wait. Returns the load, which ends if that fails.
+    async fn on_worker(mut self, body: impl FnOnce(&mut BulkLoad) -> Result<()> + Send + 'static) -> Result<BulkLoad> {
+        let handle = Arc::clone(&self.keyspace.handle);
+        handle.store()?.as_task().run(move || body(&mut self).map(|()| self)).await
     }
 
     /// All that is left of the load; this handle can't go on.

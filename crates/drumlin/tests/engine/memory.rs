@@ -790,6 +790,35 @@ fn places_and_aggregates_asked_at_once_stay_within_the_budget() {
     });
 }
 
+/// A large value that a task adds to a bulk load is written as it lies: the load holds a chunk of it.
+#[test]
+fn large_values_of_tasks_are_loaded_within_the_budget() {
+    const VALUE_BYTES: usize = 100 << 20;
+    alone("memory::large_values_of_tasks_are_loaded_within_the_budget", || {
+        let folder = Folder::new();
+        let value = vec![7; VALUE_BYTES];
+        let meter = Meter::new(16 * MIB);
+        let db = Config::new().memory(16 * MIB).open(folder.path()).unwrap();
+        smol::block_on(async {
+            let mut load = db.bulk_load_async("k").await.unwrap();
+            load.insert_async("b", "small").await.unwrap();
+            load.insert_async("c", &value).await.unwrap();
+            load.insert_async("a", "small").await.unwrap();
+            load.insert_async("d", &value).await.unwrap();
+            load.insert_async("c", &value[1..]).await.unwrap();
+            assert_eq!(load.finish_async().await.unwrap().rows, 4);
+        });
+        let keyspace = db.keyspace("k").unwrap();
+        let lengths = ["a", "b", "c", "d"].map(|key| keyspace.read(key).unwrap().unwrap().len());
+        assert_eq!(lengths, [5, 5, VALUE_BYTES as u64 - 1, VALUE_BYTES as u64]);
+        let mut found = keyspace.read("c").unwrap().unwrap();
+        let mut piece = vec![0; 1 << 20];
+        std::io::Read::read_exact(&mut found, &mut piece).unwrap();
+        assert!(piece.iter().all(|byte| *byte == 7));
+        meter.check(&db, "large values of tasks");
+    });
+}
+
 type Workload = fn(&Database);
 
 /// Work whose memory [`allocators`] looks at.

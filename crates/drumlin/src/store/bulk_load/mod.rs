@@ -32,7 +32,7 @@ use crate::space::Purpose;
 use crate::task::{WaitMode, ready};
 use crate::tree::counts::LoadedCounts;
 use crate::tree::packing::TakenRow;
-use crate::txn::values::MEDIUM_BYTES_MAX;
+use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 
 /// Buffers that a load writes from: the one that is filled, and the one that is written.
 const WRITE_BUFFERS: u64 = 2;
@@ -122,14 +122,21 @@ impl Loader {
     /// Adds a row whose value is large.
     pub(crate) fn insert_large(&mut self, store: &Store, key: &[u8], value: impl Read) -> Result<()> {
         self.begin_row(store, key)?;
+        let value = ready(write_large(store, &self.open, WaitMode::Blocking, Blocking(value)))?;
+        self.insert_written(store, key, &value)
+    }
+
+    /// Adds a row whose value was [written](write_large).
+    pub(crate) fn insert_written(&mut self, store: &Store, key: &[u8], value: &LargeValue) -> Result<()> {
+        self.begin_row(store, key)?;
         if self.sorting.is_none() {
-            let reference = self.tree.write_large(store, value)?;
+            let reference = self.tree.adopt(value)?;
             self.take_back_equal(key);
             return self.tree.push_reference(key, reference);
         }
-        // First, since the value is written to the run that its row will be in.
+        // First, since the value becomes that of the run that its row will be in.
         self.make_room(store, key, Waiting::Written(&[0; LARGE_REF_BYTES]))?;
-        let reference = self.tree.write_large(store, value)?;
+        let reference = self.tree.adopt(value)?;
         self.put_off(store, key, Waiting::Written(&reference.to_bytes()))
     }
 
@@ -264,6 +271,17 @@ impl Loader {
             Some(pages) => Ok(Finished::InTheWay(rows, Box::new(LoadedRows::within(open, pages, memory)))),
         }
     }
+}
+
+/// Writes a large value for a load of the keyspace. If no row gets it, its space is free again.
+pub(crate) async fn write_large(
+    store: &Store,
+    open: &OpenKeyspace,
+    mode: WaitMode<'_>,
+    source: impl Source,
+) -> Result<Arc<LargeValue>> {
+    let memory = store.source_memory(mode).await?;
+    values::write_large(mode, &open.tree, store.new_value(), source, memory, &store.engine.make_room).await
 }
 
 impl Store {

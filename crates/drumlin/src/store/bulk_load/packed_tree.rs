@@ -1,6 +1,5 @@
 //! A tree of rows that come in the order of their keys: a bulk load's result, or one sorted run of it.
 
-use std::io::Read;
 use std::sync::Arc;
 
 use super::OpenKeyspace;
@@ -11,12 +10,11 @@ use crate::format::extent::{Kind, PageKey};
 use crate::format::node::LargeRef;
 use crate::pool::load::LoadPages;
 use crate::store::Store;
-use crate::task::{WaitMode, ready};
 use crate::tree::counting::LEAVES_WITHOUT;
 use crate::tree::counts::LoadedCounts;
 use crate::tree::node::{PackedRow, large_rest, push_value};
 use crate::tree::packing::{CountedPages, Packer, TakenRow};
-use crate::txn::values::{self, Blocking};
+use crate::txn::values::{self, LargeValue};
 
 /// See the module.
 #[derive(Debug)]
@@ -122,15 +120,11 @@ impl PackedTree {
         Ok(reference)
     }
 
-    /// Writes a large value; a row names it later.
-    pub(super) fn write_large(&mut self, store: &Store, value: impl Read) -> Result<LargeRef> {
-        let (tree, id) = (&self.open.tree, store.new_value());
-        let memory = ready(store.source_memory(WaitMode::Blocking))?;
-        let (mode, make_room) = (WaitMode::Blocking, &store.engine.make_room);
-        let written = ready(values::write_large(mode, tree, id, Blocking(value), memory, make_room))?;
+    /// Takes over a large value that was written; a row names it later.
+    pub(super) fn adopt(&mut self, written: &LargeValue) -> Result<LargeRef> {
         let chunk_count = u32::try_from(written.addresses.len()).expect("fewer than 2^32 chunks");
         let first_page = self.pages.take_numbers(written.addresses.len())?;
-        let reference = LargeRef { length: written.length, id, first_page, chunk_count };
+        let reference = LargeRef { length: written.length, id: written.value_id, first_page, chunk_count };
         assert!(reference.is_plausible(), "{reference:?} could not be read again");
         written.leave_to_load(reference);
         self.pages.adopt(first_page, &written.addresses);
