@@ -7,8 +7,8 @@ use std::ops::{Bound, ControlFlow};
 use std::pin::Pin;
 
 use drumlin::{
-    AsyncValueReader, Error, Field, Keys, Keyspace, Max, Range, Reader, ReduceError, Reducer, Result, RowStream, Sum,
-    Value, ValueReader, Values,
+    AsyncValueReader, Error, Field, Keys, Keyspace, Max, Range, Reader, Readers, ReduceError, Reducer, Result,
+    RowStream, Sum, Value, ValueReader, Values,
 };
 use futures_core::Stream;
 use futures_io::{AsyncRead, AsyncSeek};
@@ -159,6 +159,10 @@ pub(super) fn walk(
         walk_values(call!("Range::values", range.values()), expected, may, script);
         return;
     }
+    if script.byte().is_multiple_of(16) {
+        walk_readers(call!("Range::readers", range.readers()), expected, may, script);
+        return;
+    }
     if script.byte().is_multiple_of(8) {
         show(range, expected, may, script);
         return;
@@ -283,6 +287,45 @@ pub(super) fn walk_values(
             same(found, &expected, may);
         }
     }
+}
+
+/// The same of values as streams.
+fn walk_readers(
+    mut readers: Readers,
+    expected: &[(&Vec<u8>, &Vec<u8>)],
+    may: impl Fn(&Error) -> bool,
+    script: &mut Script<'_>,
+) {
+    let _ = format!("{readers:?}");
+    let (mut front, mut back) = (0, expected.len());
+    loop {
+        let (is_backward, is_task) = (script.byte().is_multiple_of(2), script.byte().is_multiple_of(2));
+        let at = if is_backward { back.wrapping_sub(1) } else { front };
+        let row = (front < back).then(|| expected[at]);
+        let check_key = |key: &Value| {
+            assert!(row.is_some_and(|(wanted, _)| *key == *wanted), "a wrong row");
+            row.map(|(_, value)| value)
+        };
+        let read = if is_task {
+            let next = match is_backward {
+                true => block_on(call!("Readers::next_back_async", readers.next_back_async())),
+                false => block_on(call!("Readers::next_async", readers.next_async())),
+            };
+            next.map(|row| {
+                checked(row, &may).map(|(key, reader)| read_value_async(Some(reader), check_key(&key), script))
+            })
+        } else {
+            let next = if is_backward { readers.next_back() } else { readers.next() };
+            next.map(|row| checked(row, &may).map(|(key, reader)| read_value(Some(reader), check_key(&key), script)))
+        };
+        match read {
+            None => break,
+            Some(None) => return,
+            Some(Some(())) if is_backward => back -= 1,
+            Some(Some(())) => front += 1,
+        }
+    }
+    assert_eq!(front, back, "a row too few");
 }
 
 /// The values are as expected, up to an error that may be.
