@@ -503,9 +503,9 @@ impl Error {
         Error::MemoryInUse { what: "rows and values copied by open scans and readers", limit_bytes }
     }
 
-    /// The writers of large values together have used up their part of the budget.
+    /// The writers of large values, and reducers that read some, have used up their part of the budget together.
     pub(crate) fn sources_in_memory(limit_bytes: u64) -> Error {
-        Error::MemoryInUse { what: "values being written from readers", limit_bytes }
+        Error::MemoryInUse { what: "values being written from readers or shown to reducers", limit_bytes }
     }
 
     /// Bulk loads together have used up their part of the budget.

@@ -79,9 +79,13 @@ impl<R: Reducer> Reducing<'_, R> {
         upper: Option<&[u8]>,
         mut take: impl FnMut(&R, &[u8], &[u8]) -> Result<(), ReduceError>,
     ) -> Result<()> {
+        let prefix_bytes = self.reducer.call(|reducer| Ok(reducer.prefix_bytes()))?;
+        let mut take =
+            |reducer: &R, key: &[u8], value: &[u8]| take(reducer, key, &value[..value.len().min(prefix_bytes)]);
         let Some(rest) = self.read_leaves(lower, upper, &mut take)? else { return Ok(()) };
         let upper = upper.map_or(Bound::Unbounded, |upper| Bound::Excluded(upper.to_vec()));
-        let mut range = self.rows.scan_at((Bound::Included(rest), upper), Some(self.snapshot));
+        let range = self.rows.scan_at((Bound::Included(rest), upper), Some(self.snapshot));
+        let mut range = range.for_reducer(prefix_bytes);
         let mut look = |key: &[u8], value: &[u8]| match self.reducer.call(|reducer| take(reducer, key, value)) {
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => ControlFlow::Break(error),

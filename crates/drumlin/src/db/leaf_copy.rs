@@ -169,6 +169,17 @@ pub(super) enum Fetched {
     Own(Arc<LargeValue>),
 }
 
+impl Fetched {
+    /// The length of the value.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Fetched::Inline(span) => u64::from(span.end - span.start),
+            Fetched::Large(reference) => reference.length,
+            Fetched::Own(value) => value.length,
+        }
+    }
+}
+
 /// The rows that a scan wants of a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum Want {

@@ -15,6 +15,7 @@ use super::shortage::Shortage;
 use super::value::Value;
 use super::value_reader::{Content, ValueReader};
 use crate::error::{Error, QuotedKey, Result};
+use crate::format::ChunkNumber;
 use crate::memory::{Account, Grant};
 use crate::pool::Stop;
 use crate::store::read_ahead::ReadAhead;
@@ -23,7 +24,7 @@ use crate::tree::node::{EMPTY_LEAF, Leaf};
 use crate::tree::{Direction, Target, Tree, Unreadable};
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
-use crate::txn::values::UpcomingValues;
+use crate::txn::values::{Part, UpcomingValues};
 use crate::txn::write_set::SharedWrites;
 
 /// The rows of a range in key order, as of one snapshot: an iterator from both ends.
@@ -78,6 +79,8 @@ struct Scan {
     upcoming: UpcomingValues,
     /// The rows that the next copy takes of its leaf.
     want: Want,
+    /// The most bytes of a value that a reducer looks at, if one is shown the rows.
+    reduced_bytes_max: Option<u64>,
     /// Memory of `front` and `back`, which take `front_bytes` and `back_bytes`.
     memory: Grant,
     front_bytes: u64,
@@ -149,6 +152,7 @@ impl Range {
             ahead_backward: ReadAhead::new(Direction::Backward),
             upcoming: UpcomingValues::default(),
             want: Want::All,
+            reduced_bytes_max: None,
             memory,
             front_bytes: 0,
             back_bytes: 0,
@@ -166,6 +170,14 @@ impl Range {
     pub(super) fn one_at_first(mut self) -> Range {
         if let State::Scanning(scan) = &mut self.0 {
             scan.want = Want::One;
+        }
+        self
+    }
+
+    /// Has [`show_rows`](Self::show_rows) read so much of values that are not in their leaf, in memory of the budget.
+    pub(super) fn for_reducer(mut self, bytes_max: usize) -> Range {
+        if let State::Scanning(scan) = &mut self.0 {
+            scan.reduced_bytes_max = Some(bytes_max as u64);
         }
         self
     }
@@ -542,6 +554,43 @@ impl Scan {
         }
     }
 
+    /// The value that is shown of the next row, in place of `value`. For a reducer: as much as it looks at, and the
+    /// memory of it.
+    async fn read_shown(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+        fetched: &Fetched,
+        value: Vec<u8>,
+    ) -> Result<(Vec<u8>, Option<Grant>)> {
+        let Some(bytes_max) = self.reduced_bytes_max else {
+            return Ok((self.read_value(mode, direction, fetched, value).await?, None));
+        };
+        let handle = Arc::clone(&self.handle);
+        let store = handle.store()?;
+        let wanted = fetched.bytes().min(bytes_max);
+        let memory = store.reduced_memory(mode, wanted).await?;
+        if wanted == fetched.bytes() {
+            return Ok((self.read_value(mode, direction, fetched, value).await?, Some(memory)));
+        }
+        let (mut prefix, mut number) = (value, ChunkNumber(0));
+        prefix.clear();
+        while (prefix.len() as u64) < wanted {
+            let part = Part { start: 0, length: wanted as usize - prefix.len() };
+            prefix = match fetched {
+                Fetched::Inline(_) => unreachable!("a value that was copied is read"),
+                Fetched::Large(reference) => {
+                    store.read_chunk(mode, &self.tree, reference, number, &self.snapshot, part, prefix).await?
+                }
+                Fetched::Own(own) => {
+                    store.read_own_chunk(mode, &self.tree, own, number, &self.snapshot, part, prefix).await?
+                }
+            };
+            number.0 += 1;
+        }
+        Ok((prefix, Some(memory)))
+    }
+
     /// The next row, which is there. It is passed once its value was read: a call that is dropped before loses no row.
     async fn hand_out(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<(Value, Value)> {
         let rows = self.side(direction);
@@ -583,11 +632,14 @@ impl Scan {
             match rows.value(direction) {
                 Fetched::Inline(_) => {}
                 elsewhere => {
-                    value.clear();
-                    value = self.read_value(mode, direction, &elsewhere, value).await?;
+                    let memory;
+                    (value, memory) = self.read_shown(mode, direction, &elsewhere, value).await?;
                     self.side_mut(direction).pass(direction);
                     if let ControlFlow::Break(result) = look(&key, &value) {
                         return Ok(ControlFlow::Break(result));
+                    }
+                    if memory.is_some() {
+                        value = Vec::new();
                     }
                 }
             }

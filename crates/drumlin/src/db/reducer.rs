@@ -101,6 +101,16 @@ pub trait Reducer: Send + Sync + 'static {
     /// If the row has none: the call that reduces it fails.
     fn row(&self, key: &[u8], value: &[u8]) -> Result<Self::State, ReduceError>;
 
+    /// The most bytes of a value, from its first on, that [`row`](Reducer::row) looks at; it is shown no more of them.
+    /// By default all. Of a value that is not in its leaf, no more are read.
+    ///
+    /// What is read of such values is in the memory budget: aggregates and writers of values over 64 KiB share a
+    /// thirty-second of it, and wait for each other. Of longer ones than that one at a time is in memory, and what
+    /// exceeds the part comes on top, as a value that `get` returns does.
+    fn prefix_bytes(&self) -> usize {
+        usize::MAX
+    }
+
     /// The state of two ranges of rows, `left` in front of `right`.
     ///
     /// # Errors
@@ -322,6 +332,13 @@ impl<T: Number> Field<T> {
         }
     }
 
+    fn prefix_bytes(&self) -> usize {
+        match self.0 {
+            Source::BigEndian(at) | Source::LittleEndian(at) => at.saturating_add(T::BYTES),
+            Source::Function(..) => usize::MAX,
+        }
+    }
+
     fn name(&self) -> String {
         match self.0 {
             Source::BigEndian(at) => format!("{} at {at}, big-endian", T::NAME),
@@ -373,6 +390,10 @@ impl<T: Number> Reducer for Sum<T> {
 
     fn row(&self, key: &[u8], value: &[u8]) -> Result<Self::State, ReduceError> {
         Ok(self.0.get(key, value).map_or_else(T::zero, T::running))
+    }
+
+    fn prefix_bytes(&self) -> usize {
+        self.0.prefix_bytes()
     }
 
     fn combine(&self, left: Self::State, right: Self::State) -> Result<Self::State, ReduceError> {
@@ -449,6 +470,10 @@ macro_rules! one_of_two {
 
             fn row(&self, key: &[u8], value: &[u8]) -> Result<Option<T>, ReduceError> {
                 Ok(self.0.get(key, value))
+            }
+
+            fn prefix_bytes(&self) -> usize {
+                self.0.prefix_bytes()
             }
 
             fn combine(&self, left: Option<T>, right: Option<T>) -> Result<Option<T>, ReduceError> {

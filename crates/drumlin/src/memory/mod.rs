@@ -40,7 +40,8 @@ pub(crate) enum Account {
     Reads,
     /// Rows and values copied by scans and readers.
     Copies,
-    /// Chunks of large values that sources are about to fill.
+    /// Large values on their way through users' code: chunks that sources are about to fill, values that reducers look
+    /// at.
     Sources,
     /// Buffers that extents are written from.
     Writes,

@@ -44,7 +44,7 @@ use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
 use crate::format::{ChunkNumber, KeyspaceId, Timestamp, ValueId};
 use crate::io::{Backend, IoBackend, Process, SyncMethod};
-use crate::memory::{Account, Grant, SOURCE_BYTES_MAX};
+use crate::memory::{Account, Grant, SOURCE_BYTES_MAX, heap_bytes};
 use crate::seglog::Body;
 use crate::space::checkpoint::PageTableStore;
 use crate::space::{PageTable, Purpose};
@@ -144,6 +144,9 @@ pub(crate) struct Store {
 
 /// The longest time that a write waits for a row that another transaction holds, unless set otherwise.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Prefixes of up to this many bytes are no more than the copy of a leaf that every reduction has.
+const REDUCED_BYTES_FREE: u64 = 4 << 10;
 
 impl Store {
     /// Opens the database at `path`, creating or recovering it, and starts its threads.
@@ -562,6 +565,19 @@ impl Store {
         let engine = &self.engine;
         let memory = engine.reserve_in_turn(mode, Account::Sources, SOURCE_BYTES_MAX, LOCK_TIMEOUT).await;
         memory.ok_or_else(|| Error::sources_in_memory(engine.budget.limit_bytes(Account::Sources)))
+    }
+
+    /// Memory for so many bytes of a value that a reducer is shown. A longer one than the part of the budget takes all of
+    /// it: no other is there at the same time.
+    pub(crate) async fn reduced_memory(&self, mode: WaitMode<'_>, bytes: u64) -> Result<Grant> {
+        let engine = &self.engine;
+        if bytes <= REDUCED_BYTES_FREE {
+            return Ok(engine.budget.grant(Account::Sources));
+        }
+        let limit_bytes = engine.budget.limit_bytes(Account::Sources);
+        let taken_bytes = (heap_bytes(bytes as usize) as u64).min(limit_bytes);
+        let memory = engine.reserve_in_turn(mode, Account::Sources, taken_bytes, LOCK_TIMEOUT).await;
+        memory.ok_or_else(|| Error::sources_in_memory(limit_bytes))
     }
 
     // ── large values ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -336,6 +336,83 @@ fn aggregates_in_little_memory_are_right() {
     }
 }
 
+/// The sum of all bytes among the first ones of each value, and the longest value that was shown.
+struct FirstBytes {
+    prefix_bytes: usize,
+    longest: AtomicU64,
+}
+
+impl FirstBytes {
+    fn of(&self, value: &[u8]) -> u64 {
+        value.iter().take(self.prefix_bytes).map(|byte| u64::from(*byte)).sum()
+    }
+}
+
+impl Reducer for FirstBytes {
+    type State = u64;
+    type Output = u64;
+
+    fn name(&self) -> Cow<'_, str> {
+        format!("first {} bytes", self.prefix_bytes).into()
+    }
+    fn identity(&self) -> u64 {
+        0
+    }
+    fn row(&self, _key: &[u8], value: &[u8]) -> Result<u64, ReduceError> {
+        self.longest.fetch_max(value.len() as u64, Ordering::Relaxed);
+        Ok(self.of(value))
+    }
+    fn prefix_bytes(&self) -> usize {
+        self.prefix_bytes
+    }
+    fn combine(&self, left: u64, right: u64) -> Result<u64, ReduceError> {
+        Ok(left + right)
+    }
+    fn encode(&self, state: &u64, bytes: &mut Vec<u8>) {
+        bytes.extend(state.to_be_bytes());
+    }
+    fn decode(&self, bytes: &[u8]) -> Result<u64, ReduceError> {
+        Ok(u64::from_be_bytes(bytes.try_into()?))
+    }
+    fn output(&self, state: u64) -> u64 {
+        state
+    }
+}
+
+/// Of values of all lengths a reducer is shown the bytes that it looks at and no others: of those in leaves, in one
+/// extent and in several, committed and put by the transaction that asks.
+#[test]
+fn reducers_are_shown_the_bytes_that_they_look_at() {
+    const LENGTHS: [usize; 9] = [0, 7, 300, 5_000, 65_000, 66_000, 262_100, 262_200, 700_000];
+    let (db, k) = opened();
+    let mut random = Random(4);
+    let mut model = Model::new();
+    for (number, length) in LENGTHS.iter().cycle().take(40).enumerate() {
+        let (key, value) = (key(number as u64 * 2), random.bytes(*length));
+        k.insert(&key, &value).unwrap();
+        model.insert(key, value);
+    }
+    let mut tx = db.begin().unwrap();
+    let mut own = model.clone();
+    for (number, length) in LENGTHS.iter().enumerate() {
+        let (key, value) = (key(number as u64 * 5), random.bytes(*length));
+        tx.insert(&k, &key, &value).unwrap();
+        own.insert(key, value);
+    }
+    for prefix_bytes in [0, 1, 8, 4_096, 5_000, 262_128, 262_144, 300_000, 699_999, 700_000, usize::MAX] {
+        let reducer = FirstBytes { prefix_bytes, longest: AtomicU64::new(0) };
+        for turn in 0..2 {
+            for from in [0, 3, 40] {
+                let of = |model: &Model| model.range(key(from)..).map(|(_, value)| reducer.of(value)).sum::<u64>();
+                let what = format!("the first {prefix_bytes} bytes from row {from} on, turn {turn}");
+                assert_eq!(k.aggregate(&reducer, key(from)..).unwrap(), of(&model), "{what}");
+                assert_eq!(tx.aggregate(&k, &reducer, key(from)..).unwrap(), of(&own), "{what}, with own rows");
+            }
+        }
+        assert_eq!(reducer.longest.into_inner(), prefix_bytes.min(700_000) as u64);
+    }
+}
+
 /// A serializable transaction that has reduced a range is in conflict with one that changes a row of it.
 #[test]
 fn an_aggregate_is_a_read_of_its_range() {

@@ -790,6 +790,82 @@ fn places_and_aggregates_asked_at_once_stay_within_the_budget() {
     });
 }
 
+/// The number of bytes of all values.
+struct Bytes;
+
+impl Reducer for Bytes {
+    type State = u64;
+    type Output = u64;
+
+    fn name(&self) -> Cow<'_, str> {
+        "bytes".into()
+    }
+    fn identity(&self) -> u64 {
+        0
+    }
+    fn row(&self, _key: &[u8], value: &[u8]) -> Result<u64, ReduceError> {
+        Ok(value.len() as u64)
+    }
+    fn combine(&self, left: u64, right: u64) -> Result<u64, ReduceError> {
+        Ok(left + right)
+    }
+    fn encode(&self, state: &u64, bytes: &mut Vec<u8>) {
+        bytes.extend(state.to_be_bytes());
+    }
+    fn decode(&self, bytes: &[u8]) -> Result<u64, ReduceError> {
+        Ok(u64::from_be_bytes(bytes.try_into()?))
+    }
+    fn output(&self, state: u64) -> u64 {
+        state
+    }
+}
+
+/// Aggregates that read values of all lengths at once: of long ones one at a time is in memory, and of those that a
+/// reducer looks only at the beginning of, no more than that.
+#[test]
+fn aggregates_of_large_values_stay_within_the_budget() {
+    const THREADS: u64 = 12;
+    const LONG_BYTES: u64 = 6 * MIB;
+    alone("memory::aggregates_of_large_values_stay_within_the_budget", || {
+        let folder = Folder::new();
+        let db = Config::new().memory(16 * MIB).open(folder.path()).unwrap();
+        let (mixed, long) = (db.keyspace("mixed").unwrap(), db.keyspace("long").unwrap());
+        let lengths: Vec<u64> = (0..120).map(|row| [900, 20_000, 60_000, 150_000, 400_000, 700_000][row % 6]).collect();
+        for (row, length) in (0..).zip(&lengths) {
+            mixed.insert_with(key(row), Random(row).bytes(*length as usize), Durability::Relaxed).unwrap();
+        }
+        long.insert_from("film", std::io::Read::take(std::io::repeat(1), 100 << 20)).unwrap();
+        db.sync().unwrap();
+        let asked = |keyspace: &Keyspace, from: u64| keyspace.aggregate(&Bytes, key(from)..).unwrap();
+        let meter = Meter::new(16 * MIB);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (asked, mixed, lengths) = (&asked, &mixed, &lengths[..]);
+                scope.spawn(move || {
+                    for round in 0..4 {
+                        let from = (thread * 4 + round) % 60;
+                        assert_eq!(asked(mixed, from), lengths[from as usize..].iter().sum::<u64>(), "from {from} on");
+                    }
+                });
+            }
+        });
+        let first = drumlin::Sum::of(drumlin::Field::<u64>::big_endian(0));
+        assert_eq!(long.aggregate(&first, ..).unwrap(), 0x0101_0101_0101_0101);
+        meter.check(&db, "aggregates of large values");
+
+        long.remove("film").unwrap();
+        (0..4).for_each(|row| long.insert(key(row), Random(row).bytes(LONG_BYTES as usize)).unwrap());
+        let meter = Meter::new(16 * MIB + LONG_BYTES);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (asked, long) = (&asked, &long);
+                scope.spawn(move || assert_eq!(asked(long, thread % 4), (4 - thread % 4) * LONG_BYTES));
+            }
+        });
+        meter.check(&db, "aggregates of values longer than their part");
+    });
+}
+
 /// A large value that a task adds to a bulk load is written as it lies: the load holds a chunk of it.
 #[test]
 fn large_values_of_tasks_are_loaded_within_the_budget() {
