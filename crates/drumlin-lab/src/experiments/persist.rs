@@ -167,7 +167,7 @@ pub(super) fn seconds(session: &Session<'_>) -> f64 {
 
 /// With the first touch of the area.
 fn turn_seconds(session: &Session<'_>) -> f64 {
-    session.pacing.slice.seconds + 0.25
+    session.pacing.slice.seconds + 0.1
 }
 
 pub(super) fn chapter() -> Chapter {

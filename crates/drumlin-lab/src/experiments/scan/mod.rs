@@ -155,9 +155,9 @@ fn timing(session: &Session<'_>, case: &Case) -> Timing {
     Timing { seconds, sample_seconds: (seconds / 160.0).clamp(0.01, 0.1) }
 }
 
-/// The mean expected time of a turn: a case ends early once all is read, at 1.4 GB/s on average.
+/// The mean expected time of a turn: a case ends early once all is read, at 1.7 GB/s on average.
 fn turn_seconds(session: &Session<'_>, cases: &[Case]) -> f64 {
-    let all = session.file_bytes() as f64 / 1.4e9;
+    let all = session.file_bytes() as f64 / 1.7e9;
     let seconds: f64 = cases
         .iter()
         .map(|case| timing(session, case).seconds.min(if case.is_slow { f64::INFINITY } else { all }))
