@@ -6,10 +6,12 @@
 //! - `nbd` serves it to a virtual machine, `qemu` runs and kills that, `guest` is what runs in it;
 //! - `bench` traces a writer, makes states and verifies them; `cuts` has the commands, `methods` that of the table;
 //!   `counters` keeps what they reached;
+//! - `copies` shows which copies of a folder hold the database;
 //! - `parallel_log` compares streams of a log on drives that are `slow`.
 #![allow(unreachable_pub, reason = "a program has no public face")]
 
 mod bench;
+mod copies;
 mod counters;
 mod cuts;
 mod drive;
@@ -142,6 +144,14 @@ enum Task {
         #[arg(long, default_value_t = 5.0)]
         megabytes_per_second: f64,
     },
+    /// Copies and snapshots of a database while it is written, and after: which of them hold it
+    Copies {
+        /// Databases
+        #[arg(long, default_value_t = 10)]
+        rounds: u64,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Detach what a killed rig left attached
     Sweep,
     /// The first process of the virtual machine
@@ -197,6 +207,7 @@ fn run(task: Task) -> Result<()> {
             let one = moment.zip(loss).map(|(moment, loss)| Cut { moment, loss, seed });
             cuts::replay(&trace, one, states, seed)
         }
+        Task::Copies { rounds, seed } => copies::run(rounds, seed),
         Task::ParallelLog { threads, value_size, rounds, seconds, flush_ms, megabytes_per_second } => {
             let flush = std::time::Duration::from_secs_f64(flush_ms / 1e3);
             let pace = slow::Pace { flush, bytes_per_second: megabytes_per_second * 1e6 };

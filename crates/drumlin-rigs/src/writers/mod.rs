@@ -25,6 +25,7 @@ use rustix::fs::OFlags;
 
 use crate::drive::SECTOR;
 pub use log::Method;
+use workload::Ack;
 
 /// Told when all is there that the writer needs; a cut before it may leave anything or nothing.
 pub const PREPARED: u64 = u64::MAX;
@@ -43,6 +44,11 @@ pub fn told_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
         let what: [u8; 8] = sector[8..16].try_into().expect("eight bytes");
         u64::from_le_bytes(what)
     })
+}
+
+/// The acknowledgement as that of a step which need not last.
+pub fn not_lasting(told: u64) -> u64 {
+    if told >= WAITING { told } else { Ack { full: false, ..Ack::from_bits(told) }.to_bits() }
 }
 
 /// Tells the world.

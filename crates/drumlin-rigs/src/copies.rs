@@ -1,0 +1,222 @@
+//! Copies of a database's folder as people make them: which of them hold the database, and what becomes of the others.
+//!
+//! A writer, a process of its own, runs on btrfs, which takes snapshots of a folder at one instant. Each copy is opened
+//! and compared with what was acknowledged before the copying began.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use drumlin_testing::Random;
+
+use crate::host::{self, FileSystem, LoopDevice, Mount};
+use crate::writers::{PREPARED, TOLD_BYTES, Verdict, Writer, not_lasting, told_in};
+
+const DRIVE_BYTES: u64 = 2 << 30;
+
+/// A way of copying a database.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Copying {
+    Snapshot,
+    Killed,
+    Closed,
+    OpenDataFirst,
+    OpenLogFirst,
+}
+
+impl Copying {
+    const ALL: [Copying; 5] =
+        [Copying::Snapshot, Copying::Killed, Copying::Closed, Copying::OpenDataFirst, Copying::OpenLogFirst];
+
+    fn title(self) -> &'static str {
+        match self {
+            Copying::Snapshot => "snapshot of the file system, open",
+            Copying::Killed => "copy after a kill",
+            Copying::Closed => "copy of a closed database",
+            Copying::OpenDataFirst => "copy of an open one, data first",
+            Copying::OpenLogFirst => "copy of an open one, log first",
+        }
+    }
+
+    /// Returns `true` if the copy is the database.
+    fn is_sound(self) -> bool {
+        !matches!(self, Copying::OpenDataFirst | Copying::OpenLogFirst)
+    }
+}
+
+/// What became of the copies of one kind.
+#[derive(Clone, Copy, Default, Debug)]
+struct Count {
+    copies: u64,
+    whole: u64,
+    refused: u64,
+    lost: u64,
+    wrong: u64,
+}
+
+/// A folder on btrfs and the writer in it.
+struct Live {
+    // Unmounted, then detached, then removed.
+    _mount: Mount,
+    _device: LoopDevice,
+    folder: tempfile::TempDir,
+    seed: u64,
+    copy_count: u64,
+    told: Vec<u64>,
+}
+
+impl Live {
+    fn new(seed: u64) -> Result<Live> {
+        let folder = host::mount_folder()?;
+        let path = |name: &str| folder.path().join(name);
+        fs::File::create(path("drive"))?.set_len(DRIVE_BYTES)?;
+        fs::write(path("told"), vec![0; TOLD_BYTES as usize])?;
+        fs::create_dir(path("mounted"))?;
+        let device = LoopDevice::attach(&path("drive"))?;
+        FileSystem::Btrfs.make(device.path())?;
+        let mount = FileSystem::Btrfs.mount(device.path(), &path("mounted"))?;
+        let live = Live { _mount: mount, _device: device, folder, seed, copy_count: 0, told: Vec::new() };
+        host::run(Command::new("btrfs").args(["--quiet", "subvolume", "create"]).arg(live.source()))?;
+        Ok(live)
+    }
+
+    fn source(&self) -> PathBuf {
+        self.folder.path().join("mounted/live")
+    }
+
+    fn spawn(&self) -> Result<Child> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["write", "--writer", &Writer::Drumlin.to_string(), "--seed", &self.seed.to_string()]);
+        command.arg("--folder").arg(self.source()).arg("--told").arg(self.folder.path().join("told"));
+        // Ctrl-C is for the rig.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("starting the writer")
+    }
+
+    /// Reads what the writer has told since: the file keeps the last 2,048.
+    fn listen(&mut self) -> Result<()> {
+        let told = fs::read(self.folder.path().join("told"))?;
+        self.told.extend(told_in(&told));
+        self.told.sort_unstable();
+        self.told.dedup();
+        Ok(())
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        while !self.told.contains(&PREPARED) {
+            ensure!(begun.elapsed() < Duration::from_secs(60), "the writer does not get ready");
+            std::thread::sleep(Duration::from_millis(5));
+            self.listen()?;
+        }
+        Ok(())
+    }
+
+    /// Makes a copy, opens it and compares it with what was told before.
+    fn verify_copy(&mut self, copying: Copying, random: &mut Random, count: &mut Count) -> Result<()> {
+        self.listen()?;
+        self.copy_count += 1;
+        let (source, target) = (self.source(), self.folder.path().join(format!("mounted/copy-{}", self.copy_count)));
+        match copying {
+            Copying::Snapshot => {
+                let words = ["--quiet", "subvolume", "snapshot"];
+                host::run(Command::new("btrfs").args(words).args([&source, &target]))?;
+            }
+            Copying::Killed | Copying::Closed => copy(&source, &target, false, &mut || {})?,
+            Copying::OpenDataFirst | Copying::OpenLogFirst => {
+                let longest = [0, 20, 300][random.index(3)];
+                let mut pause = || std::thread::sleep(Duration::from_millis(random.below(longest + 1)));
+                copy(&source, &target, copying == Copying::OpenLogFirst, &mut pause)?;
+            }
+        }
+        // What was told meanwhile may be in the copy.
+        let known: BTreeSet<u64> = self.told.iter().copied().collect();
+        self.listen()?;
+        let told = self.told.iter().map(|told| if known.contains(told) { *told } else { not_lasting(*told) });
+        let verdict = Writer::Drumlin.verify(&target, self.seed, &[], &told.collect::<Vec<_>>(), &|_| {});
+        count.copies += 1;
+        match &verdict {
+            Verdict::Whole(_) => count.whole += 1,
+            Verdict::Lost(_) => count.lost += 1,
+            Verdict::Wrong(reason) if reason.starts_with("opening: ") => count.refused += 1,
+            Verdict::Wrong(_) => count.wrong += 1,
+        }
+        if let Verdict::Lost(reason) | Verdict::Wrong(reason) = &verdict {
+            println!("{}: {reason} (seed {})", copying.title(), self.seed);
+        }
+        match copying {
+            Copying::Snapshot => host::run(Command::new("btrfs").args(["--quiet", "subvolume", "delete"]).arg(&target)),
+            _ => Ok(fs::remove_dir_all(&target)?),
+        }
+    }
+}
+
+/// Copies a folder's files, those of the log's folder before or behind the others, with a pause behind each. Files that
+/// go away meanwhile are left out, as `cp` does.
+fn copy(from: &Path, to: &Path, log_first: bool, pause: &mut dyn FnMut()) -> Result<()> {
+    fs::create_dir(to)?;
+    let mut entries = fs::read_dir(from)?.collect::<Result<Vec<_>, _>>()?;
+    entries.sort_by_key(|entry| ((entry.file_name() == "log") != log_first, entry.file_name()));
+    for entry in entries {
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &target, log_first, pause)?;
+        } else {
+            match fs::copy(entry.path(), target) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                copied => drop(copied?),
+            }
+            pause();
+        }
+    }
+    Ok(())
+}
+
+/// Makes copies of all kinds of so many databases, and prints what became of them. Fails if one that should be the
+/// database is not.
+pub fn run(rounds: u64, seed: u64) -> Result<()> {
+    host::require(&[FileSystem::Btrfs])?;
+    ensure!(host::has_program("btrfs"), "this rig needs: btrfs (package btrfs-progs)");
+    let mut counts = [Count::default(); Copying::ALL.len()];
+    for seed in seed..seed + rounds {
+        if host::is_interrupted() {
+            break;
+        }
+        round(seed, &mut counts)?;
+    }
+    println!("{:34} {:>6} {:>6} {:>8} {:>6} {:>6}", "", "copies", "whole", "refused", "older", "wrong");
+    let mut is_clean = true;
+    for (copying, count) in Copying::ALL.into_iter().zip(counts) {
+        let Count { copies, whole, refused, lost, wrong } = count;
+        println!("{:34} {copies:>6} {whole:>6} {refused:>8} {lost:>6} {wrong:>6}", copying.title());
+        is_clean &= !copying.is_sound() || copies == whole;
+    }
+    ensure!(is_clean, "a copy that should be the database is not");
+    Ok(())
+}
+
+fn round(seed: u64, counts: &mut [Count]) -> Result<()> {
+    let mut random = Random(seed);
+    let mut live = Live::new(seed)?;
+    let mut child = live.spawn()?;
+    let copied = live.wait_until_ready().and_then(|()| {
+        for _ in 0..6 {
+            std::thread::sleep(Duration::from_millis(random.below(400)));
+            for copying in [Copying::Snapshot, Copying::OpenDataFirst, Copying::OpenLogFirst] {
+                live.verify_copy(copying, &mut random, &mut counts[copying as usize])?;
+            }
+        }
+        ensure!(child.try_wait()?.is_none(), "the writer ended by itself");
+        Ok(())
+    });
+    child.kill().and_then(|()| child.wait()).context("ending the writer")?;
+    copied?;
+    live.verify_copy(Copying::Killed, &mut random, &mut counts[Copying::Killed as usize])?;
+    // Opens the database itself, recovers it and closes it.
+    let verdict = Writer::Drumlin.verify(&live.source(), seed, &[], &live.told, &|_| {});
+    ensure!(matches!(verdict, Verdict::Whole(_)), "after a kill: {verdict:?}, seed {seed}");
+    live.verify_copy(Copying::Closed, &mut random, &mut counts[Copying::Closed as usize])
+}
