@@ -150,6 +150,8 @@
 //! | a wait for a row | 10 seconds, then [`Error::LockTimeout`] |
 //! | a folder | one process at a time, or any number that [only read](Config::read_only) |
 //!
+//! [`Database::limits`] tells these and others in bytes.
+//!
 //! # Features
 //!
 //! | feature | effect |
@@ -181,9 +183,9 @@ mod txn;
 
 pub use db::{
     AsyncValueReader, Attempt, Batch, BulkLoad, Config, Database, Field, Gap, Isolation, KeyRange, Keys, Keyspace,
-    KeyspaceInfo, KeyspaceOptions, LoadReport, Max, MemoryPart, Min, Number, Range, Reader, Readers, ReduceError,
-    Reducer, RowStream, Salvage, Salvaged, Savepoint, Snapshot, Stats, Sum, Transaction, TxOptions, Value, ValueReader,
-    Values,
+    KeyspaceInfo, KeyspaceOptions, Limits, LoadReport, Max, MemoryPart, Min, Number, Range, Reader, Readers,
+    ReduceError, Reducer, RowStream, Salvage, Salvaged, Savepoint, Snapshot, Stats, Sum, Transaction, TxOptions, Value,
+    ValueReader, Values,
 };
 pub use error::{Error, LockHolder, Recourse, Result};
 pub use format::Timestamp;

@@ -25,6 +25,8 @@ impl Side {
                 let stats = call!("Database::stats", db.stats());
                 assert!(stats.memory_used_bytes <= stats.memory_budget_bytes, "{stats:?}");
                 assert!(stats.failed.is_none(), "{stats:?}");
+                let limits = call!("Database::limits", db.limits());
+                assert_eq!(limits.memory_bytes, stats.memory_budget_bytes);
                 let _ = format!("{:?} {db:?}", call!("Database::opening", db.opening()));
                 assert!(call!("Database::path", db.path()).is_absolute());
                 let _ = call!("Database::tx_options", db.tx_options());

@@ -12,6 +12,7 @@ mod exact_sum;
 mod in_transaction;
 mod keyspace;
 mod leaf_copy;
+mod limits;
 mod locks;
 mod range;
 mod reader;
@@ -41,6 +42,7 @@ pub use bounds::KeyRange;
 pub use bulk_load::{BulkLoad, LoadReport};
 pub use config::Config;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
+pub use limits::Limits;
 pub use range::{Keys, Range, Readers, Salvage, Values};
 pub use reader::Reader;
 pub use reducer::{Field, Max, Min, Number, ReduceError, Reducer, Sum};
@@ -361,6 +363,19 @@ impl Database {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.store().map(|store| store.stats()).unwrap_or_default()
+    }
+
+    /// The limits that follow from the memory budget and the page size, in bytes.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().memory(64 << 20).open("")?;
+    /// println!("a transaction writes up to {} bytes", db.limits().transaction_log_bytes);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let store = self.handle.store_here();
+        Limits::new(&store.engine.budget, store.page_bytes)
     }
 
     /// The result of opening the database: what was found and recovered.

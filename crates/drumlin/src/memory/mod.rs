@@ -292,6 +292,11 @@ impl Budget {
         self.total_bytes / 16
     }
 
+    /// The most bytes of leaves that a serializable commit may pin to validate them.
+    pub(crate) fn validated_bytes_max(&self) -> u64 {
+        self.limit_bytes(Account::Pinned) / 2
+    }
+
     /// Bytes of versions past which the oldest snapshot is ended; what is left of their part is for commits under way.
     pub(crate) fn version_bytes_max(&self) -> u64 {
         self.total_bytes / 16

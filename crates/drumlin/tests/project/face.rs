@@ -120,6 +120,7 @@ fn every_call_that_waits_has_both_forms() {
         "Database::begin",
         "Database::begin_with",
         "Database::keyspaces",
+        "Database::limits",
         "Database::opening",
         "Database::path",
         "Database::snapshot",

@@ -4,6 +4,7 @@ mod architecture;
 mod documents;
 mod face;
 mod glossary;
+mod limits;
 mod public_docs;
 #[path = "../support/mod.rs"]
 mod support;

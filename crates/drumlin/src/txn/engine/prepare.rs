@@ -388,7 +388,7 @@ impl<L> Engine<L> {
         there.sort_unstable();
         let frame_bytes = |frame: &FrameIndex| self.pool.frames.page_bytes(*frame);
         let mut bytes: usize = there.iter().map(frame_bytes).sum();
-        let limit_bytes = self.pinned_reads_bytes_max() as usize;
+        let limit_bytes = self.budget.validated_bytes_max() as usize;
         let mut walk = Walk::new(Some(reads));
         while let Some((tree, key)) = walk.next() {
             let keyspace = tree.pages.id;

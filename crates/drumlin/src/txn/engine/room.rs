@@ -113,7 +113,7 @@ impl Engine {
             reads
                 .set
                 .leaf_bytes_max()
-                .map_or(self.pinned_reads_bytes_max(), |bytes| bytes.min(self.pinned_reads_bytes_max()))
+                .map_or(self.budget.validated_bytes_max(), |bytes| bytes.min(self.budget.validated_bytes_max()))
         });
         let leaf_count = match rows.len() as u64 {
             // Its leaf is latched, but not pinned.
@@ -169,15 +169,10 @@ impl Engine {
 impl<L> Engine<L> {
     /// The most leaves that a commit may pin to change them, beside those that it has to validate.
     pub(super) fn pinned_leaves_max(&self, page_bytes: u64, reads: Option<Reads<'_>>) -> u64 {
-        let read_bytes = reads.map_or(0, |_| self.pinned_reads_bytes_max());
+        let read_bytes = reads.map_or(0, |_| self.budget.validated_bytes_max());
         (self.budget.limit_bytes(Account::Pinned).saturating_sub(read_bytes) / page_bytes)
             .saturating_sub(SPLIT_FRAMES)
             .max(1)
-    }
-
-    /// The most bytes of leaves that a serializable commit may pin to validate them.
-    pub(super) fn pinned_reads_bytes_max(&self) -> u64 {
-        self.budget.limit_bytes(Account::Pinned) / 2
     }
 }
 

@@ -1,0 +1,82 @@
+//! The limits of a database, in bytes.
+
+use crate::format::node::key_bytes_max;
+use crate::memory::{Account, Budget, SOURCE_BYTES_MAX};
+use crate::txn::values::MEDIUM_BYTES_MAX;
+
+/// The limits of a database, from its memory budget and page size. Sizes are in bytes. The parts of the budget that
+/// they come from, and the present use of each, are in [`Stats::memory`](crate::Stats::memory).
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().memory(64 << 20).open("")?;
+/// let limits = db.limits();
+/// assert_eq!(limits.transaction_log_bytes, 2 << 20);
+/// // Rows of 100 bytes that one transaction surely takes, at 256 bytes of memory for each besides.
+/// let rows = (limits.transaction_log_bytes / 128).min(limits.transaction_memory_bytes / 384);
+/// assert!(rows > 10_000);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Limits {
+    /// The memory budget ([`Config::memory`](crate::Config::memory)).
+    pub memory_bytes: u64,
+    /// The longest key in a keyspace of the database's page size ([`Config::page_bytes`](crate::Config::page_bytes)).
+    /// [`Keyspace::key_bytes_max`](crate::Keyspace::key_bytes_max) tells it for a keyspace.
+    pub key_bytes: u64,
+    /// Longer values are large: they are written and read in chunks, and count in a transaction by their keys alone.
+    pub inline_value_bytes: u64,
+    /// The keys and values that one transaction or batch may write, as the log has them, with about 10 bytes for each
+    /// row. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    pub transaction_log_bytes: u64,
+    /// The memory that the rows of one transaction or batch may take until it commits: keys and values, and about 256
+    /// bytes more for each row. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    pub transaction_memory_bytes: u64,
+    /// The memory of all open transactions together, with their locks and what serializable ones have read, and of
+    /// plain writes that wait for rows. Beyond: [`MemoryInUse`](crate::Error::MemoryInUse).
+    pub open_transaction_bytes: u64,
+    /// The old rows that one commit may replace or remove, as versions of them take memory: key, value, and about 64
+    /// bytes more for each. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    pub replaced_bytes: u64,
+    /// The pages that a serializable transaction with changes may have read by its commit. Less by half of what page
+    /// tables, counts and loads take by now. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    pub validated_read_bytes: u64,
+    /// The memory of old versions, past which the oldest snapshot ends
+    /// ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)).
+    pub version_bytes: u64,
+    /// Writers of large values that work at the same time; others wait for them.
+    pub large_value_writers: u64,
+    /// The memory of what open scans and readers of values have copied and not handed out yet. They share it, and copy
+    /// less at a time if there are many. Beyond: [`MemoryInUse`](crate::Error::MemoryInUse).
+    pub copied_bytes: u64,
+    /// The memory of page tables, 8 bytes a page of data, less what counts and loads take of it. Beyond:
+    /// [`BudgetTooSmall`](crate::Error::BudgetTooSmall).
+    pub page_table_bytes: u64,
+    /// The memory that bulk loads sort and pack rows in; with more, they sort in parts on the disk.
+    pub load_bytes: u64,
+    /// The memory of counts and of reducers' states, which speed up [`count`](crate::Keyspace::count) and
+    /// [`aggregate`](crate::Keyspace::aggregate). Without them, these read rows.
+    pub count_bytes: u64,
+}
+
+impl Limits {
+    pub(super) fn new(budget: &Budget, page_bytes: usize) -> Limits {
+        Limits {
+            memory_bytes: budget.total_bytes(),
+            key_bytes: key_bytes_max(page_bytes) as u64,
+            inline_value_bytes: MEDIUM_BYTES_MAX as u64,
+            transaction_log_bytes: budget.transaction_bytes_max(),
+            transaction_memory_bytes: budget.transaction_memory_max(),
+            open_transaction_bytes: budget.limit_bytes(Account::Transactions),
+            replaced_bytes: budget.limit_bytes(Account::Versions),
+            validated_read_bytes: budget.validated_bytes_max(),
+            version_bytes: budget.version_bytes_max(),
+            large_value_writers: budget.limit_bytes(Account::Sources) / SOURCE_BYTES_MAX,
+            copied_bytes: budget.limit_bytes(Account::Copies),
+            page_table_bytes: budget.limit_bytes(Account::Tables),
+            load_bytes: budget.limit_bytes(Account::Loads),
+            count_bytes: budget.limit_bytes(Account::Counts),
+        }
+    }
+}
