@@ -92,7 +92,9 @@
 //! # Async
 //!
 //! Every call that may wait has an `_async` form, which runs on any executor and needs no runtime. A task that waits
-//! for a page, a row or a sync occupies no thread, and a future may be dropped at any time.
+//! for a page, a row or a sync occupies no thread, and a future may be dropped at any time. Dropping one does not undo
+//! a commit that has been made already: after a time limit around a write, the write is there whole or not at all, and
+//! a read tells which.
 //!
 //! ```
 //! # smol::block_on(async {
