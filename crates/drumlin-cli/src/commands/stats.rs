@@ -1,7 +1,7 @@
 //! `drumlin stats`: what the engine counts.
 
 use clap::Args;
-use drumlin::Stats as Figures;
+use drumlin::{MemoryPart, Stats as Figures};
 use serde_json::json;
 
 use super::compact;
@@ -33,11 +33,13 @@ impl Stats {
             "direct_io": stats.direct_io,
             "memory_budget_bytes": stats.memory_budget_bytes,
             "memory_used_bytes": stats.memory_used_bytes,
+            "memory": stats.memory.iter().map(part).collect::<Vec<_>>(),
             "frame_bytes": stats.frame_bytes,
             "dirty_bytes": stats.dirty_bytes,
             "table_bytes": stats.table_bytes,
             "version_bytes": stats.version_bytes,
             "log_buffer_bytes": stats.log_buffer_bytes,
+            "page_hits": stats.page_hits,
             "page_misses": stats.page_misses,
             "pages_warmed": stats.pages_warmed,
             "is_warming": stats.is_warming,
@@ -64,13 +66,18 @@ impl Stats {
         });
         output.print(&figures, || {
             let opened = format!(
-                "{}, {} of log replayed",
+                "{}, {} of log replayed ({})",
                 figures::duration(opening.duration),
-                figures::plural(opening.recovered_records, "record")
+                figures::plural(opening.recovered_records, "record"),
+                figures::bytes(opening.recovered_bytes)
             );
             table(&stats, &opened)
         })
     }
+}
+
+fn part(part: &MemoryPart) -> serde_json::Value {
+    json!({ "name": part.name, "used_bytes": part.used_bytes, "limit_bytes": part.limit_bytes })
 }
 
 fn table(stats: &Figures, opened: &str) -> String {

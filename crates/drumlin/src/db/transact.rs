@@ -4,6 +4,7 @@ use std::any::Any;
 use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
+use std::sync::atomic::Ordering;
 
 use super::{Database, Handle, Transaction, TxOptions};
 use crate::error::{Error, Recourse, Result};
@@ -289,6 +290,7 @@ impl Attempts<'_> {
             return ControlFlow::Break(Err(error));
         }
         drop(error);
+        self.handle.store_here().contention.retries.fetch_add(1, Ordering::Relaxed);
         self.handle.pause(mode, self.count).await;
         ControlFlow::Continue(())
     }

@@ -274,6 +274,7 @@ impl Transaction {
             return self.reader.store()?.check_write(open, key);
         }
         let result = self.try_lock(mode, open, key).await;
+        let result = self.reader.store()?.contention.noting(result);
         if let Err(Error::Conflict { reason }) = result {
             self.conflict = Some(reason);
         }
@@ -626,7 +627,8 @@ impl Transaction {
         let rows: Vec<Row<'_>> = writes.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
         let read_set = reads.as_deref().map(ReadSet::end).filter(|set| !set.is_empty());
         let reads = read_set.as_ref().zip(horizon.snapshot()).map(|(set, snapshot)| Reads { set, snapshot });
-        store.commit(mode, &rows, reads, options.durability, locks).await
+        let committed = store.commit(mode, &rows, reads, options.durability, locks).await;
+        store.contention.noting(committed)
     }
 
     /// The timestamp of its snapshot; for a read-committed transaction, the newest that it may have seen.

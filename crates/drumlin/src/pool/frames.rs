@@ -682,6 +682,11 @@ impl Frames {
         header.is(page_key).then_some(write)
     }
 
+    /// The number of reclaim guards so far: a descent takes one.
+    pub(crate) fn descent_count(&self) -> u64 {
+        self.reclaimer.entered_count()
+    }
+
     /// Keeps the calling thread's view of these frames' immutable pages valid.
     #[inline]
     pub(crate) fn reclaim_guard(&self) -> ReclaimGuard<'_> {

@@ -18,8 +18,16 @@ use crossbeam_utils::CachePadded;
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
 const BLOCKS: usize = 16;
 
-/// By thread: the era of its outermost guard, and in the low bits the number of its guards; 0 for none.
-type Block = Box<[CachePadded<AtomicU64>]>;
+/// A thread's part of a reclaimer.
+#[derive(Debug, Default)]
+struct Slot {
+    /// The era of the thread's outermost guard, and in the low bits the number of its guards; 0 for none.
+    held: AtomicU64,
+    /// Outermost guards of all threads that had the slot, for figures: in a line that the thread writes anyway.
+    entered: std::sync::atomic::AtomicU64,
+}
+
+type Block = Box<[CachePadded<Slot>]>;
 
 /// Bits of a slot for the number of guards. The other 48 count eras, one for each frame retired.
 const DEPTH_BITS: u32 = 16;
@@ -65,13 +73,16 @@ impl Reclaimer {
 
     #[inline]
     fn enter_as(&self, thread_index: usize) -> EraGuard<'_> {
-        let slot = self.slot(thread_index);
+        debug_assert!(thread_index < FIRST_BLOCK_SLOTS << BLOCKS, "a thread has no slot");
+        let Slot { held: slot, entered } = self.slot(thread_index);
         let held = slot.load(Ordering::Relaxed);
         if held != 0 {
             assert!(held & DEPTH_MAX < DEPTH_MAX, "guards of one thread nest too deep");
             slot.store(held + 1, Ordering::Relaxed);
             return EraGuard { slot, not_send: std::marker::PhantomData };
         }
+        // Only this thread writes it.
+        entered.store(entered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         // Release: a thread that finds this era in `oldest` sees all that this thread has read under earlier guards.
         slot.store((self.era.load(Ordering::Relaxed) << DEPTH_BITS) + 1, Ordering::Release);
         // The slot must be visible before any entry is read: pairs with the fence in `oldest`.
@@ -80,12 +91,21 @@ impl Reclaimer {
     }
 
     #[inline]
-    fn slot(&self, index: usize) -> &AtomicU64 {
+    fn slot(&self, index: usize) -> &Slot {
         let shifted = index + FIRST_BLOCK_SLOTS;
         let block = (shifted.ilog2() - FIRST_BLOCK_SLOTS.ilog2()) as usize;
         let slots = self.blocks[block]
-            .get_or_init(|| (0..FIRST_BLOCK_SLOTS << block).map(|_| CachePadded::new(AtomicU64::new(0))).collect());
+            .get_or_init(|| (0..FIRST_BLOCK_SLOTS << block).map(|_| CachePadded::default()).collect());
         &slots[shifted - (FIRST_BLOCK_SLOTS << block)]
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.blocks.iter().filter_map(OnceLock::get).flat_map(|block| block.iter()).map(|slot| &**slot)
+    }
+
+    /// The number of outermost guards so far.
+    pub(crate) fn entered_count(&self) -> u64 {
+        self.slots().map(|slot| slot.entered.load(Ordering::Relaxed)).sum()
     }
 
     /// Returns the tag for a frame that has just been unlinked.
@@ -99,8 +119,8 @@ impl Reclaimer {
     pub(crate) fn oldest(&self) -> u64 {
         fence(Ordering::SeqCst);
         let mut oldest = self.era.load(Ordering::SeqCst);
-        for slot in self.blocks.iter().filter_map(OnceLock::get).flat_map(|block| block.iter()) {
-            let held = slot.load(Ordering::SeqCst);
+        for slot in self.slots() {
+            let held = slot.held.load(Ordering::SeqCst);
             if held != 0 {
                 debug_assert!(held & DEPTH_MAX > 0, "a slot keeps an era for no guard");
                 oldest = oldest.min(held >> DEPTH_BITS);

@@ -28,6 +28,7 @@ use std::time::Duration;
 pub use check::{CheckProgress, CheckReport, Corruption, LostKeys};
 pub use checkpoint::CheckpointReport;
 pub use cleaner::CompactReport;
+pub(crate) use stats::Contention;
 pub use stats::{MemoryPart, Stats};
 
 pub(crate) use keyspaces::OpenKeyspace;
@@ -138,6 +139,7 @@ pub(crate) struct Store {
     /// It was opened without what is corrupted.
     is_salvage: bool,
     checkpoints: AtomicU64,
+    pub(crate) contention: Contention,
     /// The result of closing. Locked while the database is being closed, so that a second close waits.
     closed: Mutex<Option<Result<()>>>,
 }
@@ -391,7 +393,9 @@ impl Store {
         if BodyOf::new(locks, holder).is_running() {
             return Err(self.lock_timeout(keyspace, key, Duration::ZERO, LockHolder::OwnBody));
         }
-        let deadline = self.now().saturating_add(timeout);
+        let since = self.now();
+        let deadline = since.saturating_add(timeout);
+        self.contention.lock_waits.fetch_add(1, Ordering::Relaxed);
         let locked = match mode {
             WaitMode::Blocking => locks.lock(owner, keyspace, key, deadline, &|| self.now()),
             WaitMode::Tasks(tasks) => {
@@ -409,6 +413,8 @@ impl Store {
                 acquired.await
             }
         };
+        let waited_ns = self.now().saturating_sub(since).as_nanos() as u64;
+        self.contention.lock_wait_ns.fetch_add(waited_ns, Ordering::Relaxed);
         locked.map_err(|error| match error {
             LockError::Timeout => {
                 // Tasks of one thread lock rows by turns.
@@ -423,6 +429,7 @@ impl Store {
     }
 
     fn lock_timeout(&self, keyspace: KeyspaceId, key: &[u8], waited: Duration, holder: LockHolder) -> Error {
+        self.contention.lock_timeouts.fetch_add(1, Ordering::Relaxed);
         let pages = self.engine.space.page_space(keyspace);
         let keyspace = pages.map_or_else(|| format!("number {keyspace}"), |pages| pages.name.to_string());
         Error::LockTimeout { keyspace, key: key.to_vec(), waited, holder }

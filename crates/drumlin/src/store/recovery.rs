@@ -39,7 +39,7 @@ use super::keyspaces::Keyspaces;
 use super::maintenance::Maintenance;
 use super::replay::Replay;
 use super::warm_start::WarmStart;
-use super::{Opening, Store};
+use super::{Contention, Opening, Store};
 use crate::error::{Error, Result};
 use crate::format::catalogue::Orphan;
 use crate::format::superblock::Superblock;
@@ -426,6 +426,12 @@ impl Replayed<'_> {
         let warm_start = WarmStart::new(has_files && opener.settings.warm_start, Arc::clone(&opener.folder), database);
         let counts_files = CountsFiles::new(has_files, Arc::clone(&opener.folder), database);
         let duration = opener.backend.now() - began;
+        if recovered_records > 0 {
+            let path = opener.path().display();
+            log::info!(
+                "{path}: recovered {recovered_records} records, {recovered_bytes} bytes of log, in {duration:?}"
+            );
+        }
         Ok(Store {
             path: opener.path().to_path_buf(),
             engine: Arc::new(engine.into_live(log, recovered_bytes)),
@@ -453,6 +459,7 @@ impl Replayed<'_> {
             is_read_only: opener.settings.read_only,
             is_salvage: opener.settings.salvage,
             checkpoints: AtomicU64::new(0),
+            contention: Contention::default(),
             closed: Mutex::default(),
         })
     }

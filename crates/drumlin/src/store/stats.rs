@@ -1,9 +1,10 @@
 //! Figures of an open database.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::error::{Error, Result};
 use crate::format::{ExtentAddress, Timestamp};
 use crate::memory::Account;
 use crate::space::PageEntry;
@@ -41,6 +42,9 @@ pub struct Stats {
     pub version_bytes: u64,
     pub log_buffer_bytes: u64,
 
+    /// Lookups of a row, a scan's next leaf or a commit's leaf that found it in memory.
+    pub page_hits: u64,
+    /// Pages that were read from the disk when they were needed, or shortly before.
     pub page_misses: u64,
     /// Pages read because they were in memory when the database was closed; no misses.
     pub pages_warmed: u64,
@@ -53,6 +57,16 @@ pub struct Stats {
     pub device_write_bytes: u64,
 
     pub commits: u64,
+    /// Transactions that ended with [`Conflict`](crate::Error::Conflict) because of another one.
+    pub conflicts: u64,
+    /// Further runs of [`transact`](crate::Database::transact) and its other forms.
+    pub transact_retries: u64,
+    /// Calls that found a row locked by another transaction.
+    pub lock_waits: u64,
+    /// The time that those which are over have waited, in all threads and tasks together.
+    pub lock_wait_time: Duration,
+    /// Calls that ended with [`LockTimeout`](crate::Error::LockTimeout).
+    pub lock_timeouts: u64,
     /// Bytes of log that recovery would have to read.
     pub log_bytes: u64,
     /// Bytes of records appended.
@@ -77,6 +91,8 @@ pub struct Stats {
     pub snapshots: u64,
     pub oldest_snapshot: Option<Timestamp>,
     pub oldest_snapshot_age: Option<Duration>,
+    /// Snapshots, transactions and scans that were ended for the memory of their versions.
+    pub snapshots_ended: u64,
     /// The reason why no more commits are accepted, if so.
     pub failed: Option<String>,
 }
@@ -100,6 +116,26 @@ pub struct MemoryPart {
     pub used_bytes: u64,
     /// The limit in bytes.
     pub limit_bytes: u64,
+}
+
+/// Counts of transactions that were in each other's way, for figures.
+#[derive(Debug, Default)]
+pub(crate) struct Contention {
+    pub(crate) conflicts: AtomicU64,
+    pub(crate) retries: AtomicU64,
+    pub(crate) lock_waits: AtomicU64,
+    pub(crate) lock_wait_ns: AtomicU64,
+    pub(crate) lock_timeouts: AtomicU64,
+}
+
+impl Contention {
+    /// Counts a result that is a conflict.
+    pub(crate) fn noting<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(Error::Conflict { .. }) = result {
+            self.conflicts.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
 }
 
 impl Store {
@@ -148,13 +184,14 @@ impl Store {
         let space = &engine.space;
         let usage = space.segments.usage();
         let oldest = engine.snapshots.oldest();
-        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         // Not while a checkpoint is being made: its figures are not settled.
         let (last_checkpoint, base_bytes) = match self.page_tables.try_lock() {
             Some(page_tables) => (page_tables.superblock.timestamp, page_tables.memory_bytes()),
             None => (Timestamp(0), 0),
         };
         let budget = &engine.budget;
+        let page_misses = load(&engine.pool.cache.misses);
         // Headers before the bytes that they are a part of: other threads make more meanwhile.
         let header_bytes = engine.pool.frames.header_bytes();
         let frame_bytes = engine.pool.frames.used_bytes().saturating_sub(header_bytes) as u64;
@@ -172,7 +209,8 @@ impl Store {
             table_bytes: budget.taken_bytes(Account::Tables),
             version_bytes: engine.versions.memory_bytes(),
             log_buffer_bytes: budget.limit_bytes(Account::Log),
-            page_misses: load(&engine.pool.cache.misses),
+            page_hits: engine.pool.frames.descent_count().saturating_sub(page_misses),
+            page_misses,
             pages_warmed: load(&self.warm_start.page_count),
             is_warming: self.warm_start.is_reading(),
             device_reads: load(&space.traffic.reads),
@@ -180,6 +218,11 @@ impl Store {
             device_writes: load(&space.traffic.writes),
             device_write_bytes: load(&space.traffic.write_bytes),
             commits: engine.commit_count(),
+            conflicts: load(&self.contention.conflicts),
+            transact_retries: load(&self.contention.retries),
+            lock_waits: load(&self.contention.lock_waits),
+            lock_wait_time: Duration::from_nanos(load(&self.contention.lock_wait_ns)),
+            lock_timeouts: load(&self.contention.lock_timeouts),
             log_bytes: engine.log().live_bytes(),
             log_bytes_written: engine.log_bytes_written(),
             log_write_bytes: engine.log().write_bytes(),
@@ -196,6 +239,7 @@ impl Store {
             snapshots: engine.snapshots.count(),
             oldest_snapshot: oldest.map(|(timestamp, _)| timestamp),
             oldest_snapshot_age: oldest.map(|(_, since)| self.now().saturating_sub(since)),
+            snapshots_ended: engine.snapshots.ended_count(),
             failed: match space.failure() {
                 Some(stopped) => Some(stopped.reason().to_owned()),
                 None => engine.log().failure().map(|reason| reason.to_string()),

@@ -19,6 +19,8 @@ pub(crate) struct Snapshots {
     open_count: atomic::AtomicU64,
     /// Snapshots below this have been ended.
     ended_below: AtomicU64,
+    /// Snapshots that have been ended, for figures.
+    ended_count: AtomicU64,
     /// The process that opened the database. A fork of it registers nothing: a thread that does not exist there may
     /// hold the lock.
     process: Process,
@@ -115,16 +117,22 @@ impl Snapshots {
         self.registered.lock().range(ended..).map(|(_, entry)| entry.count).sum()
     }
 
+    /// The number of snapshots that have been ended so far.
+    pub(crate) fn ended_count(&self) -> u64 {
+        self.ended_count.load(Ordering::Relaxed)
+    }
+
     /// Ends the oldest snapshot, unless it is at `visible` or there is none.
     pub(crate) fn end_oldest(&self, clock: &Clock) -> bool {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
-        let Some((&oldest, _)) = registered.range(ended..).next() else { return false };
+        let Some((&oldest, entry)) = registered.range(ended..).next() else { return false };
         if oldest >= clock.visible().0 {
             return false;
         }
         crate::coverage::mark!("a snapshot was ended for the memory of its versions");
         self.ended_below.store(oldest + 1, Ordering::Release);
+        self.ended_count.fetch_add(entry.count, Ordering::Relaxed);
         true
     }
 }

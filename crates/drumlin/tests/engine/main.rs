@@ -12,6 +12,7 @@ mod corruption;
 mod counts;
 mod dropped;
 mod errors;
+mod figures;
 mod files;
 mod foreign_handles;
 mod fork;
