@@ -39,12 +39,12 @@ impl Keyspace {
 
     pub(super) async fn take_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
         let row = self.lock_newest(mode, key).await?;
-        let Some(value) = row.get(mode).await? else {
+        let Some(value) = row.get::<Value>(mode).await? else {
             row.leave(mode, self.durability).await?;
             return Ok(None);
         };
         row.commit(mode, Change::Remove, self.durability).await?;
-        Ok(Some(value.into()))
+        Ok(Some(value))
     }
 
     /// Puts the row and returns the value that it had. `None` if there was no row. O(log n).
@@ -67,7 +67,7 @@ impl Keyspace {
         let row = self.lock_newest(mode, key).await?;
         let before = row.get(mode).await?;
         self.put_locked(mode, row, value).await?;
-        Ok(before.map(Value::from))
+        Ok(before)
     }
 
     /// Puts the row if there is none with this key; returns `true` if it did. O(log n). Reads no large value.
@@ -133,7 +133,7 @@ impl Keyspace {
         change: impl FnOnce(Option<&[u8]>) -> Option<V>,
     ) -> Result<Option<V>> {
         let row = self.lock_newest(mode, key).await?;
-        let before = row.get(mode).await?;
+        let before = row.get::<Value>(mode).await?;
         let after = {
             let _running = row.enter_body();
             change(before.as_deref())
@@ -180,10 +180,10 @@ impl Keyspace {
         new: Option<&[u8]>,
     ) -> Result<Result<(), Option<Value>>> {
         let row = self.lock_newest(mode, key).await?;
-        let found = row.get(mode).await?;
+        let found = row.get::<Value>(mode).await?;
         if found.as_deref() != expected {
             row.leave(mode, self.durability).await?;
-            return Ok(Err(found.map(Value::from)));
+            return Ok(Err(found));
         }
         match new {
             Some(value) => self.put_locked(mode, row, value).await?,
@@ -243,7 +243,7 @@ impl Keyspace {
             let row = self.lock_newest(mode, &key).await?;
             if let Some(value) = row.get(mode).await? {
                 row.commit(mode, Change::Remove, self.durability).await?;
-                return Ok(Some((key, value.into())));
+                return Ok(Some((key, value)));
             }
         }
     }

@@ -28,6 +28,8 @@ pub struct Value(Repr);
 #[derive(Clone)]
 enum Repr {
     Whole(Arc<[u8]>),
+    /// A value that was read into a vector, which it stays in: so a large one is in memory once.
+    Vector(Arc<Vec<u8>>),
     /// A part of the rows that a scan copied out of one leaf.
     Part {
         rows: Arc<Vec<u8>>,
@@ -70,10 +72,14 @@ impl Value {
         Value(Repr::Part { rows, start: range.start, end: range.end })
     }
 
-    /// Returns a copy of the bytes.
+    /// Returns the bytes: a copy of them, but for a value over 22 bytes that was made of a vector and has no clone, as
+    /// [`get`](crate::Keyspace::get) makes one of over a quarter of a page.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
-        self.to_vec()
+        match self.0 {
+            Repr::Vector(bytes) => Arc::unwrap_or_clone(bytes),
+            Repr::Whole(_) | Repr::Part { .. } | Repr::Short { .. } => self.to_vec(),
+        }
     }
 }
 
@@ -114,14 +120,19 @@ impl From<Arc<[u8]>> for Value {
 }
 
 impl From<Vec<u8>> for Value {
-    fn from(bytes: Vec<u8>) -> Value {
-        Value(Repr::Whole(bytes.into()))
+    /// Copies nothing but short values.
+    fn from(mut bytes: Vec<u8>) -> Value {
+        if bytes.len() <= SHORT_BYTES_MAX {
+            return Value::short(&bytes);
+        }
+        bytes.shrink_to_fit();
+        Value(Repr::Vector(Arc::new(bytes)))
     }
 }
 
 impl From<Value> for Vec<u8> {
     fn from(value: Value) -> Vec<u8> {
-        value.to_vec()
+        value.into_vec()
     }
 }
 
@@ -143,7 +154,7 @@ impl From<Value> for Arc<[u8]> {
     fn from(value: Value) -> Arc<[u8]> {
         match value.0 {
             Repr::Whole(bytes) => bytes,
-            Repr::Part { .. } | Repr::Short { .. } => Arc::from(&*value),
+            Repr::Vector(_) | Repr::Part { .. } | Repr::Short { .. } => Arc::from(&*value),
         }
     }
 }
@@ -168,6 +179,7 @@ impl Deref for Value {
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Repr::Whole(bytes) => bytes,
+            Repr::Vector(bytes) => bytes,
             Repr::Part { rows, start, end } => &rows[*start as usize..*end as usize],
             Repr::Short { length, bytes } => &bytes[..usize::from(*length)],
         }
@@ -309,6 +321,22 @@ mod tests {
             assert_eq!(Arc::<[u8]>::from(part.clone()), Arc::from(&*part));
             assert_eq!(Value::part_of(Arc::clone(&rows), 5..5 + length), part);
         }
+    }
+
+    /// A vector becomes a value and a vector again where it is, unless the value is short or has a clone.
+    #[test]
+    fn vectors_stay_where_they_are() {
+        let mut bytes = Vec::with_capacity(100);
+        bytes.extend_from_slice(&[7; 40]);
+        let place = bytes.as_ptr();
+        let value = Value::from(bytes);
+        let clone = value.clone();
+        assert_eq!((value.as_ptr(), clone.as_ptr()), (place, place), "it was copied");
+        assert_ne!(clone.into_vec().as_ptr(), place, "two have one vector");
+        let bytes = value.into_vec();
+        assert_eq!((bytes.as_ptr(), bytes.len()), (place, 40));
+        assert_eq!(Value::from(vec![7; SHORT_BYTES_MAX]), [7; SHORT_BYTES_MAX]);
+        assert_eq!(Arc::<[u8]>::from(Value::from(vec![7; 40])), Arc::from([7; 40]));
     }
 
     /// A value becomes `Bytes` where it is, of a leaf's copy as of its own.

@@ -52,7 +52,7 @@ use crate::space::{PageTable, Purpose};
 use crate::sync::Mutex;
 use crate::task::{WaitMode, ready};
 use crate::tree::Tree;
-use crate::txn::engine::{Engine, ReadAt};
+use crate::txn::engine::{Engine, OwnedValue, ReadAt};
 use crate::txn::locks::{Granted, HeldBy, LockError, LockPlace, WAITING_BYTES, lock_bytes};
 use crate::txn::read_set::Reads;
 use crate::txn::running::{BodyOf, RunningBody};
@@ -693,7 +693,7 @@ pub(crate) struct LockedRow<'a> {
 
 impl LockedRow<'_> {
     /// The newest committed value. Its writer had the row's lock until the change was published.
-    pub(crate) async fn get(&self, mode: WaitMode<'_>) -> Result<Option<Arc<[u8]>>> {
+    pub(crate) async fn get<T: OwnedValue>(&self, mode: WaitMode<'_>) -> Result<Option<T>> {
         let mut value = None;
         let found = self.store.engine.get_in(mode, self.tree, self.lock.key, ReadAt::Published, &mut value).await?;
         debug_assert!(found == value.is_some(), "a row without its value");

@@ -481,6 +481,34 @@ fn rows_of_any_size_stay_within_the_budget() {
     });
 }
 
+/// A large value that a call returns is in memory once, on its way into a vector too: beside the budget there is the
+/// value.
+#[test]
+fn a_large_value_is_in_memory_once() {
+    const VALUE_BYTES: usize = 64 << 20;
+    alone("memory::a_large_value_is_in_memory_once", || {
+        let folder = Folder::new();
+        let db = Config::new().memory(8 * MIB).open(folder.path()).unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        keyspace.insert_from("a", Source { left: VALUE_BYTES, random: Random(1) }).unwrap();
+        let calls: [(&str, &dyn Fn() -> drumlin::Value); 5] = [
+            ("get", &|| keyspace.get("a").unwrap().unwrap()),
+            ("get of a transaction", &|| db.begin().unwrap().get(&keyspace, "a").unwrap().unwrap()),
+            ("a scan", &|| keyspace.iter().next().unwrap().unwrap().1),
+            ("get_async", &|| smol::block_on(keyspace.get_async("a")).unwrap().unwrap()),
+            ("take", &|| keyspace.take("a").unwrap().unwrap()),
+        ];
+        for (name, call) in calls {
+            let mut meter = Meter::new(8 * MIB);
+            meter.before += VALUE_BYTES as u64;
+            let value = call();
+            let bytes = value.into_vec();
+            assert!(bytes.len() == VALUE_BYTES && bytes[..1000] == Random(1).bytes(1000), "{name}");
+            meter.check(&db, name);
+        }
+    });
+}
+
 /// Open scans of transactions that have written much: they look at what their transaction wrote, and have no copies of
 /// it. Scans of rows on disk keep a leaf each, or less.
 #[test]

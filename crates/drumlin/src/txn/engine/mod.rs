@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use self::prepare::Row;
-pub(crate) use self::read::{Destination, Found, ReadAt};
+pub(crate) use self::read::{Destination, Found, OwnedValue, ReadAt};
 pub(crate) use self::replay::Replaying;
 use super::clock::Clock;
 use super::locks::LockTable;
