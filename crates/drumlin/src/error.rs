@@ -88,7 +88,8 @@ pub enum Error {
         /// The oldest format that this version reads.
         supported: u32,
     },
-    /// Another process has the database open, or this one has: it is closed once the last of its handles is dropped.
+    /// Another process has the database open, or this one has: it is closed by [`close`](crate::Database::close), or
+    /// once the last of its handles is dropped.
     #[error("{} is in use by {}", .path.display(), owner(*.pid, *.by_this_process))]
     Locked {
         /// The database.
@@ -370,7 +371,7 @@ pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Resu
 fn owner(pid: u32, by_this_process: bool) -> String {
     if by_this_process {
         return "this very process: a Database, Keyspace, Snapshot, Transaction or another handle of it is still alive. \
-                Drop them all before opening it again, or use a clone of one"
+                Close the database or drop them all before opening it again, or use a clone of one"
             .to_owned();
     }
     let process = if pid == 0 { "another process".to_owned() } else { format!("process {pid}") };

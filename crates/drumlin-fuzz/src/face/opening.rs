@@ -15,13 +15,14 @@ fn is_locked(error: &Error) -> bool {
 }
 
 impl Side {
-    /// Handles go in some order; while one is left, the folder is locked.
+    /// Handles go in some order; while one is left, the folder is locked. Once the database is closed, they say so.
     pub(super) fn reopen(&mut self, script: &mut Script<'_>) {
         self.settle();
         let (db, keyspaces) = (self.db.take().expect("open"), std::mem::take(&mut self.keyspaces));
         let snapshots = std::mem::take(&mut self.snapshots);
         let other = db.clone();
-        let closed: Result<()> = match script.byte() % 4 {
+        let end = script.byte() % 4;
+        let closed: Result<()> = match end {
             0 => call!("Database::close", other.close()),
             1 => block_on(call!("Database::close_async", other.close_async())),
             2 => {
@@ -38,11 +39,21 @@ impl Side {
             }
         };
         must(closed);
+        if end < 3 {
+            let is_closed = |error: &Error| matches!(error, Error::Closed);
+            let refused =
+                (checked(keyspaces[0].get("k"), is_closed), checked(keyspaces[1].insert("k", "v"), is_closed));
+            assert!(refused.0.is_none() && refused.1.is_none(), "a closed database answers");
+            // The folder is free already.
+            must(self.config().read_only(true).open(self.place.path()));
+        }
         let mut held: Vec<Box<dyn Send>> = vec![Box::new((db, snapshots)), Box::new(keyspaces)];
         held.rotate_left(usize::from(script.byte() % 2));
         let last = held.pop();
         drop(held);
-        assert!(checked(self.config().open(self.place.path()), is_locked).is_none(), "it was opened twice");
+        if end == 3 {
+            assert!(checked(self.config().open(self.place.path()), is_locked).is_none(), "it was opened twice");
+        }
         drop(last);
         self.open(script);
         self.check();

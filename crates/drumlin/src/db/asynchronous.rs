@@ -149,7 +149,7 @@ impl Database {
     /// # Errors
     /// Those of [`close`](Database::close).
     pub async fn close_async(self) -> Result<()> {
-        let workers = crate::task::Workers::new(Arc::clone(&self.store()?.engine.backend));
+        let workers = crate::task::Workers::new(Arc::clone(&self.handle.store_in_process()?.engine.backend));
         let closed = workers.run(move || self.close()).await;
         workers.stop();
         closed

@@ -115,6 +115,7 @@ impl Pending {
 
 impl BulkLoad {
     fn loader(&mut self) -> Result<&mut Loader> {
+        self.keyspace.handle.store()?;
         self.loader.as_deref_mut().ok_or_else(ended)
     }
 

@@ -55,7 +55,7 @@ pub use value::Value;
 pub use value_reader::{AsyncValueReader, ValueReader};
 
 use crate::error::{Error, Result};
-use crate::io::Process;
+use crate::io::{OpenIn, Process};
 use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Store};
 use crate::task::{WaitMode, ready};
 use crate::txn::snapshots::SnapshotHandle;
@@ -102,6 +102,8 @@ pub(crate) struct Handle {
     store: Arc<Store>,
     /// The process that opened the database.
     process: Process,
+    /// The same until the database is closed.
+    open_in: OpenIn,
     /// The number of this opening, unique within the process.
     number: u64,
 }
@@ -109,7 +111,8 @@ pub(crate) struct Handle {
 impl Handle {
     pub(crate) fn new(store: Arc<Store>) -> Handle {
         static OPENING_COUNT: AtomicU64 = AtomicU64::new(0);
-        Handle { store, process: Process::here(), number: OPENING_COUNT.fetch_add(1, Ordering::Relaxed) }
+        let number = OPENING_COUNT.fetch_add(1, Ordering::Relaxed);
+        Handle { store, process: Process::here(), open_in: OpenIn::here(), number }
     }
 
     /// The store, for callers that have checked the process already.
@@ -135,11 +138,31 @@ impl Handle {
         self.store.open_snapshot(|| self.store.engine.clock.visible())
     }
 
-    /// The store of this handle. Fails with [`Error::Forked`] in a fork of the process that opened the database: files,
-    /// rings and locks belong to the parent, and locks of other threads were copied in the state they were in.
+    /// The store of this handle. Fails with [`Error::Closed`] once the database was closed, and with [`Error::Forked`]
+    /// in a fork of the process that opened it.
     #[inline]
     pub(crate) fn store(&self) -> Result<&Arc<Store>> {
+        if self.open_in.is_here() { Ok(&self.store) } else { Err(self.not_open()) }
+    }
+
+    #[cold]
+    fn not_open(&self) -> Error {
+        self.store_in_process().err().unwrap_or(Error::Closed)
+    }
+
+    /// The store, closed or not. Fails with [`Error::Forked`] in a fork of the process that opened the database: files,
+    /// rings and locks belong to the parent, and locks of other threads were copied in the state they were in.
+    fn store_in_process(&self) -> Result<&Arc<Store>> {
         if self.process.is_here() { Ok(&self.store) } else { Err(Error::Forked { path: self.store.path.clone() }) }
+    }
+
+    /// Closes the database and gives up the folder.
+    fn close(&self) -> Result<()> {
+        let result = self.store_in_process()?.close();
+        // Before another opening may change the files.
+        self.open_in.close();
+        self.store.release();
+        result
     }
 }
 
@@ -153,7 +176,7 @@ impl Drop for Handle {
         if self.store.is_closed() {
             return;
         }
-        if let Err(error) = self.store.close() {
+        if let Err(error) = self.close() {
             log::error!("closing {}: {error}; nothing that was durable is lost", self.store.path.display());
         }
     }
@@ -362,7 +385,7 @@ impl Database {
     /// Counters and sizes since this opening.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.store().map(|store| store.stats()).unwrap_or_default()
+        self.handle.store_in_process().map(|store| store.stats()).unwrap_or_default()
     }
 
     /// The limits that follow from the memory budget and the page size, in bytes.
@@ -385,16 +408,39 @@ impl Database {
     }
 
     /// Makes a checkpoint and closes the database. Dropping the last handle does the same, but can only log errors.
-    /// Closing waits for no commit. A commit that another handle makes meanwhile either returns `Ok` and is in the
-    /// closed database, or returns [`Error::Closed`] and is not. Afterwards other handles return `Closed` for commits,
-    /// and for asynchronous calls that need the disk; the folder can be opened again once the last handle is dropped.
+    ///
+    /// When it returns, the folder can be opened again, also beside other handles: their calls fail with
+    /// [`Error::Closed`]. An iterator or stream ends with this error, after the rows that it has copied already; a
+    /// reader of a value after the piece that it has; [`stats`](Database::stats) still answer. Closing waits for no
+    /// call. One that is under way in another thread or task ends with its own result or with `Closed`: a commit that
+    /// returns `Ok` is in the closed database, one that returns `Closed` is not. The memory of the pages is freed when
+    /// the last handle is dropped.
+    ///
     /// Closing twice waits for the first close and returns its result.
+    ///
+    /// ```
+    /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-close-{}", std::process::id()));
+    /// # let path = folder.join("shop.drumlin");
+    /// use drumlin::{Database, Error};
+    ///
+    /// let db = Database::open(&path)?;
+    /// let orders = db.keyspace("orders")?; // another part of the program has it
+    /// orders.insert("1", "three apples")?;
+    /// db.close()?;
+    /// assert!(matches!(orders.get("1"), Err(Error::Closed)));
+    ///
+    /// let db = Database::open(&path)?; // though the old handle is still there
+    /// assert_eq!(db.keyspace("orders")?.get("1")?.unwrap(), "three apples");
+    /// # db.close()?;
+    /// # std::fs::remove_dir_all(folder).unwrap();
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Those of the checkpoint; [`Error::Failed`] with the first failure if the database had stopped accepting commits.
     /// The database is closed in either case, and nothing durable is lost, since the log has it. `Relaxed` commits that
     /// were not yet durable may be lost if the log has failed.
     pub fn close(self) -> Result<()> {
-        self.store()?.close()
+        self.handle.close()
     }
 }

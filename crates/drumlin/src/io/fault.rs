@@ -336,16 +336,16 @@ impl FaultyBackend {
         self.shared.faults.lock().clear();
     }
 
-    /// Lets the `nth` request of a kind from now on (1 is the next one), an opening, listing, read or durable write (as
-    /// `Sync`), wait before it does anything, until it is [released](Self::release); others pass.
+    /// Lets the `nth` request of a kind from now on (1 is the next one), an opening, listing, read, write or durable
+    /// write (as `Sync`), wait before it does anything, until it is [released](Self::release); others pass.
     pub fn hold_nth(&self, operation: Operation, nth: u64) {
         self.hold_nth_at(operation, nth, |_, _| true);
     }
 
     /// Like [`hold_nth`](Self::hold_nth), counting only requests whose path and offset (0 without) `counts` accepts.
     pub fn hold_nth_at(&self, operation: Operation, nth: u64, counts: fn(&Path, u64) -> bool) {
-        let waits = matches!(operation, Operation::Open | Operation::List | Operation::Read | Operation::Sync);
-        assert!(waits, "only these wait");
+        use Operation::{List, Open, Read, Sync, Write};
+        assert!(matches!(operation, Open | List | Read | Write | Sync), "only these wait");
         self.shared.gate.lock().held = Some(Held { operation, counts, spared: spared(nth) });
     }
 
@@ -568,9 +568,8 @@ impl File for FaultyFile {
     }
 
     fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()> {
-        if matches!(persist, Persist::Now(_)) {
-            self.shared.pass_gate(Operation::Sync, self.inner.path(), offset);
-        }
+        let operation = if persist == Persist::Later { Operation::Write } else { Operation::Sync };
+        self.shared.pass_gate(operation, self.inner.path(), offset);
         self.admit_write(offset, buffer.len())?;
         if persist != Persist::Later
             && let Err(error) = self.shared.strike(Operation::Sync)

@@ -41,6 +41,30 @@ impl Process {
     }
 }
 
+/// The process in which something is open, until it is closed there. One comparison tells both.
+#[derive(Debug)]
+pub(crate) struct OpenIn(AtomicU64);
+
+impl OpenIn {
+    /// In no process.
+    const CLOSED: u64 = u64::MAX;
+
+    /// Open in the process that calls.
+    pub(crate) fn here() -> OpenIn {
+        OpenIn(AtomicU64::new(GENERATION.load(Ordering::Relaxed)))
+    }
+
+    /// Returns `true` if it is open and the caller is that process.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == GENERATION.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn close(&self) {
+        self.0.store(OpenIn::CLOSED, Ordering::Relaxed);
+    }
+}
+
 impl Default for Process {
     fn default() -> Process {
         Process::here()

@@ -326,6 +326,7 @@ impl Pool {
                     return Err(self.space.corrupted(&pages.quoted_page(page), address, ExtentError::Length));
                 }
                 PageEntry::OnDisk(address) => {
+                    self.space.check_open()?;
                     let frame = self.take_frame(frame_bytes)?;
                     if pages.table.exchange(page, PageEntry::OnDisk(address), PageEntry::Reading(address)) {
                         self.cache.misses.fetch_add(1, Ordering::Relaxed);
@@ -386,7 +387,7 @@ impl Pool {
             }
             Err(error) => {
                 if pages.table.exchange(page, reading, PageEntry::OnDisk(address)) {
-                    Err(error)
+                    Err(self.space.read_error(error))
                 } else {
                     Ok(())
                 }

@@ -259,6 +259,8 @@ pub(crate) struct Space {
     keyspace_bytes: AtomicU64,
     summary_list_bytes: AtomicU64,
     failure: OnceLock<Stopped>,
+    /// It was closed, also where it had failed before: nothing more is read.
+    is_closed: AtomicBool,
     pub(crate) traffic: Traffic,
     reservations: Reservations,
     /// The memory that the database may use.
@@ -337,6 +339,7 @@ impl Space {
             keyspace_bytes: AtomicU64::new(0),
             summary_list_bytes: AtomicU64::new(0),
             failure: OnceLock::new(),
+            is_closed: AtomicBool::new(false),
             traffic: Traffic::default(),
             reservations: Reservations::new(),
             budget,
@@ -933,11 +936,24 @@ impl Space {
     /// Nothing more is written, since the database was closed. One that has failed before stays so.
     pub(crate) fn close(&self) {
         let _ = self.failure.set(Stopped::Closed);
+        let was_closed = self.is_closed.swap(true, Ordering::AcqRel);
+        assert!(!was_closed, "a database is closed twice");
         assert!(self.failure.get().is_some(), "a closed database goes on writing");
     }
 
     pub(crate) fn failure(&self) -> Option<Stopped> {
         self.failure.get().cloned()
+    }
+
+    /// Fails if the database was closed.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// The error of a read. If the database was closed meanwhile, that is the reason: the file may be another opening's
+    /// by now.
+    pub(crate) fn read_error(&self, error: Error) -> Error {
+        self.check_open().err().unwrap_or(error)
     }
 
     pub(crate) fn check_failure(&self) -> Result<()> {

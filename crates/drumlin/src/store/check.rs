@@ -257,6 +257,8 @@ impl Store {
             self.check_tree(open, &mut report);
         }
         progress(CheckProgress { pages_done: pages_total, pages_total });
+        // The files may be another opening's by now.
+        space.check_open()?;
         Ok(report)
     }
 

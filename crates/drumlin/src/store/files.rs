@@ -10,7 +10,7 @@ use super::warm_start::RESIDENT_NAME;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
 use crate::format::{CheckpointId, CheckpointNumber, DatabaseId, Epoch, ExtentRef, SuperblockNumber, Timestamp};
-use crate::io::{self, Backend, FileRef, FolderRef, Lock, OpenOptions, Persist, Probe, SyncMethod};
+use crate::io::{self, Backend, FileRef, FolderRef, Gate, Lock, OpenOptions, Persist, Probe, SyncMethod};
 use crate::space::superblocks;
 
 pub(super) const DATA_NAME: &str = "data";
@@ -42,6 +42,8 @@ pub(super) struct Opener<'s> {
     pub(super) settings: &'s Settings,
     pub(super) backend: Arc<dyn Backend>,
     pub(super) folder: FolderRef,
+    /// In front of the folder.
+    gate: Arc<Gate>,
     /// `None` until the folder is locked.
     open_here: Option<Arc<OpenHere>>,
 }
@@ -152,7 +154,8 @@ impl<'s> Opener<'s> {
             return Err(Error::NotFound { path: path.to_path_buf() });
         }
         let folder = io::open_folder(&backend, path).map_err(|error| location.not_entered("opening", error))?;
-        let mut opener = Opener { settings, backend, folder, open_here: None };
+        let gate = Arc::new(Gate::default());
+        let mut opener = Opener { settings, backend, folder: gate.before(folder), gate, open_here: None };
         opener.lock_folder(lock)?;
         opener.open_here = Some(OpenHere::new(path));
         Ok(opener)
@@ -296,7 +299,12 @@ impl Opener<'_> {
 
     /// The locks, for as long as the database is open.
     pub(super) fn locks(&self, data: FileRef) -> Locks {
-        Locks { folder: Arc::clone(&self.folder), data, _open_here: self.open_here.clone() }
+        Locks {
+            folder: Arc::clone(&self.folder),
+            data,
+            gate: Arc::clone(&self.gate),
+            _open_here: self.open_here.clone(),
+        }
     }
 
     /// Opens the data file and takes its lock, which nothing that happens to names takes away.
@@ -501,16 +509,19 @@ fn log_segment_bytes_on(capacity_bytes: u64) -> u64 {
     (1 << share.ilog2()).min(LOG_SEGMENT_BYTES_MAX)
 }
 
-/// The locks of the folder and of the data file: they keep other processes out until they are dropped.
+/// The locks of the folder and of the data file: they keep other processes, and other openings of this one, out until
+/// they are dropped. From then on nothing is written through the handles of this opening.
 #[derive(Debug)]
 pub(crate) struct Locks {
     pub(super) folder: FolderRef,
     pub(super) data: FileRef,
+    gate: Arc<Gate>,
     _open_here: Option<Arc<OpenHere>>,
 }
 
 impl Drop for Locks {
     fn drop(&mut self) {
+        self.gate.shut();
         // A fork has copies of the handles, and would keep the locks with them as long as it lives.
         if let Err(error) = self.data.unlock().and_then(|()| self.folder.unlock()) {
             log::debug!("unlocking {}: {error}", self.folder.path().display());

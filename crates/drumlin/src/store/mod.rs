@@ -127,8 +127,8 @@ pub(crate) struct Store {
     counts_files: CountsFiles,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) opening: Opening,
-    #[expect(dead_code, reason = "held, not looked at")]
-    locks: Locks,
+    /// `None` once they are given up.
+    locks: Mutex<Option<Locks>>,
     sync: SyncMethod,
     pub(crate) page_bytes: usize,
     /// Of commits that name none.
@@ -192,6 +192,14 @@ impl Store {
         let result = self.close_now();
         *closed = Some(result.clone());
         result
+    }
+
+    /// Gives up the locks of a database that was closed: the folder may be opened again, though other handles still
+    /// have this store. Waits for writes under way.
+    pub(crate) fn release(&self) {
+        assert!(self.is_closed(), "a database that is open gives up its folder");
+        let locks = self.locks.lock().take();
+        drop(locks);
     }
 
     /// Returns `true` if it was closed, or closing it has begun and panicked.

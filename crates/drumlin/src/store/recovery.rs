@@ -451,7 +451,7 @@ impl Replayed<'_> {
                 last,
                 passed_over: recovering.passed_over,
             },
-            locks: opener.locks(data.lock),
+            locks: Mutex::new(Some(opener.locks(data.lock))),
             sync: data.sync,
             page_bytes: opener.settings.page_bytes,
             durability: opener.settings.durability,

@@ -258,7 +258,8 @@ async fn read_chunk_at(
 ) -> (Vec<u8>, Result<(Header, ValueId)>) {
     let pool = Arc::clone(pool);
     mode.run(move || {
-        let result = append_part(&pool, address, part, &mut into);
+        let result = pool.space.check_open().and_then(|()| append_part(&pool, address, part, &mut into));
+        let result = result.map_err(|error| pool.space.read_error(error));
         (into, result)
     })
     .await

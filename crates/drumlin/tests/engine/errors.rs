@@ -334,12 +334,13 @@ fn the_second_to_open_is_told_who_was_first() {
         matches!(error, Error::Locked { pid, by_this_process: true, .. } if pid == std::process::id()),
         "{error:?}"
     );
-    // One that was closed is in use as long as it has handles.
-    let keyspace = db.keyspace("k").unwrap();
-    db.close().unwrap();
+    // One that was not closed is in use as long as it has handles.
+    let (keyspace, again) = (db.keyspace("k").unwrap(), db.clone());
+    drop(db);
     let error = small().open(folder.path()).unwrap_err().to_string();
     assert!(error.contains("this very process") && error.contains("Keyspace"), "{error}");
     assert!(!error.contains("end that process"), "{error}");
+    again.close().unwrap();
     let refused = keyspace.insert("a", "1").unwrap_err();
     assert!(matches!(refused, Error::Closed) && refused.recourse() == Recourse::Reopen, "{refused:?}");
     drop(keyspace);

@@ -7,6 +7,7 @@ mod aggregates;
 mod asynchronous;
 mod atomic;
 mod bulk_load;
+mod closing;
 mod concurrency;
 mod corruption;
 mod counts;
