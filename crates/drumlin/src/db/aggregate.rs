@@ -19,7 +19,7 @@ use crate::task::WaitMode;
 use crate::tree::counts::KeptCounts;
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::reducing::{Piece, ReduceCursor, Unreduced};
-use crate::tree::reductions::{KeptReduction, NAME_BYTES_MAX, ReducerId, States};
+use crate::tree::reductions::{KeptReduction, NAME_BYTES_MAX, ReducerId, StateLevel, States};
 use crate::tree::{Direction, Target};
 use crate::txn::snapshots::SnapshotHandle;
 
@@ -195,7 +195,7 @@ impl<R: Reducer> Reducing<'_, R> {
         let mut are_kept = true;
         for (page, state) in pages.iter().zip(states) {
             let bytes = self.reducer.encoded(&state.expect("it is put back"))?;
-            are_kept &= kept.store_state(reduction, page.page, page.stamp, &bytes);
+            are_kept &= kept.store_state(reduction, (page.page, page.stamp), page.level, &bytes);
         }
         Ok(are_kept)
     }
@@ -205,11 +205,11 @@ impl<R: Reducer> Reducing<'_, R> {
         &self,
         kept: &KeptCounts,
         reduction: &KeptReduction,
-        (page, stamp): (PageId, u64),
+        page: (PageId, u64),
         states: &States,
     ) -> Result<bool> {
         let state = self.reducer.combine_all(self.reducer.call(|reducer| Ok(reducer.identity()))?, states)?;
-        Ok(kept.store_state(reduction, page, stamp, &self.reducer.encoded(&state)?))
+        Ok(kept.store_state(reduction, page, StateLevel::Inner, &self.reducer.encoded(&state)?))
     }
 }
 

@@ -55,9 +55,12 @@ pub struct Limits {
     pub page_table_bytes: u64,
     /// The memory that bulk loads sort and pack rows in; with more, they sort in parts on the disk.
     pub load_bytes: u64,
-    /// The memory of counts and of reducers' states, which speed up [`count`](crate::Keyspace::count) and
-    /// [`aggregate`](crate::Keyspace::aggregate). Without them, these read rows.
+    /// The memory of row counts, which speed up [`count`](crate::Keyspace::count): 8 to 16 bytes a page, as many again
+    /// in a keyspace that is aggregated, and the list of changes. Without them, rows are read.
     pub count_bytes: u64,
+    /// The memory of reducers' states, which speed up [`aggregate`](crate::Keyspace::aggregate): for each reducer and
+    /// leaf 12 bytes and the state. Less while loads or page tables take much. Without states, rows are read.
+    pub state_bytes: u64,
 }
 
 impl Limits {
@@ -77,6 +80,7 @@ impl Limits {
             page_table_bytes: budget.limit_bytes(Account::Tables),
             load_bytes: budget.limit_bytes(Account::Loads),
             count_bytes: budget.limit_bytes(Account::Counts),
+            state_bytes: budget.limit_bytes(Account::States),
         }
     }
 }

@@ -332,7 +332,8 @@ mod tests {
         let value = Value::from(bytes);
         let clone = value.clone();
         assert_eq!((value.as_ptr(), clone.as_ptr()), (place, place), "it was copied");
-        assert_ne!(clone.into_vec().as_ptr(), place, "two have one vector");
+        let copy = clone.into_vec();
+        assert_ne!(copy.as_ptr(), place, "two have one vector");
         let bytes = value.into_vec();
         assert_eq!((bytes.as_ptr(), bytes.len()), (place, 40));
         assert_eq!(Value::from(vec![7; SHORT_BYTES_MAX]), [7; SHORT_BYTES_MAX]);

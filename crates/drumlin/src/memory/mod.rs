@@ -55,9 +55,11 @@ pub(crate) enum Account {
     Loads,
     /// Of the pages: counts of rows. No part of its own.
     Counts,
+    /// Of the pages: states of reducers, which are dropped if others of the part need the memory. No part of its own.
+    States,
 }
 
-const USE_COUNT: usize = Account::ALL.len() + 4;
+const USE_COUNT: usize = Account::ALL.len() + 5;
 
 impl Account {
     pub(crate) const ALL: [Account; 11] = [
@@ -92,6 +94,7 @@ impl Account {
             Account::Tables => "page tables",
             Account::Loads => "bulk loads",
             Account::Counts => "counts of rows",
+            Account::States => "states of reducers",
         }
     }
 }
@@ -213,16 +216,27 @@ impl Budget {
                 let others = self.taken_bytes(Account::Tables) + self.taken_bytes(Account::Loads);
                 (bytes / 8 * 7).saturating_sub(others).min(bytes / 8)
             }
+            // A state is a hundredth of the leaf whose rows it spares. States give way: to loads from their beginning
+            // on, and to page tables, which grow by less than the eighth that is left between two checkpoints, when
+            // the engine looks at this limit.
+            Account::States => {
+                let bytes = self.limits[Account::Pages as usize];
+                let loads = if self.taken_bytes(Account::Loads) > 0 { bytes / 2 } else { 0 };
+                let others = self.taken_bytes(Account::Tables) + self.taken_bytes(Account::Counts) + loads;
+                (bytes / 4 * 3).saturating_sub(others).min(bytes / 4)
+            }
             _ => self.limits[of as usize],
         }
     }
 
-    /// The limit of frames with their headers: the account of pages without page tables and the buffers of bulk loads.
+    /// The limit of frames with their headers: the account of pages without page tables, buffers of bulk loads, counts
+    /// and states.
     /// An eighth of it at least, so that a database whose log has more pages than a commit may add can still be opened,
     /// and rows removed.
     pub(crate) fn frame_bytes_max(&self) -> u64 {
         let bytes = self.limits[Account::Pages as usize];
-        let taken_bytes = [Account::Tables, Account::Loads, Account::Counts].map(|of| self.taken_bytes(of));
+        let beside = [Account::Tables, Account::Loads, Account::Counts, Account::States];
+        let taken_bytes = beside.map(|of| self.taken_bytes(of));
         let taken_bytes: u64 = taken_bytes.iter().sum();
         bytes.saturating_sub(taken_bytes).max(bytes / 8)
     }
@@ -242,7 +256,7 @@ impl Budget {
         (bytes > self.limits[Account::Pages as usize] / 8 * 7).then(|| self.total_for_tables(bytes, 0))
     }
 
-    /// Bytes that loads and counts have taken of the pages' part.
+    /// Bytes that loads and counts have taken of the pages' part. States give way to page tables.
     fn taken_beside_tables(&self) -> u64 {
         self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts)
     }

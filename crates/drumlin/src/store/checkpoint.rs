@@ -113,6 +113,8 @@ impl Store {
         page_tables.settle(space, epoch);
         engine.log().truncate(timestamp, page_tables.superblock.checkpoint);
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
+        // Page tables may have grown.
+        self.shed_states();
         self.warm_start.note_written(pages_written);
         let duration = self.now() - began;
         let bytes_written = space.traffic.write_bytes.load(Ordering::Relaxed) - written_before;

@@ -376,6 +376,20 @@ impl Store {
         Ok(())
     }
 
+    /// Drops states of reducers for which page tables and loads leave no memory.
+    pub(crate) fn shed_states(&self) {
+        if self.engine.budget.taken_bytes(Account::States) == 0 {
+            return;
+        }
+        for open in self.keyspaces.all() {
+            if let Some(kept) = open.tree.counts.kept()
+                && let Some(reductions) = kept.reductions()
+            {
+                reductions.shed();
+            }
+        }
+    }
+
     pub(crate) fn open_snapshot(&self, choose: impl FnOnce() -> Timestamp) -> Arc<SnapshotHandle> {
         Arc::new(self.engine.snapshots.open_snapshot(self.now(), choose))
     }

@@ -162,21 +162,31 @@ impl Store {
         let part_of = |of: Account| {
             let used_bytes = match of {
                 Account::Pages => {
-                    let beside_frames = [Account::Tables, Account::Loads, Account::Counts];
-                    let bytes: u64 = beside_frames.into_iter().map(|account| budget.taken_bytes(account)).sum();
-                    engine.pool.frames.used_bytes() as u64 + bytes
+                    let beside_frames = budget.taken_bytes(Account::Tables) + budget.taken_bytes(Account::Loads);
+                    engine.pool.frames.used_bytes() as u64 + beside_frames
                 }
                 Account::Versions => engine.versions.memory_bytes(),
-                Account::Transactions | Account::Commits | Account::Copies | Account::Sources => budget.taken_bytes(of),
+                Account::Transactions
+                | Account::Commits
+                | Account::Copies
+                | Account::Sources
+                | Account::Counts
+                | Account::States => budget.taken_bytes(of),
                 Account::TableChanges => engine.space.change_bytes() + base_bytes,
                 Account::Reads => engine.pool.read_buffer_bytes(),
                 // Theirs from the start.
                 Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
-                Account::Pinned | Account::Tables | Account::Loads | Account::Counts => 0,
+                Account::Pinned | Account::Tables | Account::Loads => 0,
             };
             MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
         };
-        Account::ALL.into_iter().map(part_of).collect()
+        // Two parts of the pages are told by themselves.
+        let within_pages = [Account::Counts, Account::States].map(part_of);
+        let mut parts: Vec<MemoryPart> = Account::ALL.into_iter().map(part_of).collect();
+        let others: u64 = within_pages.iter().map(|part| part.limit_bytes).sum();
+        parts[Account::Pages as usize].limit_bytes -= others;
+        parts.extend(within_pages);
+        parts
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -50,7 +50,7 @@ use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, thread_index
 
 use super::count_entries::CountEntries;
 pub(crate) use super::count_entries::CountEntry;
-use super::reductions::{KeptReduction, Reductions};
+use super::reductions::{KeptReduction, Reductions, StateLevel};
 
 /// The effect of a commit on a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -543,14 +543,19 @@ impl KeptCounts {
 
     /// Keeps a page's state, with the stamp that was read before its rows were. Returns `false` if there is no memory
     /// for it, or the page has another stamp by now.
-    pub(crate) fn store_state(&self, reduction: &KeptReduction, page: PageId, stamp: u64, state: &[u8]) -> bool {
-        assert!(self.has_reductions(), "a state is kept before reductions have begun");
-        let needed_bytes = KeptReduction::memory_bytes_of(state);
-        if self.has_ended() || !self.has_room_for(needed_bytes) {
+    pub(crate) fn store_state(
+        &self,
+        reduction: &KeptReduction,
+        (page, stamp): (PageId, u64),
+        level: StateLevel,
+        state: &[u8],
+    ) -> bool {
+        let reductions = self.reductions.get().expect("reductions have begun");
+        if self.has_ended() || !reductions.make_room(reduction, level, state.len()) {
             crate::coverage::mark!("a reduction found no memory");
             return false;
         }
-        reduction.store(page, stamp, state);
+        reduction.store(page, stamp, level, state);
         self.stamp(page) == Some(stamp)
     }
 
@@ -699,7 +704,9 @@ impl Counts {
     ) -> Option<Arc<KeptCounts>> {
         let kept = self.begin(epoch_guard, now, budget, number_end)?;
         if kept.reductions.get().is_none() {
-            if !kept.has_room_for(CountEntries::memory_bytes_of(number_end)) {
+            // Five eighths, like tables of states: the list is folded at a quarter.
+            let needed_bytes = budget.taken_bytes(Account::Counts) + CountEntries::memory_bytes_of(number_end);
+            if needed_bytes > budget.limit_bytes(Account::Counts) / 8 * 5 {
                 return None;
             }
             let is_new = kept.reductions.set(Reductions::new(now, budget)).is_ok();

@@ -9,7 +9,7 @@ use super::Tree;
 use super::counting::{Halt, begins_at};
 use super::counts::{CountState, KeptCounts};
 use super::node::{Inner, Node};
-use super::reductions::{KeptReduction, Reductions, States};
+use super::reductions::{KeptReduction, Reductions, StateLevel, States};
 use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::format::{PageId, Timestamp};
@@ -68,6 +68,7 @@ pub(crate) struct Unreduced {
     pub(crate) page: PageId,
     /// The stamp that its state is to be stored with.
     pub(crate) stamp: u64,
+    pub(crate) level: StateLevel,
     /// The page's upper fence.
     pub(crate) upper: Option<Vec<u8>>,
 }
@@ -148,11 +149,10 @@ impl<'l> Look<'l> {
         self.next_changed(cursor, lower).is_some_and(|key| upper.is_none_or(|upper| key < upper))
     }
 
-    /// Pages of this level are reduced by their rows, those above by their children: leaves, unless their states would
-    /// take too much memory.
+    /// Pages of this level are reduced by their rows, those above by their children: leaves, unless there is no memory
+    /// for more of their states.
     fn row_level(&self) -> u8 {
-        let leaf_count = self.tree.pages.table.page_count();
-        u8::from(!self.kept.has_room_for(leaf_count * 8))
+        u8::from(!self.reductions.has_leaf_room(self.reduction))
     }
 
     fn next(&self, cursor: &mut ReduceCursor) -> Result<Piece, Halt> {
@@ -253,7 +253,8 @@ impl<'l> Look<'l> {
         cursor: &mut ReduceCursor,
     ) -> Result<Piece, Halt> {
         let inner = &node.inner;
-        let at_once = if self.row_level() == 0 { PAGES_AT_ONCE } else { 1 };
+        let (at_once, level) =
+            if inner.level() == 1 { (PAGES_AT_ONCE, StateLevel::Leaf) } else { (1, StateLevel::Inner) };
         let mut lower = Vec::new();
         inner.child_lower_into(first, &mut lower);
         let (mut from, mut pages) = (lower.clone(), Vec::new());
@@ -268,7 +269,7 @@ impl<'l> Look<'l> {
             }
             from.clear();
             upper.iter().for_each(|upper| from.extend_from_slice(upper));
-            pages.push(Unreduced { page, stamp, upper });
+            pages.push(Unreduced { page, stamp, level, upper });
         }
         assert!(pages.len() <= at_once, "{} pages at once", pages.len());
         self.check_shown(node)?;
@@ -280,12 +281,14 @@ impl<'l> Look<'l> {
         assert!(node.inner.level() == 1, "rows of a node of level {}", node.inner.level());
         let (mut lower, mut upper) = (Vec::new(), Vec::new());
         let mut has_upper = node.inner.child_upper_into(first, &mut upper);
+        let makes_states = !cursor.only_reads && self.row_level() == 0;
         for child in (first + 1..node.inner.len()).take(PAGES_AT_ONCE - 1) {
             let is_behind = cursor.end.as_ref().is_some_and(|end| *end <= upper);
             std::mem::swap(&mut lower, &mut upper);
             has_upper = node.inner.child_upper_into(child, &mut upper);
-            let has_states = !cursor.only_reads && self.row_level() == 0;
-            if is_behind || has_states && !self.is_changed(cursor, &lower, has_upper.then_some(&upper[..])) {
+            let page = node.inner.child(child);
+            let may_have_state = makes_states || self.reductions.has_state(self.reduction, page);
+            if is_behind || may_have_state && !self.is_changed(cursor, &lower, has_upper.then_some(&upper[..])) {
                 std::mem::swap(&mut lower, &mut upper);
                 has_upper = true;
                 break;

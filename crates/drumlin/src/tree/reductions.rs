@@ -14,15 +14,18 @@
 //!
 //! States are bytes here: `db/reducer.rs` knows what they are. No function of a user runs under a lock or a latch.
 //!
-//! The states of a few dozen reducers are kept, those that were used last. Tables of states take memory of the counts'
-//! account until their last user drops them.
+//! The states of a few dozen reducers are kept, those that were used last. They have an account of their own, and give
+//! memory back when the last user drops their table. Nearly all are of leaves: 12 bytes and the state for each reducer
+//! and leaf. If the account is full, the reducer with the most states gives way to others, part by part of its leaves;
+//! the states of inner nodes stay, and rows are read for leaves without. Page tables and loads that need the memory are
+//! never short of it for states: those beyond what is left are dropped ([`Reductions::shed`]).
 
 use std::any::TypeId;
 use std::sync::Arc;
 
 use super::count_entries::{CountEntries, CountEntry};
 use crate::collections::HashMap;
-use crate::format::{PageId, Timestamp};
+use crate::format::{PageId, Timestamp, get_u32, get_u64, put_u32, put_u64};
 use crate::memory::{Account, Budget, heap_bytes};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -55,62 +58,120 @@ pub(crate) struct Reductions {
 
 /// Parts of a reducer's states, each under a lock of its own.
 const PART_COUNT: usize = 64;
-/// Pages side by side in a part.
-const PART_PAGES: usize = 64;
+/// Pages side by side in a block of a part: as many as a word has bits.
+const BLOCK_PAGES: usize = 64;
 
-/// Bytes of a state that need no memory of their own.
-const INLINE_BYTES: usize = 22;
-
-/// The bytes of a state: of most reducers a number or two.
-enum StateBytes {
-    Inline(u8, [u8; INLINE_BYTES]),
-    Boxed(Box<[u8]>),
+/// The pages whose state is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StateLevel {
+    /// Leaves: nearly all pages, so their states go first.
+    Leaf,
+    Inner,
 }
 
-impl StateBytes {
-    fn new(bytes: &[u8]) -> StateBytes {
-        let mut inline = [0; INLINE_BYTES];
-        let kept = match inline.get_mut(..bytes.len()) {
-            Some(start) => {
-                start.copy_from_slice(bytes);
-                StateBytes::Inline(bytes.len() as u8, inline)
-            }
-            None => StateBytes::Boxed(bytes.into()),
-        };
-        debug_assert_eq!(kept.as_slice(), bytes, "a state is kept as another");
-        kept
+/// The states of pages whose numbers lie side by side, one behind the other in places of the same length. Most reducers
+/// have states of one length, or nearly.
+#[derive(Default)]
+struct Block {
+    /// A bit for each page that has a state.
+    present: u64,
+    /// Those of them that are leaves.
+    leaves: u64,
+    /// Bytes of a place: stamp, length, and the longest state.
+    place_bytes: usize,
+    places: Vec<u8>,
+}
+
+/// Bytes of a place in front of the state.
+const PLACE_HEAD_BYTES: usize = 12;
+/// Places that a block grows by.
+const PLACES_MORE: usize = 8;
+/// Bytes of a block without its places, in a table that is three quarters full.
+const BLOCK_BYTES: usize = (size_of::<(u32, Block)>() + 1) * 4 / 3;
+
+impl Block {
+    /// The place of a page among those that have a state, its own or the one that it would get.
+    fn rank(&self, index: usize) -> usize {
+        debug_assert!(index < BLOCK_PAGES, "page {index} of a block");
+        (self.present & ((1 << index) - 1)).count_ones() as usize
     }
 
+    fn place(&self, rank: usize) -> &[u8] {
+        debug_assert!(rank < self.present.count_ones() as usize, "place {rank} has no state");
+        &self.places[rank * self.place_bytes..][..self.place_bytes]
+    }
+
+    /// The page's state and its stamp.
     #[inline]
-    fn as_slice(&self) -> &[u8] {
-        match self {
-            StateBytes::Inline(length, bytes) => &bytes[..usize::from(*length)],
-            StateBytes::Boxed(bytes) => bytes,
+    fn get(&self, index: usize) -> Option<(u64, &[u8])> {
+        if self.present & 1 << index == 0 {
+            return None;
         }
+        let place = self.place(self.rank(index));
+        let length = get_u32(place, 8) as usize;
+        Some((get_u64(place, 0), &place[PLACE_HEAD_BYTES..][..length]))
+    }
+
+    fn put(&mut self, index: usize, level: StateLevel, stamp: u64, state: &[u8]) {
+        let needed_bytes = PLACE_HEAD_BYTES + state.len();
+        if needed_bytes > self.place_bytes {
+            let count = self.present.count_ones() as usize;
+            let mut wider = Vec::with_capacity((count + PLACES_MORE) * needed_bytes);
+            for rank in 0..count {
+                wider.extend_from_slice(self.place(rank));
+                wider.resize((rank + 1) * needed_bytes, 0);
+            }
+            (self.places, self.place_bytes) = (wider, needed_bytes);
+        }
+        let start = self.rank(index) * self.place_bytes;
+        let bit = 1 << index;
+        if self.present & bit == 0 {
+            if self.places.capacity() < self.places.len() + self.place_bytes {
+                self.places.reserve_exact(PLACES_MORE * self.place_bytes);
+            }
+            self.places.splice(start..start, std::iter::repeat_n(0, self.place_bytes));
+        }
+        self.present |= bit;
+        self.leaves = if level == StateLevel::Leaf { self.leaves | bit } else { self.leaves & !bit };
+        let place = &mut self.places[start..][..self.place_bytes];
+        put_u64(place, 0, stamp);
+        put_u32(place, 8, state.len() as u32);
+        place[PLACE_HEAD_BYTES..][..state.len()].copy_from_slice(state);
+        debug_assert_eq!(self.get(index), Some((stamp, state)), "a state is kept as another");
+    }
+
+    /// Drops the states of leaves, or all.
+    fn drop_states(&mut self, leaves_only: bool) {
+        let mut rest = Block::default();
+        for index in (0..BLOCK_PAGES).filter(|index| leaves_only && self.leaves & 1 << index == 0) {
+            if let Some((stamp, state)) = self.get(index) {
+                rest.put(index, StateLevel::Inner, stamp, state);
+            }
+        }
+        debug_assert!(rest.leaves == 0 && rest.present & !self.present == 0, "states appear while others are dropped");
+        *self = rest;
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        if self.present == 0 { 0 } else { (heap_bytes(self.places.capacity()) + BLOCK_BYTES) as u64 }
     }
 }
 
-/// A page's state, and the stamp that it belongs to.
-struct KeptState {
-    stamp: u64,
-    bytes: StateBytes,
-}
-
-impl KeptState {
-    /// Its entry in a table that is three quarters full; for longer states an allocation, and what the allocator adds.
-    fn memory_bytes_of(state_bytes: usize) -> u64 {
-        let entry_bytes = (size_of::<(PageId, KeptState)>() + 1) as u64 * 4 / 3;
-        entry_bytes + if state_bytes > INLINE_BYTES { state_bytes as u64 + 16 } else { 0 }
-    }
-}
+/// Blocks by their numbers.
+type Blocks = HashMap<u32, Block>;
 
 /// The states of a reducer.
 pub(crate) struct KeptReduction {
     id: ReducerId,
-    parts: [Mutex<HashMap<PageId, KeptState>>; PART_COUNT],
+    parts: [Mutex<Blocks>; PART_COUNT],
     budget: Arc<Budget>,
-    /// Taken of the budget.
-    bytes: AtomicU64,
+    /// Taken of the counts' memory, for the table.
+    table_bytes: u64,
+    /// Taken for the states.
+    state_bytes: AtomicU64,
+    leaf_count: AtomicU64,
+    /// The part whose leaves' states are dropped next.
+    next_dropped: AtomicU64,
 }
 
 /// Bytes of a table of states without any, but for the reducer's name.
@@ -118,7 +179,8 @@ const TABLE_BYTES: u64 = size_of::<KeptReduction>() as u64 + 16;
 
 impl Drop for KeptReduction {
     fn drop(&mut self) {
-        self.budget.give(Account::Counts, self.bytes.load(Ordering::Relaxed));
+        self.budget.give(Account::Counts, self.table_bytes);
+        self.budget.give(Account::States, self.state_bytes.load(Ordering::Relaxed));
     }
 }
 
@@ -131,10 +193,18 @@ impl std::fmt::Debug for KeptReduction {
 impl KeptReduction {
     /// Pages with numbers side by side share a part: those of a load are neighbours in the tree, too.
     fn part_of(page: PageId) -> usize {
-        const { assert!(PART_COUNT.is_power_of_two() && PART_PAGES.is_power_of_two()) };
-        page.0 as usize / PART_PAGES % PART_COUNT
+        const { assert!(PART_COUNT.is_power_of_two() && BLOCK_PAGES == u64::BITS as usize) };
+        page.0 as usize / BLOCK_PAGES % PART_COUNT
+    }
+
+    /// The block of a page, and its place there.
+    fn block_of(page: PageId) -> (u32, usize) {
+        (page.0 / BLOCK_PAGES as u32, page.0 as usize % BLOCK_PAGES)
     }
 }
+
+/// Bytes of most states, to make room for some in advance.
+const STATE_BYTES: usize = 24;
 
 /// States, in the order of their pages' keys.
 #[derive(Debug, Default)]
@@ -145,7 +215,7 @@ pub(crate) struct States {
 
 impl States {
     pub(super) fn with_capacity(count: usize) -> States {
-        States { bytes: Vec::with_capacity(count * INLINE_BYTES), ends: Vec::with_capacity(count) }
+        States { bytes: Vec::with_capacity(count * STATE_BYTES), ends: Vec::with_capacity(count) }
     }
 
     fn push(&mut self, state: &[u8]) {
@@ -206,7 +276,7 @@ impl Reductions {
         pages: impl Iterator<Item = PageId>,
         states: &mut States,
     ) -> usize {
-        let mut locked: Option<(usize, MutexGuard<'_, HashMap<PageId, KeptState>>)> = None;
+        let mut locked: Option<(usize, MutexGuard<'_, Blocks>)> = None;
         let before = states.len();
         for page in pages {
             let CountEntry::Unknown(stamp) = self.stamps.load(page) else { break };
@@ -216,9 +286,10 @@ impl Reductions {
                 drop(locked.take());
                 locked = Some((part, reduction.parts[part].lock()));
             }
-            let kept = locked.as_ref().and_then(|(_, states)| states.get(&page));
-            let Some(kept) = kept.filter(|kept| kept.stamp == stamp) else { break };
-            states.push(kept.bytes.as_slice());
+            let (block, index) = KeptReduction::block_of(page);
+            let kept = locked.as_ref().and_then(|(_, blocks)| blocks.get(&block)?.get(index));
+            let Some((_, state)) = kept.filter(|(of, _)| *of == stamp) else { break };
+            states.push(state);
         }
         assert!(states.len() >= before, "states are lost");
         states.len() - before
@@ -228,11 +299,65 @@ impl Reductions {
     pub(super) fn has_state(&self, reduction: &KeptReduction, page: PageId) -> bool {
         self.states(reduction, std::iter::once(page), &mut States::default()) > 0
     }
+
+    /// The most bytes of states beside which another of this level is kept: an eighth is left to inner nodes, of which
+    /// there are few, so that leaves without states cost the two ends of a range alone.
+    fn limit_bytes(&self, level: StateLevel) -> u64 {
+        let bytes = self.budget.limit_bytes(Account::States);
+        if level == StateLevel::Leaf { bytes / 8 * 7 } else { bytes }
+    }
+
+    /// The reducer that gives way: the one with the most states, if its leaves have any. For a leaf it must have more
+    /// than the other would, so that reducers share the memory and do not take it from each other by turns.
+    fn yielding(&self, to: &KeptReduction, level: StateLevel) -> Option<Arc<KeptReduction>> {
+        let kept = self.kept.lock();
+        let bytes_of = |kept: &Arc<KeptReduction>| kept.state_bytes.load(Ordering::Relaxed);
+        let has_leaves = |kept: &&Arc<KeptReduction>| kept.leaf_count.load(Ordering::Relaxed) > 0;
+        let richest = kept.iter().filter(has_leaves).max_by_key(|kept| bytes_of(kept))?;
+        let own_bytes = to.state_bytes.load(Ordering::Relaxed);
+        let is_richer = bytes_of(richest) > own_bytes + own_bytes / 8 + SHARE_BYTES_MIN;
+        (level == StateLevel::Inner || is_richer).then(|| Arc::clone(richest))
+    }
+
+    /// Returns `true` if there is memory for states of more leaves, or another reducer gives way.
+    pub(super) fn has_leaf_room(&self, reduction: &KeptReduction) -> bool {
+        let needed_bytes = KeptReduction::bytes_for(STATE_BYTES);
+        self.budget.taken_bytes(Account::States) + needed_bytes <= self.limit_bytes(StateLevel::Leaf)
+            || self.yielding(reduction, StateLevel::Leaf).is_some()
+    }
+
+    /// Makes room for a state, at the expense of other reducers' leaves. Returns `false` if there is none.
+    pub(super) fn make_room(&self, reduction: &KeptReduction, level: StateLevel, state_bytes: usize) -> bool {
+        let needed_bytes = KeptReduction::bytes_for(state_bytes);
+        while self.budget.taken_bytes(Account::States) + needed_bytes > self.limit_bytes(level) {
+            let Some(yielding) = self.yielding(reduction, level) else { return false };
+            yielding.drop_part();
+        }
+        true
+    }
+
+    /// Drops states beyond the memory that is left for them: those of leaves first.
+    pub(crate) fn shed(&self) {
+        let is_beyond = || self.budget.taken_bytes(Account::States) > self.budget.limit_bytes(Account::States);
+        if !is_beyond() {
+            return;
+        }
+        let kept: Vec<Arc<KeptReduction>> = self.kept.lock().clone();
+        assert!(kept.len() <= self.kept_max, "{} reducers are kept", kept.len());
+        for leaves_only in [true, false] {
+            for part in (0..PART_COUNT).filter(|_| is_beyond()) {
+                kept.iter().for_each(|kept| kept.drop_states(part, leaves_only));
+            }
+        }
+    }
 }
 
+/// States of leaves that a reducer has at least before another gives way for more of them.
+const SHARE_BYTES_MIN: u64 = 4 << 10;
+
 impl KeptReduction {
-    /// A table without states; `None` if counts have taken five eighths of their memory. Half of it is for states, and
-    /// the rest for the list of changes.
+    /// A table without states; `None` if counts have taken five eighths of their memory: the rest is for the list of
+    /// changes.
     fn new(id: ReducerId, budget: &Arc<Budget>) -> Option<KeptReduction> {
         let bytes = TABLE_BYTES + heap_bytes(id.name.capacity()) as u64;
         if budget.taken_bytes(Account::Counts) + bytes > budget.limit_bytes(Account::Counts) / 8 * 5 {
@@ -240,27 +365,70 @@ impl KeptReduction {
         }
         budget.take(Account::Counts, bytes);
         let parts = std::array::from_fn(|_| Mutex::default());
-        Some(KeptReduction { id, parts, budget: Arc::clone(budget), bytes: AtomicU64::new(bytes) })
+        let [state_bytes, leaf_count, next_dropped] = [0; 3].map(AtomicU64::new);
+        Some(KeptReduction {
+            id,
+            parts,
+            budget: Arc::clone(budget),
+            table_bytes: bytes,
+            state_bytes,
+            leaf_count,
+            next_dropped,
+        })
     }
 
-    /// The memory that a state takes.
-    pub(super) fn memory_bytes_of(state: &[u8]) -> u64 {
-        KeptState::memory_bytes_of(state.len())
+    /// The most memory that another state takes, in a block that grows for it.
+    fn bytes_for(state_bytes: usize) -> u64 {
+        (BLOCK_BYTES + heap_bytes(PLACES_MORE * (PLACE_HEAD_BYTES + state_bytes))) as u64
     }
 
     /// Puts a page's state in place of the one before.
-    pub(super) fn store(&self, page: PageId, stamp: u64, state: &[u8]) {
+    pub(super) fn store(&self, page: PageId, stamp: u64, level: StateLevel, state: &[u8]) {
         debug_assert!(page != PageId::NONE, "page 0 has no rows");
-        let kept = KeptState { stamp, bytes: StateBytes::new(state) };
-        // Before another thread can replace it.
-        let needed_bytes = Self::memory_bytes_of(state);
-        self.budget.take(Account::Counts, needed_bytes);
-        self.bytes.fetch_add(needed_bytes, Ordering::Relaxed);
-        let replaced = self.parts[Self::part_of(page)].lock().insert(page, kept);
-        let freed_bytes = replaced.map_or(0, |replaced| Self::memory_bytes_of(replaced.bytes.as_slice()));
-        let before = self.bytes.fetch_sub(freed_bytes, Ordering::Relaxed);
-        assert!(freed_bytes <= before, "states give back {freed_bytes} bytes of {before}");
-        self.budget.give(Account::Counts, freed_bytes);
+        let (number, index) = Self::block_of(page);
+        self.change(Self::part_of(page), |blocks| {
+            let block = blocks.entry(number).or_default();
+            let before = (block.memory_bytes(), block.leaves.count_ones());
+            block.put(index, level, stamp, state);
+            (before, (block.memory_bytes(), block.leaves.count_ones()))
+        });
+    }
+
+    /// Drops the states of the leaves of one part, another each time.
+    fn drop_part(&self) {
+        let part = self.next_dropped.fetch_add(1, Ordering::Relaxed) as usize % PART_COUNT;
+        self.drop_states(part, true);
+    }
+
+    fn drop_states(&self, part: usize, leaves_only: bool) {
+        let sum = |blocks: &Blocks| {
+            let of = |block: &Block| (block.memory_bytes(), block.leaves.count_ones());
+            blocks.values().map(of).fold((0, 0), |sum, block| (sum.0 + block.0, sum.1 + block.1))
+        };
+        self.change(part, |blocks| {
+            let before = sum(blocks);
+            blocks.values_mut().for_each(|block| block.drop_states(leaves_only));
+            blocks.retain(|_, block| block.present != 0);
+            blocks.shrink_to_fit();
+            (before, sum(blocks))
+        });
+    }
+
+    /// Changes a part, and accounts for the bytes and the leaves that it had before and has now.
+    fn change(&self, part: usize, change: impl FnOnce(&mut Blocks) -> ((u64, u32), (u64, u32))) {
+        let mut blocks = self.parts[part].lock();
+        let ((bytes_before, leaves_before), (bytes, leaves)) = change(&mut blocks);
+        debug_assert!(blocks.values().all(|block| block.leaves & !block.present == 0), "a leaf without a state");
+        self.leaf_count.fetch_add(u64::from(leaves).wrapping_sub(u64::from(leaves_before)), Ordering::Relaxed);
+        if bytes > bytes_before {
+            self.budget.take(Account::States, bytes - bytes_before);
+            self.state_bytes.fetch_add(bytes - bytes_before, Ordering::Relaxed);
+        } else {
+            let freed_bytes = bytes_before - bytes;
+            let had_bytes = self.state_bytes.fetch_sub(freed_bytes, Ordering::Relaxed);
+            assert!(freed_bytes <= had_bytes, "states give back {freed_bytes} bytes of {had_bytes}");
+            self.budget.give(Account::States, freed_bytes);
+        }
     }
 }
 
@@ -278,12 +446,96 @@ mod tests {
         assert_eq!(states.len(), 4);
     }
 
-    /// Bytes of all lengths are kept, with or without memory of their own.
+    /// A block is a map from pages to states of any length, of which those of leaves can be dropped.
     #[test]
-    fn states_of_all_lengths_are_kept() {
-        for length in 0..2 * INLINE_BYTES {
-            let bytes: Vec<u8> = (0..length as u8).collect();
-            assert_eq!(StateBytes::new(&bytes).as_slice(), bytes);
+    fn a_block_is_a_map() {
+        let mut random = crate::sync::Random(7);
+        let (mut block, mut model) = (Block::default(), std::collections::BTreeMap::new());
+        for turn in 0..2000u64 {
+            let index = (random.next() % BLOCK_PAGES as u64) as usize;
+            let state = vec![turn as u8; (random.next() % 40) as usize];
+            let level = if random.one_in(4) { StateLevel::Inner } else { StateLevel::Leaf };
+            block.put(index, level, turn, &state);
+            model.insert(index, (level, turn, state));
+            if turn % 300 == 299 {
+                block.drop_states(true);
+                model.retain(|_, (level, ..)| *level == StateLevel::Inner);
+            }
+            for index in 0..BLOCK_PAGES {
+                let expected = model.get(&index).map(|(_, stamp, state)| (*stamp, &state[..]));
+                assert_eq!(block.get(index), expected, "page {index} in turn {turn}");
+            }
+        }
+        block.drop_states(false);
+        assert_eq!((block.present, block.memory_bytes()), (0, 0));
+    }
+
+    fn kept(reductions: &Reductions, name: &str) -> Arc<KeptReduction> {
+        let id = ReducerId { kind: TypeId::of::<u8>(), name: name.to_owned() };
+        reductions.of(&id, Timestamp(1)).expect("there is memory for a table")
+    }
+
+    /// Keeps states of as many leaves as there is room for. Returns how many.
+    fn fill(reductions: &Reductions, reduction: &KeptReduction, leaf_count: u32) -> u32 {
+        let keep = |page: &u32| {
+            let has_room = reductions.make_room(reduction, StateLevel::Leaf, 32);
+            if has_room {
+                reduction.store(PageId(*page), 1, StateLevel::Leaf, &[7; 32]);
+            }
+            has_room
+        };
+        (1..=leaf_count).filter(keep).count() as u32
+    }
+
+    /// Two reducers share the memory of states, and neither loses its inner nodes' to leaves. All is given back.
+    #[test]
+    fn reducers_share_the_memory_of_states() {
+        let budget = Arc::new(Budget::new(8 << 20, 1));
+        let limit = budget.limit_bytes(Account::States);
+        let reductions = Reductions::new(Timestamp(1), &budget);
+        let (first, second) = (kept(&reductions, "first"), kept(&reductions, "second"));
+        assert!(reductions.make_room(&first, StateLevel::Inner, 32));
+        first.store(PageId(1_000_000), 1, StateLevel::Inner, &[1; 32]);
+        let alone = fill(&reductions, &first, 1 << 20);
+        let bytes_a_leaf = limit * 7 / 8 / u64::from(alone);
+        assert!((44..50).contains(&bytes_a_leaf), "{bytes_a_leaf} bytes a leaf");
+        assert!(!reductions.has_leaf_room(&first) && reductions.has_leaf_room(&second));
+        fill(&reductions, &second, 1 << 20);
+        let bytes = [&first, &second].map(|kept| kept.state_bytes.load(Ordering::Relaxed));
+        assert!(bytes.iter().all(|bytes| *bytes > limit / 3), "{bytes:?} of {limit}");
+        assert!(!reductions.has_leaf_room(&first) && !reductions.has_leaf_room(&second), "they take from each other");
+        assert_eq!(bytes.iter().sum::<u64>(), budget.taken_bytes(Account::States));
+        assert!(budget.taken_bytes(Account::States) <= limit);
+        for page in 0..1000 {
+            assert!(reductions.make_room(&second, StateLevel::Inner, 32), "there is room for inner nodes");
+            second.store(PageId(2_000_000 + page), 1, StateLevel::Inner, &[2; 32]);
+        }
+        let inner = first.parts[KeptReduction::part_of(PageId(1_000_000))].lock();
+        assert!(inner.values().any(|block| block.present & !block.leaves != 0), "an inner node lost its state");
+        drop(inner);
+        drop((first, second, reductions));
+        assert_eq!(budget.taken_bytes(Account::States) + budget.taken_bytes(Account::Counts), 0);
+    }
+
+    /// States give way to page tables that have grown, and to a load.
+    #[test]
+    fn states_give_way() {
+        let budget = Arc::new(Budget::new(8 << 20, 1));
+        let limit = budget.limit_bytes(Account::States);
+        // A load leaves them what tables do not take.
+        for (account, tables_bytes) in [(Account::Tables, 0), (Account::Loads, limit * 3 / 4)] {
+            budget.take(Account::Tables, tables_bytes);
+            let reductions = Reductions::new(Timestamp(1), &budget);
+            let first = kept(&reductions, "first");
+            fill(&reductions, &first, 1 << 20);
+            assert!(budget.taken_bytes(Account::States) > limit / 2);
+            let growth = budget.grant(account).limit_bytes();
+            budget.take(account, growth);
+            reductions.shed();
+            let left = budget.limit_bytes(Account::States);
+            assert!(left < limit / 2 && budget.taken_bytes(Account::States) <= left, "{left} bytes of states are left");
+            budget.give(account, growth);
+            budget.give(Account::Tables, tables_bytes);
         }
     }
 
@@ -296,10 +548,10 @@ mod tests {
         let of = |name: String| reductions.of(&ReducerId { kind: TypeId::of::<u8>(), name }, Timestamp(1)).unwrap();
         let taken = || budget.taken_bytes(Account::Counts);
         let (used, page, state) = (of("used".into()), PageId(7), [1; 100]);
-        used.store(page, 1, &state);
-        assert_eq!(taken(), TABLE_BYTES + heap_bytes(4) as u64 + KeptReduction::memory_bytes_of(&state));
-        used.store(page, 2, b"less");
-        assert_eq!(taken(), TABLE_BYTES + heap_bytes(4) as u64 + KeptReduction::memory_bytes_of(b"less"));
+        used.store(page, 1, StateLevel::Leaf, &state);
+        used.store(page, 2, StateLevel::Leaf, b"less");
+        assert_eq!(taken(), TABLE_BYTES + heap_bytes(4) as u64);
+        assert_eq!(budget.taken_bytes(Account::States), KeptReduction::bytes_for(state.len()));
         for number in 0..1000 {
             of(format!("{number:0NAME_BYTES_MAX$}"));
             assert!(taken() <= budget.limit_bytes(Account::Counts) / 8, "{} bytes of {number} names", taken());
@@ -312,7 +564,7 @@ mod tests {
         drop(used);
         assert!(taken() < with_evicted, "memory is given back while states are in use");
         drop(reductions);
-        assert_eq!(taken(), 0);
+        assert_eq!((taken(), budget.taken_bytes(Account::States)), (0, 0));
     }
 
     /// A stamp that is voided, or whose page's fences change, is another one afterwards.

@@ -25,6 +25,8 @@ const FLOAT: Field<f64> = Field::of("a float", |_, value| Some(f64::from(*value.
 struct Fingerprint {
     /// The rows that were read for it.
     row_count: AtomicU64,
+    /// Of several, which have states of their own.
+    name: &'static str,
 }
 
 fn function_of(key: &[u8], value: &[u8]) -> (u64, u64) {
@@ -42,7 +44,7 @@ impl Reducer for Fingerprint {
     type Output = (u64, u64);
 
     fn name(&self) -> Cow<'_, str> {
-        "fingerprint".into()
+        format!("fingerprint {}", self.name).into()
     }
     fn identity(&self) -> (u64, u64) {
         (1, 0)
@@ -410,6 +412,42 @@ fn reducers_are_shown_the_bytes_that_they_look_at() {
             }
         }
         assert_eq!(reducer.longest.into_inner(), prefix_bytes.min(700_000) as u64);
+    }
+}
+
+/// The states of 3,300 leaves, of two reducers, fit into the least memory: each range again reads the rows at its two
+/// ends alone, and the figures tell the memory of states.
+#[test]
+fn reducers_share_the_least_memory() {
+    let db = Config::in_memory().memory(8 << 20).page_bytes(1024).open("").unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    (0..50_000u64).for_each(|row| load.insert(row.to_be_bytes(), [row as u8; 50]).unwrap());
+    load.finish().unwrap();
+    let k = db.keyspace("k").unwrap();
+    let states = || {
+        let stats = db.stats();
+        assert_eq!(stats.memory.iter().map(|part| part.limit_bytes).sum::<u64>(), stats.memory_budget_bytes);
+        let part = stats.memory.into_iter().find(|part| part.name == "states of reducers").unwrap();
+        assert_eq!(part.limit_bytes, db.limits().state_bytes);
+        part.used_bytes
+    };
+    assert_eq!(states(), 0);
+    let reducers = ["first", "second"].map(|name| Fingerprint { name, ..Fingerprint::default() });
+    for reducer in &reducers {
+        k.aggregate(reducer, ..).unwrap();
+    }
+    assert!(states() > 2 * 3000 * 28, "{} bytes of states", states());
+    let mut random = Random(5);
+    for _ in 0..200 {
+        let from = random.below(49_000);
+        let folded =
+            (from..from + 1000).map(|row| function_of(&row.to_be_bytes(), &[row as u8; 50])).fold((1, 0), composed);
+        for reducer in &reducers {
+            reducer.row_count.store(0, Ordering::Relaxed);
+            assert_eq!(k.aggregate(reducer, from.to_be_bytes()..(from + 1000).to_be_bytes()).unwrap(), folded);
+            let row_count = reducer.row_count.load(Ordering::Relaxed);
+            assert!(row_count <= 40, "{row_count} rows of 1,000 from {from} were read for {}", reducer.name);
+        }
     }
 }
 

@@ -303,6 +303,7 @@ impl Store {
         if !memory.resize(bytes_with(buffer_bytes)) || !sorting.resize(sorting_bytes) {
             return Err(Error::loads_in_memory(memory.limit_bytes()));
         }
+        self.shed_states();
         self.engine.pool.fit_frames(0)?;
         Ok((memory, sorting, buffer_bytes))
     }
