@@ -198,8 +198,9 @@ impl Store {
     /// have this store. Waits for writes under way.
     pub(crate) fn release(&self) {
         assert!(self.is_closed(), "a database that is open gives up its folder");
-        let locks = self.locks.lock().take();
-        drop(locks);
+        // Of two that close the database, the other waits too.
+        let mut locks = self.locks.lock();
+        *locks = None;
     }
 
     /// Returns `true` if it was closed, or closing it has begun and panicked.
