@@ -153,18 +153,50 @@ impl Collections {
     /// [`drumlin::Database::transact`], over collections.
     ///
     /// # Errors
+    /// The error of `body`, or that of the commit.
+    pub fn transact<T>(&self, body: impl FnMut(&mut Transaction<'_>) -> Result<T>) -> Result<T> {
+        self.transact_with(self.core.shared.db.tx_options(), body)
+    }
+
+    /// Like [`transact`](Collections::transact), for a body with errors of its own: of any type that an [`Error`]
+    /// converts into, such as `anyhow::Error`. A body that does not construct its error names it.
+    ///
+    /// ```
+    /// # use drumlin_collections::{Collection, Collections, Postcard};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct User { name: String, age: u8 }
+    /// # impl Collection for User {
+    /// #     type Key = String;
+    /// #     type Codec = Postcard;
+    /// #     const NAME: &'static str = "users";
+    /// #     fn key(&self) -> String { self.name.clone() }
+    /// # }
+    /// type AnyError = Box<dyn std::error::Error>; // or anyhow::Error
+    ///
+    /// # let collections = Collections::new(&drumlin::Config::in_memory().open("")?);
+    /// # let users = collections.open::<User>()?;
+    /// let age = collections.try_transact(|tx| -> Result<u8, AnyError> {
+    ///     let age = "42".parse()?;
+    ///     tx.put(&users, &User { name: "ann".into(), age })?;
+    ///     Ok(age)
+    /// })?;
+    /// assert_eq!(age, 42);
+    /// # Ok::<(), AnyError>(())
+    /// ```
+    ///
+    /// # Errors
     /// The error of `body`, or that of the commit, converted.
-    pub fn transact<T, E: From<Error> + 'static>(
+    pub fn try_transact<T, E: From<Error> + 'static>(
         &self,
         body: impl FnMut(&mut Transaction<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
         self.transact_with(self.core.shared.db.tx_options(), body)
     }
 
-    /// Like [`transact`](Collections::transact), with the given options.
+    /// Like [`try_transact`](Collections::try_transact), with the given options.
     ///
     /// # Errors
-    /// Those of [`transact`](Collections::transact).
+    /// Those of [`try_transact`](Collections::try_transact).
     pub fn transact_with<T, E: From<Error> + 'static>(
         &self,
         options: TxOptions,
@@ -176,8 +208,11 @@ impl Collections {
     /// Like [`transact`](Collections::transact), as a future. `body` is given the transaction, and returns a boxed
     /// future that owns what it uses; dropping the transaction within it does not end it.
     ///
+    /// Each run clones borrowed arguments before its future begins. Clones of handles are cheap; share large arguments
+    /// by an [`Arc`](std::sync::Arc).
+    ///
     /// ```
-    /// # use drumlin_collections::{Collection, Collections, Error, Postcard};
+    /// # use drumlin_collections::{Collection, Collections, Documents, Error, Postcard};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct User { name: String, visits: u64 }
     /// # impl Collection for User {
@@ -186,21 +221,30 @@ impl Collections {
     /// #     const NAME: &'static str = "users";
     /// #     fn key(&self) -> String { self.name.clone() }
     /// # }
+    /// async fn count_visit(
+    ///     collections: &Collections,
+    ///     users: &Documents<User>,
+    ///     name: &str,
+    /// ) -> Result<Option<u64>, Error> {
+    ///     collections
+    ///         .transact_async(|mut tx| {
+    ///             let (users, name) = (users.clone(), name.to_owned());
+    ///             Box::pin(async move {
+    ///                 tx.update_async(&users, &name[..], |user| {
+    ///                     user.visits += 1;
+    ///                     user.visits
+    ///                 })
+    ///                 .await
+    ///             })
+    ///         })
+    ///         .await
+    /// }
+    ///
     /// # let collections = Collections::new(&drumlin::Config::in_memory().open("")?);
     /// # let users = collections.open::<User>()?;
     /// # smol::block_on(async {
     /// users.put_async(&User { name: "ann".into(), visits: 0 }).await?;
-    /// let visits = collections.transact_async(|mut tx| {
-    ///     let users = users.clone();
-    ///     Box::pin(async move {
-    ///         tx.update_async(&users, "ann", |user| {
-    ///             user.visits += 1;
-    ///             user.visits
-    ///         })
-    ///         .await
-    ///     })
-    /// });
-    /// assert_eq!(visits.await?, Some(1));
+    /// assert_eq!(count_visit(&collections, &users, "ann").await?, Some(1));
     /// # Ok::<(), Error>(())
     /// # })?;
     /// # Ok::<(), Error>(())
@@ -208,7 +252,20 @@ impl Collections {
     ///
     /// # Errors
     /// Those of [`transact`](Collections::transact).
-    pub async fn transact_async<T: Send + 'static, E: From<Error> + Send + 'static>(
+    pub async fn transact_async<T: Send + 'static>(
+        &self,
+        body: impl for<'t> FnMut(Transaction<'t>) -> Attempt<'t, T, Error>,
+    ) -> Result<T> {
+        self.try_transact_async(body).await
+    }
+
+    /// Like [`transact_async`](Collections::transact_async), for a body with errors of its own: see
+    /// [`try_transact`](Collections::try_transact). A body that does not construct its error names it:
+    /// `Ok::<_, anyhow::Error>(visits)`.
+    ///
+    /// # Errors
+    /// Those of [`try_transact`](Collections::try_transact).
+    pub async fn try_transact_async<T: Send + 'static, E: From<Error> + Send + 'static>(
         &self,
         body: impl for<'t> FnMut(Transaction<'t>) -> Attempt<'t, T, E>,
     ) -> Result<T, E> {

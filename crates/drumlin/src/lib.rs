@@ -54,8 +54,8 @@
 //! ```
 //!
 //! Write through `tx` within the closure: `stock.insert` there would wait for the closure's own row, and fails with
-//! [`Error::LockTimeout`]. The closure may return an error type of your own. [`Database::batch`] commits many writes
-//! that depend on nothing that was read.
+//! [`Error::LockTimeout`]. [`Database::try_transact`] takes closures with errors of their own, such as `anyhow`'s.
+//! [`Database::batch`] commits many writes that depend on nothing that was read.
 //!
 //! # Ranges
 //!

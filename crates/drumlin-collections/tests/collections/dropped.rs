@@ -334,6 +334,14 @@ fn changes_are_whole(trial: &Trial) {
         run.await.unwrap();
     };
     trial.changes("Collections::transact_async", transact, |id| Some(other(id)));
+    let transact = async |id| {
+        let run = collections.try_transact_async(|mut tx| {
+            let entries = entries.clone();
+            Box::pin(async move { tx.put_async(&entries, &Entry::draw(id, 2)).await })
+        });
+        run.await.unwrap();
+    };
+    trial.changes("Collections::try_transact_async", transact, |id| Some(other(id)));
 
     let put = async |tx: &mut Transaction<'_>, id| tx.put_async(entries, &other(id)).await.unwrap();
     trial.changes_in_transaction("Transaction::put_async", &put, |id| Some(other(id)));

@@ -199,10 +199,13 @@ impl Side {
         let done = match script.byte() % 5 {
             0 => self.run(&mut runs, &value),
             1 => self.run_with(options(script), &mut runs, &value),
-            2 => match script.byte() % 3 {
+            2 => match script.byte() % 6 {
                 0 => self.run_local(&mut runs, &value),
                 1 => self.run_with_local(options(script), &mut runs, &value),
-                _ => self.run_with_async(options(script), &mut runs, &value),
+                2 => self.run_with_async(options(script), &mut runs, &value),
+                3 => self.try_run(&mut runs, &value),
+                4 => self.try_run_local(&mut runs, &value),
+                _ => self.try_run_async(&mut runs, &value),
             },
             3 => self.run_async(&mut runs, &value),
             _ => return self.panic_in_closures(),
@@ -283,6 +286,38 @@ impl Side {
         ))
     }
 
+    fn try_run(&self, runs: &mut Runs, value: &[u8]) -> Result<()> {
+        let run = |tx: &mut Transaction| -> std::result::Result<(), Own> {
+            let end = runs.next();
+            tx.insert(&self.keyspaces[1], "run", value)?;
+            Ok(end.map_err(|_| tx.conflict("made up"))?)
+        };
+        call!("Database::try_transact", self.db().try_transact(run)).map_err(|Own(error)| error)
+    }
+
+    fn try_run_local(&self, runs: &mut Runs, value: &[u8]) -> Result<()> {
+        let run = async |tx: &mut Transaction| -> std::result::Result<(), Own> {
+            let end = runs.next();
+            tx.insert_async(&self.keyspaces[1], "run", value).await?;
+            Ok(end.map_err(|_| tx.conflict("made up"))?)
+        };
+        block_on(call!("Database::try_transact_local", self.db().try_transact_local(run))).map_err(|Own(error)| error)
+    }
+
+    fn try_run_async(&self, runs: &mut Runs, value: &[u8]) -> Result<()> {
+        let ran = block_on(call!(
+            "Database::try_transact_async",
+            self.db().try_transact_async(|tx| {
+                let (end, k, value) = (runs.next(), self.keyspaces[1].clone(), value.to_vec());
+                Box::pin(async move {
+                    tx.insert_async(&k, "run", &value).await?;
+                    Ok(end.map_err(|_| tx.conflict("made up"))?)
+                })
+            })
+        ));
+        ran.map_err(|Own(error)| error)
+    }
+
     fn panic_in_closures(&self) {
         let db = self.db();
         panics(|| {
@@ -292,6 +327,15 @@ impl Side {
             });
         });
         panics(|| drop(call!("Database::check_with", db.check_with(|_| panic!("{ON_PURPOSE}")))));
+    }
+}
+
+/// An error of the caller's own.
+struct Own(Error);
+
+impl From<Error> for Own {
+    fn from(error: Error) -> Own {
+        Own(error)
     }
 }
 

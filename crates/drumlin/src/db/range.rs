@@ -457,7 +457,8 @@ impl Scan {
                 Direction::Forward => leaf.upper_fence().map(|fence| Bound::Included(fence.to_vec())),
                 Direction::Backward => leaf.lower_fence().map(|fence| Bound::Excluded(fence.to_vec())),
             };
-            let copied = self.copier(direction, want).copy(&leaf, read.page(), &mut memory, kept_bytes, &mut rows)?;
+            let copier = self.copier(direction, want);
+            let copied = copier.copy(&leaf, read.page(), &mut memory, kept_bytes, &mut rows).map_err(Stop::Error)?;
             Ok((copied, fence, next.is_some()))
         });
         let (Copied { count, bytes, stop }, fence, is_next_in_memory) = copied.await?;

@@ -38,9 +38,38 @@ impl Database {
     /// that it needs is in use. Not after [`Error::LockTimeout`]: each run may wait
     /// [`TxOptions::lock_timeout`] for a row already.
     ///
-    /// The error may be of any type that a Drumlin [`Error`] converts into, and what `body` makes of an error does not
-    /// matter: the transaction knows that it had a conflict. An error of any other cause ends it, and nothing of it
-    /// remains. [`Transaction::conflict`] asks for another run.
+    /// An error of any other cause ends the transaction, and nothing of it remains. [`Transaction::conflict`] asks for
+    /// another run. A body with errors of its own is one for [`try_transact`](Database::try_transact).
+    ///
+    /// ```
+    /// // Any error type of the caller will do: the body's is Drumlin's.
+    /// fn count_visit(db: &drumlin::Database) -> Result<u8, Box<dyn std::error::Error>> {
+    ///     let k = db.keyspace("k")?;
+    ///     let visits = db.transact(|tx| {
+    ///         let visits = tx.get_for_update(&k, "visits")?.map_or(0, |bytes| bytes[0]) + 1;
+    ///         tx.insert(&k, "visits", [visits])?;
+    ///         Ok(visits)
+    ///     })?;
+    ///     Ok(visits)
+    /// }
+    ///
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// assert_eq!(count_visit(&db)?, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The rows that the body has written stay locked until it returns. So it must write them through `tx`:
+    /// `keyspace.insert` of such a row fails with [`Error::LockTimeout`].
+    ///
+    /// # Errors
+    /// The error of `body`, or that of the commit; those of the last run, if there were several.
+    pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
+        self.transact_with(self.tx_options(), body)
+    }
+
+    /// Like [`transact`](Database::transact), for a body with errors of its own: of any type that a Drumlin [`Error`]
+    /// converts into, such as `anyhow::Error`. The body may wrap or replace a Drumlin error and is still run again: the
+    /// transaction knows that it had a conflict.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -57,7 +86,7 @@ impl Database {
     ///     }
     /// }
     ///
-    /// let paid = db.transact(|tx| {
+    /// let paid = db.try_transact(|tx| {
     ///     let Some(money) = tx.get_for_update(&accounts, "ann")? else { return Err(Refused::NoMoney) };
     ///     tx.insert(&accounts, "bob", money)?;
     ///     tx.remove(&accounts, "ann")?;
@@ -67,37 +96,39 @@ impl Database {
     /// # Ok::<(), drumlin::Error>(())
     /// ```
     ///
-    /// A body that ends with `Ok` may have to name its error, where nothing else does: `?` names it in a function that
-    /// returns [`drumlin::Result`](crate::Result), but not in one that returns a `Box<dyn Error>`.
+    /// A body that does not construct its error names it: `?` alone does not tell the compiler what to convert into.
     ///
     /// ```
+    /// type AnyError = Box<dyn std::error::Error>; // or anyhow::Error
+    ///
     /// # let db = drumlin::Config::in_memory().open("")?;
     /// # let k = db.keyspace("k")?;
-    /// let visits = db.transact(|tx| -> drumlin::Result<_> {
-    ///     let visits = tx.get_for_update(&k, "visits")?.map_or(0, |bytes| bytes[0]) + 1;
-    ///     tx.insert(&k, "visits", [visits])?;
+    /// # k.insert("visits", "7")?;
+    /// let visits = db.try_transact(|tx| -> Result<u32, AnyError> {
+    ///     let visits = match tx.get_for_update(&k, "visits")? {
+    ///         Some(text) => std::str::from_utf8(&text)?.parse::<u32>()? + 1,
+    ///         None => 1,
+    ///     };
+    ///     tx.insert(&k, "visits", visits.to_string())?;
     ///     Ok(visits)
     /// })?;
-    /// assert_eq!(visits, 1);
-    /// # Ok::<(), drumlin::Error>(())
+    /// assert_eq!(visits, 8);
+    /// # Ok::<(), AnyError>(())
     /// ```
-    ///
-    /// The rows that the body has written stay locked until it returns. So it must write them through `tx`:
-    /// `keyspace.insert` of such a row fails with [`Error::LockTimeout`].
     ///
     /// # Errors
     /// The error of `body`, or that of the commit, converted; those of the last run, if there were several.
-    pub fn transact<T, E>(&self, body: impl FnMut(&mut Transaction) -> Result<T, E>) -> Result<T, E>
+    pub fn try_transact<T, E>(&self, body: impl FnMut(&mut Transaction) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error> + 'static,
     {
         self.transact_with(self.tx_options(), body)
     }
 
-    /// Like [`transact`](Database::transact), with the given options.
+    /// Like [`try_transact`](Database::try_transact), with the given options.
     ///
     /// # Errors
-    /// Those of [`transact`](Database::transact).
+    /// Those of [`try_transact`](Database::try_transact).
     pub fn transact_with<T, E>(
         &self,
         options: TxOptions,
@@ -120,32 +151,52 @@ impl Database {
     }
 
     /// Like [`transact`](Database::transact), as a future that can be spawned on multi-threaded executors. `body`
-    /// returns a boxed future that owns what it uses: each run clones handles, which is cheap, and moves them in. An
-    /// `async |tx| …` closure does not fit: see [`transact_local`](Database::transact_local).
+    /// returns a boxed future that owns what it uses. An `async |tx| …` closure does not fit: see
+    /// [`transact_local`](Database::transact_local).
+    ///
+    /// Each run clones borrowed arguments before its future begins. Clones of handles are cheap; share large arguments
+    /// by an [`Arc`](std::sync::Arc).
     ///
     /// ```
-    /// # let block_on = smol::block_on;
-    /// # block_on(async {
-    /// # let db = drumlin::Config::in_memory().open_async("").await?;
-    /// let counters = db.keyspace_async("counters").await?;
-    /// db.transact_async(|tx| {
-    ///     let counters = counters.clone();
-    ///     Box::pin(async move {
-    ///         let visits = tx.get_async(&counters, b"visits").await?.map_or(0, |bytes| bytes[0]);
-    ///         tx.insert_async(&counters, b"visits", [visits + 1]).await
+    /// use drumlin::{Database, Keyspace};
+    ///
+    /// async fn count_visit(db: &Database, visits: &Keyspace, page: &str) -> drumlin::Result<u8> {
+    ///     db.transact_async(|tx| {
+    ///         let (visits, page) = (visits.clone(), page.to_owned());
+    ///         Box::pin(async move {
+    ///             let count = tx.get_for_update_async(&visits, &page).await?.map_or(0, |bytes| bytes[0]) + 1;
+    ///             tx.insert_async(&visits, &page, [count]).await?;
+    ///             Ok(count)
+    ///         })
     ///     })
-    /// })
-    /// .await?;
+    ///     .await
+    /// }
+    ///
+    /// # smol::block_on(async {
+    /// # let db = drumlin::Config::in_memory().open_async("").await?;
+    /// let visits = db.keyspace_async("visits").await?;
+    /// assert_eq!(count_visit(&db, &visits, "/index.html").await?, 1);
     /// # Ok::<(), drumlin::Error>(())
     /// # })?;
     /// # Ok::<(), drumlin::Error>(())
     /// ```
     ///
-    /// A body that ends with `Ok` may have to name its error: `Ok::<_, drumlin::Error>(visits)`.
-    ///
     /// # Errors
     /// Those of [`transact`](Database::transact).
-    pub async fn transact_async<T, E>(
+    pub async fn transact_async<T>(
+        &self,
+        body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T>,
+    ) -> Result<T> {
+        self.transact_with_async(self.tx_options(), body).await
+    }
+
+    /// Like [`transact_async`](Database::transact_async), for a body with errors of its own: see
+    /// [`try_transact`](Database::try_transact). A body that does not construct its error names it:
+    /// `Ok::<_, anyhow::Error>(visits)`.
+    ///
+    /// # Errors
+    /// Those of [`try_transact`](Database::try_transact).
+    pub async fn try_transact_async<T, E>(
         &self,
         body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T, E>,
     ) -> Result<T, E>
@@ -155,10 +206,10 @@ impl Database {
         self.transact_with_async(self.tx_options(), body).await
     }
 
-    /// Like [`transact_async`](Database::transact_async), with the given options.
+    /// Like [`try_transact_async`](Database::try_transact_async), with the given options.
     ///
     /// # Errors
-    /// Those of [`transact`](Database::transact).
+    /// Those of [`try_transact`](Database::try_transact).
     pub async fn transact_with_async<T, E>(
         &self,
         options: TxOptions,
@@ -189,7 +240,7 @@ impl Database {
     /// # let db = drumlin::Config::in_memory().open_async("").await?;
     /// let counters = db.keyspace_async("counters").await?;
     /// let visits = db
-    ///     .transact_local(async |tx| -> drumlin::Result<_> {
+    ///     .transact_local(async |tx| {
     ///         let visits = tx.get_async(&counters, "visits").await?.map_or(0, |bytes| bytes[0]) + 1;
     ///         tx.insert_async(&counters, "visits", [visits]).await?;
     ///         Ok(visits)
@@ -203,17 +254,29 @@ impl Database {
     ///
     /// # Errors
     /// Those of [`transact`](Database::transact).
-    pub async fn transact_local<T, E>(&self, body: impl AsyncFnMut(&mut Transaction) -> Result<T, E>) -> Result<T, E>
+    pub async fn transact_local<T>(&self, body: impl AsyncFnMut(&mut Transaction) -> Result<T>) -> Result<T> {
+        self.transact_with_local(self.tx_options(), body).await
+    }
+
+    /// Like [`transact_local`](Database::transact_local), for a body with errors of its own: see
+    /// [`try_transact`](Database::try_transact).
+    ///
+    /// # Errors
+    /// Those of [`try_transact`](Database::try_transact).
+    pub async fn try_transact_local<T, E>(
+        &self,
+        body: impl AsyncFnMut(&mut Transaction) -> Result<T, E>,
+    ) -> Result<T, E>
     where
         E: From<Error> + 'static,
     {
         self.transact_with_local(self.tx_options(), body).await
     }
 
-    /// Like [`transact_local`](Database::transact_local), with the given options.
+    /// Like [`try_transact_local`](Database::try_transact_local), with the given options.
     ///
     /// # Errors
-    /// Those of [`transact`](Database::transact).
+    /// Those of [`try_transact`](Database::try_transact).
     pub async fn transact_with_local<T, E>(
         &self,
         options: TxOptions,

@@ -72,17 +72,12 @@ pub(crate) enum Needs {
     Writes,
 }
 
-/// Why a core operation ended without its result.
+/// Why a core operation ended without its result. An [`Error`] converts into it by `map_err(Stop::Error)`, not by
+/// `From`: the compiler would list it to users for whom `?` has too many types to convert an error into.
 #[derive(Debug)]
 pub(crate) enum Stop {
     Needs(Needs),
     Error(Error),
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Stop {
-        Stop::Error(error)
-    }
 }
 
 impl From<Needs> for Stop {

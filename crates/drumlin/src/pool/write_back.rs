@@ -219,7 +219,7 @@ impl Pool {
             crate::coverage::mark!("an image owed to a checkpoint waited for room");
             return Err(Needs::Writes.into());
         }
-        Ok(self.append_owed(epoch_guard, write)?)
+        self.append_owed(epoch_guard, write).map_err(Stop::Error)
     }
 
     /// Like [`prepare_change`](Self::prepare_change), whether or not there is room.

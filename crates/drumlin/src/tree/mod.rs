@@ -283,7 +283,7 @@ impl Tree {
             {
                 return Ok(read);
             }
-            self.pause(restart)?;
+            self.pause(restart).map_err(Stop::Error)?;
         }
         Err(Stop::Error(self.lost()))
     }
@@ -314,7 +314,7 @@ impl Tree {
                 let next = next.map(|page| self.pages.table.load(page));
                 return Ok((read, if let Some(PageEntry::Leaf(frame)) = next { Some(frame) } else { None }));
             }
-            self.pause(restart)?;
+            self.pause(restart).map_err(Stop::Error)?;
         }
         Err(Stop::Error(self.lost()))
     }
@@ -347,7 +347,7 @@ impl Tree {
             {
                 return Ok(read);
             }
-            self.pause(restart)?;
+            self.pause(restart).map_err(Stop::Error)?;
         }
         Err(Stop::Error(self.lost()))
     }
@@ -406,7 +406,7 @@ impl Tree {
             {
                 return Ok(write);
             }
-            self.pause(restart)?;
+            self.pause(restart).map_err(Stop::Error)?;
         }
         Err(Stop::Error(self.lost()))
     }

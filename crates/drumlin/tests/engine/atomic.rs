@@ -488,7 +488,7 @@ fn a_transaction_takes_an_async_closure() {
         let mut runs = 0;
         let key = "counter".to_owned();
         let sum = db
-            .transact_local(async |tx| -> drumlin::Result<_> {
+            .transact_local(async |tx| {
                 runs += 1;
                 let before = tx.get_async(&k, &key).await?.map_or(0, |bytes| number(&bytes));
                 if runs < 3 {

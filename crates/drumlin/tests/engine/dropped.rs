@@ -485,6 +485,14 @@ fn transactions_commit_whole(trial: &Trial) {
     };
     trial.changes("Database::transact_async", true, blocking, written);
     let written = async || {
+        let run = db.try_transact_async(|tx| {
+            let k = k.clone();
+            Box::pin(async move { write(tx, &k) })
+        });
+        run.await.unwrap();
+    };
+    trial.changes("Database::try_transact_async", true, blocking, written);
+    let written = async || {
         let run = db.transact_with_async(options, |tx| {
             let k = k.clone();
             Box::pin(async move { write(tx, &k) })
@@ -494,6 +502,8 @@ fn transactions_commit_whole(trial: &Trial) {
     trial.changes("Database::transact_with_async", true, blocking, written);
     let written = async || db.transact_local(async |tx: &mut Transaction| write(tx, k)).await.unwrap();
     trial.changes("Database::transact_local", true, blocking, written);
+    let written = async || db.try_transact_local(async |tx: &mut Transaction| write(tx, k)).await.unwrap();
+    trial.changes("Database::try_transact_local", true, blocking, written);
     let written = async || db.transact_with_local(options, async |tx: &mut Transaction| write(tx, k)).await.unwrap();
     trial.changes("Database::transact_with_local", true, blocking, written);
 

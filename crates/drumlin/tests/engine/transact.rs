@@ -37,11 +37,11 @@ fn runs_of<E: From<Error> + Send + std::fmt::Debug + 'static>(
         runs[0] += 1;
         body(tx, runs[0])
     });
-    let local = block_on(db.transact_local(async |tx| {
+    let local = block_on(db.try_transact_local(async |tx| {
         runs[1] += 1;
         body(tx, runs[1])
     }));
-    let boxed = block_on(db.transact_async(|tx| {
+    let boxed = block_on(db.try_transact_async(|tx| {
         runs[2] += 1;
         let result = body(tx, runs[2]);
         Box::pin(async move { result })
@@ -63,7 +63,7 @@ fn an_error_of_ones_own_ends_the_transaction() {
     }
     assert!(k.is_empty().unwrap());
     // Any type will do that an error converts into.
-    let boxed: Result<(), Box<dyn std::error::Error + Send + Sync>> = db.transact(|tx| {
+    let boxed: Result<(), Box<dyn std::error::Error + Send + Sync>> = db.try_transact(|tx| {
         tx.insert(&k, "a", "1")?;
         "seven".parse::<u32>()?;
         Ok(())
@@ -111,7 +111,7 @@ fn the_error_of_a_commit_is_converted() {
     // The other two are not serializable.
     let runs = answers.map(|(runs, answer)| (runs, answer.unwrap()).0);
     assert_eq!(runs, [3, 1, 1]);
-    let answer: Result<(), AppError> = db.transact(|tx| {
+    let answer: Result<(), AppError> = db.try_transact(|tx| {
         tx.insert(&k, "written", "")?;
         db.drop_keyspace("k")?;
         Ok(())
@@ -126,7 +126,7 @@ fn what_passes_is_run_again() {
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     let mut runs = 0;
-    let answer: Result<(), AppError> = db.transact(|tx| {
+    let answer: Result<(), AppError> = db.try_transact(|tx| {
         runs += 1;
         if runs == 1 {
             for _ in 0..20_000u32 {
@@ -153,7 +153,7 @@ fn what_passes_is_run_again() {
         others.push(other);
     }
     let mut runs = 0;
-    let answer = db.transact(|tx| {
+    let answer = db.try_transact(|tx| {
         runs += 1;
         if runs == 3 {
             others.clear();
@@ -350,17 +350,99 @@ fn a_row_is_waited_for_once() {
     assert_eq!((answer.unwrap_err().recourse(), runs), (Recourse::Retry, 1));
 }
 
-/// If `?` follows, in a function that returns `drumlin::Result`, a body that ends with `Ok` names no type.
+/// The row that the bodies below count in, one up.
+fn counted_up(tx: &mut Transaction, k: &Keyspace) -> drumlin::Result<u8> {
+    let count = tx.get_for_update(k, "count")?.map_or(0, |bytes| bytes[0]) + 1;
+    tx.insert(k, "count", [count])?;
+    Ok(count)
+}
+
+/// A body that ends with `Ok` names no type, whatever error `?` converts into outside: Drumlin's own, that of the
+/// application, `anyhow`'s, or a boxed one.
 #[test]
-fn a_question_mark_names_the_error() {
-    fn count_up(db: &Database, k: &Keyspace) -> drumlin::Result<u8> {
+fn a_plain_body_names_no_error() {
+    fn plain(db: &Database, k: &Keyspace) -> drumlin::Result<u8> {
         let count = db.transact(|tx| {
-            let count = tx.get_for_update(k, "count")?.map_or(0, |bytes| bytes[0]) + 1;
-            tx.insert(k, "count", [count])?;
-            Ok(count)
+            counted_up(tx, k)?;
+            Ok(1)
         })?;
         Ok(count)
     }
+    fn own(db: &Database, k: &Keyspace) -> Result<u8, AppError> {
+        let count = db.transact(|tx| {
+            counted_up(tx, k)?;
+            Ok(2)
+        })?;
+        Ok(count)
+    }
+    fn any(db: &Database, k: &Keyspace) -> anyhow::Result<u8> {
+        let count = db.transact(|tx| {
+            counted_up(tx, k)?;
+            Ok(3)
+        })?;
+        Ok(count)
+    }
+    fn boxed(db: &Database, k: &Keyspace) -> Result<u8, Box<dyn std::error::Error>> {
+        let count = db.transact(|tx| {
+            counted_up(tx, k)?;
+            Ok(4)
+        })?;
+        Ok(count)
+    }
+    async fn local(db: &Database, k: &Keyspace) -> anyhow::Result<u8> {
+        let count = db
+            .transact_local(async |tx| {
+                counted_up(tx, k)?;
+                Ok(5)
+            })
+            .await?;
+        Ok(count)
+    }
+    async fn spawned(db: &Database, k: &Keyspace) -> anyhow::Result<u8> {
+        let count = db
+            .transact_async(|tx| {
+                let k = k.clone();
+                Box::pin(async move {
+                    counted_up(tx, &k)?;
+                    Ok(6)
+                })
+            })
+            .await?;
+        Ok(count)
+    }
     let (db, k) = opened();
-    assert_eq!((count_up(&db, &k).unwrap(), count_up(&db, &k).unwrap()), (1, 2));
+    let of_threads = [plain(&db, &k).unwrap(), own(&db, &k).unwrap(), any(&db, &k).unwrap(), boxed(&db, &k).unwrap()];
+    assert_eq!(of_threads, [1, 2, 3, 4]);
+    assert_eq!(block_on(async { [local(&db, &k).await.unwrap(), spawned(&db, &k).await.unwrap()] }), [5, 6]);
+    assert_eq!(k.get("count").unwrap().unwrap(), [6]);
+}
+
+/// A body may end with `anyhow`'s error, which keeps what it was made of; a conflict within it is run again.
+#[test]
+fn a_body_of_any_error() {
+    let (db, k) = opened();
+    k.insert("count", "seven").unwrap();
+    fn parsed(tx: &mut Transaction, k: &Keyspace) -> anyhow::Result<u32> {
+        let text = tx.get_for_update(k, "count")?.expect("there is a row");
+        Ok(std::str::from_utf8(&text)?.parse::<u32>()?)
+    }
+    let failed = db.try_transact(|tx| -> anyhow::Result<_> {
+        std::fs::metadata("/")?;
+        parsed(tx, &k)
+    });
+    assert!(failed.unwrap_err().is::<std::num::ParseIntError>());
+    let failed = block_on(db.try_transact_local(async |tx| parsed(tx, &k)));
+    assert!(failed.unwrap_err().is::<std::num::ParseIntError>());
+    let mut runs = 0;
+    let ran = block_on(db.try_transact_async(|tx| {
+        runs += 1;
+        let conflict = (runs < 3).then(|| tx.conflict("not yet"));
+        Box::pin(async move {
+            if let Some(conflict) = conflict {
+                return Err(anyhow::Error::from(conflict).context("a test"));
+            }
+            Ok(runs)
+        })
+    }));
+    assert_eq!(ran.unwrap(), 3);
 }

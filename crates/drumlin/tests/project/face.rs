@@ -146,7 +146,12 @@ fn every_call_that_waits_has_both_forms() {
         "Transaction::savepoint",
     ];
     // Of these the other form differs in more than its waiting.
-    const ALONE: &[&str] = &["Database::check_with", "Database::transact_local", "Database::transact_with_local"];
+    const ALONE: &[&str] = &[
+        "Database::check_with",
+        "Database::transact_local",
+        "Database::transact_with_local",
+        "Database::try_transact_local",
+    ];
     let mut wrong = Vec::new();
     for of in ["Batch", "Database", "Keyspace", "Reader", "Transaction"] {
         let methods = methods(of);

@@ -395,7 +395,7 @@ impl<L> Engine<L> {
             let upper_fence = tree.awaiting(mode, |from| {
                 let page = tree.read_leaf_from(from, Target::At(key))?;
                 let leaf = Leaf::new(&page);
-                reads.validate(&self.versions, &tree.pages, page.page(), &leaf)?;
+                reads.validate(&self.versions, &tree.pages, page.page(), &leaf).map_err(Stop::Error)?;
                 if there.binary_search(&page.frame()).is_err() {
                     pinned.push(0, &page);
                     bytes += page.len();
