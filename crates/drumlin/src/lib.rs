@@ -164,6 +164,13 @@
 //! `sim` and `fuzzing` are for the project's own tests.
 #![deny(missing_docs)]
 
+#[cfg(not(unix))]
+compile_error!(
+    "Drumlin runs on Linux, and on other Unix systems by its portable I/O backend. What it lacks elsewhere, Windows \
+     included: positional reads and writes (pread, pwrite), syncs of folders, locks of files that end with their \
+     process, anonymous memory mappings. See crates/drumlin/src/io/disk.rs"
+);
+
 mod collections;
 mod coverage;
 mod db;

@@ -119,7 +119,7 @@ impl AlignedBuffer {
 impl Area {
     /// Memory for `bytes`, and its first byte; `None` if the system has none, or no such mappings.
     fn new(bytes: usize) -> Option<(Area, NonNull<u8>)> {
-        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         // Whole huge pages: the rest of a mapping would be of small ones.
         let bytes = bytes.checked_next_multiple_of(HUGE_PAGE_BYTES)?;
         // The part before the first huge page is never touched, and takes no memory.
@@ -134,7 +134,8 @@ impl Area {
         // SAFETY: `lead` is within the mapping, as was just asserted. Test: as before.
         let first = unsafe { mapped.add(lead) };
         // SAFETY: the range lies within the mapping just made. No test can fail: the system may ignore the advice.
-        let _ = unsafe { madvise(first.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+        #[cfg(all(target_os = "linux", not(drumlin_portable)))]
+        let _ = unsafe { rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
         Some((area, first))
     }
 }

@@ -22,14 +22,14 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 use super::AlignedBuffer;
 use super::{Backend, File, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist, Queue, SyncMethod};
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 use crate::format::BLOCK_BYTES;
 
 /// Devices with logical blocks of 512 bytes are the smallest there are; some file systems report less for memory.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 const ALIGNMENT_BYTES_MIN: usize = 512;
 
 /// An open file of the operating system.
@@ -61,12 +61,12 @@ impl DiskFile {
             handle,
             alignment: direct_alignment.unwrap_or(1),
             direct: direct_alignment.is_some(),
-            durable_write_refused: AtomicBool::new(cfg!(not(target_os = "linux"))),
+            durable_write_refused: AtomicBool::new(cfg!(not(all(target_os = "linux", not(drumlin_portable))))),
         })
     }
 
     /// The operating system's handle, for the ring.
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(drumlin_portable)))]
     pub(crate) fn handle(&self) -> &fs::File {
         &self.handle
     }
@@ -116,7 +116,7 @@ impl DiskFile {
     }
 
     /// One durable write, or a write and an `fdatasync` where the kernel or the file system has none.
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(drumlin_portable)))]
     fn write_durable(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         use rustix::io::{ReadWriteFlags, pwritev2};
 
@@ -141,7 +141,7 @@ impl DiskFile {
         self.sync_data()
     }
 
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(all(target_os = "linux", not(drumlin_portable))))]
     fn write_durable(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         self.write_all(buffer, offset)?;
         self.sync_data()
@@ -186,7 +186,7 @@ impl File for DiskFile {
         if bytes == 0 {
             return Ok(());
         }
-        #[cfg(any(target_os = "linux", target_vendor = "apple", target_os = "freebsd"))]
+        #[cfg(any(all(target_os = "linux", not(drumlin_portable)), target_vendor = "apple", target_os = "freebsd"))]
         loop {
             use rustix::fs::{FallocateFlags, fallocate};
             match fallocate(&self.handle, FallocateFlags::empty(), offset, bytes) {
@@ -283,7 +283,7 @@ impl fmt::Debug for DiskFile {
 
 /// Switches the page cache off for `handle` and returns the alignment that transfers then need, or `None` where the
 /// file system does not take it (tmpfs, encrypted files, blocks larger than ours).
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
     use rustix::fs::{StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 
@@ -326,7 +326,7 @@ fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
     Ok(rustix::fs::fcntl_nocache(handle, true).ok().map(|()| 1))
 }
 
-#[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+#[cfg(not(any(all(target_os = "linux", not(drumlin_portable)), target_vendor = "apple")))]
 fn try_direct(_: &fs::File) -> io::Result<Option<usize>> {
     Ok(None)
 }

@@ -37,7 +37,7 @@ impl Medium {
     }
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn of_system(folder: &Path) -> io::Result<Medium> {
     use std::os::unix::fs::MetadataExt;
 
@@ -66,7 +66,7 @@ fn of_system(folder: &Path) -> io::Result<Medium> {
     })
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", not(drumlin_portable))))]
 fn of_system(folder: &Path) -> io::Result<Medium> {
     use std::os::unix::fs::MetadataExt;
 
@@ -80,7 +80,7 @@ fn of_system(folder: &Path) -> io::Result<Medium> {
 }
 
 /// The device's own word on its cache: `write back` (volatile) or `write through`.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn write_cache(major: u32, minor: u32) -> Option<String> {
     let device = format!("/sys/dev/block/{major}:{minor}");
     // A partition's queue is its disk's.
@@ -91,7 +91,7 @@ fn write_cache(major: u32, minor: u32) -> Option<String> {
 }
 
 /// One line of the table of mounts.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Mount {
     file_system: String,
@@ -101,7 +101,7 @@ struct Mount {
 }
 
 /// The mount that `folder` is in. Device numbers do not tell: those of btrfs differ from the ones in the table.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     let mut best: Option<(usize, Mount)> = None;
     for line in mountinfo.lines() {
@@ -128,7 +128,7 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
 }
 
 /// Spaces, tabs, newlines and backslashes stand in the table as `\040` and so on.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn unescaped(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -146,7 +146,7 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(all(test, target_os = "linux", not(drumlin_portable)))]
 mod tests {
     use super::*;
 

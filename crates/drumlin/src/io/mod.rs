@@ -32,7 +32,7 @@ mod select;
 #[doc(hidden)]
 pub mod sim;
 mod stream;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 mod uring;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 use super::uring;
 use super::{Backend, portable};
 
@@ -77,7 +77,7 @@ pub(crate) fn select(kind: IoBackend) -> io::Result<Arc<dyn Backend>> {
     }
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn try_uring() -> Result<Arc<dyn Backend>, String> {
     match uring::backend() {
         Ok(backend) => Ok(Arc::new(backend)),
@@ -88,18 +88,18 @@ fn try_uring() -> Result<Arc<dyn Backend>, String> {
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", not(drumlin_portable))))]
 fn try_uring() -> Result<Arc<dyn Backend>, String> {
     Err("io_uring exists on Linux only".to_owned())
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn read_setting(name: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
 /// Advice on how to allow io_uring, from the error met and the setting `kernel.io_uring_disabled`.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn advice(code: Option<i32>, disabled: &str) -> String {
     match (code, disabled) {
         (Some(libc::EPERM), "2") => {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     /// Each refusal comes with the remedy for its cause.
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(drumlin_portable)))]
     #[test]
     fn the_advice_fits_the_refusal() {
         for (code, disabled, remedy) in [

@@ -555,7 +555,7 @@ macro_rules! on_each_backend {
             })*
         }
         /// The same tests on the backend that a program would get if io_uring were forbidden.
-        #[cfg(target_os = "linux")]
+        #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         mod uring {
             $(#[test] fn $test() {
                 super::$test(&super::TestFolder::new(super::select(super::IoBackend::Auto).unwrap()));

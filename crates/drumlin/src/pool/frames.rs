@@ -18,6 +18,10 @@ use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
+use rustix::mm::{Advice, madvise};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::pins::PinCount;
@@ -201,28 +205,41 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+    const FLAGS: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
+
     fn new(bytes: usize) -> std::io::Result<Mapping> {
-        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
         assert!(bytes.is_multiple_of(rustix::param::page_size()), "a mapping of {bytes} bytes ends within a page");
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh anonymous mapping aliases nothing. Test: `memory_given_back_was_free`, here and below.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, Self::ACCESS, Self::FLAGS)? };
         // Huge pages, where the system offers them, save TLB misses; nothing depends on them.
         // SAFETY: the range is the mapping just made. No test can fail: the system may ignore the advice.
+        #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start: start.cast(), bytes })
     }
 
-    /// Gives a range back to the system: it reads as zeros when touched again. The system works in whole pages of its
-    /// own, and rounds a length up.
+    /// Gives a range back to the system: it takes memory again when it is touched again. The system works in whole
+    /// pages of its own, and rounds a length up. Nothing relies on the zeros that the range then reads as: a frame that
+    /// is free without having been given back holds the bytes of its last page.
     fn give_back(&self, offset: usize, bytes: usize) {
-        use rustix::mm::{Advice, madvise};
         assert!(offset + bytes <= self.bytes);
         assert!(bytes.is_multiple_of(rustix::param::page_size()), "what else is in the page would be lost");
         assert!(offset.is_multiple_of(rustix::param::page_size()), "the system refuses a range from within a page");
-        // SAFETY: the range lies in the mapping, and the caller owns it: no frame in it is in use. Test:
-        // `memory_given_back_was_free`.
-        let _ = unsafe { madvise(self.start.add(offset).cast(), bytes, Advice::LinuxDontNeed) };
+        // SAFETY: the range lies in the mapping, as was just asserted. Test: `memory_given_back_was_free`.
+        let first = unsafe { self.start.add(offset).cast() };
+        // SAFETY: the caller owns the range: no frame in it is in use. Test: as before.
+        #[cfg(all(target_os = "linux", not(drumlin_portable)))]
+        let _ = unsafe { madvise(first, bytes, Advice::LinuxDontNeed) };
+        // Elsewhere the advice frees nothing for certain: on macOS the pages stay this process's. A fresh mapping in
+        // place of the range frees them at once.
+        #[cfg(not(all(target_os = "linux", not(drumlin_portable))))]
+        {
+            // SAFETY: as above; what was there has no other owner. Test: as before.
+            let mapped = unsafe { mmap_anonymous(first, bytes, Self::ACCESS, Self::FLAGS | MapFlags::FIXED) };
+            // If it fails, nothing may be mapped there any longer, and frames in the range could not be used.
+            assert!(mapped.is_ok_and(|mapped| mapped == first), "the system did not replace {bytes} bytes of memory");
+        }
     }
 }
 
@@ -370,6 +387,7 @@ impl Frames {
     /// Prefetches the frame's header, the first lines of the page (header and slots) and its last (fences). They arrive
     /// while the latch is being taken.
     #[inline]
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "the intrinsic is of one architecture"))]
     pub(crate) fn prefetch(&self, frame: FrameIndex) {
         #[cfg(target_arch = "x86_64")]
         {

@@ -242,7 +242,8 @@ fn every_call_works_on_every_executor() {
     }
 }
 
-/// Hundreds of tasks that wait for pages, rows and the log need no thread each.
+/// Hundreds of tasks that wait for pages, rows and the log need no thread each. The portable backend reads by threads.
+#[cfg(not(drumlin_portable))]
 #[test]
 fn waiting_tasks_cost_no_threads() {
     alone("asynchronous::waiting_tasks_cost_no_threads", &[], || {

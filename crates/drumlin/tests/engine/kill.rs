@@ -119,6 +119,7 @@ fn survive(backend: IoBackend, streams: u16) {
 }
 
 /// Every acknowledged commit survives the process; io_uring.
+#[cfg(not(drumlin_portable))]
 #[test]
 fn killed_on_uring() {
     survive(IoBackend::Uring, 1);

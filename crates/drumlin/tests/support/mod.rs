@@ -106,8 +106,11 @@ pub fn alone(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     assert!(told.contains("\nrunning 1 test\n"), "there is no test {test}");
 }
 
-/// Both backends that work on real files.
+/// The backends that work on real files.
+#[cfg(not(drumlin_portable))]
 pub const BACKENDS: [IoBackend; 2] = [IoBackend::Uring, IoBackend::Portable];
+#[cfg(drumlin_portable)]
+pub const BACKENDS: [IoBackend; 1] = [IoBackend::Portable];
 
 /// A number from the environment.
 pub fn number(variable: &str, default: u64) -> u64 {
