@@ -302,7 +302,8 @@ pub enum Error {
 /// # let db = drumlin::Config::in_memory().open("")?;
 /// # let jobs = db.keyspace("jobs")?;
 /// # ["a", "b"].into_iter().try_for_each(|job| jobs.insert(job, "open"))?;
-/// // Takes the first job that no other transaction has: rows that are locked are skipped.
+/// // Takes the first job that no other transaction has: rows that are locked are skipped. To pop one,
+/// // `Transaction::pop_first_in` does so by itself.
 /// let options = TxOptions { lock_timeout: Duration::ZERO, ..db.tx_options() };
 /// let (mut first, mut second) = (db.begin_with(options)?, db.begin_with(options)?);
 /// first.get_for_update(&jobs, "a")?;

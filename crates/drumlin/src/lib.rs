@@ -38,7 +38,8 @@
 //! One row: [`update`](Keyspace::update), [`compare_and_swap`](Keyspace::compare_and_swap), [`take`](Keyspace::take),
 //! [`insert_if_absent`](Keyspace::insert_if_absent), [`pop_first`](Keyspace::pop_first) and others work on its newest
 //! value, and need no transaction. Several rows: [`Database::transact`] runs a closure in a transaction, and again if
-//! another transaction was first.
+//! another transaction was first. A queue is a keyspace whose consumers call
+//! [`pop_first_in`](Keyspace::pop_first_in), which passes over rows that others have locked.
 //!
 //! ```
 //! # let db = drumlin::Config::in_memory().open("")?;

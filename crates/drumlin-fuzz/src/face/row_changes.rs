@@ -1,13 +1,15 @@
 //! Changes of rows that depend on their value, in a transaction.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use drumlin::{Keyspace, Transaction, Value};
 
 use super::answers::{checked, is_crowded};
 use super::calls::call;
 use super::futures::block_on;
-use super::generator::value;
+use super::generator::{bounds, value};
+use super::model::within;
 use crate::Script;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -84,15 +86,22 @@ pub(super) fn change_row(tx: &mut Transaction, k: &Keyspace, rows: &mut Rows, ke
 }
 
 fn pop(tx: &mut Transaction, k: &Keyspace, rows: &mut Rows, is_task: bool, script: &mut Script<'_>) {
-    let is_first = script.byte().is_multiple_of(2);
-    let popped = match (is_first, is_task) {
-        (true, false) => call!("Transaction::pop_first", tx.pop_first(k)),
-        (true, true) => block_on(call!("Transaction::pop_first_async", tx.pop_first_async(k))),
-        (false, false) => call!("Transaction::pop_last", tx.pop_last(k)),
-        (false, true) => block_on(call!("Transaction::pop_last_async", tx.pop_last_async(k))),
+    let (is_first, has_range) = (script.byte().is_multiple_of(2), script.byte().is_multiple_of(2));
+    let range = if has_range { bounds(script) } else { (Bound::Unbounded, Bound::Unbounded) };
+    let popped = match (is_first, is_task, has_range) {
+        (true, false, false) => call!("Transaction::pop_first", tx.pop_first(k)),
+        (true, true, false) => block_on(call!("Transaction::pop_first_async", tx.pop_first_async(k))),
+        (false, false, false) => call!("Transaction::pop_last", tx.pop_last(k)),
+        (false, true, false) => block_on(call!("Transaction::pop_last_async", tx.pop_last_async(k))),
+        (true, false, true) => call!("Transaction::pop_first_in", tx.pop_first_in(k, &range)),
+        (true, true, true) => block_on(call!("Transaction::pop_first_in_async", tx.pop_first_in_async(k, &range))),
+        (false, false, true) => call!("Transaction::pop_last_in", tx.pop_last_in(k, &range)),
+        (false, true, true) => block_on(call!("Transaction::pop_last_in_async", tx.pop_last_in_async(k, &range))),
     };
     let Some(popped) = checked(popped, is_crowded) else { return };
-    let end = if is_first { rows.pop_first() } else { rows.pop_last() };
+    let within = within(rows, &range);
+    let end = if is_first { within.first() } else { within.last() };
+    let end = end.map(|(key, _)| (*key).clone()).map(|key| rows.remove_entry(&key).expect("it is there"));
     let popped = popped.map(|(key, value)| (key.into_vec(), value.into_vec()));
     assert_eq!(popped, end, "another row than the one at the end");
 }

@@ -62,20 +62,27 @@ impl Side {
         }
     }
 
-    /// Pops a row from either end.
+    /// Pops a row from either end of the keyspace or of a range.
     fn pop(&mut self, which: usize, script: &mut Script<'_>) {
         let k = &self.keyspaces[which];
         let model = &mut self.models[which];
         let (is_first, fate) = (script.byte().is_multiple_of(2), Fate { leaks: false, ..fate(script) });
+        let number = script.byte() % 4;
+        let range = if number < 2 { (Bound::Unbounded, Bound::Unbounded) } else { bounds(script) };
         // A plain scan sees what is durable; a call that pops sees more.
-        let popped = match (is_first, script.byte() % 2) {
+        let popped = match (is_first, number) {
             (true, 0) => Some(call!("Keyspace::pop_first", k.pop_first())),
             (false, 0) => Some(call!("Keyspace::pop_last", k.pop_last())),
-            (true, _) => poll_some(call!("Keyspace::pop_first_async", k.pop_first_async()), fate),
-            (false, _) => poll_some(call!("Keyspace::pop_last_async", k.pop_last_async()), fate),
+            (true, 1) => poll_some(call!("Keyspace::pop_first_async", k.pop_first_async()), fate),
+            (false, 1) => poll_some(call!("Keyspace::pop_last_async", k.pop_last_async()), fate),
+            (true, 2) => Some(call!("Keyspace::pop_first_in", k.pop_first_in(&range))),
+            (false, 2) => Some(call!("Keyspace::pop_last_in", k.pop_last_in(&range))),
+            (true, _) => poll_some(call!("Keyspace::pop_first_in_async", k.pop_first_in_async(&range)), fate),
+            (false, _) => poll_some(call!("Keyspace::pop_last_in_async", k.pop_last_in_async(&range)), fate),
         };
-        let end = if is_first { model.first_key_value() } else { model.last_key_value() };
-        let end = end.map(|(key, value)| (key.clone(), value.clone()));
+        let rows = within(model, &range);
+        let end = if is_first { rows.first() } else { rows.last() };
+        let end = end.map(|(key, value)| ((*key).clone(), (*value).clone()));
         match popped {
             Some(popped) => {
                 let Some(popped) = checked(popped, is_too_old) else { return };

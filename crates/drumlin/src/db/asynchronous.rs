@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use futures_io::AsyncRead;
 
+use super::atomic::WhenLocked;
 use super::bounds::{self, KeyRange};
 use super::range::{Keys, Readers, Steps, Values, step};
 use super::reader::Reader;
@@ -380,12 +381,14 @@ impl Keyspace {
         self.compare_and_swap_in(self.store()?.as_task(), key.as_ref(), expected, new).await
     }
 
-    /// Like [`pop_first`](Keyspace::pop_first). A future that is dropped has removed its row, or has not.
+    /// Like [`pop_first`](Keyspace::pop_first). A future that is dropped has removed its row, or has not. A row that it
+    /// has removed is gone, though no caller got it: to keep it until it is dealt with, pop it in a
+    /// [`Transaction`](Transaction::pop_first_in_async).
     ///
     /// # Errors
     /// Those of [`pop_first`](Keyspace::pop_first).
     pub async fn pop_first_async(&self) -> Result<Option<(Value, Value)>> {
-        self.pop_in(self.store()?.as_task(), Direction::Forward).await
+        self.pop_in(self.store()?.as_task(), bounds::ALL, Direction::Forward, WhenLocked::Wait).await
     }
 
     /// Like [`pop_last`](Keyspace::pop_last); see [`pop_first_async`](Keyspace::pop_first_async).
@@ -393,7 +396,23 @@ impl Keyspace {
     /// # Errors
     /// Those of [`pop_first`](Keyspace::pop_first).
     pub async fn pop_last_async(&self) -> Result<Option<(Value, Value)>> {
-        self.pop_in(self.store()?.as_task(), Direction::Backward).await
+        self.pop_in(self.store()?.as_task(), bounds::ALL, Direction::Backward, WhenLocked::Wait).await
+    }
+
+    /// Like [`pop_first_in`](Keyspace::pop_first_in); see [`pop_first_async`](Keyspace::pop_first_async).
+    ///
+    /// # Errors
+    /// Those of [`pop_first_in`](Keyspace::pop_first_in).
+    pub async fn pop_first_in_async(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
+        self.pop_in(self.store()?.as_task(), bounds::owned(&range), Direction::Forward, WhenLocked::Skip).await
+    }
+
+    /// Like [`pop_last_in`](Keyspace::pop_last_in); see [`pop_first_async`](Keyspace::pop_first_async).
+    ///
+    /// # Errors
+    /// Those of [`pop_first_in`](Keyspace::pop_first_in).
+    pub async fn pop_last_in_async(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
+        self.pop_in(self.store()?.as_task(), bounds::owned(&range), Direction::Backward, WhenLocked::Skip).await
     }
 
     /// Like [`clear`](Keyspace::clear). A future that is dropped leaves the rows that it has not come to.
@@ -782,6 +801,30 @@ impl Transaction {
     /// Those of [`pop_first`](Transaction::pop_first).
     pub async fn pop_last_async(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         self.pop_in(keyspace.store()?.as_task(), keyspace, Direction::Backward).await
+    }
+
+    /// Like [`pop_first_in`](Transaction::pop_first_in).
+    ///
+    /// # Errors
+    /// Those of [`pop_first_in`](Transaction::pop_first_in).
+    pub async fn pop_first_in_async(
+        &mut self,
+        keyspace: &Keyspace,
+        range: impl KeyRange,
+    ) -> Result<Option<(Value, Value)>> {
+        self.pop_free_in(keyspace.store()?.as_task(), keyspace, bounds::owned(&range), Direction::Forward).await
+    }
+
+    /// Like [`pop_last_in`](Transaction::pop_last_in).
+    ///
+    /// # Errors
+    /// Those of [`pop_first_in`](Transaction::pop_first_in).
+    pub async fn pop_last_in_async(
+        &mut self,
+        keyspace: &Keyspace,
+        range: impl KeyRange,
+    ) -> Result<Option<(Value, Value)>> {
+        self.pop_free_in(keyspace.store()?.as_task(), keyspace, bounds::owned(&range), Direction::Backward).await
     }
 
     /// Like [`commit`](Transaction::commit). A future dropped before the transaction has its timestamp aborts it;

@@ -3,16 +3,26 @@
 //! Each of these calls locks the row, reads its newest committed value and commits the change before it releases the
 //! lock. So calls for one row take effect one after the other, and none has to be run again.
 
+use super::bounds::{KeyRange, OwnedBounds};
 use super::range::Steps;
 use super::rows::{Horizon, ReadView, Rows};
 use super::shortage::Shortage;
 use super::{Keyspace, Value, bounds};
 use crate::error::Result;
-use crate::store::LockedRow;
+use crate::store::{LockedRow, NotFree};
 use crate::task::{WaitMode, ready};
 use crate::tree::Direction;
 use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX};
 use crate::txn::write_set::Change;
+
+/// The way of a pop whose range has locked rows alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WhenLocked {
+    /// It waits for the first of them.
+    Wait,
+    /// It pops none.
+    Skip,
+}
 
 /// Changes of rows that depend on their newest value. Each call locks its row, so that no other writer changes it
 /// between the read and the commit: calls from many threads take effect one after the other, and never need to be run
@@ -193,11 +203,18 @@ impl Keyspace {
         Ok(Ok(()))
     }
 
-    /// Removes the first row in the order of keys and returns it. `None` if there are no rows. O(log n).
+    /// Removes the first row in the order of keys that no other caller has locked, and returns it. `None` if there are
+    /// no rows. O(log n), and a step of a scan for each row that is passed over.
     ///
-    /// Of callers at the same time each gets another row, and none is lost. The row is the first at some moment during
-    /// the call: one that is inserted in front of it meanwhile may stay. If a transaction holds the first row, the call
-    /// waits for it rather than take the second.
+    /// Of callers at the same time each gets another row, and none is lost. A row that another caller or a transaction
+    /// has locked is passed over, and comes first again once it is free. So consumers of a queue do not wait for each
+    /// other, and their commits share syncs. If every row is locked, the call waits for the first of them: `None` tells
+    /// that at some moment during the call there were no rows. A row that is inserted in front of the one that is
+    /// popped may stay.
+    ///
+    /// A queue whose consumers must not wait for rows that transactions have locked, or whose rows become visible with
+    /// time, takes [`pop_first_in`](Keyspace::pop_first_in). To keep a job until it is done, pop it by
+    /// [`Transaction::pop_first_in`](crate::Transaction::pop_first_in).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -213,33 +230,109 @@ impl Keyspace {
     /// # Errors
     /// Those of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Works on a full disk too.
     pub fn pop_first(&self) -> Result<Option<(Value, Value)>> {
-        ready(self.pop_in(WaitMode::Blocking, Direction::Forward))
+        ready(self.pop_in(WaitMode::Blocking, bounds::ALL, Direction::Forward, WhenLocked::Wait))
     }
 
-    /// Removes the last row in the order of keys and returns it. Otherwise like [`pop_first`](Keyspace::pop_first).
+    /// Removes the last row in the order of keys that no other caller has locked, and returns it. Otherwise like
+    /// [`pop_first`](Keyspace::pop_first).
     ///
     /// # Errors
     /// Those of [`pop_first`](Keyspace::pop_first).
     pub fn pop_last(&self) -> Result<Option<(Value, Value)>> {
-        ready(self.pop_in(WaitMode::Blocking, Direction::Backward))
+        ready(self.pop_in(WaitMode::Blocking, bounds::ALL, Direction::Backward, WhenLocked::Wait))
     }
 
-    pub(super) async fn pop_in(&self, mode: WaitMode<'_>, direction: Direction) -> Result<Option<(Value, Value)>> {
+    /// Removes the first row of a range that no other caller has locked, and returns it. Never waits for a row: `None`
+    /// if each row of the range is locked, or there are none. Otherwise like [`pop_first`](Keyspace::pop_first).
+    ///
+    /// This is SQL's `SKIP LOCKED`. A row that a transaction has locked, for however long, is passed over by this call,
+    /// and popped by the first one after the lock is released: calls begin at the front of the range, so no row is
+    /// passed over for good.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let jobs = db.keyspace("jobs")?;
+    /// // Jobs are visible from a time on, the first eight bytes of their key.
+    /// let key = |time: u64, number: u64| [time.to_be_bytes(), number.to_be_bytes()].concat();
+    /// jobs.insert(key(100, 1), "wash")?;
+    /// jobs.insert(key(100, 2), "dry")?;
+    /// jobs.insert(key(200, 3), "iron")?;
+    /// let mut worker = db.begin()?;
+    /// worker.get_for_update(&jobs, key(100, 1))?; // works at it
+    /// let now = 150;
+    /// let (_, job) = jobs.pop_first_in(..=key(now, u64::MAX))?.expect("the second is free");
+    /// assert_eq!(job, "dry");
+    /// assert!(jobs.pop_first_in(..=key(now, u64::MAX))?.is_none()); // one is locked, one not visible yet
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`pop_first`](Keyspace::pop_first), but not [`LockTimeout`](crate::Error::LockTimeout).
+    pub fn pop_first_in(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
+        ready(self.pop_in(WaitMode::Blocking, bounds::owned(&range), Direction::Forward, WhenLocked::Skip))
+    }
+
+    /// Removes the last row of a range that no other caller has locked, and returns it. Otherwise like
+    /// [`pop_first_in`](Keyspace::pop_first_in).
+    ///
+    /// # Errors
+    /// Those of [`pop_first_in`](Keyspace::pop_first_in).
+    pub fn pop_last_in(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
+        ready(self.pop_in(WaitMode::Blocking, bounds::owned(&range), Direction::Backward, WhenLocked::Skip))
+    }
+
+    pub(super) async fn pop_in(
+        &self,
+        mode: WaitMode<'_>,
+        range: OwnedBounds,
+        direction: Direction,
+        when_locked: WhenLocked,
+    ) -> Result<Option<(Value, Value)>> {
         let store = self.store()?;
         store.engine.check_failure()?;
+        let mut memory = None;
         loop {
             let snapshot = store.open_snapshot(|| store.engine.clock.published());
             let seen = snapshot.timestamp;
             let view =
                 ReadView { horizon: Horizon::Fixed(snapshot), own: None, reads: None, shortage: Shortage::default() };
             let rows = Rows { view: Some(&view), ..self.rows() };
-            let mut keys = rows.scan(bounds::ALL).one_at_first().keys();
-            let Some(key) = keys.next_in(mode, direction).await.transpose()? else {
+            let mut keys = rows.scan(range.clone()).one_at_first().keys();
+            let (mut first_locked, mut has_passed_removed) = (None, false);
+            let needs_memory = loop {
+                let Some(key) = keys.next_in(mode, direction).await.transpose()? else { break None };
+                store.check_write(&self.open, &key)?;
+                let row = match store.lock_newest_if_free(&self.open.tree, &key, &mut memory) {
+                    Ok(row) => row,
+                    Err(NotFree::Memory) => break Some(key.clone()),
+                    Err(NotFree::Row) => {
+                        first_locked.get_or_insert_with(|| key.clone());
+                        continue;
+                    }
+                };
+                let Some(value) = row.get(mode).await? else {
+                    has_passed_removed = true;
+                    continue;
+                };
+                // The scan and its snapshot end before the commit waits.
+                drop((keys, view));
+                row.commit(mode, Change::Remove, self.durability).await?;
+                return Ok(Some((key, value.into())));
+            };
+            drop((keys, view));
+            if let Some(key) = needs_memory {
+                memory = Some(store.lock_memory(mode, &key).await?);
+                continue;
+            }
+            if has_passed_removed {
+                // Since the snapshot others have popped rows, and may have inserted some.
+                continue;
+            }
+            let Some(key) = first_locked.filter(|_| when_locked == WhenLocked::Wait) else {
                 store.confirm(mode, seen, self.durability).await?;
                 return Ok(None);
             };
-            // The scan and its snapshot end before the wait for the row.
-            drop((keys, view));
+            memory = None;
             let row = self.lock_newest(mode, &key).await?;
             if let Some(value) = row.get(mode).await? {
                 row.commit(mode, Change::Remove, self.durability).await?;

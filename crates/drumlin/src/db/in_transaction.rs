@@ -1,6 +1,9 @@
 //! Changes of one row that depend on its value, in a transaction. The calls of a keyspace are transactions of their
 //! own: see `atomic.rs`.
 
+use std::ops::Bound;
+
+use super::bounds::{KeyRange, OwnedBounds};
 use super::range::Steps;
 use super::transaction::Transaction;
 use super::{Keyspace, Value, bounds};
@@ -207,7 +210,7 @@ impl Transaction {
     ///
     /// Of two transactions that want the same row, the second waits for the first to end. If that has removed the row,
     /// the second has a conflict, except with [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted): then it
-    /// gets the next row.
+    /// gets the next row. [`pop_first_in`](Transaction::pop_first_in) goes on to the next row at once.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -233,6 +236,77 @@ impl Transaction {
     /// Those of [`pop_first`](Transaction::pop_first).
     pub fn pop_last(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, keyspace, Direction::Backward))
+    }
+
+    /// Removes the first row of a range that no other transaction has locked, and that none has changed since this one
+    /// began, and returns it. Never waits for a row and has no conflict: `None` if there is no such row. O(log n), and
+    /// a step of a scan for each row that is passed over.
+    ///
+    /// Locked rows are passed over as by [`Keyspace::pop_first_in`], and come first again once they are free. So many
+    /// workers can each take a job and keep it until they commit. With
+    /// [`Isolation::Serializable`](crate::Isolation::Serializable) a row that was passed over counts as read: if its
+    /// holder changes it, this transaction has a conflict.
+    /// [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted) sees jobs that were inserted since the transaction
+    /// began.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let jobs = db.keyspace("jobs")?;
+    /// jobs.insert("1", "wash")?;
+    /// jobs.insert("2", "dry")?;
+    /// let (mut one, mut other) = (db.begin()?, db.begin()?);
+    /// let (_, job) = one.pop_first_in(&jobs, ..)?.expect("both are free");
+    /// assert_eq!(job, "wash");
+    /// let (_, job) = other.pop_first_in(&jobs, ..)?.expect("one is free");
+    /// assert_eq!(job, "dry");
+    /// other.commit()?; // its job is done
+    /// drop(one); // its job comes back
+    /// assert_eq!(jobs.first()?.expect("it is there").1, "wash");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](crate::Reader::first) and [`insert`](Transaction::insert), but not
+    /// [`LockTimeout`](crate::Error::LockTimeout).
+    pub fn pop_first_in(&mut self, keyspace: &Keyspace, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
+        ready(self.pop_free_in(WaitMode::Blocking, keyspace, bounds::owned(&range), Direction::Forward))
+    }
+
+    /// Removes the last row of a range that no other transaction has locked, and that none has changed since this one
+    /// began, and returns it. Otherwise like [`pop_first_in`](Transaction::pop_first_in).
+    ///
+    /// # Errors
+    /// Those of [`pop_first_in`](Transaction::pop_first_in).
+    pub fn pop_last_in(&mut self, keyspace: &Keyspace, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
+        ready(self.pop_free_in(WaitMode::Blocking, keyspace, bounds::owned(&range), Direction::Backward))
+    }
+
+    pub(super) async fn pop_free_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        (mut lower, mut upper): OwnedBounds,
+        direction: Direction,
+    ) -> Result<Option<(Value, Value)>> {
+        loop {
+            let mut keys = self.rows(keyspace)?.scan((lower.clone(), upper.clone())).one_at_first().keys();
+            // An open scan would have the removal copy the write set, so it ends with each row that is locked.
+            let key = loop {
+                let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
+                if self.lock_if_free(mode, keyspace, &key).await? {
+                    break key;
+                }
+            };
+            drop(keys);
+            if let Some(value) = self.take_in(mode, keyspace, &key).await? {
+                return Ok(Some((key, value)));
+            }
+            // Read committed: another transaction has removed it since.
+            match direction {
+                Direction::Forward => lower = Bound::Excluded(key.to_vec()),
+                Direction::Backward => upper = Bound::Excluded(key.to_vec()),
+            }
+        }
     }
 
     pub(super) async fn pop_in(

@@ -95,7 +95,8 @@ pub struct TxOptions {
     pub durability: Durability,
     /// The longest time that a write waits for a row that another transaction has locked before it fails with
     /// [`Error::LockTimeout`]. Default 10 seconds. Zero does not wait: such a transaction goes on with other rows after
-    /// the error, which [skips what is locked](crate::LockHolder).
+    /// the error, which [skips what is locked](crate::LockHolder). A queue need not do so by itself:
+    /// [`pop_first_in`](Transaction::pop_first_in) skips what is locked whatever the timeout is.
     ///
     /// A write outside of transactions waits 10 seconds, for a transaction of its own thread too: another thread may
     /// end that one.
@@ -273,7 +274,8 @@ impl Transaction {
             planned.add(key);
             return self.reader.store()?.check_write(open, key);
         }
-        let result = self.try_lock(mode, open, key).await;
+        let timeout = Some(self.options.lock_timeout);
+        let result = self.try_lock(mode, open, key, timeout).await.map(|is_mine| debug_assert!(is_mine, "it waited"));
         let result = self.reader.store()?.contention.noting(result);
         if let Err(Error::Conflict { reason }) = result {
             self.conflict = Some(reason);
@@ -318,9 +320,16 @@ impl Transaction {
         self.conflict.map_or(Ok(()), |reason| Err(Error::Conflict { reason }))
     }
 
-    async fn try_lock(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
+    /// Without a timeout it does not wait for a row that another has locked, but returns `false`.
+    async fn try_lock(
+        &mut self,
+        mode: WaitMode<'_>,
+        open: &OpenKeyspace,
+        key: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<bool> {
         // Nothing here may clone a handle of the database: a leaked future would keep it for ever.
-        let Transaction { reader, id, options, locks, .. } = self;
+        let Transaction { reader, id, locks, .. } = self;
         let store = reader.store()?;
         store.check_write(open, key)?;
         let tree = &open.tree;
@@ -329,16 +338,17 @@ impl Transaction {
         let snapshot = reader.view.horizon.snapshot();
         let may_have_changed = |snapshot: &Arc<SnapshotHandle>| store.engine.may_have_changed(tree, snapshot.timestamp);
         match tried {
-            Ok(Granted::AlreadyMine) => return Ok(()),
+            Ok(Granted::AlreadyMine) => return Ok(true),
             Ok(Granted::Acquired) if !snapshot.is_some_and(may_have_changed) => {
                 locks.add(tree.pages.id, key);
-                return Ok(());
+                return Ok(true);
             }
+            Err(HeldBy(_)) if timeout.is_none() => return Ok(false),
             Ok(Granted::Acquired) | Err(HeldBy(_)) => {}
         }
         locks.pending = Some((tree.pages.id, key.into()));
         if tried.is_err() {
-            store.lock_row(mode, *id, tree.pages.id, key, options.lock_timeout).await?;
+            store.lock_row(mode, *id, tree.pages.id, key, timeout.unwrap_or_default()).await?;
         }
         // Until the check below has passed, the lock proves nothing: if it were kept, the next call would skip the
         // check.
@@ -354,7 +364,18 @@ impl Transaction {
         std::mem::forget(lock);
         locks.pending = None;
         locks.add(tree.pages.id, key);
-        Ok(())
+        Ok(true)
+    }
+
+    /// Locks a row and returns `true`, unless another transaction has it, or has changed it since this one's snapshot.
+    pub(super) async fn lock_if_free(&mut self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
+        self.check_conflict()?;
+        let open = self.open(keyspace)?;
+        self.secure_memory(key, Some(0))?;
+        match self.try_lock(mode, open, key, None).await {
+            Err(Error::Conflict { .. }) => Ok(false),
+            locked => self.reader.view.shortage.noting(locked),
+        }
     }
 
     /// Takes the locks of a batch, in the order of its rows. As it has read nothing, one that would wait for another

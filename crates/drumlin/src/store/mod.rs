@@ -508,13 +508,39 @@ impl Store {
         key: &'a [u8],
     ) -> Result<(RowLock<'a>, Grant)> {
         let engine = &self.engine;
-        let bytes = (lock_bytes(key) + WAITING_BYTES) as u64;
-        let memory = engine.reserve_in_turn(mode, Account::Transactions, bytes, LOCK_TIMEOUT).await;
-        let in_use = || Error::transactions_in_memory(engine.budget.limit_bytes(Account::Transactions));
-        let memory = memory.ok_or_else(in_use)?;
+        let memory = self.lock_memory(mode, key).await?;
         self.lock_row(mode, owner, tree.pages.id, key, LOCK_TIMEOUT).await?;
         let (keyspace, place) = (tree.pages.id, engine.locks.place(tree.pages.id, key));
         Ok((RowLock { engine, owner, keyspace, key, place }, memory))
+    }
+
+    /// Memory for the lock of a row that may have to be waited for. Waits for it, in turn.
+    pub(crate) async fn lock_memory(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Grant> {
+        let engine = &self.engine;
+        let bytes = (lock_bytes(key) + WAITING_BYTES) as u64;
+        let memory = engine.reserve_in_turn(mode, Account::Transactions, bytes, LOCK_TIMEOUT).await;
+        memory.ok_or_else(|| Error::transactions_in_memory(engine.budget.limit_bytes(Account::Transactions)))
+    }
+
+    /// Locks a row like [`lock_newest`](Self::lock_newest), unless that takes waiting: for another's lock, or for
+    /// memory beyond what `memory` has.
+    pub(crate) fn lock_newest_if_free<'a>(
+        &'a self,
+        tree: &'a Tree,
+        key: &'a [u8],
+        memory: &mut Option<Grant>,
+    ) -> Result<LockedRow<'a>, NotFree> {
+        let engine = &self.engine;
+        let bytes = lock_bytes(key) as u64;
+        if memory.as_ref().is_none_or(|grant| grant.bytes() < bytes) {
+            let reserved = engine.reserve_at_once(Account::Transactions, bytes);
+            *memory = Some(reserved.ok_or(NotFree::Memory)?);
+        }
+        let owner = self.next_transaction();
+        let (keyspace, place) = (tree.pages.id, engine.locks.place(tree.pages.id, key));
+        engine.locks.try_lock_at(place, owner, keyspace, key).map_err(|HeldBy(_)| NotFree::Row)?;
+        let lock = RowLock { engine, owner, keyspace, key, place };
+        Ok(LockedRow { store: self, tree, lock, _memory: memory.take().expect("it was reserved") })
     }
 
     /// Locks a row outside of transactions, for a change that depends on its newest value.
@@ -712,6 +738,13 @@ pub(crate) struct LockedRow<'a> {
     lock: RowLock<'a>,
     /// Of the lock.
     _memory: Grant,
+}
+
+/// The reason why a row is not locked without waiting.
+pub(crate) enum NotFree {
+    /// Another has it locked.
+    Row,
+    Memory,
 }
 
 impl LockedRow<'_> {

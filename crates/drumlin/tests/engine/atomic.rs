@@ -46,7 +46,7 @@ fn every_call_answers_as_a_map_does() {
         let value = random.bytes(length);
         let before = model.get(&key).cloned();
         let is_task = round % 2 == 0;
-        match random.below(7) {
+        match random.below(9) {
             0 => {
                 let taken = if is_task { block_on(k.take_async(&key)) } else { k.take(&key) };
                 assert_eq!(vec(taken.unwrap()), before);
@@ -96,6 +96,18 @@ fn every_call_answers_as_a_map_does() {
             5 => {
                 let popped = if is_task { block_on(k.pop_first_async()) } else { k.pop_first() };
                 assert_eq!(popped.unwrap().map(|(key, value)| (key.into_vec(), value.into_vec())), model.pop_first());
+            }
+            6 => {
+                let popped = if is_task { block_on(k.pop_first_in_async(&key..)) } else { k.pop_first_in(&key..) };
+                let expected = model.range(key..).next().map(|(key, _)| key.clone());
+                let expected = expected.map(|key| model.remove_entry(&key).unwrap());
+                assert_eq!(popped.unwrap().map(|(key, value)| (key.into_vec(), value.into_vec())), expected);
+            }
+            7 => {
+                let popped = if is_task { block_on(k.pop_last_in_async(..&key)) } else { k.pop_last_in(..&key) };
+                let expected = model.range(..key).next_back().map(|(key, _)| key.clone());
+                let expected = expected.map(|key| model.remove_entry(&key).unwrap());
+                assert_eq!(popped.unwrap().map(|(key, value)| (key.into_vec(), value.into_vec())), expected);
             }
             _ => {
                 let popped = if is_task { block_on(k.pop_last_async()) } else { k.pop_last() };
@@ -199,6 +211,181 @@ fn every_row_is_popped_once() {
     assert!(k.is_empty().unwrap());
 }
 
+/// The keys of rows that were popped; of a pop that found none, nothing.
+fn key_of(popped: drumlin::Result<Option<(Value, Value)>>) -> Option<Vec<u8>> {
+    popped.unwrap().map(|(key, _)| key.into_vec())
+}
+
+/// Pops pass over rows that others have locked, however many, and pop them once they are free: from the front of any
+/// range, so that the oldest goes first. Where all are locked, a pop of a range has none, and the others wait.
+#[test]
+fn pops_pass_over_rows_that_are_locked() {
+    let (db, k) = opened();
+    let rows = 1200u32;
+    let key = |number: u32| number.to_be_bytes();
+    let insert_all = || {
+        for number in 0..rows {
+            k.insert(key(number), [7; 40]).unwrap();
+        }
+    };
+    insert_all();
+    // More than a copy of a scan holds, in several leaves.
+    let mut holder = db.begin().unwrap();
+    (0..500).chain(700..rows).for_each(|number| drop(holder.get_for_update(&k, key(number)).unwrap()));
+    assert_eq!(key_of(k.pop_first()), Some(key(500).into()));
+    assert_eq!(key_of(block_on(k.pop_last_async())), Some(key(699).into()));
+    assert_eq!(key_of(k.pop_first_in(key(100)..key(502))), Some(key(501).into()));
+    assert_eq!(key_of(block_on(k.pop_last_in_async(key(600)..))), Some(key(698).into()));
+    for range in [key(0)..key(500), key(800)..key(900), key(500)..key(502), key(9)..key(3)] {
+        assert_eq!(key_of(k.pop_first_in(range.clone())), None);
+        assert_eq!(key_of(block_on(k.pop_last_in_async(range))), None);
+    }
+    drop(holder);
+    assert_eq!(key_of(k.pop_first_in(..)), Some(key(0).into()));
+    assert_eq!(key_of(block_on(k.pop_first_in_async(key(3)..))), Some(key(3).into()));
+    assert_eq!(key_of(k.pop_last_in(..)), Some(key(rows - 1).into()));
+
+    // All that are left are locked.
+    k.clear().unwrap();
+    k.insert("a", "1").unwrap();
+    k.insert("b", "2").unwrap();
+    let mut holder = db.begin().unwrap();
+    holder.remove(&k, "a").unwrap();
+    holder.get_for_update(&k, "b").unwrap();
+    assert_eq!(key_of(k.pop_first_in(..)), None);
+    assert!(poll_some(k.pop_first_async(), 30).is_none(), "a pop did not wait for rows that may stay");
+    std::thread::scope(|scope| {
+        let popper = scope.spawn(|| (key_of(k.pop_first()), key_of(block_on(k.pop_last_async()))));
+        holder.commit().unwrap();
+        assert_eq!(popper.join().unwrap(), (Some(b"b".to_vec()), None));
+    });
+}
+
+/// A pop that finds no memory for the lock of its row waits for it, and does not say that there is no row.
+#[test]
+fn a_pop_waits_for_memory() {
+    let (db, k) = opened();
+    let other = db.keyspace("other").unwrap();
+    k.insert("a", "1").unwrap();
+    // All that transactions may have: first in large pieces, then by the row.
+    let mut holders = Vec::new();
+    for bytes in [2000, 0] {
+        let mut is_full = false;
+        while !is_full {
+            let mut tx = db.begin().unwrap();
+            let mut rows = 0u32..;
+            let error = rows.find_map(|row| {
+                let key = [(holders.len() as u32).to_be_bytes(), row.to_be_bytes()].concat();
+                match bytes {
+                    0 => tx.get_for_update(&other, key).err(),
+                    _ => tx.insert(&other, key, vec![7; bytes]).err(),
+                }
+            });
+            is_full = matches!(error, Some(Error::MemoryInUse { .. }));
+            assert!(is_full || matches!(error, Some(Error::TransactionTooLarge { .. })), "{error:?}");
+            holders.push(tx);
+        }
+    }
+    // There may be memory for one more lock.
+    let early = poll_some(k.pop_first_in_async(..), 30).map(key_of);
+    drop(holders);
+    let popped = early.unwrap_or_else(|| key_of(k.pop_first_in(..)));
+    assert_eq!(popped, Some(b"a".to_vec()));
+}
+
+/// Consumers of a range, beside transactions that hold some of its rows for a while, others that put rows back, and
+/// producers: each row is popped once, and at the end none is left, the oldest included.
+#[test]
+fn consumers_of_a_range_get_every_row_once() {
+    let (db, k) = opened();
+    let rows = 600u32;
+    let (inserted, popped) = (AtomicU64::new(0), std::sync::Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        let (db, k, inserted, popped) = (&db, &k, &inserted, &popped);
+        for producer in 0..2 {
+            scope.spawn(move || {
+                for number in (producer..rows).step_by(2) {
+                    k.insert(number.to_be_bytes(), number.to_be_bytes()).unwrap();
+                    inserted.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for consumer in 0..6u64 {
+            scope.spawn(move || {
+                let mut random = Random(consumer);
+                loop {
+                    let is_last = inserted.load(Ordering::SeqCst) == u64::from(rows);
+                    let row = match consumer {
+                        0 | 1 => k.pop_first_in(..),
+                        2 => block_on(k.pop_first_in_async(..)),
+                        3 => block_on(k.pop_last_in_async(..)),
+                        // Takes a row, and puts it back in half of the cases.
+                        _ => {
+                            let isolation = [Isolation::Snapshot, Isolation::ReadCommitted][random.index(2)];
+                            let mut tx = db.begin_with(TxOptions { isolation, ..db.tx_options() }).unwrap();
+                            let row = match consumer {
+                                4 => tx.pop_first_in(k, ..),
+                                _ => block_on(tx.pop_last_in_async(k, ..)),
+                            };
+                            std::thread::yield_now();
+                            match row {
+                                Ok(Some(_)) if random.chance(50) => continue,
+                                Ok(Some(row)) => tx.commit().map(|_| Some(row)),
+                                row => row,
+                            }
+                        }
+                    };
+                    match row.unwrap() {
+                        Some((key, value)) => {
+                            assert_eq!(key, value);
+                            popped.lock().unwrap().push(number(&[&[0; 4][..], &key[..]].concat()));
+                        }
+                        // Rows that others hold may come back.
+                        None if is_last && k.is_empty().unwrap() => break,
+                        None => std::thread::yield_now(),
+                    }
+                }
+            });
+        }
+    });
+    let mut all = popped.into_inner().unwrap();
+    all.sort_unstable();
+    assert!(all.iter().copied().eq(0..u64::from(rows)), "{} rows were popped", all.len());
+}
+
+/// Of transactions that pop from a range at the same time each gets another row, without a wait or a conflict. What
+/// others have locked, or changed since, is passed over; what the transaction has locked itself is not.
+#[test]
+fn transactions_pop_rows_that_are_free() {
+    let (db, k) = opened();
+    for isolation in [Isolation::Snapshot, Isolation::ReadCommitted, Isolation::Serializable] {
+        for key in ["a", "b", "c", "d", "e"] {
+            k.insert(key, "").unwrap();
+        }
+        let options = TxOptions { isolation, ..db.tx_options() };
+        let mut all: Vec<_> = (0..4).map(|_| db.begin_with(options).unwrap()).collect();
+        all[0].get_for_update(&k, "a").unwrap();
+        assert_eq!(key_of(all[0].pop_first_in(&k, ..)), Some(b"a".to_vec()));
+        assert_eq!(key_of(block_on(all[1].pop_first_in_async(&k, ..))), Some(b"b".to_vec()));
+        assert_eq!(key_of(all[1].pop_last_in(&k, .."e")), Some(b"d".to_vec()));
+        all.remove(0).commit().unwrap();
+        drop(all.remove(0));
+        // "a" is gone; "b" and "d" are back. Of two transactions that began before, both see "a".
+        k.insert("b", "changed since").unwrap();
+        let first = key_of(all[0].pop_first_in(&k, ..));
+        let after = if isolation == Isolation::ReadCommitted { b"b" } else { b"c" };
+        assert_eq!(first, Some(after.to_vec()), "{isolation:?}");
+        assert_eq!(key_of(block_on(all[1].pop_last_in_async(&k, ..="e"))), Some(b"e".to_vec()));
+        assert_eq!(key_of(all[1].pop_first_in(&k, "x"..)), None);
+        for tx in all {
+            let committed = tx.commit();
+            let is_serial = isolation == Isolation::Serializable;
+            assert!(committed.is_ok() || is_serial && committed.unwrap_err().is_conflict());
+        }
+        k.clear().unwrap();
+    }
+}
+
 /// A closure that panics leaves the row as it was and free, in both forms.
 #[test]
 fn an_update_that_panics_releases_its_row() {
@@ -236,7 +423,7 @@ fn dropped_futures_do_all_or_nothing() {
     let k = db.keyspace("k").unwrap();
     let began = Instant::now();
     for polls in 0..6 {
-        for call in 0..8 {
+        for call in 0..9 {
             for is_held in [false, true] {
                 k.clear().unwrap();
                 k.insert("a", "1").unwrap();
@@ -253,6 +440,7 @@ fn dropped_futures_do_all_or_nothing() {
                     4 => drop(poll_some(k.compare_and_swap_async("a", Some(b"1"), None), polls)),
                     5 => drop(poll_some(k.pop_first_async(), polls)),
                     6 => drop(poll_some(k.clear_async(), polls)),
+                    7 => drop(poll_some(k.pop_first_in_async(.."c"), polls)),
                     _ => {
                         let mut batch = db.batch().unwrap();
                         batch.insert(&k, "a", "x").unwrap();
@@ -269,7 +457,9 @@ fn dropped_futures_do_all_or_nothing() {
                 let large = vec![7; 100_000];
                 let both: [(&[u8], &[u8]); 2] = [(b"a", b"1"), (b"b", b"2")];
                 let after: Vec<(&[u8], &[u8])> = match call {
-                    0 | 4 | 5 => vec![both[1]],
+                    // A pop passes over the row that is held.
+                    5 | 7 if is_held => vec![both[0]],
+                    0 | 4 | 5 | 7 => vec![both[1]],
                     1 | 3 => vec![(b"a", b"x"), both[1]],
                     2 => vec![both[0], both[1], (b"c", &large)],
                     6 => vec![],

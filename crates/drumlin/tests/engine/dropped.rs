@@ -415,6 +415,10 @@ fn keyspaces_change_whole_rows(trial: &Trial) {
     trial.changes("Keyspace::pop_first_async", true, || k.pop_first().unwrap(), call);
     let call = async || k.pop_last_async().await.unwrap();
     trial.changes("Keyspace::pop_last_async", true, || k.pop_last().unwrap(), call);
+    let call = async || k.pop_first_in_async(key(50)..).await.unwrap();
+    trial.changes("Keyspace::pop_first_in_async", true, || k.pop_first_in(key(50)..).unwrap(), call);
+    let call = async || k.pop_last_in_async(..key(50)).await.unwrap();
+    trial.changes("Keyspace::pop_last_in_async", true, || k.pop_last_in(..key(50)).unwrap(), call);
     let call = async || k.clear_async().await.unwrap();
     trial.changes("Keyspace::clear_async", false, || k.clear().unwrap(), call);
     let call = async || k.remove_prefix_async([0; 7]).await.unwrap();
@@ -458,6 +462,12 @@ fn transactions_change_whole_rows(trial: &Trial) {
     trial.changes_in_transaction("Transaction::pop_first_async", |tx| tx.pop_first(k).unwrap(), call);
     let call = async |tx: &mut Transaction| tx.pop_last_async(k).await.unwrap();
     trial.changes_in_transaction("Transaction::pop_last_async", |tx| tx.pop_last(k).unwrap(), call);
+    let call = async |tx: &mut Transaction| tx.pop_first_in_async(k, key(50)..).await.unwrap();
+    let blocking = |tx: &mut Transaction| tx.pop_first_in(k, key(50)..).unwrap();
+    trial.changes_in_transaction("Transaction::pop_first_in_async", blocking, call);
+    let call = async |tx: &mut Transaction| tx.pop_last_in_async(k, ..key(50)).await.unwrap();
+    let blocking = |tx: &mut Transaction| tx.pop_last_in(k, ..key(50)).unwrap();
+    trial.changes_in_transaction("Transaction::pop_last_in_async", blocking, call);
 }
 
 /// Transactions and batches of rows in many leaves, and of a large value.

@@ -143,6 +143,13 @@ impl Engine {
         Some(Admitted { _work: work, _pinned: pinned, body_bytes_max: needed.body_bytes_max })
     }
 
+    /// Reserves memory if it is free, and no other caller waits for some.
+    pub(crate) fn reserve_at_once(&self, of: Account, bytes: u64) -> Option<Grant> {
+        let queue = self.budget.queue(of).expect("a part that is waited for");
+        let mut grant = self.budget.grant(of);
+        (!queue.are_awaited() && grant.resize(bytes)).then_some(grant)
+    }
+
     /// Reserves memory of an account whose takers wait in the order of asking. Returns `None` after `timeout`.
     pub(crate) async fn reserve_in_turn(
         &self,
@@ -151,13 +158,12 @@ impl Engine {
         bytes: u64,
         timeout: Duration,
     ) -> Option<Grant> {
-        let queue = self.budget.queue(of).expect("a part that is waited for");
-        let mut grant = self.budget.grant(of);
-        if !queue.are_awaited() && grant.resize(bytes) {
+        if let Some(grant) = self.reserve_at_once(of, bytes) {
             return Some(grant);
         }
         crate::coverage::mark!("a writer waited for memory");
-        let turn = queue.join();
+        let mut grant = self.budget.grant(of);
+        let turn = self.budget.queue(of).expect("a part that is waited for").join();
         let backend = self.backend.as_ref();
         let deadline = backend.now().saturating_add(timeout);
         let mut attempt = || grant.resize(bytes).then_some(());
