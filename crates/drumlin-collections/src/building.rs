@@ -14,7 +14,7 @@ use drumlin::{Error as StoreError, Recourse};
 
 use crate::collection::Collection;
 use crate::core::Stop;
-use crate::encoding::Key;
+use crate::encoding::{Key, bounds};
 use crate::error::{Error, PartKind, Result};
 use crate::mode::{Mode, ready};
 use crate::open::{OpenCollection, OpenPart, PartState, part_record, run_guarded};
@@ -109,7 +109,7 @@ pub(crate) fn remove_expired<C: Collection>(open: &OpenCollection<C>, stop: &Sto
     // A document that has been given another time since is passed by.
     while !stop.is_set() {
         let end = Bound::Included(open.shared.now());
-        let (_, end) = crate::encoding::KeyBounds::<SystemTime>::row_bounds(&(Bound::Unbounded, end));
+        let (_, end) = bounds::<SystemTime>((Bound::Unbounded, end));
         let rows = part.keyspace.range((from.clone(), end)).keys();
         let rows = rows.take(EXPIRE_DOCUMENTS_MAX).collect::<Result<Vec<_>, _>>()?;
         let Some(last) = rows.last() else { break };

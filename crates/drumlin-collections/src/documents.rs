@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use drumlin::Reader;
+use drumlin::{Reader, Snapshot};
 
 use crate::building;
 use crate::changes::Changes;
@@ -147,12 +147,39 @@ impl<C: Collection> Documents<C> {
 impl<C: Collection> Documents<C> {
     /// The documents as of a view: a [`Snapshot`](drumlin::Snapshot) of the database, or a transaction, its own writes
     /// included. See [`Reading`].
-    pub fn at<'r>(&'r self, reader: &'r Reader) -> Reading<'r, C> {
+    pub fn at<'r>(&self, reader: &'r Reader) -> Reading<'r, C> {
         Reading::at(&self.open, reader)
     }
 
-    /// The documents as of this moment: [`at`](Documents::at) a snapshot that is taken now.
-    pub fn now(&self) -> Reading<'_, C> {
+    /// The documents as of a snapshot, which the reading takes with it: its iterators own all that they read by.
+    ///
+    /// ```
+    /// # use drumlin_collections::{Collection, Collections, Postcard};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Day(u32);
+    /// # impl Collection for Day {
+    /// #     type Key = u32;
+    /// #     type Codec = Postcard;
+    /// #     const NAME: &'static str = "days";
+    /// #     fn key(&self) -> u32 { self.0 }
+    /// # }
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let days = Collections::new(&db).open::<Day>()?;
+    /// days.put(&Day(7))?;
+    /// let snapshot = db.snapshot();
+    /// let counted = std::thread::spawn({
+    ///     let reading = days.at_snapshot(snapshot.clone());
+    ///     move || reading.iter().count()
+    /// });
+    /// assert_eq!(counted.join().unwrap(), 1);
+    /// # Ok::<(), drumlin_collections::Error>(())
+    /// ```
+    pub fn at_snapshot(&self, snapshot: Snapshot) -> Reading<'static, C> {
+        Reading::snapshot(&self.open, snapshot)
+    }
+
+    /// The documents as of this moment: [`at_snapshot`](Documents::at_snapshot) of one that is taken now.
+    pub fn now(&self) -> Reading<'static, C> {
         Reading::snapshot(&self.open, self.core.shared.db.snapshot())
     }
 
@@ -187,12 +214,12 @@ impl<C: Collection> Documents<C> {
     }
 
     /// The documents by the keys of an index: see [`Indexed`].
-    pub fn index<K: Key + Debug + 'static>(&self, index: &Index<C, K>) -> Indexed<'_, C, K> {
+    pub fn index<K: Key + Debug + 'static>(&self, index: &Index<C, K>) -> Indexed<'static, C, K> {
         self.now().index(index)
     }
 
     /// The rows of a view: see [`Viewed`].
-    pub fn view<K, V>(&self, view: &View<C, K, V>) -> Viewed<'_, C, K, V>
+    pub fn view<K, V>(&self, view: &View<C, K, V>) -> Viewed<'static, C, K, V>
     where
         K: Key + Debug,
         V: serde::de::DeserializeOwned,

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use drumlin::Value;
 
 use crate::collection::Collection;
-use crate::encoding::{EncodeAs, Key, KeyBounds};
+use crate::encoding::{EncodeAs, Key, KeyBounds, encoded};
 use crate::error::{Error, Result};
 use crate::mode::{Mode, ready};
 use crate::part_rows::PartRows;
@@ -43,6 +43,8 @@ const READ_AHEAD_MAX: usize = 64;
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 ///
+/// A page that follows another begins [behind](Indexed::after) the last row that was shown.
+///
 /// All of it fails with [`Error::NotReady`](crate::Error::NotReady) while the index is being built, and with
 /// [`Error::NotBuilt`](crate::Error::NotBuilt) if it could not be; and with the errors of
 /// [`Reading`](crate::Reading).
@@ -60,6 +62,60 @@ impl<C: Collection, K> Debug for Indexed<'_, C, K> {
 impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
     pub(crate) fn new(rows: PartRows<'r, C>, index: Index<C, K>) -> Indexed<'r, C, K> {
         Indexed { rows, index }
+    }
+
+    /// The same index, but only what lies behind one of its rows: the one that has `key` because of the document whose
+    /// key is `document`, if it is there. So a page of documents with equal keys of the index begins where the page
+    /// before it ended, though documents have come or gone in between. [`get`](Indexed::get),
+    /// [`range`](Indexed::range), [`keys`](Indexed::keys) and [`count`](Indexed::count) see what is left.
+    ///
+    /// ```
+    /// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Order { id: u64, customer: u64 }
+    /// # impl Order { const BY_CUSTOMER: Index<Order, u64> = Index::new("by customer", |order| order.customer); }
+    /// # impl Collection for Order {
+    /// #     type Key = u64;
+    /// #     type Codec = Postcard;
+    /// #     const NAME: &'static str = "orders";
+    /// #     fn key(&self) -> u64 { self.id }
+    /// #     fn parts() -> Parts<Order> { Parts::new().index(Order::BY_CUSTOMER) }
+    /// # }
+    /// # let orders = Collections::new(&drumlin::Config::in_memory().open("")?).open::<Order>()?;
+    /// for id in 1..=5 {
+    ///     orders.put(&Order { id, customer: 7 })?;
+    /// }
+    /// let first: Vec<Order> = orders.index(&Order::BY_CUSTOMER).get(7).take(2).collect::<Result<_, _>>()?;
+    /// let last = first.last().expect("there are two");
+    /// let next: Vec<Order> =
+    ///     orders.index(&Order::BY_CUSTOMER).after(last.customer, last.id).get(7).take(2).collect::<Result<_, _>>()?;
+    /// assert_eq!(next.iter().map(|order| order.id).collect::<Vec<_>>(), [3, 4]);
+    /// let back = orders.index(&Order::BY_CUSTOMER).before(7, 3).get(7).next_back().unwrap()?;
+    /// assert_eq!(back.id, 2);
+    /// # Ok::<(), drumlin_collections::Error>(())
+    /// ```
+    ///
+    /// A document that has several keys in the range comes again for those behind.
+    #[must_use]
+    pub fn after(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Indexed<'r, C, K> {
+        Indexed { rows: self.rows.behind(self.row_of(&key, &document)), index: self.index }
+    }
+
+    /// The same index, but only what lies before one of its rows: like [`after`](Indexed::after), for pages that are
+    /// read from the end.
+    #[must_use]
+    pub fn before(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Indexed<'r, C, K> {
+        Indexed { rows: self.rows.before(self.row_of(&key, &document)), index: self.index }
+    }
+
+    /// The bytes of a row's key.
+    fn row_of(&self, key: &impl EncodeAs<K>, document: &impl EncodeAs<C::Key>) -> Vec<u8> {
+        let mut row = encoded(key);
+        // The key of a unique index is all that there is.
+        if !self.index.is_unique {
+            document.encode_into(&mut row);
+        }
+        row
     }
 
     /// The documents with this key, in the order of their own keys.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use drumlin::{Reader, Snapshot, Value};
 
 use crate::collection::Collection;
+use crate::encoding::successor;
 use crate::error::{Error, PartName, Result};
 use crate::mode::Mode;
 use crate::open::OpenCollection;
@@ -28,9 +29,10 @@ impl At<'_> {
 
 pub(crate) type RowBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
-/// The rows of a part within bounds. The part is asked for with the first step, since that may wait.
+/// The rows of a part within bounds. The part is asked for with the first step, since that may wait. They own what they
+/// read by, but for a reader that was lent.
 pub(crate) struct PartRows<'r, C: Collection> {
-    pub(crate) open: &'r Arc<OpenCollection<C>>,
+    pub(crate) open: Arc<OpenCollection<C>>,
     pub(crate) at: At<'r>,
     pub(crate) name: PartName,
     bounds: RowBounds,
@@ -38,20 +40,41 @@ pub(crate) struct PartRows<'r, C: Collection> {
     has_failed: bool,
 }
 
-impl<C: Collection> Clone for PartRows<'_, C> {
-    /// The same rows from their beginning.
-    fn clone(&self) -> Self {
-        self.within(self.bounds.clone())
-    }
+/// The keys that are within both.
+fn intersection(a: &RowBounds, b: RowBounds) -> RowBounds {
+    // Of two bounds at the same key, the one that excludes it is the narrower.
+    let narrower = |a: &Bound<Vec<u8>>, b: Bound<Vec<u8>>, is_lower: bool| match (a, &b) {
+        (Bound::Unbounded, _) => b,
+        (_, Bound::Unbounded) => a.clone(),
+        (Bound::Included(at) | Bound::Excluded(at), Bound::Included(other) | Bound::Excluded(other)) => {
+            let is_a = if at == other { matches!(a, Bound::Excluded(_)) } else { (at > other) == is_lower };
+            if is_a { a.clone() } else { b }
+        }
+    };
+    (narrower(&a.0, b.0, true), narrower(&a.1, b.1, false))
 }
 
 impl<'r, C: Collection> PartRows<'r, C> {
-    pub(crate) fn new(open: &'r Arc<OpenCollection<C>>, at: At<'r>, name: PartName) -> PartRows<'r, C> {
-        PartRows { open, at, name, bounds: (Bound::Unbounded, Bound::Unbounded), rows: None, has_failed: false }
+    pub(crate) fn new(open: &Arc<OpenCollection<C>>, at: At<'r>, name: PartName) -> PartRows<'r, C> {
+        let (open, bounds) = (Arc::clone(open), (Bound::Unbounded, Bound::Unbounded));
+        PartRows { open, at, name, bounds, rows: None, has_failed: false }
     }
 
+    /// Those of the rows that are within these bounds too, from their beginning.
     pub(crate) fn within(&self, bounds: RowBounds) -> PartRows<'r, C> {
-        PartRows { open: self.open, at: self.at.clone(), name: self.name, bounds, rows: None, has_failed: false }
+        let bounds = intersection(&self.bounds, bounds);
+        PartRows { bounds, ..PartRows::new(&self.open, self.at.clone(), self.name) }
+    }
+
+    /// Those of the rows that lie behind all that begin with `prefix`.
+    pub(crate) fn behind(&self, prefix: Vec<u8>) -> PartRows<'r, C> {
+        let nothing = (Bound::Included(vec![0]), Bound::Excluded(vec![0]));
+        self.within(successor(prefix).map_or(nothing, |next| (Bound::Included(next), Bound::Unbounded)))
+    }
+
+    /// Those of the rows that lie before all that begin with `prefix`.
+    pub(crate) fn before(&self, prefix: Vec<u8>) -> PartRows<'r, C> {
+        self.within((Bound::Unbounded, Bound::Excluded(prefix)))
     }
 
     pub(crate) async fn count(&self, mode: Mode) -> Result<u64> {
@@ -93,5 +116,29 @@ impl<'r, C: Collection> PartRows<'r, C> {
     pub(crate) fn row_error(&self, row: &[u8], reason: impl std::fmt::Display) -> Error {
         let (row, reason) = (row.escape_ascii().to_string(), reason.to_string());
         Error::Decode { collection: C::NAME, of: Some(self.name), row, reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::{Bound, RangeBounds};
+
+    use super::intersection;
+
+    /// A key is within an intersection if it is within both ranges, whatever their bounds.
+    #[test]
+    fn an_intersection_has_the_keys_of_both() {
+        let bounds = |key: u8| [Bound::Included(vec![key]), Bound::Excluded(vec![key]), Bound::Unbounded];
+        let all: Vec<_> = (0..3).flat_map(bounds).collect();
+        let ranges: Vec<_> =
+            all.iter().flat_map(|lower| all.iter().map(|upper| (lower.clone(), upper.clone()))).collect();
+        for a in &ranges {
+            for b in &ranges {
+                let both = intersection(a, b.clone());
+                for key in (0..3).flat_map(|key| [vec![key], vec![key, 0]]) {
+                    assert_eq!(both.contains(&key), a.contains(&key) && b.contains(&key), "{key:?} of {a:?} and {b:?}");
+                }
+            }
+        }
     }
 }

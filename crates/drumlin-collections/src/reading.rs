@@ -21,6 +21,10 @@ use crate::viewed::Viewed;
 /// The documents of a collection as of one view: those of [`Documents::at`](crate::Documents::at) and
 /// [`Documents::now`](crate::Documents::now).
 ///
+/// A reading of a snapshot that it was [given](crate::Documents::at_snapshot) owns all that it reads by, and is a
+/// `Reading<'static, C>`, as are its iterators. Where a reader was [lent](crate::Documents::at), they live as long as
+/// that.
+///
 /// All methods may fail with [`Error::Store`](crate::Error::Store) for what Drumlin's [`Reader`] refuses, and with
 /// [`Error::Decode`](crate::Error::Decode) or [`Error::Migration`](crate::Error::Migration) for a document that can't
 /// be read.
@@ -49,7 +53,7 @@ use crate::viewed::Viewed;
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 pub struct Reading<'r, C: Collection> {
-    open: &'r Arc<OpenCollection<C>>,
+    open: Arc<OpenCollection<C>>,
     at: At<'r>,
 }
 
@@ -60,12 +64,12 @@ impl<C: Collection> Debug for Reading<'_, C> {
 }
 
 impl<'r, C: Collection> Reading<'r, C> {
-    pub(crate) fn at(open: &'r Arc<OpenCollection<C>>, reader: &'r Reader) -> Reading<'r, C> {
-        Reading { open, at: At::Reader(reader) }
+    pub(crate) fn at(open: &Arc<OpenCollection<C>>, reader: &'r Reader) -> Reading<'r, C> {
+        Reading { open: Arc::clone(open), at: At::Reader(reader) }
     }
 
-    pub(crate) fn snapshot(open: &'r Arc<OpenCollection<C>>, snapshot: Snapshot) -> Reading<'r, C> {
-        Reading { open, at: At::Snapshot(snapshot) }
+    pub(crate) fn snapshot(open: &Arc<OpenCollection<C>>, snapshot: Snapshot) -> Reading<'r, C> {
+        Reading { open: Arc::clone(open), at: At::Snapshot(snapshot) }
     }
 
     /// Returns the document with this key. O(log n).
@@ -120,7 +124,7 @@ impl<'r, C: Collection> Reading<'r, C> {
 
     /// The documents of a range of keys, in the order of their keys.
     pub fn range(&self, bounds: impl KeyBounds<C::Key>) -> Rows<C> {
-        Rows { rows: self.at.reader().range(&self.open.documents, bounds.row_bounds()), open: Arc::clone(self.open) }
+        Rows { rows: self.at.reader().range(&self.open.documents, bounds.row_bounds()), open: Arc::clone(&self.open) }
     }
 
     /// All documents, in the order of their keys.
@@ -130,12 +134,12 @@ impl<'r, C: Collection> Reading<'r, C> {
 
     /// The documents by the keys of an index.
     pub fn index<K: Key + Debug + 'static>(&self, index: &Index<C, K>) -> Indexed<'r, C, K> {
-        Indexed::new(PartRows::new(self.open, self.at.clone(), index.part_name()), *index)
+        Indexed::new(PartRows::new(&self.open, self.at.clone(), index.part_name()), *index)
     }
 
     /// The rows of a view.
     pub fn view<K: Key + Debug, V: DeserializeOwned>(&self, view: &View<C, K, V>) -> Viewed<'r, C, K, V> {
-        Viewed::new(PartRows::new(self.open, self.at.clone(), view.part_name()), *view)
+        Viewed::new(PartRows::new(&self.open, self.at.clone(), view.part_name()), *view)
     }
 
     /// The versions of a document that are kept, from the oldest to the newest.
@@ -143,7 +147,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// # Errors
     /// [`Error::Definition`](crate::Error::Definition) if the collection keeps no [history](crate::Parts::history).
     pub fn versions(&self, key: impl EncodeAs<C::Key>) -> Result<Versions<C>> {
-        Versions::of(self.open, self.at.reader(), &encoded(&key))
+        Versions::of(&self.open, self.at.reader(), &encoded(&key))
     }
 
     /// One version of a document, by its number. None if it is not kept, or not there yet. O(log n).
@@ -151,7 +155,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// # Errors
     /// Those of [`versions`](Reading::versions), and those of all methods: see [`Reading`].
     pub fn version(&self, key: impl EncodeAs<C::Key>, number: u64) -> Result<Option<Version<C>>> {
-        ready(Versions::one(Mode::Blocking, self.open, self.at.reader(), &encoded(&key), number))
+        ready(Versions::one(Mode::Blocking, &self.open, self.at.reader(), &encoded(&key), number))
     }
 
     /// Asynchronous [`version`](Reading::version).
@@ -160,7 +164,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Those of [`version`](Reading::version).
     pub async fn version_async(&self, key: impl EncodeAs<C::Key>, number: u64) -> Result<Option<Version<C>>> {
         let key = encoded(&key);
-        Versions::one(Mode::Async, self.open, self.at.reader(), &key, number).await
+        Versions::one(Mode::Async, &self.open, self.at.reader(), &key, number).await
     }
 
     /// The document as it was at a time. None if there was none, or its version is not kept. O(versions since then).
@@ -168,7 +172,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// # Errors
     /// Those of [`version`](Reading::version).
     pub fn as_of(&self, time: SystemTime, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
-        ready(Versions::as_of(Mode::Blocking, self.open, self.at.reader(), &encoded(&key), time))
+        ready(Versions::as_of(Mode::Blocking, &self.open, self.at.reader(), &encoded(&key), time))
     }
 
     /// Asynchronous [`as_of`](Reading::as_of).
@@ -177,7 +181,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Those of [`as_of`](Reading::as_of).
     pub async fn as_of_async(&self, time: SystemTime, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         let key = encoded(&key);
-        Versions::as_of(Mode::Async, self.open, self.at.reader(), &key, time).await
+        Versions::as_of(Mode::Async, &self.open, self.at.reader(), &key, time).await
     }
 
     /// The documents of a range of keys as they were at a time, as far as their versions are kept. Reads all versions
@@ -186,12 +190,13 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// # Errors
     /// Those of [`versions`](Reading::versions).
     pub fn range_as_of(&self, time: SystemTime, bounds: impl KeyBounds<C::Key>) -> Result<AsOf<C>> {
-        AsOf::of(self.open, self.at.reader(), bounds.row_bounds(), time)
+        AsOf::of(&self.open, self.at.reader(), bounds.row_bounds(), time)
     }
 }
 
-/// Documents in the order of their keys: an iterator from both ends, and an asynchronous one by
-/// [`next_async`](Rows::next_async). It shows the state as of its beginning.
+/// Documents in the order of their keys: an iterator from both ends, an asynchronous one by
+/// [`next_async`](Rows::next_async), and a stream by [`into_stream`](Rows::into_stream). It shows the state as of its
+/// beginning.
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Postcard};

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::collection::Collection;
-use crate::encoding::{Key, KeyBounds};
+use crate::encoding::{EncodeAs, Key, KeyBounds, encoded};
 use crate::error::{Error, Result};
 use crate::mode::{Mode, ready};
 use crate::open::run_guarded;
@@ -94,6 +94,55 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         C: Collection,
     {
         Viewed { rows, view }
+    }
+
+    /// The same view, but only the rows behind those that have `key` because of the document whose key is `document`.
+    /// So a page of rows begins where the page before it ended, though documents have come or gone in between. All
+    /// methods see what is left.
+    ///
+    /// ```
+    /// # use drumlin_collections::{Collection, Collections, Parts, Postcard, View};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Order { id: u64, month: u32, cents: u64 }
+    /// # impl Order {
+    /// #     const REVENUE: View<Order, u32, u64> =
+    /// #         View::new("revenue", |order: &Order, emit| emit(order.month, order.cents)).reducing(|a, b| a + b);
+    /// # }
+    /// # impl Collection for Order {
+    /// #     type Key = u64;
+    /// #     type Codec = Postcard;
+    /// #     const NAME: &'static str = "orders";
+    /// #     fn key(&self) -> u64 { self.id }
+    /// #     fn parts() -> Parts<Order> { Parts::new().view(Order::REVENUE) }
+    /// # }
+    /// # let orders = Collections::new(&drumlin::Config::in_memory().open("")?).open::<Order>()?;
+    /// for id in 1..=4 {
+    ///     orders.put(&Order { id, month: 11, cents: 100 })?;
+    /// }
+    /// let revenue = orders.view(&Order::REVENUE);
+    /// let last = revenue.range(11..=11).nth(1).unwrap()?;
+    /// let next = revenue.after(last.key, last.document).range(11..=11).next().unwrap()?;
+    /// assert_eq!(next.document, 3);
+    /// assert_eq!(revenue.before(11, 4).reduce(..)?, Some(300));
+    /// # Ok::<(), drumlin_collections::Error>(())
+    /// ```
+    #[must_use]
+    pub fn after(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Viewed<'r, C, K, V> {
+        Viewed { rows: self.rows.behind(Self::row_of(&key, &document)), view: self.view }
+    }
+
+    /// The same view, but only the rows before those that have `key` because of the document whose key is `document`:
+    /// see [`after`](Viewed::after).
+    #[must_use]
+    pub fn before(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Viewed<'r, C, K, V> {
+        Viewed { rows: self.rows.before(Self::row_of(&key, &document)), view: self.view }
+    }
+
+    /// The bytes that the keys of these rows begin with: a number may follow.
+    fn row_of(key: &impl EncodeAs<K>, document: &impl EncodeAs<C::Key>) -> Vec<u8> {
+        let mut row = encoded(key);
+        document.encode_into(&mut row);
+        row
     }
 
     /// The rows with keys in a range, in the order of these keys. Those of documents that have expired are left out.

@@ -5,17 +5,22 @@ use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, 
 use super::{EncodeAs, encoded};
 
 /// The bounds of a range of keys of type `K`: `..`, `"a".."b"`, `5..=7`, a pair of [`Bound`]s. A range whose end lies
-/// before its start is empty.
+/// before its start is empty. [`bounds`] makes them those of rows.
 ///
 /// ```
-/// use drumlin_collections::encoding::KeyBounds;
+/// use drumlin_collections::encoding::{Key, KeyBounds, bounds};
+///
+/// /// The rows of a keyspace with keys of type `K` in a range.
+/// fn count<K: Key>(keyspace: &drumlin::Keyspace, range: impl KeyBounds<K>) -> drumlin::Result<u64> {
+///     keyspace.count(bounds(range))
+/// }
 ///
 /// # let db = drumlin::Config::in_memory().open("")?;
 /// let visits = db.keyspace("visits")?;
 /// for hour in [-1i32, 0, 1, 2] {
-///     visits.insert(drumlin_collections::encoding::Key::encode(&hour), "")?;
+///     visits.insert(hour.encode(), "")?;
 /// }
-/// assert_eq!(visits.count(KeyBounds::<i32>::row_bounds(&(-1..=1)))?, 3);
+/// assert_eq!(count::<i32>(&visits, -1..=1)?, 3);
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a range of keys of type `{K}`")]
@@ -23,6 +28,29 @@ pub trait KeyBounds<K> {
     /// The bounds of the rows whose keys begin with a key of the range. They fit Drumlin's
     /// [`KeyRange`](drumlin::KeyRange).
     fn row_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>);
+}
+
+/// The bounds of the rows whose keys begin with a key of the range, for Drumlin's own calls: typed keys of a plain
+/// keyspace. `K` is the type of the keys, which the compiler can't tell from a range.
+///
+/// ```
+/// use drumlin_collections::encoding::{Key, bounds, prefix};
+///
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let points = db.keyspace("points")?;
+/// type PointKey = (String, u64); // series and time
+/// for (series, time) in [("cpu", 1u64), ("cpu", 2), ("cpu", 3), ("disk", 1)] {
+///     points.insert((series.to_owned(), time).encode(), "")?;
+/// }
+/// assert_eq!(points.count(bounds::<PointKey>(prefix(("cpu",))))?, 3);
+/// let two: Vec<_> = points.range(bounds::<PointKey>(("cpu", 2)..("disk", 0))).collect::<Result<_, _>>()?;
+/// assert_eq!(PointKey::decode(&two[0].0).unwrap(), ("cpu".to_owned(), 2));
+/// points.remove_range(bounds::<PointKey>(..=("cpu", 2)))?;
+/// assert_eq!(points.len()?, 2);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+pub fn bounds<K>(range: impl KeyBounds<K>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    range.row_bounds()
 }
 
 /// The bounds of the rows of a range. Those of rows that go on behind a key: to include a key is to include them all.
@@ -45,7 +73,7 @@ fn rows<K, X: EncodeAs<K>>(range: &impl RangeBounds<X>) -> (Bound<Vec<u8>>, Boun
 }
 
 /// The least bytes above all that begin with `prefix`; none if there are none.
-fn successor(mut prefix: Vec<u8>) -> Option<Vec<u8>> {
+pub(crate) fn successor(mut prefix: Vec<u8>) -> Option<Vec<u8>> {
     while let Some(last) = prefix.pop() {
         if last < u8::MAX {
             prefix.push(last + 1);
@@ -128,15 +156,14 @@ prefixes! {
 /// The range of all keys that begin with these parts.
 ///
 /// ```
-/// use drumlin_collections::encoding::{Key, KeyBounds, prefix};
+/// use drumlin_collections::encoding::{Key, bounds, prefix};
 ///
 /// # let db = drumlin::Config::in_memory().open("")?;
 /// # let visits = db.keyspace("visits")?;
 /// for (name, day) in [("ann", 1u16), ("ann", 2), ("anna", 1)] {
 ///     visits.insert((name.to_owned(), day).encode(), "")?;
 /// }
-/// let of_ann = KeyBounds::<(String, u16)>::row_bounds(&prefix(("ann",)));
-/// assert_eq!(visits.count(of_ann)?, 2);
+/// assert_eq!(visits.count(bounds::<(String, u16)>(prefix(("ann",))))?, 2);
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 pub fn prefix<P>(parts: P) -> Prefix<P> {
@@ -146,11 +173,11 @@ pub fn prefix<P>(parts: P) -> Prefix<P> {
 /// A range of keys that [`prefix`] made.
 ///
 /// ```
-/// use drumlin_collections::encoding::{KeyBounds, Prefix, prefix};
+/// use drumlin_collections::encoding::{Prefix, bounds, prefix};
 ///
 /// let all_of_ann: Prefix<(&str,)> = prefix(("ann",));
-/// let bounds = KeyBounds::<(String, u16)>::row_bounds(&all_of_ann);
-/// # drop(bounds);
+/// let rows = bounds::<(String, u16)>(all_of_ann);
+/// # drop(rows);
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Prefix<P>(P);

@@ -12,6 +12,8 @@
 //! # Ok::<(), drumlin_collections::encoding::DecodeError>(())
 //! ```
 //!
+//! [`bounds`] makes ranges of typed keys ranges of rows, of any keyspace.
+//!
 //! # The bytes
 //!
 //! | type | bytes | order |
@@ -48,7 +50,8 @@ mod numbers;
 mod strings;
 mod times;
 
-pub use bounds::{KeyBounds, Prefix, PrefixOf, prefix};
+pub(crate) use bounds::successor;
+pub use bounds::{KeyBounds, Prefix, PrefixOf, bounds, prefix};
 
 /// A type that is encoded in the order of its values.
 ///

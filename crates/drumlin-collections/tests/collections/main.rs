@@ -9,6 +9,7 @@ mod expiry;
 mod history;
 mod kill;
 mod notes;
+mod scans;
 mod schema;
 mod unique;
 mod views;
