@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::encoding::name_of;
 use crate::error::BoxError;
 
 /// A form of documents as bytes. [`Postcard`] is one for all types with serde's traits.
@@ -31,6 +32,14 @@ pub trait Codec<C> {
     /// # Errors
     /// Any: they become [`Error::Encode`](crate::Error::Encode).
     fn encode(document: &C) -> Result<Vec<u8>, BoxError>;
+
+    /// The name by which a collection remembers the codec of each [version](crate::Collection::VERSION) of its schema.
+    /// Opening it with a codec of another name, and no new version, is an [error](crate::Error::OtherTypes). By default
+    /// that of the type, without its module; a codec that gets another name, but keeps its bytes, returns its old one
+    /// here.
+    fn fingerprint() -> String {
+        name_of::<Self>()
+    }
 
     /// The document that was encoded.
     ///

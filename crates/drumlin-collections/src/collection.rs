@@ -41,9 +41,11 @@ use crate::parts::Parts;
 /// Documents are rows of the keyspace with the collection's name. Its other keyspaces have names that begin with it and
 /// a slash.
 pub trait Collection: Sized + Send + Sync + 'static {
-    /// The type of the documents' keys.
+    /// The type of the documents' keys. It can't change once there are documents: opening the collection with keys of
+    /// another type is an [error](crate::Error::OtherTypes).
     type Key: Key + Debug + Send + Sync;
-    /// The documents' form as bytes: [`Postcard`](crate::Postcard), or one of your own.
+    /// The documents' form as bytes: [`Postcard`](crate::Postcard), or one of your own. Another one needs another
+    /// [version](Collection::VERSION).
     type Codec: Codec<Self>;
     /// The collection's name, unique in the database: not empty, without a slash, and short, since those of its
     /// keyspaces, which begin with it, may have 255 bytes.

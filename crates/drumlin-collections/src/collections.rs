@@ -5,13 +5,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use drumlin::{Attempt, Database, TxOptions};
+use drumlin::{Attempt, Database, Keyspace, TxOptions};
 
 use crate::building;
+use crate::codec::Codec;
 use crate::collection::Collection;
 use crate::core::{Core, Opened};
 use crate::documents::Documents;
-use crate::error::{Error, Result};
+use crate::encoding::Key;
+use crate::error::{Error, PartKind, PartName, Result};
 use crate::hub::lock;
 use crate::off_thread::off_thread;
 use crate::open::{OpenCollection, OpenPart, PartState, part_record};
@@ -89,6 +91,7 @@ impl Collections {
     /// ([`wait_built`](Documents::wait_built)). A type is opened once; further calls return the same collection.
     ///
     /// # Errors
+    /// [`Error::OtherTypes`] if keys, codec or values are of other types than the rows were written with;
     /// [`Error::Definition`] for names that are not allowed, or taken; [`Error::Store`].
     pub fn open<C: Collection>(&self) -> Result<Documents<C>> {
         // The lock is held, so that two threads do not open one collection at once. Nothing waits as a future.
@@ -296,17 +299,64 @@ fn keyspace_name<C: Collection>(part: &Part<C>) -> String {
     format!("{}/{} {} {}.{}", C::NAME, part.name.kind.word(), part.name.name, part.version, C::VERSION)
 }
 
+/// The key under which the types of a part are recorded in `NAME/meta`.
+fn types_key(keyspace: &str) -> String {
+    format!("types {keyspace}")
+}
+
+/// The names of the types that some rows of a collection are written with.
+struct Types<'p> {
+    /// The key under which they are recorded in `NAME/meta`.
+    key: String,
+    names: String,
+    /// The part whose rows they are, and its keyspace; the documents' if none.
+    part: Option<(PartName, &'p str)>,
+}
+
+/// The types of a collection's rows.
+fn types_of<C: Collection>(parts: &[(String, Part<C>)], expires: bool) -> Vec<Types<'_>> {
+    let key = Types { key: "key".to_owned(), names: format!("key {}", C::Key::fingerprint()), part: None };
+    let names = format!("codec {}", C::Codec::fingerprint());
+    let codec = Types { key: format!("codec {}", C::VERSION), names, part: None };
+    let parts = parts.iter().map(|(keyspace, part)| {
+        // A view's rows have the time at which their document expires.
+        let expiring = if expires && part.name.kind == PartKind::View { ", expiring" } else { "" };
+        let names = format!("{}{expiring}", part.types);
+        Types { key: types_key(keyspace), names, part: Some((part.name, keyspace)) }
+    });
+    [key, codec].into_iter().chain(parts).collect()
+}
+
+/// Refuses other types than those of the rows that are there.
+fn check_types<C: Collection>(meta: &Keyspace, types: &[Types<'_>]) -> Result<()> {
+    for Types { key, names, part } in types {
+        let has_rows = part.map_or(Ok(true), |(_, keyspace)| meta.contains_key(keyspace))?;
+        let stored = meta.get(key)?.filter(|stored| has_rows && stored != names);
+        if let Some(stored) = stored {
+            let (of, stored) = (part.map(|(name, _)| name), String::from_utf8_lossy(&stored).into_owned());
+            return Err(Error::OtherTypes { collection: C::NAME, of, stored, current: names.clone() });
+        }
+    }
+    Ok(())
+}
+
 /// Opens a collection's keyspaces. A part has a record in `NAME/meta` from the moment on at which its keyspace belongs
 /// to it: without one, the keyspace is what an opening or a removal left that was interrupted.
 fn open_parts<C: Collection>(shared: &Arc<Shared>, parts: Parts<C>) -> Result<OpenCollection<C>> {
     let db = &shared.db;
     let documents = db.keyspace(C::NAME)?;
     let meta = db.keyspace(&format!("{}/meta", C::NAME))?;
+    let named: Vec<(String, Part<C>)> = parts.list.into_iter().map(|part| (keyspace_name(&part), part)).collect();
+    let is_empty = documents.is_empty()?;
+    let types = types_of(&named, parts.expires.is_some());
+    if !is_empty {
+        // Before anything is changed.
+        check_types::<C>(&meta, &types)?;
+    }
     let history = match parts.history {
         Some(retention) => Some((db.keyspace(&format!("{}/history", C::NAME))?, retention)),
         None => None,
     };
-    let named: Vec<(String, Part<C>)> = parts.list.into_iter().map(|part| (keyspace_name(&part), part)).collect();
     let others = [format!("{}/meta", C::NAME), format!("{}/history", C::NAME)];
     let prefix = format!("{}/", C::NAME);
     for name in db.keyspaces().into_iter().map(|info| info.name).filter(|name| name.starts_with(&prefix)) {
@@ -314,10 +364,15 @@ fn open_parts<C: Collection>(shared: &Arc<Shared>, parts: Parts<C>) -> Result<Op
         let is_wanted = others.contains(&name) || is_recorded && named.iter().any(|(wanted, _)| *wanted == name);
         if !is_wanted {
             meta.remove(&name)?;
+            meta.remove(types_key(&name))?;
             db.drop_keyspace(&name)?;
         }
     }
-    let is_empty = documents.is_empty()?;
+    for Types { key, names, .. } in &types {
+        if meta.get(key)?.is_none_or(|stored| stored != names) {
+            meta.insert(key, names)?;
+        }
+    }
     let mut open = Vec::new();
     for (name, part) in named {
         let keyspace = db.keyspace(&name)?;

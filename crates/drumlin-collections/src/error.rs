@@ -2,6 +2,8 @@
 
 use std::fmt::Debug;
 
+use crate::encoding::Key;
+
 /// The result of most calls.
 ///
 /// ```
@@ -204,6 +206,22 @@ pub enum Error {
         /// The cause, which names the document.
         reason: String,
     },
+    /// A collection was opened with keys, a codec or values of other types than its rows were written with, and without
+    /// the new version that tells so. Nothing was changed.
+    ///
+    /// Types are known by their [names](crate::encoding::Key::fingerprint). What a function of an index or view does
+    /// can't be known: give the index or view a new version when the function changes, though its types do not.
+    #[error("collection {collection:?}{}: its rows are of {stored}, and this program has {current}. {}", .of.map(|part| format!(", {part}")).unwrap_or_default(), remedy(.of.as_ref(), stored))]
+    OtherTypes {
+        /// The collection's name.
+        collection: &'static str,
+        /// The index or view; the documents themselves if none.
+        of: Option<PartName>,
+        /// The types of the rows.
+        stored: String,
+        /// The types of the program.
+        current: String,
+    },
     /// The definition of a collection contradicts itself, or does not have what was asked for.
     #[error("collection {collection:?}: {reason}")]
     Definition {
@@ -212,6 +230,17 @@ pub enum Error {
         /// The contradiction.
         reason: String,
     },
+}
+
+/// The remedy for a program whose types are not those of the rows.
+fn remedy(of: Option<&PartName>, stored: &str) -> &'static str {
+    match of {
+        Some(_) => "Give it another version: then it is built again",
+        None if stored.starts_with("codec") => {
+            "Give the collection another VERSION, and have it migrate the older ones"
+        }
+        None => "Keys do not migrate: write the documents to a collection of another name",
+    }
 }
 
 impl Error {
@@ -223,7 +252,7 @@ impl Error {
 }
 
 /// A key as errors show it, if its bytes are one.
-pub(crate) fn shown<K: crate::encoding::Key + Debug>(bytes: &[u8]) -> String {
+pub(crate) fn shown<K: Key + Debug>(bytes: &[u8]) -> String {
     match K::decode(bytes) {
         Ok(key) => format!("{key:?}"),
         Err(_) => bytes.escape_ascii().to_string(),

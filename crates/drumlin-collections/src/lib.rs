@@ -74,7 +74,8 @@
 //! An index or view that is added to a collection with documents is built by a background thread while writers go on,
 //! resumes after a crash, and refuses to be read until it is [ready](Documents::wait_built). One with another version,
 //! or of a collection with another [schema](Collection::VERSION), is dropped when the collection is opened, and built
-//! again.
+//! again. The types of keys and values are remembered by name: a collection, index or view that is opened with others,
+//! and without another version, is an [error](Error::OtherTypes).
 //!
 //! # Functions that panic
 //!

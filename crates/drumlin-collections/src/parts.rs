@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::encoding::Key;
+use crate::encoding::{Key, name_of};
 use crate::error::{PartKind, PartName, panic_message};
 
 /// A row that an index or view has because of a document.
@@ -42,6 +42,8 @@ pub(crate) struct Part<C> {
     pub(crate) version: u32,
     /// A row belongs to one document: its value is that document's key.
     pub(crate) is_unique: bool,
+    /// The types of its rows.
+    pub(crate) types: String,
     /// Shows a row's key in errors.
     pub(crate) shown: fn(&[u8]) -> String,
     rows: Box<RowsOf<C>>,
@@ -110,7 +112,8 @@ impl<C: 'static> Parts<C> {
         };
         let rows = move |source: &Source<'_, C>| Ok(index.rows(source));
         let (name, version, is_unique) = (index.part_name(), index.version, index.is_unique);
-        self.list.push(Part { name, version, is_unique, shown, rows: Box::new(rows) });
+        let types = format!("{}key {}", if is_unique { "unique " } else { "" }, K::fingerprint());
+        self.list.push(Part { name, version, is_unique, types, shown, rows: Box::new(rows) });
         self
     }
 
@@ -127,6 +130,7 @@ impl<C: 'static> Parts<C> {
             name: view.part_name(),
             version: view.version,
             is_unique: false,
+            types: format!("key {}, value {}", K::fingerprint(), name_of::<V>()),
             shown,
             rows: Box::new(rows),
         });
@@ -138,7 +142,8 @@ impl<C: 'static> Parts<C> {
     /// `None`: never.
     ///
     /// A view's rows keep the time that they were made with: give views a new [version](View::version) where a
-    /// collection gets an expiry, or another one.
+    /// collection gets an expiry, or another one. That it got or lost one is an [error](crate::Error::OtherTypes)
+    /// without; another function is not noticed.
     #[must_use]
     pub fn expires(mut self, expires: fn(&C) -> Option<SystemTime>) -> Parts<C> {
         let rows = move |source: &Source<'_, C>| {
@@ -153,6 +158,7 @@ impl<C: 'static> Parts<C> {
             name: PartName { kind: PartKind::Expiry, name: "expiry" },
             version: 1,
             is_unique: false,
+            types: format!("key {}", SystemTime::fingerprint()),
             shown: |row| row.escape_ascii().to_string(),
             rows: Box::new(rows),
         });
@@ -293,7 +299,9 @@ impl<C, K> Index<C, K> {
     }
 
     /// The same index with another version, 1 by default. Opening a collection builds an index again whose version is
-    /// not that of its rows: change it with the function.
+    /// not that of its rows: change it with the function. A changed type of keys, or an index that becomes unique or
+    /// ceases to be, without another version is an [error](crate::Error::OtherTypes) when the collection is opened; a
+    /// function that has changed otherwise is not noticed.
     #[must_use]
     pub const fn version(mut self, version: u32) -> Index<C, K> {
         self.version = version;
@@ -386,7 +394,9 @@ impl<C, K, V> View<C, K, V> {
     }
 
     /// The same view with another version, 1 by default. Opening a collection builds a view again whose version is not
-    /// that of its rows: change it with the map. A changed reduce needs no new version.
+    /// that of its rows: change it with the map. A changed reduce needs no new version. Changed types of keys or values
+    /// without another version are an [error](crate::Error::OtherTypes) when the collection is opened; a map that has
+    /// changed otherwise is not noticed.
     #[must_use]
     pub const fn version(mut self, version: u32) -> View<C, K, V> {
         self.version = version;

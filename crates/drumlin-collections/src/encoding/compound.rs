@@ -24,6 +24,10 @@ impl<K: Key> Key for Option<K> {
             _ => Err(DecodeError { expected: "0 or 1 of an Option", found: "another byte" }),
         }
     }
+
+    fn fingerprint() -> String {
+        format!("Option<{}>", K::fingerprint())
+    }
 }
 
 impl<K, X: EncodeAs<K>, const N: usize> EncodeAs<[K; N]> for [X; N] {
@@ -36,6 +40,10 @@ impl<K: Key, const N: usize> Key for [K; N] {
     fn decode_from(bytes: &mut &[u8]) -> Result<[K; N], DecodeError> {
         let elements = (0..N).map(|_| K::decode_from(bytes)).collect::<Result<Vec<K>, _>>()?;
         Ok(elements.try_into().unwrap_or_else(|_| unreachable!("there are N of them")))
+    }
+
+    fn fingerprint() -> String {
+        format!("[{}; {N}]", K::fingerprint())
     }
 }
 
@@ -54,6 +62,10 @@ impl<K: Key> Key for Reverse<K> {
         let key = K::decode_from(&mut rest)?;
         *bytes = &bytes[bytes.len() - rest.len()..];
         Ok(Reverse(key))
+    }
+
+    fn fingerprint() -> String {
+        format!("Reverse<{}>", K::fingerprint())
     }
 }
 
@@ -79,6 +91,10 @@ macro_rules! tuples {
         impl<$($key: Key),+> Key for ($($key,)+) {
             fn decode_from(bytes: &mut &[u8]) -> Result<($($key,)+), DecodeError> {
                 Ok(($($key::decode_from(bytes)?,)+))
+            }
+
+            fn fingerprint() -> String {
+                format!("({})", [$($key::fingerprint()),+].join(", "))
             }
         }
     )*};

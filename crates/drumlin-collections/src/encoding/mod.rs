@@ -101,6 +101,19 @@ pub trait Key: EncodeAs<Self> + Sized {
         bytes
     }
 
+    /// The name by which a collection, or an index or view, remembers the type of its keys. Opening it with keys of
+    /// another name is an [error](crate::Error::OtherTypes). By default that of the type, without its module; a type
+    /// that gets another name, but keeps its bytes, returns its old one here.
+    ///
+    /// ```
+    /// use drumlin_collections::encoding::Key;
+    ///
+    /// assert_eq!(<(String, Option<u32>)>::fingerprint(), "(String, Option<u32>)");
+    /// ```
+    fn fingerprint() -> String {
+        name_of::<Self>()
+    }
+
     /// The key that these bytes encode. O(bytes).
     ///
     /// ```
@@ -139,6 +152,16 @@ impl<K: ?Sized, X: EncodeAs<K> + ?Sized> EncodeAs<K> for &X {
     fn encode_into(&self, bytes: &mut Vec<u8>) {
         (**self).encode_into(bytes);
     }
+}
+
+/// The name of a type, without the modules of it and its parts: code that moves keeps its names.
+pub(crate) fn name_of<T: ?Sized>() -> String {
+    let mut short = String::new();
+    // A path ends where a character is that no path has.
+    for part in std::any::type_name::<T>().split_inclusive(|c: char| !c.is_alphanumeric() && c != '_' && c != ':') {
+        short.push_str(part.rsplit("::").next().unwrap_or(part));
+    }
+    short
 }
 
 /// The bytes of a key that a value encodes as.

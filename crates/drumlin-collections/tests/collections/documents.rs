@@ -230,7 +230,11 @@ fn what_is_not_defined_is_refused() {
     assert!(error.to_string().contains(r#"collection "users""#), "{error}");
     let error = collections.open::<Twice>().unwrap_err();
     assert!(error.to_string().contains(r#"two of index "same""#), "{error}");
-    let impostors = Collections::new(&db).open::<Impostor>().unwrap();
+    let error = Collections::new(&db).open::<Impostor>().unwrap_err();
+    assert!(matches!(&error, Error::OtherTypes { collection: "users", .. }), "{error}");
+    let other_db = database();
+    let impostors = Collections::new(&other_db).open::<Impostor>().unwrap();
+    other_db.keyspace("users").unwrap().insert("ann\0\0", [1]).unwrap();
     let error = impostors.iter().next().unwrap().unwrap_err();
     assert!(matches!(&error, Error::Decode { collection: "users", row, .. } if row.contains("ann")), "{error}");
     let error = impostors.index(&Impostor::UNLISTED).get(1).next().unwrap().unwrap_err();

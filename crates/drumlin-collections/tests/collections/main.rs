@@ -11,5 +11,6 @@ mod kill;
 mod notes;
 mod scans;
 mod schema;
+mod types;
 mod unique;
 mod views;
