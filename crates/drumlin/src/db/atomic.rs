@@ -247,7 +247,8 @@ impl Keyspace {
     ///
     /// This is SQL's `SKIP LOCKED`. A row that a transaction has locked, for however long, is passed over by this call,
     /// and popped by the first one after the lock is released: calls begin at the front of the range, so no row is
-    /// passed over for good.
+    /// passed over for good. A queue that chooses its next row otherwise than by the order of keys locks it in a
+    /// transaction that does not wait: [`LockHolder`](crate::LockHolder) has an example.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

@@ -245,7 +245,9 @@ impl Transaction {
         self.reader.view.own.as_mut().expect("a transaction has writes")
     }
 
-    /// Like [`get`](Reader::get), and locks the row: no other transaction changes it until this one ends.
+    /// Like [`get`](Reader::get), and locks the row: no other transaction changes it until this one ends. With a
+    /// [`lock_timeout`](TxOptions::lock_timeout) of zero, rows that others have locked can be skipped:
+    /// [`LockHolder`](crate::LockHolder) has an example.
     ///
     /// # Errors
     /// Those of [`get`](Reader::get) and of [`insert`](Transaction::insert).
