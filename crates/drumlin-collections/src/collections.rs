@@ -1,7 +1,7 @@
 //! The collections of a database.
 
 use std::any::TypeId;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -54,7 +54,7 @@ use crate::transaction::Transaction;
 /// ```
 #[derive(Clone)]
 pub struct Collections {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
 }
 
 impl std::fmt::Debug for Collections {
@@ -92,7 +92,8 @@ impl Collections {
     ///
     /// # Errors
     /// [`Error::OtherTypes`] if keys, codec or values are of other types than the rows were written with;
-    /// [`Error::Definition`] for names that are not allowed, or taken; [`Error::Store`].
+    /// [`Error::Definition`] for names that are not allowed, or taken, and while a [bulk load](Collections::bulk_load)
+    /// of the collection is under way; [`Error::Store`].
     pub fn open<C: Collection>(&self) -> Result<Documents<C>> {
         // The lock is held, so that two threads do not open one collection at once. Nothing waits as a future.
         let mut opened = lock(&self.core.opened);
@@ -100,9 +101,7 @@ impl Collections {
             let open = Arc::clone(&found.open).downcast::<OpenCollection<C>>();
             return Ok(Documents::new(&open.unwrap_or_else(|_| unreachable!("it is found by its type")), &self.core));
         }
-        if opened.values().any(|other| other.name == C::NAME) {
-            return Err(Error::definition(C::NAME, "another type is open under this name"));
-        }
+        self.check_free::<C>(&opened)?;
         let parts = C::parts();
         check_names(&parts)?;
         let open = Arc::new(open_parts(&self.core.shared, parts)?);
@@ -112,6 +111,17 @@ impl Collections {
         }
         opened.insert(TypeId::of::<C>(), Opened { name: C::NAME, open: Arc::clone(&open) as _ });
         Ok(Documents::new(&open, &self.core))
+    }
+
+    /// Refuses a collection whose name is in use.
+    pub(crate) fn check_free<C: Collection>(&self, opened: &HashMap<TypeId, Opened>) -> Result<()> {
+        if opened.values().any(|other| other.name == C::NAME) {
+            return Err(Error::definition(C::NAME, "another type is open under this name"));
+        }
+        if lock(&self.core.loading).contains(C::NAME) {
+            return Err(Error::definition(C::NAME, "a bulk load of it is under way"));
+        }
+        Ok(())
     }
 
     /// Asynchronous [`open`](Collections::open). Occupies a thread of its own meanwhile.
@@ -272,12 +282,58 @@ impl Collections {
         &self,
         body: impl for<'t> FnMut(Transaction<'t>) -> Attempt<'t, T, E>,
     ) -> Result<T, E> {
-        self.core.shared.transact_async(self.core.shared.db.tx_options(), body).await
+        self.transact_with_async(self.core.shared.db.tx_options(), body).await
+    }
+
+    /// Like [`transact_async`](Collections::transact_async), with the given options.
+    ///
+    /// ```
+    /// # use drumlin_collections::{Collection, Collections, Error, Postcard};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct User { name: String }
+    /// # impl Collection for User {
+    /// #     type Key = String;
+    /// #     type Codec = Postcard;
+    /// #     const NAME: &'static str = "users";
+    /// #     fn key(&self) -> String { self.name.clone() }
+    /// # }
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let collections = Collections::new(&db);
+    /// # let users = collections.open::<User>()?;
+    /// use drumlin::{Isolation, TxOptions};
+    ///
+    /// # smol::block_on(async {
+    /// let options = TxOptions { isolation: Isolation::Serializable, ..db.tx_options() };
+    /// let put_first = collections.transact_with_async(options, |mut tx| {
+    ///     let users = users.clone();
+    ///     Box::pin(async move {
+    ///         let is_first = users.at(&tx).is_empty_async().await?;
+    ///         if is_first {
+    ///             tx.put_async(&users, &User { name: "ann".into() }).await?;
+    ///         }
+    ///         Ok(is_first)
+    ///     })
+    /// });
+    /// let is_first: Result<bool, Error> = put_first.await;
+    /// assert!(is_first?);
+    /// # Ok::<(), Error>(())
+    /// # })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`transact`](Collections::transact).
+    pub async fn transact_with_async<T: Send + 'static, E: From<Error> + Send + 'static>(
+        &self,
+        options: TxOptions,
+        body: impl for<'t> FnMut(Transaction<'t>) -> Attempt<'t, T, E>,
+    ) -> Result<T, E> {
+        self.core.shared.transact_async(options, body).await
     }
 }
 
 /// Refuses names that would be ambiguous as those of keyspaces.
-fn check_names<C: Collection>(parts: &Parts<C>) -> Result<()> {
+pub(crate) fn check_names<C: Collection>(parts: &Parts<C>) -> Result<()> {
     let refuse = |reason: String| Err(Error::definition(C::NAME, reason));
     if C::NAME.is_empty() || C::NAME.contains('/') {
         return refuse("a collection's name is not empty, and has no slash".to_owned());
@@ -300,7 +356,7 @@ fn keyspace_name<C: Collection>(part: &Part<C>) -> String {
 }
 
 /// The key under which the types of a part are recorded in `NAME/meta`.
-fn types_key(keyspace: &str) -> String {
+pub(crate) fn types_key(keyspace: &str) -> String {
     format!("types {keyspace}")
 }
 
@@ -342,7 +398,7 @@ fn check_types<C: Collection>(meta: &Keyspace, types: &[Types<'_>]) -> Result<()
 
 /// Opens a collection's keyspaces. A part has a record in `NAME/meta` from the moment on at which its keyspace belongs
 /// to it: without one, the keyspace is what an opening or a removal left that was interrupted.
-fn open_parts<C: Collection>(shared: &Arc<Shared>, parts: Parts<C>) -> Result<OpenCollection<C>> {
+pub(crate) fn open_parts<C: Collection>(shared: &Arc<Shared>, parts: Parts<C>) -> Result<OpenCollection<C>> {
     let db = &shared.db;
     let documents = db.keyspace(C::NAME)?;
     let meta = db.keyspace(&format!("{}/meta", C::NAME))?;

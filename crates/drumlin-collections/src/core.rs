@@ -1,7 +1,7 @@
 //! The collections of a database that are open, and the threads that work for them.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -44,14 +44,16 @@ pub(crate) struct Opened {
 pub(crate) struct Core {
     pub(crate) shared: Arc<Shared>,
     pub(crate) opened: Mutex<HashMap<TypeId, Opened>>,
+    /// The names of collections that are being loaded in bulk.
+    pub(crate) loading: Mutex<HashSet<&'static str>>,
     pub(crate) stop: Arc<Stop>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Core {
     pub(crate) fn new(shared: Shared) -> Core {
-        let (opened, stop, threads) = (Mutex::default(), Arc::default(), Mutex::default());
-        Core { shared: Arc::new(shared), opened, stop, threads }
+        let (opened, loading) = (Mutex::default(), Mutex::default());
+        Core { shared: Arc::new(shared), opened, loading, stop: Arc::default(), threads: Mutex::default() }
     }
 
     /// Keeps a thread, to wait for its end.

@@ -5,14 +5,14 @@ use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use drumlin::{Reader, Snapshot};
+use drumlin::{Durability, Keyspace, Reader, Snapshot, TxOptions};
 
 use crate::building;
 use crate::changes::Changes;
 use crate::collection::Collection;
 use crate::core::{Core, Stop};
 use crate::encoding::{EncodeAs, Key, KeyBounds, encoded};
-use crate::error::{Error, Result};
+use crate::error::{Error, PartName, Result};
 use crate::hub::lock;
 use crate::indexed::Indexed;
 use crate::mode::{Mode, ready};
@@ -65,13 +65,15 @@ use crate::viewed::Viewed;
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 pub struct Documents<C: Collection> {
-    open: Arc<OpenCollection<C>>,
-    core: Arc<Core>,
+    pub(crate) open: Arc<OpenCollection<C>>,
+    pub(crate) core: Arc<Core>,
+    /// Of its own commits.
+    durability: Durability,
 }
 
 impl<C: Collection> Clone for Documents<C> {
     fn clone(&self) -> Self {
-        Documents { open: Arc::clone(&self.open), core: Arc::clone(&self.core) }
+        Documents { open: Arc::clone(&self.open), core: Arc::clone(&self.core), durability: self.durability }
     }
 }
 
@@ -102,6 +104,33 @@ async fn write<C: Collection>(
         return Err(Error::Exists { collection: C::NAME, key: OpenCollection::<C>::key_shown(key) });
     }
     open.change(mode, tx, key, before.as_ref(), Some(prepared)).await
+}
+
+/// Inserts a document, or returns the one that has its key of a unique index.
+async fn insert_or_get<C: Collection>(
+    mode: Mode,
+    open: &OpenCollection<C>,
+    tx: &mut Transaction<'_>,
+    index: PartName,
+    prepared: &Prepared,
+) -> Result<Option<C>> {
+    let part = open.ready_part(mode, tx, index).await?;
+    if !part.part.is_unique {
+        return Err(Error::definition(C::NAME, format!("{index} is not unique")));
+    }
+    let owner = match write(mode, open, tx, Write::Insert, prepared).await {
+        Ok(()) => return Ok(None),
+        Err(Error::NotUnique { index: of, other, .. }) if of == index => other.bytes().to_vec(),
+        // It may be the very document that was inserted before.
+        Err(Error::Exists { collection, key }) => match open.owner(mode, tx, index, prepared).await? {
+            Some(owner) => owner,
+            None => return Err(Error::Exists { collection, key }),
+        },
+        Err(error) => return Err(error),
+    };
+    let stored = open.lock_stored(mode, tx, &owner).await?;
+    let stored = stored.ok_or_else(|| open.part_error(index, &owner, "its document is not there"))?;
+    Ok(Some(stored.document))
 }
 
 async fn remove<C: Collection>(
@@ -139,7 +168,20 @@ async fn update<C: Collection, R>(
 
 impl<C: Collection> Documents<C> {
     pub(crate) fn new(open: &Arc<OpenCollection<C>>, core: &Arc<Core>) -> Documents<C> {
-        Documents { open: Arc::clone(open), core: Arc::clone(core) }
+        let durability = core.shared.db.tx_options().durability;
+        Documents { open: Arc::clone(open), core: Arc::clone(core), durability }
+    }
+
+    /// The options of its own transactions.
+    pub(crate) fn options(&self) -> TxOptions {
+        TxOptions { durability: self.durability, ..self.core.shared.db.tx_options() }
+    }
+
+    /// The rows of the documents where they may be written without more: nothing is derived from them, and their
+    /// changes have no subscribers.
+    pub(crate) fn plain_rows(&self) -> Option<Keyspace> {
+        let is_plain = self.open.is_plain() && !self.open.channel.has_subscribers();
+        is_plain.then(|| self.open.documents.with_durability(self.durability))
     }
 }
 
@@ -203,6 +245,139 @@ impl<C: Collection> Documents<C> {
         row.map_or(Ok(None), |row| self.open.decode_live(&key, &row))
     }
 
+    /// Returns `true` if there is a document with this key: see [`Reading::contains`].
+    ///
+    /// # Errors
+    /// Those of [`get`](Documents::get).
+    pub fn contains(&self, key: impl EncodeAs<C::Key>) -> Result<bool> {
+        self.now().contains(key)
+    }
+
+    /// Asynchronous [`contains`](Documents::contains).
+    ///
+    /// # Errors
+    /// Those of [`get`](Documents::get).
+    pub async fn contains_async(&self, key: impl EncodeAs<C::Key>) -> Result<bool> {
+        self.now().contains_async(key).await
+    }
+
+    /// Returns many documents, all as of one moment, with many reads of the device in flight at once.
+    ///
+    /// # Errors
+    /// Those of [`get`](Documents::get).
+    pub fn get_many(&self, keys: &[impl EncodeAs<C::Key>]) -> Result<Vec<Option<C>>> {
+        self.now().get_many(keys)
+    }
+
+    /// Asynchronous [`get_many`](Documents::get_many).
+    ///
+    /// # Errors
+    /// Those of [`get`](Documents::get).
+    pub async fn get_many_async(&self, keys: &[impl EncodeAs<C::Key>]) -> Result<Vec<Option<C>>> {
+        self.now().get_many_async(keys).await
+    }
+
+    /// The number of documents in a range of keys: see [`Reading::count`].
+    ///
+    /// ```
+    /// # use drumlin_collections::{Collection, Collections, Postcard};
+    /// # #[derive(serde::Serialize, serde::Deserialize, Debug, PartialEq)]
+    /// # struct Day(u32);
+    /// # impl Collection for Day {
+    /// #     type Key = u32;
+    /// #     type Codec = Postcard;
+    /// #     const NAME: &'static str = "days";
+    /// #     fn key(&self) -> u32 { self.0 }
+    /// # }
+    /// # let days = Collections::new(&drumlin::Config::in_memory().open("")?).open::<Day>()?;
+    /// for day in 1..=9 {
+    ///     days.put(&Day(day))?;
+    /// }
+    /// assert_eq!((days.len()?, days.count(3..=7)?), (9, 5));
+    /// assert_eq!((days.first()?, days.last()?), (Some(Day(1)), Some(Day(9))));
+    /// assert!(days.contains(4)? && !days.contains(10)? && !days.is_empty()?);
+    /// assert_eq!(days.get_many(&[2, 12])?, [Some(Day(2)), None]);
+    /// # Ok::<(), drumlin_collections::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn count(&self, bounds: impl KeyBounds<C::Key>) -> Result<u64> {
+        self.now().count(bounds)
+    }
+
+    /// Asynchronous [`count`](Documents::count).
+    ///
+    /// # Errors
+    /// Those of [`count`](Documents::count).
+    pub async fn count_async(&self, bounds: impl KeyBounds<C::Key>) -> Result<u64> {
+        self.now().count_async(bounds).await
+    }
+
+    /// The number of all documents: [`count`](Documents::count) of `..`.
+    ///
+    /// # Errors
+    /// Those of [`count`](Documents::count).
+    pub fn len(&self) -> Result<u64> {
+        self.count(..)
+    }
+
+    /// Asynchronous [`len`](Documents::len).
+    ///
+    /// # Errors
+    /// Those of [`count`](Documents::count).
+    pub async fn len_async(&self) -> Result<u64> {
+        self.count_async(..).await
+    }
+
+    /// Returns `true` if there are no documents to [count](Documents::count). O(log n).
+    ///
+    /// # Errors
+    /// Those of [`count`](Documents::count).
+    pub fn is_empty(&self) -> Result<bool> {
+        self.now().is_empty()
+    }
+
+    /// Asynchronous [`is_empty`](Documents::is_empty).
+    ///
+    /// # Errors
+    /// Those of [`count`](Documents::count).
+    pub async fn is_empty_async(&self) -> Result<bool> {
+        self.now().is_empty_async().await
+    }
+
+    /// The document with the least key. O(log n).
+    ///
+    /// # Errors
+    /// Those of [`get`](Documents::get).
+    pub fn first(&self) -> Result<Option<C>> {
+        self.now().first()
+    }
+
+    /// Asynchronous [`first`](Documents::first).
+    ///
+    /// # Errors
+    /// Those of [`get`](Documents::get).
+    pub async fn first_async(&self) -> Result<Option<C>> {
+        self.now().first_async().await
+    }
+
+    /// The document with the greatest key. O(log n).
+    ///
+    /// # Errors
+    /// Those of [`get`](Documents::get).
+    pub fn last(&self) -> Result<Option<C>> {
+        self.now().last()
+    }
+
+    /// Asynchronous [`last`](Documents::last).
+    ///
+    /// # Errors
+    /// Those of [`get`](Documents::get).
+    pub async fn last_async(&self) -> Result<Option<C>> {
+        self.now().last_async().await
+    }
+
     /// The documents of a range of keys: see [`Reading::range`].
     pub fn range(&self, bounds: impl KeyBounds<C::Key>) -> Rows<C> {
         self.now().range(bounds)
@@ -228,9 +403,36 @@ impl<C: Collection> Documents<C> {
     }
 }
 
-/// Writing. Each call is a transaction of its own, durable when it returns unless the database's
-/// [durability](drumlin::Config::durability) is relaxed.
+/// Writing. Each call is a transaction of its own, durable when it returns unless the durability of the handle is
+/// relaxed: that of the database ([`Config::durability`](drumlin::Config::durability)), or that of
+/// [`with_durability`](Documents::with_durability).
 impl<C: Collection> Documents<C> {
+    /// A handle of the same documents, whose own calls have this durability. Transactions have that of their
+    /// [options](crate::Collections::transact_with).
+    ///
+    /// ```
+    /// # use drumlin_collections::{Collection, Collections, Postcard};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Visit { id: u64 }
+    /// # impl Collection for Visit {
+    /// #     type Key = u64;
+    /// #     type Codec = Postcard;
+    /// #     const NAME: &'static str = "visits";
+    /// #     fn key(&self) -> u64 { self.id }
+    /// # }
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// use drumlin::Durability;
+    ///
+    /// let visits = Collections::new(&db).open::<Visit>()?.with_durability(Durability::Relaxed);
+    /// visits.put(&Visit { id: 1 })?; // returns at once; a power cut may take the last of them back
+    /// db.sync()?; // but not from here on
+    /// # Ok::<(), drumlin_collections::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_durability(&self, durability: Durability) -> Documents<C> {
+        Documents { durability, ..self.clone() }
+    }
+
     /// Stores a document, in place of the one with the same key. O(log n), for the document and each row of its indexes
     /// and views that changes.
     ///
@@ -240,8 +442,8 @@ impl<C: Collection> Documents<C> {
     /// what the database refuses. The collection is then as it was.
     pub fn put(&self, document: &C) -> Result<()> {
         let prepared = self.open.prepare(document)?;
-        if self.open.is_plain() && !self.open.channel.has_subscribers() {
-            return Ok(self.open.documents.insert(&prepared.key, &prepared.row)?);
+        if let Some(rows) = self.plain_rows() {
+            return Ok(rows.insert(&prepared.key, &prepared.row)?);
         }
         self.write(Write::Put, &prepared)
     }
@@ -256,7 +458,57 @@ impl<C: Collection> Documents<C> {
 
     fn write(&self, how: Write, prepared: &Prepared) -> Result<()> {
         let shared = &self.core.shared;
-        shared.transact(shared.db.tx_options(), |tx| ready(write(Mode::Blocking, &self.open, tx, how, prepared)))
+        shared.transact(self.options(), |tx| ready(write(Mode::Blocking, &self.open, tx, how, prepared)))
+    }
+
+    /// Stores a document, unless another has its key of this unique index: then it stores nothing, and returns the
+    /// other. `None`: it was stored. So a request that comes again is found to have been carried out, in one
+    /// transaction.
+    ///
+    /// ```
+    /// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Job { id: u64, request: String }
+    /// # impl Job {
+    /// #     const BY_REQUEST: Index<Job, String> = Index::new("by request", |job: &Job| job.request.clone()).unique();
+    /// # }
+    /// # impl Collection for Job {
+    /// #     type Key = u64;
+    /// #     type Codec = Postcard;
+    /// #     const NAME: &'static str = "jobs";
+    /// #     fn key(&self) -> u64 { self.id }
+    /// #     fn parts() -> Parts<Job> { Parts::new().index(Job::BY_REQUEST) }
+    /// # }
+    /// # let jobs = Collections::new(&drumlin::Config::in_memory().open("")?).open::<Job>()?;
+    /// let enqueue = |id| jobs.insert_or_get(&Job::BY_REQUEST, &Job { id, request: "r1".into() });
+    /// assert!(enqueue(1)?.is_none());
+    /// assert_eq!(enqueue(2)?.map(|before| before.id), Some(1));
+    /// assert_eq!(jobs.len()?, 1);
+    /// # Ok::<(), drumlin_collections::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Definition`] if the index is not unique; [`Error::NotReady`] and [`Error::NotBuilt`] while it does not
+    /// have all documents; [`Error::NotUnique`] by another index; [`Error::Exists`] if a document has this key, but no
+    /// document has that of the index; and those of [`put`](Documents::put).
+    pub fn insert_or_get<K>(&self, index: &Index<C, K>, document: &C) -> Result<Option<C>> {
+        let (prepared, name) = (self.open.prepare(document)?, index.part_name());
+        self.core
+            .shared
+            .transact(self.options(), |tx| ready(insert_or_get(Mode::Blocking, &self.open, tx, name, &prepared)))
+    }
+
+    /// Asynchronous [`insert_or_get`](Documents::insert_or_get).
+    ///
+    /// # Errors
+    /// Those of [`insert_or_get`](Documents::insert_or_get).
+    pub async fn insert_or_get_async<K>(&self, index: &Index<C, K>, document: &C) -> Result<Option<C>> {
+        let (prepared, name) = (Arc::new(self.open.prepare(document)?), index.part_name());
+        let inserted = self.core.shared.transact_async(self.options(), |mut tx| {
+            let (open, prepared) = (Arc::clone(&self.open), Arc::clone(&prepared));
+            Box::pin(async move { insert_or_get(Mode::Async, &open, &mut tx, name, &prepared).await })
+        });
+        inserted.await
     }
 
     /// Changes a document and returns what `change` returned; none if there is no document. `change` may run several
@@ -266,7 +518,7 @@ impl<C: Collection> Documents<C> {
     /// [`Error::KeyChanged`], and those of [`put`](Documents::put).
     pub fn update<R>(&self, key: impl EncodeAs<C::Key>, mut change: impl FnMut(&mut C) -> R) -> Result<Option<R>> {
         let (key, shared) = (encoded(&key), &self.core.shared);
-        shared.transact(shared.db.tx_options(), |tx| ready(update(Mode::Blocking, &self.open, tx, &key, &mut change)))
+        shared.transact(self.options(), |tx| ready(update(Mode::Blocking, &self.open, tx, &key, &mut change)))
     }
 
     /// Removes a document and returns it; none if there was none.
@@ -275,7 +527,7 @@ impl<C: Collection> Documents<C> {
     /// Those of [`put`](Documents::put).
     pub fn remove(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         let (key, shared) = (encoded(&key), &self.core.shared);
-        shared.transact(shared.db.tx_options(), |tx| ready(remove(Mode::Blocking, &self.open, tx, &key)))
+        shared.transact(self.options(), |tx| ready(remove(Mode::Blocking, &self.open, tx, &key)))
     }
 
     /// Asynchronous [`put`](Documents::put).
@@ -284,8 +536,8 @@ impl<C: Collection> Documents<C> {
     /// Those of [`put`](Documents::put).
     pub async fn put_async(&self, document: &C) -> Result<()> {
         let prepared = self.open.prepare(document)?;
-        if self.open.is_plain() && !self.open.channel.has_subscribers() {
-            return Ok(self.open.documents.insert_async(&prepared.key, &prepared.row).await?);
+        if let Some(rows) = self.plain_rows() {
+            return Ok(rows.insert_async(&prepared.key, &prepared.row).await?);
         }
         self.write_async(Write::Put, prepared).await
     }
@@ -301,7 +553,7 @@ impl<C: Collection> Documents<C> {
 
     async fn write_async(&self, how: Write, prepared: Prepared) -> Result<()> {
         let (shared, prepared) = (&self.core.shared, Arc::new(prepared));
-        let written = shared.transact_async(shared.db.tx_options(), |mut tx| {
+        let written = shared.transact_async(self.options(), |mut tx| {
             let (open, prepared) = (Arc::clone(&self.open), Arc::clone(&prepared));
             Box::pin(async move { write(Mode::Async, &open, &mut tx, how, &prepared).await })
         });
@@ -318,7 +570,7 @@ impl<C: Collection> Documents<C> {
         change: impl FnMut(&mut C) -> R + Send + 'static,
     ) -> Result<Option<R>> {
         let (key, shared, change) = (Arc::new(encoded(&key)), &self.core.shared, Arc::new(Mutex::new(change)));
-        let updated = shared.transact_async(shared.db.tx_options(), |mut tx| {
+        let updated = shared.transact_async(self.options(), |mut tx| {
             let (open, key, change) = (Arc::clone(&self.open), Arc::clone(&key), Arc::clone(&change));
             Box::pin(
                 async move { update(Mode::Async, &open, &mut tx, &key, |document| (*lock(&change))(document)).await },
@@ -333,7 +585,7 @@ impl<C: Collection> Documents<C> {
     /// Those of [`remove`](Documents::remove).
     pub async fn remove_async(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         let (key, shared) = (Arc::new(encoded(&key)), &self.core.shared);
-        let removed = shared.transact_async(shared.db.tx_options(), |mut tx| {
+        let removed = shared.transact_async(self.options(), |mut tx| {
             let (open, key) = (Arc::clone(&self.open), Arc::clone(&key));
             Box::pin(async move { remove(Mode::Async, &open, &mut tx, &key).await })
         });
@@ -425,6 +677,34 @@ impl Transaction<'_> {
     pub async fn insert_async<C: Collection>(&mut self, documents: &Documents<C>, document: &C) -> Result<()> {
         let prepared = documents.open.prepare(document)?;
         write(Mode::Async, &documents.open, self, Write::Insert, &prepared).await
+    }
+
+    /// Like [`Documents::insert_or_get`]. A document that it returns is locked until the transaction ends.
+    ///
+    /// # Errors
+    /// Those of [`Documents::insert_or_get`].
+    pub fn insert_or_get<C: Collection, K>(
+        &mut self,
+        documents: &Documents<C>,
+        index: &Index<C, K>,
+        document: &C,
+    ) -> Result<Option<C>> {
+        let prepared = documents.open.prepare(document)?;
+        ready(insert_or_get(Mode::Blocking, &documents.open, self, index.part_name(), &prepared))
+    }
+
+    /// Asynchronous [`insert_or_get`](Transaction::insert_or_get).
+    ///
+    /// # Errors
+    /// Those of [`insert_or_get`](Transaction::insert_or_get).
+    pub async fn insert_or_get_async<C: Collection, K>(
+        &mut self,
+        documents: &Documents<C>,
+        index: &Index<C, K>,
+        document: &C,
+    ) -> Result<Option<C>> {
+        let prepared = documents.open.prepare(document)?;
+        insert_or_get(Mode::Async, &documents.open, self, index.part_name(), &prepared).await
     }
 
     /// Like [`Documents::update`]; `change` runs once.

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::encoding::Key;
+use crate::encoding::{DecodeError, Key};
 
 /// The result of most calls.
 ///
@@ -66,6 +66,63 @@ impl std::fmt::Display for PartName {
     }
 }
 
+/// The key of a document that an [`Error`] names.
+///
+/// ```
+/// use drumlin_collections::{Error, Result};
+///
+/// /// The number of an order, or of the one that has its number already.
+/// fn number_of(inserted: Result<u64>) -> Result<u64> {
+///     match inserted {
+///         Err(Error::NotUnique { other, .. }) => Ok(other.decode().expect("orders have numbers as keys")),
+///         inserted => inserted,
+///     }
+/// }
+/// # assert_eq!(number_of(Ok(7))?, 7);
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct DocumentKey(Box<ShownKey>);
+
+/// A key, encoded, and as errors show it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct ShownKey {
+    shown: String,
+    bytes: Vec<u8>,
+}
+
+impl DocumentKey {
+    pub(crate) fn new<K: Key + Debug>(bytes: Vec<u8>) -> DocumentKey {
+        DocumentKey(Box::new(ShownKey { shown: shown::<K>(&bytes), bytes }))
+    }
+
+    /// Its bytes, as [`Key::encode`](crate::encoding::Key::encode) makes them.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0.bytes
+    }
+
+    /// The key itself, of type [`Collection::Key`](crate::Collection::Key).
+    ///
+    /// # Errors
+    /// [`DecodeError`] if its bytes are no key of this type.
+    pub fn decode<K: Key>(&self) -> Result<K, DecodeError> {
+        K::decode(&self.0.bytes)
+    }
+}
+
+impl Debug for DocumentKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.shown)
+    }
+}
+
+impl std::fmt::Display for DocumentKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.shown)
+    }
+}
+
 /// An error: what failed, and of which document. After any of them but those of [`Store`](Error::Store) that say so,
 /// collection and transaction are as they were before the call, and usable.
 ///
@@ -119,8 +176,9 @@ pub enum Error {
         index: PartName,
         /// The key in that index.
         index_key: String,
-        /// The document that has it.
-        other: String,
+        /// The document that has it. To read it in the same transaction, see
+        /// [`insert_or_get`](crate::Documents::insert_or_get).
+        other: DocumentKey,
     },
     /// The key of a document changed in an [`update`](crate::Documents::update). Remove the document and insert it with
     /// its new key.

@@ -5,6 +5,8 @@
 //! - [`Documents`]: the documents of one collection. Each call is a transaction of its own.
 //! - [`Index`] and [`View`]: constants that find documents by other keys, and that map and reduce them. Their rows
 //!   change in the transaction that changes the document.
+//! - [`ItemStream`]: documents and rows as a stream that owns what it reads, such as a response body.
+//! - [`BulkLoad`]: a load of many documents into an empty collection.
 //! - [`encoding`]: keys as bytes that sort like the values they encode. Usable without the rest.
 //!
 //! ```
@@ -84,6 +86,7 @@
 #![deny(missing_docs)]
 
 mod building;
+mod bulk_load;
 mod changes;
 mod codec;
 mod collection;
@@ -101,6 +104,7 @@ mod open;
 mod part_rows;
 mod parts;
 mod reading;
+mod removal;
 mod shared;
 mod stream;
 mod transaction;
@@ -108,12 +112,13 @@ mod versions;
 mod view_reducer;
 mod viewed;
 
+pub use bulk_load::BulkLoad;
 pub use changes::{Change, Changes, Event};
 pub use codec::{Codec, Postcard};
 pub use collection::Collection;
 pub use collections::Collections;
 pub use documents::Documents;
-pub use error::{BoxError, Error, PartName, Result};
+pub use error::{BoxError, DocumentKey, Error, PartName, Result};
 pub use indexed::{Found, IndexKeys, Indexed};
 pub use parts::{Index, Parts, Retention, View};
 pub use reading::{Reading, Rows};

@@ -6,7 +6,9 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use drumlin::{Keyspace, Range, Reader, Result, Transaction, Value};
+use drumlin::{Keys, Keyspace, Range, Reader, Result, Transaction, Value};
+
+use crate::encoding::RowBounds;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mode {
@@ -42,6 +44,27 @@ impl Mode {
         }
     }
 
+    pub(crate) async fn contains_key(self, reader: &Reader, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
+        match self {
+            Mode::Blocking => reader.contains_key(keyspace, key),
+            Mode::Async => reader.contains_key_async(keyspace, key).await,
+        }
+    }
+
+    pub(crate) async fn count(self, reader: &Reader, keyspace: &Keyspace, bounds: &RowBounds) -> Result<u64> {
+        match self {
+            Mode::Blocking => reader.count(keyspace, bounds),
+            Mode::Async => reader.count_async(keyspace, bounds).await,
+        }
+    }
+
+    pub(crate) async fn is_empty(self, reader: &Reader, keyspace: &Keyspace) -> Result<bool> {
+        match self {
+            Mode::Blocking => reader.is_empty(keyspace),
+            Mode::Async => reader.is_empty_async(keyspace).await,
+        }
+    }
+
     pub(crate) async fn get_for_update(
         self,
         tx: &mut Transaction,
@@ -71,6 +94,20 @@ impl Mode {
         match self {
             Mode::Blocking => tx.remove(keyspace, key),
             Mode::Async => tx.remove_async(keyspace, key).await,
+        }
+    }
+
+    pub(crate) async fn remove_range(self, keyspace: &Keyspace, bounds: &RowBounds) -> Result<u64> {
+        match self {
+            Mode::Blocking => keyspace.remove_range(bounds),
+            Mode::Async => keyspace.remove_range_async(bounds).await,
+        }
+    }
+
+    pub(crate) async fn next_key(self, keys: &mut Keys) -> Option<Result<Value>> {
+        match self {
+            Mode::Blocking => keys.next(),
+            Mode::Async => keys.next_async().await,
         }
     }
 

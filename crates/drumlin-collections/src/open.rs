@@ -16,7 +16,7 @@ use drumlin::{Keyspace, Reader, Value};
 use crate::codec::Codec;
 use crate::collection::Collection;
 use crate::encoding::Key;
-use crate::error::{BoxError, Error, PartName, Result, panic_message, shown};
+use crate::error::{BoxError, DocumentKey, Error, PartName, Result, panic_message, shown};
 use crate::history::{self, RecordError};
 use crate::hub::{Channel, PendingChange, RawChange, lock};
 use crate::mode::Mode;
@@ -81,7 +81,7 @@ pub(crate) struct Stored<C> {
 pub(crate) struct Prepared {
     pub(crate) key: Vec<u8>,
     pub(crate) row: Vec<u8>,
-    part_rows: Vec<Vec<PartRow>>,
+    pub(crate) part_rows: Vec<Vec<PartRow>>,
 }
 
 fn push_version(mut version: u32, row: &mut Vec<u8>) {
@@ -375,11 +375,36 @@ impl<C: Collection> OpenCollection<C> {
                     key: Self::key_shown(key),
                     index: open.part.name,
                     index_key: (open.part.shown)(&row.key),
-                    other: Self::key_shown(&owner),
+                    other: DocumentKey::new::<C::Key>(owner.into_vec()),
                 });
             }
         }
         Ok(mode.insert(tx.raw, &open.keyspace, &row.key, &row.value).await?)
+    }
+
+    /// The key of the document that has a document's key of a unique index, locked; none if no live one has.
+    pub(crate) async fn owner(
+        &self,
+        mode: Mode,
+        tx: &mut Transaction<'_>,
+        index: PartName,
+        prepared: &Prepared,
+    ) -> Result<Option<Vec<u8>>> {
+        for (open, rows) in self.parts.iter().zip(&prepared.part_rows).filter(|(open, _)| open.part.name == index) {
+            for row in rows {
+                let Some(owner) = mode.get_for_update(tx.raw, &open.keyspace, &row.key).await? else { continue };
+                let stored = self.lock_stored(mode, tx, &owner).await?;
+                if stored.is_some_and(|stored| !self.is_expired(&stored.document)) {
+                    return Ok(Some(owner.into_vec()));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The error of a row of a part.
+    pub(crate) fn part_error(&self, of: PartName, row: &[u8], reason: &str) -> Error {
+        Error::Decode { collection: C::NAME, of: Some(of), row: row.escape_ascii().to_string(), reason: reason.into() }
     }
 
     /// Removes a document that has expired, and returns `true`; `false` if it is live. One that is not there has gone.

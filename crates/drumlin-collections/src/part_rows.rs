@@ -6,7 +6,7 @@ use std::sync::Arc;
 use drumlin::{Reader, Snapshot, Value};
 
 use crate::collection::Collection;
-use crate::encoding::successor;
+use crate::encoding::{RowBounds, successor};
 use crate::error::{Error, PartName, Result};
 use crate::mode::Mode;
 use crate::open::OpenCollection;
@@ -26,8 +26,6 @@ impl At<'_> {
         }
     }
 }
-
-pub(crate) type RowBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 /// The rows of a part within bounds. The part is asked for with the first step, since that may wait. They own what they
 /// read by, but for a reader that was lent.
@@ -79,10 +77,7 @@ impl<'r, C: Collection> PartRows<'r, C> {
 
     pub(crate) async fn count(&self, mode: Mode) -> Result<u64> {
         let part = self.open.ready_part(mode, self.at.reader(), self.name).await?;
-        Ok(match mode {
-            Mode::Blocking => self.at.reader().count(&part.keyspace, &self.bounds)?,
-            Mode::Async => self.at.reader().count_async(&part.keyspace, &self.bounds).await?,
-        })
+        Ok(mode.count(self.at.reader(), &part.keyspace, &self.bounds).await?)
     }
 
     pub(crate) async fn aggregate<R: drumlin::Reducer>(&self, mode: Mode, reducer: &R) -> Result<R::Output> {

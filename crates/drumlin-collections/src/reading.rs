@@ -8,7 +8,7 @@ use drumlin::{Reader, Snapshot};
 use serde::de::DeserializeOwned;
 
 use crate::collection::Collection;
-use crate::encoding::{EncodeAs, Key, KeyBounds, encoded};
+use crate::encoding::{EncodeAs, Key, KeyBounds, RowBounds, encoded};
 use crate::error::Result;
 use crate::indexed::Indexed;
 use crate::mode::{Mode, ready};
@@ -94,6 +94,119 @@ impl<'r, C: Collection> Reading<'r, C> {
             Some(row) => self.open.decode_live(&key, &row),
             None => Ok(None),
         }
+    }
+
+    /// Returns `true` if there is a document with this key. Reads it only if documents [expire](crate::Parts::expires).
+    /// O(log n).
+    ///
+    /// # Errors
+    /// Those of all methods: see [`Reading`].
+    pub fn contains(&self, key: impl EncodeAs<C::Key>) -> Result<bool> {
+        ready(self.contains_in(Mode::Blocking, encoded(&key)))
+    }
+
+    /// Asynchronous [`contains`](Reading::contains).
+    ///
+    /// # Errors
+    /// Those of [`contains`](Reading::contains).
+    pub async fn contains_async(&self, key: impl EncodeAs<C::Key>) -> Result<bool> {
+        let key = encoded(&key);
+        self.contains_in(Mode::Async, key).await
+    }
+
+    async fn contains_in(&self, mode: Mode, key: Vec<u8>) -> Result<bool> {
+        match self.open.expires {
+            Some(_) => Ok(self.get_in(mode, key).await?.is_some()),
+            None => Ok(mode.contains_key(self.at.reader(), &self.open.documents, &key).await?),
+        }
+    }
+
+    /// The number of documents in a range of keys. Those that have [expired](crate::Parts::expires) and are not yet
+    /// removed are counted. Costs what [`drumlin::Keyspace::count`] does: O(log n) once the rows have been counted.
+    ///
+    /// # Errors
+    /// Those of all methods: see [`Reading`].
+    pub fn count(&self, bounds: impl KeyBounds<C::Key>) -> Result<u64> {
+        ready(self.count_in(Mode::Blocking, bounds.row_bounds()))
+    }
+
+    /// Asynchronous [`count`](Reading::count).
+    ///
+    /// # Errors
+    /// Those of [`count`](Reading::count).
+    pub async fn count_async(&self, bounds: impl KeyBounds<C::Key>) -> Result<u64> {
+        let bounds = bounds.row_bounds();
+        self.count_in(Mode::Async, bounds).await
+    }
+
+    async fn count_in(&self, mode: Mode, bounds: RowBounds) -> Result<u64> {
+        Ok(mode.count(self.at.reader(), &self.open.documents, &bounds).await?)
+    }
+
+    /// The number of all documents: [`count`](Reading::count) of `..`.
+    ///
+    /// # Errors
+    /// Those of [`count`](Reading::count).
+    pub fn len(&self) -> Result<u64> {
+        self.count(..)
+    }
+
+    /// Asynchronous [`len`](Reading::len).
+    ///
+    /// # Errors
+    /// Those of [`count`](Reading::count).
+    pub async fn len_async(&self) -> Result<u64> {
+        self.count_async(..).await
+    }
+
+    /// Returns `true` if there are no documents to [count](Reading::count). O(log n).
+    ///
+    /// # Errors
+    /// Those of all methods: see [`Reading`].
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(ready(Mode::Blocking.is_empty(self.at.reader(), &self.open.documents))?)
+    }
+
+    /// Asynchronous [`is_empty`](Reading::is_empty).
+    ///
+    /// # Errors
+    /// Those of [`is_empty`](Reading::is_empty).
+    pub async fn is_empty_async(&self) -> Result<bool> {
+        Ok(Mode::Async.is_empty(self.at.reader(), &self.open.documents).await?)
+    }
+
+    /// The document with the least key. O(log n).
+    ///
+    /// # Errors
+    /// Those of all methods: see [`Reading`].
+    pub fn first(&self) -> Result<Option<C>> {
+        self.iter().next().transpose()
+    }
+
+    /// Asynchronous [`first`](Reading::first).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reading::first).
+    pub async fn first_async(&self) -> Result<Option<C>> {
+        let mut documents = self.iter();
+        documents.next_async().await.transpose()
+    }
+
+    /// The document with the greatest key. O(log n).
+    ///
+    /// # Errors
+    /// Those of all methods: see [`Reading`].
+    pub fn last(&self) -> Result<Option<C>> {
+        self.iter().next_back().transpose()
+    }
+
+    /// Asynchronous [`last`](Reading::last).
+    ///
+    /// # Errors
+    /// Those of [`last`](Reading::last).
+    pub async fn last_async(&self) -> Result<Option<C>> {
+        let mut documents = self.iter();
+        documents.next_back_async().await.transpose()
     }
 
     /// Returns many documents, with many reads of the device in flight at once.

@@ -7,11 +7,11 @@ use std::time::SystemTime;
 use drumlin::Reader;
 
 use crate::collection::Collection;
+use crate::encoding::RowBounds;
 use crate::error::{Error, Result};
 use crate::history::{self, StoredVersion};
 use crate::mode::{Mode, ready};
 use crate::open::OpenCollection;
-use crate::part_rows::RowBounds;
 
 /// A version of a document: see [`Reading::versions`](crate::Reading::versions).
 ///

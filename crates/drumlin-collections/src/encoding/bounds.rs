@@ -4,6 +4,9 @@ use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, 
 
 use super::{EncodeAs, encoded};
 
+/// The bounds of rows.
+pub(crate) type RowBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+
 /// The bounds of a range of keys of type `K`: `..`, `"a".."b"`, `5..=7`, a pair of [`Bound`]s. A range whose end lies
 /// before its start is empty. [`bounds`] makes them those of rows.
 ///

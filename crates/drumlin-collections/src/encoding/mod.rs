@@ -50,8 +50,8 @@ mod numbers;
 mod strings;
 mod times;
 
-pub(crate) use bounds::successor;
 pub use bounds::{KeyBounds, Prefix, PrefixOf, bounds, prefix};
+pub(crate) use bounds::{RowBounds, successor};
 
 /// A type that is encoded in the order of its values.
 ///

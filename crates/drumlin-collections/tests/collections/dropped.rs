@@ -60,6 +60,30 @@ impl Collection for Entry {
     }
 }
 
+/// An entry of a collection that is loaded in bulk.
+#[derive(Serialize, Deserialize)]
+struct Loaded(Entry);
+
+const LOADED: u32 = 600;
+
+impl Loaded {
+    const BY_GROUP: Index<Loaded, u32> = Index::new("by group", |loaded| loaded.0.id % GROUPS);
+}
+
+impl Collection for Loaded {
+    type Key = u32;
+    type Codec = Postcard;
+    const NAME: &'static str = "loaded";
+
+    fn key(&self) -> u32 {
+        self.0.id
+    }
+
+    fn parts() -> Parts<Loaded> {
+        Parts::new().index(Loaded::BY_GROUP)
+    }
+}
+
 /// A database larger than its memory, and the calls that were tried on it.
 struct Trial {
     db: Database,
@@ -236,6 +260,23 @@ fn answers_stay(trial: &Trial, reading: &Reading<'_, Entry>) {
     let keys: Vec<u32> = (0..ENTRIES).step_by(40).collect();
     let many: Vec<_> = keys.iter().map(|id| Some(Entry::draw(*id, 1))).collect();
     trial.answers("Reading::get_many_async", async || reading.get_many_async(&keys).await.unwrap(), &many);
+    let get_many = async || entries.get_many_async(&keys).await.unwrap();
+    trial.answers("Documents::get_many_async", get_many, &many);
+    trial.answers("Documents::contains_async", async || entries.contains_async(700).await.unwrap(), &true);
+    trial.answers("Reading::contains_async", async || reading.contains_async(700).await.unwrap(), &true);
+    let part = 100..1111;
+    trial.answers("Documents::count_async", async || entries.count_async(part.clone()).await.unwrap(), &1011);
+    trial.answers("Reading::count_async", async || reading.count_async(part.clone()).await.unwrap(), &1011);
+    let all = u64::from(ENTRIES);
+    trial.answers("Documents::len_async", async || entries.len_async().await.unwrap(), &all);
+    trial.answers("Reading::len_async", async || reading.len_async().await.unwrap(), &all);
+    trial.answers("Documents::is_empty_async", async || entries.is_empty_async().await.unwrap(), &false);
+    trial.answers("Reading::is_empty_async", async || reading.is_empty_async().await.unwrap(), &false);
+    let (least, greatest) = (Some(Entry::draw(0, 1)), Some(Entry::draw(ENTRIES - 1, 1)));
+    trial.answers("Documents::first_async", async || entries.first_async().await.unwrap(), &least);
+    trial.answers("Reading::first_async", async || reading.first_async().await.unwrap(), &least);
+    trial.answers("Documents::last_async", async || entries.last_async().await.unwrap(), &greatest);
+    trial.answers("Reading::last_async", async || reading.last_async().await.unwrap(), &greatest);
     let version = reading.version(900, 1).unwrap();
     assert_eq!(version.as_ref().unwrap().document, Some(Entry::draw(900, 0)));
     trial.answers("Reading::version_async", async || reading.version_async(900, 1).await.unwrap(), &version);
@@ -326,6 +367,23 @@ fn changes_are_whole(trial: &Trial) {
     trial.changes("Documents::remove_async", remove, |_| None);
     let insert = async |id| assert!(entries.insert_async(&other(id)).await.is_err());
     trial.changes("Documents::insert_async", insert, |id| Some(Entry::draw(id, 1)));
+    let remove_range = async |id| assert_eq!(entries.remove_range_async(id..=id).await.unwrap(), 1);
+    trial.changes("Documents::remove_range_async", remove_range, |_| None);
+    // Another number, and the key of the entry that is there.
+    let twin = |id| Entry { id: id + ENTRIES, ..Entry::draw(id, 1) };
+    let insert_or_get = async |id| {
+        let other = entries.insert_or_get_async(&Entry::BY_CENTS, &twin(id)).await.unwrap();
+        assert_eq!(other, Some(Entry::draw(id, 1)));
+    };
+    trial.changes("Documents::insert_or_get_async", insert_or_get, |id| Some(Entry::draw(id, 1)));
+    let transact = async |id| {
+        let run = collections.transact_with_async(trial.db.tx_options(), |mut tx| {
+            let entries = entries.clone();
+            Box::pin(async move { tx.put_async(&entries, &Entry::draw(id, 2)).await })
+        });
+        run.await.unwrap();
+    };
+    trial.changes("Collections::transact_with_async", transact, |id| Some(other(id)));
     let transact = async |id| {
         let run = collections.transact_async(|mut tx| {
             let entries = entries.clone();
@@ -353,6 +411,44 @@ fn changes_are_whole(trial: &Trial) {
     trial.changes_in_transaction("Transaction::remove_async", &remove, |_| None);
     let insert = async |tx: &mut Transaction<'_>, id| assert!(tx.insert_async(entries, &other(id)).await.is_err());
     trial.changes_in_transaction("Transaction::insert_async", &insert, |id| Some(Entry::draw(id, 1)));
+    let insert_or_get = async |tx: &mut Transaction<'_>, id| {
+        let other = tx.insert_or_get_async(entries, &Entry::BY_CENTS, &twin(id)).await.unwrap();
+        assert_eq!(other, Some(Entry::draw(id, 1)));
+    };
+    trial.changes_in_transaction("Transaction::insert_or_get_async", &insert_or_get, |id| Some(Entry::draw(id, 1)));
+}
+
+/// A load in bulk that is dropped at any of its calls leaves nothing, or has begun its end, and comes to it.
+fn loads_are_whole(trial: &Trial) -> Documents<Loaded> {
+    let Trial { db, collections, .. } = trial;
+    let load = async || {
+        let mut load = loop {
+            // The thread of a call that was dropped may have begun one.
+            match collections.bulk_load_async::<Loaded>().await {
+                Ok(load) => break load,
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        for id in 0..LOADED {
+            load.insert_async(&Loaded(Entry::draw(id, 1))).await.unwrap();
+        }
+        load.finish_async().await.unwrap()
+    };
+    for polls in 1..POLLS_MAX {
+        if let Some(loaded) = block_on(within_polls(polls, load())) {
+            return loaded;
+        }
+        while collections.bulk_load::<Loaded>().is_err() {
+            let has_documents = |rows: Keyspace| !rows.is_empty().unwrap();
+            if db.existing_keyspace(Loaded::NAME).is_ok_and(has_documents)
+                && let Ok(loaded) = collections.open::<Loaded>()
+            {
+                return loaded;
+            }
+            std::thread::yield_now();
+        }
+    }
+    panic!("a load waits for ever");
 }
 
 /// Those that wait for other threads.
@@ -370,8 +466,20 @@ fn the_rest_of_the_calls(trial: &Trial) {
     block_on(entries.wait_built_async()).unwrap();
     drop(block_on(within_polls(1, entries.remove_expired_async())));
     assert_eq!(block_on(entries.remove_expired_async()).unwrap(), 0);
+    let loaded = loads_are_whole(trial);
+    loaded.wait_built().unwrap();
+    assert!(loaded.iter().map(|entry| entry.unwrap().0).eq((0..LOADED).map(|id| Entry::draw(id, 1))));
+    assert_eq!(loaded.index(&Loaded::BY_GROUP).count(..).unwrap(), u64::from(LOADED));
+    // Each part that is removed is one transaction.
+    let removed = (1..POLLS_MAX).find_map(|polls| block_on(within_polls(polls, loaded.clear_async()))).unwrap();
+    assert!(removed.unwrap() <= u64::from(LOADED) && loaded.is_empty().unwrap());
+    assert_eq!(loaded.index(&Loaded::BY_GROUP).count(..).unwrap(), 0);
     tried.borrow_mut().extend([
+        "BulkLoad::finish_async",
+        "BulkLoad::insert_async",
         "Changes::next_async",
+        "Collections::bulk_load_async",
+        "Documents::clear_async",
         "Collections::open_async",
         "Documents::wait_built_async",
         "Documents::remove_expired_async",

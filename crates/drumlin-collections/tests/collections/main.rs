@@ -1,6 +1,7 @@
 //! Collections as a program uses them.
 
 mod building;
+mod bulk_load;
 mod changes;
 mod documents;
 mod dropped;
@@ -8,6 +9,7 @@ mod examples;
 mod expiry;
 mod history;
 mod kill;
+mod many;
 mod notes;
 mod scans;
 mod schema;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use drumlin_collections::encoding::Key;
 use drumlin_collections::{Collection, Collections, Error, Index, Parts, Postcard};
 use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
@@ -99,4 +100,83 @@ fn threads_that_want_the_same_key() {
         });
     });
     assert!(taken.into_inner() > 100 && refused.into_inner() > 100);
+}
+
+/// The key of the document that is in the way can be decoded, and `insert_or_get` returns that document; the one that
+/// is refused is not there.
+#[test]
+fn a_document_or_the_one_that_has_its_key() {
+    let db = database();
+    let collections = Collections::new(&db);
+    let customers = collections.open::<Customer>().unwrap();
+    let customer = |id, email: &str| Customer { id, email: email.into() };
+    customers.insert(&customer(1, "a")).unwrap();
+    let Err(Error::NotUnique { other, .. }) = customers.put(&customer(2, "a")) else { panic!("it was stored") };
+    assert_eq!((other.decode::<u64>().unwrap(), other.bytes()), (1, &1u64.encode()[..]));
+    assert!(other.decode::<String>().is_err());
+
+    let insert = |id, email: &str| {
+        let or_get = |result: drumlin_collections::Result<Option<Customer>>| result.map(|other| other.map(|it| it.id));
+        let both = [
+            or_get(customers.insert_or_get(&Customer::BY_EMAIL, &customer(id, email))),
+            or_get(smol::block_on(customers.insert_or_get_async(&Customer::BY_EMAIL, &customer(id, email)))),
+        ];
+        both.map(Result::unwrap)
+    };
+    assert_eq!(insert(2, "a"), [Some(1), Some(1)]);
+    assert_eq!(insert(1, "a"), [Some(1), Some(1)]);
+    assert_eq!(insert(2, "b"), [None, Some(2)]);
+    // The key of the document is taken, that of the index is not.
+    let error = customers.insert_or_get(&Customer::BY_EMAIL, &customer(2, "c")).unwrap_err();
+    assert!(matches!(error, Error::Exists { .. }), "{error}");
+    const BY_ID: Index<Customer, u64> = Index::new("by id", |customer| customer.id);
+    let error = customers.insert_or_get(&BY_ID, &customer(3, "c")).unwrap_err();
+    assert!(matches!(error, Error::Definition { .. }), "{error}");
+    assert_eq!(customers.len().unwrap(), 2);
+
+    // In a transaction it sees what that has written, and the transaction goes on.
+    collections
+        .transact(|tx| {
+            assert!(tx.insert_or_get(&customers, &Customer::BY_EMAIL, &customer(3, "c"))?.is_none());
+            let other = tx.insert_or_get(&customers, &Customer::BY_EMAIL, &customer(4, "c"))?;
+            assert_eq!(other.map(|other| other.id), Some(3));
+            tx.put(&customers, &customer(4, "d"))
+        })
+        .unwrap();
+    assert_eq!(customers.len().unwrap(), 4);
+}
+
+/// Of threads that enqueue the same requests, each under a number of its own, one stores each request, and all others
+/// get that one.
+#[test]
+fn requests_that_come_several_times_are_stored_once() {
+    const THREADS: u64 = 4;
+    const REQUESTS: u64 = 60;
+    let db = database();
+    let customers = Collections::new(&db).open::<Customer>().unwrap();
+    let stored = AtomicU64::new(0);
+    let answers: Vec<Vec<u64>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (customers, stored) = (customers.clone(), &stored);
+                scope.spawn(move || {
+                    let mut answers = Vec::new();
+                    for request in 0..REQUESTS {
+                        let own = Customer { id: request * THREADS + thread, email: format!("request {request}") };
+                        let other = match request % 2 {
+                            0 => customers.insert_or_get(&Customer::BY_EMAIL, &own).unwrap(),
+                            _ => smol::block_on(customers.insert_or_get_async(&Customer::BY_EMAIL, &own)).unwrap(),
+                        };
+                        stored.fetch_add(u64::from(other.is_none()), Ordering::Relaxed);
+                        answers.push(other.map_or(own.id, |other| other.id));
+                    }
+                    answers
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(stored.into_inner(), REQUESTS);
+    assert!(answers.windows(2).all(|two| two[0] == two[1]));
+    assert_eq!(customers.len().unwrap(), REQUESTS);
 }

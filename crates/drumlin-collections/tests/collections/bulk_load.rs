@@ -1,0 +1,187 @@
+//! Collections that are loaded in bulk.
+
+use drumlin::{Config, Error as StoreError};
+use drumlin_collections::{Collection, Collections, Error, Index, Parts, Postcard, Retention, View};
+use drumlin_testing::Random;
+use serde::{Deserialize, Serialize};
+
+use crate::documents::database;
+
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+struct Order {
+    id: u32,
+    customer: String,
+    lines: Vec<u64>,
+}
+
+impl Order {
+    const BY_CUSTOMER: Index<Order, String> = Index::new("by customer", |order: &Order| order.customer.clone());
+    const BY_NUMBER: Index<Order, u64> =
+        Index::optional("by number", |order: &Order| order.lines.first().copied()).unique();
+    const LINES: View<Order, String, u64> = View::new("lines", |order: &Order, emit| {
+        order.lines.iter().for_each(|line| emit(order.customer.clone(), *line));
+    })
+    .reducing(|a, b| a + b);
+
+    fn draw(id: u32, random: &mut Random) -> Order {
+        let lines = (0..random.below(4)).map(|_| u64::from(id) * 1000 + random.below(900)).collect();
+        Order { id, customer: format!("customer {}", random.below(50)), lines }
+    }
+}
+
+impl Collection for Order {
+    type Key = u32;
+    type Codec = Postcard;
+    const NAME: &'static str = "orders";
+
+    fn key(&self) -> u32 {
+        self.id
+    }
+
+    fn parts() -> Parts<Order> {
+        Parts::new()
+            .index(Order::BY_CUSTOMER)
+            .index(Order::BY_NUMBER)
+            .view(Order::LINES)
+            .history(Retention::versions(5))
+    }
+}
+
+/// All rows of all keyspaces of a database, but those of the history.
+fn rows(db: &drumlin::Database) -> Vec<(String, Vec<u8>, Vec<u8>)> {
+    let mut all = Vec::new();
+    for name in db.keyspaces().into_iter().map(|info| info.name).filter(|name| !name.ends_with("/history")) {
+        for row in &db.keyspace(&name).unwrap() {
+            let (key, value) = row.unwrap();
+            all.push((name.clone(), key.into_vec(), value.into_vec()));
+        }
+    }
+    all
+}
+
+/// A load, in any order, leaves the rows that single calls leave, indexes and views ready; and the collection goes on.
+#[test]
+fn a_load_leaves_what_single_calls_leave() {
+    let mut random = Random(2);
+    let orders: Vec<Order> = (0..3000).map(|id| Order::draw(id, &mut random)).collect();
+    let (db, other_db) = (database(), database());
+    let others = Collections::new(&other_db).open::<Order>().unwrap();
+    orders.iter().for_each(|order| others.put(order).unwrap());
+    for is_sorted in [true, false] {
+        let collections = Collections::new(&db);
+        let mut load = collections.bulk_load::<Order>().unwrap();
+        for number in 0..orders.len() {
+            // 7 has no factor with 3,000.
+            let order = &orders[if is_sorted { number } else { number * 7 % orders.len() }];
+            load.insert(order).unwrap();
+        }
+        // It can't be opened meanwhile.
+        assert!(matches!(collections.open::<Order>(), Err(Error::Definition { .. })));
+        assert!(matches!(collections.bulk_load::<Order>(), Err(Error::Definition { .. })));
+        let loaded = load.finish().unwrap();
+        assert_eq!(rows(&db), rows(&other_db));
+        assert_eq!(loaded.view(&Order::LINES).reduce(..).unwrap(), others.view(&Order::LINES).reduce(..).unwrap());
+        // Open, or with documents, it is not loaded.
+        assert!(matches!(collections.bulk_load::<Order>(), Err(Error::Definition { .. })));
+        loaded.update(5, |order| order.customer = "changed".into()).unwrap();
+        assert_eq!(loaded.index(&Order::BY_CUSTOMER).first("changed").unwrap().unwrap().id, 5);
+        // Its history begins with what was loaded.
+        let mut versions = loaded.now().versions(5).unwrap().map(|version| version.unwrap().document);
+        assert_eq!(versions.next_back().unwrap().unwrap().customer, "changed");
+        assert_eq!(versions.next_back().unwrap().unwrap(), orders[5]);
+        drop((loaded, collections));
+        assert!(matches!(Collections::new(&db).bulk_load::<Order>(), Err(Error::Definition { .. })));
+        Collections::new(&db).open::<Order>().unwrap().clear().unwrap();
+    }
+}
+
+/// A load that is dropped leaves nothing, and what a document is refused for the load survives.
+#[test]
+fn a_load_that_is_dropped_leaves_nothing() {
+    let db = database();
+    let collections = Collections::new(&db);
+    let mut random = Random(3);
+    let mut load = collections.bulk_load::<Order>().unwrap();
+    for id in 0..500 {
+        load.insert(&Order::draw(id, &mut random)).unwrap();
+    }
+    drop(load);
+    let orders = collections.open::<Order>().unwrap();
+    assert!(orders.is_empty().unwrap() && orders.index(&Order::BY_CUSTOMER).count(..).unwrap() == 0);
+    drop((orders, collections));
+
+    let collections = Collections::new(&db);
+    let mut load = collections.bulk_load::<Order>().unwrap();
+    let order = |id, customer: &str| Order { id, customer: customer.into(), lines: vec![u64::from(id)] };
+    load.insert(&order(1, "ann")).unwrap();
+    let error = load.insert(&order(2, &"x".repeat(5000))).unwrap_err();
+    assert!(matches!(error, Error::Store(StoreError::KeyTooLong { .. })), "{error}");
+    load.insert(&order(3, "bob")).unwrap();
+    let orders = load.finish().unwrap();
+    assert_eq!((orders.len().unwrap(), orders.index(&Order::BY_CUSTOMER).count(..).unwrap()), (2, 2));
+}
+
+/// Of documents that come twice the latest counts, with the rows of its own alone; and a unique key that two documents
+/// have is told, as where a unique index is added to them.
+#[test]
+fn documents_that_come_twice() {
+    let db = database();
+    let collections = Collections::new(&db);
+    let order = |id, customer: &str, line| Order { id, customer: customer.into(), lines: vec![line] };
+    let mut load = collections.bulk_load::<Order>().unwrap();
+    for (id, customer) in [(1, "ann"), (2, "bob"), (1, "eve")] {
+        load.insert(&order(id, customer, u64::from(id))).unwrap();
+    }
+    let orders = load.finish().unwrap();
+    orders.wait_built().unwrap();
+    let customers: Vec<_> = orders.index(&Order::BY_CUSTOMER).keys(..).map(Result::unwrap).collect();
+    assert_eq!(customers, [("bob".to_owned(), 2), ("eve".to_owned(), 1)]);
+    assert_eq!(orders.view(&Order::LINES).range(..).count(), 2);
+    drop((orders, collections));
+
+    let db = database();
+    let collections = Collections::new(&db);
+    let mut load = collections.bulk_load::<Order>().unwrap();
+    for id in 1..=3 {
+        load.insert(&order(id, "ann", u64::from(id / 2))).unwrap();
+    }
+    let orders = load.finish().unwrap();
+    let error = orders.wait_built().unwrap_err();
+    assert!(matches!(error, Error::NotBuilt { .. }) && error.to_string().contains("by number"), "{error}");
+    assert_eq!(orders.index(&Order::BY_CUSTOMER).get("ann").count(), 3);
+    assert!(matches!(orders.index(&Order::BY_NUMBER).first(1), Err(Error::NotBuilt { .. })));
+}
+
+/// A load that ends with its process, before or within its end, leaves nothing, or rows that are built again.
+#[test]
+fn a_load_that_ends_with_its_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config::new().memory(32 << 20);
+    let mut random = Random(4);
+    let orders: Vec<Order> = (0..400).map(|id| Order::draw(id, &mut random)).collect();
+    // Before its end: the keyspaces are there, and empty.
+    let db = config.open(folder.path()).unwrap();
+    let mut load = Collections::new(&db).bulk_load::<Order>().unwrap();
+    orders.iter().for_each(|order| load.insert(order).unwrap());
+    drop(load);
+    drop(db);
+    // Within its end: the documents and some rows are there, the records are not.
+    let db = config.open(folder.path()).unwrap();
+    let loaded = {
+        let mut load = Collections::new(&db).bulk_load::<Order>().unwrap();
+        orders.iter().for_each(|order| load.insert(order).unwrap());
+        load.finish().unwrap()
+    };
+    let expected = rows(&db);
+    drop(loaded);
+    let meta = db.keyspace("orders/meta").unwrap();
+    for key in meta.prefix("orders/").keys() {
+        meta.remove(key.unwrap()).unwrap();
+    }
+    db.keyspace("orders/view lines 1.1").unwrap().clear().unwrap();
+    drop((meta, db));
+    let db = config.open(folder.path()).unwrap();
+    let opened = Collections::new(&db).open::<Order>().unwrap();
+    opened.wait_built().unwrap();
+    assert_eq!(rows(&db), expected);
+}
