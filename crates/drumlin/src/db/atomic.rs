@@ -311,14 +311,14 @@ impl Keyspace {
                         continue;
                     }
                 };
-                let Some(value) = row.get(mode).await? else {
+                let Some(value) = row.get::<Value>(mode).await? else {
                     has_passed_removed = true;
                     continue;
                 };
                 // The scan and its snapshot end before the commit waits.
                 drop((keys, view));
                 row.commit(mode, Change::Remove, self.durability).await?;
-                return Ok(Some((key, value.into())));
+                return Ok(Some((key, value)));
             };
             drop((keys, view));
             if let Some(key) = needs_memory {
