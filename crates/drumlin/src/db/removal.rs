@@ -1,6 +1,7 @@
 //! Removing many rows: in parts, each a transaction.
 
 use std::ops::Bound;
+use std::time::Duration;
 
 use super::bounds::{self, KeyRange, OwnedBounds};
 use super::range::Steps;
@@ -15,6 +16,12 @@ use crate::tree::Direction;
 const PART_ROWS_MAX: usize = 512;
 /// Bytes of keys with which a part ends.
 const PART_KEY_BYTES_MAX: usize = 32 << 10;
+
+/// The runs of one part. Not a closure that is run again: a future that borrows one can't be shown to be `Send`.
+struct Attempts {
+    began: Duration,
+    count: u32,
+}
 
 /// Removing many rows. They are removed in parts of up to 512, in the order of their keys. **Each part is atomic, the
 /// whole is not**: readers may see some parts removed and others not yet, and after an error or a power cut the first
@@ -84,18 +91,28 @@ impl Keyspace {
         let mut part_rows_max = PART_ROWS_MAX;
         loop {
             let range = (lower.clone(), upper.clone());
-            let (keys, is_last) =
-                self.retried(mode, async || self.keys_of_part(mode, range.clone(), part_rows_max).await).await?;
-            let Some(last) = keys.last() else { return Ok(removed) };
-            match self.retried(mode, async || self.remove_part(mode, &keys).await).await {
-                Ok(count) => removed += count,
-                // Their old values take more memory than their keys tell.
-                Err(Error::TransactionTooLarge { .. }) if keys.len() > 1 => {
-                    part_rows_max = keys.len() / 2;
-                    continue;
+            let mut attempts = Attempts { began: store.now(), count: 0 };
+            let (keys, is_last) = loop {
+                match self.keys_of_part(mode, range.clone(), part_rows_max).await {
+                    Ok(part) => break part,
+                    Err(error) => self.pause_after(mode, error, &mut attempts).await?,
                 }
-                Err(error) => return Err(error),
-            }
+            };
+            let Some(last) = keys.last() else { return Ok(removed) };
+            let mut attempts = Attempts { began: store.now(), count: 0 };
+            let count = loop {
+                match self.remove_part(mode, &keys).await {
+                    Ok(count) => break Some(count),
+                    // Their old values take more memory than their keys tell.
+                    Err(Error::TransactionTooLarge { .. }) if keys.len() > 1 => break None,
+                    Err(error) => self.pause_after(mode, error, &mut attempts).await?,
+                }
+            };
+            let Some(count) = count else {
+                part_rows_max = keys.len() / 2;
+                continue;
+            };
+            removed += count;
             // Once all is removed, no read may fail.
             if is_last {
                 return Ok(removed);
@@ -121,23 +138,17 @@ impl Keyspace {
         Ok((keys, false))
     }
 
-    /// Runs a part again after errors that are over then: a conflict, or a snapshot that was ended for its memory.
-    async fn retried<T>(&self, mode: WaitMode<'_>, mut part: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-        let store = self.store()?;
-        let began = store.now();
-        let mut attempt = 0;
-        loop {
-            let result = part().await;
-            // A deadlock is over at once; a row that another holds has been waited for already.
-            let is_over = store.now() - began >= LOCK_TIMEOUT;
-            match result {
-                Err(error) if error.recourse() == Recourse::Retry && !is_over => {
-                    attempt += 1;
-                    self.handle.pause(mode, attempt).await;
-                }
-                result => return result,
-            }
+    /// Pauses after an error that is over then, before a part is run again: a conflict, or a snapshot that was ended for
+    /// its memory. Returns any other.
+    async fn pause_after(&self, mode: WaitMode<'_>, error: Error, attempts: &mut Attempts) -> Result<()> {
+        // A deadlock is over at once; a row that another holds has been waited for already.
+        let is_over = self.store()?.now() - attempts.began >= LOCK_TIMEOUT;
+        if error.recourse() != Recourse::Retry || is_over {
+            return Err(error);
         }
+        attempts.count += 1;
+        self.handle.pause(mode, attempts.count).await;
+        Ok(())
     }
 
     /// Removes those rows that are there, in a transaction; returns their number.
