@@ -28,6 +28,17 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
+/// Like [`block_on`]; returns the number of polls, too.
+pub fn count_polls<T>(future: impl Future<Output = T>) -> (T, usize) {
+    let mut future = pin!(future);
+    let mut polls = 0;
+    let value = block_on(poll_fn(|context| {
+        polls += 1;
+        future.as_mut().poll(context)
+    }));
+    (value, polls)
+}
+
 /// Drops a future that is not ready after `polls` polls, while what it waits for is in flight.
 pub async fn within_polls<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
@@ -97,7 +108,7 @@ fn implementing_type(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{block_on, methods_of, within_polls};
+    use super::{block_on, count_polls, methods_of, within_polls};
 
     /// Methods have the type that their block implements, whatever its parameters.
     #[test]
@@ -116,5 +127,12 @@ mod tests {
         };
         assert_eq!(block_on(within_polls(1, twice())), None);
         assert_eq!(block_on(within_polls(2, twice())), Some(7));
+    }
+
+    /// Each poll is counted, that which answers included.
+    #[test]
+    fn polls_are_counted() {
+        assert_eq!(count_polls(async { 7 }), (7, 1));
+        assert_eq!(count_polls(smol::future::yield_now()), ((), 2));
     }
 }

@@ -15,7 +15,7 @@ use super::rows::Rows;
 use crate::error::{Error, Result, quoted};
 use crate::format::PageId;
 use crate::pool::Stop;
-use crate::task::WaitMode;
+use crate::task::{WaitMode, turn};
 use crate::tree::counts::KeptCounts;
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::reducing::{Piece, ReduceCursor, Unreduced};
@@ -63,6 +63,21 @@ impl<R: Reducer> Guarded<'_, R> {
     }
 }
 
+/// A copy of a leaf, and of the key of one of its rows.
+#[derive(Default)]
+struct LeafCopy {
+    page: Vec<u8>,
+    key: Vec<u8>,
+}
+
+/// What follows a leaf whose rows were read.
+enum Next {
+    Leaf,
+    /// Rows that only a scan can read.
+    Scan,
+    End,
+}
+
 /// A reduction on its way.
 struct Reducing<'a, R: Reducer> {
     rows: &'a Rows<'a>,
@@ -82,7 +97,7 @@ impl<R: Reducer> Reducing<'_, R> {
         let prefix_bytes = self.reducer.call(|reducer| Ok(reducer.prefix_bytes()))?;
         let mut take =
             |reducer: &R, key: &[u8], value: &[u8]| take(reducer, key, &value[..value.len().min(prefix_bytes)]);
-        let Some(rest) = self.read_leaves(lower, upper, &mut take)? else { return Ok(()) };
+        let Some(rest) = self.read_leaves(lower, upper, &mut take).await? else { return Ok(()) };
         let upper = upper.map_or(Bound::Unbounded, |upper| Bound::Excluded(upper.to_vec()));
         let range = self.rows.scan_at((Bound::Included(rest), upper), Some(self.snapshot));
         let mut range = range.for_reducer(prefix_bytes);
@@ -98,37 +113,64 @@ impl<R: Reducer> Reducing<'_, R> {
 
     /// The same for rows of leaves that are in memory and as the snapshot sees them. Returns the key that a scan has
     /// to go on from, if there are others.
-    fn read_leaves(
+    async fn read_leaves(
         &self,
         lower: &[u8],
         upper: Option<&[u8]>,
-        mut take: impl FnMut(&R, &[u8], &[u8]) -> Result<(), ReduceError>,
+        take: &mut impl FnMut(&R, &[u8], &[u8]) -> Result<(), ReduceError>,
     ) -> Result<Option<Vec<u8>>> {
-        let (mut from, mut page, mut key) = (lower.to_vec(), Vec::new(), Vec::new());
-        while self.copy_leaf(&from, upper, &mut page)? {
-            let leaf = Leaf::new(&page);
-            let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper));
-            let has_large = self.reducer.call(|reducer| {
-                for index in leaf.lower_bound(&from)..end {
-                    leaf.key_into(index, &mut key);
-                    match leaf.value(index) {
-                        RowValue::Inline(value) => take(reducer, &key, value)?,
-                        RowValue::Large(_) => return Ok(true),
-                    }
-                }
-                Ok(false)
-            })?;
-            match leaf.upper_fence() {
-                _ if has_large => return Ok(Some(key)),
-                Some(fence) if upper.is_none_or(|upper| fence < upper) => {
-                    assert!(*from < *fence, "leaves are read backwards");
-                    from.clear();
-                    from.extend_from_slice(fence);
-                }
-                _ => return Ok(None),
+        let (mut from, mut copy) = (lower.to_vec(), LeafCopy::default());
+        loop {
+            self.mode.work(turn::LEAF).await;
+            let (row_count, next) = self.read_leaf(&mut from, upper, &mut copy, take)?;
+            // Fewer than those of a row that is copied and handed out.
+            self.mode.worked(turn::ROW * row_count as u32 / 2);
+            match next {
+                Next::Leaf => {}
+                Next::Scan => return Ok(Some(from)),
+                Next::End => return Ok(None),
             }
         }
-        Ok(Some(from))
+    }
+
+    /// The same for one leaf. Puts the key to go on from in `from`, and returns the number of rows.
+    fn read_leaf(
+        &self,
+        from: &mut Vec<u8>,
+        upper: Option<&[u8]>,
+        LeafCopy { page, key }: &mut LeafCopy,
+        take: &mut impl FnMut(&R, &[u8], &[u8]) -> Result<(), ReduceError>,
+    ) -> Result<(usize, Next)> {
+        if !self.copy_leaf(from, upper, page)? {
+            return Ok((0, Next::Scan));
+        }
+        let leaf = Leaf::new(page);
+        let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper));
+        let start = leaf.lower_bound(from);
+        let has_large = self.reducer.call(|reducer| {
+            for index in start..end {
+                leaf.key_into(index, key);
+                match leaf.value(index) {
+                    RowValue::Inline(value) => take(reducer, key, value)?,
+                    RowValue::Large(_) => return Ok(true),
+                }
+            }
+            Ok(false)
+        })?;
+        let next = match leaf.upper_fence() {
+            _ if has_large => {
+                from.clone_from(key);
+                Next::Scan
+            }
+            Some(fence) if upper.is_none_or(|upper| fence < upper) => {
+                assert!(**from < *fence, "leaves are read backwards");
+                from.clear();
+                from.extend_from_slice(fence);
+                Next::Leaf
+            }
+            _ => Next::End,
+        };
+        Ok((end.saturating_sub(start), next))
     }
 
     /// Puts a copy of the leaf at a key in `page`, in one piece: neither it nor its rows are latched while functions of

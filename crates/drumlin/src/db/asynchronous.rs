@@ -2,7 +2,12 @@
 //!
 //! Each call runs the same code as the one without `_async`. A task that waits for a page, a row or the log costs no
 //! thread. Work that only blocking calls can do (evicting pages, growing the file, writing chunks of large values,
-//! creating and dropping keyspaces, checkpoints) runs on a few threads of the database. No runtime is needed.
+//! creating and dropping keyspaces, checkpoints), or that can't be divided (applying a commit of many rows), runs on a
+//! few threads of the database. No runtime is needed.
+//!
+//! A task that finds all its pages in memory has nothing to wait for. It gives way by itself: after some 15 us of such
+//! work on a thread, a call wakes its own task and returns pending once, be it a long call or one of many short ones.
+//! So even a call that waits for nothing may be pending at its first poll. Made again, or polled again, it goes on.
 //!
 //! A future may be dropped at any time. A commit dropped before it has its timestamp leaves no trace; later it
 //! completes without its future. A future that is kept but not polled keeps its resources: row locks, and in a commit
@@ -52,7 +57,7 @@ impl Database {
         body: impl FnOnce(&Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let database = self.clone();
-        self.store()?.as_task().run(move || body(&database)).await
+        self.store()?.as_task().await.run(move || body(&database)).await
     }
 
     /// Like [`open`](Database::open).
@@ -76,7 +81,9 @@ impl Database {
     /// # Errors
     /// Those of [`keyspace_with`](Database::keyspace_with).
     pub async fn keyspace_with_async(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
-        if let Some(open) = self.store()?.keyspace_at_hand(name) {
+        let store = self.store()?;
+        store.as_task().await;
+        if let Some(open) = store.keyspace_at_hand(name) {
             return Ok(Keyspace::new(&self.handle, open));
         }
         let name = name.to_owned();
@@ -106,7 +113,7 @@ impl Database {
     /// # Errors
     /// Those of [`sync`](Database::sync).
     pub async fn sync_async(&self) -> Result<()> {
-        self.sync_in(self.store()?.as_task()).await
+        self.sync_in(self.store()?.as_task().await).await
     }
 
     /// Like [`existing_keyspace`](Database::existing_keyspace).
@@ -114,7 +121,9 @@ impl Database {
     /// # Errors
     /// Those of [`existing_keyspace`](Database::existing_keyspace).
     pub async fn existing_keyspace_async(&self, name: &str) -> Result<Keyspace> {
-        if let Some(open) = self.store()?.keyspace_at_hand(name) {
+        let store = self.store()?;
+        store.as_task().await;
+        if let Some(open) = store.keyspace_at_hand(name) {
             return Ok(Keyspace::new(&self.handle, open));
         }
         let name = name.to_owned();
@@ -164,7 +173,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn get_async(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.rows().get(self.store()?.as_task(), key.as_ref()).await
+        self.rows().get(self.store()?.as_task().await, key.as_ref()).await
     }
 
     /// Like [`get_into`](Keyspace::get_into). A future that is dropped may leave the vector empty, without its
@@ -174,7 +183,7 @@ impl Keyspace {
     /// Those of [`get`](Keyspace::get).
     pub async fn get_into_async(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
         value.clear();
-        self.rows().get_into(self.store()?.as_task(), key.as_ref(), value).await
+        self.rows().get_into(self.store()?.as_task().await, key.as_ref(), value).await
     }
 
     /// Like [`get_with`](Keyspace::get_with). `look` itself does not wait.
@@ -182,7 +191,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn get_with_async<R>(&self, key: impl AsRef<[u8]>, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
-        self.rows().get_with(self.store()?.as_task(), key.as_ref(), look).await
+        self.rows().get_with(self.store()?.as_task().await, key.as_ref(), look).await
     }
 
     /// Like [`contains_key`](Keyspace::contains_key).
@@ -190,7 +199,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn contains_key_async(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.rows().contains_key(self.store()?.as_task(), key.as_ref()).await
+        self.rows().contains_key(self.store()?.as_task().await, key.as_ref()).await
     }
 
     /// Like [`contains_many`](Keyspace::contains_many).
@@ -198,7 +207,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn contains_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
-        self.rows().contains_many(self.store()?.as_task(), keys).await
+        self.rows().contains_many(self.store()?.as_task().await, keys).await
     }
 
     /// Like [`get_many`](Keyspace::get_many).
@@ -206,7 +215,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn get_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        self.rows().get_many(self.store()?.as_task(), keys).await
+        self.rows().get_many(self.store()?.as_task().await, keys).await
     }
 
     /// Like [`first`](Keyspace::first).
@@ -214,7 +223,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`first`](Keyspace::first).
     pub async fn first_async(&self) -> Result<Option<(Value, Value)>> {
-        self.rows().end(self.store()?.as_task(), bounds::ALL, Direction::Forward).await
+        self.rows().end(self.store()?.as_task().await, bounds::ALL, Direction::Forward).await
     }
 
     /// Like [`last`](Keyspace::last).
@@ -222,7 +231,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`first`](Keyspace::first).
     pub async fn last_async(&self) -> Result<Option<(Value, Value)>> {
-        self.rows().end(self.store()?.as_task(), bounds::ALL, Direction::Backward).await
+        self.rows().end(self.store()?.as_task().await, bounds::ALL, Direction::Backward).await
     }
 
     /// Like [`is_empty`](Keyspace::is_empty).
@@ -230,7 +239,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`first`](Keyspace::first).
     pub async fn is_empty_async(&self) -> Result<bool> {
-        self.rows().is_empty(self.store()?.as_task()).await
+        self.rows().is_empty(self.store()?.as_task().await).await
     }
 
     /// Like [`count`](Keyspace::count).
@@ -238,7 +247,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`first`](Keyspace::first).
     pub async fn count_async(&self, range: impl KeyRange) -> Result<u64> {
-        self.rows().count(self.store()?.as_task(), bounds::owned(&range)).await
+        self.rows().count(self.store()?.as_task().await, bounds::owned(&range)).await
     }
 
     /// Like [`len`](Keyspace::len).
@@ -246,7 +255,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`first`](Keyspace::first).
     pub async fn len_async(&self) -> Result<u64> {
-        self.rows().count(self.store()?.as_task(), bounds::ALL).await
+        self.rows().count(self.store()?.as_task().await, bounds::ALL).await
     }
 
     /// Like [`rank`](Keyspace::rank).
@@ -254,7 +263,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`first`](Keyspace::first).
     pub async fn rank_async(&self, key: impl AsRef<[u8]>) -> Result<u64> {
-        self.rows().count(self.store()?.as_task(), bounds::owned(&..key)).await
+        self.rows().count(self.store()?.as_task().await, bounds::owned(&..key)).await
     }
 
     /// Like [`aggregate`](Keyspace::aggregate).
@@ -262,7 +271,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`aggregate`](Keyspace::aggregate).
     pub async fn aggregate_async<R: Reducer>(&self, reducer: &R, range: impl KeyRange) -> Result<R::Output> {
-        self.rows().aggregate(self.store()?.as_task(), reducer, bounds::owned(&range)).await
+        self.rows().aggregate(self.store()?.as_task().await, reducer, bounds::owned(&range)).await
     }
 
     /// Like [`nth`](Keyspace::nth).
@@ -270,7 +279,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`first`](Keyspace::first).
     pub async fn nth_async(&self, range: impl KeyRange, index: u64) -> Result<Option<(Value, Value)>> {
-        self.rows().nth(self.store()?.as_task(), bounds::owned(&range), index).await
+        self.rows().nth(self.store()?.as_task().await, bounds::owned(&range), index).await
     }
 
     /// Like [`sample`](Keyspace::sample).
@@ -278,7 +287,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`first`](Keyspace::first).
     pub async fn sample_async(&self, range: impl KeyRange, row_count: usize) -> Result<Vec<(Value, Value)>> {
-        self.rows().sample(self.store()?.as_task(), bounds::owned(&range), row_count).await
+        self.rows().sample(self.store()?.as_task().await, bounds::owned(&range), row_count).await
     }
 
     /// Like [`read`](Keyspace::read).
@@ -286,7 +295,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn read_async(&self, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.rows().read(self.store()?.as_task(), key.as_ref()).await?;
+        let reader = self.rows().read(self.store()?.as_task().await, key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 }
@@ -311,7 +320,7 @@ impl Keyspace {
         value: impl AsRef<[u8]>,
         durability: Durability,
     ) -> Result<()> {
-        self.insert_in(self.store()?.as_task(), key.as_ref(), value.as_ref(), durability).await
+        self.insert_in(self.store()?.as_task().await, key.as_ref(), value.as_ref(), durability).await
     }
 
     /// Like [`insert_from`](Keyspace::insert_from), from an asynchronous reader. Its future takes 320 KiB of the
@@ -321,7 +330,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`insert_from`](Keyspace::insert_from).
     pub async fn insert_from_async(&self, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin) -> Result<u64> {
-        self.insert_from_in(self.store()?.as_task(), key.as_ref(), ForTasks(reader)).await
+        self.insert_from_in(self.store()?.as_task().await, key.as_ref(), ForTasks(reader)).await
     }
 
     /// Like [`remove`](Keyspace::remove).
@@ -329,7 +338,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`remove`](Keyspace::remove).
     pub async fn remove_async(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        self.remove_in(self.store()?.as_task(), key.as_ref()).await
+        self.remove_in(self.store()?.as_task().await, key.as_ref()).await
     }
 
     /// Like [`take`](Keyspace::take).
@@ -337,7 +346,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`take`](Keyspace::take).
     pub async fn take_async(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.take_in(self.store()?.as_task(), key.as_ref()).await
+        self.take_in(self.store()?.as_task().await, key.as_ref()).await
     }
 
     /// Like [`replace`](Keyspace::replace).
@@ -345,7 +354,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`replace`](Keyspace::replace).
     pub async fn replace_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.replace_in(self.store()?.as_task(), key.as_ref(), value.as_ref()).await
+        self.replace_in(self.store()?.as_task().await, key.as_ref(), value.as_ref()).await
     }
 
     /// Like [`insert_if_absent`](Keyspace::insert_if_absent).
@@ -353,7 +362,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`insert_if_absent`](Keyspace::insert_if_absent).
     pub async fn insert_if_absent_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
-        self.insert_if_absent_in(self.store()?.as_task(), key.as_ref(), value.as_ref()).await
+        self.insert_if_absent_in(self.store()?.as_task().await, key.as_ref(), value.as_ref()).await
     }
 
     /// Like [`update`](Keyspace::update). `change` itself does not wait.
@@ -365,7 +374,7 @@ impl Keyspace {
         key: impl AsRef<[u8]>,
         change: impl FnOnce(Option<&[u8]>) -> Option<V>,
     ) -> Result<Option<V>> {
-        self.update_in(self.store()?.as_task(), key.as_ref(), change).await
+        self.update_in(self.store()?.as_task().await, key.as_ref(), change).await
     }
 
     /// Like [`compare_and_swap`](Keyspace::compare_and_swap).
@@ -378,7 +387,7 @@ impl Keyspace {
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
     ) -> Result<Result<(), Option<Value>>> {
-        self.compare_and_swap_in(self.store()?.as_task(), key.as_ref(), expected, new).await
+        self.compare_and_swap_in(self.store()?.as_task().await, key.as_ref(), expected, new).await
     }
 
     /// Like [`pop_first`](Keyspace::pop_first). A future that is dropped has removed its row, or has not. A row that it
@@ -388,7 +397,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`pop_first`](Keyspace::pop_first).
     pub async fn pop_first_async(&self) -> Result<Option<(Value, Value)>> {
-        self.pop_in(self.store()?.as_task(), bounds::ALL, Direction::Forward, WhenLocked::Wait).await
+        self.pop_in(self.store()?.as_task().await, bounds::ALL, Direction::Forward, WhenLocked::Wait).await
     }
 
     /// Like [`pop_last`](Keyspace::pop_last); see [`pop_first_async`](Keyspace::pop_first_async).
@@ -396,7 +405,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`pop_first`](Keyspace::pop_first).
     pub async fn pop_last_async(&self) -> Result<Option<(Value, Value)>> {
-        self.pop_in(self.store()?.as_task(), bounds::ALL, Direction::Backward, WhenLocked::Wait).await
+        self.pop_in(self.store()?.as_task().await, bounds::ALL, Direction::Backward, WhenLocked::Wait).await
     }
 
     /// Like [`pop_first_in`](Keyspace::pop_first_in); see [`pop_first_async`](Keyspace::pop_first_async).
@@ -404,7 +413,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`pop_first_in`](Keyspace::pop_first_in).
     pub async fn pop_first_in_async(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
-        self.pop_in(self.store()?.as_task(), bounds::owned(&range), Direction::Forward, WhenLocked::Skip).await
+        self.pop_in(self.store()?.as_task().await, bounds::owned(&range), Direction::Forward, WhenLocked::Skip).await
     }
 
     /// Like [`pop_last_in`](Keyspace::pop_last_in); see [`pop_first_async`](Keyspace::pop_first_async).
@@ -412,7 +421,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`pop_first_in`](Keyspace::pop_first_in).
     pub async fn pop_last_in_async(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
-        self.pop_in(self.store()?.as_task(), bounds::owned(&range), Direction::Backward, WhenLocked::Skip).await
+        self.pop_in(self.store()?.as_task().await, bounds::owned(&range), Direction::Backward, WhenLocked::Skip).await
     }
 
     /// Like [`clear`](Keyspace::clear). A future that is dropped leaves the rows that it has not come to.
@@ -420,7 +429,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`clear`](Keyspace::clear).
     pub async fn clear_async(&self) -> Result<u64> {
-        self.remove_rows(self.store()?.as_task(), bounds::ALL).await
+        self.remove_rows(self.store()?.as_task().await, bounds::ALL).await
     }
 
     /// Like [`remove_prefix`](Keyspace::remove_prefix); see [`clear_async`](Keyspace::clear_async).
@@ -428,7 +437,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`clear`](Keyspace::clear).
     pub async fn remove_prefix_async(&self, prefix: impl AsRef<[u8]>) -> Result<u64> {
-        self.remove_rows(self.store()?.as_task(), bounds::of_prefix(prefix.as_ref())).await
+        self.remove_rows(self.store()?.as_task().await, bounds::of_prefix(prefix.as_ref())).await
     }
 
     /// Like [`remove_range`](Keyspace::remove_range); see [`clear_async`](Keyspace::clear_async).
@@ -436,7 +445,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`clear`](Keyspace::clear).
     pub async fn remove_range_async(&self, range: impl KeyRange) -> Result<u64> {
-        self.remove_rows(self.store()?.as_task(), bounds::owned(&range)).await
+        self.remove_rows(self.store()?.as_task().await, bounds::owned(&range)).await
     }
 }
 
@@ -480,7 +489,7 @@ impl Range {
         mut look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
     ) -> Result<ControlFlow<B>> {
         match self.handle().as_ref().map(|handle| handle.store()) {
-            Some(Ok(store)) => self.show_rows(store.as_task(), direction, &mut look).await,
+            Some(Ok(store)) => self.show_rows(store.as_task().await, direction, &mut look).await,
             // It waits for nothing.
             None | Some(Err(_)) => ready(self.show_rows(WaitMode::Blocking, direction, &mut look)),
         }
@@ -529,7 +538,7 @@ impl Reader {
     /// # Errors
     /// Those of [`get`](Reader::get).
     pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.rows(keyspace)?.get(self.store()?.as_task(), key.as_ref()).await
+        self.rows(keyspace)?.get(self.store()?.as_task().await, key.as_ref()).await
     }
 
     /// Like [`get_into`](Reader::get_into). A future that is dropped may leave the vector empty, without its capacity.
@@ -543,7 +552,7 @@ impl Reader {
         value: &mut Vec<u8>,
     ) -> Result<bool> {
         value.clear();
-        self.rows(keyspace)?.get_into(self.store()?.as_task(), key.as_ref(), value).await
+        self.rows(keyspace)?.get_into(self.store()?.as_task().await, key.as_ref(), value).await
     }
 
     /// Like [`get_with`](Reader::get_with). `look` itself does not wait.
@@ -556,7 +565,7 @@ impl Reader {
         key: impl AsRef<[u8]>,
         look: impl FnOnce(&[u8]) -> R,
     ) -> Result<Option<R>> {
-        self.rows(keyspace)?.get_with(self.store()?.as_task(), key.as_ref(), look).await
+        self.rows(keyspace)?.get_with(self.store()?.as_task().await, key.as_ref(), look).await
     }
 
     /// Like [`contains_key`](Reader::contains_key).
@@ -564,7 +573,7 @@ impl Reader {
     /// # Errors
     /// Those of [`get`](Reader::get).
     pub async fn contains_key_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.rows(keyspace)?.contains_key(self.store()?.as_task(), key.as_ref()).await
+        self.rows(keyspace)?.contains_key(self.store()?.as_task().await, key.as_ref()).await
     }
 
     /// Like [`contains_many`](Reader::contains_many).
@@ -572,7 +581,7 @@ impl Reader {
     /// # Errors
     /// Those of [`get`](Reader::get).
     pub async fn contains_many_async<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<bool>> {
-        self.rows(keyspace)?.contains_many(self.store()?.as_task(), keys).await
+        self.rows(keyspace)?.contains_many(self.store()?.as_task().await, keys).await
     }
 
     /// Like [`get_many`](Reader::get_many).
@@ -580,7 +589,7 @@ impl Reader {
     /// # Errors
     /// Those of [`get`](Reader::get).
     pub async fn get_many_async<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        self.rows(keyspace)?.get_many(self.store()?.as_task(), keys).await
+        self.rows(keyspace)?.get_many(self.store()?.as_task().await, keys).await
     }
 
     /// Like [`first`](Reader::first).
@@ -588,7 +597,7 @@ impl Reader {
     /// # Errors
     /// Those of [`first`](Reader::first).
     pub async fn first_async(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
-        self.rows(keyspace)?.end(self.store()?.as_task(), bounds::ALL, Direction::Forward).await
+        self.rows(keyspace)?.end(self.store()?.as_task().await, bounds::ALL, Direction::Forward).await
     }
 
     /// Like [`last`](Reader::last).
@@ -596,7 +605,7 @@ impl Reader {
     /// # Errors
     /// Those of [`first`](Reader::first).
     pub async fn last_async(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
-        self.rows(keyspace)?.end(self.store()?.as_task(), bounds::ALL, Direction::Backward).await
+        self.rows(keyspace)?.end(self.store()?.as_task().await, bounds::ALL, Direction::Backward).await
     }
 
     /// Like [`is_empty`](Reader::is_empty).
@@ -604,7 +613,7 @@ impl Reader {
     /// # Errors
     /// Those of [`first`](Reader::first).
     pub async fn is_empty_async(&self, keyspace: &Keyspace) -> Result<bool> {
-        self.rows(keyspace)?.is_empty(self.store()?.as_task()).await
+        self.rows(keyspace)?.is_empty(self.store()?.as_task().await).await
     }
 
     /// Like [`count`](Reader::count).
@@ -612,7 +621,7 @@ impl Reader {
     /// # Errors
     /// Those of [`first`](Reader::first).
     pub async fn count_async(&self, keyspace: &Keyspace, range: impl KeyRange) -> Result<u64> {
-        self.rows(keyspace)?.count(self.store()?.as_task(), bounds::owned(&range)).await
+        self.rows(keyspace)?.count(self.store()?.as_task().await, bounds::owned(&range)).await
     }
 
     /// Like [`len`](Reader::len).
@@ -620,7 +629,7 @@ impl Reader {
     /// # Errors
     /// Those of [`first`](Reader::first).
     pub async fn len_async(&self, keyspace: &Keyspace) -> Result<u64> {
-        self.rows(keyspace)?.count(self.store()?.as_task(), bounds::ALL).await
+        self.rows(keyspace)?.count(self.store()?.as_task().await, bounds::ALL).await
     }
 
     /// Like [`rank`](Reader::rank).
@@ -628,7 +637,7 @@ impl Reader {
     /// # Errors
     /// Those of [`first`](Reader::first).
     pub async fn rank_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<u64> {
-        self.rows(keyspace)?.count(self.store()?.as_task(), bounds::owned(&..key)).await
+        self.rows(keyspace)?.count(self.store()?.as_task().await, bounds::owned(&..key)).await
     }
 
     /// Like [`aggregate`](Reader::aggregate).
@@ -641,7 +650,7 @@ impl Reader {
         reducer: &R,
         range: impl KeyRange,
     ) -> Result<R::Output> {
-        self.rows(keyspace)?.aggregate(self.store()?.as_task(), reducer, bounds::owned(&range)).await
+        self.rows(keyspace)?.aggregate(self.store()?.as_task().await, reducer, bounds::owned(&range)).await
     }
 
     /// Like [`nth`](Reader::nth).
@@ -654,7 +663,7 @@ impl Reader {
         range: impl KeyRange,
         index: u64,
     ) -> Result<Option<(Value, Value)>> {
-        self.rows(keyspace)?.nth(self.store()?.as_task(), bounds::owned(&range), index).await
+        self.rows(keyspace)?.nth(self.store()?.as_task().await, bounds::owned(&range), index).await
     }
 
     /// Like [`sample`](Reader::sample).
@@ -667,7 +676,7 @@ impl Reader {
         range: impl KeyRange,
         row_count: usize,
     ) -> Result<Vec<(Value, Value)>> {
-        self.rows(keyspace)?.sample(self.store()?.as_task(), bounds::owned(&range), row_count).await
+        self.rows(keyspace)?.sample(self.store()?.as_task().await, bounds::owned(&range), row_count).await
     }
 
     /// Like [`read`](Reader::read).
@@ -675,7 +684,7 @@ impl Reader {
     /// # Errors
     /// Those of [`get`](Reader::get).
     pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.rows(keyspace)?.read(self.store()?.as_task(), key.as_ref()).await?;
+        let reader = self.rows(keyspace)?.read(self.store()?.as_task().await, key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 }
@@ -687,7 +696,7 @@ impl Transaction {
     /// # Errors
     /// Those of [`get_for_update`](Transaction::get_for_update).
     pub async fn get_for_update_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_for_update_in(keyspace.store()?.as_task(), keyspace, key.as_ref()).await
+        self.get_for_update_in(keyspace.store()?.as_task().await, keyspace, key.as_ref()).await
     }
 
     /// Like [`insert`](Transaction::insert).
@@ -700,7 +709,7 @@ impl Transaction {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> Result<()> {
-        self.insert_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), value.as_ref()).await
+        self.insert_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), value.as_ref()).await
     }
 
     /// Like [`insert_from`](Transaction::insert_from), from an asynchronous reader. Its future keeps 320 KiB of the
@@ -715,7 +724,7 @@ impl Transaction {
         key: impl AsRef<[u8]>,
         reader: impl AsyncRead + Unpin,
     ) -> Result<u64> {
-        self.insert_from_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), ForTasks(reader)).await
+        self.insert_from_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), ForTasks(reader)).await
     }
 
     /// Like [`remove`](Transaction::remove).
@@ -723,7 +732,7 @@ impl Transaction {
     /// # Errors
     /// Those of [`remove`](Transaction::remove).
     pub async fn remove_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
-        self.remove_in(keyspace.store()?.as_task(), keyspace, key.as_ref()).await
+        self.remove_in(keyspace.store()?.as_task().await, keyspace, key.as_ref()).await
     }
 
     /// Like [`take`](Transaction::take).
@@ -731,7 +740,7 @@ impl Transaction {
     /// # Errors
     /// Those of [`take`](Transaction::take).
     pub async fn take_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.take_in(keyspace.store()?.as_task(), keyspace, key.as_ref()).await
+        self.take_in(keyspace.store()?.as_task().await, keyspace, key.as_ref()).await
     }
 
     /// Like [`replace`](Transaction::replace).
@@ -744,7 +753,7 @@ impl Transaction {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> Result<Option<Value>> {
-        self.replace_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), value.as_ref()).await
+        self.replace_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), value.as_ref()).await
     }
 
     /// Like [`insert_if_absent`](Transaction::insert_if_absent).
@@ -757,7 +766,7 @@ impl Transaction {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> Result<bool> {
-        self.insert_if_absent_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), value.as_ref()).await
+        self.insert_if_absent_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), value.as_ref()).await
     }
 
     /// Like [`update`](Transaction::update). `change` itself does not wait.
@@ -770,7 +779,7 @@ impl Transaction {
         key: impl AsRef<[u8]>,
         change: impl FnOnce(Option<&[u8]>) -> Option<V>,
     ) -> Result<Option<V>> {
-        self.update_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), change).await
+        self.update_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), change).await
     }
 
     /// Like [`compare_and_swap`](Transaction::compare_and_swap).
@@ -784,7 +793,7 @@ impl Transaction {
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
     ) -> Result<Result<(), Option<Value>>> {
-        self.compare_and_swap_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), expected, new).await
+        self.compare_and_swap_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), expected, new).await
     }
 
     /// Like [`pop_first`](Transaction::pop_first).
@@ -792,7 +801,7 @@ impl Transaction {
     /// # Errors
     /// Those of [`pop_first`](Transaction::pop_first).
     pub async fn pop_first_async(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
-        self.pop_in(keyspace.store()?.as_task(), keyspace, Direction::Forward).await
+        self.pop_in(keyspace.store()?.as_task().await, keyspace, Direction::Forward).await
     }
 
     /// Like [`pop_last`](Transaction::pop_last).
@@ -800,7 +809,7 @@ impl Transaction {
     /// # Errors
     /// Those of [`pop_first`](Transaction::pop_first).
     pub async fn pop_last_async(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
-        self.pop_in(keyspace.store()?.as_task(), keyspace, Direction::Backward).await
+        self.pop_in(keyspace.store()?.as_task().await, keyspace, Direction::Backward).await
     }
 
     /// Like [`pop_first_in`](Transaction::pop_first_in).
@@ -812,7 +821,7 @@ impl Transaction {
         keyspace: &Keyspace,
         range: impl KeyRange,
     ) -> Result<Option<(Value, Value)>> {
-        self.pop_free_in(keyspace.store()?.as_task(), keyspace, bounds::owned(&range), Direction::Forward).await
+        self.pop_free_in(keyspace.store()?.as_task().await, keyspace, bounds::owned(&range), Direction::Forward).await
     }
 
     /// Like [`pop_last_in`](Transaction::pop_last_in).
@@ -824,7 +833,7 @@ impl Transaction {
         keyspace: &Keyspace,
         range: impl KeyRange,
     ) -> Result<Option<(Value, Value)>> {
-        self.pop_free_in(keyspace.store()?.as_task(), keyspace, bounds::owned(&range), Direction::Backward).await
+        self.pop_free_in(keyspace.store()?.as_task().await, keyspace, bounds::owned(&range), Direction::Backward).await
     }
 
     /// Like [`commit`](Transaction::commit). A future dropped before the transaction has its timestamp aborts it;
@@ -834,7 +843,7 @@ impl Transaction {
     /// Those of [`commit`](Transaction::commit).
     pub async fn commit_async(self) -> Result<Timestamp> {
         let store = Arc::clone(self.store()?);
-        self.commit_in(store.as_task()).await
+        self.commit_in(store.as_task().await).await
     }
 }
 
@@ -849,7 +858,7 @@ impl Batch {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> Result<()> {
-        self.insert_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), value.as_ref()).await
+        self.insert_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), value.as_ref()).await
     }
 
     /// Like [`insert_from`](Batch::insert_from), from an asynchronous reader. See [`Keyspace::insert_from_async`].
@@ -862,7 +871,7 @@ impl Batch {
         key: impl AsRef<[u8]>,
         reader: impl AsyncRead + Unpin,
     ) -> Result<u64> {
-        self.insert_from_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), ForTasks(reader)).await
+        self.insert_from_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), ForTasks(reader)).await
     }
 
     /// Like [`commit`](Batch::commit). A future dropped before the batch has its timestamp aborts it; afterwards the

@@ -217,7 +217,7 @@ impl BulkLoad {
         let handle = Arc::clone(&self.keyspace.handle);
         let (store, open) = (handle.store()?, &self.keyspace.open);
         let written = match store.check_write(open, key) {
-            Ok(()) => write_large(store, open, store.as_task(), Blocking(value)).await,
+            Ok(()) => write_large(store, open, store.as_task().await, Blocking(value)).await,
             Err(error) => Err(error),
         };
         let key = key.to_vec();
@@ -235,7 +235,7 @@ impl BulkLoad {
     /// Calls `body` on a thread that may wait. Returns the load, which ends if that fails.
     async fn on_worker(mut self, body: impl FnOnce(&mut BulkLoad) -> Result<()> + Send + 'static) -> Result<BulkLoad> {
         let handle = Arc::clone(&self.keyspace.handle);
-        handle.store()?.as_task().run(move || body(&mut self).map(|()| self)).await
+        handle.store()?.as_task().await.run(move || body(&mut self).map(|()| self)).await
     }
 
     /// All that is left of the load; this handle can't go on.
@@ -295,7 +295,7 @@ impl BulkLoad {
     /// Those of [`finish`](BulkLoad::finish).
     pub async fn finish_async(self) -> Result<LoadReport> {
         let handle = Arc::clone(&self.keyspace.handle);
-        handle.store()?.as_task().run(move || self.finish()).await
+        handle.store()?.as_task().await.run(move || self.finish()).await
     }
 
     /// Puts the rows by transactions, with the durability of the database's other commits: no reader sees rows that a

@@ -19,7 +19,7 @@ use crate::format::ChunkNumber;
 use crate::memory::{Account, Grant};
 use crate::pool::Stop;
 use crate::store::read_ahead::ReadAhead;
-use crate::task::{WaitMode, ready};
+use crate::task::{WaitMode, ready, turn};
 use crate::tree::node::{EMPTY_LEAF, Leaf};
 use crate::tree::{Direction, Target, Tree, Unreadable};
 use crate::txn::read_set::SharedReads;
@@ -382,7 +382,7 @@ pub(super) async fn step<S: Steps>(scan: &mut S, direction: Direction) -> Option
         return Some(Ok(item));
     }
     match scan.handle().as_ref().map(|handle| handle.store()) {
-        Some(Ok(store)) => scan.next_in(store.as_task(), direction).await,
+        Some(Ok(store)) => scan.next_in(store.as_task().await, direction).await,
         // It waits for nothing.
         None | Some(Err(_)) => ready(scan.next_in(WaitMode::Blocking, direction)),
     }
@@ -462,6 +462,7 @@ impl Scan {
             Ok((copied, fence, next.is_some()))
         });
         let (Copied { count, bytes, stop }, fence, is_next_in_memory) = copied.await?;
+        mode.worked(turn::ROW * count as u32);
         match direction {
             Direction::Forward => self.ahead_forward.note_next(is_next_in_memory),
             Direction::Backward => self.ahead_backward.note_next(is_next_in_memory),
@@ -977,7 +978,7 @@ impl Salvage {
     /// Like `next` of the iterator; otherwise like [`Range::next_async`].
     pub async fn next_async(&mut self) -> Option<Result<Salvaged>> {
         match self.0.handle().as_ref().map(|handle| handle.store()) {
-            Some(Ok(store)) => self.0.salvage_in(store.as_task()).await,
+            Some(Ok(store)) => self.0.salvage_in(store.as_task().await).await,
             // It waits for nothing.
             None | Some(Err(_)) => ready(self.0.salvage_in(WaitMode::Blocking)),
         }

@@ -223,7 +223,7 @@ impl Database {
             let mut transaction = self.begin_with(options)?;
             let body_of = transaction.body();
             let returned = run(body_of, || body(&mut transaction)).await;
-            let mode = self.store()?.as_task();
+            let mode = self.store()?.as_task().await;
             if let ControlFlow::Break(result) = attempts.end(mode, transaction, returned).await {
                 return result;
             }
@@ -290,7 +290,7 @@ impl Database {
             let mut transaction = self.begin_with(options)?;
             let body_of = transaction.body();
             let returned = run(body_of, || body(&mut transaction)).await;
-            let mode = self.store()?.as_task();
+            let mode = self.store()?.as_task().await;
             if let ControlFlow::Break(result) = attempts.end(mode, transaction, returned).await {
                 return result;
             }

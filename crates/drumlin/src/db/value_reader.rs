@@ -274,7 +274,7 @@ impl futures_io::AsyncRead for AsyncValueReader {
                     let (snapshot, content) = (Arc::clone(snapshot), content.clone());
                     let loading = async move {
                         let store = handle.store()?;
-                        ValueReader::load(store, store.as_task(), &tree, &content, &snapshot, start).await
+                        ValueReader::load(store, store.as_task().await, &tree, &content, &snapshot, start).await
                     };
                     &mut other.insert((start, Exclusive::new(Box::pin(loading)))).1
                 }

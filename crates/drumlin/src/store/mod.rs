@@ -46,7 +46,7 @@ use crate::format::record::{self, Operation};
 use crate::format::{ChunkNumber, KeyspaceId, Timestamp, ValueId};
 use crate::io::{Backend, IoBackend, Process, SyncMethod};
 use crate::memory::{Account, Grant, SOURCE_BYTES_MAX, heap_bytes};
-use crate::seglog::Body;
+use crate::seglog::{Appended, Body};
 use crate::space::checkpoint::PageTableStore;
 use crate::space::{PageTable, Purpose};
 use crate::sync::Mutex;
@@ -176,9 +176,10 @@ impl Store {
         self.engine.backend.now()
     }
 
-    /// The wait mode of operations that are tasks.
-    pub(crate) fn as_task(&self) -> WaitMode<'_> {
-        WaitMode::Tasks(&self.engine.tasks)
+    /// The wait mode of a call that is a task. Lets others go on first if its thread's turn is over.
+    #[inline]
+    pub(crate) async fn as_task(&self) -> WaitMode<'_> {
+        self.engine.tasks.begin_call().await
     }
 
     /// Makes a checkpoint and ends everything. A second call waits for the first, and answers the same.
@@ -482,7 +483,8 @@ impl Store {
             Some(begun) => begun,
             None => self.begin_waiting(mode, owner, &rows).await?,
         };
-        self.commit_admitted(mode, &rows, None, admitted, durability, lock).await.map(drop)
+        let applied = self.engine.apply(mode, &rows, None, admitted, || self.end_locks(lock)).await?;
+        self.engine.settle(mode, &rows, applied, durability).await.map(drop)
     }
 
     /// Takes the row's lock, and the memory that the commit needs with it.
@@ -568,7 +570,7 @@ impl Store {
         self.engine.show_durable(mode, seen).await
     }
 
-    /// Commits rows whose `locks` the caller has. See [`Engine::commit`].
+    /// Commits rows whose `locks` the caller has. See [`Engine::apply`].
     pub(crate) async fn commit<L>(
         &self,
         mode: WaitMode<'_>,
@@ -577,27 +579,30 @@ impl Store {
         durability: engine::Durability,
         locks: L,
     ) -> Result<Timestamp> {
+        let logged = self.apply(mode, mode.is_task(), rows, reads, durability, locks).await?;
+        self.engine.await_written(mode, &logged, durability).await
+    }
+
+    /// The part of a [commit](Self::commit) before the wait for its write, which it requests: for a task if `for_task`
+    /// is set, whether or not the part is one itself.
+    pub(crate) async fn apply<L>(
+        &self,
+        mode: WaitMode<'_>,
+        for_task: bool,
+        rows: &[engine::Row<'_>],
+        reads: Option<Reads<'_>>,
+        durability: engine::Durability,
+        locks: L,
+    ) -> Result<Appended> {
         if reads.is_none()
             && let Some(applied) = self.engine.commit_at_once(rows, 0, durability)?
         {
             self.end_locks(locks);
-            return self.engine.settle(mode, rows, applied, durability).await;
+            return Ok(self.engine.request_write(for_task, rows, applied, durability));
         }
         let admitted = self.engine.admit(mode, rows, reads, 0).await;
-        self.commit_admitted(mode, rows, reads, admitted, durability, locks).await
-    }
-
-    /// Commits rows that are admitted, and asks for a checkpoint where one is due.
-    async fn commit_admitted<L>(
-        &self,
-        mode: WaitMode<'_>,
-        rows: &[engine::Row<'_>],
-        reads: Option<Reads<'_>>,
-        admitted: engine::Admitted,
-        durability: engine::Durability,
-        locks: L,
-    ) -> Result<Timestamp> {
-        self.engine.commit(mode, rows, reads, admitted, durability, || self.end_locks(locks)).await
+        let applied = self.engine.apply(mode, rows, reads, admitted, || self.end_locks(locks)).await?;
+        Ok(self.engine.request_write(for_task, rows, applied, durability))
     }
 
     /// Releases the locks of a commit that is applied, and asks for a checkpoint where one is due.

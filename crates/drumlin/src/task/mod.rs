@@ -2,10 +2,12 @@
 //!
 //! The engine's operations are written once, as `async` functions, and told by a [`WaitMode`] how to wait. Where it is
 //! `Blocking`, every wait blocks inside its poll, so the whole operation is ready at the first one ([`ready`]). Where
-//! it is `Tasks`, a wait leaves a waker behind and costs no thread, but for rare work that only blocking calls can do
-//! (growing a file, large values, definitions), which [`Workers`] take over.
+//! it is `Tasks`, a wait leaves a waker behind and costs no thread, but for work that only blocking calls can do or that
+//! can't be divided (growing a file, large values, definitions, commits of many rows), which [`Workers`] take over. A
+//! task that finds nothing to wait for gives way after a [`turn`].
 
 mod timer;
+pub(crate) mod turn;
 mod workers;
 
 use std::future::Future;
@@ -17,6 +19,7 @@ use std::time::Duration;
 use crate::io::Backend;
 use crate::sync::{Parker, Thread, Unparker};
 pub(crate) use timer::Timer;
+use turn::Work;
 pub(crate) use workers::Workers;
 
 /// The background services for asynchronous callers.
@@ -26,14 +29,25 @@ pub(crate) struct Tasks {
     /// Make room for frames. Not `workers`: a commit that holds log space needs them, and jobs of `workers` wait for
     /// log space, or take minutes.
     pub(crate) evictors: Workers,
+    /// Make the commits of many rows. Not `workers`: a commit waits for space in the file and in the log, and those
+    /// that have it may need `workers`. What waits in their queue holds row locks alone, for which no commit waits.
+    pub(crate) committers: Workers,
     pub(crate) timer: Timer,
 }
 
 impl Tasks {
+    /// The wait mode of a call that begins, once it has let others go on if its thread's turn is over.
+    #[inline]
+    pub(crate) async fn begin_call(&self) -> WaitMode<'_> {
+        Work::call().await;
+        WaitMode::Tasks(self)
+    }
+
     pub(crate) fn new(backend: &Arc<dyn Backend>) -> Tasks {
         Tasks {
             workers: Workers::new(Arc::clone(backend)),
             evictors: Workers::new(Arc::clone(backend)),
+            committers: Workers::new(Arc::clone(backend)),
             timer: Timer::new(Arc::clone(backend)),
         }
     }
@@ -42,6 +56,7 @@ impl Tasks {
     pub(crate) fn stop(&self) {
         self.workers.stop();
         self.evictors.stop();
+        self.committers.stop();
         self.timer.stop();
     }
 }
@@ -56,6 +71,27 @@ pub(crate) enum WaitMode<'t> {
 }
 
 impl WaitMode<'_> {
+    pub(crate) fn is_task(self) -> bool {
+        matches!(self, WaitMode::Tasks(_))
+    }
+
+    /// Lets a task give way before a piece of work, if its thread's turn is over, and counts the piece.
+    #[inline]
+    pub(crate) fn work(self, units: u32) -> Work {
+        match self {
+            WaitMode::Blocking => Work::BLOCKING,
+            WaitMode::Tasks(_) => Work::piece(units),
+        }
+    }
+
+    /// Counts work whose size shows only when it is done.
+    #[inline]
+    pub(crate) fn worked(self, units: u32) {
+        if let WaitMode::Tasks(_) = self {
+            turn::count(units);
+        }
+    }
+
     /// Runs what may block: here, or on a worker.
     pub(crate) async fn run<T: Send + 'static>(self, body: impl FnOnce() -> T + Send + 'static) -> T {
         match self {

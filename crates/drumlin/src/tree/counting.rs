@@ -15,13 +15,13 @@ use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::format::{PageId, Timestamp};
 use crate::pool::{ImmutablePages, Needs, Stop};
 use crate::space::PageEntry;
-use crate::task::WaitMode;
+use crate::task::{WaitMode, turn};
 
 /// Restarts before the tree is taken for damaged.
 const RESTARTS_MAX: usize = super::RESTARTS_MAX;
 
-/// Leaves counted in one hold of the base: 50 us of work, for which those who fold wait.
-const LEAVES_AT_ONCE: u32 = if cfg!(feature = "sim") { 8 } else { 512 };
+/// Leaves counted in one hold of the base: some 15 us of work, for which those who fold wait, and a turn of a task.
+const LEAVES_AT_ONCE: u32 = if cfg!(feature = "sim") { 8 } else { 128 };
 
 /// Pages that are brought in together.
 const PAGES_AT_ONCE: usize = 64;
@@ -377,6 +377,7 @@ impl Tree {
         let mut provider = Provider::new(mode, &self.pool);
         let mut restart = 0;
         while restart < RESTARTS_MAX {
+            mode.work(turn::LEAF).await;
             match step() {
                 Ok(done) => return Ok(Some(done)),
                 Err(Halt::Folded) => return Ok(None),
@@ -384,7 +385,10 @@ impl Tree {
                     self.pause(restart)?;
                     restart += 1;
                 }
-                Err(Halt::Yield) => self.check_dropped()?,
+                Err(Halt::Yield) => {
+                    self.check_dropped()?;
+                    mode.worked(LEAVES_AT_ONCE);
+                }
                 Err(Halt::Pages(pages)) => {
                     self.bring_in(mode, &mut provider, pages).await?;
                     restart = 0;

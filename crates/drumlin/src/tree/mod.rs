@@ -29,6 +29,7 @@ use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::pool::{FrameRead, FrameWrite, ImmutablePages, Needs, NewFrame, Pool, ReclaimGuard, Stop, Wanted};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
+use crate::task::turn;
 use crate::task::{WaitMode, ready};
 use counts::Counts;
 use node::{Inner, LeafMut, Node};
@@ -524,6 +525,7 @@ impl Tree {
         mode: WaitMode<'_>,
         mut operation: impl FnMut(PageId) -> Result<T, Stop>,
     ) -> Result<T> {
+        mode.work(turn::LEAF).await;
         match operation(PageId::ROOT) {
             Ok(value) => Ok(value),
             Err(stop) => self.going_on(mode, stop, operation).await,

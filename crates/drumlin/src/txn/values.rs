@@ -28,7 +28,7 @@ use crate::memory::Grant;
 use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool, Wanted};
 use crate::space::checkpoint::open_extent_into;
 use crate::space::{EpochGuard, PageEntry, PageSpace};
-use crate::task::WaitMode;
+use crate::task::{WaitMode, turn};
 use crate::tree::Tree;
 
 use super::MakeRoom;
@@ -407,6 +407,7 @@ async fn read_medium(
 ) -> Result<Chunk> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     let wanted = medium_wanted(reference);
+    mode.work(turn::LEAF + turn::units_of_bytes(reference.length as usize)).await;
     loop {
         {
             let reclaim_guard = pool.reclaim_guard();

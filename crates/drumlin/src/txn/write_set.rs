@@ -237,6 +237,11 @@ impl WriteSet {
         self.row_count
     }
 
+    /// Returns `true` if its commit has more rows, or a longer record.
+    pub(crate) fn is_longer_than(&self, row_count: usize, record_bytes: usize) -> bool {
+        self.row_count > row_count || self.record_bytes > record_bytes
+    }
+
     /// Bytes of the commit's record with one more change, if they are more than `limit_bytes`. Looks up the change that
     /// it replaces near the limit only.
     pub(crate) fn record_bytes_above(

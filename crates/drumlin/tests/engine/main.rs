@@ -35,4 +35,5 @@ mod space;
 #[path = "../support/mod.rs"]
 mod support;
 mod transact;
+mod turns;
 mod warm_start;

@@ -14,7 +14,7 @@ use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, PageId, Timestamp, ValueId};
 use crate::pool::{FrameRead, FrameWrite, Needs, ReclaimGuard, Stop};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
-use crate::task::WaitMode;
+use crate::task::{WaitMode, turn};
 use crate::tree::counts::RowChange;
 use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::tree::{Incoming, Provider, Tree};
@@ -230,6 +230,7 @@ impl<L> Engine<L> {
         let mut pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
         let mut provider = Provider::new(mode, &self.pool);
         loop {
+            mode.work(turn::ROW * rows.len() as u32).await;
             match self.try_apply(&work, &pinned.leaves, &medium.values, &mut sink) {
                 Ok(committed) => {
                     medium.is_committed = true;

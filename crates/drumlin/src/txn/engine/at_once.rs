@@ -3,7 +3,7 @@
 //! A commit of a few rows mostly finds all that it needs: memory, space on the disk and in the log, and its leaves in
 //! memory, with room for the rows. [`Engine::commit_at_once`] takes all this and applies the commit. Where one thing is
 //! lacking it gives back all that it took, with nothing changed, and the commit goes the way that waits
-//! ([`Engine::commit`]).
+//! ([`Engine::apply`]).
 //!
 //! # The same commit, not another kind
 //! 1. It takes what the other takes before its timestamp, of every part as much as it may use. No pins: nothing is
@@ -123,11 +123,11 @@ fn bytes_max(rows: &[Row<'_>]) -> Option<(usize, usize)> {
 
 impl Engine {
     /// Commits rows in ascending order of (keyspace, key), each key once, if that takes no waiting. `None`: nothing has
-    /// changed, and the caller [commits](Self::commit) as usual. The caller holds the row locks, which keep
+    /// changed, and the caller [applies](Self::apply) it as usual. The caller holds the row locks, which keep
     /// `beside_bytes` of memory, and may release them once this returns.
     ///
     /// # Errors
-    /// Those of [`commit`](Self::commit); nothing has changed.
+    /// Those of [`apply`](Self::apply); nothing has changed.
     pub(crate) fn commit_at_once(
         &self,
         rows: &[Row<'_>],

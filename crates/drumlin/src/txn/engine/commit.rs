@@ -25,7 +25,7 @@ use crate::format::Timestamp;
 use crate::format::record::{self, Operation};
 use crate::seglog::{Appended, Body, Reservation};
 use crate::space::EpochGuard;
-use crate::task::WaitMode;
+use crate::task::{WaitMode, turn};
 use crate::tree::node::RowValue;
 use crate::tree::{Target, Tree};
 use crate::txn::clock::Clock;
@@ -62,11 +62,11 @@ impl CommitSink for LiveLog<'_> {
 }
 
 impl Engine {
-    /// Commits rows in ascending order of (keyspace, key), each key once, if nothing in the read set has changed. The
-    /// caller holds the row locks and has [admitted](Self::admit) the rows. Calls `applied` once the row locks may be
-    /// released. Dropping the future before that leaves nothing of the commit. Dropping it later leaves the whole
-    /// commit, since only the caller's wait remains: nothing that must follow a commit depends on its future being
-    /// polled.
+    /// Applies a commit of rows in ascending order of (keyspace, key), each key once, if nothing in the read set has
+    /// changed. The caller holds the row locks and has [admitted](Self::admit) the rows, and [settles](Self::settle)
+    /// the commit. Calls `applied` once the row locks may be released. Dropping the future before that leaves nothing
+    /// of the commit. There is no wait after it, and none in `settle` before only the caller's wait remains: nothing
+    /// that must follow a commit depends on its future being polled.
     ///
     /// A commit that succeeds releases what it holds in this order:
     /// - in `Latched::apply`: latches of leaves that were read, of changed leaves, then epoch latch and reclaim guard;
@@ -75,15 +75,14 @@ impl Engine {
     /// - in `applied`, once the commit is published: the row locks;
     /// - after it, here: the memory of *Admit*;
     /// - in `settle`, before the wait for the medium: the reservation of disk space.
-    pub(crate) async fn commit(
+    pub(crate) async fn apply(
         &self,
         mode: WaitMode<'_>,
         rows: &[Row<'_>],
         reads: Option<Reads<'_>>,
         admitted: Admitted,
-        durability: Durability,
         applied: impl FnOnce(),
-    ) -> Result<Timestamp> {
+    ) -> Result<Applied<'_>> {
         assert!(!rows.is_empty());
         debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
         self.check_failure()?;
@@ -106,7 +105,7 @@ impl Engine {
         self.publish(&logged);
         applied();
         drop(admitted);
-        self.settle(mode, rows, Applied { logged, reserved_pages }, durability).await
+        Ok(Applied { logged, reserved_pages })
     }
 
     /// Waits until an applied commit is published, from where on its row locks may be released.
@@ -150,9 +149,7 @@ impl Engine {
         Ok(body)
     }
 
-    /// Waits until an applied commit is as durable as requested, and shows it to readers. Returns its timestamp. Also
-    /// drops versions that no snapshot needs; the commit's own are needed until it is durable, and left to later
-    /// commits.
+    /// Waits until an applied commit is as durable as requested, and shows it to readers. Returns its timestamp.
     pub(crate) async fn settle(
         &self,
         mode: WaitMode<'_>,
@@ -160,10 +157,21 @@ impl Engine {
         applied: Applied<'_>,
         durability: Durability,
     ) -> Result<Timestamp> {
-        let logged = self.request_write(mode, rows, applied, durability);
+        let logged = self.request_write(mode.is_task(), rows, applied, durability);
+        self.await_written(mode, &logged, durability).await
+    }
+
+    /// Waits until a commit whose write was requested is as durable as it should be, and shows it to readers. Returns
+    /// its timestamp.
+    pub(crate) async fn await_written(
+        &self,
+        mode: WaitMode<'_>,
+        logged: &Appended,
+        durability: Durability,
+    ) -> Result<Timestamp> {
         match (durability, mode) {
             (Durability::Relaxed, _) => {}
-            (Durability::Full, WaitMode::Blocking) => self.log().wait_durable(&logged)?,
+            (Durability::Full, WaitMode::Blocking) => self.log().wait_durable(logged)?,
             (Durability::Full, WaitMode::Tasks(_)) => {
                 poll_fn(|context| self.log().poll_durable(logged.timestamp, context.waker())).await?;
             }
@@ -177,11 +185,12 @@ impl Engine {
         Ok(logged.timestamp)
     }
 
-    /// Has an applied commit written, as soon as its durability asks for, and shows it if it need not be durable.
-    /// Merges of the leaves that it emptied are the last to use its disk space.
-    fn request_write(
+    /// Requests the write that an applied commit's durability calls for, and shows the commit if it need not be
+    /// durable. Merges of the leaves that it emptied are the last to use its disk space. Also drops versions that no
+    /// snapshot needs; the commit's own are needed until it is durable, and left to later commits.
+    pub(crate) fn request_write(
         &self,
-        mode: WaitMode<'_>,
+        for_task: bool,
         rows: &[Row<'_>],
         applied: Applied<'_>,
         durability: Durability,
@@ -193,7 +202,7 @@ impl Engine {
         );
         match durability {
             // Written even if its task stops waiting. A thread that waits writes it itself.
-            Durability::Full if matches!(mode, WaitMode::Tasks(_)) => self.log().request_flush(&logged),
+            Durability::Full if for_task => self.log().request_flush(&logged),
             Durability::Full => {}
             Durability::Relaxed => {
                 self.log().request_relaxed_flush(&logged);
@@ -205,6 +214,10 @@ impl Engine {
             self.collect_garbage();
         }
         drop(reserved_pages);
+        if for_task {
+            let value_bytes = |row: &Row<'_>| if let Change::Put(value) = row.change { value.len() } else { 0 };
+            turn::count(turn::CHANGE * rows.len() as u32 + turn::units_of_bytes(rows.iter().map(value_bytes).sum()));
+        }
         logged
     }
 

@@ -15,7 +15,7 @@ use crate::format::node::LARGE_REF_BYTES;
 use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId};
 use crate::pool::{FrameRead, Needs, Pool, Stop};
 use crate::space::{FrameIndex, Space};
-use crate::task::WaitMode;
+use crate::task::{WaitMode, turn};
 use crate::tree::node::Leaf;
 use crate::tree::{Finger, Incoming, Provider, Target, Tree};
 use crate::txn::read_set::{Reads, Walk};
@@ -282,6 +282,7 @@ impl<L> Engine<L> {
             if let Change::Put(value) = row.change
                 && value.len() > row.tree.inline_bytes_max(row.key)
             {
+                mode.work(turn::units_of_bytes(value.len())).await;
                 medium.values.resize(index, None);
                 let value_id = ValueId(self.next_value.fetch_add(1, Ordering::Relaxed));
                 let address = values::append_medium(row.tree, row.key, value_id, value)?;
@@ -336,6 +337,7 @@ impl<L> Engine<L> {
             let end = start + rows_of_tree.len();
             let mut waiting: Vec<usize> = (start..end).collect();
             while !waiting.is_empty() {
+                mode.work(turn::ROW * waiting.len() as u32).await;
                 let Outstanding { rows, missing } = pinning.pin_present(rows_of_tree[0].tree, &waiting)?;
                 pinning.check_count(leaf_count_max, page_bytes)?;
                 self.bring_in(mode, rows_of_tree[0].tree, &missing, &mut provider).await?;

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{PageId, Timestamp};
 use crate::pool::{FrameRead, Needs, Stop};
-use crate::task::{WaitMode, ready};
+use crate::task::{WaitMode, ready, turn};
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Target, Tree};
 use crate::txn::values::{self, UpcomingValues};
@@ -273,8 +273,11 @@ impl Engine {
         read_at: ReadAt,
         mut take: impl FnMut(&[u8]) -> T,
     ) -> Result<Vec<Option<Found<T>>>> {
-        let mut rows: Vec<_> = keys.iter().map(|_| None).collect();
-        for (keys, rows) in keys.chunks(FIND_MANY_PART).zip(rows.chunks_mut(FIND_MANY_PART)) {
+        let mut all_rows = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(FIND_MANY_PART) {
+            let first = all_rows.len();
+            all_rows.extend(keys.iter().map(|_| None));
+            let rows = &mut all_rows[first..];
             let mut descents: Vec<Descent> =
                 (0..keys.len()).map(|index| Descent { index, page: PageId::ROOT }).collect();
             let mut alone = Vec::new();
@@ -282,12 +285,9 @@ impl Engine {
             while !descents.is_empty() {
                 debug_assert!(descents.iter().all(|descent| rows[descent.index].is_none()), "a row is found twice");
                 let mut stopped = Vec::new();
-                {
-                    // One reclaim guard for all: nested guards cost nothing.
-                    let _reclaim_guard = self.pool.reclaim_guard();
-                    for group in descents.chunks(GROUP) {
-                        self.find_group(tree, keys, read_at, &mut take, group, rows, &mut stopped, &mut alone);
-                    }
+                for group in descents.chunks(GROUP) {
+                    mode.work(turn::LEAF * group.len() as u32).await;
+                    self.find_group(tree, keys, read_at, &mut take, group, rows, &mut stopped, &mut alone);
                 }
                 descents = stopped;
                 let mut missing: Vec<PageId> = descents.iter().map(|descent| descent.page).collect();
@@ -302,7 +302,7 @@ impl Engine {
                 rows[index] = self.find_in(mode, tree, keys[index].as_ref(), read_at, &mut take).await?;
             }
         }
-        Ok(rows)
+        Ok(all_rows)
     }
 
     /// Descends for a group of keys, looks for their rows, and then reads these. Notes the descents that lack a page,
@@ -320,6 +320,8 @@ impl Engine {
         alone: &mut Vec<usize>,
     ) {
         assert!(group.len() <= GROUP);
+        // One reclaim guard for all: nested guards cost nothing.
+        let _reclaim_guard = self.pool.reclaim_guard();
         let mut places = [None; GROUP];
         for (&Descent { index, page }, place) in group.iter().zip(&mut places) {
             match tree.locate(page, Target::At(keys[index].as_ref())) {
@@ -371,18 +373,23 @@ impl Engine {
         let mut upcoming = UpcomingValues::default();
         let mut references = &references[..];
         let mut values = Vec::with_capacity(found.len());
-        for (key, found) in keys.iter().zip(found) {
-            values.push(match found {
-                None => None,
-                Some(Found::Inline(value)) => Some(value),
-                Some(Found::Large(reference)) => {
-                    upcoming.step(mode, tree, references.iter().copied()).await;
-                    references = &references[1..];
-                    let mut value = None;
-                    self.get_large(mode, tree, key.as_ref(), read_at, reference, &mut value).await?;
-                    value
-                }
-            });
+        let mut found = found.into_iter();
+        for keys in keys.chunks(FIND_MANY_PART) {
+            // They are moved only, but their memory may be new.
+            mode.work(turn::ROW * keys.len() as u32 / 8).await;
+            for (key, found) in keys.iter().zip(&mut found) {
+                values.push(match found {
+                    None => None,
+                    Some(Found::Inline(value)) => Some(value),
+                    Some(Found::Large(reference)) => {
+                        upcoming.step(mode, tree, references.iter().copied()).await;
+                        references = &references[1..];
+                        let mut value = None;
+                        self.get_large(mode, tree, key.as_ref(), read_at, reference, &mut value).await?;
+                        value
+                    }
+                });
+            }
         }
         assert!(references.is_empty(), "{} values were brought in for no row", references.len());
         assert_eq!(values.len(), keys.len());
