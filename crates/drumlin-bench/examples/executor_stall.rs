@@ -1,11 +1,14 @@
-//! Stalls of an executor by a store whose pages are not in memory.
+//! Stalls of an executor: by a store whose pages are not in memory, and by long calls on pages that are.
 //!
 //! One tokio worker thread runs 256 tasks that read rows at random from a database larger than memory, and a timer task
 //! that ticks every millisecond. A store that maps its file stops the thread at every page that is not there: the tick
 //! comes late, and the reads wait for each other. Drumlin's reads are futures: the thread goes on.
 //!
+//! Then the same tick runs beside one long call after another on a database that is in memory as a whole. Such calls
+//! find nothing to wait for, and have to give way by themselves.
+//!
 //! ```text
-//! cargo run --release -p drumlin-bench --example executor_stall
+//! cargo run --release -p drumlin-bench --example executor_stall [disk | cached [SECONDS [CASE]]]
 //! ```
 //!
 //! The map (LMDB through heed) is made larger than memory by a memory cgroup where this process may make one (it needs
@@ -15,11 +18,14 @@
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use drumlin::{Database, Durability, Field, Keyspace, Sum, TxOptions};
 use drumlin_testing::Random;
+use futures_util::TryStreamExt;
 use hdrhistogram::Histogram;
 
 const ROWS: u64 = 4_000_000;
@@ -28,6 +34,10 @@ const TASKS: u64 = 256;
 const SECONDS: u64 = 8;
 /// The memory that Drumlin may use, and the group of the map, page cache included.
 const MEMORY_BYTES: u64 = 64 << 20;
+
+/// The database that is in memory as a whole.
+const CACHED_ROWS: u64 = 2_000_000;
+const CACHED_BYTES: u64 = 1 << 30;
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
@@ -48,6 +58,18 @@ fn value(number: u64) -> [u8; VALUE_BYTES] {
 struct Outcome {
     lateness_us: Histogram<u64>,
     reads: u64,
+}
+
+/// Ticks every millisecond for so long, and returns how late that was.
+async fn tick(duration: Duration) -> Result<Histogram<u64>> {
+    let mut lateness_us = Histogram::<u64>::new_with_bounds(1, 60_000_000, 3)?;
+    let end = Instant::now() + duration;
+    while Instant::now() < end {
+        let due = Instant::now() + Duration::from_millis(1);
+        tokio::time::sleep_until(due.into()).await;
+        lateness_us.saturating_record(due.elapsed().as_micros() as u64);
+    }
+    Ok(lateness_us)
 }
 
 /// Runs the tasks and the tick on one thread.
@@ -73,17 +95,7 @@ where
             Result::<()>::Ok(())
         }));
     }
-    let tick = runtime.spawn(async {
-        let mut lateness_us = Histogram::<u64>::new_with_bounds(1, 60_000_000, 3)?;
-        let end = Instant::now() + Duration::from_secs(SECONDS);
-        while Instant::now() < end {
-            let due = Instant::now() + Duration::from_millis(1);
-            tokio::time::sleep_until(due.into()).await;
-            lateness_us.saturating_record(due.elapsed().as_micros() as u64);
-        }
-        Result::<_>::Ok(lateness_us)
-    });
-    let lateness_us = runtime.block_on(tick)??;
+    let lateness_us = runtime.block_on(runtime.spawn(tick(Duration::from_secs(SECONDS))))??;
     stop.store(true, Ordering::Relaxed);
     for task in tasks {
         runtime.block_on(task)??;
@@ -96,7 +108,7 @@ fn drumlin(folder: &Path) -> Result<Outcome> {
     {
         let db = drumlin::Config::new().memory(512 << 20).open(&path)?;
         let rows = db.keyspace("rows")?;
-        let options = drumlin::TxOptions { durability: drumlin::Durability::Relaxed, ..Default::default() };
+        let options = TxOptions { durability: Durability::Relaxed, ..Default::default() };
         for first in (0..ROWS).step_by(1000) {
             let mut tx = db.begin_with(options)?;
             for number in first..first + 1000 {
@@ -204,29 +216,256 @@ impl Drop for Group {
     }
 }
 
-fn print(name: &str, outcome: &Outcome) {
-    let ms = |quantile: f64| outcome.lateness_us.value_at_quantile(quantile) as f64 / 1000.0;
-    let rate = outcome.reads as f64 / SECONDS as f64;
+type Task = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+/// What the tasks beside the tick share.
+#[derive(Clone)]
+struct Cached {
+    db: Database,
+    rows: Keyspace,
+    /// The relaxed handle of the same rows.
+    relaxed: Keyspace,
+    other: Keyspace,
+    queue: Keyspace,
+    stop: Arc<AtomicBool>,
+    /// Rows that were read, written or removed.
+    done: Arc<AtomicU64>,
+}
+
+impl Cached {
+    fn open(folder: &Path) -> Result<Cached> {
+        let db = drumlin::Config::new().memory(CACHED_BYTES).open(folder.join("cached"))?;
+        let mut load = db.bulk_load("rows")?;
+        for number in 0..CACHED_ROWS {
+            load.insert(key(number), value(number))?;
+        }
+        load.finish()?;
+        let rows = db.existing_keyspace("rows")?;
+        for row in &rows {
+            row?;
+        }
+        let relaxed = rows.with_durability(Durability::Relaxed);
+        let (other, queue) = (db.keyspace("other")?, db.keyspace("queue")?);
+        Ok(Cached { db, rows, relaxed, other, queue, stop: Arc::default(), done: Arc::default() })
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, rows: u64) {
+        self.done.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    async fn stream(self) -> Result<()> {
+        while self.goes_on() {
+            let mut rows = self.rows.iter().into_stream();
+            while self.goes_on() && rows.try_next().await?.is_some() {
+                self.count(1);
+            }
+        }
+        Ok(())
+    }
+
+    async fn steps(self) -> Result<()> {
+        while self.goes_on() {
+            let mut rows = self.rows.iter();
+            while self.goes_on()
+                && let Some(row) = rows.next_async().await
+            {
+                row?;
+                self.count(1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums that no state was kept for: a name is summed once.
+    async fn aggregate(self) -> Result<()> {
+        let mut salt = 0;
+        while self.goes_on() {
+            let sum = Sum::of(Field::<u64>::big_endian(salt % 90));
+            std::hint::black_box(self.rows.aggregate_async(&sum, ..).await?);
+            self.count(CACHED_ROWS);
+            salt += 1;
+        }
+        Ok(())
+    }
+
+    async fn remove(self) -> Result<()> {
+        let mut first = 0;
+        while self.goes_on() && first < CACHED_ROWS {
+            self.count(self.relaxed.remove_range_async(key(first)..key(first + 100_000)).await?);
+            first += 100_000;
+        }
+        Ok(())
+    }
+
+    async fn get(self) -> Result<()> {
+        let mut random = Random(1);
+        while self.goes_on() {
+            for _ in 0..100_000 {
+                let number = random.below(CACHED_ROWS);
+                assert!(self.rows.get_async(key(number)).await?.is_some(), "row {number}");
+                self.count(1);
+                if !self.goes_on() {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn insert(self) -> Result<()> {
+        let mut random = Random(2);
+        while self.goes_on() {
+            let number = random.below(CACHED_ROWS);
+            self.relaxed.insert_async(key(number), value(number)).await?;
+            self.count(1);
+        }
+        Ok(())
+    }
+
+    async fn get_many(self) -> Result<()> {
+        let mut random = Random(3);
+        let keys: Vec<[u8; 8]> = (0..20_000).map(|_| key(random.below(CACHED_ROWS))).collect();
+        while self.goes_on() {
+            let values = self.rows.get_many_async(&keys).await?;
+            // To free so many takes a millisecond, which is not the call's.
+            tokio::task::spawn_blocking(move || assert!(values.iter().all(Option::is_some)));
+            self.count(20_000);
+        }
+        Ok(())
+    }
+
+    async fn commit(self) -> Result<()> {
+        let mut random = Random(4);
+        while self.goes_on() {
+            let first = random.below(CACHED_ROWS - 12_000);
+            let mut batch = self.db.batch()?;
+            for number in first..first + 12_000 {
+                batch.insert_async(&self.rows, key(number), value(number)).await?;
+            }
+            batch.commit_with_async(Durability::Relaxed).await?;
+            self.count(12_000);
+        }
+        Ok(())
+    }
+
+    async fn pop(self) -> Result<()> {
+        while self.goes_on() {
+            assert!(self.queue.pop_first_async().await?.is_none());
+        }
+        Ok(())
+    }
+
+    async fn produce(self) -> Result<()> {
+        let mut number = 0;
+        while self.goes_on() {
+            self.other.insert_async(key(number), value(number)).await?;
+            self.count(1);
+            number += 1;
+        }
+        Ok(())
+    }
+
+    async fn idle(self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Runs a case beside the tick; returns what it did in a second, too.
+    fn measure(&self, seconds: u64, tasks: impl Fn(&Cached) -> Vec<Task>) -> Result<(Histogram<u64>, f64)> {
+        self.stop.store(false, Ordering::Relaxed);
+        self.done.store(0, Ordering::Relaxed);
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build()?;
+        let began = Instant::now();
+        let ticking = runtime.spawn(tick(Duration::from_secs(seconds)));
+        let tasks: Vec<_> = tasks(self).into_iter().map(|task| runtime.spawn(task)).collect();
+        let stopper = {
+            let stop = Arc::clone(&self.stop);
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_secs(seconds));
+                stop.store(true, Ordering::Relaxed);
+            })
+        };
+        for task in tasks {
+            runtime.block_on(task)??;
+        }
+        let rate = self.done.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64();
+        let lateness_us = runtime.block_on(ticking)??;
+        stopper.join().expect("it sleeps");
+        Ok((lateness_us, rate))
+    }
+}
+
+/// The name of a case, and its tasks.
+type Case = (&'static str, fn(&Cached) -> Vec<Task>);
+
+const CASES: &[Case] = &[
+    ("nothing", |cached| vec![Box::pin(cached.clone().idle())]),
+    ("into_stream", |cached| vec![Box::pin(cached.clone().stream())]),
+    ("next_async", |cached| vec![Box::pin(cached.clone().steps())]),
+    ("aggregate_async", |cached| vec![Box::pin(cached.clone().aggregate())]),
+    ("get_async", |cached| vec![Box::pin(cached.clone().get())]),
+    ("get_many_async", |cached| vec![Box::pin(cached.clone().get_many())]),
+    ("insert_async", |cached| vec![Box::pin(cached.clone().insert())]),
+    ("commit of 12,000", |cached| vec![Box::pin(cached.clone().commit())]),
+    ("producer alone", |cached| vec![Box::pin(cached.clone().produce())]),
+    ("producer, 16 pop", |cached| {
+        let mut tasks: Vec<Task> = vec![Box::pin(cached.clone().produce())];
+        tasks.extend((0..16).map(|_| -> Task { Box::pin(cached.clone().pop()) }));
+        tasks
+    }),
+    ("remove_range_async", |cached| vec![Box::pin(cached.clone().remove())]),
+];
+
+fn cached(folder: &Path, seconds: u64, only: Option<&str>) -> Result<()> {
+    println!("\nOne worker thread and {CACHED_ROWS} rows of {VALUE_BYTES} bytes in memory, {seconds} s each.\n");
+    println!("{:<22} {:>36} {:>10}", "beside", "lateness of a 1 ms tick, ms", "rows/s");
+    println!("{:<22} {:>8} {:>8} {:>8} {:>9}", "", "p50", "p99", "p99.9", "max");
+    let cached = Cached::open(folder)?;
+    for (name, tasks) in CASES.iter().filter(|(name, _)| only.is_none_or(|only| name.starts_with(only))) {
+        let (lateness_us, rate) = cached.measure(seconds, tasks)?;
+        print(name, &lateness_us, rate);
+    }
+    Ok(())
+}
+
+fn print(name: &str, lateness_us: &Histogram<u64>, rate: f64) {
+    let ms = |quantile: f64| lateness_us.value_at_quantile(quantile) as f64 / 1000.0;
     println!(
         "{name:<22} {:>8.2} {:>8.2} {:>8.2} {:>9.2} {rate:>10.0}",
         ms(0.5),
         ms(0.99),
         ms(0.999),
-        outcome.lateness_us.max() as f64 / 1000.0
+        lateness_us.max() as f64 / 1000.0
     );
 }
 
-fn main() -> Result<()> {
-    let folder = tempfile::Builder::new().prefix("drumlin-stall-").tempdir()?;
+fn on_disk(folder: &Path) -> Result<()> {
     println!(
         "One worker thread, {TASKS} tasks reading {ROWS} rows of {VALUE_BYTES} bytes at random, {SECONDS} s each."
     );
     println!("Drumlin has {} MiB.", MEMORY_BYTES >> 20);
-    let ours = drumlin(folder.path())?;
-    let theirs = mapped(folder.path())?;
+    let ours = drumlin(folder)?;
+    let theirs = mapped(folder)?;
     println!("\n{:<22} {:>36} {:>10}", "", "lateness of a 1 ms tick, ms", "reads/s");
     println!("{:<22} {:>8} {:>8} {:>8} {:>9}", "", "p50", "p99", "p99.9", "max");
-    print("drumlin, get_async", &ours);
-    print("lmdb, mapped", &theirs);
+    print("drumlin, get_async", &ours.lateness_us, ours.reads as f64 / SECONDS as f64);
+    print("lmdb, mapped", &theirs.lateness_us, theirs.reads as f64 / SECONDS as f64);
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("drumlin-stall-").tempdir()?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let part = arguments.first().map(String::as_str);
+    if part != Some("cached") {
+        on_disk(folder.path())?;
+    }
+    if part != Some("disk") {
+        let seconds = arguments.get(1).map_or(Ok(SECONDS), |seconds| seconds.parse())?;
+        cached(folder.path(), seconds, arguments.get(2).map(String::as_str))?;
+    }
     Ok(())
 }
