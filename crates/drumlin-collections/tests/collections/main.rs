@@ -13,6 +13,7 @@ mod many;
 mod notes;
 mod scans;
 mod schema;
+mod turns;
 mod types;
 mod unique;
 mod views;
