@@ -19,9 +19,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Units of a turn. A unit is about 0.1 us, so that a turn takes some 15 us, and giving way, which takes 0.1 to 0.2 us,
-/// costs one percent. It is not longer because executors look at timers and sockets only after many polls: tokio after
-/// 61, which are a millisecond of such turns.
+/// Units of a turn. A unit is about 0.1 us, so that a turn takes some 15 us, and giving way costs little beside it. It
+/// is not longer because executors look at timers and sockets only after many polls: tokio after 61, which are a
+/// millisecond of such turns.
 const TURN: u32 = 160;
 
 /// Units that are left when a call begins.
