@@ -218,7 +218,7 @@ impl Drop for Group {
 
 type Task = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-/// What the tasks beside the tick share.
+/// The state that the tasks beside the tick share.
 #[derive(Clone)]
 struct Cached {
     db: Database,

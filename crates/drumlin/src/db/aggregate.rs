@@ -70,7 +70,7 @@ struct LeafCopy {
     key: Vec<u8>,
 }
 
-/// What follows a leaf whose rows were read.
+/// The step after a leaf whose rows were read.
 enum Next {
     Leaf,
     /// Rows that only a scan can read.

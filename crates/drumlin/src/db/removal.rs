@@ -138,8 +138,8 @@ impl Keyspace {
         Ok((keys, false))
     }
 
-    /// Pauses after an error that is over then, before a part is run again: a conflict, or a snapshot that was ended for
-    /// its memory. Returns any other.
+    /// Pauses after an error that is over then, before a part is run again: a conflict, or a snapshot that was ended
+    /// for its memory. Returns any other.
     async fn pause_after(&self, mode: WaitMode<'_>, error: Error, attempts: &mut Attempts) -> Result<()> {
         // A deadlock is over at once; a row that another holds has been waited for already.
         let is_over = self.store()?.now() - attempts.began >= LOCK_TIMEOUT;

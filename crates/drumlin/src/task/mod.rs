@@ -2,9 +2,9 @@
 //!
 //! The engine's operations are written once, as `async` functions, and told by a [`WaitMode`] how to wait. Where it is
 //! `Blocking`, every wait blocks inside its poll, so the whole operation is ready at the first one ([`ready`]). Where
-//! it is `Tasks`, a wait leaves a waker behind and costs no thread, but for work that only blocking calls can do or that
-//! can't be divided (growing a file, large values, definitions, commits of many rows), which [`Workers`] take over. A
-//! task that finds nothing to wait for gives way after a [`turn`].
+//! it is `Tasks`, a wait leaves a waker behind and costs no thread, but for work that only blocking calls can do or
+//! that can't be divided (growing a file, large values, definitions, commits of many rows), which [`Workers`] take
+//! over. A task that finds nothing to wait for gives way after a [`turn`].
 
 mod timer;
 pub(crate) mod turn;
@@ -30,7 +30,7 @@ pub(crate) struct Tasks {
     /// log space, or take minutes.
     pub(crate) evictors: Workers,
     /// Make the commits of many rows. Not `workers`: a commit waits for space in the file and in the log, and those
-    /// that have it may need `workers`. What waits in their queue holds row locks alone, for which no commit waits.
+    /// that have it may need `workers`. A commit in their queue holds row locks alone, for which no other one waits.
     pub(crate) committers: Workers,
     pub(crate) timer: Timer,
 }

@@ -6,9 +6,9 @@
 //! # Invariants
 //! 1. The count is the thread's. A loop of `get_async` is thousands of calls of a microsecond, none of which is long by
 //!    itself; and nothing tells a library which task it runs in.
-//! 2. What is counted follows from the calls alone, not from a clock: a simulation runs the same way again.
-//! 3. Giving way begins the next turn. So a future that is polled again goes on, whoever polls it, and a call that is
-//!    made anew after it was dropped has a whole turn.
+//! 2. The count follows from the calls alone, not from a clock: a simulation runs the same way again.
+//! 3. Giving way begins the next turn. So a future that is polled again goes on, by any executor, and a call that is
+//!    made again after it was dropped has a whole turn.
 //! 4. A call gives way before it does a piece of work, never between the piece and its result: a future that is dropped
 //!    there loses nothing.
 //! 5. [`CALL_MAX`] units are left when a call begins. One that needs no more, and waits for nothing else, is ready at

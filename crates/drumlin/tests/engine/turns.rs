@@ -194,7 +194,7 @@ fn commits_of_many_rows_give_way() {
     assert_eq!(k.get(key(999)).unwrap().unwrap(), "newer");
 }
 
-/// A future that gives way is woken, and whoever polls it brings it to its end; while it gives way, others run.
+/// A future that gives way is woken, and any executor brings it to its end; while it gives way, others run.
 #[test]
 fn others_run_meanwhile() {
     let (_db, k) = filled();

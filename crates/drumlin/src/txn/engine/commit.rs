@@ -169,6 +169,7 @@ impl Engine {
         logged: &Appended,
         durability: Durability,
     ) -> Result<Timestamp> {
+        assert!(logged.timestamp <= self.clock.published(), "a commit is waited for before it is applied");
         match (durability, mode) {
             (Durability::Relaxed, _) => {}
             (Durability::Full, WaitMode::Blocking) => self.log().wait_durable(logged)?,

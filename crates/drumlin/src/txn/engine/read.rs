@@ -391,6 +391,7 @@ impl Engine {
                 });
             }
         }
+        assert!(found.next().is_none(), "a row was found for no key");
         assert!(references.is_empty(), "{} values were brought in for no row", references.len());
         assert_eq!(values.len(), keys.len());
         Ok(values)
