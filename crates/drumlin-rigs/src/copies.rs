@@ -47,7 +47,7 @@ impl Copying {
     }
 }
 
-/// What became of the copies of one kind.
+/// The fates of the copies of one kind.
 #[derive(Clone, Copy, Default, Debug)]
 struct Count {
     copies: u64,
@@ -132,7 +132,7 @@ impl Live {
                 copy(&source, &target, copying == Copying::OpenLogFirst, &mut pause)?;
             }
         }
-        // What was told meanwhile may be in the copy.
+        // Acknowledgements of meanwhile may be in the copy.
         let known: BTreeSet<u64> = self.told.iter().copied().collect();
         self.listen()?;
         let told = self.told.iter().map(|told| if known.contains(told) { *told } else { not_lasting(*told) });

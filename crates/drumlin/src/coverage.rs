@@ -56,6 +56,8 @@ pub(crate) const MARKS: &[&str] = &[
     "a page was wanted that another was reading",
     "a segment was emptied while a page in it was read",
     "a snapshot was ended for the memory of its versions",
+    "versions were spilled",
+    "a full disk took the space of spilled versions",
     "a superblock did not verify",
     "a value was replaced while it was read",
     "compacting made space on a full disk",

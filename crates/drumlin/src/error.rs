@@ -202,7 +202,9 @@ pub enum Error {
         limit_bytes: u64,
     },
     /// The versions that the snapshot needs exceeded their share of memory. Take a new snapshot.
-    #[error("snapshot of timestamp {} is too old: the versions it needs exceeded their share of memory. Take a new snapshot", .timestamp)]
+    #[error(
+        "snapshot of timestamp {timestamp} is too old: the versions it needs exceeded their share of memory. Take a new snapshot"
+    )]
     SnapshotTooOld {
         /// The timestamp that the snapshot reads at.
         timestamp: Timestamp,

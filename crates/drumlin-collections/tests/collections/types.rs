@@ -174,7 +174,7 @@ fn collections_without_types_get_them() {
     for key in &keys {
         meta.remove(key).unwrap();
     }
-    // What is recorded of a part that is not there is of no rows.
+    // A record of a part that is not there is one of no rows.
     let key = "types orders/index by customer 2.1";
     meta.insert(key, "key of some other type").unwrap();
     drop(Collections::new(&db).open::<other_index_version::Order>().unwrap());

@@ -47,6 +47,7 @@ impl Default for Config {
             create: true,
             read_only: false,
             warm_start: true,
+            version_disk_bytes: 0,
             salvage: false,
             backend: None,
         };
@@ -91,6 +92,15 @@ impl Config {
     #[must_use]
     pub fn log_streams(mut self, count: u16) -> Config {
         self.settings.log_stream_count = count;
+        self
+    }
+
+    /// Bytes that old versions of rows may take on disk, once those that snapshots need outgrow their sixteenth of the
+    /// memory. Default 0: not in use yet (docs/decisions/035).
+    #[doc(hidden)]
+    #[must_use]
+    pub fn version_disk_bytes(mut self, bytes: u64) -> Config {
+        self.settings.version_disk_bytes = bytes;
         self
     }
 

@@ -15,8 +15,9 @@ use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::Grant;
 use crate::tree::Direction;
 use crate::tree::node::{Leaf, RowValue, large_ref};
+use crate::txn::old_rows::{OldRows, OldVersion};
 use crate::txn::values::LargeValue;
-use crate::txn::versions::{OldVersion, Versions};
+use crate::txn::versions::Versions;
 use crate::txn::write_set::{Change, WriteSet};
 
 /// Memory of a row besides its bytes.
@@ -30,7 +31,7 @@ const BATCH_BYTES_FIRST: u64 = 16 << 10;
 const BYTES_STEP: usize = 1 << 10;
 const ROWS_STEP: usize = 16;
 /// The most that it copies at once of its transaction's own changes, and of old versions.
-const CHANGES_BYTES_MAX: usize = 64 << 10;
+pub(super) const CHANGES_BYTES_MAX: usize = 64 << 10;
 
 /// Rows that a scan has copied and not handed out yet, from either end. The next copy goes into the same memory, unless
 /// a [`Value`] still shows a part of it.
@@ -226,6 +227,7 @@ impl Copier<'_> {
         page: PageId,
         memory: &mut Grant,
         kept_bytes: u64,
+        spilled: OldRows,
         into: &mut CopiedRows,
     ) -> Result<Copied> {
         into.clear();
@@ -247,7 +249,7 @@ impl Copier<'_> {
         if is_newer {
             // Old versions are in memory together with the copies of them.
             room /= 2;
-            old = self.old_versions(page, room.min(CHANGES_BYTES_MAX), &mut part);
+            old = self.old_versions(page, room.min(CHANGES_BYTES_MAX), spilled, &mut part);
         }
         if bytes_of_all > room {
             part.stop_within(room);
@@ -277,11 +279,17 @@ impl Copier<'_> {
         Ok(Copied { count: into.len(), bytes, stop: part.stop })
     }
 
-    /// Old versions of the leaf's rows, up to so many bytes of them.
-    fn old_versions(&self, page: PageId, bytes_max: usize, part: &mut LeafPart<'_>) -> BTreeMap<Vec<u8>, OldVersion> {
+    /// Old versions of the leaf's rows, in memory and among those that were spilled, up to so many bytes of them.
+    fn old_versions(
+        &self,
+        page: PageId,
+        bytes_max: usize,
+        spilled: OldRows,
+        part: &mut LeafPart<'_>,
+    ) -> BTreeMap<Vec<u8>, (Timestamp, OldVersion)> {
         // The leaf's rows lie within its fences, so the scan's bounds are enough.
         let leaf = (self.keyspace, page);
-        let found = self.versions.rows_at(leaf, self.snapshot, self.bounds, self.direction, bytes_max);
+        let found = self.versions.rows_at(leaf, self.snapshot, self.bounds, self.direction, bytes_max, spilled);
         found.last.into_iter().for_each(|last| part.stop_at(last));
         found.rows
     }
@@ -442,7 +450,7 @@ fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
 }
 
 /// Reserves memory for a copy of up to `wanted` bytes beside `kept_bytes`; returns how many bytes it may have.
-fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
+pub(super) fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
     // A call that was dropped half-way has released the memory of its rows.
     if !memory.cover(kept_bytes) {
         return Err(Error::copies_in_memory(memory.limit_bytes()));
@@ -535,7 +543,12 @@ impl Batch<'_> {
     }
 
     /// Copies the rows of a part of a leaf, their old versions, and what the transaction made of them, merged by key.
-    fn merge(&mut self, part: &LeafPart<'_>, old: BTreeMap<Vec<u8>, OldVersion>, own: BTreeMap<&[u8], Change<'_>>) {
+    fn merge(
+        &mut self,
+        part: &LeafPart<'_>,
+        old: BTreeMap<Vec<u8>, (Timestamp, OldVersion)>,
+        own: BTreeMap<&[u8], Change<'_>>,
+    ) {
         let bounds = part.bounds();
         let mut old = old.into_iter().filter(|(key, _)| RangeBounds::<[u8]>::contains(&bounds, &key[..])).peekable();
         let mut own = own.into_iter().peekable();
@@ -559,7 +572,7 @@ impl Batch<'_> {
                     let key = self.keep(&next);
                     self.rows.push(Row { key, value: Fetched::Own(Arc::clone(value)) });
                 }
-                (None, Some((_, was))) => self.push_old(&next, &was),
+                (None, Some((_, (_, was)))) => self.push_old(&next, &was),
                 (None, None) => self.push(&next, part.leaf.value(index)),
             }
             index += usize::from(is_in_leaf);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::Handle;
 use super::bounds::OwnedBounds;
-use super::leaf_copy::{Copied, CopiedRows, Copier, Fetched, Want};
+use super::leaf_copy::{self, CHANGES_BYTES_MAX, Copied, CopiedRows, Copier, Fetched, Want};
 use super::salvage::{Gap, Salvaged};
 use super::shortage::Shortage;
 use super::value::Value;
@@ -24,6 +24,7 @@ use crate::tree::node::{EMPTY_LEAF, Leaf};
 use crate::tree::{Direction, Target, Tree, Unreadable};
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::spilled::FetchedRows;
 use crate::txn::values::{Part, UpcomingValues};
 use crate::txn::write_set::SharedWrites;
 
@@ -343,6 +344,15 @@ impl Range {
     }
 }
 
+/// The outcome of an attempt to copy rows.
+enum Step {
+    Copied(Copied, Option<Bound<Vec<u8>>>, bool),
+    /// Versions between these fences may have been spilled.
+    Fetch(Option<Vec<u8>>, Option<Vec<u8>>),
+    /// Versions were spilled meanwhile.
+    Again,
+}
+
 /// Returns `true` if other rows may be readable.
 fn is_of_medium(error: &Error) -> bool {
     matches!(error, Error::Corrupted { .. } | Error::Io { .. })
@@ -446,22 +456,48 @@ impl Scan {
         let engine = &self.handle.store()?.engine;
         let target = first_leaf(direction, &self.lower, &self.upper);
         ahead.step(engine, &self.tree, target, (&self.lower, &self.upper));
-        let copied = self.tree.awaiting(mode, |from| -> Result<_, Stop> {
-            let (read, next) = self.tree.read_leaf_of_scan(from, target, direction)?;
-            if let Some(next) = next {
-                // It arrives while these rows are copied and looked at.
-                self.tree.pool.frames.prefetch(next);
+        let (spilled, snapshot) = (&engine.spilled, self.snapshot.timestamp);
+        let mut fetched: Option<FetchedRows> = None;
+        let (Copied { count, bytes, stop }, fence, is_next_in_memory) = loop {
+            let step = self.tree.awaiting(mode, |from| -> Result<_, Stop> {
+                let (read, next) = self.tree.read_leaf_of_scan(from, target, direction)?;
+                if let Some(next) = next {
+                    // It arrives while these rows are copied and looked at.
+                    self.tree.pool.frames.prefetch(next);
+                }
+                let leaf = self.leaf_seen(&read);
+                let (is_newer, published) = (leaf.newest() > snapshot, spilled.published());
+                let (lower, upper) = (leaf.lower_fence(), leaf.upper_fence());
+                if is_newer && spilled.may_have(snapshot) {
+                    let are_fetched = fetched.as_ref().is_some_and(|rows| rows.are_of(lower, upper, published));
+                    if !are_fetched {
+                        return Ok(Step::Fetch(lower.map(<[u8]>::to_vec), upper.map(<[u8]>::to_vec)));
+                    }
+                }
+                let old = fetched.take().filter(|_| is_newer).map(|rows| rows.old).unwrap_or_default();
+                let copier = self.copier(direction, want);
+                let copied =
+                    copier.copy(&leaf, read.page(), &mut memory, kept_bytes, old, &mut rows).map_err(Stop::Error)?;
+                let fence = match direction {
+                    Direction::Forward => upper.map(|fence| Bound::Included(fence.to_vec())),
+                    Direction::Backward => lower.map(|fence| Bound::Excluded(fence.to_vec())),
+                };
+                // Versions that have left memory since were not found there.
+                let is_whole = !is_newer || spilled.published() == published;
+                Ok(if is_whole { Step::Copied(copied, fence, next.is_some()) } else { Step::Again })
+            });
+            match step.await? {
+                Step::Copied(copied, fence, is_next_in_memory) => break (copied, fence, is_next_in_memory),
+                Step::Again => {}
+                Step::Fetch(lower, upper) => {
+                    let room = leaf_copy::reserve(&mut memory, kept_bytes, CHANGES_BYTES_MAX)?;
+                    let bounds = (as_slice(&self.lower), as_slice(&self.upper));
+                    let (keyspace, fences) = (self.tree.pages.id, (lower, upper));
+                    let rows = spilled.fetch(mode, keyspace, fences, bounds, snapshot, direction, room);
+                    fetched = Some(rows.await?);
+                }
             }
-            let leaf = self.leaf_seen(&read);
-            let fence = match direction {
-                Direction::Forward => leaf.upper_fence().map(|fence| Bound::Included(fence.to_vec())),
-                Direction::Backward => leaf.lower_fence().map(|fence| Bound::Excluded(fence.to_vec())),
-            };
-            let copier = self.copier(direction, want);
-            let copied = copier.copy(&leaf, read.page(), &mut memory, kept_bytes, &mut rows).map_err(Stop::Error)?;
-            Ok((copied, fence, next.is_some()))
-        });
-        let (Copied { count, bytes, stop }, fence, is_next_in_memory) = copied.await?;
+        };
         mode.worked(turn::ROW * count as u32);
         match direction {
             Direction::Forward => self.ahead_forward.note_next(is_next_in_memory),

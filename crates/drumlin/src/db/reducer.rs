@@ -104,7 +104,7 @@ pub trait Reducer: Send + Sync + 'static {
     /// The most bytes of a value, from its first on, that [`row`](Reducer::row) looks at; it is shown no more of them.
     /// By default all. Of a value that is not in its leaf, no more are read.
     ///
-    /// What is read of such values is in the memory budget: aggregates and writers of values over 64 KiB share a
+    /// Bytes read of such values are in the memory budget: aggregates and writers of values over 64 KiB share a
     /// thirty-second of it, and wait for each other. Of longer ones than that one at a time is in memory, and what
     /// exceeds the part comes on top, as a value that `get` returns does.
     fn prefix_bytes(&self) -> usize {

@@ -673,7 +673,10 @@ impl Transaction {
         let writes = &own.as_ref().expect("a transaction has writes").set;
         let rows: Vec<Row<'_>> = writes.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
         let read_set = reads.as_deref().map(ReadSet::end).filter(|set| !set.is_empty());
-        let reads = read_set.as_ref().zip(horizon.snapshot()).map(|(set, snapshot)| Reads { set, snapshot });
+        let reads = read_set.as_ref().zip(horizon.snapshot()).map(|(set, snapshot)| {
+            let spilled = &store.engine.spilled;
+            Reads { set, snapshot, spilled, published: spilled.published() }
+        });
         let applied = store.apply(mode, for_task, &rows, reads, options.durability, locks).await;
         let logged = store.contention.noting(applied)?;
         Ok((handle, logged))

@@ -191,6 +191,7 @@ mod tests {
     fn nothing_is_written_through_a_shut_gate() {
         let disk = FaultyBackend::new(in_memory());
         let backend: Arc<dyn Backend> = Arc::new(disk.clone());
+        backend.create_dir_all(Path::new("/f")).unwrap();
         let gate = Arc::new(Gate::default());
         let folder = gate.before(open_folder(&backend, Path::new("/f")).unwrap());
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };

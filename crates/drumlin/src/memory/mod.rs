@@ -57,9 +57,11 @@ pub(crate) enum Account {
     Counts,
     /// Of the pages: states of reducers, which are dropped if others of the part need the memory. No part of its own.
     States,
+    /// Of the pages: what is in memory of versions that were spilled. No part of its own.
+    Spilled,
 }
 
-const USE_COUNT: usize = Account::ALL.len() + 5;
+const USE_COUNT: usize = Account::ALL.len() + 6;
 
 impl Account {
     pub(crate) const ALL: [Account; 11] = [
@@ -95,6 +97,7 @@ impl Account {
             Account::Loads => "bulk loads",
             Account::Counts => "counts of rows",
             Account::States => "states of reducers",
+            Account::Spilled => "spilled versions",
         }
     }
 }
@@ -207,13 +210,15 @@ impl Budget {
             // Reads and writes beside the load need frames too, and so do tables that grow.
             Account::Loads => {
                 let bytes = self.limits[Account::Pages as usize];
-                let others = self.taken_bytes(Account::Tables) + self.taken_bytes(Account::Counts);
+                let others = [Account::Tables, Account::Counts, Account::Spilled].map(|of| self.taken_bytes(of));
+                let others: u64 = others.iter().sum();
                 (bytes / 4 * 3).saturating_sub(others).min(bytes / 2)
             }
             // An eighth leaves page tables their three quarters.
             Account::Counts => {
                 let bytes = self.limits[Account::Pages as usize];
-                let others = self.taken_bytes(Account::Tables) + self.taken_bytes(Account::Loads);
+                let others = [Account::Tables, Account::Loads, Account::Spilled].map(|of| self.taken_bytes(of));
+                let others: u64 = others.iter().sum();
                 (bytes / 8 * 7).saturating_sub(others).min(bytes / 8)
             }
             // A state is a hundredth of the leaf whose rows it spares. States give way: to loads from their beginning
@@ -222,9 +227,12 @@ impl Budget {
             Account::States => {
                 let bytes = self.limits[Account::Pages as usize];
                 let loads = if self.taken_bytes(Account::Loads) > 0 { bytes / 2 } else { 0 };
-                let others = self.taken_bytes(Account::Tables) + self.taken_bytes(Account::Counts) + loads;
+                let others = [Account::Tables, Account::Counts, Account::Spilled].map(|of| self.taken_bytes(of));
+                let others = others.iter().sum::<u64>() + loads;
                 (bytes / 4 * 3).saturating_sub(others).min(bytes / 4)
             }
+            // Beyond it nothing more is spilled.
+            Account::Spilled => self.limits[Account::Pages as usize] / 8,
             _ => self.limits[of as usize],
         }
     }
@@ -235,7 +243,7 @@ impl Budget {
     /// and rows removed.
     pub(crate) fn frame_bytes_max(&self) -> u64 {
         let bytes = self.limits[Account::Pages as usize];
-        let beside = [Account::Tables, Account::Loads, Account::Counts, Account::States];
+        let beside = [Account::Tables, Account::Loads, Account::Counts, Account::States, Account::Spilled];
         let taken_bytes = beside.map(|of| self.taken_bytes(of));
         let taken_bytes: u64 = taken_bytes.iter().sum();
         bytes.saturating_sub(taken_bytes).max(bytes / 8)
@@ -256,7 +264,7 @@ impl Budget {
         (bytes > self.limits[Account::Pages as usize] / 8 * 7).then(|| self.total_for_tables(bytes, 0))
     }
 
-    /// Bytes that loads and counts have taken of the pages' part. States give way to page tables.
+    /// Bytes that loads and counts have taken of the pages' part. States and spilled versions give way to page tables.
     fn taken_beside_tables(&self) -> u64 {
         self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts)
     }
@@ -479,6 +487,12 @@ impl Grant {
         let bytes = bytes.into_iter().find(|bytes| self.budget.try_take(self.of, *bytes))?;
         self.bytes += bytes;
         Some(bytes)
+    }
+
+    /// Covers more by so many bytes, which can't be refused.
+    pub(crate) fn take(&mut self, bytes: u64) {
+        self.budget.take(self.of, bytes);
+        self.bytes += bytes;
     }
 
     /// Covers exactly so many bytes; `false` where the part has no more.

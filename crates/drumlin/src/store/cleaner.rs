@@ -203,6 +203,7 @@ impl Store {
 
     fn make_space_alone(&self) -> Result<CheckpointReport> {
         self.engine.collect_garbage();
+        self.engine.give_up_spilled();
         self.engine.space.collect_credit();
         /// Below this share, tables and summaries are moved out of a segment whatever else is in it.
         const NEARLY_EMPTY_SHARE: f64 = 0.25;

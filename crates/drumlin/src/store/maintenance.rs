@@ -17,6 +17,16 @@ const IDLE: Duration = Duration::from_secs(5);
 pub(crate) struct Maintenance {
     pub(crate) state: Mutex<MaintenanceState>,
     pub(crate) changed: Condvar,
+    spill: Mutex<SpillRequest>,
+    spill_changed: Condvar,
+}
+
+/// The requests to the thread that spills versions.
+#[derive(Debug, Default)]
+struct SpillRequest {
+    /// The bytes that versions may take afterwards.
+    wanted: Option<u64>,
+    stop: bool,
 }
 
 /// The state under the lock of [`Maintenance`].
@@ -68,6 +78,13 @@ impl Maintenance {
 }
 
 impl MakeRoom for Maintenance {
+    fn ask_for_versions(&self, bytes_max: u64) {
+        let mut request = self.spill.lock();
+        request.wanted = Some(request.wanted.map_or(bytes_max, |wanted| wanted.min(bytes_max)));
+        drop(request);
+        self.spill_changed.notify_all();
+    }
+
     /// Requests a cleanup that starts after this call, and waits for it to end.
     fn make_space(&self) -> Result<()> {
         let mut state = self.state.lock();
@@ -113,6 +130,10 @@ impl Store {
         let body = Box::new(move || fail_if_panicking(&store, &maintenance, || run_maintenance(&store, &maintenance)));
         let thread = self.engine.backend.spawn("drumlin-maintenance", body).map_err(starting)?;
         self.threads.lock().push(thread);
+        let (store, maintenance) = (Arc::downgrade(self), Arc::clone(&self.maintenance));
+        let body = Box::new(move || fail_if_panicking(&store, &maintenance, || run_spills(&store, &maintenance)));
+        let thread = self.engine.backend.spawn("drumlin-versions", body).map_err(starting)?;
+        self.threads.lock().push(thread);
         if self.warm_start.begin() {
             self.start_warm();
         }
@@ -140,6 +161,8 @@ impl Store {
     pub(super) fn stop(&self) {
         self.maintenance.state.lock().stop = true;
         self.maintenance.changed.notify_all();
+        self.maintenance.spill.lock().stop = true;
+        self.maintenance.spill_changed.notify_all();
         self.warm_start.stop();
         self.engine.tasks.stop();
         self.engine.pool.stop_background();
@@ -163,6 +186,26 @@ fn fail_if_panicking(store: &Weak<Store>, maintenance: &Maintenance, body: impl 
     maintenance.state.lock().failed = true;
     maintenance.changed.notify_all();
     resume_unwind(panic)
+}
+
+/// The body of the thread that spills versions on request.
+fn run_spills(store: &Weak<Store>, maintenance: &Maintenance) {
+    loop {
+        let bytes_max = {
+            let mut request = maintenance.spill.lock();
+            loop {
+                if request.stop {
+                    return;
+                }
+                if let Some(bytes_max) = request.wanted.take() {
+                    break bytes_max;
+                }
+                maintenance.spill_changed.wait(&mut request);
+            }
+        };
+        let Some(store) = store.upgrade() else { return };
+        store.engine.fit_versions(bytes_max);
+    }
 }
 
 /// The body of the maintenance thread: makes checkpoints and space on request, empties sparse segments afterwards, and

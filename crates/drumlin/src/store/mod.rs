@@ -105,6 +105,8 @@ pub(crate) struct Settings {
     pub(crate) create: bool,
     pub(crate) read_only: bool,
     pub(crate) warm_start: bool,
+    /// Of spilled versions.
+    pub(crate) version_disk_bytes: u64,
     /// Without what is corrupted; for reading only.
     pub(crate) salvage: bool,
     pub(crate) backend: Option<Arc<dyn Backend>>,
@@ -221,6 +223,7 @@ impl Store {
             Ok(())
         });
         self.stop();
+        self.engine.spilled.clear();
         if result.is_ok() {
             self.list_residents();
             self.write_counts_again();
@@ -628,8 +631,8 @@ impl Store {
         memory.ok_or_else(|| Error::sources_in_memory(engine.budget.limit_bytes(Account::Sources)))
     }
 
-    /// Memory for so many bytes of a value that a reducer is shown. A longer one than the part of the budget takes all of
-    /// it: no other is there at the same time.
+    /// Memory for so many bytes of a value that a reducer is shown. A longer one than the part of the budget takes all
+    /// of it: no other is there at the same time.
     pub(crate) async fn reduced_memory(&self, mode: WaitMode<'_>, bytes: u64) -> Result<Grant> {
         let engine = &self.engine;
         if bytes <= REDUCED_BYTES_FREE {

@@ -55,6 +55,7 @@ use crate::space::{PageEntry, Space};
 use crate::sync::Mutex;
 use crate::txn::MakeRoom;
 use crate::txn::engine::{Engine, Replaying};
+use crate::txn::spilled::Spilled;
 use crate::txn::values;
 use crate::txn::versions::Versions;
 
@@ -239,7 +240,13 @@ impl<'o> LogScanned<'o> {
         let maintenance = Arc::new(Maintenance::default());
         let make_room = Arc::clone(&maintenance) as Arc<dyn MakeRoom>;
         let backend = Arc::clone(&opener.backend);
-        let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, make_room);
+        let spilled = Spilled::new(Arc::clone(&opener.folder), &budget, opener.settings.version_disk_bytes);
+        if !opener.settings.read_only
+            && let Err(error) = spilled.remove_left()
+        {
+            log::warn!("{}: old versions of an earlier opening stay on disk: {error}", opener.path().display());
+        }
+        let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, make_room, spilled);
         let engine = Arc::new(engine);
         let keyspaces = Keyspaces::new(catalogue.next_keyspace);
         for entry in &catalogue.keyspaces {

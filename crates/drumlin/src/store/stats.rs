@@ -34,12 +34,16 @@ pub struct Stats {
     pub memory_budget_bytes: u64,
     /// Bytes of it in use: the sum of `memory`.
     pub memory_used_bytes: u64,
-    /// The parts of the budget, which add up to it.
+    /// The parts of the budget, which add up to it; of counts and states of reducers the use alone, since pages use the
+    /// rest of their memory.
     pub memory: Vec<MemoryPart>,
     pub frame_bytes: u64,
     pub dirty_bytes: u64,
     pub table_bytes: u64,
+    /// Of old versions of rows in memory.
     pub version_bytes: u64,
+    /// Of old versions of rows on disk, in the file `versions`: 0, unless that is switched on.
+    pub version_disk_bytes: u64,
     pub log_buffer_bytes: u64,
 
     /// Lookups of a row, a scan's next leaf or a commit's leaf that found it in memory.
@@ -162,8 +166,9 @@ impl Store {
         let part_of = |of: Account| {
             let used_bytes = match of {
                 Account::Pages => {
-                    let beside_frames = budget.taken_bytes(Account::Tables) + budget.taken_bytes(Account::Loads);
-                    engine.pool.frames.used_bytes() as u64 + beside_frames
+                    let beside_frames = [Account::Tables, Account::Loads, Account::Spilled];
+                    let bytes: u64 = beside_frames.into_iter().map(|account| budget.taken_bytes(account)).sum();
+                    engine.pool.frames.used_bytes() as u64 + bytes
                 }
                 Account::Versions => engine.versions.memory_bytes(),
                 Account::Transactions
@@ -176,14 +181,14 @@ impl Store {
                 Account::Reads => engine.pool.read_buffer_bytes(),
                 // Theirs from the start.
                 Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
-                Account::Pinned | Account::Tables | Account::Loads => 0,
+                Account::Pinned | Account::Tables | Account::Loads | Account::Spilled => 0,
             };
             MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
         };
-        // Two parts of the pages are told by themselves.
+        // Two parts of the pages are told by themselves. What they do not use, pages do.
         let within_pages = [Account::Counts, Account::States].map(part_of);
         let mut parts: Vec<MemoryPart> = Account::ALL.into_iter().map(part_of).collect();
-        let others: u64 = within_pages.iter().map(|part| part.limit_bytes).sum();
+        let others: u64 = within_pages.iter().map(|part| part.used_bytes).sum();
         parts[Account::Pages as usize].limit_bytes -= others;
         parts.extend(within_pages);
         parts
@@ -218,6 +223,7 @@ impl Store {
             dirty_bytes: engine.pool.frames.dirty_bytes(),
             table_bytes: budget.taken_bytes(Account::Tables),
             version_bytes: engine.versions.memory_bytes(),
+            version_disk_bytes: engine.spilled.disk_bytes(),
             log_buffer_bytes: budget.limit_bytes(Account::Log),
             page_hits: engine.pool.frames.descent_count().saturating_sub(page_misses),
             page_misses,

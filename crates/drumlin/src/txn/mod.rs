@@ -12,9 +12,11 @@ use crate::sync::thread_index;
 pub(crate) mod clock;
 pub(crate) mod engine;
 pub(crate) mod locks;
+pub(crate) mod old_rows;
 pub(crate) mod read_set;
 pub(crate) mod running;
 pub(crate) mod snapshots;
+pub(crate) mod spilled;
 pub(crate) mod values;
 pub(crate) mod versions;
 pub(crate) mod write_set;
@@ -58,4 +60,8 @@ pub(crate) trait MakeRoom: std::fmt::Debug + Send + Sync {
     /// Requests checkpoints until `is_enough` holds, which is asked again whenever one begins. Gives up if there is no
     /// disk space for a checkpoint, or if the database closes or fails.
     fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool);
+
+    /// Requests that versions be spilled, or snapshots ended, until they take `bytes_max` of memory at the most. Who
+    /// waits for the memory is woken when it is given back.
+    fn ask_for_versions(&self, bytes_max: u64);
 }

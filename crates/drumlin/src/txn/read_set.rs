@@ -17,10 +17,12 @@ use crate::format::{KeyspaceId, PageId};
 use crate::memory::{Account, Budget, Grant, heap_bytes};
 use crate::space::PageSpace;
 use crate::sync::Mutex;
+use crate::task::WaitMode;
 use crate::tree::Tree;
 use crate::tree::node::Leaf;
 
 use super::snapshots::SnapshotHandle;
+use super::spilled::Spilled;
 use super::versions::Versions;
 
 /// The end of a span.
@@ -279,6 +281,9 @@ impl ReadSet {
 pub(crate) struct Reads<'a> {
     pub(crate) set: &'a ReadSet,
     pub(crate) snapshot: &'a SnapshotHandle,
+    pub(crate) spilled: &'a Spilled,
+    /// The runs [published](Spilled::published) when the commit began.
+    pub(crate) published: u64,
 }
 
 impl Reads<'_> {
@@ -295,7 +300,27 @@ impl Reads<'_> {
         if versions.any_changed(keyspace, page, snapshot, |key| self.set.covers(keyspace, key)) {
             return Err(Error::Conflict { reason: "another transaction has changed rows that this one read" });
         }
+        if self.spilled.may_have(snapshot) && self.spilled.published() != self.published {
+            return Err(Error::Conflict {
+                reason: "what this transaction read may have changed: its commit took long",
+            });
+        }
         // Checked afterwards: versions that are still kept now were there when they were looked up.
+        self.snapshot.check()
+    }
+
+    /// Fails if a row between two fences that was read has changed, by the versions that were spilled before the commit
+    /// began.
+    pub(crate) async fn validate_spilled(
+        &self,
+        mode: WaitMode<'_>,
+        keyspace: KeyspaceId,
+        fences: (Option<&[u8]>, Option<&[u8]>),
+    ) -> Result<()> {
+        let is_read = |key: &[u8]| self.set.covers(keyspace, key);
+        if self.spilled.any_changed(mode, keyspace, fences, self.snapshot.timestamp, is_read).await? {
+            return Err(Error::Conflict { reason: "another transaction has changed rows that this one read" });
+        }
         self.snapshot.check()
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::sync::{Mutex, atomic};
 
 use super::clock::Clock;
+use super::spilled::Needed;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::io::Process;
@@ -102,6 +103,14 @@ impl Snapshots {
         assert!(ended <= visible.0, "snapshots below {ended} were ended, {visible} is visible");
         let oldest = registered.range(ended..).next().map_or(visible, |(&oldest, _)| Timestamp(oldest));
         visible.min(oldest)
+    }
+
+    /// The snapshots whose versions are needed, and what is visible to later ones.
+    pub(crate) fn needed(&self, clock: &Clock) -> Needed {
+        let registered = self.registered.lock();
+        let ended = self.ended_below.load(Ordering::Acquire);
+        let snapshots = registered.range(ended..).map(|(&timestamp, _)| Timestamp(timestamp)).collect();
+        Needed { snapshots, visible: clock.visible() }
     }
 
     /// The oldest snapshot that has not been ended, and when it was registered.

@@ -14,59 +14,24 @@
 //! 4. Pages of large values that only undo records refer to are freed with them; a checkpoint lists them, so that
 //!    reopening frees them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::collections::HashMap;
 use crate::sync::Mutex;
 
+use super::old_rows::{HELD_BYTES, OldRows, OldVersion, old_row_bytes};
+use super::spilled::{Needed, Sifter, Spilled, SpilledRow};
+use crate::error::Result;
 use crate::format::catalogue::Orphan;
-use crate::format::node::{LARGE_REF_BYTES, LargeRef};
+use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::{Account, Budget, Held, heap_bytes, reserve};
 use crate::space::{CheckpointDebt, PageSpace};
 use crate::tree::node::RowValue;
 use crate::tree::{Direction, Observer};
-
-/// A row before a commit changed it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum OldVersion {
-    Absent,
-    Inline(Box<[u8]>),
-    Large(LargeRef),
-}
-
-/// Old versions of rows of a leaf, and the last key among them if rows beyond it were left out.
-#[derive(Debug, Default)]
-pub(crate) struct OldRows {
-    pub(crate) rows: BTreeMap<Vec<u8>, OldVersion>,
-    pub(crate) last: Option<Vec<u8>>,
-}
-
-impl OldRows {
-    /// The key that a scan reaches last.
-    fn farthest(&self, direction: Direction) -> Option<&Vec<u8>> {
-        match direction {
-            Direction::Forward => self.rows.last_key_value().map(|(key, _)| key),
-            Direction::Backward => self.rows.first_key_value().map(|(key, _)| key),
-        }
-    }
-
-    /// Removes the row that a scan reaches last.
-    fn pop_farthest(&mut self, direction: Direction) -> Option<(Vec<u8>, OldVersion)> {
-        match direction {
-            Direction::Forward => self.rows.pop_last(),
-            Direction::Backward => self.rows.pop_first(),
-        }
-    }
-}
-
-/// Memory of a row in a tree that is half full.
-fn old_row_bytes(key: &[u8], was_bytes: usize) -> usize {
-    2 * size_of::<(Vec<u8>, OldVersion)>() + heap_bytes(key.len()) + heap_bytes(was_bytes)
-}
 
 /// The rows of one leaf that one commit replaced, packed in key order.
 ///
@@ -77,15 +42,14 @@ pub(crate) struct UndoRecord {
     timestamp: Timestamp,
     rows: Vec<u8>,
     large_count: u32,
+    /// The spill that was under way when it was added, or a split or merge moved it: that one may have missed it.
+    missed_by: u32,
 }
 
 /// Memory of an undo record besides its rows: its place in a queue that has just doubled.
 const UNDO_RECORD_BYTES: usize = 2 * size_of::<UndoRecord>();
 /// Memory of a leaf with undo records besides them: its entry in a table that has just doubled.
 const LEAF_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), UndoRecords)>() + 1);
-/// Memory of a large value's entry, in a table that has just doubled.
-const HELD_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), LargeRef)>() + 1);
-
 /// Memory of a row in an undo record.
 pub(crate) fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
     8 + key.len() + was.map_or(0, |was| was.stored_bytes())
@@ -113,7 +77,7 @@ const LARGE: u32 = u32::MAX - 1;
 
 impl UndoRecord {
     pub(crate) fn new() -> UndoRecord {
-        UndoRecord { timestamp: Timestamp(0), rows: Vec::new(), large_count: 0 }
+        UndoRecord { timestamp: Timestamp(0), rows: Vec::new(), large_count: 0, missed_by: 0 }
     }
 
     /// That of one row, in a vector that is used again.
@@ -205,24 +169,6 @@ impl UndoRecord {
     }
 }
 
-impl OldVersion {
-    fn stored_bytes(&self) -> usize {
-        match self {
-            OldVersion::Absent => 0,
-            OldVersion::Inline(value) => value.len(),
-            OldVersion::Large(_) => LARGE_REF_BYTES,
-        }
-    }
-
-    fn of(row: Option<RowValue<'_>>) -> OldVersion {
-        match row {
-            None => OldVersion::Absent,
-            Some(RowValue::Inline(value)) => OldVersion::Inline(value.into()),
-            Some(RowValue::Large(reference)) => OldVersion::Large(reference),
-        }
-    }
-}
-
 struct UndoRows<'d> {
     rest: &'d [u8],
 }
@@ -311,6 +257,28 @@ impl UndoRecords {
         }
     }
 
+    /// Drops all but those that `is_kept` wants. Returns the bytes of the dropped ones.
+    fn retain(&mut self, is_kept: impl Fn(&UndoRecord) -> bool) -> usize {
+        let mut dropped_bytes = 0;
+        let mut keep = |undo: &UndoRecord| {
+            let keeps = is_kept(undo);
+            dropped_bytes += if keeps { 0 } else { undo.bytes() };
+            keeps
+        };
+        match self {
+            UndoRecords::One(undo) => {
+                if !keep(undo) {
+                    *self = UndoRecords::default();
+                }
+            }
+            UndoRecords::Queue(queue) => {
+                queue.retain(&mut keep);
+                self.shrink();
+            }
+        }
+        dropped_bytes
+    }
+
     /// Gives back memory that most of a queue left.
     fn shrink(&mut self) {
         if let UndoRecords::Queue(queue) = self
@@ -351,6 +319,9 @@ pub(crate) struct Versions {
     budget: Arc<Budget>,
     /// Bytes that the last garbage collection left.
     swept_bytes: AtomicU64,
+    /// The spill under way; 0 if there is none. Splits and merges that move versions, and are under way.
+    spill: AtomicU32,
+    moving: AtomicU32,
 }
 
 /// Memory below which no garbage is collected: a few thousand small rows.
@@ -365,6 +336,8 @@ impl Versions {
             debt,
             budget: Arc::clone(budget),
             swept_bytes: AtomicU64::new(0),
+            spill: AtomicU32::new(0),
+            moving: AtomicU32::new(0),
         }
     }
 
@@ -411,23 +384,26 @@ impl Versions {
         }
         let bytes = undo.bytes();
         let mut shard = self.shard(keyspace, page).lock();
+        // A commit may be visible before its versions are added: a spill under way may have passed this shard.
+        undo.missed_by = self.spill.load(Ordering::SeqCst);
         let undo_records = shard.entry((keyspace, page)).or_default();
         account(bytes + if undo_records.is_empty() { LEAF_BYTES } else { 0 });
         // Timestamps are equal during recovery, which applies rows of many commits together, in several steps.
         undo_records.push(undo);
     }
 
-    /// The row's version at the snapshot if the row has changed since. The leaf is latched.
+    /// The row's version at the snapshot if the row has changed since, and the commit that changed it first. The leaf
+    /// is latched.
     pub(crate) fn find(
         &self,
         keyspace: KeyspaceId,
         page: PageId,
         key: &[u8],
         snapshot: Timestamp,
-    ) -> Option<OldVersion> {
+    ) -> Option<(Timestamp, OldVersion)> {
         let shard = self.shard(keyspace, page).lock();
-        let undo_records = shard.get(&(keyspace, page))?;
-        undo_records.iter().filter(|undo| undo.timestamp > snapshot).find_map(|undo| undo.find(key))
+        let mut newer = shard.get(&(keyspace, page))?.iter().filter(|undo| undo.timestamp > snapshot);
+        newer.find_map(|undo| Some((undo.timestamp, undo.find(key)?)))
     }
 
     /// The newest commit that changed the row and has an undo record. The leaf is latched.
@@ -460,9 +436,9 @@ impl Versions {
         undo_records.take_while(|undo| undo.timestamp > snapshot).any(|undo| undo.iter().any(|(key, _)| matters(key)))
     }
 
-    /// Old versions of the rows of a leaf that lie within the bounds and have changed since the snapshot: the first of
-    /// them in the scan's direction, as many as `bytes_max` has room for. If rows are left out, they lie beyond `last`.
-    /// The leaf is latched.
+    /// Adds to `old` the old versions of the rows of a leaf that lie within the bounds and have changed since the
+    /// snapshot: the first of them in the scan's direction, as many as `bytes_max` has room for. If rows are left out,
+    /// they lie beyond `last`. The leaf is latched.
     pub(crate) fn rows_at(
         &self,
         (keyspace, page): (KeyspaceId, PageId),
@@ -470,34 +446,29 @@ impl Versions {
         bounds: (Bound<&[u8]>, Bound<&[u8]>),
         direction: Direction,
         bytes_max: usize,
+        mut old: OldRows,
     ) -> OldRows {
         let shard = self.shard(keyspace, page).lock();
-        let mut old = OldRows::default();
-        let mut bytes = 0;
+        old.fit(direction, bytes_max);
         for undo in shard.get(&(keyspace, page)).into_iter().flatten().filter(|undo| undo.timestamp > snapshot) {
             for (key, was) in undo.iter().filter(|(key, _)| RangeBounds::<[u8]>::contains(&bounds, *key)) {
-                let is_behind = |last: &Vec<u8>| match direction {
-                    Direction::Forward => key > &last[..],
-                    Direction::Backward => key < &last[..],
-                };
-                if old.last.as_ref().is_some_and(is_behind) || old.rows.contains_key(key) {
-                    continue;
-                }
-                bytes += old_row_bytes(key, was.map_or(0, |was| was.stored_bytes()));
-                old.rows.insert(key.to_vec(), OldVersion::of(was));
-                // One row is kept, however large it is.
-                while bytes > bytes_max && old.rows.len() > 1 {
-                    let (key, was) = old.pop_farthest(direction).expect("there are two");
-                    bytes -= old_row_bytes(&key, was.stored_bytes());
-                    old.last = old.farthest(direction).cloned();
-                }
+                old.add(key, undo.timestamp, was, direction, bytes_max);
             }
         }
         debug_assert!(
             old.last.is_none() || old.last.as_ref() == old.farthest(direction),
             "a row is returned that lies behind the last"
         );
-        debug_assert!(bytes <= bytes_max || old.rows.len() == 1, "old versions of {bytes} bytes, of {bytes_max}");
+        debug_assert_eq!(
+            old.rows.iter().map(|(key, (_, was))| old_row_bytes(key, was.stored_bytes())).sum::<usize>(),
+            old.bytes,
+            "old rows have other bytes than are counted"
+        );
+        debug_assert!(
+            old.bytes <= bytes_max || old.rows.len() == 1,
+            "old versions of {} bytes, of {bytes_max}",
+            old.bytes
+        );
         old
     }
 
@@ -595,12 +566,180 @@ impl Versions {
     }
 }
 
+/// Versions that were copied to be spilled.
+#[derive(Debug, Default)]
+struct Gathered {
+    rows: Vec<u8>,
+    /// Keyspace and commit of each row, and where it begins.
+    places: Vec<(KeyspaceId, Timestamp, u32)>,
+}
+
+impl Gathered {
+    fn row(&self, (keyspace, timestamp, offset): (KeyspaceId, Timestamp, u32)) -> SpilledRow<'_> {
+        let rest = &self.rows[offset as usize..];
+        let (key, was) = UndoRows { rest }.next().expect("a row begins here");
+        SpilledRow { keyspace, key, timestamp, was }
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.rows.capacity() + self.places.capacity() * size_of::<(KeyspaceId, Timestamp, u32)>()) as u64
+    }
+}
+
+/// A place between rows: what is spilled at once lies between two.
+type Pivot = (KeyspaceId, Vec<u8>);
+
+impl Versions {
+    /// Moves the versions of commits up to what is visible to a run, as far as they are needed. Returns the large
+    /// values that only others named, and `true` if anything left memory. One thread at a time.
+    ///
+    /// O(versions), in the memory of an eighth of them: they are sorted in parts of the key space.
+    pub(crate) fn spill(&self, spilled: &Spilled, needed: &Needed) -> Result<(Vec<(KeyspaceId, LargeRef)>, bool)> {
+        let spill = self.begin_spill();
+        let moved = self.spill_as(spill, spilled, needed);
+        let before = self.spill.swap(0, Ordering::SeqCst);
+        assert!(before == spill, "two spills at once");
+        moved
+    }
+
+    fn begin_spill(&self) -> u32 {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed).max(1);
+        let before = self.spill.swap(number, Ordering::SeqCst);
+        assert!(before == 0, "two spills at once");
+        // A move takes microseconds, and waits for no other thread.
+        while self.moving.load(Ordering::SeqCst) > 0 {
+            crate::sync::yield_now();
+        }
+        number
+    }
+
+    fn spill_as(&self, number: u32, spilled: &Spilled, needed: &Needed) -> Result<(Vec<(KeyspaceId, LargeRef)>, bool)> {
+        let pivots = self.pivots(needed.visible);
+        let mut writer = spilled.begin();
+        let mut sifter = Sifter::new(needed);
+        let mut unneeded = Vec::new();
+        for part in 0..=pivots.len() {
+            let bounds = (part.checked_sub(1).map(|before| &pivots[before]), pivots.get(part));
+            let mut gathered = self.gather(needed.visible, bounds);
+            assert!(bounds.0.is_none_or(|from| bounds.1.is_none_or(|to| from < to)), "parts are out of order");
+            let mut memory = self.budget.grant(Account::Spilled);
+            memory.take(gathered.bytes());
+            let mut places = std::mem::take(&mut gathered.places);
+            places.sort_unstable_by(|left, right| gathered.row(*left).place().cmp(&gathered.row(*right).place()));
+            for place in places {
+                let row = gathered.row(place);
+                if sifter.keeps(row.keyspace, row.key, row.timestamp) {
+                    writer.push(row)?;
+                } else if let Some(RowValue::Large(reference)) = row.was {
+                    unneeded.push((row.keyspace, reference));
+                }
+            }
+        }
+        spilled.publish(writer)?;
+        let has_left = self.drop_spilled(needed.visible, number);
+        Ok((unneeded, has_left))
+    }
+
+    /// Keys that divide the versions up to a commit into parts of about an eighth of their bytes.
+    fn pivots(&self, up_to: Timestamp) -> Vec<Pivot> {
+        const PARTS: usize = 8;
+        const SAMPLES_MAX: usize = 64;
+        let all_bytes = self.memory_bytes() as usize;
+        let step = (all_bytes / SAMPLES_MAX).max(4 << 10);
+        let mut samples: Vec<Pivot> = Vec::new();
+        let mut bytes = 0;
+        for shard in &self.shards {
+            for (&(keyspace, _), undo_records) in &*shard.lock() {
+                for undo in undo_records.iter().take_while(|undo| undo.timestamp <= up_to) {
+                    bytes += undo.rows.len();
+                    if bytes >= step * (samples.len() + 1) {
+                        let (key, _) = undo.iter().next().expect("an undo record has rows");
+                        samples.push((keyspace, key.to_vec()));
+                    }
+                }
+            }
+        }
+        samples.sort_unstable();
+        samples.dedup();
+        debug_assert!(samples.is_sorted_by(|left, right| left < right), "pivots are out of order");
+        let each = samples.len().div_ceil(PARTS).max(2);
+        samples.into_iter().skip(each - 1).step_by(each).collect()
+    }
+
+    /// Copies the versions up to a commit whose rows lie between two places.
+    fn gather(&self, up_to: Timestamp, (from, to): (Option<&Pivot>, Option<&Pivot>)) -> Gathered {
+        let mut gathered = Gathered::default();
+        for shard in &self.shards {
+            for (&(keyspace, _), undo_records) in &*shard.lock() {
+                for undo in undo_records.iter().take_while(|undo| undo.timestamp <= up_to) {
+                    let mut rows = undo.iter();
+                    loop {
+                        let row = rows.rest;
+                        let Some((key, _)) = rows.next() else { break };
+                        let is_below = |place: &Pivot| (keyspace, key) < (place.0, &place.1[..]);
+                        if from.is_some_and(is_below) || !to.is_none_or(is_below) {
+                            continue;
+                        }
+                        gathered.places.push((keyspace, undo.timestamp, gathered.rows.len() as u32));
+                        gathered.rows.extend_from_slice(&row[..row.len() - rows.rest.len()]);
+                    }
+                }
+            }
+        }
+        assert!(gathered.rows.len() <= u32::MAX as usize, "{} bytes of versions at once", gathered.rows.len());
+        debug_assert!(gathered.places.is_sorted_by_key(|(_, _, offset)| *offset), "rows are gathered out of order");
+        gathered
+    }
+
+    /// Drops the undo records up to a commit, which are in a run: all but those that were added or moved meanwhile,
+    /// which may not be. Returns `true` if there were any of either.
+    fn drop_spilled(&self, up_to: Timestamp, spill: u32) -> bool {
+        let mut has_any = false;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let mut freed_bytes = 0;
+            shard.retain(|_, undo_records| {
+                let is_old = |undo: &UndoRecord| undo.timestamp <= up_to;
+                has_any |= undo_records.iter().any(is_old);
+                freed_bytes += undo_records.retain(|undo| !is_old(undo) || undo.missed_by == spill);
+                if undo_records.is_empty() {
+                    freed_bytes += LEAF_BYTES;
+                }
+                !undo_records.is_empty()
+            });
+            self.give(freed_bytes);
+            if shard.len() < shard.capacity() / 8 {
+                let count = shard.len();
+                shard.shrink_to(2 * count);
+            }
+        }
+        self.swept_bytes.store(self.memory_bytes(), Ordering::Relaxed);
+        has_any
+    }
+
+    /// Returns `true` if the value is one that only versions name, and whose pages were not freed.
+    pub(crate) fn holds(&self, keyspace: KeyspaceId, reference: &LargeRef) -> bool {
+        self.held.lock().get(&(keyspace, reference.first_page)) == Some(reference)
+    }
+}
+
 impl Observer for Versions {
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>) {
         assert!(from != to, "rows move from page {from} to itself");
+        // A spill that begins later waits; one that began before is seen.
+        self.moving.fetch_add(1, Ordering::SeqCst);
+        self.move_rows(pages, from, to, separator, self.spill.load(Ordering::SeqCst));
+        self.moving.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Versions {
+    fn move_rows(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>, spill: u32) {
         let (moved, kept) = {
             let mut shard = self.shard(pages.id, from).lock();
-            let Some(undo_records) = shard.remove(&(pages.id, from)).map(UndoRecords::into_queue) else { return };
+            let Some(mut undo_records) = shard.remove(&(pages.id, from)).map(UndoRecords::into_queue) else { return };
+            undo_records.iter_mut().for_each(|undo| undo.missed_by = spill);
             match separator {
                 None => {
                     self.give(LEAF_BYTES);
@@ -621,7 +760,11 @@ impl Observer for Versions {
                         for (side, list) in sides.into_iter().zip([&mut kept, &mut moved]) {
                             if !side.rows.is_empty() {
                                 self.take(side.bytes());
-                                list.push_back(UndoRecord { timestamp: undo.timestamp, ..side });
+                                list.push_back(UndoRecord {
+                                    timestamp: undo.timestamp,
+                                    missed_by: undo.missed_by,
+                                    ..side
+                                });
                             }
                         }
                     }
@@ -674,7 +817,7 @@ mod tests {
         let page = PageId(1);
         versions.add(KEYSPACE, page, Timestamp(5), undo(&[(b"a", None), (b"b", Some(b"old"))]));
         versions.add(KEYSPACE, page, Timestamp(9), undo(&[(b"a", Some(b"first"))]));
-        let find = |key: &[u8], at| versions.find(KEYSPACE, page, key, Timestamp(at));
+        let find = |key: &[u8], at| versions.find(KEYSPACE, page, key, Timestamp(at)).map(|(_, was)| was);
         assert_eq!(find(b"a", 4), Some(OldVersion::Absent));
         assert_eq!(find(b"a", 5), Some(OldVersion::Inline((*b"first").into())));
         assert_eq!(find(b"a", 9), None);
@@ -699,8 +842,12 @@ mod tests {
         }
         let all = (Bound::Unbounded, Bound::Unbounded);
         let at = |bounds, direction, bytes_max| {
-            let old = versions.rows_at((KEYSPACE, page), Timestamp(4), bounds, direction, bytes_max);
-            assert!(old.rows.iter().all(|(key, was)| *was == OldVersion::Inline(key[..].into())), "the wrong version");
+            let old =
+                versions.rows_at((KEYSPACE, page), Timestamp(4), bounds, direction, bytes_max, OldRows::default());
+            assert!(
+                old.rows.iter().all(|(key, (_, was))| *was == OldVersion::Inline(key[..].into())),
+                "the wrong version"
+            );
             (old.rows.keys().map(|key| key[0]).collect::<Vec<_>>(), old.last.map(|key| key[0]))
         };
         assert_eq!(at(all, Direction::Forward, usize::MAX), ((0..100).collect(), None));
@@ -750,14 +897,15 @@ mod tests {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
         let pages = PageSpace::new(KEYSPACE, 4096, "k", &Budget::of_pages(1 << 20));
         let (left, right) = (PageId(1), PageId(2));
+        let find = |page, key: &[u8]| versions.find(KEYSPACE, page, key, Timestamp(4)).map(|(_, was)| was);
         versions.add(KEYSPACE, left, Timestamp(5), undo(&[(b"a", None), (b"x", Some(b"1"))]));
         versions.rows_moved(&pages, left, right, Some(b"m"));
-        assert_eq!(versions.find(KEYSPACE, left, b"x", Timestamp(4)), None);
-        assert_eq!(versions.find(KEYSPACE, right, b"x", Timestamp(4)), Some(OldVersion::Inline((*b"1").into())));
+        assert_eq!(find(left, b"x"), None);
+        assert_eq!(find(right, b"x"), Some(OldVersion::Inline((*b"1").into())));
         versions.add(KEYSPACE, left, Timestamp(6), undo(&[(b"a", Some(b"2"))]));
         versions.rows_moved(&pages, right, left, None);
-        assert_eq!(versions.find(KEYSPACE, left, b"x", Timestamp(4)), Some(OldVersion::Inline((*b"1").into())));
-        assert_eq!(versions.find(KEYSPACE, left, b"a", Timestamp(4)), Some(OldVersion::Absent));
+        assert_eq!(find(left, b"x"), Some(OldVersion::Inline((*b"1").into())));
+        assert_eq!(find(left, b"a"), Some(OldVersion::Absent));
         versions.collect_garbage(Timestamp(6));
         assert_eq!(versions.memory_bytes(), 0);
     }

@@ -586,7 +586,7 @@ fn waiting_for_rows_ends() {
 #[test]
 fn an_old_snapshot_ends_with_an_error() {
     let (_, config) = faulty();
-    let db = config.open("/db").unwrap();
+    let db = config.version_disk_bytes(0).open("/db").unwrap();
     let keyspace = db.keyspace("k").unwrap();
     for number in 0..500u64 {
         keyspace.insert_with(number.to_be_bytes(), [0; 8], Durability::Relaxed).unwrap();

@@ -72,7 +72,7 @@ fn hits_and_misses_are_counted() {
 /// Snapshots that end for the memory of their versions are counted, each of them.
 #[test]
 fn ended_snapshots_are_counted() {
-    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();
     let k = db.keyspace("k").unwrap();
     let write = |round: u8| (0..3000u32).for_each(|row| k.insert(row.to_be_bytes(), [round; 200]).unwrap());
     write(0);

@@ -957,7 +957,7 @@ fn what_was_not_read_is_not_waited_for() {
 /// newest.
 #[test]
 fn read_committed_does_not_grow_old() {
-    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();
     let k = db.keyspace("k").unwrap();
     k.insert("large", vec![1; 100_000]).unwrap();
     let old = begin(&db, Snapshot);
@@ -983,7 +983,7 @@ fn read_committed_does_not_grow_old() {
 #[test]
 fn a_removal_does_not_grow_old() {
     let (faulty, config) = faulty();
-    let config = config.memory(8 << 20).warm_start(false);
+    let config = config.memory(8 << 20).warm_start(false).version_disk_bytes(0);
     let db = config.open("/db").unwrap();
     let cold = db.keyspace("cold").unwrap();
     (0..2000u64).for_each(|row| cold.insert_with(row.to_be_bytes(), [1; 100], Durability::Relaxed).unwrap());
@@ -1012,7 +1012,7 @@ fn a_removal_does_not_grow_old() {
 /// A transaction that grows too old is run again by `transact`, as its recourse says.
 #[test]
 fn transact_runs_again_what_grew_too_old() {
-    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();
     let k = db.keyspace("k").unwrap();
     k.insert("a", "old").unwrap();
     let mut attempts = 0;

@@ -29,6 +29,7 @@ mod lifetime;
 mod many_reads;
 mod memory;
 mod model;
+mod old_versions;
 mod power;
 mod read_only;
 mod space;

@@ -123,7 +123,7 @@ fn the_error_of_a_commit_is_converted() {
 #[test]
 fn what_passes_is_run_again() {
     let (_, config) = support::faulty();
-    let db = config.open("/db").unwrap();
+    let db = config.version_disk_bytes(0).open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     let mut runs = 0;
     let answer: Result<(), AppError> = db.try_transact(|tx| {

@@ -302,7 +302,8 @@ fn writes_dropped_where_they_give_way_are_whole() {
 #[test]
 fn long_calls_can_be_sent() {
     let (db, k) = filled();
-    let calls: [fn(Database, Keyspace) -> BoxFuture<'static, drumlin::Result<u64>>; 5] = [
+    type Call = fn(Database, Keyspace) -> BoxFuture<'static, drumlin::Result<u64>>;
+    let calls: [Call; 5] = [
         |_, k| Box::pin(async move { k.remove_range_async(..key(10)).await }),
         |_, k| Box::pin(async move { k.remove_prefix_async(key(20)).await }),
         |_, k| Box::pin(async move { k.aggregate_async(&sum(), ..).await.map(|_| 7) }),

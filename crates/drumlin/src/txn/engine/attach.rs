@@ -72,7 +72,11 @@ impl Engine {
                 continue;
             }
             let _attaching = pages.begin_attaching();
-            if !Leaf::new(&root).is_empty() || self.versions.has_any(id) || self.locks.has_any(id) {
+            if !Leaf::new(&root).is_empty()
+                || self.versions.has_any(id)
+                || self.spilled.has_any(id)
+                || self.locks.has_any(id)
+            {
                 return Ok(false);
             }
             self.pool.append_owed(&epoch_guard, &root)?;

@@ -20,6 +20,7 @@ pub(crate) use self::replay::Replaying;
 use super::clock::Clock;
 use super::locks::LockTable;
 use super::snapshots::Snapshots;
+use super::spilled::Spilled;
 use super::values;
 use super::versions::Versions;
 use super::{MakeRoom, TransactionIds};
@@ -77,6 +78,7 @@ pub(crate) struct Engine<L = Log> {
     pub(crate) clock: Arc<Clock>,
     pub(crate) snapshots: Arc<Snapshots>,
     pub(crate) versions: Arc<Versions>,
+    pub(crate) spilled: Spilled,
     pub(crate) locks: LockTable,
     log: L,
     pub(crate) next_value: AtomicU64,
@@ -93,6 +95,16 @@ pub(crate) struct Engine<L = Log> {
     pub(crate) make_room: Arc<dyn MakeRoom>,
     /// The services for operations that wait as tasks.
     pub(crate) tasks: Tasks,
+}
+
+/// The outcome of an attempt to spill versions.
+enum Spill {
+    /// Some have left memory.
+    Some,
+    /// There were none that a spill takes.
+    Nothing,
+    /// They have no room on disk.
+    Refused,
 }
 
 impl<L> std::fmt::Debug for Engine<L> {
@@ -113,6 +125,7 @@ impl Engine<Replaying> {
         next_value: ValueId,
         budget: Arc<Budget>,
         make_room: Arc<dyn MakeRoom>,
+        spilled: Spilled,
     ) -> Engine<Replaying> {
         let lock_seed = backend.random();
         let tasks = Tasks::new(&backend);
@@ -123,6 +136,7 @@ impl Engine<Replaying> {
             clock: Arc::new(Clock::new(last)),
             snapshots: Arc::default(),
             versions,
+            spilled,
             locks: LockTable::new(64, lock_seed),
             log: Replaying,
             next_value: AtomicU64::new(next_value.0),
@@ -155,6 +169,7 @@ impl Engine<Replaying> {
             clock: self.clock,
             snapshots: self.snapshots,
             versions: self.versions,
+            spilled: self.spilled,
             locks: self.locks,
             next_value: self.next_value,
             transaction_ids: self.transaction_ids,
@@ -194,28 +209,92 @@ impl Engine {
         }
     }
 
-    /// Drops versions that no snapshot needs and, if they exceed their share of memory, ends the oldest snapshots.
+    /// Drops versions that no snapshot needs. If many are left, asks for them to be spilled.
     pub(crate) fn collect_garbage(&self) {
         if let Some(alone) = self.sweeping.try_lock() {
-            self.sweep_to(&alone, self.budget.version_bytes_max());
+            self.drop_unneeded(&alone);
+        }
+        let most = self.budget.version_bytes_max();
+        let (high, low) = if self.spilled.is_on() { (most / 4 * 3, most / 2) } else { (most, most) };
+        if self.versions.memory_bytes() > high {
+            self.make_room.ask_for_versions(low);
         }
     }
 
     /// Drops the versions that no snapshot needs, waiting for the thread that does so.
     pub(crate) fn collect_all_garbage(&self) {
-        let alone = self.sweeping.lock();
-        self.sweep_to(&alone, self.budget.version_bytes_max());
+        self.drop_unneeded(&self.sweeping.lock());
     }
 
-    /// Like [`collect_garbage`](Self::collect_garbage), down to `bytes_max`.
-    fn sweep_to(&self, _alone: &MutexGuard<'_, ()>, bytes_max: u64) {
+    fn drop_unneeded(&self, _alone: &MutexGuard<'_, ()>) {
+        let horizon = self.snapshots.horizon(&self.clock);
+        self.free_values(self.versions.collect_garbage(horizon));
+        self.free_values(self.spilled.drop_up_to(horizon));
+    }
+
+    /// Drops versions that no snapshot needs, and spills others until those in memory take `bytes_max` at the most. If
+    /// they can't be spilled, ends the oldest snapshots. Called by the thread that does so.
+    pub(crate) fn fit_versions(&self, bytes_max: u64) {
+        let alone = self.sweeping.lock();
         loop {
-            let freed = self.versions.collect_garbage(self.snapshots.horizon(&self.clock));
-            for (keyspace, reference) in freed {
-                self.free_value(keyspace, &reference);
-            }
-            if self.versions.memory_bytes() <= bytes_max || !self.snapshots.end_oldest(&self.clock) {
+            self.drop_unneeded(&alone);
+            if self.versions.memory_bytes() <= bytes_max {
                 return;
+            }
+            match self.spill(&alone) {
+                Spill::Some => {}
+                Spill::Refused if self.snapshots.end_oldest(&self.clock) => {}
+                // The rest belongs to commits under way, or is not visible yet.
+                Spill::Nothing | Spill::Refused => return,
+            }
+        }
+    }
+
+    /// Ends the snapshots that need spilled versions: the disk is full, and their space serves writers first.
+    pub(crate) fn give_up_spilled(&self) {
+        if self.spilled.disk_bytes() == 0 {
+            return;
+        }
+        let alone = self.sweeping.lock();
+        self.drop_unneeded(&alone);
+        while self.spilled.has_any_run() && self.snapshots.end_oldest(&self.clock) {
+            crate::coverage::mark!("a full disk took the space of spilled versions");
+            self.drop_unneeded(&alone);
+        }
+    }
+
+    /// Spills versions.
+    fn spill(&self, _alone: &MutexGuard<'_, ()>) -> Spill {
+        let needed = self.snapshots.needed(&self.clock);
+        if needed.snapshots.is_empty() {
+            return Spill::Nothing;
+        }
+        if self.spilled.is_full() {
+            return Spill::Refused;
+        }
+        let spilled = self.versions.spill(&self.spilled, &needed).and_then(|(unneeded, has_left)| {
+            self.free_values(unneeded);
+            self.free_values(self.spilled.merge(&needed)?);
+            Ok(has_left)
+        });
+        match spilled {
+            Ok(true) => {
+                crate::coverage::mark!("versions were spilled");
+                Spill::Some
+            }
+            Ok(false) => Spill::Nothing,
+            Err(error) => {
+                log::debug!("old versions are not spilled: {error}");
+                Spill::Refused
+            }
+        }
+    }
+
+    fn free_values(&self, freed: Vec<(KeyspaceId, LargeRef)>) {
+        for (keyspace, reference) in freed {
+            // A version may have been in memory and in a run.
+            if self.versions.holds(keyspace, &reference) {
+                self.free_value(keyspace, &reference);
             }
         }
     }

@@ -394,7 +394,7 @@ impl<L> Engine<L> {
         let mut walk = Walk::new(Some(reads));
         while let Some((tree, key)) = walk.next() {
             let keyspace = tree.pages.id;
-            let upper_fence = tree.awaiting(mode, |from| {
+            let fences = tree.awaiting(mode, |from| {
                 let page = tree.read_leaf_from(from, Target::At(key))?;
                 let leaf = Leaf::new(&page);
                 reads.validate(&self.versions, &tree.pages, page.page(), &leaf).map_err(Stop::Error)?;
@@ -402,9 +402,16 @@ impl<L> Engine<L> {
                     pinned.push(0, &page);
                     bytes += page.len();
                 }
-                Ok(leaf.upper_fence().map(<[u8]>::to_vec))
+                let may_be_spilled =
+                    leaf.newest() > reads.snapshot.timestamp && self.spilled.may_have(reads.snapshot.timestamp);
+                let lower_fence = may_be_spilled.then(|| leaf.lower_fence().map(<[u8]>::to_vec));
+                Ok((lower_fence, leaf.upper_fence().map(<[u8]>::to_vec)))
             });
-            let upper_fence = upper_fence.await?;
+            let (lower_fence, upper_fence) = fences.await?;
+            if let Some(lower_fence) = lower_fence {
+                let fences = (lower_fence.as_deref(), upper_fence.as_deref());
+                reads.validate_spilled(mode, keyspace, fences).await?;
+            }
             if bytes > limit_bytes {
                 return Err(Error::reads_too_large(bytes as u64, limit_bytes as u64));
             }

@@ -8,8 +8,8 @@ use crate::pool::{FrameRead, Needs, Stop};
 use crate::task::{WaitMode, ready, turn};
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Target, Tree};
+use crate::txn::old_rows::OldVersion;
 use crate::txn::values::{self, UpcomingValues};
-use crate::txn::versions::OldVersion;
 
 /// The state of the database that a read sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +32,32 @@ pub(crate) enum Found<T> {
 impl<T> Found<T> {
     fn reference(&self) -> Option<LargeRef> {
         if let Found::Large(reference) = self { Some(*reference) } else { None }
+    }
+}
+
+/// The outcome of a look at a leaf and the versions in memory.
+enum Lookup<T> {
+    Row(Option<Found<T>>),
+    /// The row's version may have been spilled.
+    Spilled,
+}
+
+/// The row as it was before it changed, if it has, or as it is in its leaf.
+#[inline]
+fn row_seen<T>(
+    leaf: &Leaf<'_>,
+    key: &[u8],
+    was: Option<(Timestamp, OldVersion)>,
+    mut take: impl FnMut(&[u8]) -> T,
+) -> Option<Found<T>> {
+    match was {
+        Some((_, OldVersion::Absent)) => None,
+        Some((_, OldVersion::Inline(value))) => Some(Found::Inline(take(&value))),
+        Some((_, OldVersion::Large(reference))) => Some(Found::Large(reference)),
+        None => leaf.search(key).ok().map(|index| match leaf.value(index) {
+            RowValue::Inline(value) => Found::Inline(take(value)),
+            RowValue::Large(reference) => Found::Large(reference),
+        }),
     }
 }
 
@@ -117,7 +143,10 @@ impl Engine {
         read_at: ReadAt,
         mut take: impl FnMut(&[u8]) -> T,
     ) -> Result<Option<Found<T>>> {
-        tree.waiting(|from| self.try_find(tree, from, key, read_at, &mut take))
+        match tree.waiting(|from| self.try_find(tree, from, key, read_at, &mut take))? {
+            Lookup::Row(found) => Ok(found),
+            Lookup::Spilled => ready(self.find_spilled(WaitMode::Blocking, tree, key, read_at, take)),
+        }
     }
 
     /// The core of [`find`](Self::find), which goes down from a page.
@@ -129,7 +158,7 @@ impl Engine {
         key: &[u8],
         read_at: ReadAt,
         take: impl FnMut(&[u8]) -> T,
-    ) -> Result<Option<Found<T>>, Stop> {
+    ) -> Result<Lookup<T>, Stop> {
         let page = tree.read_leaf_from(from, Target::At(key))?;
         Ok(self.found_in(tree, &page, key, read_at, take))
     }
@@ -142,8 +171,8 @@ impl Engine {
         page: &FrameRead<'_>,
         key: &[u8],
         read_at: ReadAt,
-        mut take: impl FnMut(&[u8]) -> T,
-    ) -> Option<Found<T>> {
+        take: impl FnMut(&[u8]) -> T,
+    ) -> Lookup<T> {
         let leaf = Leaf::new(page);
         let at = match read_at {
             ReadAt::Visible => self.clock.visible(),
@@ -152,21 +181,56 @@ impl Engine {
         };
         debug_assert!(at <= self.clock.published(), "a read at {at}, which is not published");
         if tree.pages.is_loaded_since(at) {
-            return None;
+            return Lookup::Row(None);
         }
-        if leaf.newest() > at
-            && let Some(was) = self.versions.find(tree.pages.id, page.page(), key, at)
-        {
-            return match was {
-                OldVersion::Absent => None,
-                OldVersion::Inline(value) => Some(Found::Inline(take(&value))),
-                OldVersion::Large(reference) => Some(Found::Large(reference)),
+        let mut was = None;
+        if leaf.newest() > at {
+            was = self.versions.find(tree.pages.id, page.page(), key, at);
+            if self.spilled.may_have(at) {
+                return Lookup::Spilled;
+            }
+        }
+        Lookup::Row(row_seen(&leaf, key, was, take))
+    }
+
+    /// Like [`find`](Self::find), where a version of the row may have been spilled.
+    #[cold]
+    async fn find_spilled<T>(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        key: &[u8],
+        read_at: ReadAt,
+        mut take: impl FnMut(&[u8]) -> T,
+    ) -> Result<Option<Found<T>>> {
+        loop {
+            let ReadAt::Timestamp(at) = read_at else {
+                // Versions that were spilled meanwhile have become visible.
+                match tree.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut take)).await? {
+                    Lookup::Row(found) => return Ok(found),
+                    Lookup::Spilled => continue,
+                }
             };
+            let published = self.spilled.published();
+            let spilled = self.spilled.find(mode, tree.pages.id, key, at).await?;
+            let found = tree.awaiting(mode, |from| {
+                let page = tree.read_leaf_from(from, Target::At(key))?;
+                if tree.pages.is_loaded_since(at) {
+                    return Ok(Some(None));
+                }
+                let leaf = Leaf::new(&page);
+                let kept =
+                    if leaf.newest() > at { self.versions.find(tree.pages.id, page.page(), key, at) } else { None };
+                if self.spilled.published() != published {
+                    return Ok(None);
+                }
+                let was = [kept, spilled.clone()].into_iter().flatten().min_by_key(|(until, _)| *until);
+                Ok(Some(row_seen(&leaf, key, was, &mut take)))
+            });
+            if let Some(found) = found.await? {
+                return Ok(found);
+            }
         }
-        leaf.search(key).ok().map(|index| match leaf.value(index) {
-            RowValue::Inline(value) => Found::Inline(take(value)),
-            RowValue::Large(reference) => Found::Large(reference),
-        })
     }
 
     /// The value of the row.
@@ -204,7 +268,10 @@ impl Engine {
         read_at: ReadAt,
         mut take: impl FnMut(&[u8]) -> T,
     ) -> Result<Option<Found<T>>> {
-        tree.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut take)).await
+        match tree.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut take)).await? {
+            Lookup::Row(found) => Ok(found),
+            Lookup::Spilled => self.find_spilled(mode, tree, key, read_at, take).await,
+        }
     }
 
     /// Like [`get`](Self::get), waiting as `mode` says.
@@ -346,14 +413,20 @@ impl Engine {
         for (place, leaf) in places.iter_mut().zip(leaves) {
             if let (Some((index, _)), Some(page)) = (*place, leaf) {
                 debug_assert!(rows[index].is_none(), "a row is found again in its group");
-                rows[index] = self.found_in(tree, &page, keys[index].as_ref(), read_at, &mut *take);
+                match self.found_in(tree, &page, keys[index].as_ref(), read_at, &mut *take) {
+                    Lookup::Row(found) => rows[index] = found,
+                    Lookup::Spilled => alone.push(index),
+                }
                 *place = None;
             }
         }
         for (index, located) in places.into_iter().flatten() {
             let key = keys[index].as_ref();
             match tree.read_leaf_at(located, Target::At(key)) {
-                Some(page) => rows[index] = self.found_in(tree, &page, key, read_at, &mut *take),
+                Some(page) => match self.found_in(tree, &page, key, read_at, &mut *take) {
+                    Lookup::Row(found) => rows[index] = found,
+                    Lookup::Spilled => alone.push(index),
+                },
                 // It was split, evicted or merged meanwhile.
                 None => alone.push(index),
             }
@@ -413,18 +486,22 @@ impl Engine {
         key: &[u8],
         snapshot: Timestamp,
     ) -> Result<bool> {
-        tree.awaiting(mode, |from| {
+        let changed = tree.awaiting(mode, |from| {
             let page = tree.read_leaf_from(from, Target::At(key))?;
             if tree.pages.is_loaded_since(snapshot) {
-                return Ok(true);
+                return Ok(Some(true));
             }
             if Leaf::new(&page).newest() <= snapshot {
-                return Ok(false);
+                return Ok(Some(false));
             }
             let newest = self.versions.newest_change(tree.pages.id, page.page(), key);
             assert!(newest <= Some(Leaf::new(&page).newest()), "a leaf forgets its newest commit, {newest:?}");
-            Ok(newest.is_some_and(|newest| newest > snapshot))
-        })
-        .await
+            let changed = newest.is_some_and(|newest| newest > snapshot);
+            Ok((changed || !self.spilled.may_have(snapshot)).then_some(changed))
+        });
+        match changed.await? {
+            Some(changed) => Ok(changed),
+            None => Ok(self.spilled.find(mode, tree.pages.id, key, snapshot).await?.is_some()),
+        }
     }
 }

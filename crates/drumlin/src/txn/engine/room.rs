@@ -184,7 +184,7 @@ impl<L> Engine<L> {
 
 impl Engine {
     /// Reserves memory for the versions that a commit of so many rows will leave. If there is too little, drops
-    /// versions that no snapshot needs, then ends the oldest snapshots, and waits for commits that are not durable yet.
+    /// versions that no snapshot needs, has others spilled, and waits for commits that are not durable yet.
     pub(super) async fn secure_versions(&self, mode: WaitMode<'_>, row_count: usize, bytes: usize) -> Result<Grant> {
         let budget = &self.budget;
         let (bytes, limit_bytes) = (bytes as u64, budget.limit_bytes(Account::Versions));
@@ -199,9 +199,8 @@ impl Engine {
         let turn = budget.versions.join();
         mode.until(|waker| turn.poll(waker, || Some(()))).await;
         loop {
-            {
-                let alone = self.sweeping.lock();
-                self.sweep_to(&alone, budget.version_bytes_max().min(limit_bytes - bytes));
+            if let Some(alone) = self.sweeping.try_lock() {
+                self.drop_unneeded(&alone);
             }
             if grant.resize(bytes) {
                 return Ok(grant);
@@ -211,6 +210,7 @@ impl Engine {
                 self.clock.show_durable(self.log().durable());
                 continue;
             }
+            self.make_room.ask_for_versions(budget.version_bytes_max().min(limit_bytes - bytes));
             // The rest belongs to commits under way, which give back what they do not use.
             let mut is_fit = || grant.resize(bytes) || self.clock.visible() < self.clock.published();
             mode.until(|waker| turn.poll(waker, || is_fit().then_some(()))).await;

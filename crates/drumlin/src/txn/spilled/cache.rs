@@ -1,0 +1,77 @@
+//! Blocks of runs that were read lately: a scan comes to the same block for many leaves.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::block::BLOCK_BYTES;
+use crate::error::Result;
+use crate::io::AlignedBuffer;
+use crate::memory::{Account, Budget, Grant};
+use crate::sync::Mutex;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Cache {
+    /// The newest last.
+    blocks: Mutex<VecDeque<CachedBlock>>,
+    count_max: usize,
+    budget: Arc<Budget>,
+}
+
+#[derive(Debug)]
+struct CachedBlock {
+    number: u32,
+    bytes: Arc<AlignedBuffer>,
+    _memory: Grant,
+}
+
+impl Cache {
+    /// A cache of a third of what the budget has for spilled versions.
+    pub(super) fn new(budget: &Arc<Budget>) -> Cache {
+        let count_max = (budget.limit_bytes(Account::Spilled) / 3 / BLOCK_BYTES as u64).clamp(2, 256) as usize;
+        assert!(count_max > 1, "two runs take turns for one block");
+        Cache { blocks: Mutex::default(), count_max, budget: Arc::clone(budget) }
+    }
+
+    /// The block, which `read` fills a buffer with if it is not there.
+    pub(super) fn get_or_read(
+        &self,
+        number: u32,
+        read: impl FnOnce(&mut AlignedBuffer) -> Result<()>,
+    ) -> Result<Arc<AlignedBuffer>> {
+        if let Some(bytes) = self.get(number) {
+            return Ok(bytes);
+        }
+        let mut bytes = AlignedBuffer::zeroed(BLOCK_BYTES);
+        read(&mut bytes)?;
+        let bytes = Arc::new(bytes);
+        let mut memory = self.budget.grant(Account::Spilled);
+        memory.take(BLOCK_BYTES as u64);
+        let mut dropped = None;
+        let mut blocks = self.blocks.lock();
+        if blocks.len() == self.count_max {
+            dropped = blocks.pop_front();
+        }
+        blocks.push_back(CachedBlock { number, bytes: Arc::clone(&bytes), _memory: memory });
+        assert!(blocks.len() <= self.count_max, "{} blocks are kept", blocks.len());
+        drop(blocks);
+        drop(dropped);
+        Ok(bytes)
+    }
+
+    fn get(&self, number: u32) -> Option<Arc<AlignedBuffer>> {
+        let mut blocks = self.blocks.lock();
+        let at = blocks.iter().rposition(|block| block.number == number)?;
+        let block = blocks.remove(at)?;
+        assert!(block.number == number, "block {} is found for {number}", block.number);
+        let bytes = Arc::clone(&block.bytes);
+        blocks.push_back(block);
+        Some(bytes)
+    }
+
+    /// Forgets blocks that are given back: their numbers will be other blocks'.
+    pub(super) fn forget(&self, numbers: &[u32]) {
+        let numbers: std::collections::BTreeSet<u32> = numbers.iter().copied().collect();
+        self.blocks.lock().retain(|block| !numbers.contains(&block.number));
+    }
+}

@@ -1,0 +1,601 @@
+//! Old versions that memory has no room for: in the file `versions`, in runs in the order of their rows.
+//!
+//! When the versions that snapshots need outgrow their share of memory, they are *spilled*: those of all leaves, up to
+//! a commit that all new snapshots will see, are sorted by keyspace, key and commit and written to blocks of a file
+//! (`file`, `block`). Such a *run* never changes. Runs that have become many are merged, as in an LSM tree (O'Neil,
+//! Cheng, Gawlick and O'Neil, "The Log-Structured Merge-Tree", 1996). What no snapshot needs is left out of them:
+//! between two snapshots one version of a row is enough (Böttcher, Leis, Neumann and Kemper, "Scalable Garbage
+//! Collection for In-Memory MVCC Systems", VLDB 2019).
+//!
+//! Rows are found by their keys, not by leaves, so splits and merges of leaves do not concern runs.
+//!
+//! # Invariants
+//! 1. The version that a snapshot sees of a row is that of the first commit after the snapshot that changed the row,
+//!    in memory or in a run, wherever it is found. A version may be in both.
+//! 2. A run is published before what is in it leaves memory. So a reader looks in memory first and at the runs
+//!    afterwards; or it checks afterwards that no run was published since it looked at them.
+//! 3. Nothing durable names the file. With the process all snapshots end: a file that is found at an opening is
+//!    removed.
+
+mod block;
+mod cache;
+mod file;
+mod run;
+
+use std::collections::BTreeSet;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use block::BLOCK_BYTES;
+pub(crate) use block::SpilledRow;
+use cache::Cache;
+use file::SpillFile;
+use run::Run;
+pub(crate) use run::RunWriter;
+
+use super::old_rows::{OldRows, OldVersion};
+use crate::error::Result;
+use crate::format::node::LargeRef;
+use crate::format::{KeyspaceId, Timestamp, ValueId};
+use crate::io::{AlignedBuffer, FolderRef};
+use crate::memory::{Account, Budget, Grant};
+use crate::sync::Mutex;
+use crate::task::WaitMode;
+use crate::tree::Direction;
+
+/// Runs of similar length are merged once there are so many of them.
+const RUNS_MERGED: usize = 4;
+
+/// Snapshots at these timestamps, ascending, and all later ones from `visible` on.
+#[derive(Clone, Debug)]
+pub(crate) struct Needed {
+    pub(crate) snapshots: Vec<Timestamp>,
+    pub(crate) visible: Timestamp,
+}
+
+impl Needed {
+    /// Returns `true` if a snapshot sees the row as it was between two commits.
+    fn between(&self, since: Timestamp, until: Timestamp) -> bool {
+        debug_assert!(self.snapshots.is_sorted(), "snapshots are out of order");
+        debug_assert!(since <= until, "a version ends before it begins");
+        let first = self.snapshots.partition_point(|snapshot| *snapshot < since);
+        self.snapshots.get(first).is_some_and(|snapshot| *snapshot < until) || self.visible < until
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Spilled {
+    file: Arc<SpillFile>,
+    cache: Arc<Cache>,
+    budget: Arc<Budget>,
+    limit_bytes: u64,
+    /// The oldest first.
+    runs: Mutex<Arc<Vec<Arc<Run>>>>,
+    /// The newest commit in a run; 0 while there are none.
+    newest: AtomicU64,
+    /// The runs published so far.
+    published: AtomicU64,
+    number_next: AtomicU64,
+}
+
+impl Spilled {
+    /// Up to `limit_bytes` may be on disk; with 0 nothing is spilled.
+    pub(crate) fn new(folder: FolderRef, budget: &Arc<Budget>, limit_bytes: u64) -> Spilled {
+        Spilled {
+            limit_bytes,
+            file: SpillFile::new(folder),
+            cache: Arc::new(Cache::new(budget)),
+            budget: Arc::clone(budget),
+            runs: Mutex::default(),
+            newest: AtomicU64::new(0),
+            published: AtomicU64::new(0),
+            number_next: AtomicU64::new(1),
+        }
+    }
+
+    /// Removes a file that a killed process has left.
+    pub(crate) fn remove_left(&self) -> std::io::Result<()> {
+        self.file.remove_left()
+    }
+
+    /// Returns `true` if a version that the snapshot sees may be in a run. Asked after memory was looked at.
+    #[inline]
+    pub(crate) fn may_have(&self, snapshot: Timestamp) -> bool {
+        self.newest.load(Ordering::SeqCst) > snapshot.0
+    }
+
+    /// A number that changes when versions leave memory.
+    #[inline]
+    pub(crate) fn published(&self) -> u64 {
+        self.published.load(Ordering::SeqCst)
+    }
+
+    /// Bytes on disk.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    fn runs(&self) -> Arc<Vec<Arc<Run>>> {
+        Arc::clone(&self.runs.lock())
+    }
+
+    /// The row's version at the snapshot as far as runs know, with the commit that ended it. Up to a read for each run.
+    pub(crate) async fn find(
+        &self,
+        mode: WaitMode<'_>,
+        keyspace: KeyspaceId,
+        key: &[u8],
+        snapshot: Timestamp,
+    ) -> Result<Option<(Timestamp, OldVersion)>> {
+        let mut found: Option<(Timestamp, OldVersion)> = None;
+        for run in self.runs().iter().filter(|run| run.last > snapshot) {
+            let bounds = (Bound::Included(key), Bound::Included(key));
+            each_row(mode, run, keyspace, bounds, snapshot, |row| {
+                if found.as_ref().is_none_or(|(timestamp, _)| row.timestamp < *timestamp) {
+                    found = Some((row.timestamp, OldVersion::of(row.was)));
+                }
+                true
+            })
+            .await?;
+        }
+        debug_assert!(found.as_ref().is_none_or(|(until, _)| *until > snapshot), "a version of before the snapshot");
+        Ok(found)
+    }
+}
+
+/// Shows the rows of a run within bounds that have changed since the snapshot, until `look` returns `false`.
+async fn each_row(
+    mode: WaitMode<'_>,
+    run: &Arc<Run>,
+    keyspace: KeyspaceId,
+    bounds: (Bound<&[u8]>, Bound<&[u8]>),
+    snapshot: Timestamp,
+    mut look: impl FnMut(SpilledRow<'_>) -> bool,
+) -> Result<()> {
+    let first = match bounds.0 {
+        Bound::Unbounded => &[][..],
+        Bound::Included(key) | Bound::Excluded(key) => key,
+    };
+    let is_reached = |block| match bounds.1 {
+        Bound::Unbounded => run.reaches(block, KeyspaceId(keyspace.0 + 1), &[]),
+        Bound::Included(key) | Bound::Excluded(key) => run.reaches(block, keyspace, key),
+    };
+    let mut block = run.first_block(keyspace, first);
+    while is_reached(block) {
+        let reading = Arc::clone(run);
+        let bytes = mode.run(move || reading.read(block)).await?;
+        for row in block::rows(&bytes) {
+            let is_within =
+                row.keyspace == keyspace && row.timestamp > snapshot && RangeBounds::<[u8]>::contains(&bounds, row.key);
+            if is_within && !look(row) {
+                return Ok(());
+            }
+        }
+        block += 1;
+    }
+    Ok(())
+}
+
+/// Old versions of the rows between two fences, as runs have them for a snapshot: what a scan needs beside memory.
+#[derive(Debug)]
+pub(crate) struct FetchedRows {
+    pub(crate) old: OldRows,
+    /// The fences, and what was published before runs were looked at.
+    lower: Option<Vec<u8>>,
+    upper: Option<Vec<u8>>,
+    published: u64,
+}
+
+impl FetchedRows {
+    /// Returns `true` if they are those of a leaf with these fences, and nothing was published since.
+    pub(crate) fn are_of(&self, lower: Option<&[u8]>, upper: Option<&[u8]>, published: u64) -> bool {
+        self.published == published && self.lower.as_deref() == lower && self.upper.as_deref() == upper
+    }
+}
+
+impl Spilled {
+    /// Old versions of rows between two fences and within the bounds of a scan: the first in its direction, as many as
+    /// `bytes_max` has room for. If rows are left out, they lie beyond `last`.
+    #[expect(clippy::too_many_arguments, reason = "a leaf, and a scan")]
+    pub(crate) async fn fetch(
+        &self,
+        mode: WaitMode<'_>,
+        keyspace: KeyspaceId,
+        (lower, upper): (Option<Vec<u8>>, Option<Vec<u8>>),
+        bounds: (Bound<&[u8]>, Bound<&[u8]>),
+        snapshot: Timestamp,
+        direction: Direction,
+        bytes_max: usize,
+    ) -> Result<FetchedRows> {
+        let published = self.published();
+        let within = {
+            let is_above = |fence: &[u8]| match bounds.0 {
+                Bound::Unbounded => true,
+                Bound::Included(key) | Bound::Excluded(key) => key < fence,
+            };
+            let is_below = |fence: &[u8]| match bounds.1 {
+                Bound::Unbounded => true,
+                Bound::Included(key) | Bound::Excluded(key) => fence <= key,
+            };
+            let from = lower.as_deref().filter(|fence| is_above(fence)).map_or(bounds.0, Bound::Included);
+            (from, upper.as_deref().filter(|fence| is_below(fence)).map_or(bounds.1, Bound::Excluded))
+        };
+        let mut old = OldRows::default();
+        for run in self.runs().iter().filter(|run| run.last > snapshot) {
+            each_row(mode, run, keyspace, within, snapshot, |row| {
+                old.add(row.key, row.timestamp, row.was, direction, bytes_max);
+                true
+            })
+            .await?;
+        }
+        debug_assert!(
+            old.rows.keys().all(|key| RangeBounds::<[u8]>::contains(&bounds, &key[..])),
+            "a row beyond the bounds of its scan"
+        );
+        Ok(FetchedRows { old, lower, upper, published })
+    }
+
+    /// Returns `true` if a row between two fences that `matters` has changed since the snapshot, as far as runs know.
+    pub(crate) async fn any_changed(
+        &self,
+        mode: WaitMode<'_>,
+        keyspace: KeyspaceId,
+        (lower, upper): (Option<&[u8]>, Option<&[u8]>),
+        snapshot: Timestamp,
+        matters: impl Fn(&[u8]) -> bool,
+    ) -> Result<bool> {
+        let bounds = (lower.map_or(Bound::Unbounded, Bound::Included), upper.map_or(Bound::Unbounded, Bound::Excluded));
+        let mut has_changed = false;
+        for run in self.runs().iter().filter(|run| run.last > snapshot) {
+            each_row(mode, run, keyspace, bounds, snapshot, |row| {
+                has_changed |= matters(row.key);
+                !has_changed
+            })
+            .await?;
+        }
+        Ok(has_changed)
+    }
+
+    /// Returns `true` if a run may have versions of rows of the keyspace.
+    pub(crate) fn has_any(&self, keyspace: KeyspaceId) -> bool {
+        self.runs().iter().any(|run| run.keyspaces.contains(&keyspace))
+    }
+
+    /// Returns `true` if there is a run.
+    pub(crate) fn has_any_run(&self) -> bool {
+        self.newest.load(Ordering::SeqCst) > 0
+    }
+
+    /// Returns `true` if versions are spilled at all.
+    pub(crate) fn is_on(&self) -> bool {
+        self.limit_bytes > 0
+    }
+
+    /// Returns `true` if no more may be spilled.
+    pub(crate) fn is_full(&self) -> bool {
+        self.disk_bytes() >= self.limit_bytes
+            || self.budget.taken_bytes(Account::Spilled) > self.budget.limit_bytes(Account::Spilled)
+    }
+
+    /// Drops all runs, when the database closes.
+    pub(crate) fn clear(&self) {
+        self.replace(|_| true, None);
+        assert!(!self.has_any_run(), "a run is left");
+    }
+
+    /// Begins a run.
+    pub(crate) fn begin(&self) -> RunWriter {
+        let number = self.number_next.fetch_add(1, Ordering::Relaxed);
+        RunWriter::new(number, &self.file, &self.cache, &self.budget)
+    }
+
+    /// Adds a run behind the others. What is in it may leave memory from here on.
+    pub(crate) fn publish(&self, writer: RunWriter) -> Result<()> {
+        if let Some(run) = writer.finish()? {
+            let last = run.last;
+            {
+                let mut runs = self.runs.lock();
+                assert!(runs.iter().all(|before| before.number < run.number), "a run is published twice");
+                let with_it = runs.iter().cloned().chain([Arc::new(run)]).collect();
+                *runs = Arc::new(with_it);
+            }
+            self.newest.fetch_max(last.0, Ordering::SeqCst);
+        }
+        self.published.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Drops the runs of commits up to `horizon`. Returns the large values that they named.
+    pub(crate) fn drop_up_to(&self, horizon: Timestamp) -> Vec<(KeyspaceId, LargeRef)> {
+        if !self.has_any_run() {
+            return Vec::new();
+        }
+        self.replace(|run| run.last <= horizon, None)
+    }
+
+    /// Puts a run in the place of those that it was made of. Returns the large values that these named.
+    fn replace(&self, is_ended: impl Fn(&Run) -> bool, by: Option<Run>) -> Vec<(KeyspaceId, LargeRef)> {
+        let mut runs = self.runs.lock();
+        let (ended, mut left): (Vec<_>, Vec<_>) = runs.iter().cloned().partition(|run| is_ended(run));
+        left.extend(by.map(Arc::new));
+        left.sort_by_key(|run| run.last);
+        assert!(ended.len() + left.len() >= runs.len(), "a run is lost");
+        self.newest.store(left.iter().map(|run| run.last.0).max().unwrap_or(0), Ordering::SeqCst);
+        *runs = Arc::new(left);
+        drop(runs);
+        ended.iter().flat_map(|run| run.large.iter().copied()).collect()
+    }
+
+    /// Merges the newest runs if there are many of similar length, without the versions that no snapshot needs. Returns
+    /// the large values that only those named. One thread at a time.
+    pub(crate) fn merge(&self, needed: &Needed) -> Result<Vec<(KeyspaceId, LargeRef)>> {
+        let runs = self.runs();
+        let mut first = runs.len().saturating_sub(1);
+        let mut bytes = runs.last().map_or(0, |run| run.len());
+        while first > 0 && runs[first - 1].len() <= 2 * bytes {
+            first -= 1;
+            bytes += runs[first].len();
+        }
+        let merged = &runs[first..];
+        if merged.len() < RUNS_MERGED {
+            return Ok(Vec::new());
+        }
+        assert!(merged.iter().all(|run| run.last <= needed.visible), "a run has what is not visible");
+        let mut writer = self.begin();
+        let mut sifter = Sifter::new(needed);
+        let cursors = merged.iter().map(|run| Cursor::new(run, &self.budget)).collect::<Result<Vec<_>>>();
+        let mut cursors = cursors?;
+        loop {
+            let at = |index: &usize| cursors[*index].row().map(|row| row.place());
+            let Some(least) = (0..cursors.len()).filter(|index| at(index).is_some()).min_by_key(at) else { break };
+            let row = cursors[least].row().expect("looked at");
+            if sifter.keeps(row.keyspace, row.key, row.timestamp) {
+                writer.push(row)?;
+            }
+            cursors[least].advance()?;
+        }
+        drop(cursors);
+        let numbers: Vec<u64> = merged.iter().map(|run| run.number).collect();
+        let run = writer.finish()?;
+        assert!(run.as_ref().is_none_or(|run| !numbers.contains(&run.number)), "a run is merged into itself");
+        let kept: BTreeSet<ValueId> = run.iter().flat_map(|run| &run.large).map(|(_, large)| large.id).collect();
+        let mut named = self.replace(|run| numbers.contains(&run.number), run);
+        named.retain(|(_, large)| !kept.contains(&large.id));
+        Ok(named)
+    }
+}
+
+/// A run's rows in their order.
+struct Cursor<'r> {
+    run: &'r Run,
+    /// The next block to read.
+    block: usize,
+    bytes: AlignedBuffer,
+    /// Of the row in the block that was read last; `None` at the end.
+    offset: Option<usize>,
+    _memory: Grant,
+}
+
+impl<'r> Cursor<'r> {
+    /// At the first row.
+    fn new(run: &'r Run, budget: &Arc<Budget>) -> Result<Cursor<'r>> {
+        assert!(run.len() > 0, "a run has no blocks");
+        let mut memory = budget.grant(Account::Spilled);
+        memory.take(BLOCK_BYTES as u64);
+        let bytes = AlignedBuffer::zeroed(BLOCK_BYTES);
+        let mut cursor = Cursor { run, block: 0, bytes, offset: None, _memory: memory };
+        cursor.read_next()?;
+        Ok(cursor)
+    }
+
+    fn row(&self) -> Option<SpilledRow<'_>> {
+        block::rows_from(&self.bytes, self.offset?).next()
+    }
+
+    /// Goes on to the next row.
+    fn advance(&mut self) -> Result<()> {
+        let Some(offset) = self.offset else { return Ok(()) };
+        let mut rows = block::rows_from(&self.bytes, offset);
+        rows.next();
+        match rows.offset(&self.bytes) {
+            Some(offset) => self.offset = Some(offset),
+            None => self.read_next()?,
+        }
+        Ok(())
+    }
+
+    fn read_next(&mut self) -> Result<()> {
+        self.offset = None;
+        if self.block < self.run.len() {
+            self.run.read_into(self.block, &mut self.bytes)?;
+            self.block += 1;
+            self.offset = block::rows_from(&self.bytes, 0).offset(&self.bytes);
+            assert!(self.offset.is_some(), "a block has no rows");
+        }
+        Ok(())
+    }
+}
+
+/// Tells which of a row's versions a snapshot needs, of versions in the order of rows and commits.
+pub(crate) struct Sifter<'n> {
+    needed: &'n Needed,
+    row: Option<(KeyspaceId, Vec<u8>)>,
+    /// The commit that made the version before the next one, as far as is known.
+    since: Timestamp,
+}
+
+impl<'n> Sifter<'n> {
+    pub(crate) fn new(needed: &'n Needed) -> Sifter<'n> {
+        Sifter { needed, row: None, since: Timestamp(0) }
+    }
+
+    /// Returns `true` if a snapshot sees the row as it was before this commit, and this version did not come before.
+    pub(crate) fn keeps(&mut self, keyspace: KeyspaceId, key: &[u8], timestamp: Timestamp) -> bool {
+        match &mut self.row {
+            Some((of, row)) if *of == keyspace && row[..] == *key => {}
+            Some((of, row)) => {
+                *of = keyspace;
+                row.clear();
+                row.extend_from_slice(key);
+                self.since = Timestamp(0);
+            }
+            None => self.row = Some((keyspace, key.to_vec())),
+        }
+        let since = std::mem::replace(&mut self.since, timestamp);
+        assert!(since <= timestamp, "versions of a row are out of order");
+        since < timestamp && self.needed.between(since, timestamp)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::path::Path;
+
+    use super::*;
+    use crate::io::{in_memory, open_folder};
+    use crate::sync::Random;
+    use crate::task::ready;
+    use crate::tree::node::RowValue;
+
+    /// Rows as they were before commits.
+    type Changes = BTreeMap<(u32, Vec<u8>, u64), Option<Vec<u8>>>;
+
+    fn spilled() -> Spilled {
+        let backend = in_memory();
+        backend.create_dir_all(Path::new("/db")).unwrap();
+        Spilled::new(open_folder(&backend, Path::new("/db")).unwrap(), &Arc::new(Budget::new(64 << 20, 1)), 1 << 30)
+    }
+
+    fn needed(snapshots: &BTreeSet<u64>, visible: u64) -> Needed {
+        Needed { snapshots: snapshots.iter().map(|at| Timestamp(*at)).collect(), visible: Timestamp(visible) }
+    }
+
+    /// Writes changes as a spill does.
+    fn spill(spilled: &Spilled, changes: &Changes, needed: &Needed) {
+        let (mut writer, mut sifter) = (spilled.begin(), Sifter::new(needed));
+        for ((keyspace, key, timestamp), was) in changes {
+            let (keyspace, timestamp) = (KeyspaceId(*keyspace), Timestamp(*timestamp));
+            if sifter.keeps(keyspace, key, timestamp) {
+                let was = was.as_deref().map(RowValue::Inline);
+                writer.push(SpilledRow { keyspace, key, timestamp, was }).unwrap();
+            }
+        }
+        spilled.publish(writer).unwrap();
+    }
+
+    fn inline(was: OldVersion) -> Option<Vec<u8>> {
+        match was {
+            OldVersion::Absent => None,
+            OldVersion::Inline(value) => Some(value.into()),
+            OldVersion::Large(reference) => panic!("{reference:?}"),
+        }
+    }
+
+    /// Of any row, each snapshot finds in the runs the version before the first commit after it, in whatever run that
+    /// is, after merges too; and so do ranges, in both directions and in parts.
+    #[test]
+    fn snapshots_find_their_versions() {
+        let mut random = Random(11);
+        for round in 0..6 {
+            let spilled = spilled();
+            let mut snapshots = BTreeSet::new();
+            let (mut all, mut now) = (Changes::new(), 0);
+            let key_count = [3, 40, 4_000][round % 3];
+            for turn in 0..14 {
+                let mut changes = Changes::new();
+                for _ in 0..random.below(3_000) {
+                    now += 1;
+                    let key = format!("row {}", random.below(key_count)).into_bytes();
+                    let was = (random.below(5) > 0).then(|| vec![now as u8; random.below(300) as usize]);
+                    changes.insert((random.below(3) as u32 + 1, key, now), was);
+                    if random.below(2_000) == 0 {
+                        snapshots.insert(now);
+                    }
+                }
+                let first = snapshots.first().copied();
+                spill(&spilled, &changes, &needed(&snapshots, now));
+                all.append(&mut changes);
+                if random.below(3) == 0 {
+                    let ended: Vec<u64> = snapshots.iter().copied().filter(|_| random.below(4) == 0).collect();
+                    snapshots.retain(|at| !ended.contains(at));
+                }
+                spilled.merge(&needed(&snapshots, now)).unwrap();
+                assert!(spilled.runs().len() < 12, "{} runs in turn {turn}", spilled.runs().len());
+                spilled.drop_up_to(Timestamp(snapshots.first().copied().unwrap_or(now)));
+                assert!(first.is_some() || spilled.disk_bytes() == 0, "versions are kept for nobody");
+                for at in snapshots.iter().copied() {
+                    check(&spilled, &all, at, &mut random);
+                }
+            }
+            spilled.clear();
+            assert_eq!(spilled.disk_bytes(), 0);
+            assert!(!spilled.has_any_run());
+        }
+    }
+
+    fn check(spilled: &Spilled, all: &Changes, at: u64, random: &mut Random) {
+        let keyspace = random.below(3) as u32 + 1;
+        let mut expected: BTreeMap<&[u8], (u64, &Option<Vec<u8>>)> = BTreeMap::new();
+        for ((of, key, timestamp), was) in all {
+            if *of == keyspace && *timestamp > at {
+                expected.entry(key).or_insert((*timestamp, was));
+            }
+        }
+        let snapshot = Timestamp(at);
+        for (key, (timestamp, was)) in expected.iter().step_by(1 + expected.len() / 20) {
+            let found = ready(spilled.find(WaitMode::Blocking, KeyspaceId(keyspace), key, snapshot)).unwrap();
+            let (until, found) = found.expect("it was spilled");
+            assert_eq!((until.0, &inline(found)), (*timestamp, *was), "{} at {at}", key.escape_ascii());
+        }
+        let absent = spilled.find(WaitMode::Blocking, KeyspaceId(keyspace), b"row", snapshot);
+        assert!(ready(absent).unwrap().is_none());
+        let direction = if random.below(2) == 0 { Direction::Forward } else { Direction::Backward };
+        let [lower, upper] = [0, 0].map(|_| format!("row {}", random.below(4_000)).into_bytes());
+        let fences = (Some(lower.clone().min(upper.clone())), Some(lower.max(upper)));
+        let bytes_max = [500, usize::MAX][random.below(2) as usize];
+        let bounds = (Bound::Unbounded, Bound::Unbounded);
+        let fetched = spilled.fetch(
+            WaitMode::Blocking,
+            KeyspaceId(keyspace),
+            fences.clone(),
+            bounds,
+            snapshot,
+            direction,
+            bytes_max,
+        );
+        let old = ready(fetched).unwrap().old;
+        let (lower, upper) = (fences.0.unwrap(), fences.1.unwrap());
+        let is_within = |key: &[u8]| match (&old.last, direction) {
+            (Some(last), Direction::Forward) => key <= &last[..],
+            (Some(last), Direction::Backward) => key >= &last[..],
+            (None, _) => true,
+        };
+        let within = expected.iter().filter(|(key, _)| (&lower[..]..&upper[..]).contains(*key) && is_within(key));
+        let mut rows = old.rows.into_iter();
+        for (key, (timestamp, was)) in within {
+            let (found, (until, version)) = rows.next().expect("there are more");
+            assert_eq!((&found[..], until.0, &inline(version)), (*key, *timestamp, *was), "at {at}");
+        }
+        assert_eq!(rows.next(), None);
+    }
+
+    /// A block that has changed on disk is an error that names the file, and no answer.
+    #[test]
+    fn a_damaged_block_is_noticed() {
+        let backend = in_memory();
+        backend.create_dir_all(Path::new("/db")).unwrap();
+        let folder = open_folder(&backend, Path::new("/db")).unwrap();
+        let spilled = Spilled::new(Arc::clone(&folder), &Arc::new(Budget::new(64 << 20, 1)), 1 << 30);
+        let changes = Changes::from([((1, b"a".to_vec(), 5), Some(b"old".to_vec()))]);
+        spill(&spilled, &changes, &needed(&BTreeSet::from([1]), 5));
+        let options = crate::io::OpenOptions { write: true, ..Default::default() };
+        let file = folder.open(file::VERSIONS_NAME, options).unwrap();
+        file.write_at(&vec![0; 4096], 0, crate::io::Persist::Later).unwrap();
+        let found = ready(spilled.find(WaitMode::Blocking, KeyspaceId(1), b"a", Timestamp(1)));
+        let error = found.unwrap_err().to_string();
+        assert!(error.contains("versions") && error.contains("checksum"), "{error}");
+    }
+}

@@ -1,0 +1,188 @@
+//! A run: old versions in the order of their rows, in blocks of the file that never change.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use super::block::{BLOCK_BYTES, BlockBuffer, SpilledRow, verify};
+use super::cache::Cache;
+use super::file::SpillFile;
+use crate::error::{Error, Result};
+use crate::format::node::LargeRef;
+use crate::format::{KeyspaceId, Timestamp};
+use crate::io::AlignedBuffer;
+use crate::memory::{Account, Budget, Grant, heap_bytes};
+use crate::tree::node::RowValue;
+use crate::txn::old_rows::HELD_BYTES;
+
+/// See the module. Its blocks are given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(super) number: u64,
+    /// The last commit whose changes it has.
+    pub(super) last: Timestamp,
+    /// The keyspaces that its rows lie between.
+    pub(super) keyspaces: RangeInclusive<KeyspaceId>,
+    blocks: Vec<BlockPlace>,
+    /// The large values that its rows name.
+    pub(super) large: Vec<(KeyspaceId, LargeRef)>,
+    file: Arc<SpillFile>,
+    cache: Arc<Cache>,
+    /// Of the places of blocks, and of what names large values.
+    memory: Grant,
+}
+
+/// A block, and the beginning of what is in it: no row before it is, and every row from it to the next block's is.
+#[derive(Debug)]
+struct BlockPlace {
+    keyspace: KeyspaceId,
+    key: Box<[u8]>,
+    number: u32,
+}
+
+impl BlockPlace {
+    fn place(&self) -> (KeyspaceId, &[u8]) {
+        (self.keyspace, &self.key)
+    }
+}
+
+impl Run {
+    /// The number of its blocks.
+    pub(super) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The first block that may have rows from this key on.
+    pub(super) fn first_block(&self, keyspace: KeyspaceId, key: &[u8]) -> usize {
+        // A key's versions may begin at the end of the block before the one that begins with the key.
+        let first = self.blocks.partition_point(|block| block.place() < (keyspace, key)).saturating_sub(1);
+        assert!(first < self.len(), "a run has no blocks");
+        first
+    }
+
+    /// Returns `true` if the block may have rows up to this key.
+    pub(super) fn reaches(&self, block: usize, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        self.blocks.get(block).is_some_and(|block| block.place() <= (keyspace, key))
+    }
+
+    /// Reads a block, or takes it from memory.
+    pub(super) fn read(&self, block: usize) -> Result<Arc<AlignedBuffer>> {
+        self.cache.get_or_read(self.blocks[block].number, |bytes| self.read_into(block, bytes))
+    }
+
+    /// Fills a buffer with a block.
+    pub(super) fn read_into(&self, block: usize, bytes: &mut AlignedBuffer) -> Result<()> {
+        assert!(block < self.len(), "block {block} of {}", self.len());
+        let number = self.blocks[block].number;
+        let path = || self.file.path();
+        let corrupted = |reason: &str| {
+            let what = format!("a block of old versions at byte {}", u64::from(number) * BLOCK_BYTES as u64);
+            Error::corrupted(&path(), what, reason)
+        };
+        match self.file.read(number, bytes) {
+            Ok(()) if verify(bytes, self.number) => Ok(()),
+            Ok(()) => Err(corrupted("its checksum does not match")),
+            // A write that was lost leaves the file shorter.
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                Err(corrupted("the file ends before it"))
+            }
+            Err(error) => Err(Error::io("reading", &path(), error)),
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let numbers: Vec<u32> = self.blocks.iter().map(|block| block.number).collect();
+        self.cache.forget(&numbers);
+        self.file.release(&numbers);
+    }
+}
+
+/// The writing of a run.
+pub(crate) struct RunWriter {
+    run: Run,
+    buffer: BlockBuffer,
+    /// The first row in the buffer, and the last.
+    first: Option<BlockPlace>,
+    last_key: (KeyspaceId, Vec<u8>),
+    _memory: Grant,
+}
+
+impl RunWriter {
+    pub(super) fn new(number: u64, file: &Arc<SpillFile>, cache: &Arc<Cache>, budget: &Arc<Budget>) -> RunWriter {
+        let mut memory = budget.grant(Account::Spilled);
+        memory.take(BLOCK_BYTES as u64);
+        RunWriter {
+            run: Run {
+                number,
+                last: Timestamp(0),
+                keyspaces: KeyspaceId(0)..=KeyspaceId(0),
+                blocks: Vec::new(),
+                large: Vec::new(),
+                file: Arc::clone(file),
+                cache: Arc::clone(cache),
+                memory: budget.grant(Account::Spilled),
+            },
+            buffer: BlockBuffer::new(),
+            first: None,
+            last_key: (KeyspaceId(0), Vec::new()),
+            _memory: memory,
+        }
+    }
+
+    /// Adds a row behind the others.
+    pub(crate) fn push(&mut self, row: SpilledRow<'_>) -> Result<()> {
+        let last = (self.last_key.0, &self.last_key.1[..]);
+        assert!(last <= (row.keyspace, row.key), "rows of a run are out of order");
+        if !self.buffer.push(row) {
+            self.write()?;
+            let has_room = self.buffer.push(row);
+            assert!(has_room, "an empty block has no room for a row");
+        }
+        if self.first.is_none() {
+            let (keyspace, last) = &self.last_key;
+            let key = separator(if *keyspace == row.keyspace { last } else { &[] }, row.key);
+            self.first = Some(BlockPlace { keyspace: row.keyspace, key: key.into(), number: 0 });
+        }
+        self.last_key.0 = row.keyspace;
+        self.last_key.1.clear();
+        self.last_key.1.extend_from_slice(row.key);
+        self.run.last = self.run.last.max(row.timestamp);
+        if let Some(RowValue::Large(reference)) = row.was {
+            self.run.large.push((row.keyspace, reference));
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<()> {
+        let Some(first) = self.first.take() else { return Ok(()) };
+        let written = self.run.file.append(self.buffer.seal(self.run.number));
+        let number = written.map_err(|error| Error::io("writing", &self.run.file.path(), error))?;
+        let place = first.place();
+        assert!(self.run.blocks.last().is_none_or(|last| last.place() <= place), "blocks are out of order");
+        self.run.memory.take((size_of::<BlockPlace>() * 2 + heap_bytes(first.key.len())) as u64);
+        self.run.blocks.push(BlockPlace { number, ..first });
+        Ok(())
+    }
+
+    /// The run, unless it has no rows.
+    pub(super) fn finish(mut self) -> Result<Option<Run>> {
+        self.write()?;
+        let large_bytes = self.run.large.len() * (2 * size_of::<(KeyspaceId, LargeRef)>() + HELD_BYTES);
+        self.run.memory.take(large_bytes as u64);
+        let Some(first) = self.run.blocks.first() else { return Ok(None) };
+        assert!(self.run.last > Timestamp(0), "a run of no commit");
+        assert!(first.keyspace <= self.last_key.0, "keyspaces of a run are out of order");
+        self.run.keyspaces = first.keyspace..=self.last_key.0;
+        Ok(Some(self.run))
+    }
+}
+
+/// The shortest key above `last` and not above `key`, which is not below `last`.
+fn separator<'k>(last: &[u8], key: &'k [u8]) -> &'k [u8] {
+    let common = last.iter().zip(key).take_while(|(left, right)| left == right).count();
+    debug_assert!(last <= key, "a key is below the one before");
+    let separator = &key[..key.len().min(common + 1)];
+    debug_assert!(last < separator || last == key, "a separator is not above the key before");
+    separator
+}
