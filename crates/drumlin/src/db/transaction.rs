@@ -661,7 +661,8 @@ impl Transaction {
             }
             _ => self.apply(mode, mode.is_task()).await?,
         };
-        handle.store()?.engine.await_written(mode, &logged, durability).await
+        // It is made: a database that is being closed waits for it.
+        handle.store_here().engine.await_written(mode, &logged, durability).await
     }
 
     /// Applies the changes, whose rows are locked, and requests their write.
