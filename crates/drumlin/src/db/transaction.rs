@@ -661,7 +661,7 @@ impl Transaction {
             }
             _ => self.apply(mode, mode.is_task()).await?,
         };
-        // It is made: a database that is being closed waits for it.
+        // The commit is made, even if the database was closed since: only its write is still waited for.
         handle.store_here().engine.await_written(mode, &logged, durability).await
     }
 

@@ -214,6 +214,30 @@ fn a_database_is_closed_beside_calls_of_other_threads() {
     assert!(report.corruption.is_empty(), "{:?}", report.corruption);
 }
 
+/// A commit of many rows, which a thread of the database has made for a task, says so to a task that asks only after the
+/// database was closed.
+#[test]
+fn a_commit_that_was_made_says_so_after_closing() {
+    const ROWS: u32 = 600;
+    let folder = Folder::new();
+    let db = small().open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    let mut tx = db.begin().unwrap();
+    (0..ROWS).for_each(|row| tx.insert(&k, row.to_be_bytes(), [7; 20]).unwrap());
+    let before = db.stats().commits;
+    let mut commit = Box::pin(tx.commit_async());
+    assert!(commit.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let begun = std::time::Instant::now();
+    while db.stats().commits == before {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no thread makes the commit");
+        std::thread::yield_now();
+    }
+    db.close().unwrap();
+    block_on(commit).unwrap();
+    let again = small().open(folder.path()).unwrap();
+    assert_eq!(again.existing_keyspace("k").unwrap().count(..).unwrap(), u64::from(ROWS));
+}
+
 fn has_stream(db: &Database) -> bool {
     db.existing_keyspace("k").unwrap().contains_key("stream").unwrap()
 }
