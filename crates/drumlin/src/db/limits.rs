@@ -53,7 +53,7 @@ pub struct Limits {
     /// The memory of page tables, 8 bytes a page of data, less what counts and loads take of it. Beyond:
     /// [`BudgetTooSmall`](crate::Error::BudgetTooSmall).
     pub page_table_bytes: u64,
-    /// The memory that bulk loads sort and pack rows in; with more, they sort in parts on the disk.
+    /// The memory in which bulk loads sort and pack rows. A load of more rows sorts them in runs on disk.
     pub load_bytes: u64,
     /// The memory of row counts, which speed up [`count`](crate::Keyspace::count): 8 to 16 bytes a page, as many again
     /// in a keyspace that is aggregated, and the list of changes. Without them, rows are read.

@@ -323,7 +323,7 @@ mod tests {
         }
     }
 
-    /// A vector becomes a value and a vector again where it is, unless the value is short or has a clone.
+    /// Converting a vector into a value and back keeps its allocation, unless the value is short or has a clone.
     #[test]
     fn vectors_stay_where_they_are() {
         let mut bytes = Vec::with_capacity(100);

@@ -21,7 +21,7 @@ pub(crate) struct Maintenance {
     spill_changed: Condvar,
 }
 
-/// The requests to the thread that spills versions.
+/// A request to the thread that moves old versions out of memory.
 #[derive(Debug, Default)]
 struct SpillRequest {
     /// The bytes that versions may take afterwards.

@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(states.len(), 4);
     }
 
-    /// A block is a map from pages to states of any length, of which those of leaves can be dropped.
+    /// A block maps pages to states of any length. Dropping the states of leaves keeps those of inner nodes.
     #[test]
     fn a_block_is_a_map() {
         let mut random = crate::sync::Random(7);

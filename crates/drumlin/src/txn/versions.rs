@@ -384,7 +384,7 @@ impl Versions {
         }
         let bytes = undo.bytes();
         let mut shard = self.shard(keyspace, page).lock();
-        // A commit may be visible before its versions are added: a spill under way may have passed this shard.
+        // A commit can become visible before its versions are added, when a running spill has read this shard already.
         undo.missed_by = self.spill.load(Ordering::SeqCst);
         let undo_records = shard.entry((keyspace, page)).or_default();
         account(bytes + if undo_records.is_empty() { LEAF_BYTES } else { 0 });

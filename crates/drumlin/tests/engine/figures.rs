@@ -8,7 +8,7 @@ use std::time::Duration;
 use drumlin::{Config, Durability, Error, TxOptions};
 use support::{Folder, small};
 
-/// Each of those who are in each other's way is counted: a changed row, a row that is locked, a run that is repeated.
+/// `Stats` counts conflicts, waits for row locks, lock timeouts and repeated runs of `transact`, one for each.
 #[test]
 fn contention_is_counted() {
     let db = Config::in_memory().memory(8 << 20).open("").unwrap();

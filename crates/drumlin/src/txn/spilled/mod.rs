@@ -81,7 +81,7 @@ pub(crate) struct Spilled {
 }
 
 impl Spilled {
-    /// Up to `limit_bytes` may be on disk; with 0 nothing is spilled.
+    /// Runs may take up to `limit_bytes` of the file. With 0 no version is spilled.
     pub(crate) fn new(folder: FolderRef, budget: &Arc<Budget>, limit_bytes: u64) -> Spilled {
         Spilled {
             limit_bytes,

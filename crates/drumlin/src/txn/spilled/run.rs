@@ -1,4 +1,4 @@
-//! A run: old versions in the order of their rows, in blocks of the file that never change.
+//! A run: old versions sorted by keyspace, key and commit, in blocks of the file that are never rewritten.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
