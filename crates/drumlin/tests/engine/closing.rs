@@ -214,7 +214,7 @@ fn a_database_is_closed_beside_calls_of_other_threads() {
     assert!(report.corruption.is_empty(), "{:?}", report.corruption);
 }
 
-/// A commit of many rows, which a thread of the database has made for a task, says so to a task that asks only after the
+/// A commit of many rows is made by a thread of the database. Its task is told so, even if it asks only after the
 /// database was closed.
 #[test]
 fn a_commit_that_was_made_says_so_after_closing() {
