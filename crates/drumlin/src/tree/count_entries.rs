@@ -1,5 +1,5 @@
-//! An atomic entry for each page: the rows beneath it, or the stamp by which it is told if the page was another one
-//! before. The rules for them are those of `tree/counts.rs`.
+//! An atomic entry for each page. It holds the number of rows beneath the page, or a stamp by which a reader notices
+//! that the page or its fences have changed. `tree/counts.rs` has the rules.
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Marks an entry that holds a count.
 pub(super) const COUNTED: u64 = 1 << 63;
-/// Marks an entry whose page has its fences changed.
+/// Marks an entry whose page's fences are being changed.
 const CHANGING: u64 = 1 << 62;
 
 /// The state of an entry.
@@ -16,15 +16,15 @@ const CHANGING: u64 = 1 << 62;
 pub(crate) enum CountEntry {
     /// Rows beneath the page at the base.
     Rows(u64),
-    /// Not counted. The stamp is another each time.
+    /// Not counted. The stamp differs each time the entry enters this state.
     Unknown(u64),
     /// The page's fences are being changed.
     Changing,
 }
 
-/// Entries of the first level; each level has twice those of the one before.
+/// Number of entries in the first level. Each level has twice as many as the one before it.
 const FIRST_LEVEL: usize = if cfg!(drumlin_loom) { 4 } else { 64 };
-/// Levels that reach all 2³² pages.
+/// Number of levels needed for all 2³² pages.
 const LEVELS: usize = 31;
 
 /// An entry for each page.
@@ -52,12 +52,12 @@ impl CountEntries {
         Some(&self.levels[level].get()?[offset])
     }
 
-    /// Returns `true` if the page's count takes no more memory.
+    /// Returns `true` if storing a count of the page needs no more memory.
     pub(super) fn has_cell(&self, page: PageId) -> bool {
         self.cell(page).is_some()
     }
 
-    /// The page's cell. `take` is told of the bytes of a level that is made.
+    /// Returns the page's cell. If its level has to be allocated, calls `take` with the size of the level in bytes.
     pub(super) fn cell_or_new(&self, page: PageId, take: impl FnOnce(u64)) -> &AtomicU64 {
         let (level, offset) = Self::locate(page);
         let cells = self.levels[level].get_or_init(|| {
@@ -68,7 +68,7 @@ impl CountEntries {
         &cells[offset]
     }
 
-    /// Bytes of entries for pages with numbers below the end.
+    /// Returns the bytes of the entries for all pages with numbers below `number_end`.
     pub(super) fn memory_bytes_of(number_end: u64) -> u64 {
         let (level, _) = Self::locate(PageId(number_end.saturating_sub(1).min(u64::from(u32::MAX)) as u32));
         ((FIRST_LEVEL << (level + 1)) * size_of::<u64>()) as u64
@@ -79,8 +79,8 @@ impl CountEntries {
         Self::decode(self.cell(page).map_or(0, |cell| cell.load(Ordering::Acquire)))
     }
 
-    /// Like [`load`](Self::load), for a caller that will compare stamps: the page has a cell from here on, so that
-    /// voiding it is noticed.
+    /// Like [`load`](Self::load), but allocates the page's cell. For callers that compare stamps later: without a cell,
+    /// voiding the page would leave no trace.
     pub(super) fn load_made(&self, page: PageId, take: impl FnOnce(u64)) -> CountEntry {
         Self::decode(self.cell_or_new(page, take).load(Ordering::Acquire))
     }
@@ -94,14 +94,14 @@ impl CountEntries {
         }
     }
 
-    /// Stores a count in place of a stamp; `false` where the entry has changed.
+    /// Replaces a stamp by a count. Returns `false` if the entry no longer holds that stamp.
     pub(super) fn store(&self, page: PageId, stamp: u64, rows: u64, take: impl FnOnce(u64)) -> bool {
         assert!(rows < CHANGING && stamp < CHANGING, "{rows} rows, or stamp {stamp}, read as a mark");
         let cell = self.cell_or_new(page, take);
         cell.compare_exchange(stamp, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Adds to a count, if the entry holds one. Returns `false` if more rows are removed than there are.
+    /// Adds to the entry's count, if it holds one. Returns `false` if the result would be negative.
     pub(super) fn add(&self, page: PageId, change: i64) -> bool {
         let Some(cell) = self.cell(page) else { return true };
         let mut bits = cell.load(Ordering::Acquire);
@@ -121,7 +121,8 @@ impl CountEntries {
         stamp
     }
 
-    /// Gives a page that holds no count another stamp. One whose fences are being changed gets its own afterwards.
+    /// Gives a page without a count a new stamp. Skips a page whose fences are being changed, because it gets one
+    /// afterwards.
     pub(super) fn void(&self, page: PageId) {
         let Some(cell) = self.cell(page) else { return };
         let stamp = self.next_stamp();
@@ -147,7 +148,7 @@ impl CountEntries {
         assert!(before == CHANGING, "page {page} is settled twice");
     }
 
-    /// Gives a page that is about to be made another stamp than any page had before that had its number.
+    /// Gives a new page a stamp that no earlier page with the same number had.
     pub(super) fn renew(&self, page: PageId, take: impl FnOnce(u64)) {
         let stamp = self.next_stamp();
         let before = self.cell_or_new(page, take).swap(stamp, Ordering::AcqRel);
@@ -159,7 +160,7 @@ impl CountEntries {
 mod tests {
     use super::*;
 
-    /// A count is not stored in place of another stamp than was read, and none while the fences change.
+    /// A count is stored only in place of the stamp that was read, and never while the fences change.
     #[test]
     fn a_count_is_stored_in_place_of_its_stamp() {
         let entries = CountEntries::new();
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(entries.load(page), CountEntry::Changing);
     }
 
-    /// Pages of every number have a cell, and no two the same.
+    /// Every page number has a cell, and no two share one.
     #[test]
     fn every_page_has_a_cell() {
         let mut before = None;

@@ -1,9 +1,9 @@
-//! Counting the rows of a range by the counts of its pages, and folding changes into them.
+//! Counting the rows of a range from the counts of its pages, and folding changes into these counts.
 //!
-//! A count goes along the range. Where it stands at the first key of a child, it passes the whole child, and those
-//! behind it in the same node, by their entries; where it does not, it goes down, and at a leaf passes the rows there.
-//! So it climbs to the node that covers the range, and comes down again: O(log n) nodes. An entry that holds no count
-//! is made on the way, out of the page's children, or of the leaf's rows.
+//! A count moves a cursor along the range. If the cursor is at the first key of a child, the count passes that child
+//! and its right siblings whole, by adding their entries. Otherwise it descends into the child; in a leaf it passes the
+//! rows themselves. So it climbs to the node that covers the range and comes down again: O(log n) nodes. If an entry
+//! holds no count, the count computes it from the page's children, or from the leaf's rows, and stores it.
 
 use std::sync::Arc;
 
@@ -17,56 +17,57 @@ use crate::pool::{ImmutablePages, Needs, Stop};
 use crate::space::PageEntry;
 use crate::task::{WaitMode, turn};
 
-/// Restarts before the tree is taken for damaged.
+/// Number of restarts after which the tree is taken for damaged.
 const RESTARTS_MAX: usize = super::RESTARTS_MAX;
 
-/// Leaves counted in one hold of the base: some 15 us of work, for which those who fold wait, and a turn of a task.
+/// Limit on leaves counted while holding the lock of the base. This is some 15 us of work, which a fold has to wait
+/// for, and one turn of a task.
 const LEAVES_AT_ONCE: u32 = if cfg!(feature = "sim") { 8 } else { 128 };
 
-/// Pages that are brought in together.
+/// Limit on pages read in one batch.
 const PAGES_AT_ONCE: usize = 64;
 
-/// Leaves that a count visits without beginning to keep counts.
+/// Number of leaves that a count may visit without the keyspace beginning to keep counts.
 pub(crate) const LEAVES_WITHOUT: usize = if cfg!(feature = "sim") { 2 } else { 16 };
 
-/// Why a step ended.
+/// The reason why a step ended.
 pub(super) enum Halt {
     /// The view was outdated, or a page's fences are being changed.
     Again,
-    /// Enough for one hold of the base.
+    /// The step has done enough work under the lock of the base.
     Yield,
-    /// These are missing.
+    /// These pages are not in memory.
     Pages(Vec<PageId>),
-    /// Changes were folded: what was summed is void.
+    /// Changes were folded, which voids the sums made before.
     Folded,
 }
 
 /// The progress of a count along its range.
 #[derive(Debug)]
 pub(crate) struct CountCursor {
-    /// The first key that was not passed.
+    /// The first key that has not been passed.
     position: Vec<u8>,
     end: Option<Vec<u8>>,
-    /// Rows at the base that were passed.
+    /// Number of rows at the base that have been passed.
     rows: u64,
     pub(crate) generation: u64,
     is_done: bool,
 }
 
 impl CountCursor {
-    /// A count of the keys from `lower` on and below `upper`, which adds to sums of this generation.
+    /// A count of the keys that are at least `lower` and below `upper`, made in this generation.
     pub(crate) fn new(lower: Vec<u8>, upper: Option<Vec<u8>>, generation: u64) -> CountCursor {
         assert!(upper.as_ref().is_none_or(|upper| lower < *upper), "an empty range is counted");
         CountCursor { position: lower, end: upper, rows: 0, generation, is_done: false }
     }
 
-    /// The rows at the base in the range.
+    /// Returns the number of rows at the base in the range.
     pub(crate) fn rows(&self) -> u64 {
         assert!(self.is_done, "a count is asked for its rows on its way");
         self.rows
     }
 
-    /// Passes what lies below `fence`.
+    /// Passes all keys below `fence`, with this many rows among them.
     fn pass(&mut self, rows: u64, fence: Option<&[u8]>) {
         self.rows += rows;
         match fence {
@@ -80,16 +81,16 @@ impl CountCursor {
     }
 }
 
-/// The row that a count stops at.
+/// The row that a count stops at, by its position.
 #[derive(Debug)]
 pub(crate) struct Seek {
-    /// The snapshot that sees it.
+    /// The snapshot in which rows are counted.
     pub(crate) snapshot: Timestamp,
-    /// The rows that the reader itself has inserted (1) or removed (-1), in the order of their keys.
+    /// The rows that the reader's own transaction has inserted (1) or removed (-1), in key order.
     pub(crate) own: Vec<(Vec<u8>, i64)>,
-    /// Rows to pass before it, as its snapshot sees them.
+    /// Number of rows, as the snapshot sees them, that still have to be passed before the row.
     pub(crate) remaining: u64,
-    /// Set once the row is known to lie in the leaf at the cursor's position.
+    /// The cursor's position, once the row is known to lie in the leaf there.
     pub(crate) found: Option<Vec<u8>>,
 }
 
@@ -101,8 +102,9 @@ impl Seek {
         &self.own[place_of(lower)..upper.map_or(self.own.len(), place_of)]
     }
 
-    /// Passes the rows of an interval, which so many changes are added to, unless the row lies there. `None` if more
-    /// rows were removed from it than it had: the rows are not of this interval.
+    /// Passes the rows of an interval, to which `changes` rows are added, unless the row sought is among them. Returns
+    /// `None` if more rows were removed than the interval had, which shows that the counted rows belong to another
+    /// interval.
     fn passes(&mut self, rows: u64, changes: i64) -> Option<bool> {
         let rows = rows.checked_add_signed(changes)?;
         let is_passed = rows <= self.remaining;
@@ -113,7 +115,7 @@ impl Seek {
     }
 }
 
-/// One hold of the base.
+/// The work done during one hold of the base's lock.
 struct Step<'s> {
     tree: &'s Tree,
     kept: &'s KeptCounts,
@@ -122,7 +124,7 @@ struct Step<'s> {
     leaves_left: u32,
 }
 
-/// Returns `true` if a child begins at this key.
+/// Returns `true` if `key` is the first key of the child.
 pub(super) fn begins_at(inner: &Inner<'_>, child: usize, key: &[u8]) -> bool {
     match child {
         0 => inner.lower_fence().map_or(key.is_empty(), |lower| lower == key),
@@ -131,7 +133,8 @@ pub(super) fn begins_at(inner: &Inner<'_>, child: usize, key: &[u8]) -> bool {
 }
 
 impl Step<'_> {
-    /// Counts the rows beneath a page at the base, where that is not known. The page is of this level.
+    /// Returns the number of rows beneath a page at the base, counting them if the entry holds no count. The page must
+    /// be of this level.
     fn rows_of(&mut self, page: PageId, level: u8) -> Result<u64, Halt> {
         let stamp = match self.kept.entry(page) {
             CountEntry::Rows(rows) => return Ok(rows),
@@ -169,7 +172,7 @@ impl Step<'_> {
         if self.kept.store(page, stamp, rows) { Ok(rows) } else { Err(Halt::Again) }
     }
 
-    /// The rows of a leaf at the base, from `lower` on and below `upper`. The leaf is latched.
+    /// Returns the number of rows of a latched leaf at the base, from `lower` on and below `upper`.
     fn leaf_rows(&self, leaf: &Leaf<'_>, lower: &[u8], upper: Option<&[u8]>) -> u64 {
         debug_assert!(leaf.lower_fence().is_none_or(|fence| fence <= lower), "rows before a leaf are counted in it");
         let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper));
@@ -178,15 +181,15 @@ impl Step<'_> {
             return rows;
         }
         let changed = self.kept.all_changes(lower, upper);
-        // Counts that have ended lack changes, and no answer is taken from them.
+        // Counts that have ended lack changes, but no answer is taken from them.
         rows.checked_add_signed(-changed).unwrap_or_else(|| {
             self.kept.contradict();
             0
         })
     }
 
-    /// Calls `visit` with children of a node, in order, and the rows beneath each, as long as it returns `true`. What
-    /// is resident beneath them is counted, though a page may be missing.
+    /// Calls `visit` with the children of a node, in order, and the rows beneath each, until it returns `false`. If a
+    /// page is missing, it still counts the other children that are in memory, so that their counts are stored.
     fn children(
         &mut self,
         inner: &Inner<'_>,
@@ -214,8 +217,8 @@ impl Step<'_> {
         if missing.is_empty() { Ok(()) } else { Err(Halt::Pages(missing)) }
     }
 
-    /// The changes beneath each of these children that the seeking reader sees. The first begins at the cursor's
-    /// position.
+    /// Returns the number of rows that the changes visible to the seeking reader add beneath each of these children.
+    /// The first child begins at the cursor's position.
     fn changes_of_children(
         &self,
         inner: &Inner<'_>,
@@ -235,7 +238,8 @@ impl Step<'_> {
         sums
     }
 
-    /// Passes children of a node that lie in the range whole. Returns `false` if it passes none.
+    /// Passes the children of a node that lie entirely within the range, up to the one with the row sought. Returns how
+    /// many it passed, and their rows.
     fn pass_children(
         &mut self,
         inner: &Inner<'_>,
@@ -268,11 +272,12 @@ impl Step<'_> {
             }
         }
         assert!(first + passed <= behind.max(first), "children are passed that reach beyond the range");
-        // The page table shows another node by now: this one gives a child an interval that it no longer has.
+        // The page table has another node by now: this one still assigns a child an interval that the child no longer
+        // has.
         if is_outdated { Err(Halt::Again) } else { Ok((passed, sum)) }
     }
 
-    /// Goes down to the cursor's position, and passes what it can in one node.
+    /// Descends towards the cursor's position, and passes what it can within one node.
     fn advance(&mut self, cursor: &mut CountCursor, mut seek: Option<&mut Seek>) -> Result<(), Halt> {
         let mut page = PageId::ROOT;
         let mut level = u8::MAX;
@@ -287,7 +292,7 @@ impl Step<'_> {
                     level = inner.level();
                     let child = inner.child_for(&cursor.position);
                     if begins_at(&inner, child, &cursor.position) {
-                        // A seek whose sums turn out to be of an outdated node goes on from where it was.
+                        // If the sums turn out to come from an outdated node, restore the seek to where it was.
                         let before = seek.as_ref().map(|seek| seek.remaining);
                         let passed = self.pass_children(&inner, child, cursor, seek.as_deref_mut());
                         let is_there = self.tree.pages.table.shows(page, PageEntry::Immutable(frame));
@@ -324,7 +329,7 @@ impl Step<'_> {
         }
     }
 
-    /// Passes the rows of a leaf, in this interval, unless the row that is sought is among them.
+    /// Passes a leaf's rows within an interval, unless the row sought is among them.
     fn passes_leaf(&self, rows: u64, within: (&[u8], Option<&[u8]>), seek: &mut Seek) -> bool {
         let mut changes = 0;
         self.kept.visit_changes(self.base, within, seek.snapshot, |_, change| changes += change);
@@ -354,8 +359,8 @@ impl Step<'_> {
 }
 
 impl Tree {
-    /// Moves a count to the end of its range, or to the row that it seeks. Returns `false` if changes were folded
-    /// meanwhile: it has to begin again. O(log n), and O(leaves) beneath pages that are not counted.
+    /// Moves a count to the end of its range, or to the row that it seeks. Returns `false` if changes have been folded,
+    /// in which case the count has to start over. O(log n), plus O(leaves) beneath pages that have no count.
     pub(crate) async fn count_on(
         &self,
         mode: WaitMode<'_>,
@@ -368,7 +373,8 @@ impl Tree {
         Ok(done.is_some())
     }
 
-    /// Repeats a step until it succeeds, bringing in what it lacks. Returns `None` if changes were folded meanwhile.
+    /// Repeats a step until it succeeds, bringing in the pages that it lacks. Returns `None` if changes have been
+    /// folded.
     pub(super) async fn walking<T>(
         &self,
         mode: WaitMode<'_>,
@@ -402,7 +408,8 @@ impl Tree {
         assert!(!pages.is_empty(), "no page is missing");
         pages.sort_unstable();
         pages.dedup();
-        // Other threads are reading them, or they can't be read.
+        // If none could be read, other threads are reading them or they are unreadable: wait for the first, or get its
+        // error.
         if pages.len() == 1 || self.fault_nodes(mode, &pages).await? == 0 {
             provider.provide(&Needs::Page(Arc::clone(&self.pages), pages[0])).await?;
         }
@@ -423,17 +430,17 @@ impl Tree {
         Ok(())
     }
 
-    /// Counts a leaf, if it is in memory.
+    /// Counts the rows of a leaf, if it is in memory.
     pub(crate) fn count_leaf(&self, kept: &KeptCounts, page: PageId) {
         let reclaim_guard = self.pool.reclaim_guard();
         let nodes = reclaim_guard.pages(&self.pages.table);
         let base = kept.base();
         let mut step = Step { tree: self, kept, base: &base, nodes: &nodes, leaves_left: 1 };
-        // One that is not there, or changes its fences, is left for the count that needs it.
+        // If the leaf is not in memory or its fences are changing, leave it to the count that needs it.
         let _ = step.rows_of(page, 0);
     }
 
-    /// Returns `true` if a range has many leaves: to count it, counts are worth keeping.
+    /// Returns `true` if a range has so many leaves that counts are worth keeping.
     pub(crate) async fn has_many_leaves(&self, mode: WaitMode<'_>, lower: &[u8], upper: Option<&[u8]>) -> Result<bool> {
         self.awaiting(mode, |_| {
             let mut many = None;
@@ -451,21 +458,21 @@ impl Tree {
             match (many, way) {
                 (Some(many), _) => Ok(many),
                 (None, Ok(_)) => Ok(false),
-                // A lone leaf is the root.
+                // There is no inner node: the root is a leaf.
                 (None, Err(stop)) => Err::<bool, Stop>(stop),
             }
         })
         .await
     }
 
-    /// Folds changes up to a commit, which is published, into the counts of the pages on their way. A change whose way
-    /// is not in memory stays in the list; its missing nodes are returned.
+    /// Folds the changes up to a published commit into the counts of the pages above them. If the inner nodes above a
+    /// change are not all in memory, the change stays in the list. Returns the missing nodes.
     fn try_fold(&self, kept: &KeptCounts, up_to: Timestamp) -> Vec<PageId> {
         let reclaim_guard = self.pool.reclaim_guard();
         let nodes = reclaim_guard.pages(&self.pages.table);
         let mut missing = Vec::new();
         let mut way = Way::default();
-        // A removal is not folded before the insert of the same row.
+        // A removal must not be folded before the insert of the same row.
         let mut left: Option<Vec<u8>> = None;
         let hold = kept.fold(up_to, |key, change| {
             if left.as_deref() == Some(key) {
@@ -485,9 +492,9 @@ impl Tree {
         missing
     }
 
-    /// Folds changes up to a commit into the counts, bringing in the inner nodes on their way.
+    /// Folds the changes up to a commit into the counts, bringing in the inner nodes above them.
     pub(crate) async fn fold_counts(&self, mode: WaitMode<'_>, kept: &KeptCounts, up_to: Timestamp) -> Result<()> {
-        /// Rounds after which what is left waits for the next fold.
+        /// Rounds after which the remaining changes are left to the next fold.
         const ROUNDS_MAX: usize = 8;
         let mut provider = Provider::new(mode, &self.pool);
         for _ in 0..ROUNDS_MAX {
@@ -501,25 +508,25 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes the counts of pages void whose fences are about to change. The caller has them latched.
+    /// Voids the counts of pages whose fences are about to change. The caller has these pages latched.
     pub(super) fn unsettle<const N: usize>(&self, pages: [PageId; N]) -> Option<Unsettled<N>> {
         self.counts.unsettle(pages)
     }
 }
 
-/// The pages from the root to a leaf, as the nodes in memory have them, and changes that are to be folded into their
-/// counts. Keys come in order.
+/// The path from the root to a leaf, made of inner nodes in memory, and the changes to be folded into the counts along
+/// it. Keys arrive in order.
 #[derive(Default)]
 struct Way<'g> {
-    /// The inner nodes, or the root that is a leaf.
+    /// The inner nodes on the path; only the root if that is a leaf.
     pages: Vec<PageId>,
-    /// The lowest of them.
+    /// The lowest inner node on the path.
     lowest: Option<Inner<'g>>,
     sum: i64,
 }
 
 impl<'g> Way<'g> {
-    /// Folds a change of a row. Fails with the page that is missing; nothing is folded then.
+    /// Folds the change of one row. If a page of the path is not in memory, folds nothing and fails with that page.
     fn fold(&mut self, nodes: &ImmutablePages<'g>, kept: &KeptCounts, key: &[u8], change: i64) -> Result<(), PageId> {
         if self.lowest.is_none_or(|lowest| !lowest.covers(key)) {
             self.end(kept);
@@ -533,7 +540,7 @@ impl<'g> Way<'g> {
         Ok(())
     }
 
-    /// Adds what was folded to the nodes above the leaves.
+    /// Adds the sum of the folded changes to the nodes above the leaves.
     fn end(&mut self, kept: &KeptCounts) {
         let sum = std::mem::take(&mut self.sum);
         self.pages.drain(..).for_each(|page| kept.add_folded(page, sum));
@@ -554,7 +561,7 @@ impl<'g> Way<'g> {
                 }
                 _ => None,
             };
-            // Its number may be another node's by now.
+            // The page number may belong to another node by now.
             let Some(inner) = found.filter(|inner| inner.level() < level && inner.covers(key)) else {
                 self.pages.clear();
                 return Err(page);

@@ -1,37 +1,39 @@
-//! Row counts of a keyspace: the rows beneath each page, and the changes since they were counted.
+//! Row counts of a keyspace: the number of rows beneath each page, and a list of the changes since they were counted.
 //!
-//! Counts are kept beside the pages, not in them: nodes in memory never change. From its first large count, bulk load
-//! or check on, a keyspace has [`KeptCounts`]. They say how many rows lie beneath each page *at the base*: as if the
-//! changes in the list had not been made. A commit adds each row that it inserts or removes to the list; a value that
-//! is replaced adds nothing. So a count at snapshot s is the sum of the pages that the range covers whole, of the rows
-//! at its two ends, and of the changes up to s. When the list has grown, the changes that every reader sees are
-//! *folded* into the pages on their way, and leave it.
+//! Counts live beside the pages, not in them, because inner nodes are never changed in memory. A keyspace starts to
+//! keep [`KeptCounts`] with its first large count, bulk load or check. Its entries give the number of rows beneath each
+//! page *at the base*: as if none of the changes in the list had been made. A commit adds each row that it inserts or
+//! removes to the list; replacing a value adds nothing. So the count of a range at snapshot s is the sum of three
+//! numbers: the entries of the pages that lie entirely within the range, the rows at the base in the leaves at its two
+//! ends, and the changes in the list up to s. When the list has grown, the changes that every reader sees are *folded*:
+//! added to the entries of the pages above them and removed from the list.
 //!
 //! A keyspace that is never counted pays one load of a flag for each row that is inserted or removed.
 //!
-//! Reductions of the rows' values lie beside the counts (`tree/reductions.rs`). Where there are any, the list has the
-//! rows too whose values were replaced, and folding makes reductions void.
+//! Reductions of the rows' values are kept next to the counts (`tree/reductions.rs`). While a keyspace has any, the
+//! list also holds the rows whose values were replaced, and a fold voids the reductions of the pages that it touches.
 //!
 //! # Invariants
-//! 1. The list has exactly the inserts and removals since counts began that are not folded. A change of a leaf is added
-//!    under the leaf's exclusive latch, before its commit is published: a thread that has the leaf latched finds all
-//!    changes of its rows, and a reader at s all those up to s. Counts begin under the exclusive epoch latch, so that
-//!    no commit is half way.
-//! 2. An entry that holds a count holds that of the rows at the base within its page's fences. It is stored in place of
-//!    the very stamp that was read before the rows were counted.
-//! 3. Before the fences of a page change, and before any node is published that says so, its entry becomes `Changing`;
-//!    afterwards, when all these nodes are published, `Unknown` with a new stamp ([`Unsettled`]). A node's children are
-//!    summed by loading the node, loading the entries, and asking whether the page table still shows the node: an entry
-//!    that was stored after its page's fences changed was stored after the parent was replaced. A page that goes is
-//!    settled before its number is free; the page that gets the number next begins with a stamp of its own, so that a
-//!    late count of the first is not stored, or not kept.
-//! 4. Folding adds to entries and takes from the list under the exclusive lock of the base; counts are made under the
-//!    shared one. Both are given up in between, and a fold tells by the generation that sums made before are void.
-//! 5. Counts that have ended say so before the first change is left out of the list, and no answer is taken from them
+//! 1. The list holds exactly the inserts and removals since counts began that have not been folded. A change is added
+//!    under the exclusive latch of its leaf, before its commit is published. So a thread that has a leaf latched finds
+//!    all changes of the leaf's rows, and a reader at s finds all changes up to s. Counts begin under the exclusive
+//!    epoch latch, when no commit is half applied.
+//! 2. An entry that holds a count holds the number of rows at the base within its page's fences. A count is stored by
+//!    compare-and-swap: it replaces only the stamp that was read before the rows were counted.
+//! 3. A page's entry becomes `Changing` before the page's fences change, and before any node with the new fences is
+//!    published. Once all these nodes are published it becomes `Unknown` with a new stamp ([`Unsettled`]). To sum the
+//!    children of a node, a thread loads the node, loads the children's entries, and then checks that the page table
+//!    still shows the node. An entry that was stored after its page's fences changed was stored after the parent was
+//!    replaced, so the check fails. A page that is removed is settled before its number is freed. The next page with
+//!    that number begins with a stamp of its own, so a late count of the old page is either not stored or not kept.
+//! 4. A fold adds to entries and removes from the list while it holds the lock of the base exclusively; counting holds
+//!    it shared. Both release the lock between steps. A fold raises the generation, by which a count notices that the
+//!    sums it made before are void.
+//! 5. Counts that end are marked as ended before the first change is left out of the list. No answer is taken from them
 //!    afterwards.
 //!
-//! Lock order: the epoch latch, the base, a leaf's latch, the list, a part of the list. A thread that changes the
-//! structure takes no lock but that by which the counts are found.
+//! Lock order: the epoch latch, the base, a leaf's latch, the list, a part of the list. A structure change takes only
+//! the lock that guards the pointer to the counts.
 
 pub(crate) mod capture;
 
@@ -57,7 +59,7 @@ use super::reductions::{KeptReduction, Reductions, StateLevel};
 pub(crate) enum RowChange {
     Inserted,
     Removed,
-    /// The row has another value.
+    /// The row got another value.
     Replaced,
 }
 
@@ -74,7 +76,7 @@ impl RowChange {
 /// A row that a commit changed.
 #[derive(Clone, Copy, Debug)]
 struct CountChange {
-    /// The first eight bytes of the key as a number.
+    /// The first eight bytes of the key, as a number.
     head: u64,
     timestamp: Timestamp,
     key_start: u32,
@@ -88,7 +90,8 @@ impl CountChange {
     }
 }
 
-/// The first eight bytes as a number, padded with zeros: in the order of the keys, equal ones unknown.
+/// Returns the first eight bytes of a key as a number, padded with zeros. The numbers sort as the keys do, except that
+/// different keys may have the same number.
 fn head_of(key: &[u8]) -> u64 {
     let mut head = [0; 8];
     let bytes = key.len().min(8);
@@ -96,7 +99,7 @@ fn head_of(key: &[u8]) -> u64 {
     u64::from_be_bytes(head)
 }
 
-/// A key as the list compares it.
+/// A key together with its head, for comparisons with the list.
 #[derive(Clone, Copy)]
 struct Headed<'k> {
     head: u64,
@@ -109,7 +112,8 @@ impl<'k> Headed<'k> {
     }
 }
 
-/// Changes with their keys. The first of them are in the order of keys, the rest as they came.
+/// Changes and their keys. The first `sorted_count` changes are sorted by key; the rest are in the order of their
+/// arrival.
 #[derive(Default)]
 struct ChangeList {
     changes: Vec<CountChange>,
@@ -137,7 +141,7 @@ impl ChangeList {
         change.head < bound.head || change.head == bound.head && self.key(change) < bound.key
     }
 
-    /// Moves the changes of another list behind these.
+    /// Moves the changes of another list to the end of this one.
     fn append(&mut self, other: &mut ChangeList) {
         let moved = u32::try_from(self.keys.len()).expect("the list is bounded");
         self.changes.extend(
@@ -147,7 +151,7 @@ impl ChangeList {
         debug_assert!(other.sorted_count == 0, "a part of the list is in order");
     }
 
-    /// The changes of keys from `lower` on and below `upper`: those in order, and the others.
+    /// Returns the changes whose keys are at least `lower` and below `upper`: first the sorted ones, then the others.
     fn parts_within<'c>(
         &'c self,
         lower: &'c [u8],
@@ -164,13 +168,13 @@ impl ChangeList {
         (sorted[start..end.max(start)].iter(), recent.iter().filter(is_in))
     }
 
-    /// The changes of keys from `lower` on and below `upper`.
+    /// Returns the changes whose keys are at least `lower` and below `upper`.
     fn within<'c>(&'c self, lower: &'c [u8], upper: Option<&'c [u8]>) -> impl Iterator<Item = &'c CountChange> {
         let (sorted, recent) = self.parts_within(lower, upper);
         sorted.chain(recent)
     }
 
-    /// The first key from `lower` on and below `upper` that was changed up to a commit.
+    /// Returns the lowest changed key that is at least `lower` and below `upper`, counting only changes up to a commit.
     fn first_changed(&self, lower: &[u8], upper: Option<&[u8]>, up_to: Timestamp) -> Option<&[u8]> {
         let (mut sorted, recent) = self.parts_within(lower, upper);
         let first = sorted.find(|change| change.timestamp <= up_to).map(|change| self.key(change));
@@ -196,7 +200,7 @@ impl ChangeList {
         debug_assert!(self.changes.is_sorted_by(is_sorted), "heads are in another order than keys");
     }
 
-    /// Drops the changes for which `is_kept` is false. The list is sorted.
+    /// Drops the changes for which `is_kept` returns `false`. The list must be sorted.
     fn retain(&mut self, mut is_kept: impl FnMut(&[u8], &CountChange) -> bool) {
         assert!(self.sorted_count == self.changes.len(), "a list is folded out of order");
         let mut kept = ChangeList::default();
@@ -216,24 +220,24 @@ impl ChangeList {
     }
 }
 
-/// The moment that entries are counted at.
+/// The point in time as of which the entries are counted.
 #[derive(Debug)]
 pub(crate) struct CountState {
-    /// No reader before this commit can be answered: changes up to it may be folded.
+    /// Changes up to this commit may be folded, so the counts answer no reader at an earlier snapshot.
     pub(crate) horizon: Timestamp,
-    /// Changes up to this commit are folded, all of them.
+    /// All changes up to this commit are folded.
     pub(crate) floor: Timestamp,
-    /// Another after each fold.
+    /// Raised by each fold.
     pub(crate) generation: u64,
 }
 
-/// Parts of the list that commits add to, each under a lock of its own.
+/// Number of parts of the list that commits add to. Each part has its own lock.
 const PART_COUNT: usize = 8;
 
-/// The most bytes of the list in any budget: an offset in its keys has four bytes.
+/// Limit on the size of the list under any budget: the offset of a key in the list has four bytes.
 const LIST_BYTES_MAX: u64 = 512 << 20;
 
-/// Changes out of order at which the list is folded. 2,048 take 10 us to look through; a fold of them takes 1 ms.
+/// Number of unsorted changes at which the list is folded. Looking through 2,048 takes 10 us; folding them takes 1 ms.
 pub(crate) const RECENT_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
 
 /// See the module.
@@ -243,13 +247,13 @@ pub(crate) struct KeptCounts {
     base: RwLock<CountState>,
     list: Mutex<ChangeList>,
     parts: [CachePadded<Mutex<ChangeList>>; PART_COUNT],
-    /// Reductions of the rows' values, from the first aggregate on.
+    /// Reductions of the rows' values; set by the first aggregate.
     reductions: OnceLock<Reductions>,
     capture: CaptureState,
     budget: Arc<Budget>,
-    /// Taken of the budget.
+    /// Bytes taken from the budget.
     bytes: AtomicU64,
-    /// The most bytes of the list, and of one of its parts.
+    /// Limits on the bytes of the list and of each of its parts.
     list_bytes_max: u64,
     part_bytes_max: u64,
 }
@@ -266,12 +270,12 @@ impl Drop for KeptCounts {
     }
 }
 
-/// Why counts do not answer for a snapshot.
+/// The reason why counts do not answer for a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NoAnswer {
-    /// The sums are void: changes were folded meanwhile.
+    /// Changes have been folded since the sums were begun, which makes the sums void.
     Folded,
-    /// The snapshot is older than the counts, or these have ended.
+    /// The snapshot is older than the counts, or the counts have ended.
     Never,
 }
 
@@ -308,7 +312,7 @@ impl KeptCounts {
         self.budget.give(Account::Counts, bytes);
     }
 
-    /// Accounts for a list that had so many bytes.
+    /// Updates the accounts for a list that had `before` bytes and now has `now`.
     fn account(&self, before: u64, now: u64) {
         if now > before {
             self.take(now - before);
@@ -319,8 +323,8 @@ impl KeptCounts {
 
     // ── the list ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Adds a row that a commit changed to the list. Its leaf is latched for change. Returns `false` if the
-    /// counts have ended, now at the latest, for the list is full: the change is not in it.
+    /// Adds a row that a commit changed to the list. The caller holds the leaf's exclusive latch. Returns `false` if
+    /// the change was not added because the counts have ended, or end now because the list is full.
     fn add(&self, key: &[u8], timestamp: Timestamp, change: RowChange) -> bool {
         if self.has_ended() {
             return false;
@@ -341,7 +345,7 @@ impl KeptCounts {
         true
     }
 
-    /// Calls `look` with the whole list.
+    /// Merges the parts into the list, and calls `look` with it.
     fn with_list<R>(&self, look: impl FnOnce(&mut ChangeList) -> R) -> R {
         let mut list = self.list.lock();
         let before = list.memory_bytes();
@@ -350,7 +354,7 @@ impl KeptCounts {
             let mut part = part.lock();
             if !part.changes.is_empty() {
                 list.append(&mut part);
-                // A part that few add to gives its memory back.
+                // Free a large buffer here, in case few changes are added to this part from now on.
                 if part.memory_bytes() > self.part_bytes_max / 2 {
                     parts_bytes += part.memory_bytes();
                     *part = ChangeList::default();
@@ -367,12 +371,13 @@ impl KeptCounts {
         result
     }
 
-    /// The changes of rows from `lower` on and below `upper`, of which the caller has the leaf latched.
+    /// Returns the net number of rows that all listed changes add between `lower` and `upper`. The caller holds the
+    /// latch of the leaf with these keys.
     pub(super) fn all_changes(&self, lower: &[u8], upper: Option<&[u8]>) -> i64 {
         self.with_list(|list| list.sum(lower, upper, Timestamp(u64::MAX)))
     }
 
-    /// Fails if sums of this generation, once they are made, do not answer for the snapshot.
+    /// Fails if sums made in this generation do not answer for the snapshot.
     fn check(&self, base: &CountState, generation: u64, snapshot: Timestamp) -> Result<(), NoAnswer> {
         assert!(generation <= base.generation && base.floor <= base.horizon, "{base:?} goes back");
         if self.has_ended() || snapshot < base.horizon {
@@ -381,8 +386,8 @@ impl KeptCounts {
         if base.generation == generation { Ok(()) } else { Err(NoAnswer::Folded) }
     }
 
-    /// The changes of a range up to a snapshot, to be added to the rows that were summed in this generation. The
-    /// snapshot is published.
+    /// Returns the net number of rows that the changes in a range add up to a published snapshot, to be added to the
+    /// rows that were summed in this generation.
     pub(crate) fn changes_up_to(
         &self,
         generation: u64,
@@ -395,8 +400,8 @@ impl KeptCounts {
         Ok(sum)
     }
 
-    /// Calls `visit` with the changes of a range up to a snapshot, in no order: keys, each with 1 for a row that was
-    /// inserted, -1 for one that was removed. They are to be added to the rows at the base, which the caller holds.
+    /// Calls `visit`, in no order, with each changed key of a range up to a snapshot, and with 1 for an insert, -1 for
+    /// a removal or 0 for a replaced value. The caller holds `base`, and adds these changes to the rows at the base.
     pub(super) fn visit_changes(
         &self,
         base: &CountState,
@@ -411,7 +416,7 @@ impl KeptCounts {
         });
     }
 
-    /// The first key of a range that was changed since the base, which the caller holds, up to a snapshot.
+    /// Returns the lowest key of a range that was changed since the base and up to a snapshot. The caller holds `base`.
     pub(super) fn first_changed(
         &self,
         base: &CountState,
@@ -422,20 +427,21 @@ impl KeptCounts {
         self.with_list(|list| list.first_changed(lower, upper, up_to).map(<[u8]>::to_vec))
     }
 
-    /// The generation of sums and states that answer for a snapshot.
+    /// Returns the current generation, if its sums and states answer for the snapshot.
     pub(crate) fn generation_for(&self, snapshot: Timestamp) -> Result<u64, NoAnswer> {
         let base = self.base();
         self.check(&base, base.generation, snapshot)?;
         Ok(base.generation)
     }
 
-    /// Fails if rows that were summed in this generation do not answer for the snapshot.
+    /// Fails if rows summed in this generation do not answer for the snapshot.
     pub(crate) fn check_answer(&self, generation: u64, snapshot: Timestamp) -> Result<(), NoAnswer> {
         self.check(&self.base(), generation, snapshot)
     }
 
-    /// Returns `Some` if the list has more changes out of order than `recent_max`, or is so large that it should be
-    /// folded; `true` if beyond its memory, so that older readers are left behind.
+    /// Returns `Some` if the list should be folded: it has more than `recent_max` unsorted changes, or takes too much
+    /// memory. The value is `true` if it takes too much memory, in which case the fold may go beyond what older readers
+    /// see.
     pub(crate) fn wants_fold(&self, recent_max: usize) -> Option<bool> {
         if self.capture.is_open() {
             return None;
@@ -447,8 +453,8 @@ impl KeptCounts {
         })
     }
 
-    /// Takes the changes up to a commit out of the list for which `fold` returns `true`, in the order of keys. Counts
-    /// go on when what it returns is dropped.
+    /// Sorts the list, and calls `fold` with each change up to a commit, in key order. Removes the changes for which
+    /// `fold` returns `true`. Counting is blocked until the returned guard is dropped.
     pub(super) fn fold(
         &self,
         up_to: Timestamp,
@@ -483,7 +489,7 @@ impl KeptCounts {
 
     // ── entries ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Keeps changes from being folded.
+    /// Takes the shared lock of the base. No change is folded while the caller holds it.
     pub(crate) fn base(&self) -> RwLockReadGuard<'_, CountState> {
         self.base.read()
     }
@@ -493,14 +499,14 @@ impl KeptCounts {
         self.entries.load(page)
     }
 
-    /// Stores the rows beneath a page in place of the stamp that was read before they were counted. Returns `false`
-    /// if the page's fences have changed, or another thread was first.
+    /// Stores the number of rows beneath a page in place of the stamp that was read before they were counted. Returns
+    /// `false` if the page's fences have changed since, or another thread stored a count first.
     pub(super) fn store(&self, page: PageId, stamp: u64, rows: u64) -> bool {
         self.capture.note_news();
         self.entries.store(page, stamp, rows, |bytes| self.take(bytes))
     }
 
-    /// Adds folded changes to a page on their way, if its rows are counted, and makes its reductions void.
+    /// Adds folded changes to the entry of a page above them, if it holds a count, and voids the page's reductions.
     pub(super) fn add_folded(&self, page: PageId, change: i64) {
         if !self.entries.add(page, change) {
             self.contradict();
@@ -515,7 +521,7 @@ impl KeptCounts {
         self.reductions.get().is_some()
     }
 
-    /// The reductions, if any were asked for.
+    /// Returns the reductions, if they are kept.
     pub(crate) fn reductions(&self) -> Option<&Reductions> {
         self.reductions.get()
     }
@@ -541,8 +547,8 @@ impl KeptCounts {
         }
     }
 
-    /// Keeps a page's state, with the stamp that was read before its rows were. Returns `false` if there is no memory
-    /// for it, or the page has another stamp by now.
+    /// Keeps a page's state, along with the stamp that was read before the page's rows. Returns `false` if there is no
+    /// memory for the state, or the page's stamp has changed.
     pub(crate) fn store_state(
         &self,
         reduction: &KeptReduction,
@@ -559,7 +565,7 @@ impl KeptCounts {
         self.stamp(page) == Some(stamp)
     }
 
-    /// The page's stamp; `None` while its fences change.
+    /// Returns the page's stamp, or `None` while its fences are being changed.
     pub(super) fn stamp(&self, page: PageId) -> Option<u64> {
         let reductions = self.reductions.get().expect("reductions have begun");
         match reductions.stamps.load_made(page, |bytes| self.take(bytes)) {
@@ -569,13 +575,13 @@ impl KeptCounts {
         }
     }
 
-    /// Returns `true` if there is memory for so many bytes more, with as much left for the list.
+    /// Returns `true` if the account can take this many more bytes and still have half of its limit left for the list.
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
         let limit_bytes = self.budget.limit_bytes(Account::Counts);
         self.budget.taken_bytes(Account::Counts) + bytes <= limit_bytes / 2
     }
 
-    /// Returns `true` if a change may be missing in the list.
+    /// Returns `true` if changes may be missing from the list.
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }
@@ -589,18 +595,18 @@ pub(crate) struct LoadedCounts {
 }
 
 impl LoadedCounts {
-    /// Counts of no page.
+    /// Creates counts that cover no page yet.
     pub(crate) fn new(budget: &Arc<Budget>) -> LoadedCounts {
         LoadedCounts { kept: KeptCounts::new(Timestamp(0), budget), page_count: 0 }
     }
 
-    /// Pages that are counted.
+    /// Returns the number of pages that have a count.
     pub(crate) fn page_count(&self) -> usize {
         self.page_count
     }
 
-    /// Adds a page that was stored, with the rows beneath it. Returns `false` if counts of so many pages are not worth
-    /// their memory, like those that [`begin`](Counts::begin) refuses.
+    /// Adds the count of a page that was stored. Returns `false` if the counts would take too much memory for this many
+    /// pages, by the same limit as in [`begin`](Counts::begin).
     pub(crate) fn add(&mut self, page: PageId, rows: u64) -> bool {
         let kept = &self.kept;
         assert!(rows > 0, "page {page} of a load has no rows");
@@ -615,7 +621,7 @@ impl LoadedCounts {
     }
 }
 
-/// Pages whose fences are being changed: their counts are void, and none is stored until this is dropped.
+/// Guard for pages whose fences are being changed. Their counts are void, and none can be stored until it is dropped.
 pub(super) struct Unsettled<const N: usize> {
     kept: Arc<KeptCounts>,
     pages: [PageId; N],
@@ -630,17 +636,17 @@ impl<const N: usize> Drop for Unsettled<N> {
 /// The counts of a keyspace, if it keeps them.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Looked at by commits.
+    /// Commits read this flag for every row that they insert or remove.
     are_kept: AtomicBool,
-    /// Values are reduced: replaced rows are noted too.
+    /// Reductions are kept, so replaced rows go to the list too.
     are_values_kept: AtomicBool,
-    /// The fences of a page have changed since the last checkpoint began, or since the opening.
+    /// The fences of some page have changed since the last checkpoint began, or since the database was opened.
     is_restructured: AtomicBool,
     kept: RwLock<Option<Arc<KeptCounts>>>,
 }
 
 impl Counts {
-    /// The counts that are kept.
+    /// Returns the counts, unless there are none or they have ended.
     #[inline]
     pub(crate) fn kept(&self) -> Option<Arc<KeptCounts>> {
         if !self.are_kept.load(Ordering::Acquire) {
@@ -654,8 +660,8 @@ impl Counts {
         Some(kept)
     }
 
-    /// Begins to keep counts, of pages below a number, when `now` is published and no commit is under way:
-    /// the epoch latch is exclusive. Returns `None` where there is no memory for them.
+    /// Begins to keep counts, with room for pages with numbers below `number_end`. The caller holds the exclusive epoch
+    /// latch: no commit is half applied, and `now` is published. Returns `None` if there is no memory for them.
     pub(crate) fn begin(
         &self,
         _epoch_guard: &EpochGuard<'_>,
@@ -678,8 +684,8 @@ impl Counts {
         Some(kept)
     }
 
-    /// Begins with the counts of a load that was attached by this commit. The epoch latch is exclusive, and counts of
-    /// what was there before have ended.
+    /// Begins with the counts of a bulk load that commit `at` has attached. The caller holds the exclusive epoch latch,
+    /// and earlier counts of the keyspace have ended.
     pub(crate) fn begin_loaded(&self, _epoch_guard: &EpochGuard<'_>, loaded: LoadedCounts, at: Timestamp) {
         let kept = loaded.kept;
         assert!(at > Timestamp(0), "a load is attached by no commit");
@@ -694,7 +700,7 @@ impl Counts {
         crate::coverage::mark!("a keyspace began to keep the counts of a load");
     }
 
-    /// Begins to keep reductions beside the counts, like [`begin`](Self::begin). Returns the counts that have them.
+    /// Begins to keep reductions, and counts if there are none yet, like [`begin`](Self::begin). Returns the counts.
     pub(crate) fn begin_reductions(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -704,7 +710,7 @@ impl Counts {
     ) -> Option<Arc<KeptCounts>> {
         let kept = self.begin(epoch_guard, now, budget, number_end)?;
         if kept.reductions.get().is_none() {
-            // Five eighths, like tables of states: the list is folded at a quarter.
+            // Five eighths, the same limit as for tables of states. The list is folded at a quarter.
             let needed_bytes = budget.taken_bytes(Account::Counts) + CountEntries::memory_bytes_of(number_end);
             if needed_bytes > budget.limit_bytes(Account::Counts) / 8 * 5 {
                 return None;
@@ -716,7 +722,7 @@ impl Counts {
         Some(kept)
     }
 
-    /// Ends these counts, before the first change is left out of their list.
+    /// Ends these counts. Called before the first change is left out of their list.
     fn end(&self, kept: &Arc<KeptCounts>) {
         kept.has_ended.store(true, Ordering::Release);
         let mut current = self.kept.write();
@@ -727,14 +733,15 @@ impl Counts {
         }
     }
 
-    /// Ends the counts that are kept, if any are.
+    /// Ends the counts, if any are kept.
     pub(crate) fn forget(&self) {
         if let Some(kept) = self.kept() {
             self.end(&kept);
         }
     }
 
-    /// Notes that a commit changed the row. Its leaf is latched for change, and the commit is not published.
+    /// Records that a commit changed the row. The caller holds the leaf's exclusive latch, and the commit is not
+    /// published yet.
     #[inline]
     pub(crate) fn note(&self, key: &[u8], timestamp: Timestamp, change: RowChange) {
         let is_noted = if change == RowChange::Replaced { &self.are_values_kept } else { &self.are_kept };
@@ -751,7 +758,7 @@ impl Counts {
         }
     }
 
-    /// Forgets what was counted beneath a page of this number, which is about to be another.
+    /// Forgets the count beneath this page number, which is about to be given to a new page.
     pub(super) fn renew(&self, page: PageId) {
         self.is_restructured.store(true, Ordering::Relaxed);
         if let Some(kept) = self.kept() {
@@ -760,7 +767,7 @@ impl Counts {
         }
     }
 
-    /// Makes the counts of pages void whose fences are about to change. The caller has them latched.
+    /// Voids the counts of pages whose fences are about to change. The caller has these pages latched.
     pub(super) fn unsettle<const N: usize>(&self, pages: [PageId; N]) -> Option<Unsettled<N>> {
         self.is_restructured.store(true, Ordering::Relaxed);
         let kept = self.kept()?;
@@ -771,9 +778,9 @@ impl Counts {
     }
 }
 
-/// The keys from the first on, below the second; `None` if bounds have none between them.
+/// Converts bounds to the first key of the range and its exclusive upper bound. Returns `None` if the range is empty.
 pub(crate) fn interval_of(lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
-    // The smallest larger key.
+    // The smallest key above `key`.
     let behind = |key: &[u8]| [key, &[0]].concat();
     let first = match lower {
         Bound::Unbounded => Vec::new(),
@@ -792,7 +799,7 @@ pub(crate) fn interval_of(lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Option<(V
 mod tests {
     use super::*;
 
-    /// The list is summed by range and by commit, whatever of it is in order.
+    /// Sums by range and commit are right, however much of the list is sorted.
     #[test]
     fn changes_are_summed_by_range_and_commit() {
         let mut list = ChangeList::default();
@@ -845,22 +852,22 @@ mod models {
     const LEFT: PageId = PageId(2);
     const RIGHT: PageId = PageId(3);
 
-    /// The part of the protocol that a model leaves out.
+    /// The part of the protocol that a run of the model leaves out.
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Without {
         Nothing,
-        /// A count is stored in place of whatever the entry holds.
+        /// A count is stored without comparing the stamp.
         Stamps,
-        /// A leaf keeps its count over its split.
+        /// A leaf keeps its count while it is split.
         Unsettling,
-        /// The parent is not asked for again.
+        /// The counting thread does not check that the parent is still current.
         Revalidation,
     }
 
-    /// A parent whose only child is split, and rows: two in the left leaf, of which one moves to the right.
+    /// A parent whose only child is split. The left leaf has two rows, one of which moves to the right leaf.
     struct Leaves {
         entries: CountEntries,
-        /// The versions of the parent: 1 has one child, 2 has two.
+        /// The version of the parent: 1 has one child, 2 has two.
         parent: AtomicU64,
         left: Mutex<u64>,
         right: Mutex<u64>,
@@ -901,7 +908,7 @@ mod models {
             }
         }
 
-        /// The rows beneath the parent, if nothing was in the way.
+        /// Returns the number of rows beneath the parent, unless another thread interfered.
         fn count(&self) -> Option<u64> {
             let stamp = match self.entries.load(PARENT) {
                 CountEntry::Rows(rows) => return Some(rows),
@@ -920,7 +927,7 @@ mod models {
         }
     }
 
-    /// Two threads count while a leaf is split; whatever they find, and what is kept at the end, is two rows.
+    /// Two threads count while a leaf is split. Every count that they return or store must be two.
     fn count_beside_split(without: Without) {
         loom::model(move || {
             let leaves = Arc::new(Leaves {
@@ -930,7 +937,7 @@ mod models {
                 right: Mutex::new(0),
                 without,
             });
-            // Levels are made before threads meet: their making is no part of the protocol.
+            // Allocate the levels before the threads start; allocation is not part of the protocol.
             leaves.entries.cell_or_new(PARENT, drop);
             let counting = {
                 let leaves = Arc::clone(&leaves);
@@ -954,21 +961,21 @@ mod models {
         count_beside_split(Without::Nothing);
     }
 
-    /// The model finds what it is for: first a count that is stored while the fences change.
+    /// Shows that the model detects a count that is stored while the fences change.
     #[test]
     #[should_panic(expected = "is settled twice")]
     fn loom_counts_stored_without_their_stamp_are_wrong() {
         count_beside_split(Without::Stamps);
     }
 
-    /// As above.
+    /// Shows that the model detects a count that is kept over a split.
     #[test]
     #[should_panic(expected = "a wrong count")]
     fn loom_counts_kept_over_a_split_are_wrong() {
         count_beside_split(Without::Unsettling);
     }
 
-    /// As above.
+    /// Shows that the model detects counts that were summed below an outdated parent.
     #[test]
     #[should_panic(expected = "a wrong count")]
     fn loom_counts_of_an_outdated_parent_are_wrong() {

@@ -1,15 +1,16 @@
 //! The B+tree of a keyspace.
 //!
 //! # Invariants
-//! 1. Page 1 is the root, whatever its level. A node covers the keys from its lower fence up to, not including, its
-//!    upper; at each level the nodes' ranges abut and cover all keys.
-//! 2. Inner nodes are replaced, never changed: from any version of one, however old, a descent reaches a node that once
-//!    covered the key. The leaf reached is asked, under its latch, whether it covers the key now; if not, the descent
-//!    starts again. So an outdated view costs a restart, never a wrong answer.
-//! 3. A change of structure happens under the epoch latch and under the exclusive latches of the parent and the nodes
-//!    concerned, taken in this order: parents before children, left before right. It moves rows and changes none, and
-//!    the log knows nothing of it.
-//! 4. A core operation never waits: it returns what it lacks ([`Needs`]) and has then changed nothing.
+//! 1. Page 1 is the root, whatever its level. A node covers the keys from its lower fence (included) to its upper fence
+//!    (excluded). At each level the ranges of the nodes abut and cover all keys.
+//! 2. Inner nodes are replaced, never changed. From any version of an inner node, however old, a descent reaches a node
+//!    that once covered the key. The leaf that it reaches is checked, under its latch, for whether it covers the key
+//!    now; if not, the descent starts again. So an outdated view costs a restart and never gives a wrong answer.
+//! 3. A structure change happens under the shared epoch latch and the exclusive latches of the parent and the nodes
+//!    concerned. They are latched parents before children, left before right. A structure change moves rows but changes
+//!    none, and leaves no record in the log.
+//! 4. A core operation never waits. If it lacks something, it returns what it lacks ([`Needs`]) and has changed
+//!    nothing.
 
 mod count_entries;
 pub(crate) mod counting;
@@ -34,9 +35,10 @@ use crate::task::{WaitMode, ready};
 use counts::Counts;
 use node::{Inner, LeafMut, Node};
 
-/// Told of changes of structure, while the latches are held.
+/// Is told of structure changes, while the latches are held.
 pub(crate) trait Observer: Send + Sync {
-    /// Rows from `separator` on have moved from one leaf to another. They always differ.
+    /// The rows from `separator` on, or all rows if it is `None`, have moved from one leaf to another. The leaves
+    /// always differ.
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>);
 }
 
@@ -55,16 +57,16 @@ impl std::fmt::Debug for Tree {
     }
 }
 
-/// Descents that may start again before the tree is taken for damaged: an outdated view lasts microseconds.
+/// Number of restarts after which the tree is taken for damaged. An outdated view lasts only microseconds.
 const RESTARTS_MAX: usize = 1_000_000;
 
-/// The same where entries of the page table are lost, and nothing but eviction makes a view outdated.
+/// The limit on restarts once page-table entries are known to be lost: then only eviction can make a view outdated.
 const LOST_RESTARTS_MAX: usize = 100;
 
-/// The same where each restart may read the device.
+/// The limit on restarts that may each read from the device.
 const UNREADABLE_RESTARTS_MAX: usize = 1000;
 
-/// Verifies a page that was read from disk, from an extent of this kind, before anything relies on it.
+/// Verifies a page that was read from an extent of this kind on disk, before anything relies on it.
 pub(crate) fn check_node(page: &[u8], kind: Kind) -> Result<(), node::NodeError> {
     node::check(page)?;
     match (Node::new(page).level(), kind) {
@@ -73,7 +75,7 @@ pub(crate) fn check_node(page: &[u8], kind: Kind) -> Result<(), node::NodeError>
     }
 }
 
-/// The first sixteen bytes of the lowest key that a node may hold, as a number: it sorts as the keys do.
+/// Returns the first sixteen bytes of a node's lower fence as a number. These numbers sort as the keys do.
 pub(crate) fn key_order(page: &[u8]) -> u128 {
     let mut first = [0; 16];
     if let Some(lower) = Node::new(page).lower_fence() {
@@ -83,23 +85,23 @@ pub(crate) fn key_order(page: &[u8]) -> u128 {
     u128::from_be_bytes(first)
 }
 
-/// The order in which a scan comes to rows.
+/// The order in which a scan visits rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Direction {
-    /// By ascending keys.
+    /// Ascending keys.
     Forward,
-    /// By descending keys.
+    /// Descending keys.
     Backward,
 }
 
-/// The goal of a descent.
+/// The node that a descent looks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'k> {
     /// The node that covers the key.
     At(&'k [u8]),
     /// The node that holds the keys directly below this one.
     Below(&'k [u8]),
-    /// The last node.
+    /// The last node of its level.
     Last,
 }
 
@@ -130,22 +132,22 @@ impl Target<'_> {
 #[derive(Debug)]
 pub(crate) struct Unreadable {
     pub(crate) page: PageId,
-    /// The fences of the node, as its parent has them: the keys that can't be reached without it.
+    /// The node's fences, as its parent has them: the keys between them can't be reached without the node.
     pub(crate) lower: Option<Vec<u8>>,
     pub(crate) upper: Option<Vec<u8>>,
     pub(crate) error: Error,
 }
 
-/// The next leaves of a scan, and their parents. See [`Tree::upcoming`].
+/// The leaves that a scan will visit next, and their parents. See [`Tree::upcoming`].
 #[derive(Debug, Default)]
 pub(crate) struct Upcoming {
-    /// Inner nodes on disk: parents of leaves that will be upcoming soon, or a node on the way to these.
+    /// Inner nodes that are on disk: parents of leaves that will be upcoming soon, or else a node above them.
     pub(crate) inner: Vec<PageId>,
-    /// Leaves on disk.
+    /// The upcoming leaves that are on disk.
     pub(crate) pages: Vec<PageId>,
-    /// All leaves, those in memory too.
+    /// Number of upcoming leaves, including those in memory.
     pub(crate) leaf_count: usize,
-    /// The key where the leaves behind them begin (forward), or below which they end (backward), if there are any.
+    /// The key at which the leaves after these begin (forward) or end (backward), if there are any.
     pub(crate) next: Option<Vec<u8>>,
 }
 
@@ -154,7 +156,7 @@ impl Tree {
         Tree { pages, pool, observer, counts: Arc::default() }
     }
 
-    /// Gives a new keyspace its empty root.
+    /// Creates the empty root of a new keyspace.
     pub(crate) fn create_root(&self, epoch_guard: &EpochGuard<'_>, mut frame: NewFrame<'_>) {
         let root = self.pages.table.allocate(1);
         assert!(root == PageId::ROOT, "a tree is planted in an empty keyspace");
@@ -171,19 +173,19 @@ impl Tree {
         PageKey { keyspace: self.pages.id, page }
     }
 
-    /// The largest key.
+    /// Returns the length of the longest key.
     pub(crate) fn key_bytes_max(&self) -> usize {
         crate::format::node::key_bytes_max(self.pages.page_bytes)
     }
 
-    /// The longest value that stays in its leaf beside this key.
+    /// Returns the length of the longest value that is stored inline with this key.
     pub(crate) fn inline_bytes_max(&self, key: &[u8]) -> usize {
         crate::format::node::inline_bytes_max(self.pages.page_bytes, key.len())
     }
 
     // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Brings one of the tree's pages into memory, unless it is there already or free.
+    /// Brings a page of the tree into memory, unless it is already there or free.
     pub(crate) async fn fault(&self, mode: WaitMode<'_>, wanted: Wanted) -> Result<()> {
         match mode {
             WaitMode::Blocking => self.pool.fault(&self.pages, wanted),
@@ -191,8 +193,8 @@ impl Tree {
         }
     }
 
-    /// Brings several of the tree's pages into memory, many reads at a time. Skips those that can't be read. Returns
-    /// the number read.
+    /// Brings several pages of the tree into memory with many reads in flight. Skips pages that can't be read. Returns
+    /// the number of pages read.
     pub(crate) async fn fault_many(&self, mode: WaitMode<'_>, wanted: &[Wanted]) -> Result<usize> {
         match mode {
             WaitMode::Blocking => self.pool.fault_many(&self.pages, wanted),
@@ -200,7 +202,7 @@ impl Tree {
         }
     }
 
-    /// Like [`fault_many`](Self::fault_many), for nodes.
+    /// Like [`fault_many`](Self::fault_many), for pages that are nodes.
     pub(crate) async fn fault_nodes(&self, mode: WaitMode<'_>, pages: &[PageId]) -> Result<usize> {
         debug_assert!(pages.is_sorted(), "pages are brought in out of order, and may be named twice");
         let wanted: Vec<Wanted> = pages.iter().map(|&page| Wanted::node(&self.pages, page)).collect();
@@ -209,13 +211,14 @@ impl Tree {
 
     // ── descents ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The frame that the target's leaf seems to be in, going down from a page on the way to it. The leaf is on its way
-    /// into the processor's cache then.
+    /// Descends from a page above the target's leaf, and returns the leaf's page and the frame that seems to hold it.
+    /// Prefetches the frame into the processor's cache.
     pub(crate) fn locate(&self, from: PageId, target: Target<'_>) -> Result<Option<(PageId, FrameIndex)>, Stop> {
         self.descend_from(from, target, |_, _, _, _| ())
     }
 
-    /// Goes down to the frame that the target's leaf seems to be in. `visit` sees the inner nodes on the way.
+    /// Descends from the root to the frame that seems to hold the target's leaf. `visit` sees the inner nodes on the
+    /// path.
     #[inline]
     fn descend(
         &self,
@@ -244,8 +247,8 @@ impl Tree {
                     }
                     self.pool.frames.header(frame).touch_inner();
                     let inner = Inner::new(bytes);
-                    // Only the leaf is asked whether it covers the target: an outdated path ends at a leaf that does
-                    // not, and cannot loop, since levels must descend.
+                    // Only the leaf is checked for whether it covers the target. An outdated path ends at a leaf that
+                    // does not, and it can't loop because levels must descend.
                     if inner.level() >= level {
                         return Ok(None);
                     }
@@ -273,7 +276,7 @@ impl Tree {
         Error::corrupted(self.pool.space.path(), what, "its nodes do not lead to every key")
     }
 
-    /// The target's leaf, latched for reading. Expected O(log n).
+    /// Returns the target's leaf, latched for reading. Expected O(log n).
     #[inline]
     pub(crate) fn read_leaf(&self, target: Target<'_>) -> Result<FrameRead<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
@@ -289,8 +292,8 @@ impl Tree {
         Err(Stop::Error(self.lost()))
     }
 
-    /// Like [`read_leaf_from`](Self::read_leaf_from), for a scan. If it begins at the root, it also returns the frame
-    /// of the next leaf, if that is in memory and has the same parent.
+    /// Like [`read_leaf_from`](Self::read_leaf_from), for a scan. If the descent begins at the root, it also returns
+    /// the frame of the next leaf, if that is in memory and has the same parent.
     pub(crate) fn read_leaf_of_scan(
         &self,
         from: PageId,
@@ -320,8 +323,8 @@ impl Tree {
         Err(Stop::Error(self.lost()))
     }
 
-    /// Like [`read_leaf`](Self::read_leaf), going down from a page: one that an earlier descent lacked. If it no longer
-    /// leads to the leaf, the descent begins at the root.
+    /// Like [`read_leaf`](Self::read_leaf), but begins at a page that an earlier descent lacked. If that page no longer
+    /// leads to the leaf, begins at the root.
     #[inline]
     pub(crate) fn read_leaf_from(&self, from: PageId, target: Target<'_>) -> Result<FrameRead<'_>, Stop> {
         if from != PageId::ROOT
@@ -333,8 +336,8 @@ impl Tree {
         self.read_leaf(target)
     }
 
-    /// Like [`read_leaf`](Self::read_leaf), for a caller that holds the latches of leaves before this one: those of the
-    /// frames that `is_mine` knows.
+    /// Like [`read_leaf`](Self::read_leaf), for a caller that already holds the latches of leaves before this one.
+    /// `is_mine` recognises their frames.
     pub(crate) fn read_leaf_beside(
         &self,
         key: &[u8],
@@ -353,7 +356,7 @@ impl Tree {
         Err(Stop::Error(self.lost()))
     }
 
-    /// The target's leaf in a frame where it was [located](Self::locate), latched for reading, if it is still there.
+    /// Latches the target's leaf for reading in the frame where it was [located](Self::locate), if it is still there.
     #[inline]
     pub(crate) fn read_leaf_at(
         &self,
@@ -364,8 +367,8 @@ impl Tree {
         self.is_leaf_of(&read, target).then_some(read)
     }
 
-    /// Like [`read_leaf_at`](Self::read_leaf_at), for a caller that holds other latches: `None` also if it would have
-    /// to wait.
+    /// Like [`read_leaf_at`](Self::read_leaf_at), for a caller that holds other latches. Also returns `None` if it
+    /// would have to wait for the latch.
     #[inline]
     pub(crate) fn try_read_leaf_at(
         &self,
@@ -376,13 +379,13 @@ impl Tree {
         self.is_leaf_of(&read, target).then_some(read)
     }
 
-    /// Returns `true` if what is latched is still the leaf of its page number, and covers the target.
+    /// Returns `true` if the latched frame still holds the leaf of its page number, and the leaf covers the target.
     #[inline]
     fn is_leaf_of(&self, read: &FrameRead<'_>, target: Target<'_>) -> bool {
         self.pages.table.shows(read.page(), PageEntry::Leaf(read.frame())) && target.is_in(&Node::new(read))
     }
 
-    /// The leaf in a frame where it was found before, latched for change, if it is still there and covers the key.
+    /// Latches a leaf for change in the frame where it was found before, if it is still there and covers the key.
     #[inline]
     pub(crate) fn write_leaf_at(
         &self,
@@ -395,8 +398,8 @@ impl Tree {
         (self.pages.table.shows(page, PageEntry::Leaf(frame)) && Node::new(&write).covers(key)).then_some(write)
     }
 
-    /// The leaf that covers the key, latched for change, for a caller that holds the latches of leaves before it: those
-    /// of the frames that `is_mine` knows. Expected O(log n).
+    /// Returns the leaf that covers the key, latched for change. The caller may hold the latches of leaves before it;
+    /// `is_mine` recognises their frames. Expected O(log n).
     #[inline]
     pub(crate) fn write_leaf(&self, key: &[u8], is_mine: &impl Fn(FrameIndex) -> bool) -> Result<FrameWrite<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
@@ -412,7 +415,7 @@ impl Tree {
         Err(Stop::Error(self.lost()))
     }
 
-    /// Fails once the keyspace is being dropped: its pages are gone then.
+    /// Fails if the keyspace is being dropped, which frees its pages.
     pub(crate) fn check_dropped(&self) -> Result<(), Error> {
         if self.pages.dropped.load(std::sync::atomic::Ordering::Acquire) {
             return Err(Error::KeyspaceDropped { name: self.pages.name.to_string() });
@@ -432,11 +435,11 @@ impl Tree {
         Ok(())
     }
 
-    /// The pages that a scan will need next: leaves from the one that covers the target on, as far as one lowest inner
-    /// node leads, `count` at most, and the lowest inner nodes that lead to as many leaves again.
+    /// Returns the pages that a scan will need next: at most `count` leaves with the same parent, starting with the one
+    /// that covers the target, and the lowest inner nodes that lead to as many leaves after those.
     pub(crate) fn upcoming(&self, target: Target<'_>, direction: Direction, count: usize) -> Upcoming {
         let mut upcoming = Upcoming::default();
-        /// Bytes that a child takes in an inner node, or fewer, unless keys are long.
+        /// Upper estimate of the bytes that a child takes in an inner node. Long keys take more.
         const CHILD_BYTES: usize = 64;
         let from = |child: usize, len: usize, count: usize| -> Vec<usize> {
             match direction {
@@ -475,7 +478,8 @@ impl Tree {
         upcoming
     }
 
-    /// The first node on the way to the key's leaf that can't be read, if there is one. Expected O(log n).
+    /// Finds the first unreadable node on the path to the key's leaf. Returns `None` if all can be read. Expected O(log
+    /// n).
     pub(crate) async fn unreadable(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Unreadable>> {
         let mut provider = Provider::new(mode, &self.pool);
         for restart in 0..UNREADABLE_RESTARTS_MAX {
@@ -498,7 +502,7 @@ impl Tree {
             };
             if let Err(error) = provider.provide(&needs).await {
                 let Needs::Page(_, page) = needs else { return Err(error) };
-                // An outdated view may end at a node that never covered the key.
+                // An outdated view may lead to a node that never covered the key.
                 let covers = lower.as_deref().is_none_or(|lower: &[u8]| lower <= key)
                     && upper.as_deref().is_none_or(|upper: &[u8]| key < upper);
                 if covers {
@@ -509,8 +513,8 @@ impl Tree {
         Err(self.lost())
     }
 
-    /// Calls a core operation until it lacks nothing, providing what it needs in between. The operation is given the
-    /// page to begin its descent at: the root, and then the page that it lacked, once that is in memory.
+    /// Repeats a core operation until it lacks nothing, providing what it needs between the attempts. The operation's
+    /// argument is the page at which to begin its descent: first the root, later the missing page once it is in memory.
     #[inline]
     pub(crate) fn waiting<T>(&self, mut operation: impl FnMut(PageId) -> Result<T, Stop>) -> Result<T> {
         match operation(PageId::ROOT) {
@@ -519,7 +523,7 @@ impl Tree {
         }
     }
 
-    /// Like [`waiting`](Self::waiting), waiting as `mode` says.
+    /// Like [`waiting`](Self::waiting), but waits as `mode` says.
     pub(crate) async fn awaiting<T>(
         &self,
         mode: WaitMode<'_>,
@@ -552,13 +556,13 @@ impl Tree {
     }
 }
 
-/// Descents for ascending keys: each begins at the lowest inner node that the one before went through, if that covers
-/// the key. The node may be outdated by then, like any other on a way down.
+/// Descents for ascending keys. Each begins at the lowest inner node of the previous one, if that node covers the key.
+/// The node may be outdated by then, as any node during a descent.
 pub(crate) struct Finger<'g> {
     tree: &'g Tree,
     immutable_pages: ImmutablePages<'g>,
     lowest: Option<Inner<'g>>,
-    /// The child of the lowest node that covers the last key.
+    /// The child of `lowest` that covers the last key.
     child: usize,
 }
 
@@ -567,8 +571,8 @@ impl<'g> Finger<'g> {
         Finger { tree, immutable_pages: reclaim_guard.pages(&tree.pages.table), lowest: None, child: 0 }
     }
 
-    /// Returns `true` if the key belongs to the leaf that was located last, as far as its parent tells. The key is not
-    /// below the last one.
+    /// Returns `true` if the parent says that the key belongs to the leaf located last. The key must not be below the
+    /// last one.
     #[inline]
     pub(crate) fn is_at(&self, key: &[u8]) -> bool {
         debug_assert!(self.lowest.is_none_or(|node| self.child < node.len()), "the finger points behind its node");
@@ -578,7 +582,7 @@ impl<'g> Finger<'g> {
         })
     }
 
-    /// The frame that the key's leaf seems to be in, as [`Tree::locate`] finds it from the root.
+    /// Returns the frame that seems to hold the key's leaf, like [`Tree::locate`] from the root.
     #[inline]
     pub(crate) fn locate(&mut self, key: &[u8]) -> Result<Option<(PageId, FrameIndex)>, Stop> {
         if let Some(node) = self.lowest.filter(|node| node.covers(key)) {
@@ -604,7 +608,7 @@ impl<'g> Finger<'g> {
         let node = lowest_page.and_then(|page| self.immutable_pages.get(page));
         let inner =
             node.filter(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Inner as u8).map(|(_, bytes)| Inner::new(bytes));
-        // Replaced since the descent, perhaps.
+        // The node may have been replaced since the descent.
         if let Some(node) = inner.filter(|node| node.level() == 1 && node.covers(key)) {
             self.child = node.child_for(key);
             self.lowest = Some(node);
@@ -613,11 +617,11 @@ impl<'g> Finger<'g> {
     }
 }
 
-/// Provides what one core operation lacks, by waiting for it.
+/// Waits for whatever a core operation lacks.
 pub(crate) struct Provider<'p> {
     mode: WaitMode<'p>,
     pool: &'p Arc<Pool>,
-    /// The page that could not be had the last time.
+    /// The page that failed to load the last time.
     failed: Option<PageId>,
 }
 
@@ -626,8 +630,9 @@ impl<'p> Provider<'p> {
         Provider { mode, pool, failed: None }
     }
 
-    /// An outdated node may name a page id that has been reused for a page of another kind and size, so failing to load
-    /// a page is an error only if it is needed again. Returns the page that was brought in, if that was what it needed.
+    /// Provides what an operation lacks. Returns the page that was brought in, if the operation lacked a page. An
+    /// outdated node may refer to a page number that has been reused for a page of another kind and size, so failing to
+    /// load a page is an error only the second time in a row.
     pub(crate) async fn provide(&mut self, needs: &Needs) -> Result<Option<PageId>> {
         match needs {
             Needs::Page(pages, page) => {
@@ -654,7 +659,7 @@ impl<'p> Provider<'p> {
         Ok(None)
     }
 
-    /// A frame for a new page.
+    /// Takes a frame for a new page.
     pub(crate) async fn frame(&self, page_bytes: usize) -> Result<NewFrame<'p>> {
         loop {
             if let Some(frame) = self.pool.frames.try_take(page_bytes) {
@@ -671,7 +676,7 @@ impl<'p> Provider<'p> {
     }
 }
 
-/// The fences of a child: the first key that it may hold, and the first behind those.
+/// Returns the fences of a child: the first key that it may hold, and the first key after its range.
 pub(crate) fn child_fences(inner: &Inner<'_>, child: usize) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
     debug_assert!(child < inner.len(), "a node of {} children is asked for child {child}", inner.len());
     let (mut lower, mut upper) = (Vec::new(), Vec::new());

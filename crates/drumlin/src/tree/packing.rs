@@ -1,18 +1,19 @@
-//! Packing: a tree built bottom up from rows in the order of their keys.
+//! Packing: building a tree bottom up from rows in key order.
 //!
-//! The leaves are filled from left to right, each as far as its rows fit, and so is each level above them. A node is
-//! complete when a row has come that does not fit: only then its upper fence is known, and with it the prefix that its
-//! rows are stored without. As keys ascend, the prefix becomes only shorter while rows are added, so the size of the
-//! node so far is known from sums, in constant time for each row.
+//! The leaves are filled from left to right with as many rows as fit, and so is each level above them. A node is
+//! complete when the next row does not fit. Only then is its upper fence known, and with it the prefix that is cut from
+//! the keys. Because keys ascend, the prefix can only become shorter as rows are added, so running sums give the size
+//! of the node in constant time per row.
 //!
 //! This is the textbook's bottom-up bulk loading of a B+tree (Ramakrishnan and Gehrke, *Database Management Systems*,
 //! chapter 10; Graefe, "Modern B-Tree Techniques", 2011, on index creation), with prefix truncation.
 //!
 //! # Invariants
-//! 1. Every row of a level lies between the lower fence of its node and the next row's separator, so ranges abut.
-//! 2. The rows that are pending at a level fit a node, up to the last place where it can be cut; the newest row is
+//! 1. Each row of a level lies between the lower fence of its node and the separator before the next row, so ranges
+//!    abut.
+//! 2. The rows pending at a level fit into a node, up to the last boundary at which it can end. The newest row is
 //!    always pending.
-//! 3. Memory: at each level the rows of one node and one row more.
+//! 3. Each level holds the rows of one node and one more row in memory.
 
 use crate::error::Result;
 use crate::format::PageId;
@@ -23,9 +24,9 @@ use crate::pool::load::LoadPages;
 use super::counts::LoadedCounts;
 use super::node::{PackedRow, child_rest, common_bytes, pack, separator_between};
 
-/// The place where nodes are stored.
+/// Receives the finished nodes.
 pub(crate) trait NodeSink {
-    /// Stores a node below the root, with so many rows beneath it; returns its page.
+    /// Stores a node below the root that has `rows` rows beneath it. Returns its page.
     fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId>;
     /// Stores the root, which is page 1.
     fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()>;
@@ -64,18 +65,18 @@ fn append_node(pages: &mut LoadPages, number: PageId, level: u8, page: &[u8]) ->
     pages.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)
 }
 
-/// A row that waits for its node to be complete: where its key and its rest end in the level's bytes.
+/// A row whose node is not complete: where its key and the rest of its bytes end in the level's buffer.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     start: usize,
     key_end: usize,
     end: usize,
     is_large: bool,
-    /// 1 in a leaf; in an inner node those of the child.
+    /// 1 in a leaf; in an inner node, the number of rows beneath the child.
     row_count: u64,
 }
 
-/// A row that was packed and taken back, as [`PackedRow`] has it.
+/// A packed row that was taken back, with the fields of [`PackedRow`].
 #[derive(Debug)]
 pub(crate) struct TakenRow {
     pub(crate) key: Vec<u8>,
@@ -83,7 +84,7 @@ pub(crate) struct TakenRow {
     pub(crate) is_large: bool,
 }
 
-/// The last place where the pending rows can be cut: behind so many of them, with this upper fence.
+/// The last boundary at which the pending node can end: after this many rows, with this upper fence.
 #[derive(Debug, Default)]
 struct Boundary {
     rows: usize,
@@ -94,12 +95,12 @@ struct Boundary {
 #[derive(Debug, Default)]
 struct Level {
     number: u8,
-    /// The lower fence of the node that is being filled.
+    /// The lower fence of the node being filled.
     lower: Option<Vec<u8>>,
     bytes: Vec<u8>,
     rows: Vec<Pending>,
     boundary: Boundary,
-    /// Nodes were completed.
+    /// At least one node of this level has been stored.
     has_nodes: bool,
 }
 
@@ -123,7 +124,7 @@ impl Level {
         self.rows.push(Pending { start, key_end, end: self.bytes.len(), is_large: row.is_large, row_count });
     }
 
-    /// The bytes of a node of all pending rows with this upper fence.
+    /// Returns the bytes of a node with all pending rows and this upper fence.
     fn node_bytes(&self, upper: Option<&[u8]>) -> usize {
         let prefix_bytes = match (&self.lower, upper) {
             (Some(lower), Some(upper)) => common_bytes(lower, upper),
@@ -132,7 +133,7 @@ impl Level {
         let fence_bytes = self.lower.as_ref().map_or(0, Vec::len) + upper.map_or(0, <[u8]>::len);
         assert!(!self.rows.is_empty(), "a node of no rows is measured");
         let first = &self.rows[0];
-        // The first key of an inner node is its lower fence.
+        // An inner node does not store its first key, which is its lower fence.
         let (keys, left_out) = match self.number {
             0 => (self.rows.len(), 0),
             _ => (self.rows.len() - 1, first.key_end - first.start),
@@ -140,7 +141,7 @@ impl Level {
         SLOTS_OFFSET + fence_bytes + self.bytes.len() - left_out + self.rows.len() * SLOT_BYTES - keys * prefix_bytes
     }
 
-    /// The upper fence of a node whose rows end before the next key.
+    /// Returns the upper fence of a node whose last row precedes the key `next`.
     fn upper_before<'k>(&self, next: &'k [u8]) -> &'k [u8] {
         debug_assert!(self.last_key().is_some_and(|last| last < next), "a node ends behind the next row");
         match self.number {
@@ -164,23 +165,23 @@ impl Packer {
         Packer { page_bytes, levels: vec![Level::default()], page: vec![0; page_bytes] }
     }
 
-    /// The key of the newest row.
+    /// Returns the key of the newest row.
     pub(crate) fn last_key(&self) -> Option<&[u8]> {
         self.levels[0].last_key()
     }
 
-    /// Takes the newest row back; returns its rest.
+    /// Takes back the newest row. Returns its bytes after the key, and whether its value is large.
     pub(crate) fn pop(&mut self) -> Option<(Vec<u8>, bool)> {
         let level = &mut self.levels[0];
         let row = level.rows.pop()?;
         let rest = level.bytes[row.key_end..row.end].to_vec();
         level.bytes.truncate(row.start);
-        // A cut is between two rows.
+        // A boundary lies between two rows, so it never counts the newest.
         assert!(level.boundary.rows <= level.rows.len(), "a row is taken back that a cut counts");
         Some((rest, row.is_large))
     }
 
-    /// Takes all rows back and begins again. `None` if nodes of them were stored.
+    /// Takes back all rows and starts over. Returns `None` if nodes with some of them have been stored.
     pub(crate) fn take_rows(&mut self) -> Option<Vec<TakenRow>> {
         let level = &self.levels[0];
         if level.has_nodes {
@@ -193,7 +194,7 @@ impl Packer {
         Some(rows)
     }
 
-    /// Adds a leaf's row, whose key is above all before it. Amortised O(bytes).
+    /// Adds a row to the leaf level. Its key must be above all previous keys. Amortised O(bytes).
     pub(crate) fn push(&mut self, row: PackedRow<'_>, sink: &mut impl NodeSink) -> Result<()> {
         self.push_at(0, row, 1, sink)
     }
@@ -214,17 +215,17 @@ impl Packer {
         Ok(())
     }
 
-    /// Completes a node up to the last cut, and begins the next with the rows behind it.
+    /// Completes a node at the last boundary, and starts the next one with the rows after it.
     fn complete(&mut self, level: usize, sink: &mut impl NodeSink) -> Result<()> {
         let here = &mut self.levels[level];
         let Boundary { rows, upper } = std::mem::take(&mut here.boundary);
-        // A row fits between the longest fences.
+        // A row always fits between two fences of the greatest length.
         assert!(rows > 0, "a row does not fit into a node of its own");
         assert!(rows <= here.rows.len(), "{rows} rows are completed of {}", here.rows.len());
         let lower = here.lower.replace(upper);
         let upper = self.levels[level].lower.clone();
         self.put(level, rows, (lower, upper), sink)?;
-        // Those behind the cut are looked at again: they have another lower fence.
+        // The rows after the boundary have a new lower fence, so push them again.
         let here = &mut self.levels[level];
         let rest = here.rows.split_off(rows);
         here.rows.clear();
@@ -236,7 +237,7 @@ impl Packer {
         Ok(())
     }
 
-    /// Stores a node of the first `rows` pending rows, and tells the level above of it.
+    /// Stores a node with the first `rows` pending rows, and adds it to the level above.
     fn put(
         &mut self,
         level: usize,
@@ -268,7 +269,7 @@ impl Packer {
         Ok(page)
     }
 
-    /// Completes the tree, up to its root. Without any row the root is an empty leaf.
+    /// Completes the tree up to its root. If there were no rows, the root is an empty leaf.
     pub(crate) fn finish(&mut self, sink: &mut impl NodeSink) -> Result<()> {
         let mut level = 0;
         loop {
@@ -292,7 +293,7 @@ mod tests {
     use crate::format::node::{VALUE_LENGTH_BYTES, inline_bytes_max, key_bytes_max};
     use crate::tree::node::{Inner, Leaf, Node, RowValue, check, push_value};
 
-    /// Nodes by their pages.
+    /// Nodes by page number, and the row count reported for each page.
     #[derive(Default)]
     struct Nodes(Vec<Option<Vec<u8>>>, Vec<(PageId, u64)>);
 
@@ -319,7 +320,7 @@ mod tests {
             assert!(self.0[number].replace(page.to_vec()).is_none(), "two roots");
         }
 
-        /// Adds the rows beneath a page, whose fences are these.
+        /// Collects the rows beneath a page, and checks that it has these fences.
         fn rows(&self, page: PageId, fences: (Option<&[u8]>, Option<&[u8]>), rows: &mut Vec<(Vec<u8>, Vec<u8>)>) {
             let page = self.0[page.0 as usize].as_ref().unwrap();
             let node = Node::new(page);
@@ -356,8 +357,8 @@ mod tests {
         nodes
     }
 
-    /// Rows of any lengths, with prefixes that come and go, make a sound tree that has them all, and tells of each node
-    /// how many lie beneath it.
+    /// Rows of any length, with prefixes that come and go, make a valid tree that holds them all and reports the number
+    /// of rows beneath each node.
     #[test]
     fn a_packed_tree_has_its_rows() {
         let mut state = 7u64;
@@ -397,7 +398,7 @@ mod tests {
         }
     }
 
-    /// Leaves are full, but for what a row takes: itself, and a byte of prefix of each of the others.
+    /// Packed leaves have no room for one more row, given that each other row may then lose a byte of its prefix.
     #[test]
     fn packed_leaves_are_full() {
         let rows: Vec<_> = (0..10_000u64).map(|row| (row.to_be_bytes().to_vec(), vec![7; 100])).collect();
@@ -410,7 +411,7 @@ mod tests {
         assert!(sparse <= 1, "{sparse} of {} leaves have room for a row", leaves.len());
     }
 
-    /// Inner nodes have 230 children and more where keys have 16 bytes, all but the first and last of their level.
+    /// Inner nodes have at least 230 children if keys have 16 bytes, except the first and the last node of a level.
     #[test]
     fn packed_inner_nodes_have_many_children() {
         let rows: Vec<_> = (0..6000).map(|row| (format!("user{row:012}").into_bytes(), vec![7; 1400])).collect();
@@ -421,7 +422,7 @@ mod tests {
         assert!(counts.len() >= 5 && counts.iter().all(|&count| count >= 230), "nodes of {counts:?} children");
     }
 
-    /// The newest row is taken back whatever came before it.
+    /// The newest row can be taken back, whatever came before it.
     #[test]
     fn the_newest_row_can_be_taken_back() {
         let (mut packer, mut nodes) = (Packer::new(512), Nodes::default());

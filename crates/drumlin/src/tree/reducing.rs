@@ -1,9 +1,10 @@
-//! Reducing the rows of a range by the states of its pages.
+//! Reducing the rows of a range with the states of its pages.
 //!
-//! The tree does not know the reducer. It goes along a range and tells the next step ([`Piece`]): states that can be
-//! combined, rows that have to be read, or pages whose states can be made and kept. The caller does that under no latch
-//! and asks again. Each part that was passed is reduced as of the snapshot, so it holds if changes are folded
-//! meanwhile. Changes are looked up in the list of all readers, never copied from it: it may be long.
+//! The tree knows nothing of the reducer. It moves a cursor along the range and returns the next step ([`Piece`]):
+//! states to combine, rows to read, or pages whose states can be made and kept. The caller carries out the step without
+//! holding any lock or latch, and asks for the next. Each part that was passed has been reduced as of the snapshot, so
+//! it stays valid if changes are folded afterwards. Changes are looked up in the list that all readers share, never
+//! copied from it, because the list may be long.
 
 use super::Tree;
 use super::counting::{Halt, begins_at};
@@ -17,28 +18,28 @@ use crate::pool::ImmutablePages;
 use crate::space::{FrameIndex, PageEntry};
 use crate::task::WaitMode;
 
-/// Pages whose rows are read in one go.
+/// Limit on pages whose rows are read in one step.
 const PAGES_AT_ONCE: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 
 /// The progress of a reduction along its range.
 #[derive(Debug)]
 pub(crate) struct ReduceCursor {
-    /// The first key that was not passed.
+    /// The first key that has not been passed.
     pub(crate) position: Vec<u8>,
     pub(crate) end: Option<Vec<u8>>,
     pub(crate) is_done: bool,
     /// The snapshot whose rows are reduced.
     pub(crate) snapshot: Timestamp,
-    /// The changed key that was looked up last.
+    /// The changed key that the last lookup found.
     pub(crate) next_changed: Option<NextChanged>,
-    /// The generation of reductions that it was looked up in.
+    /// The generation of counts in which it was looked up.
     pub(crate) generation: u64,
-    /// No state is made: there is no memory to keep it.
+    /// No states are made, because there is no memory to keep them.
     pub(crate) only_reads: bool,
 }
 
 impl ReduceCursor {
-    /// Passes what lies below a key; all, where that is `None`.
+    /// Passes all keys below `upper`; the rest of the range if it is `None`.
     pub(crate) fn pass(&mut self, upper: Option<&[u8]>) {
         match upper {
             Some(upper) if self.end.as_deref().is_none_or(|end| upper < end) => {
@@ -51,22 +52,23 @@ impl ReduceCursor {
     }
 }
 
-/// The first changed key from another on. It is kept, so that a key is looked up once for all pages in front of it.
+/// The result of a lookup: the first changed key at or after `from`. It is kept, so that one lookup serves all pages
+/// before that key.
 #[derive(Debug)]
 pub(crate) struct NextChanged {
     from: Vec<u8>,
-    /// `None`: no key up to the end of the range.
+    /// `None` if no key was changed up to the end of the range.
     key: Option<Vec<u8>>,
 }
 
-/// Finds the first key from this one on, within the reduced range, that the reader has changed itself.
+/// Finds the first key, at or after the given one and within the reduced range, that the reader has changed itself.
 pub(crate) type OwnChanged<'o> = &'o (dyn Fn(&[u8]) -> Option<Vec<u8>> + Sync);
 
 /// A page whose state can be made.
 #[derive(Debug)]
 pub(crate) struct Unreduced {
     pub(crate) page: PageId,
-    /// The stamp that its state is to be stored with.
+    /// The stamp to store the state with.
     pub(crate) stamp: u64,
     pub(crate) level: StateLevel,
     /// The page's upper fence.
@@ -76,17 +78,17 @@ pub(crate) struct Unreduced {
 /// The next step of a reduction.
 #[derive(Debug)]
 pub(crate) enum Piece {
-    /// States of pages that the range covers. They are passed.
+    /// States of pages that lie entirely within the range. The cursor has passed them.
     States(States),
-    /// Rows from the cursor's position on, below this key: no state answers for them.
+    /// Rows from the cursor's position up to, not including, this key. No state covers them.
     Rows { upper: Option<Vec<u8>> },
-    /// Pages from this key on that lie side by side and have no state: their rows make it.
+    /// Adjacent pages from key `lower` on that have no state. Their states are made from their rows.
     Pages { lower: Vec<u8>, pages: Vec<Unreduced> },
-    /// An inner node without a state, and those of all its children.
+    /// An inner node without a state, and the states of all its children.
     Node { page: PageId, stamp: u64, states: States },
 }
 
-/// One look at the tree.
+/// One attempt to find the next step.
 struct Look<'l> {
     tree: &'l Tree,
     kept: &'l KeptCounts,
@@ -97,7 +99,7 @@ struct Look<'l> {
     nodes: &'l ImmutablePages<'l>,
 }
 
-/// An inner node that was found.
+/// An inner node that a descent has found.
 struct FoundNode<'l> {
     page: PageId,
     frame: FrameIndex,
@@ -105,7 +107,7 @@ struct FoundNode<'l> {
 }
 
 impl<'l> Look<'l> {
-    /// The inner node in a page, of a level below `above`; `None` if it is a leaf.
+    /// Returns the inner node in a page, of a level below `above`, or `None` if the page is a leaf.
     fn node(&self, page: PageId, above: u8) -> Result<Option<FoundNode<'l>>, Halt> {
         match self.nodes.load(page) {
             Ok((frame, bytes)) => {
@@ -121,15 +123,16 @@ impl<'l> Look<'l> {
         }
     }
 
-    /// Fails unless the page table shows the node still: then its children had these fences when their stamps were
-    /// read.
+    /// Fails unless the page table still shows the node. If it does, the node's children had these fences when their
+    /// stamps were read.
     fn check_shown(&self, node: &FoundNode<'_>) -> Result<(), Halt> {
         debug_assert!(node.page != PageId::NONE, "page 0 is no node");
         let is_shown = self.tree.pages.table.shows(node.page, PageEntry::Immutable(node.frame));
         if is_shown { Ok(()) } else { Err(Halt::Again) }
     }
 
-    /// The first key from `from` on that was changed up to the snapshot, or by the reader itself: no state holds it.
+    /// Returns the first key at or after `from` that was changed up to the snapshot or by the reader itself. No state
+    /// reflects its change.
     fn next_changed<'c>(&self, cursor: &'c mut ReduceCursor, from: &[u8]) -> Option<&'c [u8]> {
         let ReduceCursor { end, snapshot, next_changed, .. } = cursor;
         let is_known = next_changed.as_ref().is_some_and(|next: &NextChanged| {
@@ -149,8 +152,9 @@ impl<'l> Look<'l> {
         self.next_changed(cursor, lower).is_some_and(|key| upper.is_none_or(|upper| key < upper))
     }
 
-    /// Pages of this level are reduced by their rows, those above by their children: leaves, unless there is no memory
-    /// for more of their states.
+    /// Returns the lowest level of pages for which states are made. Pages of this level are reduced from their rows,
+    /// pages above it from their children. It is the level of the leaves, unless there is no memory for more states of
+    /// leaves.
     fn row_level(&self) -> u8 {
         u8::from(!self.reductions.has_leaf_room(self.reduction))
     }
@@ -159,7 +163,7 @@ impl<'l> Look<'l> {
         let (mut page, mut level) = (PageId::ROOT, u8::MAX);
         loop {
             let Some(node) = self.node(page, level)? else {
-                // The root is a leaf, or an outdated node named a page that is one by now.
+                // The root is a leaf, or an outdated node named a page that has become one.
                 if page != PageId::ROOT {
                     return Err(Halt::Again);
                 }
@@ -179,8 +183,9 @@ impl<'l> Look<'l> {
         }
     }
 
-    /// The children from `first` on that the range covers, as far as they have states; else the first step to make one.
-    /// `None` if the first child has to be entered.
+    /// Returns the states of the children from `first` on that lie entirely within the range, up to the first without a
+    /// usable state. If `first` itself has none, returns the first step to make one, or `None` if the search has to
+    /// descend into it.
     fn pass_children(
         &self,
         node: &FoundNode<'l>,
@@ -194,7 +199,7 @@ impl<'l> Look<'l> {
             (Some(end), Some(upper)) if upper <= end => inner.len(),
             (Some(end), _) => inner.child_for(end),
         };
-        // Children up to the one with the next changed row are as they were at the base.
+        // The children before the one with the next changed row are as they were at the base.
         let unchanged = match self.next_changed(cursor, &position) {
             Some(key) if inner.upper_fence().is_none_or(|upper| key < upper) => behind.min(inner.child_for(key)),
             _ => behind,
@@ -217,7 +222,7 @@ impl<'l> Look<'l> {
         Ok(None)
     }
 
-    /// The first step to make the state of a child.
+    /// Returns the first step to make the state of a child.
     fn unreduced(
         &self,
         node: &FoundNode<'l>,
@@ -244,7 +249,7 @@ impl<'l> Look<'l> {
         Ok(Piece::Node { page, stamp, states })
     }
 
-    /// Children side by side without states, and without changes that a state could not hold.
+    /// Returns adjacent children that have no state and no changes that a state could not reflect.
     fn unreduced_pages(
         &self,
         node: &FoundNode<'l>,
@@ -276,7 +281,8 @@ impl<'l> Look<'l> {
         if pages.is_empty() { Err(Halt::Again) } else { Ok(Piece::Pages { lower, pages }) }
     }
 
-    /// The rows of leaves from the cursor's position on, as long as these have no state that could be used.
+    /// Returns the rows of leaves from the cursor's position on, up to the first leaf that has or could get a usable
+    /// state.
     fn rows_from(&self, node: &FoundNode<'l>, first: usize, cursor: &mut ReduceCursor) -> Result<Piece, Halt> {
         assert!(node.inner.level() == 1, "rows of a node of level {}", node.inner.level());
         let (mut lower, mut upper) = (Vec::new(), Vec::new());
@@ -301,7 +307,8 @@ impl<'l> Look<'l> {
 }
 
 impl Tree {
-    /// The next step of a reduction; `None` if changes were folded since its cursor learned of them.
+    /// Returns the next step of a reduction, or `None` if changes have been folded since the cursor's lookup of changed
+    /// keys.
     pub(crate) async fn next_piece(
         &self,
         mode: WaitMode<'_>,

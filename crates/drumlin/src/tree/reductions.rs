@@ -1,24 +1,27 @@
-//! Reductions of the rows beneath each page: for each reducer that a keyspace was asked for, the states of its pages.
+//! Reductions of the rows beneath each page: for each reducer that was used on a keyspace, the states of its pages.
 //!
-//! They lie beside the counts and follow the same rules (`tree/counts.rs`), but for one thing: a sum could be corrected
-//! by a row's old and new value, a minimum could not. So a state is that of the rows at the base, and only pages
-//! beneath which no row was changed since are answered from it. Folding a change makes the states on its way void.
+//! They live next to the counts and follow the same rules (`tree/counts.rs`) with one difference. The old and the new
+//! value of a row would be enough to correct a sum, but not a minimum. So a state describes the rows at the base, and
+//! it is used only for pages beneath which no row has changed since. Folding a change voids the states of the pages
+//! above it.
 //!
 //! # Invariants
-//! 1. A page has a stamp. Another one takes its place whenever the page's fences change or a change beneath it is
-//!    folded. A state is that of its page as long as the page's stamp is the one that was read before the rows were.
-//! 2. A state is stored only if no change in the list up to the snapshot that it was made of lies in its page. So it
-//!    holds at the base too, and for each snapshot up to which none does.
-//! 3. From [`Reductions::since`] on the list has every change of a row, replaced values among them. No state is used
-//!    for or made of an older snapshot.
+//! 1. Each page has a stamp, which is replaced whenever the page's fences change or a change beneath the page is
+//!    folded. A state is valid as long as the page's stamp is the one that was read before the rows.
+//! 2. A state is stored only if no listed change up to the snapshot that it was made from lies in its page. So it also
+//!    describes the rows at the base, and at every snapshot up to which no listed change lies in the page.
+//! 3. From [`Reductions::since`] on, the list has every change of a row, including replaced values. No state is used
+//!    for an older snapshot, or made from one.
 //!
-//! States are bytes here: `db/reducer.rs` knows what they are. No function of a user runs under a lock or a latch.
+//! States are opaque bytes in this module; `db/reducer.rs` knows what they mean. No user function runs under a lock or
+//! a latch.
 //!
-//! The states of a few dozen reducers are kept, those that were used last. They have an account of their own, and give
-//! memory back when the last user drops their table. Nearly all are of leaves: 12 bytes and the state for each reducer
-//! and leaf. If the account is full, the reducer with the most states gives way to others, part by part of its leaves;
-//! the states of inner nodes stay, and rows are read for leaves without. Page tables and loads that need the memory are
-//! never short of it for states: those beyond what is left are dropped ([`Reductions::shed`]).
+//! The states of a few dozen reducers are kept: those used most recently. They have an account of their own, and give
+//! memory back when the last user drops their table. Nearly all states are those of leaves, at 12 bytes plus the state
+//! for each reducer and leaf. If the account is full, the reducer with the most states has to drop states of leaves,
+//! one part at a time, in favour of other reducers. The states of inner nodes stay, and leaves without a state are
+//! reduced from their rows. States never keep page tables or loads from getting memory: states beyond what those leave
+//! are dropped ([`Reductions::shed`]).
 
 use std::any::TypeId;
 use std::sync::Arc;
@@ -30,14 +33,14 @@ use crate::memory::{Account, Budget, heap_bytes};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// The longest name of a reducer, in bytes.
+/// Limit on the length of a reducer's name, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 1 << 10;
 
-/// Reducers whose states are kept, at most. A small budget keeps fewer: with the longest names, their tables take an
-/// eighth of the counts' account.
+/// Limit on the reducers whose states are kept. A small budget keeps fewer: their tables, with names of the greatest
+/// length, take at most an eighth of the counts' account.
 const KEPT_MAX: u64 = 32;
 
-/// Two reducers with the same identity give the same answers.
+/// Identifies a reducer. Two reducers with the same identity give the same answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ReducerId {
     pub(crate) kind: TypeId,
@@ -48,49 +51,49 @@ pub(crate) struct ReducerId {
 pub(crate) struct Reductions {
     /// A stamp for each page.
     pub(super) stamps: CountEntries,
-    /// The newest commit when reductions began.
+    /// The newest commit at the time when reductions began.
     pub(super) since: Timestamp,
-    /// In the order of their last use.
+    /// Least recently used first.
     kept: Mutex<Vec<Arc<KeptReduction>>>,
     kept_max: usize,
     budget: Arc<Budget>,
 }
 
-/// Parts of a reducer's states, each under a lock of its own.
+/// Number of parts of a reducer's states. Each part has its own lock.
 const PART_COUNT: usize = 64;
-/// Pages side by side in a block of a part: as many as a word has bits.
+/// Number of pages in a block of a part: one for each bit of a word.
 const BLOCK_PAGES: usize = 64;
 
-/// The pages whose state is kept.
+/// The kinds of pages that states are kept for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StateLevel {
-    /// Leaves: nearly all pages, so their states go first.
+    /// Leaves: nearly all pages, so their states are dropped first.
     Leaf,
     Inner,
 }
 
-/// The states of pages whose numbers lie side by side, one behind the other in places of the same length. Most reducers
-/// have states of one length, or nearly.
+/// The states of pages with adjacent numbers, stored in consecutive places of equal length. Most reducers have states
+/// of one length, or nearly so.
 #[derive(Default)]
 struct Block {
     /// A bit for each page that has a state.
     present: u64,
-    /// Those of them that are leaves.
+    /// The bits of those pages that are leaves.
     leaves: u64,
-    /// Bytes of a place: stamp, length, and the longest state.
+    /// Bytes of a place: stamp, length, and room for the longest state.
     place_bytes: usize,
     places: Vec<u8>,
 }
 
-/// Bytes of a place in front of the state.
+/// Bytes of a place before the state.
 const PLACE_HEAD_BYTES: usize = 12;
-/// Places that a block grows by.
+/// Number of places by which a block grows.
 const PLACES_MORE: usize = 8;
-/// Bytes of a block without its places, in a table that is three quarters full.
+/// Bytes of a block without its places, in a hash table that is three quarters full.
 const BLOCK_BYTES: usize = (size_of::<(u32, Block)>() + 1) * 4 / 3;
 
 impl Block {
-    /// The place of a page among those that have a state, its own or the one that it would get.
+    /// Returns the index of a page's place, or of the place that it would get.
     fn rank(&self, index: usize) -> usize {
         debug_assert!(index < BLOCK_PAGES, "page {index} of a block");
         (self.present & ((1 << index) - 1)).count_ones() as usize
@@ -101,7 +104,7 @@ impl Block {
         &self.places[rank * self.place_bytes..][..self.place_bytes]
     }
 
-    /// The page's state and its stamp.
+    /// Returns the page's stamp and state.
     #[inline]
     fn get(&self, index: usize) -> Option<(u64, &[u8])> {
         if self.present & 1 << index == 0 {
@@ -140,7 +143,7 @@ impl Block {
         debug_assert_eq!(self.get(index), Some((stamp, state)), "a state is kept as another");
     }
 
-    /// Drops the states of leaves, or all.
+    /// Drops the states of leaves, or all states.
     fn drop_states(&mut self, leaves_only: bool) {
         let mut rest = Block::default();
         for index in (0..BLOCK_PAGES).filter(|index| leaves_only && self.leaves & 1 << index == 0) {
@@ -165,16 +168,16 @@ pub(crate) struct KeptReduction {
     id: ReducerId,
     parts: [Mutex<Blocks>; PART_COUNT],
     budget: Arc<Budget>,
-    /// Taken of the counts' memory, for the table.
+    /// Bytes taken from the counts' account for the table.
     table_bytes: u64,
-    /// Taken for the states.
+    /// Bytes taken from the states' account.
     state_bytes: AtomicU64,
     leaf_count: AtomicU64,
-    /// The part whose leaves' states are dropped next.
+    /// The part that drops its leaves' states next.
     next_dropped: AtomicU64,
 }
 
-/// Bytes of a table of states without any, but for the reducer's name.
+/// Bytes of a table without states and without the reducer's name.
 const TABLE_BYTES: u64 = size_of::<KeptReduction>() as u64 + 16;
 
 impl Drop for KeptReduction {
@@ -191,22 +194,23 @@ impl std::fmt::Debug for KeptReduction {
 }
 
 impl KeptReduction {
-    /// Pages with numbers side by side share a part: those of a load are neighbours in the tree, too.
+    /// Returns the part of a page. Pages with adjacent numbers share a part; after a bulk load these are also
+    /// neighbours in the tree.
     fn part_of(page: PageId) -> usize {
         const { assert!(PART_COUNT.is_power_of_two() && BLOCK_PAGES == u64::BITS as usize) };
         page.0 as usize / BLOCK_PAGES % PART_COUNT
     }
 
-    /// The block of a page, and its place there.
+    /// Returns the number of a page's block, and the page's index in it.
     fn block_of(page: PageId) -> (u32, usize) {
         (page.0 / BLOCK_PAGES as u32, page.0 as usize % BLOCK_PAGES)
     }
 }
 
-/// Bytes of most states, to make room for some in advance.
+/// Typical size of a state, used to reserve memory in advance.
 const STATE_BYTES: usize = 24;
 
-/// States, in the order of their pages' keys.
+/// States in the key order of their pages.
 #[derive(Debug, Default)]
 pub(crate) struct States {
     bytes: Vec<u8>,
@@ -248,8 +252,8 @@ impl Reductions {
         }
     }
 
-    /// The states of a reducer; `None` if reductions began after the snapshot, or there is no memory for a table. A new
-    /// table takes the place of the one that was used least recently.
+    /// Returns the states of a reducer, or `None` if reductions began after the snapshot or there is no memory for a
+    /// table. A new table replaces the least recently used one.
     pub(crate) fn of(&self, id: &ReducerId, snapshot: Timestamp) -> Option<Arc<KeptReduction>> {
         assert!(id.name.len() <= NAME_BYTES_MAX, "a name of {} bytes is kept", id.name.len());
         if snapshot < self.since {
@@ -263,13 +267,13 @@ impl Reductions {
         let made = Arc::new(KeptReduction::new(id.clone(), &self.budget)?);
         let evicted = (kept.len() == self.kept_max).then(|| kept.remove(0));
         kept.push(Arc::clone(&made));
-        // It may have many states: other reducers are found while they are freed.
+        // The evicted table may have many states, so unlock before freeing them.
         drop(kept);
         drop(evicted);
         Some(made)
     }
 
-    /// Appends the states of pages at the base, up to the first that has none. Returns how many have.
+    /// Appends the states of pages at the base, up to the first page that has none. Returns how many it appended.
     pub(super) fn states(
         &self,
         reduction: &KeptReduction,
@@ -282,7 +286,7 @@ impl Reductions {
             let CountEntry::Unknown(stamp) = self.stamps.load(page) else { break };
             let part = KeptReduction::part_of(page);
             if locked.as_ref().is_none_or(|(of, _)| *of != part) {
-                // Never two at once.
+                // Never hold two locks at once.
                 drop(locked.take());
                 locked = Some((part, reduction.parts[part].lock()));
             }
@@ -295,20 +299,21 @@ impl Reductions {
         states.len() - before
     }
 
-    /// Returns `true` if the page's state is kept.
+    /// Returns `true` if the page has a valid state.
     pub(super) fn has_state(&self, reduction: &KeptReduction, page: PageId) -> bool {
         self.states(reduction, std::iter::once(page), &mut States::default()) > 0
     }
 
-    /// The most bytes of states beside which another of this level is kept: an eighth is left to inner nodes, of which
-    /// there are few, so that leaves without states cost the two ends of a range alone.
+    /// Returns the limit that applies to another state of this level. An eighth of the account is reserved for inner
+    /// nodes, of which there are few. Then leaves without states cost extra reads only at the two ends of a range.
     fn limit_bytes(&self, level: StateLevel) -> u64 {
         let bytes = self.budget.limit_bytes(Account::States);
         if level == StateLevel::Leaf { bytes / 8 * 7 } else { bytes }
     }
 
-    /// The reducer that gives way: the one with the most states, if its leaves have any. For a leaf it must have more
-    /// than the other would, so that reducers share the memory and do not take it from each other by turns.
+    /// Returns the reducer that has to drop states: the one with the most, if it has states of leaves. To make room for
+    /// a leaf, it must have more states than `to` would get. This way reducers share the memory instead of taking it
+    /// from each other in turns.
     fn yielding(&self, to: &KeptReduction, level: StateLevel) -> Option<Arc<KeptReduction>> {
         let kept = self.kept.lock();
         let bytes_of = |kept: &Arc<KeptReduction>| kept.state_bytes.load(Ordering::Relaxed);
@@ -319,14 +324,14 @@ impl Reductions {
         (level == StateLevel::Inner || is_richer).then(|| Arc::clone(richest))
     }
 
-    /// Returns `true` if there is memory for states of more leaves, or another reducer gives way.
+    /// Returns `true` if there is memory for states of more leaves, or another reducer can be made to drop some.
     pub(super) fn has_leaf_room(&self, reduction: &KeptReduction) -> bool {
         let needed_bytes = KeptReduction::bytes_for(STATE_BYTES);
         self.budget.taken_bytes(Account::States) + needed_bytes <= self.limit_bytes(StateLevel::Leaf)
             || self.yielding(reduction, StateLevel::Leaf).is_some()
     }
 
-    /// Makes room for a state, at the expense of other reducers' leaves. Returns `false` if there is none.
+    /// Makes room for a state by dropping states of other reducers' leaves. Returns `false` if there is not enough.
     pub(super) fn make_room(&self, reduction: &KeptReduction, level: StateLevel, state_bytes: usize) -> bool {
         let needed_bytes = KeptReduction::bytes_for(state_bytes);
         while self.budget.taken_bytes(Account::States) + needed_bytes > self.limit_bytes(level) {
@@ -336,7 +341,7 @@ impl Reductions {
         true
     }
 
-    /// Drops states beyond the memory that is left for them: those of leaves first.
+    /// Drops the states that exceed the memory left for them, those of leaves first.
     pub(crate) fn shed(&self) {
         let is_beyond = || self.budget.taken_bytes(Account::States) > self.budget.limit_bytes(Account::States);
         if !is_beyond() {
@@ -352,12 +357,12 @@ impl Reductions {
     }
 }
 
-/// States of leaves that a reducer has at least before another gives way for more of them.
+/// A reducer drops states of leaves in favour of another only if it has an eighth and this many bytes more.
 const SHARE_BYTES_MIN: u64 = 4 << 10;
 
 impl KeptReduction {
-    /// A table without states; `None` if counts have taken five eighths of their memory: the rest is for the list of
-    /// changes.
+    /// Creates a table without states. Returns `None` if counts have taken five eighths of their account, because the
+    /// rest is for the list of changes.
     fn new(id: ReducerId, budget: &Arc<Budget>) -> Option<KeptReduction> {
         let bytes = TABLE_BYTES + heap_bytes(id.name.capacity()) as u64;
         if budget.taken_bytes(Account::Counts) + bytes > budget.limit_bytes(Account::Counts) / 8 * 5 {
@@ -377,12 +382,12 @@ impl KeptReduction {
         })
     }
 
-    /// The most memory that another state takes, in a block that grows for it.
+    /// Returns the most memory that one more state can take, which is in a block that has to grow for it.
     fn bytes_for(state_bytes: usize) -> u64 {
         (BLOCK_BYTES + heap_bytes(PLACES_MORE * (PLACE_HEAD_BYTES + state_bytes))) as u64
     }
 
-    /// Puts a page's state in place of the one before.
+    /// Stores a page's state, replacing the one before.
     pub(super) fn store(&self, page: PageId, stamp: u64, level: StateLevel, state: &[u8]) {
         debug_assert!(page != PageId::NONE, "page 0 has no rows");
         let (number, index) = Self::block_of(page);
@@ -394,7 +399,7 @@ impl KeptReduction {
         });
     }
 
-    /// Drops the states of the leaves of one part, another each time.
+    /// Drops the states of the leaves of one part. Calls take the parts in turn.
     fn drop_part(&self) {
         let part = self.next_dropped.fetch_add(1, Ordering::Relaxed) as usize % PART_COUNT;
         self.drop_states(part, true);
@@ -414,7 +419,8 @@ impl KeptReduction {
         });
     }
 
-    /// Changes a part, and accounts for the bytes and the leaves that it had before and has now.
+    /// Runs `change` on a part. It returns the bytes and the leaves that the part had before and has now, which are
+    /// entered into the accounts.
     fn change(&self, part: usize, change: impl FnOnce(&mut Blocks) -> ((u64, u32), (u64, u32))) {
         let mut blocks = self.parts[part].lock();
         let ((bytes_before, leaves_before), (bytes, leaves)) = change(&mut blocks);
@@ -436,7 +442,7 @@ impl KeptReduction {
 mod tests {
     use super::*;
 
-    /// States come back as they were pushed, empty ones too.
+    /// States come back as they were pushed, including empty ones.
     #[test]
     fn states_keep_their_order() {
         let mut states = States::default();
@@ -475,7 +481,7 @@ mod tests {
         reductions.of(&id, Timestamp(1)).expect("there is memory for a table")
     }
 
-    /// Keeps states of as many leaves as there is room for. Returns how many.
+    /// Stores states of leaves until there is no more room. Returns how many.
     fn fill(reductions: &Reductions, reduction: &KeptReduction, leaf_count: u32) -> u32 {
         let keep = |page: &u32| {
             let has_room = reductions.make_room(reduction, StateLevel::Leaf, 32);
@@ -487,7 +493,8 @@ mod tests {
         (1..=leaf_count).filter(keep).count() as u32
     }
 
-    /// Two reducers share the memory of states, and neither loses its inner nodes' to leaves. All is given back.
+    /// Two reducers share the memory of states, and neither loses the states of its inner nodes to leaves. All memory
+    /// is given back at the end.
     #[test]
     fn reducers_share_the_memory_of_states() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
@@ -517,12 +524,12 @@ mod tests {
         assert_eq!(budget.taken_bytes(Account::States) + budget.taken_bytes(Account::Counts), 0);
     }
 
-    /// States give way to page tables that have grown, and to a load.
+    /// States are dropped when page tables grow or a load takes memory.
     #[test]
     fn states_give_way() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
         let limit = budget.limit_bytes(Account::States);
-        // A load leaves them what tables do not take.
+        // A load leaves states the memory that page tables do not take.
         for (account, tables_bytes) in [(Account::Tables, 0), (Account::Loads, limit * 3 / 4)] {
             budget.take(Account::Tables, tables_bytes);
             let reductions = Reductions::new(Timestamp(1), &budget);
@@ -539,8 +546,7 @@ mod tests {
         }
     }
 
-    /// The states of the reducers that were used last are kept, and memory is taken for no others: of any number of
-    /// names.
+    /// Only the states of the reducers used last are kept and take memory, however many names are used.
     #[test]
     fn the_reducers_used_last_are_kept() {
         let budget = Arc::new(Budget::new(64 << 20, 1));
@@ -567,7 +573,7 @@ mod tests {
         assert_eq!((taken(), budget.taken_bytes(Account::States)), (0, 0));
     }
 
-    /// A stamp that is voided, or whose page's fences change, is another one afterwards.
+    /// A stamp changes when it is voided and when its page's fences change.
     #[test]
     fn stamps_change() {
         let stamps = CountEntries::new();
@@ -600,13 +606,13 @@ mod models {
 
     const PAGE: PageId = PageId(2);
 
-    /// The part of the protocol that a model leaves out.
+    /// The part of the protocol that a run of the model leaves out.
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Without {
         Nothing,
-        /// A fold leaves the page its stamp.
+        /// A fold does not change the page's stamp.
         Voiding,
-        /// The stamp is read behind the rows.
+        /// The stamp is read after the rows.
         StampFirst,
     }
 
@@ -624,7 +630,7 @@ mod models {
     }
 
     impl Page {
-        /// The row as commit `snapshot` left it.
+        /// Returns the row as commit `snapshot` left it.
         fn row(snapshot: u64) -> u64 {
             snapshot * 10
         }
@@ -661,14 +667,14 @@ mod models {
                 }
                 (self.without != Without::StampFirst).then(|| self.stamp())
             };
-            // The rows are read in between, under the leaf's latch.
+            // The rows are read here, under the leaf's latch.
             drop(self.leaf.lock().unwrap());
             let row = Self::row(snapshot);
             let stamp = stamp.unwrap_or_else(|| self.stamp());
             *self.state.lock().unwrap() = Some((stamp, row));
         }
 
-        /// The state that is used, if any is.
+        /// Uses the state, if it is valid for the snapshot.
         fn reduce(&self) {
             let snapshot = self.published.load(Ordering::Acquire);
             let base = self.base.read().unwrap();
@@ -685,7 +691,7 @@ mod models {
         }
     }
 
-    /// A thread makes a state, another one commits and folds; a state that is used is of its snapshot.
+    /// One thread makes a state while another commits and folds. A state that is used must be that of its snapshot.
     fn reduce_beside_fold(without: Without) {
         loom::model(move || {
             let page = Arc::new(Page {
@@ -697,7 +703,7 @@ mod models {
                 leaf: Mutex::default(),
                 without,
             });
-            // Levels are made before threads meet: their making is no part of the protocol.
+            // Allocate the levels before the threads start; allocation is not part of the protocol.
             page.stamp();
             let making = {
                 let page = Arc::clone(&page);
@@ -722,14 +728,14 @@ mod models {
         reduce_beside_fold(Without::Nothing);
     }
 
-    /// The model finds what it is for.
+    /// Shows that the model detects states that a fold does not void.
     #[test]
     #[should_panic(expected = "a state of another snapshot")]
     fn loom_states_that_a_fold_leaves_are_wrong() {
         reduce_beside_fold(Without::Voiding);
     }
 
-    /// As above.
+    /// Shows that the model detects states whose stamp was read too late.
     #[test]
     #[should_panic(expected = "a state of another snapshot")]
     fn loom_states_with_a_later_stamp_are_wrong() {

@@ -1,4 +1,4 @@
-//! Splits and merges: changes of structure, each complete in itself.
+//! Splits and merges. Each of these structure changes is complete in itself.
 
 use super::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, separator_between};
 use super::{Provider, Target, Tree, check_node};
@@ -9,7 +9,7 @@ use crate::pool::{FrameWrite, Needs, NewFrame, Residency, Stop};
 use crate::space::{EpochGuard, PageEntry};
 use crate::task::WaitMode;
 
-/// A row that is to be put into a leaf: its key, and the bytes its value takes there; `None` if it is removed.
+/// A row to be put into a leaf or removed from it: its key, and the bytes of its value, or `None` if it is removed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Incoming<'k> {
     pub(crate) key: &'k [u8],
@@ -17,34 +17,34 @@ pub(crate) struct Incoming<'k> {
 }
 
 impl Incoming<'_> {
-    /// The most bytes that the row takes in its leaf, besides its slot.
+    /// Returns the most bytes that the row can take in its leaf, not counting its slot.
     pub(crate) fn row_bytes(&self) -> usize {
         let value_bytes = |value_bytes| crate::format::node::VALUE_LENGTH_BYTES + value_bytes;
         self.value_bytes.map_or(0, |bytes| self.key.len() + value_bytes(bytes))
     }
 }
 
-/// Frames that any one change of structure needs at the most.
+/// Frames that a structure change needs at most.
 pub(crate) const FRAMES_NEEDED: usize = 3;
 
-/// Bytes of a slot and of the length of a value: what a row costs besides its key and value.
+/// Bytes of a slot and of a value's length: the cost of a row besides its key and value.
 const ROW_OVERHEAD_BYTES: usize = crate::format::node::SLOT_BYTES + crate::format::node::VALUE_LENGTH_BYTES;
 
-/// A node is merged when less than a quarter of it is in use, and only if the result leaves a quarter free: so the two
-/// kinds of change don't chase each other.
+/// A node is merged only if less than a quarter of it is in use and the result leaves a quarter free. This keeps splits
+/// and merges from undoing each other.
 const UNDERFULL_SHARE: usize = 4;
 
-/// The progress of a step.
+/// The outcome of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Progress {
-    /// The first row's leaf has room for all rows that it covers: those below this key, if there is one.
+    /// The leaf of the first row has room for all rows that it covers: those below this key, or all if it is `None`.
     Done(Option<Vec<u8>>),
-    /// Something on the way was done, or changed meanwhile: look again.
+    /// A node above the leaf was split, or something changed in between. Look again.
     Again,
 }
 
 impl Tree {
-    /// Splits leaves until all rows that fall into one leaf fit there together. The rows ascend. Waits for pages and
+    /// Splits leaves until the rows that belong to each leaf fit into it together. The rows ascend. Waits for pages and
     /// frames.
     pub(crate) async fn make_room(&self, mode: WaitMode<'_>, mut rows: &[Incoming<'_>]) -> Result<()> {
         debug_assert!(rows.is_sorted_by(|left, right| left.key < right.key), "rows out of order");
@@ -60,7 +60,7 @@ impl Tree {
                         return Ok(());
                     }
                 }
-                // Of a keyspace that is gone there is nothing to find, however often it is looked for.
+                // If the keyspace has been dropped, its nodes are gone and looking again would never end.
                 Ok(Progress::Again) => self.check_dropped()?,
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::Needs(Needs::Frame(page_bytes))) => {
@@ -84,7 +84,7 @@ impl Tree {
             path.push((page, inner.room_for_separator(self.key_bytes_max())));
         })?;
         let Some((leaf_page, _)) = found else { return Ok(Progress::Again) };
-        // Make room from the top: the parent of the highest node without room has room for its split.
+        // Make room from the top down: the parent of the highest full node has room for a split of that node.
         if let Some(full) = path.iter().position(|&(_, has_room)| !has_room) {
             return if full == 0 {
                 self.grow_root(&epoch_guard, frames)
@@ -98,12 +98,12 @@ impl Tree {
         }
     }
 
-    /// The inner node in `page`, latched against replacement.
+    /// Returns the inner node in `page`, latched exclusively so that it can't be replaced.
     fn latch_inner(&self, page: PageId) -> Option<FrameWrite<'_>> {
         let PageEntry::Immutable(frame) = self.pages.table.load(page) else { return None };
         let write = self.pool.frames.write(frame, self.page_key(page))?;
         let is_there = self.pages.table.load(page) == PageEntry::Immutable(frame);
-        // The number may be a value's by now.
+        // The page number may belong to a large value by now.
         let is_inner = is_there && write[KIND_OFFSET] == Kind::Inner as u8;
         debug_assert!(
             !is_inner || Node::new(&write).level() > 0,
@@ -120,7 +120,7 @@ impl Tree {
         is_there.then_some(write)
     }
 
-    /// Publishes a changed copy of an inner node in its place.
+    /// Replaces an inner node by publishing a changed copy.
     fn replace(&self, epoch_guard: &EpochGuard<'_>, page: PageId, old: FrameWrite<'_>, new: NewFrame<'_>) {
         assert!(old.page() == page, "a node is replaced at another's number");
         debug_assert_eq!(check_node(&new, Kind::Inner), Ok(()), "the copy of a node is not sound");
@@ -292,8 +292,8 @@ impl Tree {
         copy.copy_from_slice(&parent);
         let index = Inner::new(&parent).child_for(&separator) + 1;
         InnerMut::new(&mut copy).insert_child(index, &separator, right).expect("room was checked");
-        // The parent first: were the lower node the left half already while the parent still sends all keys there, both
-        // would be current, and a descent for a key of the right half would end in a wrong leaf without noticing.
+        // Replace the parent first. If the lower node became the left half while the parent still sent all keys to it,
+        // both nodes would be current, and a descent for a key of the right half would end in the wrong leaf unnoticed.
         self.replace(epoch_guard, parent_page, parent, copy);
         self.replace(epoch_guard, page, full, left);
         Ok(Progress::Again)
@@ -301,8 +301,9 @@ impl Tree {
 
     // ── merging ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Merges the leaf that covers the key with a neighbour, if both are in memory and fit, and likewise the nodes
-    /// above. Does what can be done at once: space, not correctness, depends on it.
+    /// Merges the leaf that covers the key with a neighbour, if both are in memory and fit together, and then does the
+    /// same for the nodes above. Does only what it can do without waiting: a merge saves space, but correctness does
+    /// not depend on it.
     pub(crate) fn try_merge(&self, key: &[u8]) {
         let mut level = 0;
         while let Ok(true) = self.try_merge_level(key, level) {
@@ -313,12 +314,12 @@ impl Tree {
         }
     }
 
-    /// Returns `true` if a page is so empty that it should be merged.
+    /// Returns `true` if a page is empty enough to be merged.
     pub(crate) fn is_underfull(page: &[u8]) -> bool {
         Node::new(page).live_bytes() * UNDERFULL_SHARE < page.len()
     }
 
-    /// `true` if the level above may have something to merge now.
+    /// Merges two nodes of a level. Returns `true` if the level above may need a merge now.
     fn try_merge_level(&self, key: &[u8], level: u8) -> Result<bool, Stop> {
         let Some(mut copy) = self.pool.frames.try_take(self.pages.page_bytes) else { return Ok(false) };
         let epoch_guard = self.pool.space.epoch_latch.shared();
@@ -362,7 +363,7 @@ impl Tree {
             crate::coverage::mark!("two leaves merged");
             self.observer.rows_moved(&self.pages, right_page, left_page, None);
             self.replace(&epoch_guard, parent_page, parent, copy);
-            // Before its number may be another page's.
+            // The counts have to be settled before the page number can be reused.
             drop(unsettled);
             self.pool.free_page(&epoch_guard, &self.pages, right);
         } else {
@@ -382,14 +383,14 @@ impl Tree {
             crate::coverage::mark!("two inner nodes merged");
             self.replace(&epoch_guard, left_page, left, merged);
             self.replace(&epoch_guard, parent_page, parent, copy);
-            // Before its number may be another page's.
+            // The counts have to be settled before the page number can be reused.
             drop(unsettled);
             self.pool.free_page(&epoch_guard, &self.pages, right);
         }
         Ok(true)
     }
 
-    /// Puts the only child of the root in its place; `true` if it has only one child in its turn, perhaps.
+    /// Replaces the root by its only child. Returns `true` if the new root may have an only child too.
     fn try_collapse_root(&self) -> Result<bool, Stop> {
         let epoch_guard = &self.pool.space.epoch_latch.shared();
         let Some(root) = self.latch_inner(PageId::ROOT) else { return Ok(false) };
@@ -427,13 +428,13 @@ impl Tree {
     }
 }
 
-/// Returns `true` if all the rows that the leaf covers fit into it, put in their order. What removals give back is not
-/// counted: it splits early, which is harmless.
+/// Returns `true` if all rows that the leaf covers fit into it when they are put in this order. Space that removals
+/// free is not counted; at worst this splits a leaf early.
 pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
     let upper = leaf.upper_fence();
     let covered = || rows.iter().take_while(|row| upper.is_none_or(|upper| row.key < upper));
     let puts = || covered().filter_map(|row| Some((row.key, row.value_bytes?)));
-    // If they fit as new rows, as most do, none is looked for.
+    // If they would fit as new rows, which is the usual case, skip looking for existing ones.
     let mut free_bytes = leaf.free_bytes();
     let is_room_for_new = puts().all(|(key, value_bytes)| {
         let room = free_bytes.checked_sub(leaf.row_cost(key.len(), value_bytes));
@@ -455,7 +456,7 @@ pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
     })
 }
 
-/// The progress of rows whose first was to go into a leaf that was split into these two.
+/// Returns the progress after the leaf of the first row was split into these two.
 fn progress_after_split(left: &Leaf<'_>, right: &Leaf<'_>, rows: &[Incoming<'_>]) -> Progress {
     let separator = left.upper_fence().expect("a leaf was split here");
     debug_assert!(right.lower_fence() == Some(separator), "a split leaves a gap");
@@ -468,7 +469,7 @@ fn progress_after_split(left: &Leaf<'_>, right: &Leaf<'_>, rows: &[Incoming<'_>]
     }
 }
 
-/// The separator of a split that brings the rows closer to fitting; `None` if they fit.
+/// Returns the separator of a split that brings the rows closer to fitting, or `None` if they fit already.
 fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     if has_room(leaf, rows) {
         return None;
@@ -482,7 +483,7 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     let only_appends = merged.get(leaf.len()).is_some_and(|row| row.put == Some(0));
     let total: usize = merged.iter().map(|row| row.bytes).sum();
     let capacity = leaf.free_bytes() + leaf.live_bytes() - leaf_overhead_bytes(leaf);
-    // Rows that all follow the last are a sorted load: the left leaf is filled. Otherwise split in the middle.
+    // If all rows follow the last one, this is a sorted load: fill the left leaf. Otherwise split in the middle.
     let goal = if only_appends { capacity.saturating_sub(leaf_reserve_bytes(leaf)) } else { total / 2 };
     let mut left_bytes = 0;
     let mut at = 0;
@@ -498,12 +499,12 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     if sides_fit(leaf, &separator) {
         return Some(separator);
     }
-    // The rows in the leaf leave no room for so long a fence: a split among them does.
+    // The existing rows leave no room for such a long fence. A split around one row always fits.
     let &(key, value_bytes) = puts.first()?;
     Some(split_around(leaf, key, value_bytes))
 }
 
-/// The separator of a split that makes room for one row.
+/// Returns the separator of a split that makes room for one row.
 fn split_around(leaf: &Leaf<'_>, key: &[u8], value_bytes: usize) -> Vec<u8> {
     let change = match leaf.search(key) {
         Ok(index) => Change::Replace { index, value_bytes },
@@ -512,8 +513,8 @@ fn split_around(leaf: &Leaf<'_>, key: &[u8], value_bytes: usize) -> Vec<u8> {
     leaf.split_for(&change).separator
 }
 
-/// The rows to be put into the leaf, each with the bytes of its value: at most two pages full, which are enough to see
-/// the first cut. Removals need no room.
+/// Returns the rows to be put into the leaf, each with the bytes of its value. Two pages full of them are enough to
+/// determine the first split. Removals are left out because they need no room.
 fn puts_ahead<'k>(leaf: &Leaf<'_>, rows: &[Incoming<'k>]) -> Vec<(&'k [u8], usize)> {
     let mut ahead_bytes = 2 * leaf.page_bytes();
     let covered = rows.iter().take_while(|row| leaf.upper_fence().is_none_or(|upper| row.key < upper));
@@ -527,18 +528,18 @@ fn puts_ahead<'k>(leaf: &Leaf<'_>, rows: &[Incoming<'k>]) -> Vec<(&'k [u8], usiz
         .collect()
 }
 
-/// A row of the leaf, or one that is to be put, or both.
+/// A row that is in the leaf, to be put, or both.
 struct MergedRow {
-    /// Its index in the leaf; the leaf's length if it is not there.
+    /// The row's index in the leaf, or the leaf's length if it is not there.
     index: usize,
-    /// Its index among those that are to be put.
+    /// The row's index among those to be put.
     put: Option<usize>,
-    /// The bytes that it needs.
+    /// The bytes that the row needs.
     bytes: usize,
 }
 
 impl MergedRow {
-    /// Its key, for which `copy` has the memory if it lies in the leaf.
+    /// Returns the row's key. If the key has to be assembled from the leaf, `copy` holds it.
     fn key<'k>(&self, leaf: &Leaf<'_>, puts: &[(&'k [u8], usize)], copy: &'k mut Vec<u8>) -> &'k [u8] {
         match self.put {
             Some(put) => puts[put].0,
@@ -551,7 +552,7 @@ impl MergedRow {
     }
 }
 
-/// The rows of the leaf and those to be put, by key.
+/// Merges the leaf's rows with those to be put, by key.
 fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> Vec<MergedRow> {
     debug_assert!(puts.is_sorted_by(|left, right| left.0 < right.0), "rows to be put are out of order");
     let mut merged = Vec::with_capacity(leaf.len() + puts.len());
@@ -571,7 +572,7 @@ fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> Vec<MergedRow> {
                 next += 1;
             }
             if puts.get(next).is_some_and(|(put, _)| *put == &key[..]) {
-                // It has the bytes that it had until it is put.
+                // Until the row is put, it needs the bytes that it has now.
                 row = MergedRow { bytes: row.bytes.max(put_row(next).bytes), put: Some(next), ..row };
                 next += 1;
             }
@@ -583,8 +584,8 @@ fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> Vec<MergedRow> {
     merged
 }
 
-/// Returns `true` if both sides of a split have room for the rows that are there and the new fence. As if the prefix
-/// did not grow: what it saves is a reserve.
+/// Returns `true` if both halves of a split have room for the existing rows and the new fence. Assumes that the prefix
+/// does not grow; what a longer prefix saves is spare room.
 fn sides_fit(leaf: &Leaf<'_>, separator: &[u8]) -> bool {
     let at = leaf.lower_bound(separator);
     let rows_bytes = |indexes: std::ops::Range<usize>| -> usize {
@@ -596,14 +597,14 @@ fn sides_fit(leaf: &Leaf<'_>, separator: &[u8]) -> bool {
         && base_bytes + fence_bytes(leaf.upper_fence()) + rows_bytes(at..leaf.len()) <= leaf.page_bytes()
 }
 
-/// Header and fences.
+/// Returns the bytes of the header and the fences.
 fn leaf_overhead_bytes(leaf: &Leaf<'_>) -> usize {
     crate::format::node::SLOTS_OFFSET
         + leaf.lower_fence().map_or(0, <[u8]>::len)
         + leaf.upper_fence().map_or(0, <[u8]>::len)
 }
 
-/// Room for the fence that a split gives the left leaf.
+/// Returns the bytes to keep free for the fence that a split adds to the left leaf.
 fn leaf_reserve_bytes(leaf: &Leaf<'_>) -> usize {
     if leaf.upper_fence().is_none() { 64 } else { 0 }
 }
@@ -623,7 +624,7 @@ mod tests {
         format!("k{:02}", random.below(count)).into_bytes()
     }
 
-    /// Puts a row, if it has room.
+    /// Puts a row if there is room for it.
     fn put(page: &mut [u8], key: &[u8], value_bytes: usize) -> bool {
         let value = vec![1; value_bytes];
         let mut leaf = LeafMut::new(page);
@@ -633,7 +634,7 @@ mod tests {
         }
     }
 
-    /// Rows have room exactly where they can be put one after the other; elsewhere the leaf can be split.
+    /// `has_room` is right: the rows can then be put one after the other. If there is no room, the leaf can be split.
     #[test]
     fn rows_that_have_room_can_be_put() {
         let mut random = Random(3);
@@ -647,11 +648,11 @@ mod tests {
             let mut page = vec![0; page_bytes];
             LeafMut::init(&mut page, Some(b"k"), upper);
             for _ in 0..40 {
-                // Where it has no room it is not there.
+                // A row without room is left out.
                 put(&mut page, &key(&mut random, keys), value_bytes(&mut random));
             }
             let mut keys: Vec<Vec<u8>> = (0..=random.below(12)).map(|_| key(&mut random, keys)).collect();
-            // Beyond the leaf if it has an upper fence.
+            // A key beyond the leaf, if it has an upper fence.
             keys.push(b"k99".to_vec());
             keys.sort();
             keys.dedup();

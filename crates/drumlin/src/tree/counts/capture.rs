@@ -1,20 +1,24 @@
-//! Row counts as of a checkpoint: read while commits go on, and taken up again by the opening that begins with it.
+//! Row counts as of a checkpoint: read while commits continue, and taken up again by the opening that starts from the
+//! checkpoint.
 //!
-//! A checkpoint has the tree as it was after commit C. Its counts are the entries that are right within the fences that
-//! pages have in it, and the changes up to C that are not in the entries. A [`CountCapture`] begins with the
-//! checkpoint, when no commit is half way, and costs nothing then. Until it is dropped:
+//! A checkpoint has the tree as it was after commit C. The counts to be written with it are the entries that are right
+//! for the fences that pages have in the checkpoint, plus the listed changes up to C that are not in those entries. A
+//! [`CountCapture`] begins with the checkpoint, when no commit is half applied. Beginning it costs nothing. Until it is
+//! dropped:
 //!
-//! 1. Nothing is folded. A fold under way has the lock of the base, and folds no change after C; [`base`] waits for it.
-//! 2. A page is noted before its entry tells of other fences than at C, or of another page that has its number. An
-//!    entry is read first, and looked up among the noted pages then: one that was stored within other fences is found.
-//!    All other entries are those of the base within the fences at C, also where they are stored later.
-//! 3. Changes are added to the list behind those that it had, and no other is moved. Those up to C were in it when the
-//!    capture began, for the commits up to C were applied.
+//! 1. Nothing is folded. A fold that is already running holds the lock of the base and folds no change after C;
+//!    [`floor`] waits for it.
+//! 2. A page is noted before its entry changes to describe other fences than at C, or another page with the same
+//!    number. A reader of the capture loads an entry first and looks it up among the noted pages afterwards, so it
+//!    never uses an entry that was stored for other fences. All other entries are counts at the base within the fences
+//!    at C, even if they are stored later.
+//! 3. Changes are appended to the list, and none in it is moved. The changes up to C were in the list when the capture
+//!    began, because all commits up to C had been applied.
 //!
-//! Counts that have ended, or for which too many pages are noted, have no capture: [`CountCapture::is_whole`] tells,
-//! and is asked when all has been read.
+//! A capture is void if the counts end, or if too many pages are noted. [`CountCapture::is_whole`] tells, and is called
+//! when everything has been read.
 //!
-//! [`base`]: CountCapture::floor
+//! [`floor`]: CountCapture::floor
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,18 +29,18 @@ use crate::memory::{Account, Budget};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// Pages that are noted, at most: 64 KiB of a set. A capture lasts for a second where the counts have 200 MB.
+/// Limit on noted pages: a set of 64 KiB. A capture of 200 MB of counts lasts for a second.
 const NOTED_MAX: usize = if cfg!(feature = "sim") { 16 } else { 4096 };
 
-/// The part of [`KeptCounts`] that a capture needs.
+/// The fields of [`KeptCounts`] that captures need.
 #[derive(Debug)]
 pub(super) struct CaptureState {
     is_open: AtomicBool,
-    /// Pages whose fences have changed since the capture began; `None`: too many.
+    /// Pages whose fences have changed since the capture began; `None` if there were too many.
     noted: Mutex<Option<BTreeSet<PageId>>>,
-    /// An entry was stored since the last capture began.
+    /// An entry has been stored since the last capture began.
     has_news: AtomicBool,
-    /// The counts were taken up from a file.
+    /// The counts were read from a file.
     is_restored: bool,
 }
 
@@ -50,12 +54,12 @@ impl CaptureState {
         }
     }
 
-    /// Returns `true` if nothing may be folded.
+    /// Returns `true` while a capture is open, which forbids folding.
     pub(super) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
     }
 
-    /// Notes a page before its entry becomes that of other fences.
+    /// Notes a page. Must be called before the page's entry changes to describe other fences.
     pub(super) fn note(&self, page: PageId) {
         if !self.is_open() {
             return;
@@ -69,7 +73,7 @@ impl CaptureState {
         }
     }
 
-    /// Notes that an entry was stored.
+    /// Records that an entry was stored.
     pub(super) fn note_news(&self) {
         if !self.has_news.load(Ordering::Relaxed) {
             self.has_news.store(true, Ordering::Relaxed);
@@ -77,11 +81,11 @@ impl CaptureState {
     }
 }
 
-/// The counts of a keyspace as of a checkpoint, until this is dropped.
+/// The counts of a keyspace as of a checkpoint. Dropping it ends the capture.
 #[derive(Debug)]
 pub(crate) struct CountCapture {
     kept: Arc<KeptCounts>,
-    /// Pages of the keyspace at the checkpoint have lower numbers.
+    /// All pages that the keyspace had at the checkpoint have lower numbers.
     number_end: u32,
 }
 
@@ -95,18 +99,19 @@ impl Drop for CountCapture {
 }
 
 impl CountCapture {
-    /// The commit up to which all changes are in the entries, and those after which are in the list.
+    /// Returns the base of the captured counts: the entries contain all changes up to this commit, and the list has the
+    /// changes after it.
     pub(crate) fn floor(&self) -> Timestamp {
         self.kept.base().floor
     }
 
-    /// Returns `true` if what was read of the capture so far is right.
+    /// Returns `true` if everything read from the capture so far is valid.
     pub(crate) fn is_whole(&self) -> bool {
         self.kept.capture.noted.lock().is_some() && !self.kept.has_ended()
     }
 
-    /// Calls `take` with the changes up to a commit in the list, from the one of this number on, until it returns
-    /// `false`. Returns the number of the first that was not taken; `None` where there is none.
+    /// Calls `take` with the listed changes up to a commit, starting at index `first`, until it returns `false`.
+    /// Returns the index of the first change that was not taken, or `None` if all were.
     pub(crate) fn changes(
         &self,
         first: usize,
@@ -124,13 +129,14 @@ impl CountCapture {
         })
     }
 
-    /// Adds up to so many counted pages, from this number on, to `into`, each with its rows. Returns the first page
-    /// that was not looked at; `None` where there is none.
+    /// Appends up to `count_max` counted pages and their rows to `into`, starting at page `first`. Returns the first
+    /// page that was not looked at, or `None` at the end.
     pub(crate) fn entries(&self, first: PageId, count_max: usize, into: &mut Vec<(PageId, u32)>) -> Option<PageId> {
         assert!(into.is_empty() && count_max > 0, "no room for {count_max} entries");
         let mut page = first.0;
         while page < self.number_end && into.len() < count_max {
-            // A count that is larger is that of an inner node, and is summed from its children on the way.
+            // A larger count can only be that of an inner node; it is summed from the node's children again after the
+            // next opening.
             if let CountEntry::Rows(rows) = self.kept.entry(PageId(page))
                 && let Ok(rows) = u32::try_from(rows)
             {
@@ -138,7 +144,7 @@ impl CountCapture {
             }
             page += 1;
         }
-        // Looked up after the entries were read.
+        // The lookup must follow the reading of the entries.
         if let Some(noted) = &*self.kept.capture.noted.lock() {
             into.retain(|(page, _)| !noted.contains(page));
         }
@@ -148,21 +154,21 @@ impl CountCapture {
 }
 
 impl KeptCounts {
-    /// Ends counts that contradict the pages: those that were taken up from a file, if bytes are damaged that verify.
-    /// Others never do, unless they have ended already.
+    /// Ends counts that contradict the pages. This happens only to counts that were read from a file whose damaged
+    /// bytes passed verification, or that have ended already.
     pub(crate) fn contradict(&self) {
         assert!(self.capture.is_restored || self.has_ended(), "counts contradict the pages");
         self.has_ended.store(true, Ordering::Release);
     }
 }
 
-/// Counts that an opening takes up.
+/// Counts that an opening reads from a file.
 #[derive(Debug)]
 pub(crate) struct RestoredCounts(KeptCounts);
 
 impl RestoredCounts {
-    /// Counts at a base, of pages below a number, that answer for snapshots from `horizon` on. `None` where
-    /// there is no memory for them.
+    /// Creates counts with this base, with room for pages with numbers below `number_end`, that answer for snapshots
+    /// from `horizon` on. Returns `None` if there is no memory for them.
     pub(crate) fn new(
         floor: Timestamp,
         horizon: Timestamp,
@@ -180,7 +186,7 @@ impl RestoredCounts {
         Some(RestoredCounts(kept))
     }
 
-    /// Adds changes to the list. Returns `false` if it is too long.
+    /// Adds changes to the list. Returns `false` if the list became too long.
     pub(crate) fn add_changes<'k>(&self, changes: impl Iterator<Item = (&'k [u8], Timestamp, bool)>) -> bool {
         self.0.with_list(|list| {
             for (key, timestamp, is_insert) in changes {
@@ -190,22 +196,22 @@ impl RestoredCounts {
         !self.0.has_ended()
     }
 
-    /// Stores the rows beneath a page. Returns `false` if they are stored already.
+    /// Stores the number of rows beneath a page. Returns `false` if the page already has a count.
     pub(crate) fn add_entry(&self, page: PageId, rows: u32) -> bool {
         self.0.store(page, 0, u64::from(rows))
     }
 }
 
 impl Counts {
-    /// Begins a capture of the counts that are kept, of pages below a number, at the beginning of a checkpoint: the
-    /// epoch latch is exclusive, and no commit is half way.
+    /// Begins a capture for a checkpoint, of pages with numbers below `number_end`. The caller holds the exclusive
+    /// epoch latch, so no commit is half applied.
     pub(crate) fn capture_at_checkpoint(&self, number_end: u64) -> Option<CountCapture> {
         self.is_restructured.store(false, Ordering::Relaxed);
         self.capture(number_end)
     }
 
-    /// Begins a capture as of the newest checkpoint, which no commit has followed; `None` where the tree is no longer
-    /// that of the checkpoint. The epoch latch is exclusive.
+    /// Begins a capture as of the newest checkpoint, after which there was no commit. Returns `None` if the tree's
+    /// structure has changed since. The caller holds the exclusive epoch latch.
     pub(crate) fn capture_again(&self, number_end: u64) -> Option<CountCapture> {
         if self.is_restructured.load(Ordering::Relaxed) { None } else { self.capture(number_end) }
     }
@@ -219,13 +225,13 @@ impl Counts {
         Some(CountCapture { kept, number_end })
     }
 
-    /// Returns `true` if pages were counted since counts were captured last.
+    /// Returns `true` if pages have been counted since the last capture.
     pub(crate) fn has_news(&self) -> bool {
         self.kept().is_some_and(|kept| kept.capture.has_news.load(Ordering::Relaxed))
     }
 
-    /// Takes up counts of an earlier opening, before anything is changed. Returns `false` if their memory did not
-    /// suffice.
+    /// Takes up the counts that an earlier opening left. Called before anything is changed. Returns `false` if the
+    /// counts ended for lack of memory.
     pub(crate) fn restore(&self, RestoredCounts(kept): RestoredCounts) -> bool {
         kept.with_list(super::ChangeList::sort);
         assert!(!kept.capture.is_open(), "counts are captured before they are taken up");

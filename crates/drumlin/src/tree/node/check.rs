@@ -1,4 +1,4 @@
-//! The verification of an untrusted page.
+//! Verification of an untrusted page.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::format::node::{
 };
 use crate::format::{get_u16, get_u32};
 
-/// The reason why a node is invalid. Rows are named by their position.
+/// The reason why a node is invalid. Numbers are indexes of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum NodeError {
     #[error("a page of {0} bytes")]
@@ -55,10 +55,10 @@ pub(crate) enum NodeError {
     Unclean,
 }
 
-/// Pages of the default size and smaller ones need a small map of their bytes, which is quick to clear.
+/// Pages up to this size, the default, are verified with a smaller map of their bytes, which is quick to clear.
 const PAGE_BYTES_USUAL: usize = 4096;
 
-/// Verifies every invariant of a node, on any bytes, without allocating. Costs about as much as one pass over the page.
+/// Verifies every invariant of a node on any bytes, without allocating. Costs about as much as one pass over the page.
 pub(crate) fn check(page: &[u8]) -> Result<(), NodeError> {
     if !page.len().is_power_of_two() || !(PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&page.len()) {
         return Err(NodeError::PageBytes(page.len()));
@@ -84,11 +84,11 @@ pub(crate) fn check(page: &[u8]) -> Result<(), NodeError> {
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    // Without an early exit, many bytes are compared at once.
+    // No early exit, so that the compiler can vectorise the loop.
     bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
-/// Verifies a node as [`check`] does, and that it is the one expected: its level and its fences.
+/// Verifies a node like [`check`], and also that it has the expected level and fences.
 #[cfg_attr(not(test), expect(dead_code, reason = "for checking a child against its parent"))]
 pub(crate) fn check_as(page: &[u8], level: u8, lower: Option<&[u8]>, upper: Option<&[u8]>) -> Result<(), NodeError> {
     check(page)?;
@@ -102,9 +102,9 @@ pub(crate) fn check_as(page: &[u8], level: u8, lower: Option<&[u8]>, upper: Opti
     Ok(())
 }
 
-/// Both fences are within the page, in order, and have the prefix in common.
+/// Verifies that both fences lie within the page and in order, and that the prefix is what they have in common.
 fn check_fences(node: &Node<'_>) -> Result<(), NodeError> {
-    // Two fences of a quarter page each leave half of it, so that the offsets below can't underflow.
+    // Two fences of a quarter page each leave half of it, so the offsets below can't underflow.
     let fits = |bytes: Option<usize>| bytes.is_none_or(|bytes| bytes <= key_bytes_max(node.page.len()));
     if ![LOWER_BYTES_OFFSET, UPPER_BYTES_OFFSET].into_iter().all(|offset| fits(node.fence_bytes(offset))) {
         return Err(NodeError::FenceBytes);
@@ -120,8 +120,8 @@ fn check_fences(node: &Node<'_>) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Every row is within the heap, overlaps no other and holds what its kind of node asks for. `used` has a bit for each
-/// byte of the page, none of them set.
+/// Verifies that every row lies within the heap, overlaps no other and has valid content for its kind of node. `used`
+/// has a bit for each byte of the page, all of them clear.
 fn check_rows(node: &Node<'_>, used: &mut [u64]) -> Result<(), NodeError> {
     assert!(used.len() * 64 >= node.page.len(), "a map of {} words for {} bytes", used.len(), node.page.len());
     let (heap_start, heap_end) = (node.heap_start(), node.heap_end());
@@ -177,7 +177,7 @@ fn check_rows(node: &Node<'_>, used: &mut [u64]) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Returns `true` if the bytes in `range` that are not in use are zero.
+/// Returns `true` if all bytes in `range` that are not in use are zero.
 fn is_clean(page: &[u8], used: &[u64], range: Range<usize>) -> bool {
     assert!(range.end <= page.len());
     let within = |word: usize| range.start.max(word * 64)..range.end.min((word + 1) * 64);
@@ -188,7 +188,7 @@ fn is_clean(page: &[u8], used: &[u64], range: Range<usize>) -> bool {
     })
 }
 
-/// Marks the bytes from `start` to `end`; `false` where one of them is marked already.
+/// Marks the bytes from `start` to `end`. Returns `false` if one of them was marked already.
 fn claim(used: &mut [u64], start: usize, end: usize) -> bool {
     assert!(start < end && end <= used.len() * 64, "bytes {start} to {end} are claimed");
     let (first, last) = (start / 64, (end - 1) / 64);
@@ -202,7 +202,7 @@ fn claim(used: &mut [u64], start: usize, end: usize) -> bool {
     taken == 0
 }
 
-/// Keys ascend within the fences, and the heads are theirs.
+/// Verifies that keys ascend within the fences and have the right heads.
 fn check_keys(node: &Node<'_>) -> Result<(), NodeError> {
     let (first, shared_bytes) = (node.first_key(), node.shared_bytes());
     if first == 1 && (node.slot(0).suffix_bytes() != 0 || node.slot(0).head() != 0) {

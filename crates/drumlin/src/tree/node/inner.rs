@@ -1,8 +1,8 @@
 //! Inner nodes: children, and the separators between them.
 //!
 //! Child `i` covers the keys from separator `i` (included) to separator `i + 1` (excluded). Child 0 has no separator:
-//! it begins at the node's lower fence. A child's entry is its page number and nothing else: every descent reads inner
-//! nodes, and the more children one has, the fewer there are to read.
+//! it begins at the node's lower fence. A child's entry is its page number and nothing else, because every descent
+//! reads inner nodes: the more children each has, the fewer there are to read.
 
 use std::cmp::Ordering;
 use std::ops::Deref;
@@ -11,7 +11,7 @@ use super::{NoRoom, Node, NodeMut, SPLIT_WINDOW_SHARE};
 use crate::format::node::{CHILD_BYTES, CHILD_PAGE_OFFSET, SLOT_BYTES, SLOTS_OFFSET};
 use crate::format::{PageId, get_u32, put_u32};
 
-/// A child's entry.
+/// Encodes a child's entry.
 pub(super) fn entry_of(child: PageId) -> [u8; CHILD_BYTES] {
     assert!(child != PageId::NONE, "page 0 is nobody's child");
     let mut entry = [0; CHILD_BYTES];
@@ -41,7 +41,7 @@ impl<'a> Inner<'a> {
         Inner(node)
     }
 
-    /// The child that covers `key`, if the node does. For keys outside, the first or the last child.
+    /// Returns the child that covers `key`. For keys outside the node's fences, returns the first or the last child.
     #[inline]
     pub(crate) fn child_for(&self, key: &[u8]) -> usize {
         let child = self.find(1, key).unwrap_or_else(|behind| behind - 1);
@@ -53,7 +53,7 @@ impl<'a> Inner<'a> {
         child
     }
 
-    /// The child that holds the greatest keys strictly below `key`; the first where the node has none.
+    /// Returns the child with the greatest keys strictly below `key`, or the first child if the node has no such keys.
     #[inline]
     pub(crate) fn child_below(&self, key: &[u8]) -> usize {
         self.find(1, key).unwrap_or_else(|behind| behind) - 1
@@ -74,13 +74,13 @@ impl<'a> Inner<'a> {
         child
     }
 
-    /// Puts the separator in front of child `index`, which is not 0, in `separator`, in place of what it held.
+    /// Replaces the content of `separator` by the separator before child `index`, which must not be 0.
     pub(crate) fn separator_into(&self, index: usize, separator: &mut Vec<u8>) {
         assert!(index > 0, "child 0 has no separator");
         self.key_into(index, separator);
     }
 
-    /// The lower fence of child `index`, into `fence`; `false` where it has none.
+    /// Replaces the content of `fence` by the lower fence of child `index`. Returns `false` if it has none.
     pub(crate) fn child_lower_into(&self, index: usize, fence: &mut Vec<u8>) -> bool {
         if index > 0 {
             self.key_into(index, fence);
@@ -90,7 +90,7 @@ impl<'a> Inner<'a> {
         self.lower_fence().inspect(|lower| fence.extend_from_slice(lower)).is_some()
     }
 
-    /// The upper fence of child `index`, into `fence`; `false` where it has none.
+    /// Replaces the content of `fence` by the upper fence of child `index`. Returns `false` if it has none.
     pub(crate) fn child_upper_into(&self, index: usize, fence: &mut Vec<u8>) -> bool {
         if index + 1 < self.len() {
             self.key_into(index + 1, fence);
@@ -100,23 +100,23 @@ impl<'a> Inner<'a> {
         self.upper_fence().inspect(|upper| fence.extend_from_slice(upper)).is_some()
     }
 
-    /// Returns `true` if a child can be added with a separator of up to `separator_bytes`, one that the node covers.
+    /// Returns `true` if a child fits with any covered separator of up to `separator_bytes`.
     #[inline]
     pub(crate) fn room_for_separator(&self, separator_bytes: usize) -> bool {
         SLOT_BYTES + CHILD_BYTES + separator_bytes.saturating_sub(self.prefix_bytes()) <= self.free_bytes()
     }
 
-    /// The child at which to split, which becomes the first of the right node: in the middle by bytes, near a short
-    /// separator, or at the end during a sorted load. The node has two children at least.
+    /// Returns the child at which to split the node, which becomes the first of the right node. It is in the middle by
+    /// bytes, near a short separator, or at the end during a sorted load. The node must have at least two children.
     pub(crate) fn split_index(&self) -> usize {
         let last = self.len() - 1;
         assert!(last > 0, "an inner node with one child can't be split");
         let cost = |index: usize| self.cost_of(self.slot(index));
-        // The separator of the right node's first child moves up, and its cost with it.
+        // The separator before the right node's first child moves up to the parent, and its cost with it.
         let right_cost = |at: usize, left_cost: usize| self.rows_cost() - left_cost - self.key_suffix(at).len();
         let fits = |at: usize, left_cost: usize| {
             let separator = self.key_suffix(at);
-            // The children without separator, one on each side, gain nothing from a longer prefix.
+            // Each side has one child without a separator, which gains nothing from a longer prefix.
             let left = self.side_bytes(self.lower_fence(), separator, at - 1, left_cost);
             let right = self.side_bytes(self.upper_fence(), separator, last - at, right_cost(at, left_cost));
             left <= self.page_bytes() && right <= self.page_bytes()
@@ -134,7 +134,7 @@ impl<'a> Inner<'a> {
             left_cost += cost(at - 1);
             let imbalance = left_cost.abs_diff(right_cost(at, left_cost));
             let separator_bytes = self.key_suffix(at).len();
-            // Inside the window the separator decides, outside of it the distance.
+            // Within the window the separator's length decides, outside of it the distance from the middle.
             let rank = if imbalance <= window { (0, separator_bytes, imbalance) } else { (imbalance, 0, 0) };
             let rank = (!fits(at, left_cost), rank, at);
             best = best.min(Some(rank)).or(Some(rank));
@@ -144,7 +144,7 @@ impl<'a> Inner<'a> {
         at
     }
 
-    /// The size of this node merged with its right neighbour, including the separator between them.
+    /// Returns the size of this node merged with its right neighbour, including the separator between them.
     pub(crate) fn merged_bytes(&self, right: &Inner<'_>) -> usize {
         let prefix_bytes = self.merged_prefix_bytes(right);
         let separator = right.lower_fence().expect("a right neighbour has a lower fence");
@@ -174,7 +174,7 @@ impl<'a> InnerMut<'a> {
         InnerMut(NodeMut { page })
     }
 
-    /// Makes a page an inner node between two fences, with one child that covers all of it.
+    /// Makes a page an inner node between two fences, with one child that covers the whole range.
     pub(crate) fn init(
         page: &'a mut [u8],
         level: u8,
@@ -195,7 +195,7 @@ impl<'a> InnerMut<'a> {
         Inner(self.0.view())
     }
 
-    /// Adds a child that takes the range from `separator` on away from child `index - 1`, and becomes child `index`.
+    /// Inserts child `index`, which takes over the range from `separator` on from child `index - 1`.
     pub(crate) fn insert_child(&mut self, index: usize, separator: &[u8], child: PageId) -> Result<(), NoRoom> {
         let inner = self.as_inner();
         debug_assert!(inner.covers(separator) && inner.lower_fence() != Some(separator));
@@ -209,14 +209,14 @@ impl<'a> InnerMut<'a> {
         Ok(())
     }
 
-    /// Removes child `index`, which is not 0, and the separator in front of it: child `index - 1` takes over its range.
+    /// Removes child `index`, which must not be 0, and the separator before it. Child `index - 1` takes over its range.
     pub(crate) fn remove_child(&mut self, index: usize) {
         assert!(index > 0, "child 0 has no left neighbour");
         self.0.remove_row(index);
     }
 
-    /// Moves the children from `at`, which is not 0, to `right`, an unused page of the same size. The separator in
-    /// front of child `at` leaves the node: it is put in `separator` and belongs in the parent.
+    /// Moves the children from `at`, which must not be 0, to `right`, an unused page of the same size. The separator
+    /// before child `at` leaves the node: it replaces the content of `separator` and belongs in the parent.
     pub(crate) fn split_to(&mut self, at: usize, right: &mut [u8], separator: &mut Vec<u8>) {
         assert_eq!(right.len(), self.0.page.len());
         assert!(at > 0 && at < self.as_inner().len(), "an inner node without children");
@@ -236,7 +236,7 @@ impl<'a> InnerMut<'a> {
         });
     }
 
-    /// Takes over the children of the right neighbour, and the range that it covered.
+    /// Takes over the right neighbour's children and range.
     pub(crate) fn merge_from(&mut self, right: &Inner<'_>) -> Result<(), NoRoom> {
         if !self.as_inner().can_merge(right) {
             return Err(NoRoom);

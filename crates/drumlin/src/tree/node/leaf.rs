@@ -13,14 +13,14 @@ use crate::format::{Timestamp, put_u16};
 /// A row's value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RowValue<'a> {
-    /// The value itself.
+    /// The value itself, stored in the leaf.
     Inline(&'a [u8]),
     /// A reference to a large value.
     Large(LargeRef),
 }
 
 impl RowValue<'_> {
-    /// The bytes that it takes in a leaf.
+    /// The bytes that the value takes in a leaf.
     #[inline]
     pub(crate) fn stored_bytes(&self) -> usize {
         match self {
@@ -39,23 +39,23 @@ impl RowValue<'_> {
     }
 }
 
-/// A change that a leaf has no room for.
+/// A change for which a leaf has no room.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<'k> {
-    /// A row that would become row `index`.
+    /// Inserting a row that would become row `index`.
     Insert { index: usize, key: &'k [u8], value_bytes: usize },
-    /// A longer value for row `index`.
+    /// Replacing the value of row `index` by a longer one.
     Replace { index: usize, value_bytes: usize },
 }
 
 /// A plan to split a leaf for a change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Split {
-    /// The first row that moves to the right: 0 for all, the number of rows for none.
+    /// The first row that moves to the right: 0 if all move, the number of rows if none does.
     pub(crate) at: usize,
-    /// The lower fence of the right leaf, and the upper one of the left.
+    /// The lower fence of the right leaf and the upper fence of the left.
     pub(crate) separator: Vec<u8>,
-    /// `true` if the row that is changed or inserted belongs to the right leaf.
+    /// The inserted or changed row belongs to the right leaf.
     pub(crate) goes_right: bool,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Deref for Leaf<'a> {
     }
 }
 
-/// The reference that a row has for its value.
+/// Decodes the reference that a row has in place of a large value.
 pub(crate) fn large_ref(value: &[u8]) -> LargeRef {
     LargeRef::from_bytes(value.first_chunk().expect("a reference is 24 bytes long"))
 }
@@ -86,7 +86,7 @@ impl<'a> Leaf<'a> {
         Leaf(node)
     }
 
-    /// The row with this key, or else the one it would become. Right for any key.
+    /// Searches for a key. Returns its row, or else as an error the row that it would become. Works for any key.
     #[inline]
     pub(crate) fn search(&self, key: &[u8]) -> Result<usize, usize> {
         let found = self.find(0, key);
@@ -99,8 +99,8 @@ impl<'a> Leaf<'a> {
         found
     }
 
-    /// The offsets of the rows that a search for the key will read: the first one, for the bytes that all suffixes
-    /// share, and the one that has the key, if any. Reads neither.
+    /// Returns the offsets of the rows that a search for the key would read, without reading them: the first row, for
+    /// the bytes that all suffixes share, and the row that may have the key.
     #[inline]
     pub(crate) fn compared_rows(&self, key: &[u8]) -> Option<[usize; 2]> {
         let rest = key.get(self.prefix_bytes() + self.shared_bytes()..)?;
@@ -110,7 +110,7 @@ impl<'a> Leaf<'a> {
         Some(rows)
     }
 
-    /// The first row whose key is not below `key`. Right for any key.
+    /// Returns the first row whose key is not below `key`. Works for any key.
     #[inline]
     pub(crate) fn lower_bound(&self, key: &[u8]) -> usize {
         self.search(key).unwrap_or_else(|index| index)
@@ -128,8 +128,8 @@ impl<'a> Leaf<'a> {
         self.value_of(self.slot(index))
     }
 
-    /// A row's bytes as they lie in the leaf, those of its key in front, and its value, which an inline one ends with.
-    /// The key is given by its length, without the node's prefix.
+    /// Returns a row's bytes as they lie in the leaf, the length of its key, and its value. The bytes begin with the
+    /// key, without the node's prefix, and end with the value if it is inline.
     #[inline]
     pub(crate) fn row(&self, index: usize) -> (&'a [u8], usize, RowValue<'a>) {
         let slot = self.slot(index);
@@ -137,8 +137,8 @@ impl<'a> Leaf<'a> {
         (bytes, slot.suffix_bytes(), self.value_of(slot))
     }
 
-    /// A row in the [heap](Node::heap): the bytes of its key without the node's prefix, those of its value, and whether
-    /// they are a [reference](large_ref).
+    /// Returns the place of a row in the [heap](Node::heap): the range of its key without the node's prefix, the range
+    /// of its value, and whether the value is a [reference](large_ref).
     #[inline]
     pub(crate) fn row_in_heap(&self, index: usize) -> (Range<usize>, Range<usize>, bool) {
         let slot = self.slot(index);
@@ -148,26 +148,27 @@ impl<'a> Leaf<'a> {
         (start..suffix_end, suffix_end + VALUE_LENGTH_BYTES..end, slot.is_large())
     }
 
-    /// The longest value that a row may have in this page beside its key.
+    /// Returns the length of the longest inline value that row `index` may have.
     fn inline_bytes_max(&self, index: usize) -> usize {
         debug_assert!(index < self.len(), "there is no row {index}");
         inline_bytes_max(self.page_bytes(), self.prefix_bytes() + self.slot(index).suffix_bytes())
     }
 
-    /// The bytes that a row with such a key and value takes.
+    /// Returns the bytes that a row with a key and a value of these lengths takes.
     #[inline]
     pub(crate) fn row_cost(&self, key_bytes: usize, value_bytes: usize) -> usize {
         SLOT_BYTES + key_bytes - self.prefix_bytes() + VALUE_LENGTH_BYTES + value_bytes
     }
 
-    /// The bytes of the page that rows of so many bytes will take, as long as they are not more than are free.
+    /// Returns the bytes of the page that new rows of `rows_bytes` will be written to, unless the heap has to be
+    /// compacted.
     pub(crate) fn upcoming_bytes(&self, rows_bytes: usize) -> Range<usize> {
         let end = self.heap_start();
         debug_assert!(self.slots_end() <= end, "slots and heap overlap");
         end - rows_bytes.min(self.gap_bytes())..end
     }
 
-    /// The size of this leaf merged with its right neighbour.
+    /// Returns the size of this leaf merged with its right neighbour.
     pub(crate) fn merged_bytes(&self, right: &Leaf<'_>) -> usize {
         let prefix_bytes = self.merged_prefix_bytes(right);
         SLOTS_OFFSET
@@ -185,8 +186,8 @@ impl<'a> Leaf<'a> {
     /// Plans the split of a leaf that has no room for `change`.
     ///
     /// The split is in the middle by bytes, near a short separator, or at the end during a sorted load. After
-    /// [`LeafMut::split_to`] the change is tried again on its side. If rows are so long that it still does not fit,
-    /// that side is split again: it has fewer rows each time, and a row fits into a leaf of its own.
+    /// [`LeafMut::split_to`] the change is retried on its side. If rows are so long that it still does not fit, that
+    /// side is split again. It has fewer rows each time, and a row always fits into a leaf of its own.
     pub(crate) fn split_for(&self, change: &Change<'_>) -> Split {
         let plan = SplitPlan::new(self, change);
         let boundary = plan.choose();
@@ -198,14 +199,14 @@ impl<'a> Leaf<'a> {
     }
 }
 
-/// The rows of a leaf as a change would leave them. Boundary `b` is the one in front of row `b` of these.
+/// The rows of a leaf as a change would leave them. Boundary `b` is in front of row `b`.
 struct SplitPlan<'l> {
     leaf: Leaf<'l>,
     /// The row that is inserted or replaced.
     index: usize,
     /// The suffix of the row that is inserted.
     inserted: Option<&'l [u8]>,
-    /// The bytes that the changed row takes before, and after.
+    /// The bytes that the changed row takes before and after the change.
     old_cost: usize,
     new_cost: usize,
     rows: usize,
@@ -231,7 +232,7 @@ impl<'l> SplitPlan<'l> {
         SplitPlan { leaf: *leaf, index, inserted, old_cost, new_cost, rows, rows_cost }
     }
 
-    /// The row of the leaf that is row `index` here, unless it is the inserted one.
+    /// Returns the index that row `index` has in the leaf, or `None` if it is the inserted row.
     fn leaf_row(&self, index: usize) -> Option<usize> {
         match self.inserted {
             Some(_) if index == self.index => None,
@@ -254,30 +255,32 @@ impl<'l> SplitPlan<'l> {
         }
     }
 
-    /// The separator of a boundary, without the leaf's prefix.
+    /// Returns the separator of a boundary, without the leaf's prefix.
     fn separator_suffix(&self, boundary: usize) -> &'l [u8] {
         separator_between(self.suffix(boundary - 1), self.suffix(boundary))
     }
 
-    /// The first row of the leaf that a boundary sends to the right, and whether the changed one is on that side.
+    /// Returns the first row of the leaf that moves to the right of a boundary, and whether the changed row is on that
+    /// side.
     fn outcome(&self, boundary: usize) -> (usize, bool) {
         let goes_right = self.index >= boundary;
         let at = if self.inserted.is_some() && !goes_right { boundary - 1 } else { boundary };
         (at, goes_right)
     }
 
-    /// Rows and their cost on both sides of a boundary with `left_cost` on its left, with the change made.
+    /// Returns the number of rows and their cost on each side of a boundary that has `left_cost` on its left, after the
+    /// change.
     fn sides(&self, boundary: usize, left_cost: usize) -> [(usize, usize); 2] {
         [(boundary, left_cost), (self.rows - boundary, self.rows_cost - left_cost)]
     }
 
-    /// Returns `true` if both sides of a boundary, with `left_cost` on its left, fit into their pages with the change
-    /// made.
+    /// Returns `true` if both sides of a boundary that has `left_cost` on its left fit into a page each, after the
+    /// change.
     fn fits(&self, boundary: usize, left_cost: usize) -> bool {
         self.sides_fit(boundary, self.sides(boundary, left_cost))
     }
 
-    /// Like [`fits`](Self::fits), before the change is made.
+    /// Like [`fits`](Self::fits), but before the change.
     fn fits_unchanged(&self, boundary: usize, left_cost: usize) -> bool {
         let mut sides = self.sides(boundary, left_cost);
         let (rows, cost) = &mut sides[usize::from(self.index >= boundary)];
@@ -293,7 +296,7 @@ impl<'l> SplitPlan<'l> {
             && leaf.side_bytes(leaf.upper_fence(), separator, right.0, right.1) <= leaf.page_bytes()
     }
 
-    /// The split at the end of a sorted load, which inserts behind or before all other rows.
+    /// Returns the boundary at the end of a sorted load, if the change inserts after or before all other rows.
     fn sorted_end(&self) -> Option<usize> {
         self.inserted?;
         let last = self.rows - 1;
@@ -325,10 +328,10 @@ impl<'l> SplitPlan<'l> {
         best.map_or_else(|| self.choose_among_long_rows(), |(_, _, boundary)| boundary)
     }
 
-    /// The boundary nearest to the middle, preferably one after which the change fits.
+    /// Returns the boundary nearest to the middle, preferably one around which the rows fit after the change.
     ///
-    /// One that both sides fit around before the change always exists. Let row `m` straddle the middle. If neither
-    /// boundary beside it would do, `m` and the longest fences on either side would fill more than a page.
+    /// There is always a boundary around which they fit before the change. Let row `m` straddle the middle. If neither
+    /// boundary next to it would do, `m` and the longest fences on either side would fill more than a page.
     #[cold]
     fn choose_among_long_rows(&self) -> usize {
         let mut best = None;
@@ -376,7 +379,7 @@ impl<'a> LeafMut<'a> {
         self.0.set_newest(newest);
     }
 
-    /// Inserts row `index`, the place that [`Leaf::search`] found for its key.
+    /// Inserts a row at `index`, the place that [`Leaf::search`] found for its key.
     #[inline]
     pub(crate) fn insert(&mut self, index: usize, key: &[u8], value: RowValue<'_>) -> Result<(), NoRoom> {
         let leaf = self.as_leaf();
@@ -401,7 +404,7 @@ impl<'a> LeafMut<'a> {
         Ok(())
     }
 
-    /// Inserts a row behind all others.
+    /// Inserts a row after all others.
     #[inline]
     #[cfg_attr(not(test), expect(dead_code, reason = "bulk loading will use it"))]
     pub(crate) fn append(&mut self, key: &[u8], value: RowValue<'_>) -> Result<(), NoRoom> {
@@ -415,7 +418,7 @@ impl<'a> LeafMut<'a> {
         to[VALUE_LENGTH_BYTES..].copy_from_slice(value);
     }
 
-    /// Gives row `index` another value: where the old one was if it is not longer, otherwise in new space.
+    /// Replaces the value of row `index`: in place if the new value is not longer, otherwise in new space.
     pub(crate) fn replace(&mut self, index: usize, value: RowValue<'_>) -> Result<(), NoRoom> {
         debug_assert!(value.stored_bytes() <= self.as_leaf().inline_bytes_max(index));
         value.with_bytes(|bytes, flag| {
@@ -429,7 +432,7 @@ impl<'a> LeafMut<'a> {
         Ok(())
     }
 
-    /// Makes what follows the suffix of a row `rest_bytes` long and returns where it starts; its content is lost.
+    /// Resizes the part of a row after its suffix to `rest_bytes`. Returns where it starts. Its content is lost.
     #[inline]
     fn resize_rest(&mut self, index: usize, rest_bytes: usize) -> Result<usize, NoRoom> {
         let leaf = self.as_leaf();
@@ -466,8 +469,8 @@ impl<'a> LeafMut<'a> {
         self.0.remove_row(index);
     }
 
-    /// Moves the rows from `at` to `right`, an unused page of the same size. The separator is above the rows that stay
-    /// and not above those that go.
+    /// Moves the rows from `at` on to `right`, an unused page of the same size. The separator must be above the rows
+    /// that stay, and not above those that move.
     pub(crate) fn split_to(&mut self, at: usize, separator: &[u8], right: &mut [u8]) {
         assert_eq!(right.len(), self.0.page.len());
         debug_assert!(at == 0 || self.as_leaf().compare_key(at - 1, separator).is_lt());
@@ -487,7 +490,7 @@ impl<'a> LeafMut<'a> {
         });
     }
 
-    /// Takes over the rows of the right neighbour, and the range that it covered.
+    /// Takes over the right neighbour's rows and range.
     pub(crate) fn merge_from(&mut self, right: &Leaf<'_>) -> Result<(), NoRoom> {
         if !self.as_leaf().can_merge(right) {
             return Err(NoRoom);

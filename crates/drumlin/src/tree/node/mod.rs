@@ -3,28 +3,29 @@
 //! Pure functions over the bytes of one page. They do no I/O, take no locks and keep nothing outside the page. The
 //! layout is in `format/node.rs`; [`leaf`] and [`inner`] say what a row is at each level.
 //!
-//! A node covers the keys from its lower fence (included) to its upper fence (excluded); an absent fence bounds
-//! nothing. Every key between the fences begins with the bytes that both fences have in common: this *prefix* is cut
-//! from all keys, and the rest of a key is its *suffix*. The slots hold the first four bytes of each suffix as a
-//! number, the *head*, so that a search compares whole suffixes only among rows with equal heads.
+//! A node covers the keys from its lower fence (included) to its upper fence (excluded). If a fence is absent, the node
+//! is unbounded on that side. Every key between the fences begins with the bytes that both fences have in common. This
+//! *prefix* is cut from all keys, and the rest of a key is its *suffix*. Each slot holds the first four bytes of its
+//! suffix as a number, the *head*, so that a search compares whole suffixes only among rows with equal heads.
 //!
-//! A node at an edge of the tree lacks a fence and so has no prefix, although its keys may have a long one in common
-//! (numbers in big-endian order have). The root is such a node, and every search goes through it. There the heads begin
-//! behind the *shared* bytes, which all suffixes begin with. A key without them shortens them.
+//! A node at an edge of the tree lacks a fence and so has no prefix, although its keys may have a long one in common,
+//! as numbers in big-endian order do. The root is such a node, and every search goes through it. In these nodes the
+//! heads begin after the *shared* bytes, with which all suffixes begin. A new key that does not begin with all of them
+//! shortens them.
 //!
 //! # Invariants
 //! 1. The heap ends where the fences begin. Slots and heap never meet: `slots_end <= heap_start`.
 //! 2. Rows lie in the heap and do not overlap. The bytes of all rows and the garbage add up to the heap.
-//! 3. Keys ascend strictly, and lie within the fences. (Child 0 of an inner node has no key: its lower fence serves.)
+//! 3. Keys ascend strictly and lie within the fences. (Child 0 of an inner node has no key: its lower fence serves.)
 //! 4. The prefix is exactly the common beginning of both fences, and empty if one is absent.
-//! 5. The shared bytes are common to all suffixes, but not always the longest such; there are none if both fences
-//!    exist.
+//! 5. The shared bytes are a beginning that all suffixes have in common, but not always the longest. There are none if
+//!    both fences exist.
 //! 6. Every head is that of its suffix.
 //! 7. Unused bytes are zero: they compress to nothing, and no removed row can be read from the disk.
 //! 8. The first 40 bytes of a page are never touched here.
 //!
 //! [`check()`] verifies all of them on untrusted bytes. On a page that passes, no function of this module panics for
-//! arguments within the node's bounds; on other pages functions may panic, and do nothing worse.
+//! arguments within the node's bounds. On other pages functions may panic, but do nothing worse.
 
 mod check;
 mod inner;
@@ -55,18 +56,19 @@ use leaf::Split;
 pub(crate) use leaf::{Change, Leaf, LeafMut, RowValue, large_ref};
 pub(crate) use packed::{EMPTY_LEAF, PackedRow, child_rest, large_rest, pack, push_value};
 
-/// The page has no room, not even once its heap is compacted. Nothing was changed.
+/// The page has no room, even if its heap were compacted. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoRoom;
 
-/// Insertions in a row at one end of a node after which it is taken for a sorted load, and split at that end.
+/// Number of consecutive insertions at one end of a node that are taken for a sorted load. The node is then split at
+/// that end.
 const RUN_SORTED: usize = 4;
 
-/// The share of the bytes by which a split may move from the middle for a shorter separator: an eighth, so that the
+/// The share of the bytes by which a split may deviate from the middle for a shorter separator: an eighth, so that the
 /// smaller half keeps at least 7/16 of them.
 const SPLIT_WINDOW_SHARE: usize = 8;
 
-/// A slot: head, offset of the row, length of its suffix, and whether its value is a large one's reference.
+/// A slot: head, offset of the row, length of its suffix, and whether its value is a reference to a large one.
 #[derive(Clone, Copy)]
 struct Slot(u64);
 
@@ -111,10 +113,11 @@ fn slot_offset(index: usize) -> usize {
     SLOTS_OFFSET + index * SLOT_BYTES
 }
 
-/// Bytes of a suffix in its slot.
+/// Bytes of a suffix that its slot holds.
 const HEAD_BYTES: usize = 4;
 
-/// The first four bytes as a number, padded with zeros. Heads are in the order of their strings, equal ones unknown.
+/// Returns the first four bytes as a number, padded with zeros. Heads sort as their strings do, except that different
+/// strings may have equal heads.
 #[inline]
 fn head_of(suffix: &[u8]) -> u32 {
     match suffix.first_chunk::<HEAD_BYTES>() {
@@ -123,7 +126,7 @@ fn head_of(suffix: &[u8]) -> u32 {
     }
 }
 
-/// The length of the common prefix of two strings.
+/// Returns the length of the common prefix of two strings.
 pub(crate) fn common_bytes(a: &[u8], b: &[u8]) -> usize {
     let (a_words, _) = a.as_chunks::<8>();
     let (b_words, _) = b.as_chunks::<8>();
@@ -138,7 +141,8 @@ pub(crate) fn common_bytes(a: &[u8], b: &[u8]) -> usize {
     common + a[common..].iter().zip(&b[common..]).take_while(|(x, y)| x == y).count()
 }
 
-/// The shortest string above `left` and not above `right`: the beginning of `right` up to where they part.
+/// Returns the shortest string above `left` and not above `right`: the beginning of `right`, up to and including the
+/// first byte that differs.
 pub(crate) fn separator_between<'k>(left: &[u8], right: &'k [u8]) -> &'k [u8] {
     debug_assert!(left < right);
     let separator = &right[..common_bytes(left, right) + 1];
@@ -146,8 +150,8 @@ pub(crate) fn separator_between<'k>(left: &[u8], right: &'k [u8]) -> &'k [u8] {
     separator
 }
 
-/// The rest of `key` behind `common`, or, for a key that does not begin with it, its order relative to all keys that
-/// do.
+/// Returns the part of `key` after `common`. If the key does not begin with `common`, fails with its order relative to
+/// all keys that do.
 #[inline]
 fn strip<'k>(key: &'k [u8], common: &[u8]) -> Result<&'k [u8], Ordering> {
     if common.is_empty() {
@@ -156,7 +160,7 @@ fn strip<'k>(key: &'k [u8], common: &[u8]) -> Result<&'k [u8], Ordering> {
     key.strip_prefix(common).ok_or_else(|| key.cmp(common))
 }
 
-/// A page seen as a node: what can be asked of it at any level.
+/// A page seen as a node: what all levels have in common.
 #[derive(Clone, Copy)]
 pub(crate) struct Node<'a> {
     header: &'a [u8; SLOTS_OFFSET],
@@ -177,19 +181,19 @@ impl<'a> Node<'a> {
         usize::from(get_u16(self.header, offset))
     }
 
-    /// In a leaf, the newest commit applied to it.
+    /// The newest commit applied to the page, if it is a leaf.
     #[inline]
     pub(crate) fn newest(&self) -> Timestamp {
         Timestamp(get_u64(self.header, NEWEST_OFFSET))
     }
 
-    /// 0 for a leaf; for an inner node, one more than its children's.
+    /// 0 for a leaf; for an inner node, one more than its children's level.
     #[inline]
     pub(crate) fn level(&self) -> u8 {
         self.header[LEVEL_OFFSET]
     }
 
-    /// Rows of a leaf, children of an inner node.
+    /// The number of rows of a leaf, or of children of an inner node.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.field(SLOT_COUNT_OFFSET)
@@ -219,21 +223,21 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Returns `true` if a fence is absent.
+    /// Returns `true` if at least one fence is absent.
     #[inline]
     fn is_edge(&self) -> bool {
         get_u16(self.header, LOWER_BYTES_OFFSET) == FENCE_ABSENT
             || get_u16(self.header, UPPER_BYTES_OFFSET) == FENCE_ABSENT
     }
 
-    /// The smallest key that the node may hold, unless it is unbounded.
+    /// The smallest key that the node may hold, or `None` if the node is unbounded below.
     #[inline]
     pub(crate) fn lower_fence(&self) -> Option<&'a [u8]> {
         let bytes = self.fence_bytes(LOWER_BYTES_OFFSET)?;
         Some(&self.page[self.page.len() - bytes..])
     }
 
-    /// The smallest key above all that the node may hold, unless it is unbounded.
+    /// The upper bound (excluded) of the keys that the node may hold, or `None` if the node is unbounded above.
     #[inline]
     pub(crate) fn upper_fence(&self) -> Option<&'a [u8]> {
         let bytes = self.fence_bytes(UPPER_BYTES_OFFSET)?;
@@ -241,13 +245,13 @@ impl<'a> Node<'a> {
         Some(&self.page[start..start + bytes])
     }
 
-    /// Returns `true` if the node is where `key` belongs.
+    /// Returns `true` if `key` lies within the fences.
     #[inline]
     pub(crate) fn covers(&self, key: &[u8]) -> bool {
         self.lower_fence().is_none_or(|lower| lower <= key) && self.upper_fence().is_none_or(|upper| key < upper)
     }
 
-    /// The prefix of all keys of the node, which no row stores.
+    /// The prefix of all keys of the node. It is not stored in the rows.
     #[inline]
     pub(crate) fn prefix(&self) -> &'a [u8] {
         let bytes = self.field(PREFIX_BYTES_OFFSET);
@@ -293,7 +297,7 @@ impl<'a> Node<'a> {
         self.heap_end() - self.heap_bytes()
     }
 
-    /// The bytes that hold all rows, and what is unused between them.
+    /// The bytes that hold all rows, and the garbage between them.
     #[inline]
     pub(crate) fn heap(&self) -> &'a [u8] {
         &self.page[self.heap_start()..self.heap_end()]
@@ -304,31 +308,31 @@ impl<'a> Node<'a> {
         slot_offset(self.len())
     }
 
-    /// The bytes between slots and heap: what can be used without compacting.
+    /// The bytes between slots and heap, which can be used without compacting.
     #[inline]
     fn gap_bytes(&self) -> usize {
         self.heap_start() - self.slots_end()
     }
 
-    /// The size of the node if its heap were compacted: headers, slots, rows and fences.
+    /// The size of the node with a compacted heap: header, slots, rows and fences.
     #[inline]
     pub(crate) fn live_bytes(&self) -> usize {
         self.slots_end() + self.heap_bytes() - self.garbage_bytes() + self.fences_bytes()
     }
 
-    /// The free bytes, once the heap is compacted.
+    /// The bytes that are free once the heap is compacted.
     #[inline]
     pub(crate) fn free_bytes(&self) -> usize {
         self.page.len() - self.live_bytes()
     }
 
-    /// The number of successive insertions at the right end (positive) or the left end (negative).
+    /// The number of consecutive insertions at the right end (positive) or the left end (negative).
     #[inline]
     fn run(&self) -> i8 {
         self.header[RUN_OFFSET] as i8
     }
 
-    /// Returns `true` if the latest insertions look like a sorted load in the direction of `end`.
+    /// Returns `true` if the latest insertions look like a sorted load towards `end`.
     fn loads_sorted(&self, end: Ordering) -> bool {
         let keys = self.len() - self.first_key();
         let run = self.run();
@@ -350,7 +354,7 @@ impl<'a> Node<'a> {
         &self.page[slot.row()..slot.row() + slot.suffix_bytes()]
     }
 
-    /// Bytes of a row behind its suffix.
+    /// Number of bytes of a row after its suffix.
     #[inline]
     fn rest_bytes_of(&self, slot: Slot) -> usize {
         if self.level() == 0 {
@@ -360,32 +364,32 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The bytes of a row behind its suffix.
+    /// The bytes of a row after its suffix.
     #[inline]
     fn rest_of(&self, slot: Slot) -> &'a [u8] {
         let start = slot.row() + slot.suffix_bytes();
         &self.page[start..start + self.rest_bytes_of(slot)]
     }
 
-    /// The bytes that a row takes: its slot, its suffix and the rest.
+    /// The bytes that a row takes, including its slot.
     #[inline]
     fn cost_of(&self, slot: Slot) -> usize {
         SLOT_BYTES + slot.suffix_bytes() + self.rest_bytes_of(slot)
     }
 
-    /// The bytes that all rows take.
+    /// The bytes that all rows take, including their slots.
     #[inline]
     fn rows_cost(&self) -> usize {
         self.len() * SLOT_BYTES + self.heap_bytes() - self.garbage_bytes()
     }
 
-    /// A key without the node's prefix. Child 0 of an inner node has the empty one.
+    /// A key without the node's prefix. For child 0 of an inner node it is empty.
     #[inline]
     pub(crate) fn key_suffix(&self, index: usize) -> &'a [u8] {
         self.suffix_of(self.slot(index))
     }
 
-    /// Puts the whole key in `key`, in place of what it held.
+    /// Replaces the content of `key` by a row's whole key.
     pub(crate) fn key_into(&self, index: usize, key: &mut Vec<u8>) {
         key.clear();
         key.extend_from_slice(self.prefix());
@@ -400,7 +404,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The first row, from `first` on, whose head is not below: every step halves, none branches on what it reads.
+    /// Returns the first row, from `first` on, whose head is not below `head`. A binary search without branches that
+    /// depend on the heads.
     #[inline]
     fn head_lower_bound(&self, first: usize, head: u32) -> usize {
         let slots = self.slots();
@@ -418,9 +423,10 @@ impl<'a> Node<'a> {
         low
     }
 
-    /// Finds `key` among the rows from `first`: the row that has it, or else the one that it would precede.
+    /// Searches for `key` among the rows from `first` on. Returns the row that has it, or else as an error the row that
+    /// it would precede.
     ///
-    /// Right for any key, also one that the node does not cover.
+    /// Works for any key, including one that the node does not cover.
     #[inline]
     fn find(&self, first: usize, key: &[u8]) -> Result<usize, usize> {
         let slots = self.slots();
@@ -434,8 +440,9 @@ impl<'a> Node<'a> {
         let head_at = |index: usize| Slot(u64::from_le_bytes(slots[index])).head();
         let low = self.head_lower_bound(first, head);
 
-        // Among equal heads. One that is a whole suffix tells all, and an inner node's row, in a line of its own, is
-        // not read; of a leaf it is read in any case, and the sooner the better.
+        // Compare rows with equal heads. If a head holds the whole suffix, it decides. For an inner node this saves
+        // reading the row, which lies in another cache line. A leaf's row is read in any case, so compare it right
+        // away.
         let compare = |slot: Slot| match slot.suffix_bytes() - shared {
             bytes if first > 0 && bytes.max(rest.len()) <= HEAD_BYTES => bytes.cmp(&rest.len()),
             _ => self.suffix_of(slot)[shared..].cmp(rest),
@@ -462,8 +469,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The size of a page with this node's `fence` on one side and a new separator on the other, if it gets `rows` rows
-    /// that take `rows_cost` here. The separator is given without this node's prefix.
+    /// Returns the size of a page that has this node's `fence` on one side and a new separator on the other, and gets
+    /// `rows` rows that take `rows_cost` in this node. The separator is given without this node's prefix.
     fn side_bytes(&self, fence: Option<&[u8]>, separator_suffix: &[u8], rows: usize, rows_cost: usize) -> usize {
         let prefix_bytes = self.prefix_bytes();
         let (fence_bytes, gain_bytes) = match fence {
@@ -474,15 +481,15 @@ impl<'a> Node<'a> {
         SLOTS_OFFSET + fence_bytes + separator_bytes + rows_cost - rows * gain_bytes
     }
 
-    /// The bytes that the rows of `self` would take in a node with a prefix of `prefix_bytes`, which is not longer than
-    /// its own.
+    /// Returns the bytes that this node's rows would take in a node with a prefix of `prefix_bytes`, which must not be
+    /// longer than this node's prefix.
     fn rows_cost_under(&self, prefix_bytes: usize) -> usize {
         assert!(prefix_bytes <= self.prefix_bytes(), "rows of a node are put under a longer prefix");
         let keys = self.len() - self.first_key();
         self.rows_cost() + keys * (self.prefix_bytes() - prefix_bytes)
     }
 
-    /// The prefix of the node that `self` and its right neighbour would make together.
+    /// Returns the length of the prefix that this node and its right neighbour would have once merged.
     fn merged_prefix_bytes(&self, right: &Node<'_>) -> usize {
         debug_assert!(self.upper_fence().is_some(), "the last node of its level has no right neighbour");
         debug_assert!(self.upper_fence() == right.lower_fence(), "not neighbours");
@@ -494,12 +501,11 @@ impl<'a> Node<'a> {
 }
 
 thread_local! {
-    /// A copy of the page while it is rebuilt. One page for each thread that ever does, and no allocation after the
-    /// first.
+    /// A copy of the page that is being rebuilt. Each thread allocates one page at its first rebuild, and none later.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A page seen as a node that can be changed: what leaves and inner nodes change alike.
+/// A page seen as a node that can be changed: the changes that leaves and inner nodes have in common.
 struct NodeMut<'a> {
     page: &'a mut [u8],
 }
@@ -516,7 +522,7 @@ impl NodeMut<'_> {
         put_u16(self.page, offset, value as u16);
     }
 
-    /// Runs `body`, which rewrites the page, on a copy of the page as it is.
+    /// Calls `body` to rewrite the page, with a copy of its old content.
     fn rebuild(&mut self, body: impl FnOnce(&mut Self, &[u8])) {
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.clear();
@@ -560,7 +566,7 @@ impl NodeMut<'_> {
         put_u64(self.page, slot_offset(index), slot.0);
     }
 
-    /// Adds a row without what follows its suffix, which starts at the offset returned and is the caller's to write.
+    /// Inserts a row without the bytes after its suffix. Returns the offset at which the caller has to write them.
     #[inline]
     fn open_row(&mut self, index: usize, suffix: &[u8], rest_bytes: usize, flag: u16) -> Result<usize, NoRoom> {
         let row_bytes = suffix.len() + rest_bytes;
@@ -584,7 +590,7 @@ impl NodeMut<'_> {
         Ok(row + suffix.len())
     }
 
-    /// Counts an insertion among `keys` keys, as the one that becomes key `index`, towards a run at either end.
+    /// Records an insertion, after which the new key is key `index` of `keys + 1`, for the detection of sorted loads.
     #[inline]
     fn note_run(&mut self, index: usize, keys: usize) {
         debug_assert!(index <= keys, "key {index} of {keys} was inserted");
@@ -599,12 +605,13 @@ impl NodeMut<'_> {
         self.page[RUN_OFFSET] = run as u8;
     }
 
-    /// Sees to it that a suffix that comes to a node without prefix begins with the shared bytes, and returns its head.
+    /// Shortens the shared bytes if a new suffix of a node without prefix does not begin with them. Returns the
+    /// suffix's head.
     fn share(&mut self, suffix: &[u8]) -> u32 {
         let node = self.view();
         let first = node.first_key();
         if node.len() <= first {
-            // Alone it shares everything. Whatever comes next makes the shared bytes what they have to be.
+            // A lone key shares all its bytes with itself. The next key shortens the shared bytes as needed.
             let shared = if node.len() == first { suffix.len() } else { 0 };
             self.set(SHARED_BYTES_OFFSET, shared);
             return head_of(&suffix[shared..]);
@@ -617,7 +624,7 @@ impl NodeMut<'_> {
         head_of(&suffix[common..])
     }
 
-    /// Sets how many bytes all suffixes share, and every head with it.
+    /// Sets the number of bytes that all suffixes share, and recomputes every head.
     #[cold]
     fn set_shared(&mut self, shared: usize) {
         debug_assert!(shared == 0 || self.view().is_edge(), "only a node without a prefix shares bytes besides");
@@ -629,7 +636,7 @@ impl NodeMut<'_> {
         }
     }
 
-    /// Compacts the heap if that makes a gap of `bytes`.
+    /// Makes a gap of `bytes` by compacting the heap, if enough bytes are free.
     #[cold]
     fn make_gap(&mut self, bytes: usize) -> Result<(), NoRoom> {
         if bytes > self.view().free_bytes() {
@@ -640,7 +647,8 @@ impl NodeMut<'_> {
         Ok(())
     }
 
-    /// Moves all rows together. One row can be given another length behind its suffix; what stands there is then zeros.
+    /// Moves all rows together. One row may get another length after its suffix, in which case the bytes there become
+    /// zeros.
     fn compact(&mut self, resized: Option<(usize, usize)>) {
         self.rebuild(|node, copy| {
             let old = Node::new(copy);
@@ -676,7 +684,7 @@ impl NodeMut<'_> {
         });
     }
 
-    /// Turns `bytes` of the heap, from `start`, into free space.
+    /// Turns `bytes` of the heap from `start` on into free space.
     #[inline]
     fn discard(&mut self, start: usize, bytes: usize) {
         self.page[start..start + bytes].fill(0);
@@ -712,7 +720,7 @@ impl NodeMut<'_> {
         debug_assert_eq!(self.view().free_bytes(), free_bytes, "a removed row leaves other space than it took");
     }
 
-    /// Adds a row behind all others, without its head; its suffix is given in two parts.
+    /// Appends a row after all others, without its head. Its suffix is given in two parts.
     fn push_row(&mut self, lead: &[u8], suffix: &[u8], rest: &[u8], flag: u16) {
         let node = self.view();
         let rows = node.len();
@@ -730,7 +738,7 @@ impl NodeMut<'_> {
         self.set(HEAP_BYTES_OFFSET, heap_bytes);
     }
 
-    /// Adds rows of another node behind all others, without their heads. The prefixes may differ.
+    /// Appends rows of another node after all others, without their heads. The prefixes of the nodes may differ.
     fn push_rows(&mut self, source: &Node<'_>, rows: std::ops::Range<usize>) {
         let prefix_bytes = self.view().prefix_bytes();
         let source_prefix = source.prefix();
@@ -748,7 +756,7 @@ impl NodeMut<'_> {
         }
     }
 
-    /// Ends a rebuild: computes what the suffixes share, and the heads.
+    /// Ends a rebuild: computes the shared bytes and the heads.
     fn seal(&mut self) {
         let node = self.view();
         let (first, rows) = (node.first_key(), node.len());

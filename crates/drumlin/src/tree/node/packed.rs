@@ -1,4 +1,4 @@
-//! Nodes made of rows that are all known: filled in one pass, without a search.
+//! Building a node from rows that are all known: in one pass, without searching.
 
 use super::NodeMut;
 use crate::format::PageId;
@@ -16,7 +16,7 @@ pub(crate) static EMPTY_LEAF: [u8; PAGE_BYTES_MIN] = {
     page
 };
 
-/// A row to be packed: its key, and the bytes behind its suffix as the page stores them.
+/// A row to be packed: its key, and the bytes that follow its suffix in the page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PackedRow<'a> {
     pub(crate) key: &'a [u8],
@@ -24,13 +24,13 @@ pub(crate) struct PackedRow<'a> {
     pub(crate) is_large: bool,
 }
 
-/// The rest of a leaf's row with this value, behind what is in `out`.
+/// Appends to `out` the bytes that follow the suffix of a leaf's row with this value.
 pub(crate) fn push_value(value: &[u8], out: &mut Vec<u8>) {
     out.extend(u16::try_from(value.len()).expect("a value that stays in its leaf").to_le_bytes());
     out.extend_from_slice(value);
 }
 
-/// The rest of a leaf's row with this large value.
+/// Returns the bytes that follow the suffix of a leaf's row with this large value.
 pub(crate) fn large_rest(reference: LargeRef) -> [u8; VALUE_LENGTH_BYTES + LARGE_REF_BYTES] {
     assert!(reference.is_plausible(), "{reference:?} could not be read again");
     let mut rest = [0; VALUE_LENGTH_BYTES + LARGE_REF_BYTES];
@@ -39,13 +39,13 @@ pub(crate) fn large_rest(reference: LargeRef) -> [u8; VALUE_LENGTH_BYTES + LARGE
     rest
 }
 
-/// The rest of an inner node's row for this child.
+/// Returns the bytes that follow the suffix of an inner node's row for this child.
 pub(crate) fn child_rest(child: PageId) -> [u8; CHILD_BYTES] {
     super::inner::entry_of(child)
 }
 
-/// Makes the page a node of these rows, which ascend within the fences and fit. Of an inner node the first key, which
-/// is the lower fence, is left out.
+/// Makes the page a node of these rows, which must ascend, lie within the fences and fit. The first key of an inner
+/// node equals its lower fence and is not stored.
 pub(crate) fn pack<'r>(
     page: &mut [u8],
     level: u8,
@@ -68,7 +68,7 @@ pub(crate) fn pack<'r>(
 mod tests {
     use super::*;
 
-    /// The empty leaf is one as `init` makes it.
+    /// The empty leaf is identical to the one that `pack` makes.
     #[test]
     fn the_empty_leaf_is_sound() {
         let mut page = [0; PAGE_BYTES_MIN];

@@ -1,4 +1,4 @@
-//! Nodes beside models of them.
+//! Tests of nodes against models of them.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,17 +10,17 @@ use crate::format::extent::HEADER_BYTES;
 use crate::format::node::{LARGE_REF_BYTES, LargeRef, inline_bytes_max};
 use crate::format::{PageId, ValueId};
 
-/// The first bytes of every page in these tests, to show that nodes leave them alone.
+/// The first bytes of every page in these tests, to show that nodes do not touch them.
 const EXTENT_HEADER: [u8; HEADER_BYTES] = [0xA5; HEADER_BYTES];
 
-/// Ways for keys to look.
+/// Kinds of keys.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
     /// Big-endian numbers: long shared prefixes, zero bytes.
     Numbers,
     /// Words of two letters: many ties among heads, keys that begin other keys, the empty key.
     Letters,
-    /// 0x00 and 0xFF only: what padding and comparing signed bytes would get wrong.
+    /// Only 0x00 and 0xFF: these expose mistakes with padding and with comparing signed bytes.
     Extremes,
     /// A long common prefix before a few letters.
     Prefixed,
@@ -68,7 +68,7 @@ fn random_key(random: &mut Random, shape: Shape, page_bytes: usize) -> Vec<u8> {
     }
 }
 
-/// A value that a test can own.
+/// An owned value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Value {
     Inline(Vec<u8>),
@@ -116,7 +116,8 @@ fn key_at(node: &Node<'_>, index: usize) -> Vec<u8> {
     key
 }
 
-/// A leaf passes its check, holds exactly the rows of the model, finds each, and costs what they cost.
+/// Asserts that a leaf passes its check, holds exactly the rows of the model, finds each, and takes as many bytes as
+/// they do.
 #[track_caller]
 fn assert_leaf(page: &[u8], model: &Model, lower: Option<&[u8]>, upper: Option<&[u8]>) {
     assert_eq!(check_as(page, 0, lower, upper), Ok(()), "{:?}", Leaf::new(page));
@@ -142,7 +143,7 @@ fn assert_leaf(page: &[u8], model: &Model, lower: Option<&[u8]>, upper: Option<&
     assert_eq!(leaf.free_bytes(), page.len() - live_bytes);
 }
 
-/// Searching a leaf for any key, also one outside its fences, agrees with the model.
+/// Asserts that searching a leaf for any key, even one outside its fences, agrees with the model.
 #[track_caller]
 fn assert_search(page: &[u8], model: &Model, key: &[u8]) {
     let leaf = Leaf::new(page);
@@ -155,7 +156,7 @@ fn assert_search(page: &[u8], model: &Model, key: &[u8]) {
     }
 }
 
-/// Two keys of a shape, in order, as fences; or one or none.
+/// Returns two keys of a shape as fences, in order; or only one, or none.
 fn random_fences(random: &mut Random, shape: Shape, page_bytes: usize) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
     let mut keys = [random_key(random, shape, page_bytes), random_key(random, shape, page_bytes)];
     keys.sort();
@@ -169,8 +170,8 @@ fn random_fences(random: &mut Random, shape: Shape, page_bytes: usize) -> (Optio
     }
 }
 
-/// Inserts, replacements and removals in any order leave a leaf that holds what a map holds, at every page size, with
-/// every kind of key and any fences; `NoRoom` comes exactly when the bytes do not fit, and changes nothing.
+/// After inserts, replacements and removals in any order, a leaf holds what a map holds, for every page size, kind of
+/// key and fences. `NoRoom` is returned exactly when the bytes do not fit, and then nothing has changed.
 #[test]
 fn a_leaf_behaves_as_a_map() {
     let mut random = Random(1);
@@ -230,8 +231,8 @@ fn a_leaf_behaves_as_a_map() {
     }
 }
 
-/// A leaf fills to its last byte although its heap is in pieces, and a value that grows takes the place of its old
-/// self.
+/// A leaf with a fragmented heap can be filled to its last byte, and a value that grows reuses the space of the old
+/// one.
 #[test]
 fn fragmented_space_is_used_up() {
     let mut page = new_leaf(512, None, None);
@@ -244,7 +245,8 @@ fn fragmented_space_is_used_up() {
     assert_eq!(leaf.as_leaf().free_bytes(), 0);
     assert_eq!(leaf.append(b"i", value(0)), Err(NoRoom));
     assert_eq!(leaf.replace(4, value(46)), Err(NoRoom));
-    // Two rows of 56 bytes make room, in three pieces, for one of 65 and for 9 more in a value; 38 bytes remain.
+    // Removing two rows of 56 bytes makes room, in three pieces, for a row of 65 and 9 more bytes of a value; 38 bytes
+    // remain.
     leaf.remove(1);
     leaf.remove(3);
     assert_eq!(leaf.append(b"i", value(54)), Ok(()));
@@ -256,7 +258,7 @@ fn fragmented_space_is_used_up() {
     assert_eq!(check(&page), Ok(()));
 }
 
-/// Leaves side by side, as a tree of two levels would have them, with the fences that the splits gave them.
+/// Adjacent leaves, as in a tree of two levels, with the fences that the splits gave them.
 struct Row {
     page_bytes: usize,
     leaves: Vec<Vec<u8>>,
@@ -272,7 +274,8 @@ impl Row {
         self.leaves.partition_point(|page| Leaf::new(page).upper_fence().is_some_and(|upper| upper <= key))
     }
 
-    /// Splits leaf `position` as the leaf itself proposes, checks what comes of it, and returns where `change` belongs.
+    /// Splits leaf `position` as the leaf itself plans, checks the result, and returns the leaf to which `change`
+    /// belongs.
     fn split(&mut self, position: usize, change: &Change<'_>) -> usize {
         let mut right = new_page(self.page_bytes);
         let left = &mut self.leaves[position];
@@ -351,14 +354,15 @@ impl Row {
         assert_eq!(lower, None);
     }
 
-    /// The share of the pages' bytes that is in use.
+    /// Returns the share of the pages' bytes that is in use.
     fn fill(&self) -> f64 {
         let live: usize = self.leaves.iter().map(|page| Leaf::new(page).live_bytes()).sum();
         live as f64 / (self.leaves.len() * self.page_bytes) as f64
     }
 }
 
-/// A split's separator is above all that stays, not above what goes, and no shorter string is.
+/// Asserts that a split's separator is above all rows that stay and not above those that move, and that no shorter one
+/// is.
 #[track_caller]
 fn assert_shortest(leaf: &Leaf<'_>, change: &Change<'_>, split: &Split) {
     let mut keys: Vec<Vec<u8>> = (0..leaf.len()).map(|index| key_at(leaf, index)).collect();
@@ -374,13 +378,13 @@ fn assert_shortest(leaf: &Leaf<'_>, change: &Change<'_>, split: &Split) {
     assert_eq!(split.goes_right, index >= at);
     let (left, right) = (&keys[at - 1], &keys[at]);
     assert!(*left < split.separator && split.separator <= *right);
-    // Every shorter string that is not above `right` is at most its beginning of that length, which is not above
-    // `left`.
+    // Every shorter string that is not above `right` is at most the beginning of `right` of that length, and this is
+    // not above `left`.
     assert!(right[..split.separator.len() - 1] <= left[..]);
 }
 
-/// Rows spread over leaves by splits and merges are those of a map, for every kind of key and rows of any size up to
-/// the longest; no change takes more than three splits.
+/// Rows spread over leaves by splits and merges are those of a map, for every kind of key and rows of all sizes. No
+/// change takes more than three splits.
 #[test]
 fn splits_and_merges_keep_every_row() {
     let mut random = Random(2);
@@ -421,7 +425,7 @@ fn splits_and_merges_keep_every_row() {
     }
 }
 
-/// A leaf can be split in front of every row, and behind the last; merging undoes it.
+/// A leaf can be split before every row and after the last. A merge undoes the split.
 #[test]
 fn a_leaf_splits_at_every_point() {
     let mut random = Random(3);
@@ -435,7 +439,7 @@ fn a_leaf_splits_at_every_point() {
             let key = random_key(&mut random, shape, page_bytes);
             let value = Value::random(&mut random, 10);
             let leaf = Leaf::new(&page);
-            // Half full, so that any fence finds room.
+            // Fill at most half, so that any fence fits.
             let room = leaf.live_bytes() + key.len() + 40 < page_bytes / 2;
             if let (true, true, Err(index)) = (leaf.covers(&key), room, leaf.search(&key)) {
                 LeafMut::new(&mut page).insert(index, &key, value.as_row()).unwrap();
@@ -486,8 +490,8 @@ fn fill_after(keys: impl Iterator<Item = u64>) -> f64 {
     row.fill()
 }
 
-/// Sorted loads in either direction leave full pages, but for the prefix that a page gets once both its fences are
-/// known (6 of 78 bytes a row here); random ones leave the two thirds that are in the nature of trees.
+/// Sorted loads in either direction leave full pages, except for the bytes of the prefix that a page gains once both
+/// fences are known (6 of 78 bytes per row here). Random loads leave pages two thirds full, as is usual for B-trees.
 #[test]
 fn sorted_loads_fill_their_pages() {
     assert!(fill_after(0..20_000) > 0.9);
@@ -497,7 +501,7 @@ fn sorted_loads_fill_their_pages() {
     assert!((0.64..0.76).contains(&fill), "{fill}");
 }
 
-/// Common bytes are counted right across word boundaries, and separators follow from them.
+/// `common_bytes` is right across word boundaries, and so are the separators computed with it.
 #[test]
 fn common_bytes_are_counted() {
     let mut random = Random(5);
@@ -558,7 +562,8 @@ fn assert_descent(page: &[u8], children: &Children, key: &[u8]) {
     assert_eq!(inner.child_below(key), below);
 }
 
-/// Children come and go as in a list; descending agrees with it; splits at every point and merges lose nothing.
+/// Inserting and removing children works as in a list, descents agree with it, and splits at every point and merges
+/// lose nothing.
 #[test]
 fn an_inner_node_behaves_as_a_list() {
     let mut random = Random(6);
@@ -592,7 +597,7 @@ fn an_inner_node_behaves_as_a_list() {
 
         for at in 1..children.len() {
             let (mut left, mut right, mut separator) = (page.clone(), new_page(page_bytes), Vec::new());
-            // A full node has room for the fences only where it proposes to split.
+            // A full node has room for the new fences only at the split that it proposes.
             let proposed = Inner::new(&page).split_index();
             if at != proposed && Inner::new(&page).live_bytes() > page_bytes / 2 {
                 continue;
@@ -611,7 +616,7 @@ fn an_inner_node_behaves_as_a_list() {
     }
 }
 
-/// Two full inner nodes do not merge, and trying changes nothing.
+/// Two full inner nodes do not merge, and the attempt changes nothing.
 #[test]
 fn full_inner_nodes_do_not_merge() {
     let mut pages = [new_page(512), new_page(512)];
@@ -629,8 +634,8 @@ fn full_inner_nodes_do_not_merge() {
     assert_eq!(*left, before);
 }
 
-/// With fences and separators of any length, a node with one child has room for a separator, and one with more can be
-/// split; a sorted load leaves full nodes.
+/// With fences and separators of any length, a node with one child has room for a separator, and a node with more can
+/// be split. A sorted load leaves full nodes.
 #[test]
 fn inner_nodes_always_find_room() {
     let mut random = Random(7);
@@ -682,7 +687,8 @@ fn inner_nodes_always_find_room() {
             let index = Inner::new(&nodes[position]).child_for(&key) + 1;
             InnerMut::new(&mut nodes[position]).insert_child(index, &key, PageId(7)).unwrap();
         }
-        // All were full before they were split: keys at an end of the tree took more, by the prefix that they have now.
+        // All of them were full before they were split: at the edge of the tree, each key also stored the prefix that
+        // it has now.
         let taken = |node: Inner<'_>| node.live_bytes() + (node.len() - 1) * node.prefix_bytes();
         let taken: usize = nodes.iter().map(|page| taken(Inner::new(page))).sum();
         assert!(taken as f64 / (nodes.len() * 4096) as f64 > 0.9);
@@ -690,8 +696,8 @@ fn inner_nodes_always_find_room() {
     }
 }
 
-/// The children of inner nodes of 4 KiB above leaves of 28 rows, when they have no room for another: those between two
-/// fences, which all nodes of a level have but the first and the last. Leaves come in any order.
+/// Returns the number of children of full inner nodes of 4 KiB above leaves of 28 rows that arrive in random order.
+/// Only nodes with both fences count, which all nodes of a level have except the first and the last.
 fn children_of_full_nodes(leaves: usize, key: impl Fn(usize) -> Vec<u8>) -> Vec<usize> {
     let mut random = Random(9);
     let mut keys: Vec<Vec<u8>> = (0..leaves * 28).map(key).collect();
@@ -722,9 +728,9 @@ fn children_of_full_nodes(leaves: usize, key: impl Fn(usize) -> Vec<u8>) -> Vec<
     counts
 }
 
-/// Inner nodes of 4 KiB take 230 children and more where keys have 16 bytes, whatever these look like: every read goes
-/// through one node of each level, and few of them stay in the processor's cache. A node with fewer is one whose keys
-/// have little in common: of numbers around 100,000.
+/// Inner nodes of 4 KiB have at least 230 children if keys have 16 bytes, whatever the keys look like. Every read goes
+/// through one node of each level, and only a few nodes stay in the processor's cache. Nodes have fewer children if
+/// their keys have little in common, such as numbers around 100,000.
 #[test]
 fn inner_nodes_have_many_children() {
     fn scattered(row: usize) -> u64 {
@@ -747,7 +753,7 @@ fn inner_nodes_have_many_children() {
     }
 }
 
-/// Calls everything that can be called on a node, whatever it holds.
+/// Calls every function of a node, whatever the page holds.
 fn exercise(page: &[u8], random: &mut Random) {
     let node = Node::new(page);
     let mut key = Vec::new();
@@ -813,7 +819,7 @@ fn exercise(page: &[u8], random: &mut Random) {
     }
 }
 
-/// The check never panics, whatever the bytes; and on a page that passes it, nothing else does.
+/// The check never panics, whatever the bytes. On a page that passes it, no other function panics either.
 #[test]
 fn damaged_pages_are_told_from_sound_ones() {
     let mut random = Random(8);
@@ -850,7 +856,7 @@ fn damaged_pages_are_told_from_sound_ones() {
         for _ in 0..150 {
             let mut damaged = page.clone();
             for _ in 0..=random.index(3) {
-                // Half of the damage strikes the header and the first slots, where it can do the most.
+                // Half of the damage goes to the header and the first slots, where it does the most harm.
                 let end = if random.one_in(2) { SLOTS_OFFSET + 24 } else { page_bytes };
                 let at = HEADER_BYTES + random.index(end - HEADER_BYTES);
                 damaged[at] = match random.index(3) {
