@@ -1,12 +1,12 @@
-//! Fills segments: packs extents into large buffers that are written in one piece.
+//! Fills segments: packs extents into large buffers, each of which is written in one request.
 //!
-//! An appender does no I/O itself: it assigns addresses to extents at once and returns [`WriteJob`]s as buffers fill,
-//! so that it can be used where nothing may wait. The thread that filled a buffer, or waits for one, runs the jobs.
+//! An appender does no I/O itself. It assigns addresses to extents immediately and returns [`WriteJob`]s as buffers
+//! fill, so it can be used under latches. The thread that filled a buffer, or that waits for one, runs the jobs.
 //!
 //! # Invariants
 //! 1. An extent lies within one buffer, hence within one job and one segment.
 //! 2. A block is written once: a buffer that is flushed early ends at a block boundary, and the next begins there.
-//! 3. An extent is sealed as it is packed: the use of its segment is not known before.
+//! 3. An extent is sealed when it is packed, because the use of its segment is not known before.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use crate::io::AlignedBuffer;
 use crate::memory::WRITE_BUFFER_COUNT;
 use crate::sync::Mutex;
 
-/// The buffers of one or more appenders: as many as were ever in use at once, and no more idle ones than their part of
-/// the budget has.
+/// The buffers of one or more appenders. There are as many as were ever in use at once. Idle ones are kept up to their
+/// part of the budget.
 #[derive(Debug)]
 pub(crate) struct WriteBuffers {
-    /// The size of a write. A longer extent, a chunk of a large value where there is little memory, has a buffer of its
-    /// own.
+    /// The size of a write. A longer extent gets a buffer of its own; with a small budget, a chunk of a large value can
+    /// be that long.
     buffer_bytes: usize,
     idle: Mutex<Vec<AlignedBuffer>>,
 }
@@ -35,7 +35,7 @@ impl WriteBuffers {
         WriteBuffers { buffer_bytes, idle: Mutex::default() }
     }
 
-    /// One whose bytes are any.
+    /// Returns an idle or new buffer with arbitrary contents.
     fn take(self: &Arc<Self>) -> WriteBuffer {
         let idle = self.idle.lock().pop();
         let mut buffer = idle.unwrap_or_else(|| AlignedBuffer::zeroed(self.buffer_bytes));
@@ -43,7 +43,7 @@ impl WriteBuffers {
         WriteBuffer { buffer: Some(buffer), home: Arc::clone(self) }
     }
 
-    /// One for an extent that is too long for the others. It is not kept.
+    /// Allocates a buffer for an extent that is too long for the others. It is not kept.
     fn make(self: &Arc<Self>, extent_bytes: u64) -> WriteBuffer {
         let bytes = (extent_bytes as usize).next_multiple_of(BLOCK_BYTES);
         assert!(bytes > self.buffer_bytes, "an extent of {extent_bytes} bytes has room in a buffer that is kept");
@@ -51,10 +51,10 @@ impl WriteBuffers {
     }
 }
 
-/// A buffer that goes back to those it came from.
+/// A buffer that returns to its pool when dropped.
 #[derive(Debug)]
 struct WriteBuffer {
-    /// `None` while it is dropped.
+    /// `None` only while it is being dropped.
     buffer: Option<AlignedBuffer>,
     home: Arc<WriteBuffers>,
 }
@@ -88,17 +88,17 @@ impl Drop for WriteBuffer {
 pub(crate) struct WriteJob {
     pub(crate) offset: u64,
     buffer: WriteBuffer,
-    /// The frames whose pages are in the buffer: they may not be evicted before it is written.
+    /// The frames whose pages are in the buffer. They must not be evicted before it is written.
     pub(crate) frames: Vec<FrameIndex>,
 }
 
 impl WriteJob {
-    /// The bytes that it writes.
+    /// The bytes to be written.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// Their place in the file.
+    /// The range of the file that they are written to.
     pub(crate) fn range(&self) -> std::ops::Range<u64> {
         self.offset..self.offset + self.buffer.len() as u64
     }
@@ -114,7 +114,7 @@ pub(crate) struct Appender {
 struct OpenSegment {
     id: SegmentId,
     epoch: Epoch,
-    /// First byte that no extent has.
+    /// The first byte not taken by an extent.
     position: u64,
     end: u64,
     buffer_start: u64,
@@ -127,7 +127,7 @@ impl Appender {
         Appender { buffers, open: None }
     }
 
-    /// Packs one extent and seals it. Where it needs another segment, `take` hands it one.
+    /// Packs one extent and seals it. If another segment is needed, calls `take` for one.
     pub(crate) fn append(
         &mut self,
         segments: &Segments,
@@ -172,7 +172,7 @@ impl Appender {
         Ok(address)
     }
 
-    /// The open segment; another is taken where none is open.
+    /// Returns the open segment, taking one if there is none.
     fn open(
         &mut self,
         segments: &Segments,
@@ -196,7 +196,7 @@ impl Appender {
         Ok(self.open.as_mut().expect("opened above"))
     }
 
-    /// Takes a segment for the epoch, if it has none: what others take from here on is not that one.
+    /// Takes a segment for the epoch if it has none, so that no other purpose can use it up.
     pub(crate) fn begin(
         &mut self,
         segments: &Segments,
@@ -206,7 +206,7 @@ impl Appender {
         self.open(segments, epoch, take).map(drop)
     }
 
-    /// Returns `true` if appending an extent of so many bytes hands a buffer on first.
+    /// Returns `true` if appending an extent of this size would hand over a buffer first.
     pub(crate) fn is_full(&self, extent_bytes: usize) -> bool {
         let bytes = (extent_bytes as u64).next_multiple_of(ExtentAddress::UNIT_BYTES);
         self.open.as_ref().is_some_and(|open| open.position + bytes > open.buffer_end().min(open.end))
@@ -217,19 +217,19 @@ impl Appender {
         self.open.as_ref().map_or(0, |open| open.end - open.position)
     }
 
-    /// Returns `true` if the extent is in the buffer and not yet in a write job.
+    /// Returns `true` if the extent is in the buffer, and so in no write job yet.
     pub(crate) fn holds(&self, address: ExtentAddress) -> bool {
         self.open.as_ref().is_some_and(|open| (open.buffer_start..open.position).contains(&address.start()))
     }
 
-    /// Hands on what is in the buffer, so that it gets written.
+    /// Hands over the buffer's contents to be written.
     pub(crate) fn flush(&mut self, jobs: &mut Vec<WriteJob>) {
         if let Some(open) = &mut self.open {
             open.flush(jobs);
         }
     }
 
-    /// Ends the segment.
+    /// Closes the segment.
     pub(crate) fn seal(&mut self, segments: &Segments, jobs: &mut Vec<WriteJob>) {
         if let Some(mut open) = self.open.take() {
             open.flush(jobs);
@@ -240,7 +240,7 @@ impl Appender {
 }
 
 impl OpenSegment {
-    /// First byte of the file behind the buffer.
+    /// The offset in the file at which the buffer ends.
     fn buffer_end(&self) -> u64 {
         self.buffer_start + self.buffer.capacity() as u64
     }

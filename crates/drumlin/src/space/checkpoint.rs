@@ -1,8 +1,8 @@
 //! The durable side of the page tables: base image, summaries, catalogue, superblock.
 //!
 //! The steps of a checkpoint from its summaries to its superblock are methods of [`PageTableStore`]. ARCHITECTURE.md
-//! ("The life of a checkpoint") lists all steps; `store/checkpoint.rs` calls them, in order. If one fails, the database
-//! accepts no more commits.
+//! ("The life of a checkpoint") lists all steps; `store/checkpoint.rs` calls them in order. If one of them fails, the
+//! database accepts no more commits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,39 +26,41 @@ use crate::format::{
 use crate::io::{AlignedBuffer, FolderRef};
 use crate::memory::reserve;
 
-/// Openings that the superblock lists before they are [forgotten](PageTableStore::forget_incarnations): as many as it
-/// has room for. Simulations forget sooner, to see it done.
+/// Number of openings that the superblock may list before they are [forgotten](PageTableStore::forget_incarnations): as
+/// many as it has room for. Simulations forget sooner, so that this is exercised.
 const INCARNATIONS_LISTED_MAX: usize = if cfg!(feature = "sim") { 3 } else { INCARNATION_COUNT_MAX };
 
-/// Payload of a summary.
+/// Payload bytes of a summary.
 const SUMMARY_BYTES: usize = 48 << 10;
 
-/// The catalogue may take this share of the budget while it is read: it is there as bytes and as what they say.
+/// Reading the catalogue takes this many times its size, because it is in memory both encoded and decoded. It must fit
+/// into the budget.
 const BUDGET_TO_CATALOGUE: u64 = 4;
 
-/// Changes since the base image at which the next checkpoint folds them in, if they are also an eighth of the pages:
-/// reading that many at recovery takes milliseconds.
+/// Minimum number of changes since the base image at which the next checkpoint folds them in, provided that they are
+/// also an eighth of the pages. Reading this many during recovery takes milliseconds.
 const FOLD_CHANGE_COUNT_MIN: u64 = 4096;
 
-/// The newest durable checkpoint; owned by the thread that makes the next one.
+/// The newest durable checkpoint. Owned by the thread that makes the next one.
 #[derive(Debug)]
 pub(crate) struct PageTableStore {
-    /// The next superblock, except for its number and its part on the log.
+    /// The next superblock, except for its number and its part about the log.
     pub(crate) superblock: Superblock,
     superblocks: Arc<Superblocks>,
-    /// Place of each chunk of each table's base image.
+    /// Address of each chunk of each table's base image.
     chunks: HashMap<KeyspaceId, Vec<ExtentAddress>>,
-    /// Changes since the base image, in order; their sequence numbers are their places here.
+    /// Changes since the base image, in order. The sequence number of a change is its index.
     table_changes: Vec<TableChange>,
     summaries: Vec<ExtentAddress>,
     /// The chunks of the table of segments, and the parts of the catalogue.
     segment_table: Vec<ExtentAddress>,
     catalogue: Vec<ExtentAddress>,
-    /// Chunks and summaries in these segments are to move with the next checkpoint.
+    /// Chunks and summaries in these segments move with the next checkpoint.
     evacuate: HashSet<SegmentId>,
-    /// Structures that are damaged on disk: the next checkpoint rewrites them.
+    /// Structures that are damaged on disk and that the next checkpoint rewrites.
     corrupted: Corrupted,
-    /// Changes since the base image at which it is folded whatever the number of pages: bounds memory.
+    /// Number of changes since the base image at which they are folded in, whatever the number of pages. It bounds
+    /// their memory.
     change_count_max: usize,
 }
 
@@ -69,7 +71,7 @@ struct Corrupted {
     summary: bool,
 }
 
-/// A database's state as its newest superblock tells it.
+/// The state of a database that its newest superblock describes.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) page_tables: PageTableStore,
@@ -96,19 +98,19 @@ impl PageTableStore {
         }
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory that the store takes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let chunks: usize = self.chunks.values().map(|addresses| addresses.capacity() * 8).sum();
         let others = self.summaries.capacity() + self.segment_table.capacity() + self.catalogue.capacity();
         (self.table_changes.capacity() * size_of::<TableChange>() + others * size_of::<ExtentAddress>() + chunks) as u64
     }
 
-    /// All of the page tables that lies in these segments moves with the next checkpoint.
+    /// Makes the next checkpoint move all page-table structures out of these segments.
     pub(crate) fn evacuate(&mut self, segments: impl IntoIterator<Item = SegmentId>) {
         self.evacuate.extend(segments);
     }
 
-    /// Chunks that can't be read: what they said has to be taken from memory.
+    /// Returns the chunks that can't be read. Their entries have to be taken from memory.
     pub(crate) fn corrupted_chunks(&self) -> Vec<(KeyspaceId, usize)> {
         self.corrupted.chunks.iter().copied().collect()
     }
@@ -118,13 +120,15 @@ impl PageTableStore {
         self.superblock.incarnations.len() >= INCARNATIONS_LISTED_MAX
     }
 
-    /// Leaves all incarnations out of the next superblock. The log must hold no record that their starts void.
+    /// Removes all incarnations from the next superblock. The log must hold no record that is void because of their
+    /// starts.
     pub(crate) fn forget_incarnations(&mut self) {
         crate::coverage::mark!("an opening forgot those before it");
         self.superblock.incarnations.clear();
     }
 
-    /// Writes the superblock with this opening in its list of incarnations: the newest checkpoint stays what it is.
+    /// Writes the superblock with this opening added to its list of incarnations. The newest checkpoint does not
+    /// change.
     pub(crate) fn raise_incarnation(
         &mut self,
         space: &Space,
@@ -140,21 +144,22 @@ impl PageTableStore {
         self.superblocks.is_closed()
     }
 
-    /// Has the opening's first write do this, which syncs these folders too: the database was closed.
+    /// Adds this opening, and defers writing the superblock until the opening's first write, which also syncs these
+    /// folders. The database must be closed.
     pub(crate) fn defer_incarnation(&mut self, incarnation: Incarnation, first: Timestamp, folders: Vec<FolderRef>) {
         self.add_incarnation(incarnation, first);
         self.superblocks.defer(self.superblock.incarnations.clone(), folders);
     }
 
-    /// Adds to the list, which is not [full](Self::is_incarnation_list_full).
+    /// Adds an opening to the list, which must not be [full](Self::is_incarnation_list_full).
     fn add_incarnation(&mut self, incarnation: Incarnation, first: Timestamp) {
         assert!(!self.is_incarnation_list_full());
         let covered = self.superblock.timestamp;
         let incarnations = &mut self.superblock.incarnations;
         assert!(incarnations.last().is_none_or(|&(last, _)| last < incarnation));
         incarnations.push((incarnation, first));
-        // A start decides about no more records if the next start hides it, or if it and the next start lie at or below
-        // the checkpoint.
+        // A start is obsolete if the next start hides it, or if it and the next start lie at or below the checkpoint:
+        // then no record depends on it.
         let mut index = 0;
         while index + 1 < incarnations.len() {
             let (_, next_first) = incarnations[index + 1];
@@ -167,13 +172,13 @@ impl PageTableStore {
         assert!(incarnations.last() == Some(&(incarnation, first)), "an opening is left out of the superblock");
     }
 
-    /// Returns `true` if the page tables are known, but for [damaged chunks](Self::corrupted_chunks): a damaged summary
-    /// leaves entries of an earlier time anywhere.
+    /// Returns `true` if the page tables are known, except for [damaged chunks](Self::corrupted_chunks). After the loss
+    /// of a summary, any entry may be outdated.
     pub(crate) fn is_table_known(&self) -> bool {
         !self.corrupted.summary
     }
 
-    /// Writes the superblock durably, into the slot that does not hold the newest.
+    /// Writes the superblock durably into the slot that does not hold the newest.
     pub(crate) fn write_superblock(&mut self, space: &Space) -> Result<()> {
         space.traffic.writes.fetch_add(1, Ordering::Relaxed);
         space.traffic.write_bytes.fetch_add(BLOCK_BYTES as u64, Ordering::Relaxed);
@@ -183,8 +188,8 @@ impl PageTableStore {
             .map_err(|error| space.fail(&format!("writing the superblock failed: {error}")))
     }
 
-    /// Appends the epoch's changes of page tables: as summaries, or as a new base image. Of chunks that were
-    /// [damaged](Self::corrupted_chunks) it gets the places of all pages when the checkpoint began.
+    /// Appends the epoch's changes of page tables, either as summaries or as a new base image. `corrupted_chunks` has
+    /// the entries that the [damaged chunks](Self::corrupted_chunks) had when the checkpoint began.
     pub(crate) fn append_summaries(
         &mut self,
         space: &Space,
@@ -207,7 +212,7 @@ impl PageTableStore {
         append_changes(&mut self.table_changes, &summarised);
         drop(summarised);
         append_changes(&mut self.table_changes, &fresh);
-        // The catalogue names their tables no more.
+        // The catalogue no longer names the tables of these keyspaces.
         let dropped: Vec<KeyspaceId> = dropped(&self.table_changes[changes_start..]).collect();
         for address in dropped.into_iter().filter_map(|keyspace| self.chunks.remove(&keyspace)).flatten() {
             release(space, address, epoch);
@@ -215,7 +220,8 @@ impl PageTableStore {
 
         let page_count = space.page_count();
         let is_corrupted = self.corrupted.summary || !corrupted_chunks.is_empty();
-        // Nothing else says that what the summaries have of these pages no longer holds.
+        // Fold if bulk loads superseded changes: only a base image tells that the summaries' entries for those pages no
+        // longer hold.
         if self.table_changes.len() as u64 >= unfolded_changes_max(page_count)
             || is_corrupted
             || supersedes
@@ -234,9 +240,9 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Makes chunks that bulk loads have written part of the base image, in place of what it had of these pages, and of
-    /// the changes of them that were logged before. Returns `true` if summaries on disk have such changes: then only
-    /// another base image tells what holds.
+    /// Makes the chunks that bulk loads have written part of the base image. Each replaces the old chunk and all
+    /// changes of its pages that were logged before it. Returns `true` if summaries on disk contain such changes: then
+    /// only a new base image shows which entries hold.
     fn take_images(
         &mut self,
         space: &Space,
@@ -255,7 +261,7 @@ impl PageTableStore {
             let is_of =
                 |change: &TableChange| change.keyspace == keyspace && change.page.0 as usize / CHUNK_PAGES == chunk;
             let count = self.table_changes.len() + summarised.len();
-            // Page 0 is in no chunk of a load, so that a drop of the keyspace stays.
+            // A load never has the chunk of page 0, so the changes that drop a keyspace remain.
             self.table_changes.retain(|change| !is_of(change));
             summarised.retain(|change| !is_of(change) || change.sequence >= sequence);
             fresh.retain(|change| !is_of(change) || change.sequence >= sequence);
@@ -268,7 +274,7 @@ impl PageTableStore {
         supersedes
     }
 
-    /// Frees the space that was released in the epoch: its checkpoint is durable.
+    /// Frees the space released in the epoch, whose checkpoint is durable.
     pub(crate) fn settle(&mut self, space: &Space, epoch: Epoch) {
         assert!(epoch == self.superblock.epoch, "the superblock does not cover {epoch}");
         self.evacuate.clear();
@@ -277,7 +283,7 @@ impl PageTableStore {
         space.segments.settle(epoch);
     }
 
-    /// Writes the chunks of the table of segments that have changed, are damaged, or lie where all is moved.
+    /// Writes the chunks of the table of segments that have changed, are damaged, or lie in segments being emptied.
     pub(crate) fn write_segment_table(&mut self, space: &Space, epoch: Epoch) -> Result<()> {
         let segments = &space.segments;
         let mut changed = segments.take_changed_chunks();
@@ -303,8 +309,8 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Writes the catalogue of the checkpoint's beginning with the places of all tables, each part with the name of the
-    /// one before it; returns its length.
+    /// Writes the catalogue as of the beginning of the checkpoint, with the addresses of all tables. Each part names
+    /// the part before it. Returns the catalogue's length in bytes.
     pub(crate) fn write_catalogue(&mut self, space: &Space, epoch: Epoch, mut catalogue: Catalogue) -> Result<u64> {
         for entry in &mut catalogue.keyspaces {
             entry.chunks = self.chunks.get(&entry.id).cloned().unwrap_or_default();
@@ -329,7 +335,7 @@ impl PageTableStore {
         Ok(bytes.len() as u64)
     }
 
-    /// Makes the superblock that of the checkpoint.
+    /// Makes the next superblock describe this checkpoint.
     pub(crate) fn cover(&mut self, epoch: Epoch, timestamp: Timestamp, catalogue_bytes: u64, id: CheckpointId) {
         assert!(epoch >= self.superblock.epoch, "the checkpoint of {epoch} follows that of {}", self.superblock.epoch);
         assert!(timestamp >= self.superblock.timestamp, "a checkpoint at {timestamp} follows a later one");
@@ -355,7 +361,7 @@ impl PageTableStore {
         }
     }
 
-    /// Returns `true` if something of the page tables lies in segments that are being emptied.
+    /// Returns `true` if parts of the page tables lie in segments that are being emptied.
     pub(crate) fn must_evacuate(&self, space: &Space) -> bool {
         let inside = |address: &ExtentAddress| {
             !address.is_none() && self.evacuate.contains(&space.segments.segment_of(*address))
@@ -373,7 +379,7 @@ impl PageTableStore {
         let mut table_changes = std::mem::take(&mut self.table_changes);
         let dropped: HashSet<KeyspaceId> = dropped(&table_changes).collect();
         table_changes.retain(|change| !dropped.contains(&change.keyspace));
-        // In place: these are as many as their part of the memory holds.
+        // Sort in place: the changes may fill their part of the memory.
         table_changes.sort_unstable_by_key(|change| (change.keyspace, change.page.0, change.sequence));
         let chunk_of = |change: &TableChange| (change.keyspace, change.page.0 as usize / CHUNK_PAGES);
         let mut unchanged = BTreeSet::new();
@@ -403,8 +409,8 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Writes a new image of a chunk of a table: the old one, or the `known` entries where that is damaged, with these
-    /// changes applied in their order.
+    /// Writes a new image of a table's chunk: the old entries, or the `known` ones if the old image is damaged, with
+    /// these changes applied in order.
     fn write_chunk(
         &mut self,
         space: &Space,
@@ -443,9 +449,9 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Reads everything that the superblock refers to, and fills page tables and segment states. Refuses a catalogue or
-    /// page tables that do not fit in the budget, of `memory_bytes`, before they are made. If `on_corruption` lets it
-    /// continue, corrupted structures count as empty.
+    /// Reads everything that the superblock refers to, and fills page tables and segment states. Fails if the catalogue
+    /// or the page tables would not fit into the budget of `memory_bytes`, before allocating them. If `on_corruption`
+    /// continues after an error, the corrupted structure counts as empty.
     pub(crate) fn load(mut self, space: &Space, memory_bytes: u64, on_corruption: OnCorruption<'_>) -> Result<Loaded> {
         let catalogue = match self.superblock.epoch {
             Epoch(0) => None,
@@ -492,8 +498,8 @@ impl PageTableStore {
         Ok(Loaded { page_tables: self, catalogue })
     }
 
-    /// The changes of the page tables since the base image, by keyspace and chunk. Those before a keyspace was dropped
-    /// are left out.
+    /// Returns the page-table changes since the base image, by keyspace and chunk. Changes made before a keyspace was
+    /// dropped are left out.
     fn changes_by_chunk(&self) -> HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> {
         let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> = HashMap::default();
         for change in &self.table_changes {
@@ -507,7 +513,7 @@ impl PageTableStore {
         changes
     }
 
-    /// The entries of a chunk of a page table, from its base image and the changes since. Marks the extents that they
+    /// Returns the entries of a table's chunk, from its base image and the changes since. Marks the extents that they
     /// name as in use.
     fn load_chunk(
         &mut self,
@@ -551,7 +557,7 @@ impl PageTableStore {
             let restored =
                 address.and_then(|address| restore(space, format_args!("page {page} of keyspace {name:?}"), address));
             if let Err(error) = restored {
-                // A damaged summary says nothing about outdated entries.
+                // If a summary is damaged, outdated entries are expected and not worth reporting.
                 if !self.corrupted.summary {
                     on_corruption(error)?;
                 }
@@ -563,7 +569,7 @@ impl PageTableStore {
 }
 
 impl PageTableStore {
-    /// Reads the catalogue from its last part to its first. No more memory is taken than there are parts.
+    /// Reads the catalogue from its last part to its first. Allocates memory only for parts that exist.
     fn read_catalogue(&mut self, space: &Space, memory_bytes: u64) -> Result<Catalogue> {
         let malformed = || Error::corrupted(space.path(), "the catalogue", "it is malformed");
         let catalogue_bytes = self.superblock.catalogue_bytes;
@@ -596,7 +602,7 @@ impl PageTableStore {
         Catalogue::decode(&bytes).filter(|_| next == ExtentRef::NONE).ok_or_else(malformed)
     }
 
-    /// Takes over the table of segments, by which everything else is verified.
+    /// Restores the table of segments, with which everything else is verified.
     fn read_segment_table(
         &mut self,
         space: &Space,
@@ -632,7 +638,7 @@ impl PageTableStore {
     }
 }
 
-/// Appends changes to those since the base image, numbered on.
+/// Appends changes to those since the base image, and continues their numbering.
 fn append_changes(since_base: &mut Vec<TableChange>, changes: &[TableChange]) {
     let last = since_base.last().map(|change| change.sequence as usize + 1);
     debug_assert!(last.is_none_or(|count| count == since_base.len()), "changes are not numbered by their places");
@@ -643,18 +649,19 @@ fn append_changes(since_base: &mut Vec<TableChange>, changes: &[TableChange]) {
     }
 }
 
-/// Keyspaces that these changes drop.
+/// Returns the keyspaces that these changes drop.
 fn dropped(changes: &[TableChange]) -> impl Iterator<Item = KeyspaceId> + '_ {
     changes.iter().filter(|change| change.page == PageId::NONE).map(|change| change.keyspace)
 }
 
-/// So many changes, where there are so many pages, are folded into the base image.
+/// Returns the number of changes at which they are folded into the base image, for a number of pages.
 fn unfolded_changes_max(page_count: u64) -> u64 {
     (page_count / 8).max(FOLD_CHANGE_COUNT_MIN)
 }
 
 impl Space {
-    /// Bytes that the changes may take in summaries at the next checkpoint: where they are more, it folds them.
+    /// Returns the bytes that the changes may take in summaries at the next checkpoint. Beyond a limit the checkpoint
+    /// folds them instead.
     pub(crate) fn summary_bytes(&self) -> u64 {
         let mut change_count = self.change_count() as u64;
         if change_count > FOLD_CHANGE_COUNT_MIN {
@@ -663,10 +670,10 @@ impl Space {
         change_count * summary::TABLE_CHANGE_BYTES as u64
     }
 
-    /// Bytes that the next catalogue may take, but for orphans.
+    /// Returns the bytes that the next catalogue may take, not counting orphans.
     pub(crate) fn catalogue_bytes(&self) -> u64 {
-        // A place for each chunk of a table, and for each summary; an extent's name for each chunk of the table of
-        // segments.
+        // An address for each chunk of a table and for each summary, and an extent reference for each chunk of the
+        // table of segments.
         let chunk_list_bytes = self.table_bytes() / CHUNK_BYTES * size_of::<ExtentAddress>() as u64;
         let segment_list_bytes = u64::from(self.segments.chunk_count()) * ExtentRef::BYTES as u64;
         let fresh_list_bytes =
@@ -683,7 +690,7 @@ impl Space {
         self.page_spaces.read().values().map(|pages| pages.table.page_count()).sum()
     }
 
-    /// Ends the epoch's segment.
+    /// Closes the epoch's segment.
     pub(crate) fn seal(&self, epoch: Epoch) {
         let mut jobs = Vec::new();
         let mut appender = self.appender(epoch).lock();
@@ -691,15 +698,15 @@ impl Space {
         self.enqueue(jobs);
     }
 
-    /// Puts the changes that are in no summary yet into summaries, once they fill one: keeps what a checkpoint has to
-    /// write at its end small.
+    /// Writes changes that no summary contains into summaries, as soon as they fill one. This leaves less to write at
+    /// the end of a checkpoint.
     pub(crate) fn summarise(&self, epoch_guard: &super::EpochGuard<'_>) -> Result<()> {
         let epoch = epoch_guard.epoch();
         let part = SUMMARY_BYTES / summary::TABLE_CHANGE_BYTES;
         let unfolded_max = unfolded_changes_max(self.page_count());
         loop {
             let mut changes = self.changes(epoch).lock();
-            // Changes about to be folded need no summary, and no space was counted for one.
+            // Changes about to be folded need no summary, and no space is reserved for one.
             let will_fold = (changes.fresh.len() + changes.summarised.len()) as u64 >= unfolded_max;
             if changes.fresh.len() < part || will_fold {
                 return Ok(());
@@ -722,7 +729,7 @@ impl Space {
     }
 }
 
-/// The error of reading an extent, with a name for it where it is corrupted.
+/// Puts a description of the extent into the error of reading it, if it is corrupted.
 fn named(error: Error, space: &Space, what: &str, address: ExtentAddress) -> Error {
     match error {
         Error::Corrupted { reason, .. } => space.corrupted(what, address, reason),
@@ -770,7 +777,7 @@ fn append_summary(space: &Space, epoch: Epoch, changes: &[TableChange]) -> Resul
     append_payload(space, epoch, Kind::Summary, KeyspaceId(0), 0, &payload)
 }
 
-/// Reads and verifies an extent that is no page: its header and what was in it before compression.
+/// Reads and verifies an extent that is not a page. Returns its header and its uncompressed contents.
 pub(crate) fn read_extent(space: &Space, address: ExtentAddress) -> Result<(Header, Vec<u8>)> {
     let (start, length, offset) = space.cover(address);
     let mut buffer = AlignedBuffer::zeroed(length);
@@ -778,7 +785,7 @@ pub(crate) fn read_extent(space: &Space, address: ExtentAddress) -> Result<(Head
     open_extent(space, address, &buffer[offset..offset + address.length() as usize])
 }
 
-/// Verifies an extent that was read: its header and what was in it before compression.
+/// Verifies an extent that was read. Returns its header and its uncompressed contents.
 pub(crate) fn open_extent(space: &Space, address: ExtentAddress, bytes: &[u8]) -> Result<(Header, Vec<u8>)> {
     let reason = |reason| space.corrupted("an extent", address, reason);
     let header = space.verify(address, bytes).map_err(reason)?;
@@ -787,7 +794,7 @@ pub(crate) fn open_extent(space: &Space, address: ExtentAddress, bytes: &[u8]) -
     Ok((header, page))
 }
 
-/// Like [`open_extent`], of one whose page fits into `page`, to its beginning.
+/// Like [`open_extent`], but uncompresses into the beginning of `page`, where the contents must fit.
 pub(crate) fn open_extent_into(space: &Space, address: ExtentAddress, bytes: &[u8], page: &mut [u8]) -> Result<Header> {
     let reason = |reason| space.corrupted("an extent", address, reason);
     let header = space.verify(address, bytes).map_err(reason)?;
@@ -807,7 +814,7 @@ fn read_payload(
     payload_of(space, kind, PageKey { keyspace, page: PageId(index as u32) }, address, extent)
 }
 
-/// The payload of an extent, which must be of this kind and page key.
+/// Returns the payload of an extent, which must have this kind and page key.
 fn payload_of(
     space: &Space,
     kind: Kind,
@@ -825,7 +832,7 @@ fn payload_of(
     Ok(page)
 }
 
-/// The page table's chunk that a bulk load has written at a place: the address of each page, or none.
+/// Reads a page table's chunk that a bulk load has written. Returns the address of each page, or none.
 pub(crate) fn read_image(space: &Space, image: ChunkImage) -> Result<Vec<ExtentAddress>> {
     let ChunkImage { keyspace, chunk, address } = image;
     let entries = chunk_entries(space, keyspace, chunk, address, read_extent(space, address)?)?;
@@ -837,7 +844,7 @@ pub(crate) fn read_image(space: &Space, image: ChunkImage) -> Result<Vec<ExtentA
     entries.into_iter().map(address_of).collect()
 }
 
-/// The entries in the extent of a chunk.
+/// Returns the entries in a chunk's extent.
 fn chunk_entries(
     space: &Space,
     keyspace: KeyspaceId,
@@ -869,8 +876,8 @@ fn read_summary(space: &Space, address: ExtentAddress) -> Result<Vec<TableChange
 }
 
 impl PageTableStore {
-    /// Verifies everything that is not a page: catalogue, page tables, summaries. Each damage found is handed to
-    /// `found` with what it costs; returns the bytes read.
+    /// Verifies every structure that is not a page: catalogue, page tables, summaries. Calls `found` with each error
+    /// and its consequence. Returns the bytes read.
     pub(crate) fn check(&mut self, space: &Space, mut found: impl FnMut(Error, &str)) -> u64 {
         const COST: &str = "the database can't be opened again unless a checkpoint succeeds first";
         let mut bytes = 0;
@@ -884,7 +891,7 @@ impl PageTableStore {
             found(error, COST);
             true
         };
-        // Each checkpoint rewrites the catalogue.
+        // A damaged catalogue need not be noted: each checkpoint rewrites it.
         for &address in &self.catalogue {
             is_damaged(address, "the catalogue");
         }
@@ -982,8 +989,8 @@ mod tests {
         }
     }
 
-    /// The catalogue is as long as it has to be, also longer than what a superblock could list, and is read again; a
-    /// budget that has no room for it is refused before it is read.
+    /// The catalogue can be of any length, even longer than what a superblock could list, and can be read again. If the
+    /// budget has no room for it, it is refused before it is read.
     #[test]
     fn a_catalogue_has_no_limit() {
         for (orphan_count, keyspace_count) in [(0, 0), (900_000, 0), (3, 36_500), (1_000_000, 100)] {
@@ -1012,8 +1019,8 @@ mod tests {
         }
     }
 
-    /// Changes of page tables take little more memory than they are, until they are in a base image: vectors grow by
-    /// quarters, and folding needs none beside them. The newest change of each page holds, whichever epoch it is of.
+    /// Until they are in a base image, page-table changes take little more memory than their size: vectors grow by a
+    /// quarter, and folding allocates no copy. The newest change of each page wins, whichever epoch it belongs to.
     #[test]
     fn changes_are_folded_in_their_memory() {
         const PAGES: u32 = 1300;
@@ -1029,7 +1036,7 @@ mod tests {
             for page in (1..=PAGES).rev() {
                 space.record(epoch.next(), KEYSPACE, PageId(page), address_of(round, page));
             }
-            // Of the epoch that ends, and of the one that has begun.
+            // The changes of the ending epoch and of the new one.
             let bytes = u64::from(PAGES * round.min(2)) * size_of::<TableChange>() as u64;
             assert!(space.change_bytes() <= bytes + bytes / 4 + 192, "{} for {bytes}", space.change_bytes());
             complete(&space, &mut page_tables, epoch, &catalogue(0, 0));
@@ -1051,7 +1058,8 @@ mod tests {
         }
     }
 
-    /// A superblock that verifies and names a catalogue of senseless length, or another part than the last, is damage.
+    /// A valid superblock is reported as damaged if it gives a senseless length of the catalogue, or names a part other
+    /// than the last.
     #[test]
     fn a_misnamed_catalogue_is_damage() {
         let (space, mut page_tables) = stage();

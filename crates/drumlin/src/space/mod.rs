@@ -1,19 +1,21 @@
 //! The data file: segments, extents, page tables, checkpoints.
 //!
 //! # Invariants
-//! 1. *No overwriting.* A page goes to a new place each time it is written; its old place is released in the epoch of
-//!    the new image and serves again only after the checkpoint that ends that epoch is durable.
+//! 1. *No overwriting.* Each write of a page goes to a new address. The page's old address is released in the epoch of
+//!    the new image, and is reused only after the checkpoint that ends that epoch is durable.
 //! 2. *The epoch latch.* Every change of a page or of a page table happens under the shared epoch latch; a checkpoint
 //!    takes it exclusively to begin. No thread waits for I/O under it, with one exception: a thread that appends and
 //!    finds no free segment grows the file ([`take_segment`](Space::take_segment)). Commits reserve space before they
-//!    take the latch, so that this is rare.
+//!    take the latch, so this is rare.
 //! 3. *Images belong to the epoch of their change.* A page last changed in epoch e is appended to e's appender,
-//!    whenever that happens. Two epochs exist at most: the current one, and the one whose checkpoint is being made.
+//!    whenever that happens. At most two epochs exist: the current one, and the one whose checkpoint is being made.
 //! 4. *Every change of an entry is logged.* The table as of a checkpoint is the base image plus all changes up to its
-//!    epoch, in the order of (epoch, sequence); the entries themselves, which run ahead, are never written.
+//!    epoch, in the order of (epoch, sequence). The entries in memory run ahead of the checkpoint and are never written
+//!    themselves.
 //!
-//! Lock order: epoch latch, frame latch, mover and values, admissions, appender, segments; the job queue, the
-//! logged changes, idle buffers and encoders are leaves.
+//! Lock order: epoch latch, frame latch, mover and values, admissions, appender, segments. The job queue, idle buffers
+//! and encoders are leaves. So are the logged changes, except that [`summarise`](Space::summarise) appends while it holds
+//! them.
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
@@ -54,20 +56,22 @@ pub(crate) use table::{FrameIndex, PageEntry, PageTable};
 pub(crate) struct PageSpace {
     pub(crate) id: KeyspaceId,
     pub(crate) page_bytes: usize,
-    /// The keyspace's name, which the catalogue repeats and errors tell.
+    /// The keyspace's name, for the catalogue and for errors.
     pub(crate) name: Box<str>,
     pub(crate) table: PageTable,
-    /// Set when the keyspace is dropped: its pages are being given back.
+    /// Set when the keyspace is dropped and its pages are being freed.
     pub(crate) dropped: AtomicBool,
-    /// Set when opening has lost entries of page tables and goes on: nodes may name pages that do not exist.
+    /// Set if page-table entries were lost when the database was opened despite damage. Nodes may then name pages that
+    /// do not exist.
     has_lost_pages: AtomicBool,
-    /// The commit by which a bulk load was attached last, to a keyspace that had no row for any reader; 0: none was.
+    /// Timestamp of the latest commit that attached a bulk load, at which no reader saw a row of the keyspace; 0 if
+    /// there was none.
     loaded_at: AtomicU64,
-    /// A bulk load is being attached: row locks that were taken meanwhile did not keep it away.
+    /// Set while a bulk load is being attached. Row locks taken in this time do not keep the load from being attached.
     is_attaching: sync::atomic::AtomicBool,
 }
 
-/// The time in which a bulk load is being attached. Lasts until it is dropped.
+/// Guard for the time in which a bulk load is being attached. Dropping it ends that time.
 #[derive(Debug)]
 pub(crate) struct Attaching<'p>(&'p PageSpace);
 
@@ -87,35 +91,36 @@ impl PageSpace {
         PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, loaded_at, is_attaching }
     }
 
-    /// Notes that a bulk load is about to be attached, before it asks whether rows are locked. The root's frame is
-    /// latched for change until the load is attached, or given up.
+    /// Announces that a bulk load is about to be attached. Must precede the check for locked rows. The caller holds the
+    /// latch of the root's frame exclusively until the load is attached or abandoned.
     pub(crate) fn begin_attaching(&self) -> Attaching<'_> {
         let was_attaching = self.is_attaching.swap(true, Ordering::AcqRel);
         assert!(!was_attaching, "two loads are attached to keyspace {} at a time", self.id);
         Attaching(self)
     }
 
-    /// Returns `true` if a bulk load may be published by a commit that does not wait for row locks that were taken
-    /// before this call. Asked before what is published.
+    /// Returns `true` if a bulk load may be published by a commit that does not wait for row locks taken before this
+    /// call. The caller must call this before it looks at what is published.
     #[inline]
     pub(crate) fn is_attaching(&self) -> bool {
         self.is_attaching.load(Ordering::Acquire)
     }
 
-    /// Notes that a bulk load is being attached with this timestamp. The root's frame is latched for change.
+    /// Records that a bulk load is being attached with this timestamp. The caller holds the latch of the root's frame
+    /// exclusively.
     pub(crate) fn note_load(&self, timestamp: Timestamp) {
         let before = self.loaded_at.swap(timestamp.0, Ordering::AcqRel);
         assert!(before < timestamp.0, "a load at {timestamp} follows one at {before}");
     }
 
-    /// Returns `true` if a bulk load has been attached since this moment: the keyspace was empty then, and nothing in
-    /// its pages tells. Asked with a leaf latched.
+    /// Returns `true` if a bulk load has been attached since this snapshot. The keyspace was empty at the snapshot, and
+    /// nothing in the pages shows when the rows came. The caller must hold a leaf's latch.
     #[inline]
     pub(crate) fn is_loaded_since(&self, snapshot: Timestamp) -> bool {
         self.loaded_at.load(Ordering::Acquire) > snapshot.0
     }
 
-    /// Notes that entries of its table may be lost.
+    /// Records that entries of the page table may be lost.
     pub(crate) fn expect_lost_pages(&self) {
         self.has_lost_pages.store(true, Ordering::Release);
     }
@@ -125,26 +130,26 @@ impl PageSpace {
         self.has_lost_pages.load(Ordering::Acquire)
     }
 
-    /// The keyspace, for an error.
+    /// The keyspace's name, quoted for an error.
     pub(crate) fn quoted_name(&self) -> String {
         quoted(&self.name)
     }
 
-    /// One of its pages, for an error.
+    /// Describes one of the keyspace's pages for an error.
     pub(crate) fn quoted_page(&self, page: PageId) -> String {
         format!("page {page} of keyspace {}", self.quoted_name())
     }
 }
 
-/// Fixes the current epoch while pages are changed: shared by those who change pages, exclusive where a checkpoint
-/// begins.
+/// Fixes the current epoch while pages change. Threads that change pages take it shared; a checkpoint takes it
+/// exclusively to begin.
 #[derive(Debug)]
 pub(crate) struct EpochLatch {
     latch: ShardedLock<Epoch>,
     newest: AtomicU64,
 }
 
-/// A hold of the [`EpochLatch`]: the epoch does not change while it lives. Held briefly, and never across a wait.
+/// Guard of the [`EpochLatch`]: the epoch does not change while it lives. Held briefly, and never across a wait.
 #[derive(Debug)]
 pub(crate) struct EpochGuard<'a> {
     epoch: Epoch,
@@ -167,13 +172,13 @@ impl EpochLatch {
         EpochGuard { epoch: *hold, _hold: Hold::Shared(hold) }
     }
 
-    /// Latches the epoch exclusively: no other thread changes a page meanwhile.
+    /// Latches the epoch exclusively, so that no other thread changes a page.
     pub(crate) fn exclusive(&self) -> EpochGuard<'_> {
         let hold = self.latch.write();
         EpochGuard { epoch: *hold, _hold: Hold::Exclusive(hold) }
     }
 
-    /// The epoch that began last, without a latch: it may end at any moment.
+    /// Returns the newest epoch without latching it: it may end at any moment.
     fn newest(&self) -> Epoch {
         Epoch(self.newest.load(Ordering::Relaxed))
     }
@@ -189,7 +194,7 @@ impl EpochGuard<'_> {
 
 const _: () = assert!(size_of::<TableChange>() as u64 == memory::CHANGE_BYTES);
 
-/// A chunk of a page table as a bulk load has written it: the whole of it, where no page was in use before.
+/// A chunk of a page table as a bulk load has written it. None of the chunk's pages was in use before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ChunkImage {
     pub(crate) keyspace: KeyspaceId,
@@ -200,14 +205,14 @@ pub(crate) struct ChunkImage {
 /// The logged changes of page tables of one epoch.
 #[derive(Debug, Default)]
 struct EpochChanges {
-    /// In no summary yet.
+    /// Changes that no summary contains yet.
     fresh: Vec<TableChange>,
-    /// In a summary already; kept for folding.
+    /// Changes that a summary contains, kept for folding.
     summarised: Vec<TableChange>,
     /// The addresses of the epoch's summaries.
     summaries: Vec<ExtentAddress>,
-    /// Chunks of base images that bulk loads have brought, each with the sequence number of the next change: those of
-    /// its pages before hold no longer.
+    /// Chunks of base images written by bulk loads, each with the sequence number of the next change. Earlier changes
+    /// of the chunk's pages are superseded.
     images: Vec<(ChunkImage, u32)>,
     next_sequence: u32,
 }
@@ -223,7 +228,7 @@ impl EpochChanges {
     }
 }
 
-/// Reads and writes so far, in bytes and requests.
+/// Bytes and requests read and written so far.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) reads: AtomicU64,
@@ -239,64 +244,65 @@ pub(crate) struct Space {
     file: FileRef,
     pub(crate) segments: Segments,
     pub(crate) epoch_latch: EpochLatch,
-    /// By the parity of the epoch.
+    /// Indexed by the parity of the epoch.
     appenders: [Mutex<Appender>; 2],
     changes: [Mutex<EpochChanges>; 2],
     /// The lengths of `changes`, readable without the locks.
     change_counts: [CachePadded<AtomicU64>; 2],
-    /// Idle ones.
+    /// Encoders not in use.
     encoders: Mutex<Vec<Encoder>>,
     jobs: Mutex<Jobs>,
     job_done: Condvar,
     values: Mutex<ValueSegment>,
-    /// Takes extents that the cleaner moves, and the epoch in which it does.
+    /// Appender for extents that the cleaner moves, and the epoch in which they are moved.
     mover: Mutex<(Appender, Epoch)>,
-    /// Bytes were written to the file and not synced yet.
+    /// Bytes have been written to the file since the last sync began.
     unsynced: AtomicBool,
     syncing: Mutex<()>,
     page_spaces: RwLock<HashMap<KeyspaceId, Arc<PageSpace>>>,
-    /// Bytes of the catalogue's entries for keyspaces, without the chunks of their tables, and for summaries.
+    /// Bytes of the catalogue's entries for keyspaces, not counting the lists of their tables' chunks, and bytes of its
+    /// list of summaries.
     keyspace_bytes: AtomicU64,
     summary_list_bytes: AtomicU64,
     failure: OnceLock<Stopped>,
-    /// It was closed, also where it had failed before: nothing more is read.
+    /// The database was closed, possibly after a failure. Nothing more is read.
     is_closed: AtomicBool,
     pub(crate) traffic: Traffic,
     reservations: Reservations,
     /// The memory that the database may use.
     budget: Arc<Budget>,
-    /// Records this opening before the first write. `None` where there is nothing to record.
+    /// Record this opening before the first write; `None` if that is not needed.
     superblocks: Option<Arc<Superblocks>>,
 }
 
 #[derive(Debug, Default)]
 struct Jobs {
     waiting: VecDeque<WriteJob>,
-    /// The ranges being written.
+    /// Ranges of the file that are being written.
     running: Vec<std::ops::Range<u64>>,
-    /// The ranges that could not be written: what lies there is not what should.
+    /// Ranges that could not be written, so their content on disk is wrong.
     failed: Vec<std::ops::Range<u64>>,
 }
 
 impl Jobs {
-    /// The rest of the buffers are those that are being filled.
+    /// Counts half of the buffers as the limit: the others are being filled.
     fn is_near_full(&self) -> bool {
         self.waiting.len() + self.running.len() >= WRITE_BUFFER_COUNT / 2
     }
 
-    /// Returns `true` if the place could not be written.
+    /// Returns `true` if writing the extent at this address failed.
     fn have_failed(&self, address: ExtentAddress) -> bool {
         self.failed.iter().any(|range| range.contains(&address.start()))
     }
 
-    /// Returns `true` if the place is on its way to the disk.
+    /// Returns `true` if the extent at this address waits to be written or is being written.
     fn contain(&self, address: ExtentAddress) -> bool {
         let waiting = self.waiting.iter().map(WriteJob::range);
         waiting.chain(self.running.iter().cloned()).any(|range| range.contains(&address.start()))
     }
 }
 
-/// The segment that chunks of large values are being put into.
+/// The segment that chunks of large values are written to.
 #[derive(Debug, Default)]
 struct ValueSegment {
     open: Option<(crate::format::SegmentId, u64)>,
@@ -347,12 +353,12 @@ impl Space {
         }
     }
 
-    /// The data file of these superblocks: the first segment that is taken has them record the opening.
+    /// Sets the superblocks of this data file. They record the opening when the first segment is taken.
     pub(crate) fn with_superblocks(self, superblocks: Arc<Superblocks>) -> Space {
         Space { superblocks: Some(superblocks), ..self }
     }
 
-    /// Bytes in memory that the next checkpoint writes.
+    /// Returns the counters of bytes in memory that the next checkpoint has to write.
     pub(crate) fn debt(&self) -> Arc<CheckpointDebt> {
         Arc::clone(&self.reservations.debt)
     }
@@ -368,7 +374,7 @@ impl Space {
     // ── the epoch
     // ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Latches the epoch exclusively, runs `at_start` with the epoch that ends, and begins the next.
+    /// Latches the epoch exclusively, calls `at_start` with the epoch that ends, and begins the next epoch.
     pub(crate) fn begin_checkpoint<T>(&self, at_start: impl FnOnce(Epoch) -> T) -> (Epoch, T) {
         let mut epoch = self.epoch_latch.latch.write();
         let ended = *epoch;
@@ -393,7 +399,7 @@ impl Space {
         self.page_spaces.read().get(&id).cloned()
     }
 
-    /// A page, for an error. A keyspace that was dropped has its number left.
+    /// Describes a page for an error. A dropped keyspace is named by its number.
     pub(crate) fn quoted_page(&self, page_key: PageKey) -> String {
         match self.page_space(page_key.keyspace) {
             Some(pages) => {
@@ -415,8 +421,8 @@ impl Space {
         assert!(replaced.is_none(), "a keyspace is added twice: {replaced:?}");
     }
 
-    /// Forgets a dropped keyspace and releases the addresses of all its pages, under the exclusive epoch latch; its
-    /// frames are empty.
+    /// Forgets a dropped keyspace and releases the addresses of all its pages. Its frames must be empty, and the epoch
+    /// latch held exclusively.
     pub(crate) fn drop_page_space(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) {
         assert!(pages.dropped.load(Ordering::Acquire), "a keyspace in use is dropped");
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
@@ -425,7 +431,7 @@ impl Space {
         let keyspace_bytes = catalogue::keyspace_bytes(pages.name.len());
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
         assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);
-        // A bulk load gives its own pages back.
+        // A bulk load frees its own pages.
         let is_owned = |entry: &PageEntry| !matches!(entry, PageEntry::Unattached(_) | PageEntry::Reserved);
         let owned = pages.table.iter().filter(|(_, entry)| is_owned(entry));
         let numbers: Vec<PageId> = owned.map(|(page, _)| page).collect();
@@ -442,17 +448,17 @@ impl Space {
         }
     }
 
-    /// Bytes of the page tables of all keyspaces that there are.
+    /// Bytes of the page tables of all keyspaces.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.page_spaces.read().values().map(|pages| pages.table.memory_bytes()).sum()
     }
 
-    /// Refuses what may have page tables grow by so many bytes more where there is no memory for them.
+    /// Fails if the budget has no memory for page tables to grow by this many bytes.
     pub(crate) fn check_table_growth(&self, more_bytes: u64) -> Result<()> {
         self.check_budget(self.budget.needed_for_growth(more_bytes))
     }
 
-    /// Refuses page tables of so many bytes, before they are read, where there is no memory for them.
+    /// Fails if the budget has no memory for page tables of this size. Called before they are read.
     fn check_opened_tables(&self, bytes: u64) -> Result<()> {
         self.check_budget(self.budget.needed_for_opening(bytes))
     }
@@ -465,7 +471,7 @@ impl Space {
     // ── extents ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Encodes `page` and appends it to the epoch's open segment. The bytes reach the disk with a later
-    /// [`run_jobs`](Self::run_jobs); `frame` is named there.
+    /// [`run_jobs`](Self::run_jobs), which passes `frame` to its callback.
     pub(crate) fn append(
         &self,
         epoch: Epoch,
@@ -492,8 +498,8 @@ impl Space {
     ) -> Result<ExtentAddress> {
         self.assert_open(epoch);
         let mut jobs = Vec::new();
-        // Buffers are handed on before the appender is unlocked, so at every moment an extent is either in the appender
-        // or in a job that its waiters find.
+        // Enqueue the buffers before unlocking the appender. So at any moment an extent is either in the appender or in
+        // a job that threads waiting for it can find.
         let mut appender = self.appender(epoch).lock();
         let take = || self.take_segment(Purpose::Pages);
         let address = appender.append(&self.segments, epoch, extent, frame, &mut jobs, take);
@@ -511,8 +517,8 @@ impl Space {
         }
     }
 
-    /// Appends an extent that is being moved, to the epoch's own segment where `moves` is for packing; nothing refers
-    /// to its new place before [`flush_moved`](Self::flush_moved) and the jobs have run.
+    /// Appends an extent that is being moved. When packing, it goes to the epoch's own segment. Nothing refers to its
+    /// new address until [`flush_moved`](Self::flush_moved) was called and the jobs have run.
     pub(crate) fn append_moved(
         &self,
         epoch: Epoch,
@@ -537,7 +543,7 @@ impl Space {
         address
     }
 
-    /// Hands on everything that was moved.
+    /// Enqueues the buffers with moved extents.
     pub(crate) fn flush_moved(&self, moves: &SpaceReservation<'_>) {
         let mut jobs = Vec::new();
         let mut mover = self.mover.lock();
@@ -554,7 +560,7 @@ impl Space {
         }
     }
 
-    /// Ends the segment that extents are moved to, once all are.
+    /// Ends the segment that extents are moved to, after the last of them.
     pub(crate) fn seal_moved(&self) {
         let mut jobs = Vec::new();
         let mut mover = self.mover.lock();
@@ -562,20 +568,20 @@ impl Space {
         self.enqueue(jobs);
     }
 
-    /// The bytes left in the segment that this epoch's pages are written to.
+    /// Returns the bytes left in the open segment of the current epoch's pages.
     pub(crate) fn room_bytes(&self) -> u64 {
         self.appender(self.epoch_latch.newest()).lock().room_bytes()
     }
 
-    /// Takes a segment for what this epoch still writes, if it has none. Called before a checkpoint begins: on a full
-    /// disk there might be none once pages of the next epoch are evicted beside it.
+    /// Takes a segment for the rest of this epoch's writes, if it has none. Called before a checkpoint begins: on a
+    /// full disk, pages of the next epoch that are evicted during the checkpoint might take the last segment.
     pub(crate) fn begin_segment(&self) -> Result<()> {
         let epoch_guard = self.epoch_latch.shared();
         let take = || self.take_segment(Purpose::Pages);
         self.appender(epoch_guard.epoch()).lock().begin(&self.segments, epoch_guard.epoch(), take)
     }
 
-    /// Hands on what the epoch's appender holds in its buffer.
+    /// Enqueues the buffer of the epoch's appender.
     pub(crate) fn flush(&self, epoch: Epoch) {
         let mut jobs = Vec::new();
         let mut appender = self.appender(epoch).lock();
@@ -583,7 +589,7 @@ impl Space {
         self.enqueue(jobs);
     }
 
-    /// Invariant 3: what is written belongs to the current epoch, or to the one whose checkpoint is being made.
+    /// Asserts invariant 3: the epoch is the current one, or the one whose checkpoint is being made.
     fn assert_open(&self, epoch: Epoch) {
         let newest = self.epoch_latch.newest();
         assert!(epoch == newest || epoch.next() == newest, "{epoch} has ended, {newest} is current");
@@ -609,19 +615,19 @@ impl Space {
         }
     }
 
-    /// Returns `true` if as many buffers wait, or are being written, as their part of the budget has.
+    /// Returns `true` if the buffers that wait or are being written use up their part of the budget.
     pub(crate) fn is_near_full(&self) -> bool {
         self.jobs.lock().is_near_full()
     }
 
-    /// Buffers that wait or are being written.
+    /// Returns the number of buffers that wait or are being written.
     #[cfg(test)]
     pub(crate) fn write_count(&self) -> usize {
         let jobs = self.jobs.lock();
         jobs.waiting.len() + jobs.running.len()
     }
 
-    /// Waits until they are fewer, writing those that wait.
+    /// Waits until [`is_near_full`](Self::is_near_full) returns `false`, writing buffers that wait.
     pub(crate) fn wait_for_room(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
         while self.is_near_full() {
             self.run_jobs(&written)?;
@@ -633,8 +639,8 @@ impl Space {
         Ok(())
     }
 
-    /// Writes waiting buffers until none waits, calling `written` with the frames of each. Other threads may be writing
-    /// still when it returns.
+    /// Writes buffers until none waits, and calls `written` with the frames of each. When it returns, other threads may
+    /// still be writing.
     pub(crate) fn run_jobs(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
         loop {
             let job = {
@@ -664,7 +670,7 @@ impl Space {
         }
     }
 
-    /// Waits until every buffer handed on so far is written.
+    /// Waits until every buffer enqueued so far is written.
     pub(crate) fn wait_for_jobs(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
         loop {
             self.run_jobs(&written)?;
@@ -688,21 +694,22 @@ impl Space {
         self.traffic.writes.fetch_add(1, Ordering::Relaxed);
         self.traffic.write_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let written = self.file.write_at(bytes, offset, Persist::Later);
-        // After the write: a sync that began before it ended may not have taken it.
+        // Set after the write: a sync that began before the write ended may not include it.
         self.unsynced.store(true, Ordering::Release);
         written.map_err(|error| self.fail(&format!("writing {} failed: {error}", self.path.display())))
     }
 
-    /// Has this opening recorded, before the first write to the file.
+    /// Records this opening in the superblocks, before the first write to the file.
     fn begin_writing(&self) -> Result<()> {
         let Some(superblocks) = &self.superblocks else { return Ok(()) };
         superblocks.begin_writing().map_err(|error| self.fail(&format!("recording this opening failed: {error}")))
     }
 
-    /// Brings everything written so far to the medium. A failure is final.
+    /// Makes everything written so far durable. A failure is final.
     pub(crate) fn sync(&self) -> Result<()> {
         self.check_failure()?;
-        // A caller that finds nothing to sync must not return before the sync that covered its bytes has ended.
+        // Take the lock first: a caller that finds nothing to sync must not return before the sync that covers its
+        // bytes has ended.
         let _alone = self.syncing.lock();
         if !self.unsynced.swap(false, Ordering::AcqRel) {
             return self.check_failure();
@@ -710,7 +717,7 @@ impl Space {
         self.file.sync_data().map_err(|error| self.fail(&format!("syncing {} failed: {error}", self.path.display())))
     }
 
-    /// Reads exactly `buffer`; offset and length are multiples of the file's alignment.
+    /// Fills `buffer` from the file. Offset and length must be multiples of the file's alignment.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.count_read(buffer.len());
         self.file.read_at(buffer, offset)
@@ -721,7 +728,7 @@ impl Space {
         self.traffic.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Verifies the extent that was read from a place, and that it is the one that should be there.
+    /// Verifies an extent read from an address, and that it belongs there.
     pub(crate) fn verify(&self, address: ExtentAddress, bytes: &[u8]) -> std::result::Result<Header, ExtentError> {
         let header = extent::verify(bytes)?;
         let mut segment_use = self.segments.segment_use(self.segments.segment_of(address));
@@ -729,14 +736,15 @@ impl Space {
             segment_use = header.origin.segment_use;
         }
         header.check(self.segments.origin(segment_use))?;
-        // The caller may still have an address from an earlier use of the segment.
+        // The caller's address may date from an earlier use of the segment.
         if !address.is_of(segment_use) {
             return Err(ExtentError::Use(segment_use));
         }
         Ok(header)
     }
 
-    /// The aligned range of the file that covers a place: its start and length, and where the place begins in it.
+    /// Returns the aligned range of the file that covers an extent: its start, its length, and the extent's offset in
+    /// it.
     pub(crate) fn cover(&self, address: ExtentAddress) -> (u64, usize, usize) {
         let alignment = self.file.alignment() as u64;
         assert!(!address.is_none(), "no extent to be read");
@@ -747,17 +755,17 @@ impl Space {
 
     // ── logged changes ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Logs that a page's entry changed in `epoch`. The caller holds the epoch latch and what orders the changes
-    /// of this page (its latch, or its being unpublished).
+    /// Logs that a page's entry changed in `epoch`. The caller holds the epoch latch, and either the page's latch or a
+    /// page that is not published yet, so that the changes of each page are in order.
     pub(crate) fn record(&self, epoch: Epoch, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
         self.assert_open(epoch);
         let mut changes = self.changes(epoch).lock();
         changes.push(keyspace, page, address);
-        // Under the lock: who counts what a checkpoint will write must not miss it.
+        // Count under the lock, so that a thread that estimates the next checkpoint's writes misses no change.
         self.change_count_of(epoch).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Logs that pages of a bulk load were attached, all those of a chunk that had none in use before.
+    /// Logs that a bulk load's pages in a chunk were attached. No page of the chunk was in use before.
     pub(crate) fn record_image(&self, epoch_guard: &EpochGuard<'_>, image: ChunkImage) {
         assert!(!image.address.is_none(), "a chunk of pages is nowhere");
         let mut changes = self.changes(epoch_guard.epoch()).lock();
@@ -766,8 +774,8 @@ impl Space {
         changes.images.push((image, next_sequence));
     }
 
-    /// Like [`record`](Self::record), if `change` changes the entry: no record of a later change comes before this
-    /// one.
+    /// Calls `change`, and logs the change like [`record`](Self::record) if it returns `true`. No later change of the
+    /// page is logged before this one.
     pub(crate) fn record_change(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -785,9 +793,9 @@ impl Space {
         changed
     }
 
-    /// Notes that a page is free, before its number can be given out again: its next owner's entry must be the later
-    /// one. Of a dropped keyspace one entry says it of all pages: on a full disk there might be no space to tell of
-    /// each.
+    /// Logs that a page is free. Must precede reusing its number, because the next owner's change has to be the later
+    /// one. If the keyspace was dropped, a single change covers all its pages, and none is logged here: on a full disk
+    /// there might be no space for one change per page.
     pub(crate) fn record_free(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, page: PageId) {
         assert!(page != PageId::NONE, "a free page 0 would drop the keyspace");
         if !pages.dropped.load(Ordering::Acquire) {
@@ -795,27 +803,28 @@ impl Space {
         }
     }
 
-    /// Logged changes of both epochs, in memory.
+    /// Number of logged changes of both epochs in memory.
     pub(crate) fn change_count(&self) -> usize {
         self.change_counts.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum()
     }
 
-    /// Changes of page tables that belong to the newest epoch: those logged, and one for each dirty page, logged when
-    /// the page is written. Zero when a checkpoint has begun. Approximate while a page is being written, which may
+    /// Number of page-table changes of the newest epoch: those logged, and one for each dirty page, which is logged
+    /// when the page is written. Zero right after a checkpoint has begun. Approximate: a page that is being written may
     /// count twice or not at all.
     pub(crate) fn epoch_change_count(&self) -> u64 {
         loop {
             let newest = self.epoch_latch.newest();
             let logged = self.change_count_of(newest).load(Ordering::Acquire);
             let dirty = self.reservations.debt.dirty_pages(newest);
-            // Of one epoch: the counts are those of another once two have begun.
+            // Both counts must be of the same epoch: after two checkpoints have begun, the counters belong to another
+            // epoch.
             if self.epoch_latch.newest() == newest {
                 return logged + dirty;
             }
         }
     }
 
-    /// Bytes of memory that they take.
+    /// Bytes of memory that the logged changes take.
     pub(crate) fn change_bytes(&self) -> u64 {
         let capacity = |changes: &Mutex<EpochChanges>| {
             let changes = changes.lock();
@@ -824,7 +833,7 @@ impl Space {
         (self.changes.iter().map(capacity).sum::<usize>() * size_of::<TableChange>()) as u64
     }
 
-    /// Returns `true` if an extent that was appended can be read back. What is in a buffer is handed on.
+    /// Returns `true` if an appended extent can be read back. If it is still in a buffer, enqueues the buffer.
     pub(crate) fn is_written(&self, address: ExtentAddress) -> bool {
         self.hand_on(address);
         let jobs = self.jobs.lock();
@@ -842,7 +851,7 @@ impl Space {
         }
     }
 
-    /// Makes sure that an extent just appended can be read back: what is still in a buffer is written.
+    /// Waits until an appended extent can be read back, enqueuing and writing its buffer if necessary.
     pub(crate) fn ensure_written(&self, address: ExtentAddress, written: impl Fn(&[FrameIndex])) -> Result<()> {
         self.hand_on(address);
         loop {
@@ -864,13 +873,13 @@ impl Space {
 
     // ── large values ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The most bytes of a large value that go into one extent, its header and the value's identity included: a quarter
-    /// of a megabyte, less where segments are small.
+    /// Returns the maximum size of a large value's extent, including its header and the value's identity: 256 KiB, or
+    /// less if segments are small.
     pub(crate) fn value_chunk_bytes(&self) -> usize {
         (256usize << 10).min(self.segments.segment_bytes() as usize / 4)
     }
 
-    /// Writes one chunk of a large value at once and returns its place. It is in no table yet.
+    /// Writes a chunk of a large value immediately. Returns its address, which no table has yet.
     pub(crate) fn write_value_chunk(
         &self,
         extent: &mut crate::io::AlignedBuffer,
@@ -910,7 +919,7 @@ impl Space {
         Ok(address)
     }
 
-    /// Ends the segment that values are being put into, so that it can be emptied and reused.
+    /// Ends the open segment of large values, so that it can be emptied and reused.
     pub(crate) fn seal_values(&self) {
         if let Some((segment, _)) = self.values.lock().open.take() {
             self.segments.close(segment);
@@ -919,7 +928,7 @@ impl Space {
 
     // ── failure ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Records that a write or sync failed: nothing more is written. Returns the error for the caller.
+    /// Records that a write or sync failed, after which nothing more is written. Returns the error for the caller.
     pub(crate) fn fail(&self, reason: &str) -> Error {
         debug_assert!(!reason.is_empty(), "a failure has no reason");
         if self.failure.set(Stopped::Failed(reason.into())).is_ok() {
@@ -933,7 +942,7 @@ impl Space {
         let _ = self.failure.set(Stopped::Failed(reason.into()));
     }
 
-    /// Nothing more is written, since the database was closed. One that has failed before stays so.
+    /// Stops all writing because the database is closed. A failure recorded before remains.
     pub(crate) fn close(&self) {
         let _ = self.failure.set(Stopped::Closed);
         let was_closed = self.is_closed.swap(true, Ordering::AcqRel);
@@ -950,8 +959,8 @@ impl Space {
         if self.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// The error of a read. If the database was closed meanwhile, that is the reason: the file may be another opening's
-    /// by now.
+    /// Returns the error to report for a failed read. If the database has been closed, that is the reason: the file may
+    /// belong to another opening by now.
     pub(crate) fn read_error(&self, error: Error) -> Error {
         self.check_open().err().unwrap_or(error)
     }
@@ -963,7 +972,7 @@ impl Space {
         }
     }
 
-    /// An error that names a damaged place of the data file.
+    /// Returns an error that names a damaged extent of the data file.
     pub(crate) fn corrupted(&self, what: &str, address: ExtentAddress, reason: impl std::fmt::Display) -> Error {
         Error::corrupted(&self.path, format!("{what} at {address:?}"), reason)
     }
@@ -975,7 +984,7 @@ mod tests {
     use crate::io::fault::FaultyBackend;
     use crate::io::{Backend, OpenOptions};
 
-    /// Writes of the next epoch do not take the last segment, which the checkpoint in progress has begun.
+    /// A write of the next epoch can't take the last segment, because the checkpoint in progress has taken it already.
     #[test]
     fn a_checkpoint_has_its_segment_before_it_begins() {
         let backend = FaultyBackend::new(crate::io::in_memory());

@@ -1,5 +1,5 @@
-//! Reading extents one after the other where neighbours on disk come one after the other too: the chunks of page tables
-//! at opening, which a base image appends in their order.
+//! Reading extents one after the other whose order is mostly that on disk, such as the chunks of page tables during
+//! opening, which a base image appends in order. Neighbours are read with one request.
 
 use std::io;
 
@@ -7,18 +7,18 @@ use super::Space;
 use crate::format::ExtentAddress;
 use crate::io::AlignedBuffer;
 
-/// The largest read: a larger one is not faster.
+/// Maximum bytes of a read. Larger reads are not faster.
 const READ_BYTES_MAX: usize = 256 << 10;
 
-/// Extents no further apart than this are read together: one more request costs as much as reading 16 KiB more.
+/// Maximum gap between extents that are read together. One more request costs as much as reading 16 KiB more.
 const GAP_BYTES_MAX: u64 = 16 << 10;
 
-/// Reads extents that nothing writes to meanwhile, and keeps the bytes around the last one.
+/// Reads extents that no thread is writing to, and keeps the bytes around the last one.
 pub(super) struct NeighbourReader<'s> {
     space: &'s Space,
     /// `None` before the first read.
     buffer: Option<AlignedBuffer>,
-    /// The buffer's place in the file.
+    /// The buffer's offset in the file.
     start: u64,
 }
 
@@ -27,8 +27,9 @@ impl NeighbourReader<'_> {
         NeighbourReader { space, buffer: None, start: 0 }
     }
 
-    /// The bytes of the first of `addresses`, which is plausible. Of those behind it, as many as lie near are read with
-    /// it; if that fails, the first is read alone: a bad block costs no neighbours.
+    /// Returns the bytes of the first of `addresses`, which must be plausible. Reads those of the following extents
+    /// that lie nearby along with it. If that fails, reads the first one alone, so that a bad block does not affect its
+    /// neighbours.
     pub(super) fn read(&mut self, addresses: &[ExtentAddress]) -> io::Result<&[u8]> {
         let address = addresses[0];
         assert!(self.space.segments.is_plausible(address), "{address:?} can't be read");
@@ -46,7 +47,7 @@ impl NeighbourReader<'_> {
         self.buffer.as_ref()?.get(offset..offset + address.length() as usize)
     }
 
-    /// Reads the first of `addresses` and its neighbours. Returns `false` where that fails or is too much.
+    /// Reads the first of `addresses` and its neighbours. Returns `false` if the read fails or would be too large.
     fn fill(&mut self, addresses: &[ExtentAddress]) -> bool {
         let (start, length, _) = self.space.cover(addresses[0]);
         let mut end = start + length as u64;

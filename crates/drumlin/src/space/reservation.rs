@@ -1,37 +1,38 @@
 //! The owner of disk space: every byte that may have to be written is reserved here before anything depends on it.
 //!
-//! A full disk has to be found before a commit takes its timestamp, and must never keep a checkpoint from being made or
-//! rows from being removed. So bytes are reserved *before* pages become dirty, for a [`Purpose`], and are released when
-//! the [`SpaceReservation`] is dropped.
+//! A full disk has to be detected before a commit takes its timestamp, and must never prevent a checkpoint or the
+//! removal of rows. So bytes are reserved for a [`Purpose`] *before* pages become dirty, and released when the
+//! [`SpaceReservation`] is dropped.
 //!
 //! # Contract
 //! 1. *Reserved before dirty.* `dirty + reserved` bounds the page bytes that the next checkpoint writes. A reservation
-//!    is as large as all that its holder may make dirty. It does not shrink as pages become dirty: until its end these
-//!    bytes count twice, so that no change of a page touches a shared sum.
+//!    covers everything that its holder may make dirty. It does not shrink as pages become dirty: these bytes count
+//!    twice until the reservation ends, so that changing a page touches no shared sum.
 //! 2. *One policy.* [`admit`] alone decides, from a [`SpaceState`]. It is pure: same state, same answer.
-//! 3. *Coverage.* When bytes are reserved, the free segments, a quarter of each left for waste, hold
-//!    `dirty + reserved + tables`; at the [least](Margin::Least) margin all of them and the open segment's rest do.
-//!    Each purpose but [`Remove`](Purpose::Remove) leaves more than that free, so what frees space finds room where
-//!    what takes space does not.
+//! 3. *Coverage.* When bytes are reserved, three quarters of the free segments hold `dirty + reserved + tables`; the
+//!    last quarter of each is left for waste. At the [least](Margin::Least) margin, the free segments and the rest of
+//!    the open one hold them without that allowance. Each purpose but [`Remove`](Purpose::Remove) leaves more than that
+//!    free, so operations that free space still find room when those that take space do not.
 //! 4. *Sums.* `reserved = direct + Σ granted`, and in each slot of credit `granted ≥ available + in use`. Asserted at
-//!    each change; in the release build too, as the numbers are in the processor's registers by then.
-//! 5. *Exactness.* While the sums are exact no thread has credit available, and reserved is the sum of the
-//!    reservations alive.
-//! 6. *Segments are taken here.* [`Space::take_segment`] is the one caller of `Segments::take`; an appender is handed
-//!    it with the purpose that it serves. Appenders of an epoch take segments for what has been reserved already:
-//!    asking again, under the latches that they are called with, could only fail what must not. So their purpose,
-//!    [`Pages`](Purpose::Pages), is always granted. Values and moves take segments for bytes that nobody has reserved
-//!    yet, and are admitted a segment at a time.
+//!    each change, in release builds too, because the numbers are in registers at that point.
+//! 5. *Exactness.* While the sums are exact, no thread has credit available, and `reserved` is the sum of the live
+//!    reservations.
+//! 6. *Segments are taken here.* [`Space::take_segment`] is the only caller of `Segments::take`; an appender receives
+//!    it as a function, with the purpose that it serves. Appenders of an epoch take segments for bytes that have been
+//!    reserved already. Asking again under the latches that they run under could only fail what must not fail. So their
+//!    purpose, [`Pages`](Purpose::Pages), is always granted. Values and moves take segments for bytes that are not
+//!    reserved yet, and each segment is admitted separately.
 //!
 //! # Credit
-//! A commit on the hot path does not compute the admission. A thread is granted [`CREDIT_BYTES`] with the space of a
-//! commit, as if more rows were put, and spends them in its own slot, on its own cache line. What commits that have
-//! ended had spent is given back when the thread comes for more. Near a full disk the credit of idle threads must not
-//! be what a commit is refused for: when the file can't grow, the sums become *exact*, all slots are emptied under
-//! their locks, and each reservation is computed, until [plenty](SpaceState::has_plenty) is free again.
+//! A commit on the hot path does not compute the admission. When a thread reserves space for a commit, it is also
+//! granted [`CREDIT_BYTES`], as if more rows were put. It spends them in its own slot, on its own cache line. Bytes
+//! spent by commits that have ended are given back when the thread asks for more. Near a full disk, a commit must not
+//! be refused because of the credit of idle threads. So when the file can't grow, the sums become *exact*: all slots
+//! are emptied under their locks, and each reservation is computed, until [plenty](SpaceState::has_plenty) is free
+//! again.
 //!
-//! Lock order: the admissions, a slot of credit; both before the logged changes, the appender and the segments.
-//! Spending credit takes the slot's lock alone.
+//! Lock order: the admissions, a slot of credit; both before the logged changes, the appender and the segments. Spending
+//! credit takes the slot's lock alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,107 +45,109 @@ use crate::format::catalogue;
 use crate::format::{Epoch, SegmentId};
 use crate::sync::{Mutex, thread_index};
 
-/// Credit that a thread takes at once: some 18 commits of a row into pages of 4 KiB. More would have small files grow
-/// for it.
+/// Credit granted to a thread at a time: some 18 commits of one row into pages of 4 KiB. With more, small files would
+/// grow just for credit.
 const CREDIT_BYTES: u64 = 512 << 10;
 
-/// The credit of all threads comes to this part of the memory budget at the most: about as much can be dirty at all.
+/// The credit of all threads is limited to this fraction of the memory budget. About as many bytes can be dirty at all.
 const CREDIT_SHARE: u64 = 4;
 
-/// Slots of credit, one for each bit of a word. Threads beyond that many share them.
+/// Number of slots of credit: one for each bit of a word. With more threads than slots, threads share them.
 const SLOT_COUNT: usize = 64;
 
 const _: () = assert!(SLOT_COUNT == u64::BITS as usize, "a slot has no bit in the word of those that have credit");
 
-/// Segments that removals leave free besides what dirty pages and the next checkpoint need, until sparse segments were
-/// packed: with tables of up to a segment, a quarter of each left for waste, the checkpoint that frees nothing and the
-/// one behind packing leave room for a segment's worth of extents. Commits with new rows leave twice that many.
+/// Segments that removals leave free, in addition to what dirty pages and the next checkpoint need, until sparse
+/// segments have been packed. If the tables take up to a segment, and a quarter of each segment is left for waste, then
+/// a checkpoint that frees nothing and the one after packing leave room for a segment's worth of extents. Commits with
+/// new rows leave twice as many segments.
 const PACKING_SEGMENTS_MIN: u64 = 3;
-/// Plus this multiple of the tables beyond their first segment. A checkpoint that frees nothing may rewrite every
-/// table, and so may the one after packing, so packing must free more than that.
+/// Removals also leave this multiple of the tables beyond their first segment. A checkpoint that frees nothing may
+/// rewrite every table, and so may the one after packing, so packing must free more than that.
 const PACKING_TABLES: u64 = 2;
 
-/// The use that space is reserved for.
+/// What space is reserved for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// Pages that a commit with new rows makes dirty.
     Put,
-    /// Pages that a commit makes dirty which only removes rows.
+    /// Pages that a commit makes dirty by removing rows only.
     Remove,
-    /// Pages that recovery makes dirty: space is as it was when the commit was made.
+    /// Pages that recovery makes dirty. Their space was available when the commit was made.
     Replay,
-    /// The segments of an epoch's appender.
+    /// Segments of an epoch's appender.
     Pages,
-    /// The segments of large values, and nothing else.
+    /// Segments of large values.
     Value,
-    /// Pages, and the mover's segments, by which the cleaner empties sparse segments.
+    /// Pages and segments of the mover, with which the cleaner empties sparse segments.
     Move,
-    /// The same on a full disk, where extents are moved into the checkpoint's own segments.
+    /// Like `Move`, but on a full disk, where extents are moved into the checkpoint's own segments.
     Pack,
-    /// All that a checkpoint writes. It reserves no bytes of its own.
+    /// Everything that a checkpoint writes. It reserves no bytes itself.
     Checkpoint(Frees),
-    /// The images of dirty pages, written ahead of such a checkpoint.
+    /// Images of dirty pages that are written before such a checkpoint.
     WriteBack(Frees),
 }
 
-/// The space that a checkpoint gives back.
+/// The space that a checkpoint frees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Frees {
-    /// At least a segment, once it is durable.
+    /// At least one segment, once the checkpoint is durable.
     Segments,
-    /// Perhaps nothing: another checkpoint has to find space after it.
+    /// Possibly none, so another checkpoint has to find space after it.
     Nothing,
 }
 
-/// The space beyond its bytes that a reservation leaves.
+/// The space that a reservation leaves free beyond its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Margin {
-    /// Space for waste at the ends of segments, and what the purpose leaves to others.
+    /// Space for waste at the ends of segments, and the space that the purpose leaves for others.
     Full,
-    /// None: for what frees space, once no more is to be had.
+    /// None. For operations that free space, when no more can be had.
     Least,
 }
 
 /// The answer of [`admit`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Admission {
-    /// There is space at the full margin.
+    /// There is enough space at the full margin.
     Granted,
-    /// There is space at the least margin; so many free segments would be the full one.
+    /// There is enough space at the least margin. The full margin takes this many free segments.
     Scarce { segments: u64 },
-    /// There is not: so many free segments would do at either margin.
+    /// There is not enough space. The two margins take this many free segments.
     Short { segments: u64, least_segments: u64 },
 }
 
-/// Free space, and all that has a claim to it.
+/// Free space, and the bytes that have a claim to it.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct SpaceState {
     pub(crate) segment_bytes: u64,
     pub(crate) free_segments: u64,
-    /// The bytes left in the segment that the epoch's pages are written to.
+    /// The bytes left in the open segment of the epoch's pages.
     pub(crate) room_bytes: u64,
     pub(crate) dirty_bytes: u64,
     pub(crate) reserved_bytes: u64,
-    /// The bytes that a checkpoint may write besides pages: summaries or a base image, the table of segments, the
-    /// catalogue.
+    /// The bytes that a checkpoint may write in addition to pages: summaries or a base image, the table of segments,
+    /// and the catalogue.
     pub(crate) table_bytes: u64,
 }
 
 impl SpaceState {
-    /// The bytes that a checkpoint may write if `more_bytes` more are reserved.
+    /// Returns the bytes that a checkpoint may write if `more_bytes` more are reserved.
     fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
         let page_bytes = self.dirty_bytes + self.reserved_bytes + more_bytes;
-        // Entries are 24 bytes, of pages of at least 512.
+        // An entry takes 24 bytes, and a page at least 512.
         page_bytes + page_bytes / 20 + self.table_bytes
     }
 
-    /// Free segments that hold them in any case.
+    /// Returns the number of free segments that hold them in any case.
     fn needed_segments(&self, more_bytes: u64) -> u64 {
-        // Segments waste what is left at their ends: up to one page of 64 KiB each, and blocks at flushes.
+        // Allow for waste: up to one page of 64 KiB at the end of each segment, and partial blocks at flushes.
         self.checkpoint_bytes(more_bytes) / (self.segment_bytes * 3 / 4) + 1
     }
 
-    /// Free segments that hold them beside the rest of the open one, if little is wasted.
+    /// Returns the number of free segments that hold them together with the rest of the open segment, if little is
+    /// wasted.
     fn least_segments(&self, more_bytes: u64) -> u64 {
         match self.checkpoint_bytes(more_bytes).saturating_sub(self.room_bytes * 3 / 4) {
             0 => 0,
@@ -152,35 +155,35 @@ impl SpaceState {
         }
     }
 
-    /// Segments that the tables take, rounded down.
+    /// Returns the number of segments that the tables take, rounded down.
     fn table_segments(&self) -> u64 {
         self.table_bytes / self.segment_bytes
     }
 
-    /// Segments that removals leave free as long as packing may gain some.
+    /// Returns the number of segments that removals leave free as long as packing may still gain some.
     fn packing_segments(&self) -> u64 {
         assert!(self.segment_bytes > 0, "a space has no segments: {self:?}");
         let beyond_bytes = self.table_bytes.saturating_sub(self.segment_bytes);
         PACKING_SEGMENTS_MIN + (PACKING_TABLES * beyond_bytes).div_ceil(self.segment_bytes)
     }
 
-    /// Segments that commits with new rows leave free.
+    /// Returns the number of segments that commits with new rows leave free.
     pub(crate) fn spare_segments(&self) -> u64 {
         2 * self.packing_segments()
     }
 
-    /// Free segments that are not given back to the file system: on a disk that others fill they might not be had
-    /// again.
+    /// Returns the number of free segments that are not given back to the file system. On a disk that other programs
+    /// fill, they might not be available again.
     pub(crate) fn kept_segments(&self) -> u64 {
         self.needed_segments(0) + self.spare_segments()
     }
 
-    /// Free segments beyond what the next checkpoint needs.
+    /// Returns the number of free segments beyond what the next checkpoint needs.
     pub(crate) fn idle_segments(&self) -> u64 {
         self.free_segments.saturating_sub(self.needed_segments(0))
     }
 
-    /// Segments that a checkpoint leaves free.
+    /// Returns the number of segments that a checkpoint leaves free.
     fn left_by_checkpoint(&self, frees: Frees) -> u64 {
         match frees {
             Frees::Segments => 0,
@@ -188,37 +191,37 @@ impl SpaceState {
         }
     }
 
-    /// Bytes that can be moved into free space before the next checkpoint.
+    /// Returns the bytes that can be moved into free space before the next checkpoint.
     pub(crate) fn movable_bytes(&self) -> u64 {
         let writable_bytes = self.free_segments * self.segment_bytes + self.room_bytes;
         (writable_bytes * 3 / 4).saturating_sub(self.checkpoint_bytes(0))
     }
 
-    /// Free segments at which making space has done enough for now.
+    /// Returns `true` if there are so many free segments that no more space needs to be made for now.
     pub(crate) fn is_relieved(&self) -> bool {
         self.free_segments >= 2 * self.spare_segments() + 8
     }
 
-    /// Contract 3, after so many bytes were reserved.
+    /// Asserts contract 3 for bytes that were just reserved.
     fn assert_covered(&self, purpose: Purpose, bytes: u64) {
         let covers = match purpose {
             Purpose::Put | Purpose::Value | Purpose::Move => self.free_segments >= self.needed_segments(bytes),
             Purpose::Remove | Purpose::Checkpoint(_) => self.free_segments >= self.least_segments(bytes),
-            // Packing is limited by all the space that can be written; the other purposes have been counted.
+            // Packing is limited by all space that can be written. The other purposes are part of the sums already.
             Purpose::Pack => bytes <= self.movable_bytes(),
             Purpose::Replay | Purpose::Pages | Purpose::WriteBack(_) => true,
         };
         assert!(covers, "{bytes} bytes for {purpose:?} are not covered by {self:?}");
     }
 
-    /// Returns `true` if the sums need not be exact: there is credit for all who come next.
+    /// Returns `true` if there is so much free space that credit can be granted and the sums need not be exact.
     fn has_plenty(&self) -> bool {
         self.free_segments >= 2 * self.needed_segments(CREDIT_BYTES) + self.spare_segments()
     }
 }
 
-/// The policy: decides if so many bytes can be reserved. Segments that values and moves are about to take are counted
-/// by their purpose, not in the bytes.
+/// The policy: decides whether this many bytes can be reserved. Segments that values and moves are about to take are
+/// accounted for by their purpose, not in `bytes`.
 pub(crate) fn admit(state: &SpaceState, purpose: Purpose, bytes: u64) -> Admission {
     assert!(state.room_bytes <= state.segment_bytes, "an open segment has more room than there is: {state:?}");
     let needed = state.needed_segments(bytes);
@@ -259,13 +262,13 @@ impl Purpose {
         matches!(self, Purpose::Remove | Purpose::Replay | Purpose::Checkpoint(_))
     }
 
-    /// Returns `true` if thread credit pays for it.
+    /// Returns `true` if a thread's credit may pay for the purpose.
     fn takes_credit(self) -> bool {
         matches!(self, Purpose::Put | Purpose::Remove)
     }
 }
 
-/// Bytes in memory that the next checkpoint writes: raised and lowered by the pool and the versions, which know.
+/// Bytes in memory that the next checkpoint writes. The pool and the versions keep the counters up to date.
 #[derive(Debug, Default)]
 pub(crate) struct CheckpointDebt {
     dirty: CachePadded<DirtyPages>,
@@ -280,7 +283,7 @@ struct DirtyPages {
 }
 
 impl CheckpointDebt {
-    /// Counts a page whose newest change moves from one epoch to another; `None` is a clean page.
+    /// Moves a page from the epoch of its previous change to that of its newest. `None` stands for a clean page.
     #[inline]
     pub(crate) fn count_dirty(&self, page_bytes: u64, before: Option<Epoch>, after: Option<Epoch>) {
         if before == after {
@@ -309,28 +312,28 @@ impl CheckpointDebt {
         &self.dirty.counts[(epoch.0 & 1) as usize]
     }
 
-    /// The number of dirty pages last changed in an epoch.
+    /// Returns the number of dirty pages last changed in an epoch.
     pub(super) fn dirty_pages(&self, epoch: Epoch) -> u64 {
         self.dirty_count(epoch).load(Ordering::Relaxed)
     }
 
-    /// Bytes of dirty pages.
+    /// Returns the bytes of dirty pages.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty.bytes.load(Ordering::Relaxed)
     }
 
-    /// Sets the number of values that only versions name.
+    /// Sets the number of orphans: large values that only old versions refer to.
     pub(crate) fn set_orphan_count(&self, count: usize) {
         self.orphan_count.store(count as u64, Ordering::Relaxed);
     }
 
-    /// Bytes of the catalogue's list of them.
+    /// Returns the bytes of the catalogue's list of orphans.
     fn orphan_bytes(&self) -> u64 {
         self.orphan_count.load(Ordering::Relaxed) * catalogue::ORPHAN_BYTES
     }
 }
 
-/// The sums of what is reserved.
+/// The sums of the reserved bytes.
 #[derive(Debug)]
 pub(super) struct Reservations {
     pub(super) debt: Arc<CheckpointDebt>,
@@ -340,17 +343,17 @@ pub(super) struct Reservations {
 
 #[derive(Debug, Default)]
 struct Admissions {
-    /// Bytes of reservations that no credit has paid for.
+    /// Bytes of reservations that were not paid for with credit.
     direct_bytes: u64,
     /// Bytes granted to all slots, and a bit for each slot that has some.
     credited_bytes: u64,
     credited_slots: u64,
-    /// No credit is given, and none is available.
+    /// No credit is granted or available.
     is_exact: bool,
-    /// Reservations for [`Purpose::Pack`].
+    /// Number of reservations for [`Purpose::Pack`].
     packing_count: u32,
-    /// The [idle segments](SpaceState::idle_segments) left when the sparse ones had been packed last, on a disk that is
-    /// still full.
+    /// The number of [idle segments](SpaceState::idle_segments) left after sparse segments were last packed, while the
+    /// disk is still full.
     packed_idle_segments: Option<u64>,
 }
 
@@ -359,20 +362,19 @@ impl Admissions {
         self.direct_bytes + self.credited_bytes
     }
 
-    /// Returns `true` if packing was of no more use when it was tried last, and is of none now: no segment has been
-    /// taken since.
+    /// Returns `true` if packing gains no more space: the last attempt has ended, and no segment has been taken since.
     fn is_packed(&self, state: &SpaceState) -> bool {
         self.packed_idle_segments.is_some_and(|idle_segments| idle_segments <= state.idle_segments())
     }
 }
 
-/// The credit of a thread.
+/// The credit in a slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Credit {
     /// Bytes that count as reserved for the slot.
     granted_bytes: u64,
     available_bytes: u64,
-    /// Bytes of the slot's reservations that are alive.
+    /// Bytes of the slot's live reservations.
     in_use_bytes: u64,
 }
 
@@ -381,7 +383,7 @@ impl Credit {
         assert!(self.granted_bytes >= self.available_bytes + self.in_use_bytes, "credit is spent twice: {self:?}");
     }
 
-    /// Spends credit; `false` where there is too little.
+    /// Spends credit. Returns `false` if there is too little.
     #[inline]
     fn spend(&mut self, bytes: u64) -> bool {
         let is_enough = bytes <= self.available_bytes;
@@ -401,7 +403,7 @@ impl Credit {
         self.assert_sums();
     }
 
-    /// Gives back the bytes of reservations that have ended; returns how many.
+    /// Gives back the bytes of reservations that have ended. Returns how many.
     fn settle(&mut self) -> u64 {
         self.assert_sums();
         let ended_bytes = self.granted_bytes - self.available_bytes - self.in_use_bytes;
@@ -409,13 +411,13 @@ impl Credit {
         ended_bytes
     }
 
-    /// Gives back all that no reservation uses; returns how much.
+    /// Gives back all bytes that no live reservation uses. Returns how many.
     fn empty(&mut self) -> u64 {
         self.available_bytes = 0;
         self.settle()
     }
 
-    /// Fills the slot up and spends `bytes`, of the grant that [`wants`](Self::wants) names.
+    /// Fills the slot up with the grant computed by [`wants`](Self::wants), and spends `bytes` of it.
     fn refill(&mut self, bytes: u64) {
         self.granted_bytes += self.wants(bytes);
         self.available_bytes = CREDIT_BYTES;
@@ -438,7 +440,7 @@ impl Reservations {
         }
     }
 
-    /// Empties all slots: their credit counts as reserved no more.
+    /// Empties all slots, so that unused credit no longer counts as reserved.
     fn collect(&self, admissions: &mut Admissions) -> u64 {
         let mut collected_bytes = 0;
         let mut in_use_bytes = 0;
@@ -459,18 +461,18 @@ impl Reservations {
     }
 }
 
-/// Space that was too little for a reservation.
+/// Tells how much space was lacking for a reservation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
-    /// Free segments that would have sufficed.
+    /// Number of free segments that would have sufficed.
     segments: u64,
-    /// Bytes that others had reserved.
+    /// Bytes that were reserved by others.
     pub(crate) reserved_bytes: u64,
-    /// Less would do without credit.
+    /// The reservation would have needed less without credit.
     is_for_credit: bool,
 }
 
-/// Disk space that is reserved until this is dropped.
+/// Reserved disk space. It is released when this is dropped.
 #[must_use = "space is released when the reservation is dropped"]
 pub(crate) struct SpaceReservation<'s> {
     space: &'s Space,
@@ -508,7 +510,8 @@ impl SpaceReservation<'_> {
         self.purpose
     }
 
-    /// Reserves `bytes` in place of those reserved so far; `false`, and none is reserved, where they are not admitted.
+    /// Reserves `bytes` in place of the bytes reserved so far. If they are not admitted, reserves none and returns
+    /// `false`.
     pub(crate) fn resize(&mut self, bytes: u64) -> bool {
         assert!(self.slot.is_none(), "credit is not resized");
         let space = self.space;
@@ -526,7 +529,7 @@ impl SpaceReservation<'_> {
 }
 
 impl Space {
-    /// Reserves space out of the calling thread's credit; `None` where it has too little.
+    /// Reserves space from the calling thread's credit. Returns `None` if that is too little.
     #[inline]
     pub(crate) fn spend_credit(&self, purpose: Purpose, bytes: u64) -> Option<SpaceReservation<'_>> {
         if !purpose.takes_credit() {
@@ -537,11 +540,11 @@ impl Space {
         is_spent.then(|| SpaceReservation { space: self, purpose, bytes, slot: Some(slot) })
     }
 
-    /// Reserves space, growing the file where too little is free. On a full disk a purpose that frees space is content
-    /// with the least margin.
+    /// Reserves space, growing the file if too little is free. On a full disk, a purpose that frees space makes do with
+    /// the least margin.
     ///
     /// # Errors
-    /// [`Error::DiskFull`]: nothing is reserved, and the database goes on.
+    /// [`Error::DiskFull`]: nothing is reserved, and the database stays usable.
     pub(crate) fn reserve(&self, purpose: Purpose, bytes: u64) -> Result<SpaceReservation<'_>> {
         let mut margin = Margin::Full;
         loop {
@@ -558,7 +561,7 @@ impl Space {
         }
     }
 
-    /// Reserves space of what is free. Grants credit with it, as long as the sums are not exact.
+    /// Reserves space that is free. Also grants credit, unless the sums are exact.
     pub(crate) fn try_reserve(
         &self,
         purpose: Purpose,
@@ -575,7 +578,7 @@ impl Space {
             let state = self.state_of(&admissions);
             let wanted_bytes = credit.wants(bytes);
             if admissions.credited_bytes + wanted_bytes <= self.budget.total_bytes() / CREDIT_SHARE {
-                // Credit pays for rows that are put.
+                // Credit is admitted like rows that are put.
                 return match admit(&state, Purpose::Put, wanted_bytes) {
                     Admission::Granted => {
                         credit.refill(bytes);
@@ -596,7 +599,7 @@ impl Space {
         Ok(SpaceReservation { space: self, purpose, bytes, slot: None })
     }
 
-    /// Asks the policy, without credit.
+    /// Asks the policy for a reservation without credit.
     fn check_admission(
         &self,
         admissions: &mut Admissions,
@@ -612,7 +615,7 @@ impl Space {
             admissions.is_exact = false;
             admissions.packed_idle_segments = None;
         }
-        // Not for each row that is removed: packing makes a checkpoint at least.
+        // Do not ask for packing before each removal: packing takes at least one checkpoint.
         let is_packed = purpose == Purpose::Remove && admissions.is_packed(&state);
         let margin = if is_packed { Margin::Least } else { margin };
         let segments = match (admit(&state, purpose, bytes), margin) {
@@ -626,8 +629,8 @@ impl Space {
         Err(Shortage { segments, reserved_bytes: state.reserved_bytes, is_for_credit: false })
     }
 
-    /// Grows the file by what was too little. Where the disk is full it collects the credit of all threads; if that
-    /// changes nothing, the error is [`Error::DiskFull`].
+    /// Grows the file by the lacking segments. If the disk is full, collects the credit of all threads; if that gains
+    /// nothing, fails with [`Error::DiskFull`].
     pub(crate) fn grow(&self, shortage: Shortage) -> Result<()> {
         assert!(shortage.segments > 0, "nothing was short: {shortage:?}");
         self.begin_writing()?;
@@ -643,7 +646,7 @@ impl Space {
         })
     }
 
-    /// Notes that sparse segments have been packed on a full disk, as far as that gains space.
+    /// Records that sparse segments have been packed as far as that gains space, on a full disk.
     pub(crate) fn note_packed(&self) {
         let mut admissions = self.reservations.admissions.lock();
         let state = self.state_of(&admissions);
@@ -651,12 +654,12 @@ impl Space {
         admissions.packed_idle_segments = admissions.is_exact.then(|| state.idle_segments());
     }
 
-    /// Collects the credit that no reservation uses, of all threads.
+    /// Collects the unused credit of all threads.
     pub(crate) fn collect_credit(&self) {
         self.reservations.collect(&mut self.reservations.admissions.lock());
     }
 
-    /// Takes a segment for a purpose, growing the file where too few are free.
+    /// Takes a segment for a purpose, growing the file if too few are free.
     pub(crate) fn take_segment(&self, purpose: Purpose) -> Result<SegmentId> {
         let takes = matches!(purpose, Purpose::Pages | Purpose::Value | Purpose::Move);
         assert!(takes, "{purpose:?} has its segments taken by others");
@@ -667,7 +670,7 @@ impl Space {
         loop {
             let mut admissions = self.reservations.admissions.lock();
             match self.check_admission(&mut admissions, purpose, 0, Margin::Full) {
-                // An appender of an epoch, which does not ask, may have taken the last.
+                // An epoch's appender, which does not ask the policy, may have taken the last segment.
                 Ok(()) => match self.segments.try_take() {
                     Some(segment) => return Ok(segment),
                     None => continue,
@@ -680,10 +683,10 @@ impl Space {
         }
     }
 
-    /// Gives the file's free end back to the file system, but for `keep` free segments, and those that are
-    /// [kept](SpaceState::kept_segments) in any case.
+    /// Gives the free end of the file back to the file system, except for `keep` free segments or the
+    /// [kept](SpaceState::kept_segments) ones if those are more.
     pub(crate) fn shrink(&self, keep: u64) -> Result<()> {
-        // The file does not become shorter than what is admitted meanwhile counts on.
+        // Hold the lock, so that the file does not lose segments that a concurrent admission relies on.
         let mut admissions = self.reservations.admissions.lock();
         self.reservations.collect(&mut admissions);
         let keep = keep.max(self.state_of(&admissions).kept_segments());
@@ -691,18 +694,18 @@ impl Space {
         self.segments.shrink(keep).map_err(|error| Error::io("shrinking", self.path(), error))
     }
 
-    /// Returns `true` if the policy admits so many bytes, which are reserved already.
+    /// Returns `true` if the policy would still grant the purpose for bytes that are reserved already.
     pub(crate) fn is_admitted(&self, purpose: Purpose, bytes: u64) -> bool {
         admit(&self.state(), purpose, bytes) == Admission::Granted
     }
 
-    /// Free space and claims to it at this moment.
+    /// Returns the current state of free space and of the claims to it.
     pub(crate) fn state(&self) -> SpaceState {
         self.state_of(&self.reservations.admissions.lock())
     }
 
     fn state_of(&self, admissions: &Admissions) -> SpaceState {
-        // Parts of the catalogue have headers, and lie in units of 64 bytes.
+        // The catalogue's parts have headers, and are stored in units of 64 bytes.
         let catalogue_bytes = self.catalogue_bytes() + self.reservations.debt.orphan_bytes();
         let catalogue_bytes = catalogue_bytes + catalogue_bytes / 256 + 128;
         SpaceState {
@@ -711,17 +714,17 @@ impl Space {
             room_bytes: self.room_bytes(),
             dirty_bytes: self.reservations.debt.dirty_bytes(),
             reserved_bytes: admissions.reserved_bytes(),
-            // The base image may be rewritten, with the table of segments; the catalogue always is.
+            // A checkpoint may rewrite the base image and the table of segments, and always writes the catalogue.
             table_bytes: self.summary_bytes() + self.table_bytes() + self.segments.table_bytes() + catalogue_bytes,
         }
     }
 
-    /// Bytes that are reserved, credit included.
+    /// Returns the bytes that are reserved, including credit.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         self.reservations.admissions.lock().reserved_bytes()
     }
 
-    /// Returns `true` while extents are being packed: what is being moved counts twice.
+    /// Returns `true` while extents are being packed. Their bytes count twice in this time.
     pub(crate) fn is_packing(&self) -> bool {
         self.reservations.admissions.lock().packing_count > 0
     }

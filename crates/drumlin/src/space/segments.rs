@@ -1,13 +1,14 @@
 //! The allocation of the data file's segments: which are in use, and in which use of each its extents were written.
 //!
 //! # Invariants
-//! 1. A segment is free only if no durable table, and no table that is being made durable, refers to it: space released
-//!    within an epoch is subtracted once the checkpoint that ends the epoch is durable, not before.
-//! 2. The file system has given space to every segment that the file reaches over, so writing into one can't find the
-//!    disk full. The lack of space shows when the file grows, before anything depends on them.
-//! 3. The lowest free segment is taken first, so that the file's end empties and can be given back.
-//! 4. Each time a segment is taken a new *use* of it begins, with a number that was never used before; every extent in
-//!    it carries that number. So an extent that a lost write left there is not mistaken for one of the newer use.
+//! 1. A segment is free only if it is not referred to by a durable table or by one that is being made durable. Space
+//!    released in an epoch is subtracted only after the checkpoint that ends the epoch is durable.
+//! 2. The file system has allocated space for every segment of the file, so writing to a segment can't find the disk
+//!    full. Lack of space shows when the file grows, before anything depends on the new segments.
+//! 3. The lowest free segment is taken first, so that the end of the file becomes empty and can be given back.
+//! 4. Each time a segment is taken, a new *use* of it begins, with a number that was never used before. Every extent in
+//!    the segment carries that number. So if a write is lost, the old extent in its place is not mistaken for one of
+//!    the newer use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -21,7 +22,7 @@ use crate::format::extent::{Origin, SEGMENT_TABLE_ENTRIES};
 use crate::format::{DatabaseId, Epoch, ExtentAddress, ExtentRef, SegmentId, SegmentUse};
 use crate::io::FileRef;
 
-/// Segments by which the file grows where the disk allows.
+/// Number of segments by which the file grows if the disk has room.
 const GROWTH_SEGMENTS: u32 = 8;
 
 /// See the module.
@@ -31,48 +32,48 @@ pub(crate) struct Segments {
     /// The identity of the database.
     database: DatabaseId,
     segment_bytes: u64,
-    /// The most segments that an address can name.
+    /// The largest number of segments that addresses can name.
     segment_count_max: u32,
     state: Mutex<State>,
     uses: Uses,
-    /// Held while the file grows or shrinks, which is I/O; taken before `state`.
+    /// Held while the file grows or shrinks, which is I/O. Taken before `state`.
     resize: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Indexed by segment; 0 holds the superblocks.
+    /// Indexed by segment. Segment 0 holds the superblocks.
     segments: Vec<Segment>,
     free: BTreeSet<SegmentId>,
-    /// The fewest free segments since the last [`take_unneeded`](Segments::take_unneeded).
+    /// The smallest number of free segments since the last [`take_unneeded`](Segments::take_unneeded).
     free_count_min: u64,
-    /// The use that begins next.
+    /// The number of the next use.
     next_use: SegmentUse,
-    /// Chunks of the table of segments that have changed since they were written.
+    /// Chunks of the table of segments that have changed since they were last written.
     changed_chunks: BTreeSet<SegmentTableChunk>,
-    /// Bytes released within each epoch whose checkpoint is not durable yet.
+    /// Bytes released in each epoch whose checkpoint is not durable yet.
     released: BTreeMap<Epoch, HashMap<SegmentId, u64>>,
-    /// The last epoch whose checkpoint is durable, of this opening's.
+    /// The last epoch of this opening whose checkpoint is durable.
     settled: Epoch,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Segment {
     live_bytes: u64,
-    /// Still being appended to: not free even when nothing in it is live.
+    /// Still appended to, and so not free even if nothing in it is live.
     open: bool,
 }
 
-/// The use of each segment, read without a lock. Zero: it was never used.
+/// The use of each segment, readable without a lock. Zero if it was never used.
 #[derive(Debug, Default)]
 struct Uses {
-    /// Each has twice as many as the one before.
+    /// Each level has twice as many entries as the one before it.
     levels: [OnceLock<Box<[AtomicU64]>>; Uses::LEVELS],
 }
 
 impl Uses {
     const FIRST_LEVEL: u64 = 1024;
-    /// Levels that reach all 2³² segments: 2¹⁰ · (2²³ − 1).
+    /// Number of levels needed for all 2³² segments: 2¹⁰ · (2²³ − 1).
     const LEVELS: usize = 23;
 
     fn locate(segment: SegmentId) -> (usize, usize) {
@@ -99,12 +100,12 @@ impl Uses {
 pub(crate) struct SegmentTableChunk(pub(crate) u32);
 
 impl SegmentTableChunk {
-    /// The chunk that has the use of a segment.
+    /// Returns the chunk that has a segment's entry.
     fn of(segment: SegmentId) -> SegmentTableChunk {
         SegmentTableChunk(segment.0 / SEGMENT_TABLE_ENTRIES as u32)
     }
 
-    /// The segments whose uses it has.
+    /// Returns the segments that have their entries in this chunk.
     fn segments(self) -> impl Iterator<Item = SegmentId> {
         let first = self.0 * SEGMENT_TABLE_ENTRIES as u32;
         (first..first + SEGMENT_TABLE_ENTRIES as u32).map(SegmentId)
@@ -115,7 +116,7 @@ impl SegmentTableChunk {
     }
 }
 
-/// The fill of the data file.
+/// How full the data file is.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) segment_count: u64,
@@ -124,8 +125,8 @@ pub(crate) struct Usage {
 }
 
 impl Segments {
-    /// The segments of a database's file that reaches over `count` of them, all free but the first. `first_use` is
-    /// above all that were ever given out.
+    /// Creates the state of a database file of `count` segments, all of them free except the first. `first_use` must be
+    /// above all uses ever given out.
     pub(crate) fn new(
         file: FileRef,
         database: DatabaseId,
@@ -149,7 +150,7 @@ impl Segments {
         }
     }
 
-    /// Segments that a file can have.
+    /// Returns the largest number of segments that a file can have.
     pub(crate) fn count_max(segment_bytes: u64) -> u32 {
         u32::try_from(ExtentAddress::FILE_BYTES_MAX / segment_bytes).unwrap_or(u32::MAX)
     }
@@ -158,32 +159,33 @@ impl Segments {
         self.segment_bytes
     }
 
-    /// First byte of a segment in the file.
+    /// Returns the offset of a segment in the file.
     pub(crate) fn start(&self, segment: SegmentId) -> u64 {
         u64::from(segment.0) * self.segment_bytes
     }
 
-    /// The segment that a place lies in.
+    /// Returns the segment that an extent lies in.
     pub(crate) fn segment_of(&self, address: ExtentAddress) -> SegmentId {
         SegmentId((address.start() / self.segment_bytes) as u32)
     }
 
-    /// The origin that extents of a segment's use carry.
+    /// Returns the origin that extents written in a use of a segment carry.
     pub(crate) fn origin(&self, segment_use: SegmentUse) -> Origin {
         Origin { database: self.database, segment_use }
     }
 
-    /// The use that a segment is in, or was in last.
+    /// Returns the current or last use of a segment.
     pub(crate) fn segment_use(&self, segment: SegmentId) -> SegmentUse {
         self.uses.get(segment)
     }
 
-    /// The extent at a place, which is in use, by the name that outlives the table of segments.
+    /// Returns a reference to a live extent that includes its segment's use, and so can be verified without the table
+    /// of segments.
     pub(crate) fn name(&self, address: ExtentAddress) -> ExtentRef {
         ExtentRef { address, segment_use: self.segment_use(self.segment_of(address)) }
     }
 
-    /// Returns `true` if a place read from disk can exist: within one segment, and not among the superblocks.
+    /// Returns `true` if an address read from disk is possible: within one segment, and not among the superblocks.
     pub(crate) fn is_plausible(&self, address: ExtentAddress) -> bool {
         self.is_within(&self.state.lock(), address)
     }
@@ -195,19 +197,19 @@ impl Segments {
         first == last && first > 0 && first < state.segments.len() as u64
     }
 
-    /// Segments that are free.
+    /// Returns the number of free segments.
     pub(crate) fn free_count(&self) -> u64 {
         self.state.lock().free.len() as u64
     }
 
-    /// Segments that have been free ever since this was asked last.
+    /// Returns the number of segments that have been free since the last call.
     pub(crate) fn take_unneeded(&self) -> u64 {
         let mut state = self.state.lock();
         let free_count = state.free.len() as u64;
         std::mem::replace(&mut state.free_count_min, free_count).min(free_count)
     }
 
-    /// Makes sure that `count` segments are free, growing the file where they are not. `StorageFull` where it can't.
+    /// Makes sure that `count` segments are free, growing the file if necessary. Fails with `StorageFull` if it can't.
     pub(super) fn ensure_free(&self, count: u32) -> io::Result<()> {
         if self.free_count() >= u64::from(count) {
             return Ok(());
@@ -238,7 +240,7 @@ impl Segments {
 
     fn grow(&self, segment_count: u32, added: u32) -> io::Result<u32> {
         assert!(added > 0 && segment_count > 0, "{added} segments are added to {segment_count}");
-        // Found here, before anything counts on the space: no place could say where an extent behind it lies.
+        // Fail here, before anything relies on the space: no address could name an extent beyond the limit.
         if added > self.segment_count_max.saturating_sub(segment_count) {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -247,7 +249,7 @@ impl Segments {
         Ok(added)
     }
 
-    /// Takes the lowest free segment, if there is one.
+    /// Takes the lowest free segment, if any is free.
     pub(super) fn try_take(&self) -> Option<SegmentId> {
         let mut state = self.state.lock();
         let segment = state.free.pop_first()?;
@@ -263,7 +265,7 @@ impl Segments {
         Some(segment)
     }
 
-    /// Takes the lowest free segment; grows the file where there is none.
+    /// Takes the lowest free segment. Grows the file if none is free.
     pub(super) fn take(&self) -> io::Result<SegmentId> {
         loop {
             if let Some(segment) = self.try_take() {
@@ -273,7 +275,7 @@ impl Segments {
         }
     }
 
-    /// Nothing more is appended to the segment.
+    /// Records that nothing more is appended to the segment.
     pub(crate) fn close(&self, segment: SegmentId) {
         let mut state = self.state.lock();
         let closed = state.segment(segment);
@@ -285,7 +287,7 @@ impl Segments {
         }
     }
 
-    /// The place is in use now.
+    /// Records that the extent is in use.
     pub(crate) fn retain(&self, address: ExtentAddress) {
         let segment = self.segment_of(address);
         let mut state = self.state.lock();
@@ -297,9 +299,10 @@ impl Segments {
 
     // ── opening ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Like [`retain`](Self::retain), for a place found while opening: its segment leaves the free ones. `false` where
-    /// it can't be: outside the file, over two segments, or in a segment that is full already. Whether it is of its
-    /// segment's use shows when it is read: a page that can't be read leaves the others readable.
+    /// Like [`retain`](Self::retain), for an extent found during opening. Its segment is then no longer free. Returns
+    /// `false` if the address is impossible: outside the file, across two segments, or in a segment that is full
+    /// already. Whether the extent belongs to the segment's use is checked when it is read, so that one unreadable page
+    /// leaves the others readable.
     #[must_use]
     pub(crate) fn restore(&self, address: ExtentAddress) -> bool {
         let mut state = self.state.lock();
@@ -318,8 +321,8 @@ impl Segments {
         has_room
     }
 
-    /// Like [`restore`](Self::restore), for an extent that is named with its use. `false` also where something else in
-    /// its segment is of another one.
+    /// Like [`restore`](Self::restore), for an extent named together with its use. Also returns `false` if a live
+    /// extent in the same segment has another use.
     #[must_use]
     pub(crate) fn restore_named(&self, extent: ExtentRef) -> bool {
         if !self.is_plausible(extent.address) {
@@ -337,8 +340,8 @@ impl Segments {
         self.restore(extent.address)
     }
 
-    /// Takes over a chunk of the table of segments. Segments in which something lives already are of the use that it
-    /// was named with; the table may be older.
+    /// Restores a chunk of the table of segments. The table may be outdated, so segments that already have live extents
+    /// keep the use that those were named with.
     pub(crate) fn restore_uses(&self, chunk: SegmentTableChunk, uses: &[SegmentUse]) {
         let state = self.state.lock();
         for (segment, &segment_use) in chunk.segments().zip(uses) {
@@ -348,36 +351,36 @@ impl Segments {
         }
     }
 
-    /// The uses that a damaged chunk of the table of segments names are unknown, but for those that are known by an
-    /// extent's name.
+    /// Marks the uses in a damaged chunk of the table of segments as unknown, except those already known from extent
+    /// references.
     pub(crate) fn forget_uses(&self, chunk: SegmentTableChunk) {
         self.restore_uses(chunk, &[SegmentUse::UNKNOWN; SEGMENT_TABLE_ENTRIES]);
     }
 
     // ── the table of segments ──────────────────────────────────────────────────────────────────────────────────────
 
-    /// Chunks that the table of all segments has.
+    /// Returns the number of chunks in the table of all segments.
     pub(crate) fn chunk_count(&self) -> u32 {
         SegmentTableChunk::of(SegmentId(self.state.lock().segments.len() as u32 - 1)).0 + 1
     }
 
-    /// Bytes that a checkpoint may write of the table: all of it.
+    /// Returns the bytes of the table that a checkpoint may write, which is all of it.
     pub(crate) fn table_bytes(&self) -> u64 {
         u64::from(self.chunk_count()) * (SEGMENT_TABLE_ENTRIES as u64 * 8 + 64)
     }
 
-    /// The chunks of the table that have changed since they were taken last.
+    /// Returns the chunks of the table that have changed since the last call.
     pub(crate) fn take_changed_chunks(&self) -> BTreeSet<SegmentTableChunk> {
         std::mem::take(&mut self.state.lock().changed_chunks)
     }
 
-    /// The current contents of a chunk of the table. They are right for every segment with live extents, whatever is
-    /// taken meanwhile.
+    /// Returns the current contents of a chunk of the table. They are right for every segment with live extents, even
+    /// if segments are taken concurrently.
     pub(crate) fn uses_in(&self, chunk: SegmentTableChunk) -> impl Iterator<Item = SegmentUse> + '_ {
         chunk.segments().map(|segment| self.uses.get(segment))
     }
 
-    /// The place is not in use from the end of `epoch` on.
+    /// Records that the extent is no longer in use after the end of `epoch`.
     pub(crate) fn release(&self, address: ExtentAddress, epoch: Epoch) {
         let segment = self.segment_of(address);
         let mut state = self.state.lock();
@@ -387,15 +390,15 @@ impl Segments {
         assert!(released_bytes <= live_bytes, "{segment}: {released_bytes} bytes released of {live_bytes}");
     }
 
-    /// The place was never in any table (a value whose transaction ended without a commit).
+    /// Frees an extent that was never in any table, such as a chunk of a value whose transaction did not commit.
     pub(crate) fn discard(&self, address: ExtentAddress) {
         let segment = self.segment_of(address);
         let mut state = self.state.lock();
         state.subtract(segment, address.length());
     }
 
-    /// The checkpoint that ends `epoch` is durable: what was released up to it is free. Returns the segments that
-    /// became so.
+    /// Frees everything released up to `epoch`, whose checkpoint is durable. Returns the number of segments that became
+    /// free.
     pub(crate) fn settle(&self, epoch: Epoch) -> u64 {
         let mut state = self.state.lock();
         assert!(epoch > state.settled, "{epoch} is settled after {}", state.settled);
@@ -410,7 +413,7 @@ impl Segments {
         (state.free.len() - free_before) as u64
     }
 
-    /// Gives the file's free end back, but for `keep` free segments.
+    /// Gives the free end of the file back to the file system, except for `keep` free segments.
     pub(crate) fn shrink(&self, keep: u32) -> io::Result<()> {
         let _resize = self.resize.lock();
         let count = {
@@ -433,8 +436,8 @@ impl Segments {
         self.file.set_len(u64::from(count) * self.segment_bytes)
     }
 
-    /// Segments worth emptying, the emptiest first: closed, with at most `live_share_max` of their bytes live, at most
-    /// `count_max`. What has been released but is not settled counts as live no more.
+    /// Returns up to `count_max` segments worth emptying, emptiest first: closed segments of which at most
+    /// `live_share_max` is live. Bytes released in an epoch that is not settled yet do not count as live.
     pub(crate) fn sparse(&self, live_share_max: f64, count_max: usize) -> Vec<(SegmentId, u64)> {
         let state = self.state.lock();
         let limit = (self.segment_bytes as f64 * live_share_max) as u64;
@@ -449,7 +452,7 @@ impl Segments {
         found
     }
 
-    /// Returns `true` if the next checkpoint frees a segment, as all of it has been released.
+    /// Returns `true` if the next checkpoint will free a segment, because all of its bytes have been released.
     pub(crate) fn has_released(&self) -> bool {
         let state = self.state.lock();
         let is_released = |(index, segment): (usize, &Segment)| {
@@ -458,7 +461,7 @@ impl Segments {
         state.segments.iter().enumerate().skip(1).any(is_released)
     }
 
-    /// Closed segments in use at or above `first`.
+    /// Returns the closed segments in use from `first` on.
     pub(crate) fn from(&self, first: SegmentId) -> Vec<SegmentId> {
         let state = self.state.lock();
         let used = |segment: &Segment| !segment.open && segment.live_bytes > 0;
@@ -481,14 +484,13 @@ impl Segments {
 }
 
 impl State {
-    /// The state of a segment of the file.
+    /// Returns the state of a segment.
     fn segment(&mut self, segment: SegmentId) -> &mut Segment {
         assert!(segment != SegmentId(0), "segment 0 holds the superblocks");
         &mut self.segments[segment.0 as usize]
     }
 
-    /// Every segment of the file but the first is free, open, or holds something that lives, and only one of free and
-    /// the others.
+    /// Asserts that every segment except the first is either free or in use: open, or with live bytes.
     fn assert_sums(&self) {
         let used = self.segments.iter().skip(1).filter(|segment| segment.open || segment.live_bytes > 0).count();
         let (free, all) = (self.free.len(), self.segments.len() - 1);
@@ -527,7 +529,7 @@ mod tests {
         Segments::new(file, DatabaseId(77), 64 << 10, count, SegmentUse::first_of(Incarnation(3)))
     }
 
-    /// A segment that becomes free and is taken again within an epoch is in another use.
+    /// A segment that becomes free and is taken again within the same epoch gets a new use.
     #[test]
     fn each_use_has_a_number_of_its_own() {
         let segments = segments(2);
@@ -540,7 +542,7 @@ mod tests {
         }
     }
 
-    /// A file that has grown to what places can name is as a full disk: found when it would grow.
+    /// A file that has grown to the limit of addresses behaves like a full disk, and fails when it would grow.
     #[test]
     fn a_file_ends_where_addresses_do() {
         assert_eq!(u64::from(Segments::count_max(1 << 20)) << 20, ExtentAddress::FILE_BYTES_MAX);
@@ -556,7 +558,7 @@ mod tests {
         assert_eq!(segments.take().unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 
-    /// The levels of the table in memory abut, up to the last segment that there can be.
+    /// The levels of the table in memory abut, up to the last possible segment.
     #[test]
     fn levels_abut() {
         let uses = Uses::default();
@@ -570,7 +572,7 @@ mod tests {
         assert!(level < Uses::LEVELS && (offset as u64) < Uses::FIRST_LEVEL << level);
     }
 
-    /// An extent that is named with its use has to agree with everything else that lives in its segment.
+    /// An extent named with its use has to agree with all live extents in its segment.
     #[test]
     fn an_extent_named_with_another_use_is_not_restored() {
         let segments = segments(1100);

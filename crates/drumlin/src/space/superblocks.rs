@@ -1,19 +1,19 @@
-//! The two superblocks, and the one way in which they are written.
+//! The two superblocks, and the only code that writes them.
 //!
 //! A superblock names the newest checkpoint, the openings, and the log ranges that must exist. Checkpoints and openings
-//! change one part, the log the other. Both write through this module, and each change is one durable write into the
-//! slot that does not hold the newest superblock.
+//! change one part of it, the log the other. Both write through this module, and each change is one durable write into
+//! the slot that does not hold the newest superblock.
 //!
 //! # Invariants
-//! 1. Writes are one at a time, and each goes on from the one before: nothing that one of them listed is lost by
-//!    another.
+//! 1. Writes happen one at a time, and each starts from the superblock of the write before. So no write loses what
+//!    another has listed.
 //! 2. After a failed write there are no more: the contents of its slot are unknown, and the other slot is needed.
-//! 3. A superblock that says *closed* is followed by another before anything else is written that an opening rests on:
+//! 3. A superblock that says *closed* is followed by another one before anything is written that an opening depends on:
 //!    data, log or name. So as long as it is the newest, the log holds nothing above its checkpoint, and no number of
 //!    the next opening is in use.
 //!
 //! # States
-//! Deferred ([`Superblocks::defer`]: a closed database was opened, and nothing is written) → open
+//! Deferred ([`Superblocks::defer`]: a closed database was opened, and nothing has been written) → open
 //! ([`Superblocks::begin_writing`], before the first write) → closed ([`Superblocks::close`]). A database that was not
 //! closed is open from the start.
 
@@ -33,17 +33,17 @@ pub(crate) struct Superblocks {
     sync: SyncMethod,
     /// The newest superblock on the medium; `None` once a write has failed.
     newest: Mutex<Option<Superblock>>,
-    /// While this opening has written nothing.
+    /// Present while this opening has written nothing.
     deferred: Mutex<Option<Deferred>>,
     is_deferred: AtomicBool,
 }
 
-/// The steps of recording an opening that were put off.
+/// The deferred steps of recording an opening.
 #[derive(Debug)]
 struct Deferred {
-    /// The openings that the next superblock lists.
+    /// The openings that the next superblock will list.
     incarnations: Vec<(Incarnation, Timestamp)>,
-    /// Folders with names that an ended process may have left in caches only.
+    /// Folders whose names a previous process may not have synced before it ended.
     folders: Vec<FolderRef>,
 }
 
@@ -61,15 +61,15 @@ impl Superblocks {
         Superblocks { file, sync, newest, deferred, is_deferred: AtomicBool::new(false) }
     }
 
-    /// Puts off recording this opening of a closed database until its first write, which syncs these folders too.
+    /// Defers recording this opening of a closed database until the first write, which also syncs these folders.
     pub(crate) fn defer(&self, incarnations: Vec<(Incarnation, Timestamp)>, folders: Vec<FolderRef>) {
         assert!(self.is_closed(), "an opening is put off of a database that was not closed");
         *self.deferred.lock() = Some(Deferred { incarnations, folders });
         self.is_deferred.store(true, Ordering::Release);
     }
 
-    /// Records this opening durably, if that was put off: a superblock follows the closed one. Called before the first
-    /// write to any other place; afterwards one atomic load.
+    /// If recording this opening was deferred, records it now by a durable superblock that follows the closed one.
+    /// Called before the first write to any other place; after that it costs one atomic load.
     pub(crate) fn begin_writing(&self) -> io::Result<()> {
         if !self.is_deferred.load(Ordering::Acquire) {
             return Ok(());
@@ -77,7 +77,7 @@ impl Superblocks {
         let mut deferred = self.deferred.lock();
         if let Some(Deferred { incarnations, folders }) = &*deferred {
             crate::coverage::mark!("an opening was recorded at its first write");
-            // The closed superblock may be in caches only, and the older slot is the next to be written over.
+            // The closed superblock may not be durable yet, and the next write overwrites the older slot.
             let synced = folders.iter().try_for_each(|folder| folder.sync()).and_then(|()| self.file.sync_data());
             synced.and_then(|()| self.write_again()).inspect_err(|_| *self.newest.lock() = None)?;
             self.write_open(|next| next.incarnations.clone_from(incarnations))?;
@@ -92,9 +92,9 @@ impl Superblocks {
         self.newest.lock().as_ref().is_some_and(|newest| newest.is_closed)
     }
 
-    /// Writes that the database is closed: nothing of the log is needed, and nothing is written after this. Both
-    /// superblocks say so, since the log may be removed afterwards: one that is lost later leaves one that asks for no
-    /// log. Does nothing where nothing was written since it was closed last.
+    /// Writes that the database is closed: the log is not needed, and nothing is written after this. Both superblocks
+    /// say so, because the log may be removed afterwards: if one of them is lost, the other must not ask for the log.
+    /// Does nothing if nothing has been written since the database was last closed.
     pub(crate) fn close(&self) -> io::Result<()> {
         if self.is_closed() {
             assert!(self.is_deferred.load(Ordering::Acquire), "a database was written to that is closed");
@@ -107,7 +107,7 @@ impl Superblocks {
         self.write_next(|_| {})
     }
 
-    /// Writes the next superblock, which is the newest as `change` leaves it.
+    /// Writes the next superblock: the newest one, changed by `change`.
     pub(crate) fn write(&self, change: impl FnOnce(&mut Superblock)) -> io::Result<()> {
         self.begin_writing()?;
         self.write_open(change)
@@ -137,8 +137,8 @@ impl Superblocks {
         Ok(())
     }
 
-    /// Writes the newest once more, as it was read: it may be in caches only, dropped by a sync that failed, and the
-    /// next one takes the place of the one before it.
+    /// Writes the newest superblock again, as it was read. It may exist only in caches from which a failed sync dropped
+    /// it, and the next write overwrites the slot of the one before it.
     pub(crate) fn write_again(&self) -> io::Result<()> {
         let newest = self.newest.lock();
         let Some(newest) = newest.as_ref() else {
@@ -148,8 +148,8 @@ impl Superblocks {
     }
 }
 
-/// The newer of the two superblocks that can be read. One that can't be, or is of a newer format, does not count beside
-/// one that is sound: a change of the format has to mark both before it changes anything else.
+/// Returns the newer of the two superblocks that are valid. An unreadable superblock or one of a newer format is
+/// ignored if the other is valid. So a format change has to mark both superblocks before it changes anything else.
 pub(crate) fn read(file: &FileRef) -> Result<Found> {
     let mut newest: Option<Superblock> = None;
     let mut other_format = None;
@@ -157,7 +157,7 @@ pub(crate) fn read(file: &FileRef) -> Result<Found> {
     let mut reasons = Vec::new();
     for (slot, offset) in SLOT_OFFSETS.into_iter().enumerate() {
         let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
-        // The other one is older, and not for a read that fails once.
+        // Try twice: the other superblock is older, and should not be used because of a transient error.
         let read = file.read_at(&mut block, offset).or_else(|_| file.read_at(&mut block, offset));
         if let Err(error) = read {
             if error.kind() == io::ErrorKind::UnexpectedEof {
@@ -202,7 +202,7 @@ pub(crate) fn read(file: &FileRef) -> Result<Found> {
     }
 }
 
-/// Writes the first superblock of a new database, into both slots.
+/// Writes the first superblock of a new database into both slots.
 pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMethod) -> Result<()> {
     assert!(
         superblock.checkpoint == CheckpointNumber::NONE,
@@ -215,7 +215,7 @@ pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMet
     file.sync_all().map_err(|error| Error::io("syncing", file.path(), error))
 }
 
-/// Returns `true` if a file is what an interrupted creation leaves: empty, or zeros but for superblocks.
+/// Returns `true` if the file is what an interrupted creation leaves: empty, or zeros except for superblocks.
 pub(crate) fn is_begun(file: &FileRef) -> io::Result<bool> {
     let mut buffer = AlignedBuffer::zeroed(64 * BLOCK_BYTES);
     let mut offset = 0;

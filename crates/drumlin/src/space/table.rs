@@ -1,7 +1,7 @@
 //! The page table of a keyspace: one atomic entry per page.
 //!
-//! A page's entry is the only thing that says where the page is; nodes refer to pages by number alone. So moving a
-//! page, on disk or in memory, changes one entry and nothing else.
+//! Only a page's entry says where the page is; nodes refer to pages by number. So moving a page, on disk or in memory,
+//! changes its entry and nothing else.
 //!
 //! # States of an entry, and transitions
 //! ```text
@@ -17,20 +17,20 @@
 //! OnDisk, Reading ── the page is claimed to be freed ──▶ Reserved
 //! Reserved ── a bulk load has written the page ──▶ Unattached
 //! Unattached ── the load is attached ──▶ OnDisk
-//! Unattached ── the load wants the page no more ──▶ Reserved
-//! Leaf, Immutable, Reserved, Unattached ── free ──▶ Free (any, where the keyspace is dropped)
+//! Unattached ── the load discards the page ──▶ Reserved
+//! Leaf, Immutable, Reserved, Unattached ── free ──▶ Free (from any state if the keyspace is dropped)
 //! ```
-//! [`PageEntry::may_become`] has them all; `store` and `exchange` assert it.
+//! [`PageEntry::may_become`] lists all of them; `store` and `exchange` assert it.
 //!
 //! # Invariants
-//! 1. Every change of an entry other than OnDisk ⇄ Reading ⇄ resident happens under the epoch latch, so a beginning
-//!    checkpoint sees no change half done.
+//! 1. Every change of an entry other than OnDisk ⇄ Reading ⇄ resident happens under the epoch latch, so a checkpoint
+//!    that begins sees no half-done change.
 //! 2. The page of a `Leaf` entry is read and written under its frame's latch. The page of an `Immutable` entry is never
-//!    changed while it is published: readers need no latch, only a reclaim guard that keeps the frame from being
+//!    changed while it is published: its readers need no latch, only a reclaim guard that keeps the frame from being
 //!    reused.
-//! 3. An `Unattached` page is a bulk load's alone: no node that a reader can reach names it, no checkpoint records it,
-//!    and no other thread changes its entry.
-//! 4. A table only grows; a chunk, once there, stays where it is. So an entry can be read without a lock.
+//! 3. An `Unattached` page belongs to one bulk load: no node that a reader can reach names it, no checkpoint records
+//!    it, and no other thread changes its entry.
+//! 4. A table only grows, and a chunk never moves. So an entry can be read without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -40,26 +40,26 @@ use crate::sync::Mutex;
 use crate::format::{ExtentAddress, PageId};
 use crate::memory::{Account, Budget};
 
-/// The number of a frame of the buffer pool: the size class in the top three bits.
+/// The number of a frame of the buffer pool. The top three bits are its size class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct FrameIndex(pub(crate) u32);
 
 /// The state of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PageEntry {
-    /// No such page.
+    /// There is no such page.
     Free,
     /// Allocated, and about to be published by the thread that allocated it.
     Reserved,
     /// On disk.
     OnDisk(ExtentAddress),
-    /// On disk, and a read is in flight.
+    /// On disk, with a read in flight.
     Reading(ExtentAddress),
-    /// In a frame, under its latch.
+    /// In a frame, protected by the frame's latch.
     Leaf(FrameIndex),
-    /// In a frame, and not changed there: an inner node or a value.
+    /// In a frame and never changed there: an inner node or a chunk of a large value.
     Immutable(FrameIndex),
-    /// On disk, written by a bulk load that is not attached.
+    /// On disk, written by a bulk load that is not attached yet.
     Unattached(ExtentAddress),
 }
 
@@ -73,7 +73,7 @@ const TAG_UNATTACHED: u64 = 5;
 const ADDRESS_MASK: u64 = (1 << TAG_SHIFT) - 1;
 
 impl PageEntry {
-    /// Returns `true` if the state machine of the module leads from this entry to the next, but for `allocate` and
+    /// Returns `true` if the module's state machine leads from this entry to `next`, not counting `allocate` and
     /// `free`.
     fn may_become(self, next: PageEntry) -> bool {
         use PageEntry::{Immutable, Leaf, OnDisk, Reading, Reserved, Unattached};
@@ -128,19 +128,19 @@ impl PageEntry {
     }
 }
 
-/// Pages per chunk: 8 KiB of entries.
+/// Pages per chunk, whose entries take 8 KiB.
 pub(crate) const CHUNK_PAGES: usize = crate::format::extent::TABLE_PAGES;
 
-/// Memory that a chunk takes.
+/// Bytes of memory of a chunk.
 pub(crate) const CHUNK_BYTES: u64 = (CHUNK_PAGES * size_of::<AtomicU64>()) as u64;
 
-/// Chunks in the first level of the directory; each level has twice those of the one before.
+/// Chunks in the first level of the directory. Each level has twice as many as the one before it.
 const FIRST_LEVEL_CHUNKS: usize = 64;
 
-/// Memory that a chunk's place in the directory takes.
+/// Bytes of memory of a chunk's slot in the directory.
 const SLOT_BYTES: u64 = size_of::<OnceLock<Chunk>>() as u64;
 
-/// Levels that reach all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
+/// Number of levels needed for all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
 const LEVELS: usize = 17;
 
 type Chunk = Box<[AtomicU64]>;
@@ -150,21 +150,21 @@ type Level = Box<[OnceLock<Chunk>]>;
 pub(crate) struct PageTable {
     levels: [OnceLock<Level>; LEVELS],
     allocation: Mutex<Allocation>,
-    /// Taken of the budget.
+    /// Bytes taken from the budget.
     bytes: AtomicU64,
     budget: Arc<Budget>,
-    /// The number of page ids.
+    /// The number of possible page numbers.
     page_count_max: AtomicU64,
 }
 
-/// The allocation of page ids. A free page is one whose entry is `Free`; the counts tell where to search.
+/// The allocation of page numbers. A free page is one whose entry is `Free`; the counts narrow down the search for one.
 #[derive(Default)]
 struct Allocation {
-    /// Free pages in each chunk that exists.
+    /// Number of free pages in each chunk that exists.
     free_counts: Vec<u16>,
-    /// Free pages in all.
+    /// Number of free pages in all chunks.
     free_count: u64,
-    /// The page behind the last ones given out.
+    /// The page after the last ones allocated.
     cursor: usize,
 }
 
@@ -175,7 +175,7 @@ impl std::fmt::Debug for PageTable {
 }
 
 impl PageTable {
-    /// An empty table, which takes its memory of the budget as it grows.
+    /// Creates an empty table, which takes memory from the budget as it grows.
     pub(crate) fn new(budget: &Arc<Budget>) -> PageTable {
         PageTable {
             levels: [const { OnceLock::new() }; LEVELS],
@@ -186,25 +186,26 @@ impl PageTable {
         }
     }
 
-    /// Returns `true` if the table takes its memory of this budget. Every open database has one of its own: by it the
-    /// frames that the entries name are told from those of another database's pool.
+    /// Returns `true` if the table takes its memory from this budget. Each open database has a budget of its own, so
+    /// this tells whether the frames named by the entries belong to a given database's pool.
     #[inline]
     pub(crate) fn is_within(&self, budget: &Arc<Budget>) -> bool {
         Arc::ptr_eq(&self.budget, budget)
     }
 
-    /// Returns `true` if so many more page ids are left, whatever is allocated meanwhile by commits in progress, each
-    /// of which has asked too. Once a commit has its timestamp it is too late to run out. O(1), without a lock.
+    /// Returns `true` if this many more page numbers are left, even after the allocations of all commits in progress,
+    /// each of which has called this too. A commit that has its timestamp must not run out of them. O(1), without a
+    /// lock.
     pub(crate) fn has_numbers(&self, page_count: u64) -> bool {
-        /// For commits under way: thousands, each as large as it can be.
+        /// Share of the numbers reserved for commits in progress: enough for thousands of the largest commits.
         const UNDER_WAY_SHARE: u64 = 64;
         let page_count_max = self.page_count_max.load(Ordering::Relaxed);
-        // The chunks' bytes, and the directory's, which makes it a little less than there could be.
+        // This includes the directory's bytes, so it slightly underestimates the numbers that are left.
         let reached = self.memory_bytes() / size_of::<AtomicU64>() as u64;
         reached + page_count + page_count_max / UNDER_WAY_SHARE <= page_count_max
     }
 
-    /// Pretends that numbers end at `page_count_max`.
+    /// Limits page numbers to those below `page_count_max`.
     #[cfg(test)]
     pub(crate) fn limit_pages(&self, page_count_max: u64) {
         self.page_count_max.store(page_count_max, Ordering::Relaxed);
@@ -241,7 +242,7 @@ impl PageTable {
         self.budget.take(Account::Tables, bytes);
     }
 
-    /// The page's entry; `None` where the table does not reach.
+    /// Returns the page's cell, or `None` beyond the end of the table.
     #[inline]
     fn cell(&self, page: PageId) -> Option<&AtomicU64> {
         let index = page.0 as usize;
@@ -254,14 +255,15 @@ impl PageTable {
         self.cell(page).map_or(PageEntry::Free, |cell| PageEntry::from_bits(cell.load(Ordering::Acquire)))
     }
 
-    /// Returns `true` if the page's entry is this one.
+    /// Returns `true` if the page has this entry.
     #[inline]
     pub(crate) fn shows(&self, page: PageId, entry: PageEntry) -> bool {
         debug_assert!(entry != PageEntry::Free, "a page is asked for that does not exist");
         self.cell(page).is_some_and(|cell| cell.load(Ordering::Acquire) == entry.to_bits())
     }
 
-    /// Publishes a new entry. The caller holds what the module's table of states asks for: no other thread changes it.
+    /// Publishes a new entry. The caller holds whatever the module's states require to keep other threads from changing
+    /// it.
     pub(crate) fn store(&self, page: PageId, entry: PageEntry) {
         assert!(page != PageId::NONE, "page 0 does not exist");
         let cell = self.cell(page).expect("the page was allocated");
@@ -270,7 +272,7 @@ impl PageTable {
         cell.store(entry.to_bits(), Ordering::Release);
     }
 
-    /// Replaces `expected` by `new`; `false` where the entry has changed.
+    /// Replaces `expected` by `new`. Returns `false` if the entry was not `expected`.
     pub(crate) fn exchange(&self, page: PageId, expected: PageEntry, new: PageEntry) -> bool {
         assert!(page != PageId::NONE, "page 0 does not exist");
         assert!(expected.may_become(new), "page {page}: {expected:?} can't become {new:?}");
@@ -279,12 +281,12 @@ impl PageTable {
         })
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory that the table takes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory of a table with so many chunks.
+    /// Returns the bytes of memory of a table with this many chunks.
     pub(crate) fn memory_bytes_of(chunk_count: u64) -> u64 {
         let levels = (0..LEVELS).map(|level| (FIRST_LEVEL_CHUNKS as u64) << level);
         let mut reached = 0;
@@ -298,26 +300,27 @@ impl PageTable {
         chunk_count * CHUNK_BYTES + slot_count * SLOT_BYTES
     }
 
-    /// The most bytes that the table takes for so many pages more. O(1), without a lock.
+    /// Returns the most bytes of memory by which `page_count` more pages can make the table grow. O(1), without a lock.
     pub(crate) fn growth_bytes_max(&self, page_count: u64) -> u64 {
-        // Growth is contiguous: it begins a chunk for every so many pages. A level of the directory that is begun has
-        // as many slots as those before it, and 64 more; each that is passed by, fewer than there are chunks by then.
+        // The table grows contiguously, by a chunk for each `CHUNK_PAGES` pages. A new level of the directory has 64
+        // more slots than all levels before it together, and any level that growth skips over has fewer slots than
+        // there will be chunks.
         let chunk_count = page_count.div_ceil(CHUNK_PAGES as u64);
         let slots = self.memory_bytes() / CHUNK_BYTES + FIRST_LEVEL_CHUNKS as u64 + 2 * chunk_count;
         chunk_count * CHUNK_BYTES + slots * SLOT_BYTES
     }
 
-    /// Chunks that exist; they are those from 0.
+    /// Returns the number of chunks, which are numbered from 0.
     pub(crate) fn chunk_count(&self) -> usize {
         self.allocation.lock().free_counts.len()
     }
 
-    /// The end of the numbers that pages have, of which many may be free.
+    /// Returns the end of the page numbers in the table. Many of them may be free.
     pub(crate) fn number_end(&self) -> u64 {
         (self.chunk_count() * CHUNK_PAGES) as u64
     }
 
-    /// Pages in use.
+    /// Returns the number of pages in use.
     pub(crate) fn page_count(&self) -> u64 {
         let allocation = self.allocation.lock();
         debug_assert_eq!(
@@ -325,16 +328,16 @@ impl PageTable {
             allocation.free_count,
             "the chunks have other free pages than are counted"
         );
-        // Page 0, which does not exist, is not among the free ones either.
+        // Page 0 does not exist, and does not count as free either.
         ((allocation.free_counts.len() * CHUNK_PAGES) as u64).saturating_sub(1 + allocation.free_count)
     }
 
-    /// Gives out `count` consecutive pages and marks them reserved. Amortised O(count); never waits.
+    /// Allocates `count` consecutive pages and marks them reserved. Amortised O(count); never waits.
     pub(crate) fn allocate(&self, count: u32) -> PageId {
         assert!(count > 0);
         let mut allocation = self.allocation.lock();
         let first = self.find_run(&allocation, count as usize).unwrap_or_else(|| {
-            // A run at the end may begin in the last chunk's free tail.
+            // A run at the end of the table may begin among the free pages at the end of the last chunk.
             let end = allocation.free_counts.len() * CHUNK_PAGES;
             end - self.free_tail(end, count as usize)
         });
@@ -362,7 +365,7 @@ impl PageTable {
         PageId(first as u32)
     }
 
-    /// Gives out all pages of `count` chunks in a row that have none in use, or are new, and marks them reserved.
+    /// Allocates all pages of `count` consecutive chunks that are new or have no page in use, and marks them reserved.
     /// Returns the first of these chunks. For bulk loads. O(chunks).
     pub(crate) fn allocate_chunks(&self, count: usize) -> usize {
         let mut allocation = self.allocation.lock();
@@ -370,7 +373,7 @@ impl PageTable {
         assert!(count > 0 && chunk_count > 0, "{count} chunks are added to a table of {chunk_count}");
         let is_unused = |chunk: &usize| usize::from(allocation.free_counts[*chunk]) == CHUNK_PAGES;
         let mut run = 0;
-        // The first chunk has the root.
+        // Skip the first chunk, which has the root.
         let found = (1..chunk_count).find(|chunk| {
             run = if is_unused(chunk) { run + 1 } else { 0 };
             run == count
@@ -390,8 +393,8 @@ impl PageTable {
         first
     }
 
-    /// Enters the pages of a chunk that a bulk load has written, which the log attaches to a keyspace without pages.
-    /// `false` if the chunk can't exist, or is entered twice. Only while the database is being opened.
+    /// Enters the pages of a chunk written by a bulk load that the log attaches to a keyspace without pages. Returns
+    /// `false` if the chunk can't exist, or was entered before. Only called while the database is being opened.
     #[must_use]
     pub(crate) fn restore_unattached(&self, chunk: usize, addresses: &[ExtentAddress]) -> bool {
         let mut allocation = self.allocation.lock();
@@ -410,7 +413,7 @@ impl PageTable {
         true
     }
 
-    /// Gives out the root's page, which has just been freed, under the exclusive epoch latch.
+    /// Allocates the root's page, which was just freed. The caller holds the exclusive epoch latch.
     pub(crate) fn allocate_root(&self) {
         let mut allocation = self.allocation.lock();
         let cell = self.cell(PageId::ROOT).expect("a keyspace has a root");
@@ -420,7 +423,7 @@ impl PageTable {
         allocation.free_count -= 1;
     }
 
-    /// Makes the chunks up to this one, their pages free.
+    /// Adds chunks up to this one. Their pages are free.
     fn grow_to(&self, allocation: &mut Allocation, chunk: usize) {
         while allocation.free_counts.len() <= chunk {
             let next = allocation.free_counts.len();
@@ -432,7 +435,7 @@ impl PageTable {
         }
     }
 
-    /// Free pages directly before `end`, at most `most`.
+    /// Returns the number of free pages directly before `end`, up to `most`.
     fn free_tail(&self, end: usize, most: usize) -> usize {
         (1..=most.min(end.saturating_sub(1)))
             .take_while(|back| self.load(PageId((end - back) as u32)) == PageEntry::Free)
@@ -440,7 +443,8 @@ impl PageTable {
             .unwrap_or(0)
     }
 
-    /// Looks for `count` free pages in a row, in up to 16 chunks with that many free, from where the last search ended.
+    /// Looks for `count` consecutive free pages, starting where the last search ended, in up to 16 chunks with enough
+    /// free pages.
     fn find_run(&self, allocation: &Allocation, count: usize) -> Option<usize> {
         if allocation.free_count < count as u64 {
             return None;
@@ -448,7 +452,7 @@ impl PageTable {
         const CHUNKS_SEARCHED_MAX: usize = 16;
         let chunks = allocation.free_counts.len();
         let cursor_chunk = allocation.cursor / CHUNK_PAGES;
-        // From behind the last page given out; what is before it in the same chunk comes last.
+        // Start after the last page allocated. The pages before it in the same chunk come last.
         let starts = (0..=chunks).map(|step| match step {
             0 => allocation.cursor,
             _ => (cursor_chunk + step) % chunks * CHUNK_PAGES,
@@ -458,7 +462,7 @@ impl PageTable {
             .take(CHUNKS_SEARCHED_MAX);
         for start in promising {
             let mut run = 0;
-            // A run may reach over into the following chunks.
+            // A run may extend into the following chunks.
             let end = (start / CHUNK_PAGES + 1) * CHUNK_PAGES + count;
             for index in start.max(1)..end.min(chunks * CHUNK_PAGES) {
                 run = if self.load(PageId(index as u32)) == PageEntry::Free { run + 1 } else { 0 };
@@ -470,7 +474,7 @@ impl PageTable {
         None
     }
 
-    /// Takes a page back and returns what its entry said. The caller releases its place and frame.
+    /// Frees a page. Returns the entry that it had. The caller releases the page's extent and frame.
     pub(crate) fn free(&self, page: PageId) -> PageEntry {
         assert!(page != PageId::NONE, "page 0 does not exist");
         let mut allocation = self.allocation.lock();
@@ -484,8 +488,7 @@ impl PageTable {
         before
     }
 
-    /// Fills the table with what a checkpoint recorded: `entries` are those of the pages from `chunk` on. Only while
-    /// the database is being opened.
+    /// Fills a chunk with the entries that a checkpoint recorded. Only called while the database is being opened.
     pub(crate) fn restore_chunk(&self, chunk: usize, entries: &[u64]) {
         assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
         let mut allocation = self.allocation.lock();
@@ -501,7 +504,7 @@ impl PageTable {
         allocation.free_count -= used;
     }
 
-    /// All pages in use with their entries, in order. Concurrent changes may or may not be seen.
+    /// Returns all pages in use with their entries, in order. It may or may not see concurrent changes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, PageEntry)> + '_ {
         (0..self.chunk_count()).flat_map(move |chunk| {
             let cells = self.chunk(chunk).expect("chunks up to the count exist");
@@ -533,7 +536,7 @@ mod tests {
         PageTable::new(&Budget::of_pages(1 << 30))
     }
 
-    /// Every entry survives its bits.
+    /// Every entry survives encoding and decoding.
     #[test]
     fn entries_survive_their_bits() {
         let address = ExtentAddress::new(4096, 300, crate::format::SegmentUse(7));
@@ -550,7 +553,7 @@ mod tests {
         }
     }
 
-    /// Steps that the state machine draws are taken, others are not.
+    /// `may_become` allows the transitions of the state machine and no others.
     #[test]
     fn entries_change_by_the_state_machine() {
         let address = |start| ExtentAddress::new(start, 300, crate::format::SegmentUse(7));
@@ -571,7 +574,7 @@ mod tests {
         assert_eq!(legal(inner), [here, there, leaf, other_leaf, other_inner]);
     }
 
-    /// Pages are given out once, runs are consecutive, freed pages are given out again.
+    /// Pages are allocated once, runs are consecutive, and freed pages are reused.
     #[test]
     fn pages_are_given_out_once() {
         let table = table();
@@ -586,13 +589,13 @@ mod tests {
         }
         let mut again: Vec<u32> = (0..10).map(|_| table.allocate(1).0).collect();
         again.sort_unstable();
-        // Pages freed and pages never used serve alike; none is given out twice.
+        // New and freed pages may both be used, but none twice.
         again.dedup();
         assert_eq!(again.len(), 10);
         assert_eq!(table.page_count(), 3002);
     }
 
-    /// Endless allocation and freeing of runs does not make the table grow.
+    /// Allocating and freeing runs forever does not make the table grow.
     #[test]
     fn freed_runs_serve_again() {
         let table = table();
@@ -605,7 +608,7 @@ mod tests {
         assert!(table.chunk_count() <= 3, "{} chunks", table.chunk_count());
     }
 
-    /// A table takes its memory of the budget, as much as is told beforehand, and gives it back when it is dropped.
+    /// A table takes its memory from the budget, at most as much as predicted, and gives it back when dropped.
     #[test]
     fn a_table_takes_its_memory_of_the_budget() {
         let table = table();

@@ -1,4 +1,4 @@
-//! The policy, credit and the sums of what is reserved.
+//! Tests of the policy, of credit and of the sums of reserved bytes.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::memory::Budget;
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// A space on a disk that has as many segments left as it is told.
+/// Creates a space on a disk with a limited number of segments.
 fn space(backend: &FaultyBackend) -> Space {
     let path = Path::new("data");
     let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
@@ -26,7 +26,8 @@ fn limit(backend: &FaultyBackend, segments: u64) {
     backend.set_space_limit(Some(backend.space_used() + segments * SEGMENT_BYTES));
 }
 
-/// The policy as a table: free segments, room, dirty, reserved and table bytes; the purpose, the bytes; the answer.
+/// The policy as a table. Each row has free segments, room, dirty, reserved and table bytes; then the purpose and
+/// bytes; then the answer.
 #[test]
 fn the_policy_admits_by_a_table() {
     const MB: u64 = 1 << 20;
@@ -38,58 +39,58 @@ fn the_policy_admits_by_a_table() {
     type Numbers = (u64, u64, u64, u64, u64);
     #[rustfmt::skip]
     let table: &[(Numbers, Purpose, u64, Admission)] = &[
-        // An empty file: a segment for the checkpoint, six to spare.
+        // An empty file: one segment for the checkpoint, and six to spare.
         ((7, 0, 0, 0, 0), Purpose::Put, NONE, granted),
         ((6, 0, 0, 0, 0), Purpose::Put, NONE, alike(7)),
         ((4, 0, 0, 0, 0), Purpose::Remove, NONE, granted),
         ((0, 0, 0, 0, 0), Purpose::Remove, NONE, scarce(4)),
-        // A segment holds three quarters of itself, and a twentieth of pages is entries.
+        // Three quarters of a segment can be used, and page-table entries take a twentieth of the pages' bytes.
         ((8, 0, 0, 0, 0), Purpose::Put, 700 << 10, granted),
         ((7, 0, 0, 0, 0), Purpose::Put, 700 << 10, granted),
         ((7, 0, 0, 0, 0), Purpose::Put, 740 << 10, alike(8)),
-        // Dirty, reserved and asked-for bytes count alike.
+        // Dirty, reserved and requested bytes count alike.
         ((10, 0, 2 * MB, 0, 0), Purpose::Put, NONE, granted),
         ((10, 0, MB, MB, 0), Purpose::Put, NONE, granted),
         ((10, 0, MB, 0, 0), Purpose::Put, MB, granted),
         ((8, 0, 2 * MB, 0, 0), Purpose::Put, NONE, alike(9)),
         ((8, 0, MB, MB, 0), Purpose::Put, NONE, alike(9)),
-        // Tables cost themselves, and beyond a segment four times their bytes to spare.
+        // Tables take their own bytes, and beyond one segment four times their bytes must be spare.
         ((8, 0, 0, 0, MB), Purpose::Put, NONE, granted),
         ((10, 0, 0, 0, MB + 1), Purpose::Put, NONE, granted),
         ((9, 0, 0, 0, MB + 1), Purpose::Put, NONE, alike(10)),
         ((13, 0, 0, 0, 2 * MB), Purpose::Put, NONE, granted),
         ((12, 0, 0, 0, 2 * MB), Purpose::Put, NONE, alike(13)),
-        // A removal leaves half as much, and at the least margin nothing: it fills the open segment.
+        // A removal leaves half as much free. At the least margin it leaves nothing, and fills the open segment.
         ((6, 0, 2 * MB, 0, 0), Purpose::Remove, NONE, granted),
         ((5, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, scarce(6)),
         ((1, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, short(6, 2)),
         ((8, 0, 0, 0, 2 * MB), Purpose::Remove, NONE, granted),
         ((7, 0, 0, 0, 2 * MB), Purpose::Remove, NONE, scarce(8)),
         ((0, MB, 0, 0, MB / 2), Purpose::Remove, NONE, scarce(4)),
-        // Recovery takes what there is.
+        // Recovery takes whatever there is.
         ((0, 0, 9 * MB, 0, 0), Purpose::Replay, MB, scarce(21)),
         // An epoch's appender takes what others have reserved.
         ((0, 0, 9 * MB, 9 * MB, MB), Purpose::Pages, NONE, granted),
-        // A segment of values or moves leaves its purpose's share.
+        // A segment for values or moves leaves the space that its purpose has to leave.
         ((8, 0, 0, 0, 0), Purpose::Value, NONE, granted),
         ((7, 0, 0, 0, 0), Purpose::Value, NONE, alike(8)),
         ((2, 0, 0, 0, 0), Purpose::Move, NONE, granted),
         ((1, 0, 0, 0, 0), Purpose::Move, NONE, alike(2)),
         ((2, 0, MB, 0, 0), Purpose::Move, NONE, alike(3)),
-        // Packing fills three quarters of all that is free, less what the checkpoint behind it writes.
+        // Packing fills three quarters of all free space, less the writes of the checkpoint that follows.
         ((4, 0, 0, 0, 0), Purpose::Pack, 3 * MB, granted),
         ((4, 0, 0, 0, 0), Purpose::Pack, 3 * MB + 3, alike(5)),
         ((3, MB, 0, 0, 0), Purpose::Pack, 3 * MB, granted),
         ((4, 0, 0, 0, MB), Purpose::Pack, 2 * MB, granted),
         ((4, 0, 0, 0, MB), Purpose::Pack, 2 * MB + 3, alike(5)),
         ((0, 0, 9 * MB, 0, MB), Purpose::Pack, NONE, granted),
-        // A checkpoint that frees nothing leaves another as many segments as its tables take.
+        // A checkpoint that frees nothing leaves as many segments as the tables take, for another checkpoint.
         ((3, 0, 2 * MB, 0, 0), Purpose::Checkpoint(Frees::Segments), NONE, granted),
         ((3, 0, 2 * MB, 0, 0), Purpose::Checkpoint(Frees::Nothing), NONE, short(4, 4)),
         ((3, MB, 2 * MB, 0, 0), Purpose::Checkpoint(Frees::Nothing), NONE, scarce(4)),
         ((6, 0, 0, 0, 2 * MB), Purpose::Checkpoint(Frees::Nothing), NONE, granted),
         ((2, 0, 0, 0, 2 * MB), Purpose::Checkpoint(Frees::Segments), NONE, short(3, 3)),
-        // A page is written ahead into the open segment, or one beyond what the checkpoint leaves.
+        // A page is written ahead into the open segment, or into a segment beyond those that the checkpoint leaves.
         ((0, 8192, 9 * MB, 0, 0), Purpose::WriteBack(Frees::Nothing), 4096, granted),
         ((1, 8191, 9 * MB, 0, 0), Purpose::WriteBack(Frees::Nothing), 4096, alike(2)),
         ((1, 8191, 9 * MB, 0, 0), Purpose::WriteBack(Frees::Segments), 4096, granted),
@@ -102,8 +103,8 @@ fn the_policy_admits_by_a_table() {
     }
 }
 
-/// The policy is monotone: more free space never turns a grant into a refusal, more claims never the reverse; and
-/// what is reserved counts as what is asked for.
+/// The policy is monotone: more free space never turns a grant into a refusal, and more claims never turn a refusal
+/// into a grant. Reserved bytes count like requested ones.
 #[test]
 fn more_space_never_admits_less() {
     let mut random = drumlin_testing::Random(3);
@@ -149,8 +150,8 @@ fn more_space_never_admits_less() {
     }
 }
 
-/// Credit pays for the commits that follow one, and counts as reserved; what they spent is given back with the next
-/// grant.
+/// Credit granted with one commit pays for the next ones and counts as reserved. What they spend is given back with the
+/// next grant.
 #[test]
 fn credit_pays_for_what_follows() {
     let space = space(&disk());
@@ -170,8 +171,8 @@ fn credit_pays_for_what_follows() {
     drop(alive);
 }
 
-/// On a full disk the credit of idle threads is collected before a commit is refused; commits under way keep
-/// theirs, and credit is given again once there is plenty of space.
+/// On a full disk, the credit of idle threads is collected before a commit is refused. Commits in progress keep theirs.
+/// Credit is granted again once there is plenty of space.
 #[test]
 fn credit_of_idle_threads_is_collected() {
     let backend = disk();
@@ -181,7 +182,7 @@ fn credit_of_idle_threads_is_collected() {
         std::thread::scope(|scope| scope.spawn(|| drop(space.reserve(Purpose::Put, 1000).unwrap())).join()).unwrap();
     }
     limit(&backend, 0);
-    // More than is free beside the credit, and less than is free without it.
+    // More than is free while the credit counts, but less than is free without it.
     let free = space.state().free_segments;
     let bytes = (free - 6) * (SEGMENT_BYTES * 3 / 4) * 20 / 21 - (64 << 10);
     assert!(space.try_reserve(Purpose::Put, bytes, Margin::Full).is_err());
@@ -202,8 +203,8 @@ fn credit_of_idle_threads_is_collected() {
     assert_eq!(space.reserved_bytes(), CREDIT_BYTES + 1000);
 }
 
-/// Threads that reserve, spend and release at once, on a disk that is full now and then, never reserve more than is
-/// covered, and leave nothing reserved.
+/// Threads reserve, spend and release concurrently on a disk that is full now and then. They never reserve more than is
+/// covered, and nothing remains reserved at the end.
 #[test]
 fn sums_hold_under_threads() {
     let backend = disk();
@@ -242,7 +243,7 @@ fn sums_hold_under_threads() {
     assert_eq!(space.reserved_bytes(), 0);
 }
 
-/// Values and moves leave free what is reserved; an epoch's appender takes it.
+/// Values and moves leave reserved segments alone; an epoch's appender takes them.
 #[test]
 fn segments_are_taken_for_a_purpose() {
     let backend = disk();
@@ -266,8 +267,8 @@ fn segments_are_taken_for_a_purpose() {
     assert!(matches!(refused, Err(Error::DiskFull { .. })), "{refused:?}");
 }
 
-/// On a full disk a removal that would leave too little for packing is refused, so that packing is tried first; what
-/// packing could not gain it may use, until another segment has been taken.
+/// On a full disk, a removal that would leave too little space for packing is refused, so that packing is tried first.
+/// The space that packing could not gain may be used until another segment is taken.
 #[test]
 fn packing_is_tried_once_for_each_segment() {
     let backend = disk();
@@ -275,7 +276,7 @@ fn packing_is_tried_once_for_each_segment() {
     space.segments.ensure_free(9).unwrap();
     limit(&backend, 0);
     let remove = || space.try_reserve(Purpose::Remove, 1000, Margin::Full).map(drop);
-    // Fewer than are plenty, with which no sum is exact.
+    // Too few to count as plenty, so that the sums stay exact.
     while space.state().free_segments > 7 {
         space.take_segment(Purpose::Pages).unwrap();
     }
@@ -294,7 +295,7 @@ fn packing_is_tried_once_for_each_segment() {
         remove().expect("packing gains no more");
         space.take_segment(Purpose::Pages).unwrap();
     }
-    // Where the disk has space again the file grows.
+    // If the disk has space again, the file grows.
     remove().expect_err("a segment was taken");
     space.note_packed();
     backend.set_space_limit(None);
