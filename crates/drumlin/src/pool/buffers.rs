@@ -1,18 +1,18 @@
 //! Buffers that extents are read into, within their part of the budget.
 //!
 //! A caller with reads in flight must not wait for another buffer: it takes a free one ([`Buffers::try_take`]) or
-//! completes a read first. So a caller that waits ([`Buffers::take`]) waits for the disk alone.
+//! completes a read first. So a caller that waits ([`Buffers::take`]) waits only for the disk.
 //!
-//! Each size that is in use may have its share of the memory. A size that has it waits for one of its own buffers, and
-//! frees none of another: reads of two sizes in turns go on with the buffers that there are.
+//! Each size in use may have its share of the memory. A size that has its share waits for one of its own buffers
+//! instead of freeing another size's buffer. So reads of two sizes in turns keep using the same buffers.
 
 use crate::io::AlignedBuffer;
 use crate::sync::{Condvar, Mutex};
 
 use super::{GROUP_BYTES_MAX, PAIR_BYTES, SCRATCH_BYTES};
 
-/// For an extent of a small page, for an extent of any page, for several extents read together, for a chunk of a large
-/// value twice.
+/// Sizes of buffers: for an extent of a small page, an extent of any page, several extents read together, and a chunk
+/// of a large value both stored and decompressed.
 const SIZES: [usize; 4] = [16 << 10, SCRATCH_BYTES, GROUP_BYTES_MAX + SCRATCH_BYTES, PAIR_BYTES];
 
 const _: () = {
@@ -20,7 +20,7 @@ const _: () = {
     assert!(page < any && any < several && several < pair, "the first size that is long enough is the shortest such");
 };
 
-/// A size is in use while no more buffers than this were taken since one of that size.
+/// A size counts as in use until this many buffers have been taken since the last one of that size.
 const IN_USE_TAKES: u64 = 512;
 
 /// See the module.
@@ -33,11 +33,11 @@ pub(super) struct Buffers {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By size.
+    /// Indexed by size.
     idle: [Vec<AlignedBuffer>; SIZES.len()],
     /// Bytes of the buffers of each size, idle or taken.
     bytes: [usize; SIZES.len()],
-    /// Takes so far, and how many there had been when each size was last asked for.
+    /// Number of takes so far, and the value it had when each size was last taken.
     take_count: u64,
     last_taken: [u64; SIZES.len()],
 }
@@ -47,8 +47,8 @@ impl Buffers {
         Buffers { limit_bytes, state: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// The largest single read. With memory for few buffers only, extents are read one by one: a group would wait until
-    /// no other read is in progress.
+    /// Returns the maximum bytes of a single read. If there is memory for only a few buffers, extents are read one by
+    /// one, because a group would have to wait until no other read is in progress.
     pub(super) fn group_bytes_max(&self) -> usize {
         let [_, one, several, _] = SIZES;
         if self.limit_bytes >= 4 * several { GROUP_BYTES_MAX } else { one }
@@ -59,7 +59,7 @@ impl Buffers {
         self.state.lock().try_take(length, self.limit_bytes)
     }
 
-    /// Like [`try_take`](Self::try_take), but waits. The caller must have no reads in flight.
+    /// Like [`try_take`](Self::try_take), but waits for memory. The caller must have no reads in flight.
     pub(super) fn take(&self, length: usize) -> AlignedBuffer {
         let mut state = self.state.lock();
         loop {
@@ -80,7 +80,7 @@ impl Buffers {
         self.freed.notify_all();
     }
 
-    /// Subtracts a buffer of this capacity, which a failed queue has dropped.
+    /// Subtracts a buffer of this capacity, which was dropped with a failed queue.
     pub(super) fn lose(&self, capacity: usize) {
         let class = SIZES.iter().position(|size| *size == capacity).expect("it was taken here");
         let mut state = self.state.lock();
@@ -91,7 +91,7 @@ impl Buffers {
         self.freed.notify_all();
     }
 
-    /// Bytes of all buffers.
+    /// Returns the bytes of all buffers.
     pub(super) fn bytes(&self) -> u64 {
         self.state.lock().all_bytes() as u64
     }
@@ -134,8 +134,8 @@ impl State {
         Some(buffer)
     }
 
-    /// Frees an idle buffer of a size other than `class`, the largest first. `None` if there is none, or if sizes in
-    /// use have them all and `class` has buffers and its share.
+    /// Frees an idle buffer of a size other than `class`, preferring the largest. Returns `None` if no other size has
+    /// an idle buffer, or if `class` has its share and only sizes in use have idle buffers.
     fn free_another(&mut self, class: usize, limit_bytes: usize) -> Option<()> {
         assert!(self.idle[class].is_empty(), "a buffer is freed although one is idle");
         let in_use_count = (0..SIZES.len()).filter(|&other| other == class || self.is_in_use(other)).count();
@@ -152,7 +152,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Buffers of all sizes together stay within the memory, but one is always granted.
+    /// The buffers of all sizes together stay within the memory, but one is always granted.
     #[test]
     fn buffers_stay_within_their_memory() {
         let buffers = Buffers::new(200 << 10);
@@ -167,8 +167,8 @@ mod tests {
         assert!(buffers.bytes() <= 200 << 10);
     }
 
-    /// Reads of two sizes in turns have half of the memory each and go on with the same buffers; a size that is no
-    /// longer asked for gives its half up.
+    /// Reads of two sizes in turns get half of the memory each and keep using the same buffers. A size that is no
+    /// longer taken gives up its half.
     #[test]
     fn sizes_in_use_keep_their_buffers() {
         let buffers = Buffers::new(2 << 20);

@@ -1,4 +1,4 @@
-//! Reading many extents past the pool, for callers that need each only once: checks and moves.
+//! Reading many extents past the pool, for checks and moves, which need each extent only once.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::ExtentAddress;
 use crate::io::Queue;
 
-/// Requests in flight: enough to read at a device's bandwidth, with a megabyte of memory.
+/// Requests in flight: enough to use a device's bandwidth, with a megabyte of memory.
 const REQUESTS_MAX: usize = 4;
 
 /// One read, and the range of the caller's addresses that it covers.
@@ -21,7 +21,7 @@ impl Pool {
     /// Reads the extents at `addresses`, neighbours together; O(bytes) if they are in the order of the disk. Calls
     /// `each`, in no particular order, with the index of each address and its bytes or the error.
     ///
-    /// Extents of a failed request are read again one by one, so that a bad block costs no neighbours.
+    /// The extents of a failed request are read again one by one, so that a bad block does not affect its neighbours.
     pub(crate) fn read_past(
         &self,
         addresses: &[ExtentAddress],
@@ -37,7 +37,7 @@ impl Pool {
                 self.give_queue(queue);
             }
             Err(_) => {
-                // Waits for the reads in flight, whose buffers go with it.
+                // Dropping the queue waits for the reads in flight and drops their buffers.
                 drop(queue);
                 in_flight.for_each(|request| self.buffers.lose(request.buffer_bytes));
             }
@@ -45,7 +45,7 @@ impl Pool {
         result
     }
 
-    /// Reads all of `addresses`. After an error, `slots` has the requests whose buffers were not given back.
+    /// Reads all of `addresses`. After an error, `slots` holds the requests whose buffers were not given back.
     fn read_requests(
         &self,
         addresses: &[ExtentAddress],
@@ -99,7 +99,7 @@ impl Pool {
         }
     }
 
-    /// The addresses from `first` on that one request reads.
+    /// Returns the request that reads the addresses from `first` on, as many as it can.
     fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<Request> {
         let mut end = first;
         let mut span = None;

@@ -1,8 +1,8 @@
-//! Work that a thread of the pool does while its owner goes on: a buffer of a bulk load is written, the next leaves of
-//! a sorted run are read.
+//! Work that a thread of the pool does while its owner continues: writing a buffer of a bulk load, or reading the next
+//! leaves of a sorted run.
 //!
-//! A thread that reads ahead does it. If all of them are busy until the owner needs it, the owner does it itself, and
-//! is never slower than one that waits for each.
+//! The threads that read ahead do this work. If all of them are still busy when the owner needs the result, the owner
+//! does the work itself, and so is never slower than without them.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -15,7 +15,7 @@ use crate::sync::{Condvar, Mutex};
 
 type Work<T> = Box<dyn FnOnce(&Pool) -> Result<T> + Send>;
 
-/// See the module. Dropped, it is given up.
+/// A piece of deferred work. Dropping it abandons the work. See the module.
 #[derive(Debug)]
 pub(crate) struct Deferred<T> {
     pool: Arc<Pool>,
@@ -30,15 +30,15 @@ struct Shared<T> {
 enum State<T> {
     Waiting(Work<T>),
     Running,
-    /// With a result, or by a panic, which is its owner's.
+    /// The work returned a result or panicked. A panic is passed on to the owner.
     Ended(thread::Result<Result<T>>),
-    /// Its owner has the result, or gave it up.
+    /// The owner has taken the result, or has abandoned the work.
     Over,
 }
 
-/// The side of it that threads see that read ahead.
+/// The work as the threads that read ahead see it.
 pub(super) trait Errand: Send + Sync + Debug {
-    /// Does the work, unless another thread has begun it, or it was given up. Returns `true` if it was done here.
+    /// Does the work, unless another thread has begun it or it was abandoned. Returns `true` if this call did it.
     fn run(&self, pool: &Pool) -> bool;
 }
 
@@ -68,7 +68,7 @@ impl<T: Send> Errand for Shared<T> {
 }
 
 impl<T: Send + 'static> Deferred<T> {
-    /// Hands over work. All that the work owns is dropped before its end is seen.
+    /// Hands over work. Everything that the work owns is dropped before [`wait`](Self::wait) returns.
     pub(crate) fn begin(pool: &Arc<Pool>, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Deferred<T> {
         let state = Mutex::new(State::Waiting(Box::new(work)));
         let shared = Arc::new(Shared { state, ended: Condvar::default() });
@@ -76,7 +76,7 @@ impl<T: Send + 'static> Deferred<T> {
         Deferred { pool: Arc::clone(pool), shared }
     }
 
-    /// Waits for the end of the work, or does it. Returns its result.
+    /// Waits for the end of the work, or does it if no thread has begun it. Returns its result.
     pub(crate) fn wait(self) -> Result<T> {
         self.shared.run(&self.pool);
         let result = self.shared.take_result();
@@ -85,7 +85,7 @@ impl<T: Send + 'static> Deferred<T> {
 }
 
 impl<T> Shared<T> {
-    /// Waits for the end of work that was begun; `None` where it is over.
+    /// Waits for the end of work that was begun. Returns `None` if the result was taken or the work abandoned.
     fn take_result(&self) -> Option<thread::Result<Result<T>>> {
         let mut state = self.state.lock();
         loop {
@@ -103,9 +103,9 @@ impl<T> Shared<T> {
 }
 
 impl<T> Drop for Deferred<T> {
-    /// Gives up what was not begun, and waits for the end of what was.
+    /// Abandons work that no thread has begun; otherwise waits for its end.
     fn drop(&mut self) {
-        // In a fork the thread that does it is the parent's.
+        // In a forked child, the thread that does the work is the parent's.
         if !self.pool.process.is_here() {
             return;
         }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use crate::{Config, Error};
 
-    /// Work is done by its owner where no thread does it, and is not done if it was given up before.
+    /// The owner does the work if no thread does. Abandoned work is not done.
     #[test]
     fn work_that_nobody_begins_is_its_owners() {
         let db = Config::in_memory().open("").unwrap();
@@ -143,7 +143,8 @@ mod tests {
         assert_eq!(Arc::strong_count(&owned), 1, "what the work owns is kept");
     }
 
-    /// A panic of the work is its owner's, whichever thread does it. That of work that was given up ends there.
+    /// A panic of the work reaches its owner, whichever thread does it. If the work was abandoned, the panic ends
+    /// there.
     #[test]
     fn work_that_panics_ends() {
         let db = Config::in_memory().open("").unwrap();
@@ -166,7 +167,8 @@ mod tests {
         assert_eq!(done.unwrap(), 1, "the threads go on");
     }
 
-    /// Work is done by another thread while its owner goes on; the owner waits for its end, also where it gives it up.
+    /// Another thread does the work while its owner continues. The owner waits for its end, even if it abandons the
+    /// work.
     #[test]
     fn work_that_was_begun_is_waited_for() {
         let db = Config::in_memory().open("").unwrap();
@@ -179,7 +181,7 @@ mod tests {
             let deferred = Deferred::begin(pool, move |_| {
                 begun.send(thread::current().id()).unwrap();
                 may_go_on.recv().unwrap();
-                // Its owner is long past a wait that is none.
+                // Long enough for the owner to pass a wait that does not work.
                 (0..1000).for_each(|_| thread::yield_now());
                 drop(held);
                 Ok(thread::current().id())

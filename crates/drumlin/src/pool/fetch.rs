@@ -1,14 +1,14 @@
-//! Page faults of tasks: one thread keeps the reads of all of them in flight.
+//! Page faults of tasks: one thread keeps the reads of all tasks in flight.
 //!
 //! A task that lacks a page posts a request and is woken when it has been answered. The thread claims the page like any
-//! fault. If the page is being read already, the task looks again, and waits for that read to end.
+//! fault. If the page is being read already, the request is answered at once, and the task waits for that read to end.
 //!
 //! # Invariants
-//! 1. Every request is answered once, also when the queue fails, the thread panics or the pool is stopped: no task
-//!    waits for ever.
-//! 2. A task posts requests for the pages that it lacks, and no more until all are answered: the number of tasks bounds
-//!    the queue.
-//! 3. Wakers are called with no lock held.
+//! 1. Every request is answered once, even if the queue fails, the thread panics or the pool is stopped. So no task
+//!    waits forever.
+//! 2. A task that has posted requests for the pages it lacks posts no more until all are answered. So the number of
+//!    tasks bounds the queue.
+//! 3. Wakers are called while no lock is held.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -94,7 +94,7 @@ struct ReadState<'p> {
 }
 
 impl ReadState<'_> {
-    /// Wakes them one by one: if a waker panics, the rest is still there.
+    /// Wakes the tasks one by one: if a waker panics, the rest are still in `woken`.
     fn wake(&mut self) {
         while let Some(waker) = self.woken.pop() {
             waker.wake();
@@ -145,7 +145,7 @@ impl Pool {
         }
         let mut count = 0;
         for ticket in tickets {
-            // The task that needs the page gets its error there.
+            // If a page can't be read, the task that needs it gets the error when it faults that page.
             count += usize::from(poll_fn(|context| ticket.poll(context.waker())).await.is_ok());
         }
         for wanted in wanted {
@@ -167,7 +167,7 @@ impl Pool {
     }
 
     fn post(self: &Arc<Pool>, pages: &Arc<PageSpace>, wanted: Wanted) -> Result<Arc<ReadTicket>> {
-        // Here, where the task would be told: the reading thread must not end for it.
+        // Check here, in the task's own call, because a panic in the reading thread would end that thread.
         assert!(is_page_bytes(wanted.frame_bytes), "no frame has {} bytes", wanted.frame_bytes);
         let ticket = Arc::new(ReadTicket::default());
         let request = Request { pages: Arc::clone(pages), wanted, ticket: Arc::clone(&ticket) };
@@ -188,7 +188,7 @@ impl Pool {
         Ok(ticket)
     }
 
-    /// Stops the thread after it has answered the posted requests.
+    /// Stops the thread after it has answered all posted requests.
     pub(super) fn stop_fetching(&self) {
         let thread = {
             let mut inbox = self.fetcher.inbox.lock();
@@ -273,7 +273,7 @@ impl Pool {
             let taken = desk.slots.len() - desk.slots_free.len();
             assert_eq!(queue.in_flight(), taken, "the queue has other reads in flight than the slots");
             let waited = queue.wait(1, &mut finished);
-            // A queue that fails may have completed some reads before.
+            // A failing queue may have completed some reads first.
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
                 let fetch = desk.slots[slot].take().expect("a completion for each request");
@@ -284,7 +284,7 @@ impl Pool {
                 self.buffers.give(completion.buffer);
             }
             if let Err(error) = waited {
-                // Dropping a queue waits for its reads in flight. The next read makes a new queue.
+                // Dropping the queue waits for its reads in flight. The next read makes a new one.
                 kept = None;
                 self.end_fetches(desk, &error);
             }
@@ -302,7 +302,7 @@ impl Pool {
         assert_eq!(desk.slots_free.len(), desk.slots.len(), "a slot is neither free nor in use");
     }
 
-    /// Answers every request with the error (invariant 1). The queue is gone, and its reads with it.
+    /// Answers every request with the error, for invariant 1. The queue has been dropped, and its reads with it.
     fn give_up(&self, desk: &mut ReadState<'_>, error: &io::Error) {
         let posted = {
             let mut inbox = self.fetcher.inbox.lock();
@@ -316,9 +316,9 @@ impl Pool {
         }
     }
 
-    /// Takes over the posted requests; waits for one if there is nothing else to do. Returns `false` once the pool is
-    /// stopped and nothing is left. While reads are in flight, new requests wait until the next of them ends, which is
-    /// never long.
+    /// Takes over the posted requests. If there is nothing else to do, waits for one. Returns `false` when the pool is
+    /// stopped and nothing is left. While reads are in flight, new requests wait until one of these ends, which never
+    /// takes long.
     fn collect_requests(&self, waiting: &mut VecDeque<Request>, in_flight: usize) -> bool {
         let mut inbox = self.fetcher.inbox.lock();
         while in_flight == 0 && waiting.is_empty() && inbox.requests.is_empty() {
@@ -338,7 +338,7 @@ impl Pool {
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         };
         if address.length() > frame_bytes as u64 {
-            // The task looks again and reports the error.
+            // The task looks at the entry again and reports the error.
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         }
         let frame = match self.frames.try_take(frame_bytes) {

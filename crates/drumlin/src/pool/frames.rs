@@ -2,15 +2,17 @@
 //!
 //! # Invariants
 //! 1. A frame is in exactly one of these states: *unused* (never touched, or given back to the system), *free*, *new*
-//!    (owned by a [`NewFrame`]), *published* (some page's entry names it), *retired* (unlinked, readers may still look
-//!    at it).
+//!    (owned by a [`NewFrame`]), *published* (named by some page's entry), *retired* (unlinked, but readers may still
+//!    see it).
 //! 2. A published leaf is read under the frame's shared latch and changed under the exclusive one. The owner of the
-//!    latch compares [`FrameHeader::page_key`] with the page wanted: the frame may have been evicted meanwhile.
-//! 3. The page of a published *immutable* frame (inner node, value) does not change. Its frame is retired before it is
-//!    free.
-//! 4. `dirty` is the epoch of the newest change not yet in an extent, 0 if there is none. It changes under the latch.
-//! 5. A frame that is pinned (by a commit that will change it, by an image on its way to the disk) or dirty is not
-//!    evicted. It can be unlinked: then its last unpin frees it.
+//!    latch compares [`FrameHeader::page_key`] with the page wanted, because the frame may have been evicted before it
+//!    was latched.
+//! 3. The page of a published *immutable* frame (inner node, value) does not change. Its frame is retired before it
+//!    becomes free.
+//! 4. `dirty` is the epoch of the newest change not yet in an extent, or 0 if there is none. It changes under the
+//!    latch.
+//! 5. A frame that is dirty or pinned (by a commit that will change it, or by an image on its way to the disk) is not
+//!    evicted. It can be unlinked while it is pinned; then the last unpin frees it.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -33,7 +35,7 @@ use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId};
 use crate::memory::{Account, Budget};
 use crate::space::{CheckpointDebt, FrameIndex, PageEntry, PageTable};
 
-/// Turns of the clock that an inner node survives without a use. It leads to the rows of a hundred leaves: with one
+/// Turns of the clock that an unused inner node survives. It leads to the rows of a hundred leaves. With a single
 /// chance, random reads evicted a tenth of the inner nodes in each turn, and a tenth of the reads had to read a node
 /// before the leaf.
 pub(super) const INNER_CHANCES: u32 = 4;
@@ -44,18 +46,18 @@ const CLASS_SHIFT: u32 = 29;
 const _: () = assert!(PAGE_BYTES_MIN << (CLASS_COUNT - 1) == PAGE_BYTES_MAX, "a page size has no class");
 const _: () = assert!(CLASS_COUNT <= 1 << (u32::BITS - CLASS_SHIFT), "a class has no room in a frame's index");
 
-/// Retired frames that are looked through for some whose readers have left, while others are unused: it takes a look at
-/// the slots of all threads.
+/// Minimum number of retired frames that are checked for ones whose readers have left, as long as unused frames remain.
+/// Such a check looks at the slots of all threads.
 const RETIRED_MIN: usize = 8;
 
-/// The longest wait for another latch by a thread that holds latches, before it looks the page up again.
+/// The longest wait for another latch by a thread that holds latches. After that it looks the page up again.
 ///
 /// Latches are taken in key order, so waits form no cycle. But an outdated view may lead to a frame whose page lies
-/// elsewhere in the order, or that the thread has latched itself. Such a wait has to end; a millisecond is longer than
-/// a latch is held without waiting for the disk.
+/// elsewhere in the order, or that the thread itself has latched. Such a wait has to end. No latch is held for a
+/// millisecond unless its owner waits for the disk.
 const LATCH_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// Describes the page in a frame; in a cache line of its own.
+/// Describes the page in a frame. Each header has a cache line of its own.
 #[repr(align(64))]
 pub(crate) struct FrameHeader {
     latch: RwLock<()>,
@@ -63,7 +65,7 @@ pub(crate) struct FrameHeader {
     dirty: AtomicU64,
     address: AtomicU64,
     pins: PinCount,
-    /// Turns of the clock that the page survives without a use.
+    /// Turns of the clock that the page survives without being used.
     references: AtomicU32,
 }
 
@@ -83,7 +85,7 @@ impl FrameHeader {
         (u64::from(page_key.keyspace.0) << 32) | u64::from(page_key.page.0)
     }
 
-    /// The page in the frame; `None` if it holds none.
+    /// The page in the frame, or `None` if it holds none.
     #[inline]
     pub(crate) fn page_key(&self) -> Option<PageKey> {
         let bits = self.page_key.load(Ordering::Acquire);
@@ -112,18 +114,18 @@ impl FrameHeader {
         self.address.store(address.to_bits(), Ordering::Release);
     }
 
-    /// Keeps the frame from being evicted until [`Frames::unpin`]. The caller has latched it.
+    /// Keeps the frame from being evicted until [`Frames::unpin`]. The caller has it latched.
     pub(crate) fn pin(&self) {
         debug_assert!(self.page_key().is_some(), "a frame without a page is pinned");
         self.pins.pin();
     }
 
-    /// Returns `true` if it is not pinned.
+    /// Returns `true` if the frame is not pinned.
     pub(crate) fn is_idle(&self) -> bool {
         self.pins.is_idle()
     }
 
-    /// Notes a use; writes only if none was noted since the clock's hand passed.
+    /// Notes a use. Writes only if none was noted since the clock's hand last passed.
     #[inline]
     pub(crate) fn touch(&self) {
         if self.references.load(Ordering::Relaxed) == 0 {
@@ -150,7 +152,7 @@ impl FrameHeader {
         let references = self.references.load(Ordering::Relaxed);
         debug_assert!(references <= INNER_CHANCES, "a page has {references} chances");
         if references > 0 {
-            // Fails if a use is noted meanwhile, which counts for more than this turn.
+            // Fails if another thread notes a use, which should count for more than this turn.
             let _ = self.references.compare_exchange(references, references - 1, Ordering::Relaxed, Ordering::Relaxed);
         }
         references > 0
@@ -163,8 +165,8 @@ impl std::fmt::Debug for FrameHeader {
     }
 }
 
-/// Headers allocated together, 2 KiB. They are never freed: a larger block, one for each page size, would take too much
-/// of the little memory that many page tables leave.
+/// Number of headers allocated together, which take 2 KiB. They are never freed. With a larger block for each page
+/// size, headers would take too much of the little memory that large page tables leave.
 const HEADER_COUNT: usize = 32;
 /// Memory of one such block.
 const HEADERS_BYTES: usize = HEADER_COUNT * size_of::<FrameHeader>();
@@ -176,7 +178,8 @@ struct Arena {
     /// Blocks of [`HEADER_COUNT`], allocated when their frames are first used.
     headers: Box<[OnceLock<Box<[FrameHeader]>>]>,
     frame_count: usize,
-    /// Frames in the smallest range that the system takes back: more than one if frames are smaller than its pages.
+    /// Frames in the smallest range that can be given back to the system: more than one if frames are smaller than
+    /// system pages.
     frames_per_unit: usize,
     lists: Mutex<Lists>,
     pub(crate) hand: AtomicUsize,
@@ -186,9 +189,9 @@ struct Arena {
 struct Lists {
     free: Vec<u32>,
     retired: VecDeque<(u64, u32)>,
-    /// Given back to the system.
+    /// Frames given back to the system.
     decommitted: Vec<u32>,
-    /// Frames from here on were never touched.
+    /// All frames from this number on were never touched.
     unused: u32,
 }
 
@@ -219,9 +222,9 @@ impl Mapping {
         Ok(Mapping { start: start.cast(), bytes })
     }
 
-    /// Gives a range back to the system: it takes memory again when it is touched again. The system works in whole
-    /// pages of its own, and rounds a length up. Nothing relies on the zeros that the range then reads as: a frame that
-    /// is free without having been given back holds the bytes of its last page.
+    /// Gives a range back to the system, which provides memory again when the range is next touched. The system works
+    /// in whole pages of its own, and rounds a length up. Nothing relies on the range reading as zeros afterwards: free
+    /// frames that were not given back hold the bytes of their last page.
     fn give_back(&self, offset: usize, bytes: usize) {
         assert!(offset + bytes <= self.bytes);
         assert!(bytes.is_multiple_of(rustix::param::page_size()), "what else is in the page would be lost");
@@ -231,13 +234,13 @@ impl Mapping {
         // SAFETY: the caller owns the range: no frame in it is in use. Test: as before.
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         let _ = unsafe { madvise(first, bytes, Advice::LinuxDontNeed) };
-        // Elsewhere the advice frees nothing for certain: on macOS the pages stay this process's. A fresh mapping in
-        // place of the range frees them at once.
+        // On other systems the advice may free nothing: on macOS the process keeps the pages. Mapping fresh memory over
+        // the range frees them at once.
         #[cfg(not(all(target_os = "linux", not(drumlin_portable))))]
         {
             // SAFETY: as above; what was there has no other owner. Test: as before.
             let mapped = unsafe { mmap_anonymous(first, bytes, Self::ACCESS, Self::FLAGS | MapFlags::FIXED) };
-            // If it fails, nothing may be mapped there any longer, and frames in the range could not be used.
+            // If this fails, nothing may be mapped there any longer, and frames in the range could not be used.
             assert!(mapped.is_ok_and(|mapped| mapped == first), "the system did not replace {bytes} bytes of memory");
         }
     }
@@ -254,7 +257,7 @@ impl Drop for Mapping {
 /// All frames of all page sizes, within one limit of bytes.
 pub(crate) struct Frames {
     arenas: [OnceLock<Arena>; CLASS_COUNT],
-    /// The most bytes that frames and headers may ever use: the limit while page tables take nothing.
+    /// The most bytes that frames and headers may ever use: the limit while there are no page tables.
     capacity_bytes: usize,
     budget: Arc<Budget>,
     used_bytes: AtomicUsize,
@@ -268,13 +271,13 @@ impl std::fmt::Debug for Frames {
     }
 }
 
-/// The class of a page size.
+/// Returns the class of a page size.
 pub(crate) fn class_of(page_bytes: usize) -> usize {
     assert!(is_page_bytes(page_bytes));
     (page_bytes.ilog2() - PAGE_BYTES_MIN.ilog2()) as usize
 }
 
-/// A frame by its class, and its number among those of the class.
+/// Returns the index of a frame, given its class and its number within the class.
 fn frame_of(class: usize, number: usize) -> FrameIndex {
     debug_assert!(class < CLASS_COUNT && number < 1 << CLASS_SHIFT, "frame {number} of class {class}");
     FrameIndex(((class as u32) << CLASS_SHIFT) | number as u32)
@@ -301,12 +304,13 @@ impl Frames {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// The limit of used bytes, which falls as page tables grow; frames beyond it are given back as they become free.
+    /// Returns the limit on used bytes, which falls as page tables grow. Frames beyond it are given back as they become
+    /// free.
     pub(crate) fn limit_bytes(&self) -> usize {
         self.budget.frame_bytes_max() as usize
     }
 
-    /// Returns `true` if the frames exceed their limit once page tables have taken this many bytes more.
+    /// Returns `true` if the frames would exceed their limit after page tables have grown by this many bytes.
     pub(crate) fn is_over_limit(&self, more_table_bytes: u64) -> bool {
         self.used_bytes() as u64 + more_table_bytes > self.budget.frame_bytes_max()
     }
@@ -345,7 +349,7 @@ impl Frames {
         Ok(self.arenas[class].get_or_init(|| arena))
     }
 
-    /// The part of the bytes in use that headers take.
+    /// Returns the part of the used bytes that headers take.
     pub(crate) fn header_bytes(&self) -> usize {
         let headers = self.arenas.iter().filter_map(OnceLock::get).flat_map(|arena| &arena.headers);
         headers.filter(|made| made.get().is_some()).count() * HEADERS_BYTES
@@ -449,7 +453,7 @@ impl Frames {
         }
     }
 
-    /// A frame that was never used, or given back to the system, if the limit allows one more.
+    /// Takes a frame that was never used or was given back to the system, if the limit allows one more.
     fn take_unused(&self, arena: &Arena, lists: &mut Lists) -> Option<u32> {
         let unused = lists.unused as usize;
         if lists.decommitted.is_empty() && unused == arena.frame_count {
@@ -492,17 +496,17 @@ impl Frames {
         }
     }
 
-    /// Gives free frames of every size but `keep`'s back to the system, so that the limit has room for that size.
+    /// Gives free frames of all other sizes back to the system, to make room within the limit for frames of this size.
     pub(crate) fn give_back_free(&self, keep_page_bytes: usize) {
         self.give_back(Some(class_of(keep_page_bytes)), || true);
     }
 
-    /// Gives free frames back to the system as long as the frames are [over their limit](Self::is_over_limit).
+    /// Gives free frames back to the system while the frames are [over their limit](Self::is_over_limit).
     pub(crate) fn give_back_excess(&self, more_table_bytes: u64) {
         self.give_back(None, || self.is_over_limit(more_table_bytes));
     }
 
-    /// Gives free frames of every class but `keep` back to the system as long as that is wanted.
+    /// Gives free frames of all classes except `keep` back to the system while `is_wanted` returns `true`.
     fn give_back(&self, keep: Option<usize>, is_wanted: impl Fn() -> bool) {
         for (class, arena) in self.arenas.iter().enumerate().filter_map(|(class, arena)| Some((class, arena.get()?))) {
             if Some(class) == keep {
@@ -510,7 +514,7 @@ impl Frames {
             }
             let mut lists = arena.lists.lock();
             self.free_retired(&mut lists);
-            // The system takes back whole units: one is given back when all frames in it are free.
+            // The system takes back whole units, so a unit is given back once all its frames are free.
             let mut free = std::mem::take(&mut lists.free);
             free.sort_unstable();
             let frames_per_unit = arena.frames_per_unit;
@@ -549,7 +553,7 @@ impl Frames {
         self.arena(class).lists.lock().retired.push_back((tag, index as u32));
     }
 
-    /// Frames of a size that are free or retired, and as many more as the limit allows.
+    /// Returns the number of frames of a size that are free or retired, plus as many as the limit still allows.
     pub(crate) fn available(&self, page_bytes: usize) -> usize {
         let class = class_of(page_bytes);
         let room = self.limit_bytes().saturating_sub(self.used_bytes()) / page_bytes;
@@ -558,7 +562,7 @@ impl Frames {
         lists.free.len() + lists.retired.len() + room
     }
 
-    /// Page sizes that have frames, with the number of frames in use or free.
+    /// Returns the page sizes that have frames, each with the number of frames in use or free.
     pub(crate) fn sizes(&self) -> Vec<(usize, usize)> {
         (self.arenas.iter().filter_map(OnceLock::get))
             .map(|arena| {
@@ -568,7 +572,7 @@ impl Frames {
             .collect()
     }
 
-    /// Yields the frames of a size as the clock's hand passes over them, from where it stands: one turn.
+    /// Moves the clock's hand by one turn, and yields the frames of this size that it passes.
     pub(crate) fn turn(&self, page_bytes: usize) -> impl Iterator<Item = FrameIndex> + '_ {
         let class = class_of(page_bytes);
         let arena = self.arenas[class].get();
@@ -579,8 +583,8 @@ impl Frames {
         })
     }
 
-    /// The frames of a size that the clock's hand will pass over next, `frame_count` of them or one turn, whichever is
-    /// less. The hand stays where it is.
+    /// Returns the frames of a size that the clock's hand will pass next: `frame_count` of them, or one turn if that is
+    /// less. The hand does not move.
     pub(crate) fn ahead(&self, page_bytes: usize, frame_count: usize) -> impl Iterator<Item = FrameIndex> + '_ {
         let class = class_of(page_bytes);
         let arena = self.arenas[class].get();
@@ -589,7 +593,7 @@ impl Frames {
         (0..count.min(frame_count)).map(move |step| frame_of(class, (hand + step) % count))
     }
 
-    /// Every frame that holds, or has held, a page.
+    /// Returns every frame that holds, or has held, a page.
     pub(crate) fn all(&self) -> impl Iterator<Item = FrameIndex> + '_ {
         (self.arenas.iter().enumerate()).filter_map(|(class, arena)| Some((class, arena.get()?))).flat_map(
             |(class, arena)| {
@@ -607,13 +611,13 @@ impl Frames {
         self.used(frame, page_key, self.header(frame).latch.read())
     }
 
-    /// Like [`read`](Self::read), but does not wait: `None` also if a writer has the latch or waits for it.
+    /// Like [`read`](Self::read), but does not wait. Also returns `None` if a writer holds the latch or waits for it.
     #[inline]
     pub(crate) fn try_read(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
         self.used(frame, page_key, self.header(frame).latch.try_read()?)
     }
 
-    /// The latched page, if the frame still holds it, as a use that the clock counts.
+    /// Returns the latched page, if the frame still holds it, and notes a use for the clock.
     #[inline]
     fn used<'p>(
         &'p self,
@@ -636,7 +640,7 @@ impl Frames {
         FrameRead { frames: self, frame, page_key, start, bytes, _latch: latch }
     }
 
-    /// Like [`read`](Self::read), but is no use that the clock counts.
+    /// Like [`read`](Self::read), but notes no use for the clock.
     pub(crate) fn peek(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
         let read = self.latched(frame, page_key, header.latch.read());
@@ -655,8 +659,8 @@ impl Frames {
         None
     }
 
-    /// Like [`read`](Self::read), for a caller that holds other latches: also returns `None` if the latch is one of
-    /// them, or could not be taken in time. See [`LATCH_WAIT`].
+    /// Like [`read`](Self::read), for a caller that holds other latches. Also returns `None` if the latch is one of the
+    /// caller's, or could not be taken in time. See [`LATCH_WAIT`].
     pub(crate) fn read_beside(
         &self,
         frame: FrameIndex,
@@ -674,7 +678,7 @@ impl Frames {
         header.is(page_key).then_some(read)
     }
 
-    /// Like [`write`](Self::write), for a caller that holds other latches; see [`read_beside`](Self::read_beside).
+    /// Like [`write`](Self::write), for a caller that holds other latches. See [`read_beside`](Self::read_beside).
     pub(crate) fn write_beside(
         &self,
         frame: FrameIndex,
@@ -693,37 +697,37 @@ impl Frames {
         header.is(page_key).then_some(write)
     }
 
-    /// Like [`write`](Self::write), but fails if the latch is taken.
+    /// Like [`write`](Self::write), but also returns `None` if the latch is taken.
     pub(crate) fn try_write(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
         let write = FrameWrite { frames: self, frame, page_key, _latch: header.latch.try_write()? };
         header.is(page_key).then_some(write)
     }
 
-    /// The number of reclaim guards so far: a descent takes one.
+    /// Returns the number of reclaim guards taken so far, which is the number of descents.
     pub(crate) fn descent_count(&self) -> u64 {
         self.reclaimer.entered_count()
     }
 
-    /// Keeps the calling thread's view of these frames' immutable pages valid.
+    /// Keeps the calling thread's view of these frames' immutable pages valid until the guard is dropped.
     #[inline]
     pub(crate) fn reclaim_guard(&self) -> ReclaimGuard<'_> {
         ReclaimGuard { frames: self, _era: self.reclaimer.enter() }
     }
 }
 
-/// Access to the immutable pages of one pool: while it lives, no frame that was reachable when it was made is reused.
-/// It borrows the frames that it protects, and leads to no others. Not sent to other threads.
+/// Access to the immutable pages of one pool. While it lives, no frame that was reachable when it was made is reused.
+/// It borrows the frames that it protects and leads to no others. It can't be sent to other threads.
 pub(crate) struct ReclaimGuard<'p> {
     frames: &'p Frames,
     _era: EraGuard<'p>,
 }
 
 impl ReclaimGuard<'_> {
-    /// The immutable pages of a table.
+    /// Returns the immutable pages of a table.
     ///
     /// # Panics
-    /// If it is a table of another database, whose entries name frames of another pool.
+    /// If the table belongs to another database, whose entries name frames of another pool.
     #[inline]
     pub(crate) fn pages<'g>(&'g self, table: &'g PageTable) -> ImmutablePages<'g> {
         assert!(table.is_within(&self.frames.budget), "a page table is read with the guard of another database");
@@ -731,20 +735,20 @@ impl ReclaimGuard<'_> {
     }
 }
 
-/// The immutable pages of a table, under a [`ReclaimGuard`] of the pool whose frames its entries name.
+/// The immutable pages of a table, under a [`ReclaimGuard`] of the pool that its entries refer to.
 pub(crate) struct ImmutablePages<'g> {
     frames: &'g Frames,
     table: &'g PageTable,
 }
 
 impl<'g> ImmutablePages<'g> {
-    /// The frame and the page, if the entry shows it in an immutable frame. The caller notes the use.
+    /// Returns the frame and the page, if the page's entry shows an immutable frame. The caller notes the use.
     #[inline]
     pub(crate) fn get(&self, page: PageId) -> Option<(FrameIndex, &'g [u8])> {
         self.load(page).ok()
     }
 
-    /// Like [`get`](Self::get); otherwise returns the entry, which is read once.
+    /// Like [`get`](Self::get), but otherwise returns the entry, which is loaded only once.
     #[inline(always)]
     pub(crate) fn load(&self, page: PageId) -> Result<(FrameIndex, &'g [u8]), PageEntry> {
         let entry = self.table.load(page);
@@ -759,12 +763,12 @@ impl<'g> ImmutablePages<'g> {
     }
 }
 
-/// Readers' access to a page in memory. Decides when the frame comes free after the page is unlinked.
+/// How readers access a page in memory. This decides when the frame becomes free after the page is unlinked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Residency {
-    /// Under the latch: unlinking takes it exclusively, so no reader is left.
+    /// Under the latch. Unlinking takes it exclusively, so no reader is left.
     Leaf,
-    /// Under a reclaim guard: readers may see the page until they drop it.
+    /// Under a reclaim guard. Readers may see the page until they drop the guard.
     Immutable,
 }
 
@@ -795,11 +799,11 @@ impl<'p> NewFrame<'p> {
         self.frames.header(self.frame)
     }
 
-    /// Gives the frame its page key and returns it: the caller publishes the entry.
+    /// Gives the frame its page key. Returns the frame, whose entry the caller publishes.
     pub(crate) fn into_published(self, page_key: PageKey) -> FrameIndex {
         let frame = self.frame;
         let header = self.frames.header(frame);
-        // The page that was here before may have left some.
+        // Discard the chances left by the previous page.
         header.references.store(1, Ordering::Relaxed);
         assert!(header.page_key().is_none(), "a new frame holds a page");
         assert!(FrameHeader::page_key_bits(page_key) != 0, "a frame for no page");
@@ -840,14 +844,14 @@ pub(crate) struct FrameRead<'p> {
     frames: &'p Frames,
     frame: FrameIndex,
     page_key: PageKey,
-    /// The page: found once, when the frame is latched.
+    /// The start of the page, computed once when the frame is latched.
     start: *const u8,
     bytes: usize,
     _latch: RwLockReadGuard<'p, ()>,
 }
 
 impl FrameRead<'_> {
-    /// Prefetches the lines of these bytes of the page.
+    /// Prefetches the cache lines of these bytes of the page.
     #[inline]
     pub(crate) fn prefetch(&self, bytes: Range<usize>) {
         debug_assert!(bytes.end <= self.bytes, "bytes beyond a page are prefetched: {bytes:?} of {}", self.bytes);
@@ -919,10 +923,10 @@ impl FrameWrite<'_> {
         self.frame
     }
 
-    /// The page of a leaf, to be changed.
+    /// Returns the page of a leaf for changing it.
     ///
     /// # Panics
-    /// If `table` does not show the page as a leaf in this frame, or is a table of another database.
+    /// If `table` does not show the page as a leaf in this frame, or belongs to another database.
     #[inline]
     pub(crate) fn leaf_mut(&mut self, table: &PageTable) -> &mut [u8] {
         assert!(table.is_within(&self.frames.budget), "a leaf is changed by the page table of another database");
@@ -934,8 +938,8 @@ impl FrameWrite<'_> {
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 
-    /// Removes the page, which its entry no longer names, from the frame. The frame comes free when the page's readers
-    /// have left.
+    /// Removes the page from the frame. The page's entry must no longer name the frame, which becomes free when the
+    /// page's readers have left.
     pub(crate) fn unlink(self, residency: Residency) {
         let frames = self.frames;
         let frame = self.frame;
@@ -944,7 +948,7 @@ impl FrameWrite<'_> {
         header.page_key.store(0, Ordering::Release);
         frames.set_dirty(frame, None);
         drop(self);
-        // If the frame is pinned, it is retired when the last pin goes.
+        // If the frame is pinned, the last unpin retires it.
         if header.pins.abandon() {
             match residency {
                 Residency::Leaf => frames.give(frame),
@@ -983,8 +987,8 @@ mod tests {
         write.leaf_mut(&table)[0] = 1;
     }
 
-    /// A frame that holds a page, and a page table of another database that shows the page in a frame of the same
-    /// number.
+    /// Returns a frame that holds a page, and a page table of another database that shows the page in a frame of the
+    /// same number.
     fn foreign(entry: fn(FrameIndex) -> PageEntry) -> (Frames, FrameIndex, PageKey, PageTable) {
         let frames = Frames::new(Budget::of_pages(64 << 10), Arc::default());
         let other = PageTable::new(&Budget::of_pages(64 << 10));
@@ -1003,7 +1007,7 @@ mod tests {
         let _ = reclaim_guard.pages(&other).get(page_key.page);
     }
 
-    /// Only the page table of its own database makes a latched page a leaf.
+    /// A latched page can be changed as a leaf only through the page table of its own database.
     #[test]
     #[should_panic(expected = "the page table of another database")]
     fn no_other_database_changes_a_leaf() {
@@ -1012,7 +1016,7 @@ mod tests {
         write.leaf_mut(&other)[0] = 1;
     }
 
-    /// The least memory that page tables leave of 8 MiB has room for headers of every size, and for a page of any size.
+    /// The least memory that page tables leave of 8 MiB has room for headers of every size and for a page of any size.
     #[test]
     fn frames_of_every_size_fit_in_little_memory() {
         let frames = Frames::new(Budget::of_pages(1 << 20), Arc::default());
@@ -1023,7 +1027,7 @@ mod tests {
         }
     }
 
-    /// Giving free frames back to the system leaves the frames beside them as they are, however small frames are.
+    /// Giving free frames back to the system does not change adjacent frames, however small frames are.
     #[test]
     fn memory_given_back_was_free() {
         const FRAME_COUNT: usize = 64;
@@ -1036,7 +1040,7 @@ mod tests {
             for (number, frame) in taken.iter_mut().enumerate() {
                 frame.fill(number as u8 + 1);
             }
-            // Beyond the limit a frame is given back as it is dropped, otherwise when another size needs the room.
+            // Beyond the limit, a frame is given back when it is dropped; otherwise when another size needs the memory.
             frames.budget.take(Account::Tables, (FRAME_COUNT / 2 * page_bytes) as u64);
             let mut number = 0;
             taken.retain(|_| {
@@ -1048,7 +1052,7 @@ mod tests {
                 let expected = frame[0];
                 assert!(expected != 0 && frame.iter().all(|byte| *byte == expected), "a frame of {page_bytes} bytes");
             }
-            // Whole units went back: at least those of the frames from 40 on.
+            // Whole units were given back: at least those of the frames from 40 on.
             assert!(frames.used_bytes() - header_bytes <= 48 * page_bytes, "{} of {page_bytes}", frames.used_bytes());
             let left = taken.len();
             let again = (left..32).map_while(|_| frames.try_take(page_bytes)).count();

@@ -1,7 +1,7 @@
-//! Faults of many pages at once: extents that lie close together are read by one request, with many in flight.
+//! Faults of many pages at once: extents that lie close together are read by one request, with many requests in flight.
 //!
-//! Pages that no request needs yet ([`Pool::fault_spare`]) take only frames that are free and will not be missed: no
-//! page is evicted for them. They have few reads in flight, and wait for no buffer.
+//! Pages that no request needs yet ([`Pool::fault_spare`]) use only frames that are free and will not be missed: no
+//! page is evicted for them. Such faults have few reads in flight and wait for no buffer.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -12,23 +12,24 @@ use crate::format::ExtentAddress;
 use crate::io::{AlignedBuffer, Completion, Queue};
 use crate::space::{PageEntry, PageSpace};
 
-/// Requests handed to the kernel at once. Each takes it some 5 µs: in small batches the device starts early, and pages
-/// are decoded while it works.
+/// Number of requests handed to the kernel at once. Each takes the kernel some 5 µs. With small batches the device
+/// starts early, and pages are decoded while it works.
 const SUBMITTED_AT_ONCE: usize = 8;
 
-/// Requests in flight for pages that no request needs yet: one is read while another's pages are decoded.
+/// Number of requests in flight for pages that no request needs yet: one is read while the pages of the other are
+/// decoded.
 const SPARE_REQUESTS: usize = 2;
 
 /// The purpose of a fault of many pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
-    /// A caller waits for the pages, or will need them.
+    /// A caller waits for the pages or will need them.
     Wanted,
     /// No request needs them yet.
     Spare,
 }
 
-/// Extents read together, and the pages they are for.
+/// Extents that are read together, and their pages.
 struct Group<'p> {
     span: Span,
     buffer_bytes: usize,
@@ -40,11 +41,11 @@ struct GroupReads<'p, 'e> {
     pool: &'p Pool,
     pages: &'e PageSpace,
     of: Use,
-    /// The extents that are not requested yet, in the order of the disk.
+    /// The extents that have not been requested, in the order of the disk.
     rest: &'e [(ExtentAddress, Wanted)],
     queue: Box<dyn Queue>,
     in_flight: Vec<Option<Group<'p>>>,
-    /// Free places in `in_flight`.
+    /// Free slots of `in_flight`.
     idle: Vec<usize>,
     /// Pages brought into memory.
     count: usize,
@@ -61,8 +62,8 @@ impl<'p> GroupReads<'p, '_> {
             }
             let busy_count = self.in_flight.len() - self.idle.len();
             assert_eq!(self.queue.in_flight(), busy_count, "the queue has other reads in flight than the slots");
-            // While more can be requested, takes only completed reads. Then waits for several at a time: a wake-up
-            // costs more than decoding a page.
+            // While more can be requested, only take reads that have completed. Otherwise wait for several at a time,
+            // because a wake-up costs more than decoding a page.
             let go_on = pushed == SUBMITTED_AT_ONCE && !self.rest.is_empty() && !self.idle.is_empty();
             let enough = if go_on { 0 } else { self.queue.in_flight().div_ceil(8) };
             if let Err(error) = self.queue.wait(enough, &mut finished) {
@@ -75,7 +76,7 @@ impl<'p> GroupReads<'p, '_> {
         Ok(self.count)
     }
 
-    /// Requests further groups while there are buffers and frames for them. Returns the number of requests.
+    /// Requests more groups while there are buffers and frames for them. Returns the number of requests.
     fn submit(&mut self) -> Result<usize> {
         let mut pushed = 0;
         while pushed < SUBMITTED_AT_ONCE
@@ -134,7 +135,7 @@ impl<'p> GroupReads<'p, '_> {
                 Ok(()) => Ok(()),
                 Err(error) => Err(error.kind().into()),
             };
-            // The next reader of the page gets the error again.
+            // If the page is invalid, its next reader gets the error again.
             let bytes = &completion.buffer[offset..];
             let arrived = self.pool.arrive(self.pages, wanted, address, frame, result, bytes);
             self.count += usize::from(arrived.is_ok());
@@ -143,10 +144,10 @@ impl<'p> GroupReads<'p, '_> {
         self.idle.push(slot);
     }
 
-    /// Gives up all reads in flight after the queue has failed.
+    /// Abandons all reads in flight after the queue has failed.
     fn abandon(self, error: io::Error) -> Error {
         let GroupReads { pool, pages, queue, in_flight, .. } = self;
-        // Waits for the reads in flight.
+        // Dropping the queue waits for the reads in flight.
         drop(queue);
         let kind = error.kind();
         in_flight.iter().flatten().for_each(|group| pool.buffers.lose(group.buffer_bytes));
@@ -169,20 +170,20 @@ impl Pool {
         Ok(count)
     }
 
-    /// Like [`fault_many`](Self::fault_many), for pages that no request needs yet: leaves those out for which no frame
-    /// [is to spare](Self::has_spare_frame), and counts no miss.
+    /// Like [`fault_many`](Self::fault_many), for pages that no request needs yet. Leaves out pages for which there is
+    /// no [spare frame](Self::has_spare_frame), and does not count misses.
     pub(crate) fn fault_spare(&self, pages: &PageSpace, wanted: &[Wanted]) -> Result<usize> {
         self.fault_groups(pages, wanted, Use::Spare)
     }
 
-    /// Returns `true` if a page of this size can be brought in without one being evicted for it, now or when the
-    /// background writer looks for free frames next.
+    /// Returns `true` if a page of this size can be brought in without causing an eviction, either now or when the
+    /// background writer next looks for free frames.
     pub(crate) fn has_spare_frame(&self, page_bytes: usize) -> bool {
         self.frames.available(page_bytes) > 2 * self.low_water(page_bytes)
     }
 
     fn fault_groups(&self, pages: &PageSpace, wanted: &[Wanted], of: Use) -> Result<usize> {
-        // In the order of the disk, so that neighbours come in with one read.
+        // Sort by address, so that neighbours on disk come in with one read.
         let mut extents: Vec<(ExtentAddress, Wanted)> = (wanted.iter())
             .filter_map(|&wanted| match pages.table.load(wanted.page) {
                 PageEntry::OnDisk(address) if address.length() <= wanted.frame_bytes as u64 => Some((address, wanted)),
@@ -210,8 +211,8 @@ impl Pool {
         Ok(count)
     }
 
-    /// Claims the next extents that lie close together, with frames for their pages. Returns `None` if all are claimed
-    /// already or no frame is free; with `OnShortage::Wait` it waits for the first frame.
+    /// Claims the next extents that lie close together, along with frames for their pages. Returns `None` if all of
+    /// them are claimed already or no frame is free. With `OnShortage::Wait` it waits for the first frame.
     fn claim_group<'p>(
         &'p self,
         pages: &PageSpace,
@@ -245,13 +246,13 @@ impl Pool {
         if let Some((wanted, ..)) = claimed.first()
             && self.frames.available(wanted.frame_bytes) < self.low_water(wanted.frame_bytes)
         {
-            // So that the next groups find frames, and need not wait for this thread to evict pages.
+            // Let the next groups find free frames, instead of having this thread evict pages.
             self.wake_background();
         }
         Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed }))
     }
 
-    /// The first extents that may be read together, and the most bytes that this takes.
+    /// Returns the first extents that may be read together, and the most bytes that this takes.
     fn near<'e>(&self, extents: &'e [(ExtentAddress, Wanted)]) -> (&'e [(ExtentAddress, Wanted)], usize) {
         let mut span = None;
         let bytes_max = self.buffers.group_bytes_max();

@@ -1,14 +1,14 @@
-//! The pages of a bulk load, written past the pool, which no reader can reach before they are attached.
+//! The pages of a bulk load, which are written past the pool and can't be reached by readers before they are attached.
 //!
-//! A load has page numbers of its own: whole chunks of its keyspace's page table, of which no page was in use before.
-//! Its pages are packed into segments of its own and written in whole buffers. Their entries are `Unattached`. Once all
-//! are there, each chunk of the table is written too, as the base image that the next checkpoint will name.
+//! A load has page numbers of its own: whole chunks of its keyspace's page table in which no page was in use. Its pages
+//! are packed into segments of its own and written in whole buffers. Their entries are `Unattached`. Once all pages are
+//! written, each of the table's chunks is written too, as the base image that the next checkpoint will name.
 //!
 //! # Invariants
-//! 1. Nothing durable names anything of a load before it is attached: a power cut leaves none of it, and its segments
-//!    are free when the database is opened again.
-//! 2. A load that is dropped before it is attached gives all back: page numbers, extents, the open segment.
-//! 3. All that the load has appended is written, though not synced, when [`finish`](LoadPages::finish) or
+//! 1. Nothing durable names anything of a load before it is attached. So a power cut leaves no trace of it, and its
+//!    segments are free when the database is opened again.
+//! 2. A load that is dropped before it is attached gives everything back: page numbers, extents, the open segment.
+//! 3. Everything that the load has appended is written, though not synced, when [`finish`](LoadPages::finish) or
 //!    [`finish_run`](LoadPages::finish_run) returns.
 
 use std::collections::BTreeMap;
@@ -24,17 +24,17 @@ use crate::space::appender::{Appender, WriteBuffers, WriteJob};
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{PageEntry, PageSpace, Purpose};
 
-/// Page numbers that a load takes at once, in chunks of the page table, at most: 128 MiB of pages of 4 KiB.
+/// Limit on the page numbers that a load takes at once, in chunks of the page table: 128 MiB of pages of 4 KiB.
 const CHUNKS_AT_ONCE_MAX: usize = 32;
 
 /// Frees space on a full disk.
 pub(crate) type MakeSpace = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// A load that is complete and not attached: the tables of its pages, and its root.
+/// The result of a complete load that is not attached yet: the tables of its pages, and its root.
 #[derive(Debug)]
 pub(crate) struct LoadTables {
-    /// The chunks of the keyspace's page table that are the load's, ascending, with the places of their images. A chunk
-    /// without pages has none.
+    /// The load's chunks of the keyspace's page table, ascending, with the addresses of their images. A chunk without
+    /// pages has no image.
     pub(crate) images: Vec<(usize, ExtentAddress)>,
     pub(crate) root: ExtentAddress,
 }
@@ -47,20 +47,20 @@ pub(crate) struct LoadPages {
     epoch: Epoch,
     /// The load's chunks of the page table, in the order in which they were taken.
     chunks: Vec<usize>,
-    /// Page numbers that were not given out, in the newest chunks.
+    /// Page numbers of the newest chunks that are still available.
     numbers: Range<usize>,
-    /// Once they are written.
+    /// Set once the tables are written.
     tables: Option<LoadTables>,
     root: ExtentAddress,
     encoder: Encoder,
-    /// The newest buffer that was handed over to be written.
+    /// The newest buffer handed over for writing.
     write: Option<Deferred<()>>,
     make_space: MakeSpace,
     /// The pages belong to the keyspace now.
     is_attached: bool,
 }
 
-/// The end of extents that are still in the buffer.
+/// What becomes of extents that are still in the buffer.
 #[derive(Clone, Copy)]
 enum Buffered {
     Write,
@@ -74,7 +74,7 @@ impl std::fmt::Debug for LoadPages {
 }
 
 impl LoadPages {
-    /// Begins a load that writes so many bytes at once.
+    /// Begins a load that writes `buffer_bytes` at a time.
     pub(crate) fn new(
         pool: &Arc<Pool>,
         pages: &Arc<PageSpace>,
@@ -104,11 +104,11 @@ impl LoadPages {
         self.pages.id
     }
 
-    /// Takes `count` page numbers in a row. Amortised O(count).
+    /// Takes `count` consecutive page numbers. Amortised O(count).
     pub(crate) fn take_numbers(&mut self, count: usize) -> Result<PageId> {
         assert!(count > 0 && self.tables.is_none(), "{count} pages are added to a load that is complete");
         if self.numbers.len() < count {
-            // Small loads take little, large ones seldom.
+            // Take as many chunks as the load has: small loads take few, and large ones rarely take more.
             let more = (count - self.numbers.len()).div_ceil(TABLE_PAGES);
             let chunk_count = more.max(self.chunks.len().min(CHUNKS_AT_ONCE_MAX));
             self.grow(count.div_ceil(TABLE_PAGES).max(chunk_count))?;
@@ -131,14 +131,14 @@ impl LoadPages {
         let first = table.allocate_chunks(chunk_count);
         assert!(!self.chunks.contains(&first), "chunk {first} is given out twice");
         let start = first * TABLE_PAGES;
-        // The numbers that are left serve on where no other load has come in between.
+        // If no other load has taken chunks in between, the remaining numbers and the new ones form one range.
         self.numbers =
             if self.numbers.end == start { self.numbers.start } else { start }..start + chunk_count * TABLE_PAGES;
         self.chunks.extend(first..first + chunk_count);
         Ok(())
     }
 
-    /// Appends a page under a number that was taken, or as the root.
+    /// Appends a page under a number taken before, or as the root.
     pub(crate) fn append(&mut self, number: PageId, name: PageKey, kind: Kind, page: &[u8]) -> Result<()> {
         let address = self.append_extent(name, kind, page)?;
         if number == PageId::ROOT {
@@ -150,7 +150,7 @@ impl LoadPages {
         Ok(())
     }
 
-    /// Takes over extents that were written elsewhere, as pages from this number on, which were taken.
+    /// Takes over extents that were written elsewhere, as pages from number `first` on, which was taken before.
     pub(crate) fn adopt(&mut self, first: PageId, addresses: &[ExtentAddress]) {
         assert!(first != PageId::ROOT && !addresses.is_empty(), "a value of no extents is taken over");
         for (number, &address) in (first.0..).zip(addresses) {
@@ -158,8 +158,8 @@ impl LoadPages {
         }
     }
 
-    /// Takes over the pages of a value from another load of the keyspace, which keeps their numbers; returns the first
-    /// of its own.
+    /// Takes over the pages of a value from another load of the keyspace, which keeps their numbers. Returns the first
+    /// of the new numbers.
     pub(crate) fn take_over(&mut self, from: &LoadPages, first: PageId, count: u32) -> Result<PageId> {
         assert!(from.keyspace() == self.keyspace() && !from.is_attached, "a value is taken from {from:?}");
         let taken = self.take_numbers(count as usize)?;
@@ -171,7 +171,7 @@ impl LoadPages {
         Ok(taken)
     }
 
-    /// The place of a page that was appended, other than the root.
+    /// Returns the address of a page that was appended, other than the root.
     pub(crate) fn address(&self, page: PageId) -> ExtentAddress {
         match self.pages.table.load(page) {
             PageEntry::Unattached(address) => address,
@@ -179,16 +179,17 @@ impl LoadPages {
         }
     }
 
-    /// The place of the root, which was appended.
+    /// Returns the address of the root, which must have been appended.
     pub(crate) fn root(&self) -> ExtentAddress {
         assert!(!self.root.is_none(), "a load without a root is read");
         self.root
     }
 
-    /// Gives back what the load has written for these pages.
+    /// Gives back the extents of these pages.
     pub(crate) fn discard(&mut self, first: PageId, count: u32) {
         assert!(self.tables.is_none(), "pages of a complete load are given back");
-        // Their segment may become another's at once. An error will be met again: the database has failed.
+        // Another use of the segment may begin at once. The error will be reported again, because the database has
+        // failed.
         let _ = self.wait_for_write();
         for number in (first.0..first.0 + count).map(PageId) {
             let address = self.address(number);
@@ -201,7 +202,7 @@ impl LoadPages {
         self.pool.space.check_failure()?;
         assert!(!self.is_attached, "a load that is attached goes on");
         if self.appender.is_full(self.encoder.encode(page, name, kind).len()) {
-            // Two buffers are all that it has: the one before, and this one.
+            // The load has only two buffers: the one being written, and the one being filled.
             self.wait_for_write()?;
         }
         let space = &self.pool.space;
@@ -228,18 +229,18 @@ impl LoadPages {
         self.write.take().map_or(Ok(()), Deferred::wait)
     }
 
-    /// Writes all that is in the buffer. The pages can be read, and are never attached.
+    /// Writes everything in the buffer. The pages can be read afterwards, but are never attached.
     pub(crate) fn finish_run(&mut self) -> Result<()> {
         assert!(!self.root.is_none() && self.tables.is_none(), "a sorted run is completed twice, or without a root");
         self.seal(Buffered::Write)
     }
 
-    /// Returns `true` if the pages are never attached.
+    /// Returns `true` if the pages are those of a sorted run, which is never attached.
     pub(crate) fn is_run(&self) -> bool {
         self.tables.is_none()
     }
 
-    /// Writes the chunks of the page table and all that is in the buffer; O(pages). Nothing is appended afterwards.
+    /// Writes the chunks of the page table and everything in the buffer; O(pages). Nothing can be appended afterwards.
     pub(crate) fn finish(&mut self) -> Result<()> {
         assert!(!self.root.is_none() && self.tables.is_none(), "a load is completed twice, or without a root");
         let mut images = Vec::with_capacity(self.chunks.len());
@@ -263,12 +264,12 @@ impl LoadPages {
         Ok(())
     }
 
-    /// The tables of a load that is [complete](Self::finish).
+    /// Returns the tables of a [complete](Self::finish) load.
     pub(crate) fn tables(&self) -> &LoadTables {
         self.tables.as_ref().expect("the load is complete")
     }
 
-    /// Ends the open segment, and writes its buffered extents or drops them.
+    /// Closes the open segment, and writes its buffered extents or drops them.
     fn seal(&mut self, buffered: Buffered) -> Result<()> {
         let mut jobs = Vec::new();
         self.appender.seal(&self.pool.space.segments, &mut jobs);
@@ -285,8 +286,8 @@ impl LoadPages {
         }
     }
 
-    /// The addresses of the load's pages but the root, in the order in which they got their numbers, from a place on;
-    /// each with the place behind it.
+    /// Returns the addresses of the load's pages except the root, in the order in which they got their numbers,
+    /// starting at a place in this order. Each comes with the place after it.
     pub(crate) fn written_from(&self, place: usize) -> impl Iterator<Item = (usize, ExtentAddress)> + '_ {
         (place..self.chunks.len() * TABLE_PAGES).filter_map(|place| {
             let number = self.chunks[place / TABLE_PAGES] * TABLE_PAGES + place % TABLE_PAGES;
@@ -297,7 +298,7 @@ impl LoadPages {
         })
     }
 
-    /// The segments that a complete load lies in, with their uses.
+    /// Returns the segments that a complete load lies in, with their uses.
     pub(crate) fn segments(&self) -> BTreeMap<SegmentId, SegmentUse> {
         let segments = &self.pool.space.segments;
         let tables = self.tables();
@@ -308,14 +309,14 @@ impl LoadPages {
         addresses.filter(|address| !address.is_none()).map(of).collect()
     }
 
-    /// Leaves the pages to the keyspace: they are attached.
+    /// Leaves the pages to the keyspace, to which they are attached.
     pub(crate) fn release(mut self) {
         assert!(self.tables.is_some(), "a load is attached before it is complete");
         self.is_attached = true;
     }
 }
 
-/// Hands a buffer over to be written while the load fills its other one.
+/// Hands a buffer over for writing while the load fills its other one.
 fn write_behind(pool: &Arc<Pool>, job: WriteJob) -> Deferred<()> {
     assert!(!job.bytes().is_empty(), "a write of nothing is handed over");
     assert!(job.frames.is_empty(), "frames of a pool wait for a write that is not the pool's");
@@ -324,11 +325,11 @@ fn write_behind(pool: &Arc<Pool>, job: WriteJob) -> Deferred<()> {
 
 impl Drop for LoadPages {
     fn drop(&mut self) {
-        // In a fork everything belongs to the parent.
+        // In a forked child, everything belongs to the parent.
         if self.is_attached || !self.pool.process.is_here() {
             return;
         }
-        // The buffer need not be written; the database may have failed or be closed.
+        // The buffer need not be written, and the database may have failed or be closed.
         let _ = self.seal(Buffered::Drop);
         let segments = &self.pool.space.segments;
         for chunk in &self.chunks {

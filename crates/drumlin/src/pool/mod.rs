@@ -1,14 +1,15 @@
 //! The buffer pool: pages in memory, brought in by faults, written back in batches, evicted by a clock.
 //!
 //! # Invariants
-//! 1. A page is in one frame at most: a fault first moves the page's entry from `OnDisk` to `Reading`, and one thread
-//!    succeeds.
+//! 1. A page is in at most one frame: a fault first moves the page's entry from `OnDisk` to `Reading`, and only one
+//!    thread succeeds.
 //! 2. An image is appended while its frame is latched and the epoch latch is held, to the appender of the epoch that
 //!    changed it.
-//! 3. A frame whose image is on its way to the disk is not evicted before it has arrived: a read would come too early.
+//! 3. A frame is not evicted while its image is on its way to the disk, because a read of the page would come too
+//!    early.
 //! 4. Damage is reported only if the page's entry is still the one that the read began with.
-//! 5. A value in memory is a medium one that was asked for by its value id: no chunk of a large one is ever in a frame.
-//!    It is never dirty: a move of its extent sets the frame's address.
+//! 5. A value in memory is a medium one that was faulted by its value id; chunks of large values are never in a frame.
+//!    It is never dirty: if its extent moves, only the frame's address changes.
 //!
 //! Lock order: epoch latch, frame latch, then those of `space`. Latches of several frames are taken parents first, then
 //! in key order.
@@ -52,12 +53,12 @@ pub(crate) use frames::{
 pub(crate) use residents::Resident;
 use write_back::Elevator;
 
-/// Pages evicted, or written back, at once.
+/// Pages evicted, or written back, in one batch.
 const BATCH_PAGES: usize = 128;
 
-/// Attempts to evict a page before a thread waits for others to let go of one.
+/// Attempts to evict a page before a thread waits for others to unpin or write one.
 const ROUNDS_MAX: u32 = 10_000;
-/// The longest such wait, and the pause between two attempts: no wake-up announces a free frame.
+/// The longest such wait, and the pause between attempts. Threads poll because nothing signals that a frame is free.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
 const FRAME_PAUSE: Duration = Duration::from_micros(100);
 
@@ -72,8 +73,8 @@ pub(crate) enum Needs {
     Writes,
 }
 
-/// Why a core operation ended without its result. An [`Error`] converts into it by `map_err(Stop::Error)`, not by
-/// `From`: the compiler would list it to users for whom `?` has too many types to convert an error into.
+/// The reason why a core operation ended without its result. An [`Error`] converts into it by `map_err(Stop::Error)`,
+/// not by `From`: the compiler would list such a `From` to users whenever `?` can't infer a type.
 #[derive(Debug)]
 pub(crate) enum Stop {
     Needs(Needs),
@@ -96,8 +97,7 @@ pub(crate) struct CacheStats {
 /// the tree knows nodes.
 pub(crate) type VerifyNode = fn(&[u8], Kind) -> Result<(), String>;
 
-/// Returns the first bytes of the lowest key that a node may hold, as a number that sorts like the key. Passed in for
-/// the same reason.
+/// Returns the first bytes of a node's lower fence as a number that sorts like the keys. Passed in for the same reason.
 pub(crate) type KeyOrder = fn(&[u8]) -> u128;
 
 /// Functions on nodes that the pool needs.
@@ -115,7 +115,8 @@ pub(crate) struct Wanted {
     content: Content,
 }
 
-/// A stale parent may name a page id that has been reused. A page with other content is not loaded.
+/// What a fault expects to find. An outdated parent may name a page number that has been reused, so a page with other
+/// content is not loaded.
 #[derive(Clone, Copy, Debug)]
 enum Content {
     /// A leaf or an inner node.
@@ -134,7 +135,7 @@ impl Wanted {
         self.frame_bytes
     }
 
-    /// A page that was in memory once, if it may be still what it was then.
+    /// A page that an earlier opening had in memory. Returns `None` if the listed page can't be the same page now.
     pub(crate) fn resident(pages: &PageSpace, listed: &ResidentPage) -> Option<Wanted> {
         let frame_bytes = listed.frame_bytes as usize;
         match listed.value {
@@ -144,17 +145,17 @@ impl Wanted {
         }
     }
 
-    /// A medium value, into a frame of this many bytes.
+    /// A medium value, to be read into a frame of this many bytes.
     pub(crate) fn value(page: PageId, frame_bytes: usize, value_id: ValueId) -> Wanted {
         Wanted { page, frame_bytes, content: Content::Value(value_id) }
     }
 }
 
-/// The behaviour of a thread that finds no frame or buffer for its next read.
+/// What a thread does when there is no frame or buffer for its next read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OnShortage {
     Wait,
-    /// The thread has reads in flight, for which others wait: it must not wait itself.
+    /// The thread has reads in flight that others wait for, so it must not wait itself.
     ReadLater,
 }
 
@@ -170,7 +171,7 @@ impl OnShortage {
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,
     pub(crate) frames: Frames,
-    /// The process that opened the pool. In a fork of it, drops free nothing.
+    /// The process that opened the pool. In a forked child, drops free nothing.
     pub(crate) process: Process,
     nodes: Nodes,
     backend: Arc<dyn Backend>,
@@ -179,21 +180,21 @@ pub(crate) struct Pool {
     buffers: Buffers,
     queues: Mutex<Vec<Queues>>,
     pub(crate) cache: CacheStats,
-    /// One thread at a time chooses what to write back.
+    /// Held by the thread that chooses what to write back.
     writing_back: Mutex<()>,
-    /// By page size.
+    /// Elevators by page size.
     elevators: Mutex<BTreeMap<usize, Elevator>>,
-    /// One thread at a time gives frames up for page tables; others wait until it is done.
+    /// Held by the thread that gives up frames for page tables. Other threads wait until it is done.
     fitting: Mutex<()>,
     background: Background,
-    /// Each scan that reads ahead has a clone, and so is counted: they share the memory for it.
+    /// Each scan that reads ahead holds a clone. The count tells how many scans share the memory for it.
     pub(crate) scans_ahead: Arc<()>,
 }
 
 /// The locks of one shard of the pages.
 #[derive(Debug, Default)]
 struct PageLocks {
-    /// Tasks that wait for a page which another thread or task is reading. Threads wait on `arrived` with this lock.
+    /// Tasks that wait for a page that another thread or task is reading. Threads wait on `arrived` with this lock.
     waiting: Mutex<Vec<(KeyspaceId, PageId, Waker)>>,
     arrived: Condvar,
     /// Held while the image of a dirty page is appended, because the epoch latch and the frame's are only shared then.
@@ -208,7 +209,7 @@ impl std::fmt::Debug for Queues {
     }
 }
 
-/// Requests that may wait for the threads that read ahead.
+/// Limit on requests queued for the threads that read ahead.
 const AHEAD_REQUESTS_MAX: usize = 16;
 
 /// Work for the threads that read ahead, whose results are needed later.
@@ -261,18 +262,18 @@ impl Span {
     }
 }
 
-/// A buffer for one extent of any page size, at any offset in its block.
+/// Size of a buffer for one extent of any page size, at any offset in its block.
 const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
-/// The largest single read: a larger one is not faster.
+/// Maximum bytes of a single read. Larger reads are not faster.
 const GROUP_BYTES_MAX: usize = 256 << 10;
-/// A chunk of a large value at any offset in its block, as stored and decompressed.
+/// Size of a buffer for a chunk of a large value at any offset in its block, both as stored and decompressed.
 const PAIR_BYTES: usize = 2 * GROUP_BYTES_MAX + (32 << 10);
-/// Extents no further apart than this are read together: one more request costs as much as reading 16 KiB more.
+/// Maximum gap between extents that are read together. One more request costs as much as reading 16 KiB more.
 const GROUP_GAP_BYTES: u64 = 16 << 10;
 
 /// Reads that one thread keeps in flight.
 const QUEUE_DEPTH: usize = 64;
-/// Idle queues kept for reuse: each is a ring with its memory, and a descriptor.
+/// Limit on idle queues kept for reuse. Each is a ring with its memory and a descriptor.
 const QUEUE_COUNT_MAX: usize = 16;
 
 impl Pool {
@@ -374,7 +375,7 @@ impl Pool {
         let result = match outcome {
             Ok(entry) => {
                 if !pages.table.exchange(page, reading, entry) {
-                    // The keyspace was dropped meanwhile.
+                    // The keyspace was dropped during the read.
                     crate::coverage::mark!("a page arrived whose keyspace had been dropped");
                     self.withdraw(entry, page_key);
                 }
@@ -418,7 +419,7 @@ impl Pool {
         let flawed = |reason: ExtentError| self.space.corrupted(&what(), address, reason);
         let bytes = &bytes[..address.length() as usize];
         let header = self.space.verify(address, bytes).map_err(flawed)?;
-        // A value's extents are numbered within the value: its value id identifies it.
+        // A value's extents are numbered within the value, so the value id identifies it instead.
         let numbered = match wanted {
             Content::Node => page_key,
             Content::Value(_) => PageKey { page: header.page_key.page, ..page_key },
@@ -508,13 +509,13 @@ impl Pool {
                 return Ok(frame);
             }
             rounds += 1;
-            // A few turns of the clock use up every page's chances. Pages left after many turns are pinned or can't be
-            // written.
+            // After a few turns of the clock no page has a chance left. Pages that survive many turns are pinned or
+            // can't be written.
             if rounds > ROUNDS_MAX {
                 if let Some(stopped) = self.space.failure() {
                     return Err(stopped.into_error());
                 }
-                // Commits pin at most half of the frames. The others are being read into, which ends by itself.
+                // Commits pin at most half of the frames. The others are being read into, which does not last.
                 let now = self.backend.now();
                 let deadline = *deadline.get_or_insert(now.saturating_add(FRAME_TIMEOUT));
                 if now >= deadline {
@@ -524,7 +525,8 @@ impl Pool {
             }
             if self.make_room(page_bytes)? == 0 {
                 crate::coverage::mark!("a frame was wanted and no page could be evicted");
-                // Frames on their way to the disk come free when they have arrived, however slow the disk.
+                // Frames with images on their way to the disk become evictable once these have been written, however
+                // slow the disk is.
                 let _ = self.space.wait_for_jobs(self.on_written());
                 crate::sync::yield_now();
             }
@@ -544,7 +546,7 @@ impl Pool {
     /// Evicts a batch of clean pages. If there are too few, writes dirty ones back, so that the next call can evict
     /// them. Returns the number of pages evicted.
     pub(crate) fn make_room(&self, page_bytes: usize) -> Result<usize> {
-        // Victims have the wanted size, unless another size takes more than twice as much memory.
+        // Evict pages of the wanted size, unless another size takes more than twice as much memory.
         let sizes = self.frames.sizes();
         let own = sizes.iter().find(|(size, _)| *size == page_bytes).map_or(0, |&(size, count)| size * count);
         let largest = sizes.iter().copied().max_by_key(|&(size, count)| size * count);
@@ -597,13 +599,13 @@ impl Pool {
     fn make_room_of(&self, page_bytes: usize, victim_bytes: usize) -> Result<usize> {
         let wanted = (self.frames_wanted(page_bytes) * page_bytes).div_ceil(victim_bytes).max(1);
         let failure = self.space.failure();
-        // After a failure nothing can be written: pass all dirty pages in search of clean ones.
+        // After a failure nothing can be written, so skip all dirty pages in search of clean ones.
         let dirty_max = if failure.is_some() { usize::MAX } else { BATCH_PAGES };
         let (mut evicted, dirty) = self.evict(victim_bytes, wanted, dirty_max);
         match failure {
             None if evicted < wanted && !dirty.is_empty() => self.write_back(victim_bytes, &dirty)?,
             Some(stopped) if evicted == 0 => {
-                // Each turn takes one chance from every page: these turns use up the rest.
+                // Each turn takes one chance from every page. These turns use up the remaining ones.
                 for _ in 0..INNER_CHANCES {
                     evicted = self.evict(victim_bytes, wanted, dirty_max).0;
                     if evicted > 0 {
@@ -656,7 +658,7 @@ impl Pool {
         }
         for entry in [PageEntry::Leaf(frame), PageEntry::Immutable(frame)] {
             if pages.table.exchange(page_key.page, entry, PageEntry::OnDisk(address)) {
-                // Pins and dirt come with the latch alone, which is held.
+                // A page is pinned or made dirty only under its latch, which this thread holds.
                 assert!(write.header().is_idle() && write.header().dirty().is_none(), "a page in use is evicted");
                 write.unlink(Residency::of(entry, frame));
                 return true;
@@ -665,8 +667,8 @@ impl Pool {
         false
     }
 
-    /// The addresses of all pages in these chunks of page tables. The caller holds the epoch latch exclusively, so that
-    /// none changes; pages may still come and go.
+    /// Returns the addresses of all pages in these chunks of page tables. The caller holds the epoch latch exclusively,
+    /// so no address changes; pages may still be read and evicted.
     pub(crate) fn addresses_in(&self, chunks: &[(KeyspaceId, usize)]) -> HashMap<(KeyspaceId, usize), Vec<u64>> {
         let addresses = |&(keyspace, chunk): &(KeyspaceId, usize)| {
             let pages = self.space.page_space(keyspace)?;
@@ -676,7 +678,7 @@ impl Pool {
         chunks.iter().filter_map(addresses).collect()
     }
 
-    /// The address that a page was last written to.
+    /// Returns the address of the page's newest image on disk.
     fn address_of(&self, pages: &PageSpace, page: PageId) -> ExtentAddress {
         loop {
             let entry = pages.table.load(page);
@@ -686,7 +688,7 @@ impl Pool {
                 PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
                     let header = self.frames.header(frame);
                     let address = header.address();
-                    // Otherwise the page was evicted, and the frame may hold another.
+                    // If the check fails, the page was evicted, and the frame may hold another one.
                     let is_its_own = header.page_key() == Some(PageKey { keyspace: pages.id, page });
                     if is_its_own && pages.table.load(page) == entry {
                         return address;
@@ -725,7 +727,8 @@ impl Pool {
         let (PageEntry::OnDisk(address) | PageEntry::Reading(address)) = entry else {
             unreachable!("{entry:?} is not on disk")
         };
-        // Claimed: from here on no thread moves it or begins to read it, and a read in flight finds its entry gone.
+        // Claim the page: from here on no thread moves it or begins to read it, and a read in flight finds its entry
+        // changed.
         if !pages.table.exchange(page, entry, PageEntry::Reserved) {
             return false;
         }
@@ -738,14 +741,14 @@ impl Pool {
     }
 
     /// Empties the frames of a keyspace that is being dropped, and releases their extents. Only write-back and eviction
-    /// still work on it.
+    /// may still work on it.
     pub(crate) fn discard(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
         assert!(pages.dropped.load(Ordering::Acquire), "the pages of a keyspace in use are discarded");
         self.free_pages(epoch_guard, pages)
     }
 
-    /// Empties a keyspace, during recovery, under the exclusive epoch latch: all its pages are free, but for those of
-    /// bulk loads that are not attached.
+    /// Empties a keyspace during recovery. All its pages become free, except those of unattached bulk loads. The caller
+    /// holds the exclusive epoch latch.
     pub(crate) fn clear(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
         assert!(!pages.dropped.load(Ordering::Acquire), "a keyspace that is dropped is cleared");
         self.free_pages(epoch_guard, pages)
@@ -788,7 +791,7 @@ impl Pool {
         }
     }
 
-    /// The body of the background writer: keeps elevators filled, and frames free ahead of need.
+    /// The body of the background writer: refills elevators, and keeps frames free ahead of need.
     pub(crate) fn run_background(&self) {
         loop {
             {
@@ -833,7 +836,7 @@ impl Pool {
             return Ok(());
         }
         assert!(threads.is_empty(), "background threads are started twice");
-        // Two that read ahead, so that one waits for the device while the other decompresses.
+        // Two threads read ahead, so that one can wait for the device while the other decompresses.
         type Body = fn(&Pool);
         let bodies: [(&str, Body); 3] = [
             ("drumlin-ahead", Pool::run_read_ahead),
@@ -847,19 +850,19 @@ impl Pool {
         Ok(())
     }
 
-    /// The background threads, for the caller to join once they were [stopped](Self::stop_background).
+    /// Returns the background threads for the caller to join, after they have been [stopped](Self::stop_background).
     pub(crate) fn take_threads(&self) -> Vec<JoinHandle<()>> {
         assert!(self.background.stop.load(Ordering::Acquire), "threads are waited for that go on");
         std::mem::take(&mut *self.background.threads.lock())
     }
 
-    /// Hands pages to the threads that read ahead: the scan reads those itself that they have not begun when it needs
-    /// them.
+    /// Hands pages to the threads that read ahead. If they have not begun a page by the time the scan needs it, the
+    /// scan reads it itself.
     pub(crate) fn read_ahead(self: &Arc<Self>, pages: &Arc<PageSpace>, wanted: Vec<Wanted>) {
         self.enqueue_ahead(Ahead::Read(Arc::clone(pages), wanted));
     }
 
-    /// Hands work to the threads that read ahead. If they are behind, or none can be started, drops it.
+    /// Hands work to the threads that read ahead. Drops the work if their queue is full or no thread can be started.
     fn enqueue_ahead(self: &Arc<Self>, work: Ahead) {
         if !self.background.has_threads.load(Ordering::Acquire)
             && let Err(error) = self.start_background()
@@ -889,7 +892,7 @@ impl Pool {
                 }
             };
             match work {
-                // The next reader of a page that could not be read gets its error.
+                // If a page can't be read, its next reader gets the error.
                 Ahead::Read(pages, wanted) => drop(self.fault_many(&pages, &wanted)),
                 Ahead::Deferred(errand) => {
                     if errand.run(self) {
@@ -911,7 +914,8 @@ impl Pool {
         self.background.wake.notify_all();
     }
 
-    /// Lends `body` a buffer from the budget for reads. Waits only for the disk, and so must `body`.
+    /// Calls `body` with a buffer from the budget for reads. Waits only for the disk, and `body` must not wait for
+    /// anything else either.
     pub(crate) fn with_buffer<T>(&self, length: usize, body: impl FnOnce(&mut AlignedBuffer) -> T) -> T {
         let mut buffer = self.buffers.take(length);
         let value = body(&mut buffer);
@@ -919,7 +923,7 @@ impl Pool {
         value
     }
 
-    /// Bytes of buffers for reads.
+    /// Returns the bytes of all buffers for reads.
     pub(crate) fn read_buffer_bytes(&self) -> u64 {
         self.buffers.bytes()
     }

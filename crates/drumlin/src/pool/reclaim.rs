@@ -1,12 +1,13 @@
-//! Epoch-based reclamation: a frame that readers may still be looking at is used again only when they have left.
+//! Epoch-based reclamation: a frame that readers may still see is reused only after they have left.
 //!
 //! After K. Fraser, "Practical lock-freedom" (2004). A reader enters by writing the current era into its thread's slot.
-//! An unlinked frame is tagged with the era, and reused once every thread that holds a guard entered later.
+//! An unlinked frame is tagged with the era, and reused once every thread that holds a guard has entered in a later
+//! one.
 //!
 //! # Invariants
-//! 1. A thread that can reach a frame through a page table read under the reclaim guard has, in its slot, an era at or
-//!    below the tag that the frame gets when it is retired.
-//! 2. A slot belongs to one thread at a time, and counts its guards: they nest, and may be dropped in any order.
+//! 1. If a thread can reach a frame through a page table that it read under the reclaim guard, the era in its slot is
+//!    at or below the tag that the frame gets when it is retired.
+//! 2. A slot belongs to one thread at a time and counts its guards. Guards nest, and may be dropped in any order.
 
 use std::sync::OnceLock;
 
@@ -14,22 +15,23 @@ use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::thread_index;
 use crossbeam_utils::CachePadded;
 
-/// Slots in the first block; each block has twice those of the one before.
+/// Slots in the first block. Each block has twice as many as the one before it.
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
 const BLOCKS: usize = 16;
 
 /// A thread's part of a reclaimer.
 #[derive(Debug, Default)]
 struct Slot {
-    /// The era of the thread's outermost guard, and in the low bits the number of its guards; 0 for none.
+    /// The era of the thread's outermost guard, with the number of its guards in the low bits; 0 if it has none.
     held: AtomicU64,
-    /// Outermost guards of all threads that had the slot, for figures: in a line that the thread writes anyway.
+    /// Number of outermost guards of all threads that had the slot, for statistics. It lies in a cache line that the
+    /// thread writes anyway.
     entered: std::sync::atomic::AtomicU64,
 }
 
 type Block = Box<[CachePadded<Slot>]>;
 
-/// Bits of a slot for the number of guards. The other 48 count eras, one for each frame retired.
+/// Bits of a slot for the number of guards. The other 48 hold the era, which each retired frame raises by one.
 const DEPTH_BITS: u32 = 16;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 
@@ -40,9 +42,9 @@ pub(crate) struct Reclaimer {
     blocks: [OnceLock<Block>; BLOCKS],
 }
 
-/// A guard of this reclaimer: while it lives, nothing that was reachable when it was made is reused. Not sent to other
-/// threads. Pages are reached only through [`ReclaimGuard`](super::ReclaimGuard), which knows the frames that it
-/// protects.
+/// A guard of this reclaimer. While it lives, nothing that was reachable when it was made is reused. It can't be sent
+/// to other threads. Pages are reached only through [`ReclaimGuard`](super::ReclaimGuard), which knows the frames that
+/// it protects.
 #[derive(Debug)]
 pub(crate) struct EraGuard<'a> {
     slot: &'a AtomicU64,
@@ -81,7 +83,7 @@ impl Reclaimer {
             slot.store(held + 1, Ordering::Relaxed);
             return EraGuard { slot, not_send: std::marker::PhantomData };
         }
-        // Only this thread writes it.
+        // Only this thread writes the counter.
         entered.store(entered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         // Release: a thread that finds this era in `oldest` sees all that this thread has read under earlier guards.
         slot.store((self.era.load(Ordering::Relaxed) << DEPTH_BITS) + 1, Ordering::Release);
@@ -103,7 +105,7 @@ impl Reclaimer {
         self.blocks.iter().filter_map(OnceLock::get).flat_map(|block| block.iter()).map(|slot| &**slot)
     }
 
-    /// The number of outermost guards so far.
+    /// Returns the number of outermost guards so far.
     pub(crate) fn entered_count(&self) -> u64 {
         self.slots().map(|slot| slot.entered.load(Ordering::Relaxed)).sum()
     }
@@ -115,7 +117,7 @@ impl Reclaimer {
         tag
     }
 
-    /// Returns an era: frames with a lower tag may be reused.
+    /// Returns an era. Frames with lower tags may be reused.
     pub(crate) fn oldest(&self) -> u64 {
         fence(Ordering::SeqCst);
         let mut oldest = self.era.load(Ordering::SeqCst);
@@ -126,7 +128,7 @@ impl Reclaimer {
                 oldest = oldest.min(held >> DEPTH_BITS);
             }
         }
-        // Reads of the frame by threads that have left happened before it is written again.
+        // Orders the reads of threads that have left before the frame is written again.
         fence(Ordering::SeqCst);
         oldest
     }
@@ -136,7 +138,7 @@ impl Reclaimer {
 mod tests {
     use super::*;
 
-    /// A frame retired while a thread has a guard waits for that thread, and for no later one.
+    /// A frame retired while a thread holds a guard waits for that thread, but not for threads that enter later.
     #[test]
     fn retired_frames_wait_for_pinned_threads() {
         let reclaimer = Reclaimer::new();
@@ -169,12 +171,12 @@ mod models {
     enum Guards {
         None,
         One,
-        /// Two, of which the outer is dropped before anything is read.
+        /// Two guards, of which the outer one is dropped before anything is read.
         OuterFirst,
     }
 
-    /// Two frames, and an entry that names the first. A reader takes a guard and reads the page that the entry names,
-    /// twice; a writer points the entry at the second frame and refills the first as soon as it may.
+    /// There are two frames, and an entry that names the first. A reader takes a guard and reads the page that the
+    /// entry names, twice. A writer points the entry at the second frame and refills the first as soon as it may.
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     fn read_beside_reuse(guards: Guards) {
         struct Frames {
@@ -192,7 +194,7 @@ mod models {
                 pages: [UnsafeCell::new(7), UnsafeCell::new(7)],
                 reclaimer: Reclaimer::new(),
             });
-            // The blocks of slots are there before threads race for them.
+            // Allocate the blocks of slots before threads race for them.
             drop(frames.reclaimer.enter_as(0));
             let shared = Arc::clone(&frames);
             let reader = thread::spawn(move || {
@@ -216,19 +218,19 @@ mod models {
         });
     }
 
-    /// A frame is never filled while a reader looks at it, and what readers saw happens before it is filled.
+    /// A frame is never refilled while a reader sees it, and the readers' accesses happen before it is refilled.
     #[test]
     fn loom_frames_are_reused_when_readers_have_left() {
         read_beside_reuse(Guards::One);
     }
 
-    /// The same for a guard that outlives the one it was nested in.
+    /// The same holds for a guard that outlives the one it was nested in.
     #[test]
     fn loom_a_nested_guard_outlives_the_outer() {
         read_beside_reuse(Guards::OuterFirst);
     }
 
-    /// The model finds what it is for: without guards it fails.
+    /// Shows that the model detects the race if there are no guards.
     #[test]
     #[should_panic(expected = "ausality violation")]
     fn loom_without_pins_a_reader_sees_a_frame_reused() {

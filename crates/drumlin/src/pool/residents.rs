@@ -1,4 +1,4 @@
-//! The pages in memory, for the list from which the next opening reads them.
+//! The list of pages in memory, which the next opening reads in advance.
 
 use super::Pool;
 use crate::format::extent::{HEADER_BYTES, KIND_OFFSET, Kind};
@@ -6,25 +6,26 @@ use crate::format::resident::ResidentPage;
 use crate::format::{ValueId, get_u64};
 use crate::space::{FrameIndex, PageEntry};
 
-/// A frame, and its place in the list: inner nodes first, since every row needs some; then in the order of the disk.
+/// A frame, and its place in the list. Inner nodes come first, because every row needs some; then pages are in the
+/// order of the disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resident {
     place: u64,
     frame: FrameIndex,
 }
 
-/// The place bit of pages other than inner nodes. Those that tell where on the disk a page lies are below it.
+/// Set in the place of pages that are not inner nodes. The bits below it are the page's offset on disk.
 const BEHIND_INNER_NODES: u64 = 1 << 63;
 
 impl Pool {
-    /// Frames that hold, or have held, a page: as many as [`residents`](Self::residents) finds at the most, unless
-    /// more come meanwhile.
+    /// Returns the number of frames that hold, or have held, a page: an upper limit of what
+    /// [`residents`](Self::residents) finds, unless more pages come into memory.
     pub(crate) fn resident_count_max(&self) -> usize {
         self.frames.sizes().into_iter().map(|(_, count)| count).sum()
     }
 
-    /// The frames of pages in memory that are on the disk too, `count_max` at the most, in the order of the list.
-    /// O(n log n). Pages come and go meanwhile.
+    /// Returns the frames of up to `count_max` pages that are both in memory and on disk, in the order of the list. O(n
+    /// log n). Pages may come and go during the call.
     pub(crate) fn residents(&self, count_max: usize) -> Vec<Resident> {
         let mut residents = Vec::with_capacity(count_max);
         for frame in self.frames.all() {
@@ -44,7 +45,7 @@ impl Pool {
         residents
     }
 
-    /// The page in a frame found by [`residents`](Self::residents), if one is still there.
+    /// Returns the page in a frame found by [`residents`](Self::residents), if it still has one.
     pub(crate) fn resident_page(&self, resident: Resident) -> Option<ResidentPage> {
         self.resident(resident.frame).map(|(page, _)| page)
     }

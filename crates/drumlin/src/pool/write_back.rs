@@ -1,8 +1,8 @@
 //! Dirty pages on their way to the disk: copied into the segment of their epoch, written, and clean again.
 //!
-//! Pages that are written together lie together in the file, so that a scan can read them together. A batch of dirty
-//! pages where the clock's hand stands would be of leaves from all over the tree: it comes from an *elevator* instead,
-//! which takes all dirty pages in the order of their keys, from the lowest to the highest, again and again.
+//! Pages that are written together lie together in the file, so that a scan can read them together. A batch of the
+//! dirty pages at the clock's hand would consist of leaves from all over the tree. So batches come from an *elevator*
+//! instead, which takes all dirty pages in key order, from the lowest to the highest key, over and over.
 
 use super::{BATCH_PAGES, FrameHeader, FrameWrite, Needs, Pool, Stop};
 use crate::error::Result;
@@ -10,33 +10,34 @@ use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::format::{Epoch, KeyspaceId};
 use crate::space::{EpochGuard, FrameIndex, Frees, PageEntry, Purpose};
 
-/// Frames that are looked through for an elevator, from the clock's hand on: a gigabyte of pages of 4 KiB. It takes
-/// 0.2 µs for each that is dirty.
+/// Number of frames after the clock's hand that are searched for an elevator: a gigabyte of pages of 4 KiB. The search
+/// takes 0.2 µs for each dirty one.
 const ELEVATOR_FRAMES: usize = 256 << 10;
 
-/// Keyspace, kind, and the beginning of the lowest key. As bytes, which need no gaps between pages that are sorted.
+/// Keyspace, kind, and the beginning of the lowest key. The latter is stored as bytes to avoid padding in the sorted
+/// list.
 type WriteOrder = (KeyspaceId, u8, [u8; size_of::<u128>()]);
 
-/// The fewest pages of an elevator. Those of fewer are no nearer to each other than those of a batch of the clock's,
-/// and those that the clock waits for come later. Simulations have few pages.
+/// Minimum number of pages of an elevator. Fewer pages would be no closer together than those of a batch at the clock's
+/// hand, and would delay the pages that the clock waits for. Simulations have few pages.
 const ELEVATOR_PAGES_MIN: usize = if cfg!(feature = "sim") { 8 } else { 8 * BATCH_PAGES };
 
-/// Dirty pages of one size in the order of their keys. See the module.
+/// Dirty pages of one size in key order. See the module.
 #[derive(Debug, Default)]
 pub(super) struct Elevator {
-    /// Those that are not written yet, the next one last.
+    /// The pages not written yet, the next one last.
     rest: Vec<FrameIndex>,
-    /// With so many left, more are wanted.
+    /// If no more than this many are left, the elevator wants more.
     low: usize,
     is_wanted: bool,
 }
 
 impl Pool {
-    /// Writes a batch of dirty pages of a size, of its elevator, or, while that has none, these; and waits until they
-    /// can be evicted.
+    /// Writes a batch of dirty pages of a size, and waits until they can be evicted. The batch comes from the elevator,
+    /// filled up with `frames`.
     pub(super) fn write_back(&self, page_bytes: usize, frames: &[FrameIndex]) -> Result<()> {
         let Some(_alone) = self.writing_back.try_lock() else {
-            // Another thread is writing back: its pages will do.
+            // Another thread is writing back. Its pages will do for this caller too.
             crate::coverage::mark!("two threads wanted to write back at once");
             drop(self.writing_back.lock());
             return Ok(());
@@ -49,7 +50,8 @@ impl Pool {
         self.write_back_alone(batch, None)
     }
 
-    /// The next batch of the elevator of a page size. The background writer has it take more before it has none.
+    /// Takes the next batch from the elevator of a page size. Wakes the background writer to refill the elevator before
+    /// it is empty.
     fn take_from_elevator(&self, page_bytes: usize) -> Vec<FrameIndex> {
         let mut elevators = self.elevators.lock();
         let elevator = elevators.entry(page_bytes).or_default();
@@ -71,13 +73,12 @@ impl Pool {
         batch
     }
 
-    /// Has the elevators take more pages that are about to have none. O(pages in memory), at most [`ELEVATOR_FRAMES`]
-    /// of each size.
+    /// Refills the elevators that are about to run empty. O(pages in memory), at most [`ELEVATOR_FRAMES`] of each size.
     pub(super) fn extend_elevators(&self) {
         let is_wanted = |(page_bytes, elevator): (&usize, &Elevator)| elevator.is_wanted.then_some(*page_bytes);
         let wanted: Vec<usize> = self.elevators.lock().iter().filter_map(is_wanted).collect();
         for page_bytes in wanted {
-            // Without the lock: other threads write back meanwhile.
+            // Search without the lock, so that other threads can write back.
             let mut next: Vec<FrameIndex> =
                 self.frames.ahead(page_bytes, ELEVATOR_FRAMES).filter(|frame| self.is_due(*frame)).collect();
             if next.len() < ELEVATOR_PAGES_MIN {
@@ -89,20 +90,21 @@ impl Pool {
             let elevator = elevators.get_mut(&page_bytes).expect("elevators stay");
             elevator.low = next.len() / 4;
             elevator.is_wanted = false;
-            // The rest is among the next too, and will be clean when its turn comes again.
+            // The remaining pages may be in `next` too. They will be clean when they come up again.
             next.append(&mut elevator.rest);
             elevator.rest = next;
         }
     }
 
-    /// Returns `true` if a page is dirty and the clock's hand would take it for that alone. Pages in use change again.
+    /// Returns `true` if a page is dirty, and the clock's hand would write it because it is not in use. Pages in use
+    /// will change again.
     fn is_due(&self, frame: FrameIndex) -> bool {
         let header = self.frames.header(frame);
         header.dirty().is_some() && header.is_idle() && !header.is_referenced()
     }
 
-    /// Writes dirty pages ahead of a checkpoint, as long as that leaves the space that the checkpoint needs. No
-    /// checkpoint runs meanwhile.
+    /// Writes dirty pages before a checkpoint, as long as that leaves the space that the checkpoint needs. No
+    /// checkpoint is running.
     pub(crate) fn write_back_all(&self, frees: Frees) -> Result<()> {
         let _alone = self.writing_back.lock();
         let dirty = self.frames.all().filter(|&frame| self.frames.header(frame).dirty().is_some()).collect();
@@ -123,7 +125,7 @@ impl Pool {
             self.relieve()?;
         }
         for epoch in epochs.into_iter().flatten() {
-            // The segment must still be of this epoch: a checkpoint may have ended it meanwhile.
+            // Flush only if the segment is still this epoch's: a checkpoint may have ended the epoch.
             let epoch_guard = self.space.epoch_latch.shared();
             let current = epoch_guard.epoch();
             if epoch == current || epoch.next() == current {
@@ -141,7 +143,7 @@ impl Pool {
         }
     }
 
-    /// Writes waiting images if there is no room for another on its way to the disk.
+    /// Writes waiting images until there is room for another one.
     pub(crate) fn relieve(&self) -> Result<()> {
         self.space.wait_for_room(|frames| self.written(frames))
     }
@@ -151,8 +153,8 @@ impl Pool {
         |frames| self.written(frames)
     }
 
-    /// Appends the image of a dirty page to its epoch's segment and marks it clean. With `only`, skips pages of another
-    /// epoch. Returns the epoch.
+    /// Appends the image of a dirty page to its epoch's segment and marks the page clean. If `only` is given, skips
+    /// pages of other epochs. Returns the epoch.
     pub(crate) fn capture(&self, frame: FrameIndex, only: Option<Epoch>) -> Result<Option<Epoch>> {
         let epoch_guard = self.space.epoch_latch.shared();
         let header = self.frames.header(frame);
@@ -169,7 +171,8 @@ impl Pool {
         if only.is_some_and(|only| only != epoch) {
             return Ok(None);
         }
-        // Another thread may be capturing the same page under the same shared latches. The second finds it clean.
+        // Another thread may be capturing the same page under the same shared latches. The second thread finds it
+        // clean.
         let _capturing = self.page_locks(&pages, page_key.page).capturing.lock();
         if header.dirty() != Some(epoch) {
             crate::coverage::mark!("a page was copied by another while it was about to be");
@@ -212,8 +215,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Prepares a latched page for a change in the current epoch. If the running checkpoint still needs its image of
-    /// the epoch before, appends that first, if there is room among the images on their way to the disk.
+    /// Prepares a latched page for a change in the current epoch. If the running checkpoint still needs the page's
+    /// image of the previous epoch, appends the image first. Fails with [`Needs::Writes`] if there is no room for
+    /// another image on its way to the disk.
     pub(crate) fn prepare_change(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<(), Stop> {
         if write.header().dirty().is_some_and(|epoch| epoch != epoch_guard.epoch()) && self.space.is_near_full() {
             crate::coverage::mark!("an image owed to a checkpoint waited for room");
@@ -222,7 +226,7 @@ impl Pool {
         self.append_owed(epoch_guard, write).map_err(Stop::Error)
     }
 
-    /// Like [`prepare_change`](Self::prepare_change), whether or not there is room.
+    /// Like [`prepare_change`](Self::prepare_change), but without checking for room.
     pub(crate) fn append_owed(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<()> {
         let header = write.header();
         let current = epoch_guard.epoch();
@@ -230,8 +234,8 @@ impl Pool {
             Some(epoch) if epoch != current => {
                 assert_eq!(epoch.next(), current, "a page is owed to a checkpoint that has ended");
                 crate::coverage::mark!("a page changed that a checkpoint had not copied yet");
-                // The frame is not pinned for this write: it is dirty again at once, and so not evicted before its next
-                // image.
+                // The frame need not be pinned for this write: it is dirty again at once, and so not evicted before its
+                // next image is written.
                 self.append_image(epoch_guard, epoch, write.page_key(), write, header, None)?;
                 self.frames.set_dirty(write.frame(), Some(current));
                 Ok(())
@@ -250,12 +254,13 @@ impl Pool {
         self.frames.set_dirty(write.frame(), Some(current));
     }
 
-    /// Frames in the order in which their pages are written together: neighbours by key end up side by side, for scans.
+    /// Sorts frames into the order in which their pages are written: neighbours by key end up next to each other, for
+    /// scans.
     fn in_write_order(&self, frames: impl Iterator<Item = FrameIndex>) -> Vec<FrameIndex> {
         let ordered = frames.filter_map(|frame| Some((self.write_order(frame)?, frame)));
         let mut ordered: Vec<(WriteOrder, FrameIndex)> = ordered.collect();
         ordered.sort_unstable();
-        // In memory of their own: an elevator keeps them.
+        // Copy into a vector of exact size, because an elevator keeps it.
         let mut frames = Vec::with_capacity(ordered.len());
         frames.extend(ordered.into_iter().map(|(_, frame)| frame));
         frames
@@ -265,7 +270,7 @@ impl Pool {
         let page_key = self.frames.header(frame).page_key()?;
         let page = self.frames.peek(frame, page_key)?;
         let kind = page[KIND_OFFSET];
-        // The frame may hold a value since it was chosen.
+        // The frame may have come to hold a value since it was chosen.
         let is_node = kind == Kind::Leaf as u8 || kind == Kind::Inner as u8;
         let key_order = if is_node { (self.nodes.key_order)(&page) } else { 0 };
         Some((page_key.keyspace, kind, key_order.to_be_bytes()))
@@ -292,8 +297,8 @@ mod tests {
     use super::*;
     use crate::Config;
 
-    /// Batches of an elevator are what is written, and ascend by key, the one behind the other, without pages that were
-    /// used since or are clean.
+    /// An elevator's batches are written in place of other pages and ascend by key, one after the other. They leave out
+    /// pages that have been used since or are clean.
     #[test]
     fn an_elevator_ascends() {
         const PAGE_BYTES: usize = 4096;
@@ -301,7 +306,7 @@ mod tests {
         let keyspace = db.keyspace("k").unwrap();
         (0..100_000u64).for_each(|row| keyspace.insert((row * 7919 % 100_003).to_be_bytes(), [7; 100]).unwrap());
         let pool = &db.store().unwrap().engine.pool;
-        // The background writer would extend the elevators too, and pages would be in them twice.
+        // Otherwise the background writer would extend the elevators too, and pages would be in them twice.
         pool.stop_background();
         pool.take_threads().into_iter().for_each(|thread| thread.join().unwrap());
         for _ in 0..=crate::pool::INNER_CHANCES {
@@ -314,7 +319,7 @@ mod tests {
         let (used, clean) = (upcoming[3], upcoming[5]);
         pool.frames.header(used).touch();
         pool.capture(clean, None).unwrap().unwrap();
-        // The elevator's batch is written, and not what the clock came upon.
+        // The elevator's batch is written instead of the page that the clock came upon.
         let is_dirty = |frame: FrameIndex| pool.frames.header(frame).dirty().is_some();
         let farthest = *upcoming.last().unwrap();
         pool.write_back(PAGE_BYTES, &[farthest]).unwrap();

@@ -14,8 +14,8 @@
 //!    themselves.
 //!
 //! Lock order: epoch latch, frame latch, mover and values, admissions, appender, segments. The job queue, idle buffers
-//! and encoders are leaves. So are the logged changes, except that [`summarise`](Space::summarise) appends while it holds
-//! them.
+//! and encoders are leaves. So are the logged changes, except that [`summarise`](Space::summarise) appends while it
+//! holds them.
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;

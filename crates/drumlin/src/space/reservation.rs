@@ -31,8 +31,8 @@
 //! are emptied under their locks, and each reservation is computed, until [plenty](SpaceState::has_plenty) is free
 //! again.
 //!
-//! Lock order: the admissions, a slot of credit; both before the logged changes, the appender and the segments. Spending
-//! credit takes the slot's lock alone.
+//! Lock order: the admissions, a slot of credit; both before the logged changes, the appender and the segments.
+//! Spending credit takes the slot's lock alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
