@@ -1,11 +1,12 @@
-//! The life of a record: its space, its way to the medium, and the waits for it.
+//! The life of a record: its space, its way to the medium, and the threads that wait for it.
 //!
-//! Space that is not available at once is granted in the order of asking, to threads and tasks alike. The head of a
-//! stream's queue makes progress for itself: a thread does the work, a task asks a background thread to.
+//! Space that is not available immediately is granted in the order of the requests, to threads and tasks alike. The
+//! head of a stream's queue drives its own progress: a thread does the work itself, a task asks a background thread to
+//! do it.
 //!
 //! Group commit needs no timer, and no thread of its own for callers that wait. A committer that finds its record
-//! pending and no write in flight writes everything that is pending. When that write ends, it wakes those whose records
-//! it held, and one of the others, who writes next.
+//! pending and no write in flight writes everything that is pending. When that write ends, it wakes the committers
+//! whose records it wrote, and one of the others, which writes next.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -23,13 +24,13 @@ use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 use crate::format::{BLOCK_BYTES, Timestamp};
 
-/// A reservation that was not available at once: a place in the stream's queue until it is dropped.
+/// A reservation that was not available immediately. It has a place in the stream's queue until it is dropped.
 struct ReservationTicket<'a> {
     log: &'a Shared,
     stream: usize,
     bytes: usize,
     ticket: Ticket,
-    /// The stream's count of failed preparations when this one began to wait.
+    /// The stream's count of failed preparations when this ticket began to wait.
     prepare_failures: u64,
 }
 
@@ -60,7 +61,7 @@ enum Turn {
 }
 
 impl Shared {
-    /// Waits for space for a record, in the order of asking.
+    /// Waits for space for a record. Space is granted in the order of the requests.
     pub(super) fn reserve(&self, index: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         let asked = match self.ask(index, body_bytes)? {
             Answer::Had(reservation) => return Ok(reservation),
@@ -114,7 +115,7 @@ impl Shared {
         Poll::Pending
     }
 
-    /// Reserves space if it is available at once; otherwise takes a place in the stream's queue.
+    /// Reserves space if it is available immediately. Otherwise takes a place in the stream's queue.
     fn ask(&self, index: usize, body_bytes: usize) -> Result<Answer<'_>> {
         let body_bytes_max = self.options.body_bytes_max(index);
         if body_bytes > body_bytes_max {
@@ -134,7 +135,7 @@ impl Shared {
         Ok(Answer::Queued(ReservationTicket { log: self, stream: index, bytes, ticket, prepare_failures }))
     }
 
-    /// The next step of a ticket in the queue. An admitted or refused ticket leaves the queue.
+    /// Returns the next step of a ticket in the queue. A ticket that is admitted or refused leaves the queue.
     fn take_turn(&self, asked: &ReservationTicket<'_>, tail: &mut Tail) -> Result<Turn> {
         self.check_open(tail)?;
         if !tail.is_first(asked.ticket) {
@@ -178,7 +179,8 @@ impl Shared {
         }
     }
 
-    /// Writes the pending records of a stream. Wakes the threads that waited for them, and one that writes next.
+    /// Writes the pending records of a stream. Then wakes the threads that waited for them, and one thread that writes
+    /// next.
     fn flush_as_leader<'a>(&'a self, index: usize, mut tail: MutexGuard<'a, Tail>) {
         let stream = &self.streams[index];
         let batch = tail.begin_write();
@@ -196,7 +198,7 @@ impl Shared {
                 let has_waiters = tail.is_contended();
                 drop(tail);
                 self.publish();
-                // First those who may come back with another record by the time that the next write begins.
+                // First wake the threads that may append another record before the next write begins.
                 covered.iter().for_each(Waiter::wake);
                 if let Some(successor) = successor {
                     crate::coverage::mark!("a committer wrote for those who came meanwhile");
@@ -210,7 +212,7 @@ impl Shared {
         }
     }
 
-    /// Brings a batch to the medium: one durable write, or one for each window that it touches.
+    /// Writes a batch to the medium: by one durable write, or one for each window that it touches.
     fn write(&self, index: usize, batch: &Batch, first: Arc<Segment>) -> Result<(), String> {
         if batch.names_extents {
             (self.hooks.before_write)().map_err(|error| format!("syncing large values failed: {error}"))?;
@@ -256,12 +258,12 @@ impl Shared {
             return Ok(());
         }
         assert!(timestamp <= self.horizon.last(), "a thread waits for {timestamp}, which was not given out");
-        // Older records are pending in other streams.
+        // Older records of other streams are still pending.
         crate::coverage::mark!("a commit waited for another stream");
         self.wait_durable_up_to(timestamp)
     }
 
-    /// Waits until the horizon covers all records up to this one.
+    /// Waits until the horizon covers all records up to this timestamp.
     pub(super) fn wait_durable_up_to(&self, timestamp: Timestamp) -> Result<()> {
         for other in 0..self.streams.len() {
             if self.horizon.is_held_back(other, timestamp) {
@@ -273,7 +275,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until no record of the stream at or below `timestamp` is pending, and writes them if no other thread does.
+    /// Waits until no record of the stream at or below `timestamp` is pending. Writes them if no other thread does.
     pub(super) fn wait_stream(&self, index: usize, timestamp: Timestamp) -> Result<()> {
         let stream = &self.streams[index];
         let mut registered = None;
@@ -299,7 +301,7 @@ impl Shared {
             registered = Some(id);
             wait::park();
             if self.horizon.durable() >= timestamp {
-                // The thread that moved the horizon removed this one from the list, or will.
+                // The thread that moved the horizon has removed this one from the list, or will.
                 return Ok(());
             }
         }
@@ -322,7 +324,7 @@ impl Shared {
                 self.request_flush(index, Urgency::Now);
             }
         }
-        // The horizon may have moved, or the log failed, between the first look and the registration.
+        // The horizon may have moved, or the log failed, between the first check and the registration.
         if self.horizon.durable() >= timestamp {
             return Poll::Ready(Ok(()));
         }
@@ -346,8 +348,8 @@ impl Shared {
 
     pub(super) fn request_flush(&self, index: usize, urgency: Urgency) {
         let nudged = &self.streams[index].nudged;
-        // Looks first: a line that is only read stays in every processor's cache. The thread that takes the nudge locks
-        // the tail afterwards, and so finds the records appended before this look.
+        // Check before writing: a cache line that is only read stays in every processor's cache. The thread that takes
+        // the nudge locks the tail afterwards, so it finds the records appended before this check.
         if nudged.load(Ordering::SeqCst) >= urgency as u8 {
             return;
         }
@@ -363,7 +365,7 @@ impl Shared {
     pub(super) fn flush_nudged(&self) {
         for (index, stream) in self.streams.iter().enumerate() {
             if stream.nudged.swap(0, Ordering::SeqCst) > 0 {
-                // A failure is sticky; later calls report it.
+                // A failure is permanent, and later calls report it.
                 let _ = self.flush(index);
             }
         }

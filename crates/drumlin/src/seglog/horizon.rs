@@ -1,13 +1,13 @@
 //! The durable horizon: the timestamp up to which all records are on the medium, in every stream.
 //!
-//! Streams write without asking each other, so a record may be on the medium while an older one of another stream is
-//! not. Each stream shows a *floor*, and the horizon is below all of them.
+//! Streams write independently, so a record may be on the medium while an older one of another stream is not. Each
+//! stream publishes a *floor*, and the horizon stays below all floors.
 //!
 //! # Invariants
-//! 1. A stream's floor is at or below its first record that is not on the medium; `None` if all are.
-//! 2. A floor is lowered before its timestamp is taken: a thread that sees the timestamp in `last` sees a floor that
-//!    covers it, or finds the record on the medium.
-//! 3. Everything at or below the horizon is on the medium. It never goes back.
+//! 1. A stream's floor is at or below its first record that is not on the medium, or `NO_FLOOR` if all are.
+//! 2. A floor is lowered before its timestamp is taken. So a thread that sees the timestamp in `last` either sees a
+//!    floor that covers it, or finds the record on the medium.
+//! 3. Everything at or below the horizon is on the medium. The horizon never goes back.
 
 use crossbeam_utils::CachePadded;
 
@@ -26,7 +26,7 @@ pub(super) struct Horizon {
 }
 
 impl Horizon {
-    /// The horizon of a log with all records up to `last` on the medium.
+    /// Creates the horizon of a log whose records up to `last` are all on the medium.
     pub(super) fn new(stream_count: usize, last: Timestamp) -> Horizon {
         let at = |value| CachePadded::new(AtomicU64::new(value));
         Horizon { last: at(last.0), durable: at(last.0), floors: (0..stream_count).map(|_| at(NO_FLOOR)).collect() }
@@ -74,9 +74,9 @@ impl Horizon {
         self.floors[stream].load(Ordering::SeqCst) <= timestamp.0
     }
 
-    /// Advances the horizon as far as the floors allow. Returns it if it rose.
+    /// Advances the horizon as far as the floors allow. Returns the new horizon if it has risen.
     pub(super) fn advance(&self) -> Option<Timestamp> {
-        // `last` before the floors (invariant 2).
+        // Load `last` before the floors (invariant 2).
         let mut horizon = self.last.load(Ordering::SeqCst);
         for floor in &self.floors {
             horizon = horizon.min(floor.load(Ordering::SeqCst).saturating_sub(1));
@@ -94,7 +94,7 @@ mod models {
 
     use super::*;
 
-    /// A model of a log for its horizon: tails, and a medium with a cell for each record.
+    /// A model of a log for its horizon: the tails, and a medium with a cell for each record.
     struct Rig {
         horizon: Horizon,
         tails: [Mutex<()>; 2],
@@ -109,7 +109,7 @@ mod models {
     unsafe impl Send for Rig {}
 
     impl Rig {
-        /// A record of the stream, from its timestamp to the medium.
+        /// Takes a record of the stream from its timestamp to the medium.
         #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
         fn commit(&self, stream: usize, take: impl Fn(&Horizon, usize) -> Timestamp) {
             let tail = self.tails[stream].lock().unwrap();
@@ -151,18 +151,19 @@ mod models {
                 committer.join().unwrap();
             }
             assert!(seen <= rig.look());
-            // The last thread to raise a floor saw the other's.
+            // Of the two threads, the last one to raise a floor has seen the other's floor.
             assert_eq!(rig.look(), Timestamp(2));
         });
     }
 
-    /// Two streams, two commits, a reader: what the horizon covers is on the medium, and it ends at the last.
+    /// Two streams with a commit each, and a reader: everything that the horizon covers is on the medium, and it ends
+    /// at the last record.
     #[test]
     fn loom_the_horizon_covers_only_what_is_on_the_medium() {
         explore(|horizon, stream| horizon.take(stream, None).0);
     }
 
-    /// Without the first of the two stores the model fails, so it can find the bug.
+    /// Without the first of the two stores the model fails, which shows that it can detect the bug.
     #[test]
     #[should_panic(expected = "Causality violation")]
     fn loom_a_floor_that_comes_down_late_is_found() {

@@ -27,7 +27,7 @@ impl Shared {
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
             let (mut segments, mut newest) = tail.take_covered_windows(covered);
-            // Without space for another window, the only one is reused.
+            // If there is no space for another window, reuse the only one.
             if tail.full
                 && let Some(window) = tail.take_last_window(covered)
             {
@@ -37,7 +37,7 @@ impl Shared {
             }
             assert!(newest <= Some(covered), "records above {covered} are given up: {newest:?}");
             self.give_up(newest);
-            // The need of one interval between checkpoints predicts that of the next; it decays by a quarter.
+            // The need of one interval between checkpoints predicts that of the next. The estimate decays by a quarter.
             tail.spares_wanted = tail.begun_windows.max(tail.spares_wanted * 3 / 4).max(1);
             tail.begun_windows = 0;
             tail.full = false;
@@ -57,16 +57,16 @@ impl Shared {
         self.request_preparation();
     }
 
-    /// Notes that records up to this one may be gone.
+    /// Records that all records up to this one may be gone.
     fn give_up(&self, newest: Option<Timestamp>) {
         self.truncated.fetch_max(newest.unwrap_or_default().0, Ordering::SeqCst);
     }
 
     pub(super) fn read_from(&self, after: Timestamp) -> Result<Records> {
-        // Taken first: every record up to it lies before the durable positions that are read below.
+        // Load this first: every record up to it lies before the durable positions that are read below.
         let durable = self.horizon.durable();
         let sources = self.sources();
-        // The other half is for the bodies.
+        // The other half of the memory is for the bodies.
         let chunk_bytes = reader::chunk_bytes(self.options.reader_bytes / 2, sources.len());
         let truncated = self.truncated.load(Ordering::SeqCst);
         assert!(
@@ -86,7 +86,7 @@ impl Shared {
         Ok(Records::new(merge, durable, self.folder.path().to_path_buf()))
     }
 
-    /// The readable part of each stream, current or old. The segments are held, so they are not reused meanwhile.
+    /// Returns the readable part of each stream, current or old. The segments are held, so they are not reused.
     fn sources(&self) -> Vec<Source> {
         let mut sources: Vec<Source> = Vec::new();
         for window in self.old.lock().iter() {
@@ -190,7 +190,7 @@ impl Source {
         self.windows.push((Arc::clone(&window.segment), window.index.clone()));
     }
 
-    /// A reader that begins at the last indexed record before the first record above `after`.
+    /// Returns a reader that begins at the last indexed record before the first record above `after`.
     fn reader_from(&self, after: Timestamp, chunk_bytes: usize) -> Result<Option<Reader>> {
         let mut first = 0;
         let mut position = StreamPosition::START;

@@ -6,52 +6,55 @@
 //! on the medium. The byte formats are in [`format::log`](crate::format::log).
 //!
 //! # Invariants
-//! 1. A timestamp is given out and its record's bytes are placed in one step, under the stream's mutex, with space that
+//! 1. A timestamp is assigned and its record's bytes are placed in one step, under the stream's mutex, with space that
 //!    was reserved before. So nothing fails or waits once a timestamp exists, and there are no holes.
-//! 2. A stream has one write in flight. A buffer in flight never changes: records that come meanwhile go to the other.
-//! 3. Durable bytes are rewritten only with the same bytes: a tail block is written again with the records that follow
-//!    in it, and recovery continues behind the last record that verifies. Void records alone may be erased (7).
-//! 4. The horizon never passes a record that is not on the medium, in any stream, and never goes back. What is reported
-//!    durable is a contiguous prefix. A failed write or sync stays pending for ever, so the horizon can't pass it.
+//! 2. A stream has one write in flight. A buffer in flight never changes: records that arrive during the write go to
+//!    the other buffer.
+//! 3. Durable bytes are rewritten only with the same bytes: a tail block is written again together with the records
+//!    that follow in it, and recovery continues after the last record that verifies. Only void records may be erased
+//!    (7).
+//! 4. The horizon never passes a record that is not on the medium, in any stream, and never goes back. So what is
+//!    reported durable is a contiguous prefix. A failed write or sync stays pending forever, so the horizon can't pass
+//!    it.
 //! 5. A segment's header is durable before a record is written in its window, and its use number is in the seed of
-//!    every record's checksum: bytes of an earlier use never verify.
-//! 6. A window is filled with zeros before records are written in it, and recycled files are rewritten in place: a
-//!    commit's durable write changes no metadata. (A new file is filled in steps; records stay below what is filled.)
-//! 7. A record of an older incarnation at or above a later one's start is void: it is ignored, for ever. The superblock
-//!    lists the starts; when it has no room for another, an opening erases what they void ([`Scan::erase_void`]) and
-//!    lists only its own.
+//!    every record's checksum. So bytes of an earlier use never verify.
+//! 6. A window is filled with zeros before records are written in it, and recycled files are rewritten in place. So a
+//!    commit's durable write changes no metadata. (A new file is filled in steps; records stay below the filled part.)
+//! 7. A record of an older incarnation at or above a later one's start is void, which means ignored forever. The
+//!    superblock lists the starts. When it has no room for another, an opening erases the records that they void
+//!    ([`Scan::erase_void`]) and lists only its own start.
 //! 8. Recovery applies the dense run of timestamps above the checkpoint's. A missing timestamp at or below any horizon
-//!    found in a header (of a record, of a segment, or implied by the start of an opening) is corruption. Above all of
-//!    them it ends the replay, whatever follows.
+//!    found in a header (of a record, of a segment, or implied by the start of an opening) is corruption. A missing
+//!    timestamp above all of them ends the replay, whatever follows it.
 //! 9. A segment that names a newer checkpoint than the newest superblock is damage: the superblock is lost.
 //! 10. A segment is reused only when all its records are covered and no reader holds it.
-//! 11. The superblock lists durably which windows must exist ([`Hooks::list`]): it is updated before records are put
-//!     into a window, and before the file of an unneeded one is reused. Windows of a stream abut. So a lost segment is
-//!     noticed, whatever it held.
+//! 11. The superblock lists durably which windows must exist ([`Hooks::list`]). It is updated before records are put
+//!     into a window, and before the file of an unneeded window is reused. Windows of a stream abut. So a lost segment
+//!     is noticed, whatever it held.
 //! 12. The log writes only to files that it knows to be its own: new files get unused names, and a file is inspected
 //!     before it is reused.
-//! 13. No record is appended to a sealed stream: a flag under the stream's mutex, which [`Reservation::append`] checks
-//!     before it takes a timestamp. Once all streams are sealed, a flush or checkpoint leaves no record out.
-//! 14. A failed write or sync of the log is final. If a segment can't be made before anything in it is needed, for lack
-//!     of space, of file handles or of the folder, the commit that waits for it gets the error, and the next commit
-//!     tries again.
+//! 13. No record is appended to a sealed stream: [`Reservation::append`] checks a flag under the stream's mutex before
+//!     it takes a timestamp. Once all streams are sealed, a flush or checkpoint leaves no record out.
+//! 14. A failed write or sync of the log is final. A failure to make a segment, for lack of space, of file handles or
+//!     of the folder, before anything in the segment is needed is not: the commit that waits for it gets the error, and
+//!     the next commit tries again.
 //!
 //! # States
-//! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) →
-//! on the medium (`Tail::complete`) → durable (`Shared::publish`) → covered ([`Log::truncate`]).
+//! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) → on the
+//! medium (`Tail::complete`) → durable (`Shared::publish`) → covered ([`Log::truncate`]).
 //! A segment file: spare → prepared (`Shared::prepare_window`) → current (`Tail::append`) → full → covered → spare.
 //! The log: open → sealed ([`Log::seal`]) → closed ([`Log::close`]); failed ([`Log::fail`]) from any of them.
 //!
 //! # Who writes
-//! No committer waits for a timer. One that finds its record pending and no write in flight writes everything that is
-//! pending, on its own thread; later ones wait and are written together by the next. A background thread writes for
-//! tasks ([`Log::request_flush`]), and after a moment records that no committer waits for
-//! ([`Log::request_relaxed_flush`]); another prepares segments, and removes spare ones once the log is idle. If the
+//! No committer waits for a timer. A committer that finds its record pending and no write in flight writes everything
+//! that is pending, on its own thread. Later committers wait, and the next write covers all of them. A background
+//! thread writes for tasks ([`Log::request_flush`]), and after a short delay writes records that no committer waits for
+//! ([`Log::request_relaxed_flush`]). Another one prepares segments, and removes spare ones once the log is idle. If the
 //! backend has no threads (`Unsupported`), the callers prepare and write themselves.
 //!
 //! # Lock order
 //! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run
-//! with no lock but `preparing` and `listed`.
+//! while no lock is held, except `preparing` and `listed`.
 
 mod commit;
 mod horizon;
@@ -93,7 +96,7 @@ use segment::{BLOCK, Spare};
 use stream::{Stream, Tail, Window};
 use wait::Waiter;
 
-/// The smallest buffer of a stream; each has two.
+/// The minimum size of a stream's buffer. Each stream has two.
 const BUFFER_BYTES_MIN: usize = 4 * BLOCK_BYTES;
 
 const _: () = assert!(BUFFER_BYTES_MIN >= 2 * BLOCK_BYTES + record_bytes(0), "the least buffer has room for no record");
@@ -106,7 +109,7 @@ pub(crate) struct LogOptions {
     pub(crate) segment_bytes: u64,
     /// Memory for the append buffers of all streams: at least 32 KiB each.
     pub(crate) buffer_bytes: usize,
-    /// Memory for reading it while it is open.
+    /// Memory for reading the log while it is open.
     pub(crate) reader_bytes: usize,
     /// The longest body that must fit. The first stream gets larger buffers if it needs them for this.
     pub(crate) body_bytes: usize,
@@ -137,12 +140,12 @@ impl LogOptions {
         Ok(())
     }
 
-    /// The least size of the first stream's buffers, for the longest record.
+    /// Returns the minimum size of the first stream's buffers, which have to hold the longest record.
     fn first_buffer_bytes_min(&self) -> usize {
         Tail::buffer_bytes_for(record_bytes(self.body_bytes)).max(BUFFER_BYTES_MIN)
     }
 
-    /// Each stream has two buffers of this length, so that one can be filled while the other is written.
+    /// Returns the length of a stream's two buffers. One can be filled while the other is written.
     fn stream_buffer_bytes(&self, stream: usize) -> usize {
         let streams = usize::from(self.streams);
         let share = self.buffer_bytes / streams / 2;
@@ -156,7 +159,7 @@ impl LogOptions {
         bytes
     }
 
-    /// The longest body that a stream takes.
+    /// Returns the length of the longest body that a stream takes.
     fn body_bytes_max(&self, stream: usize) -> usize {
         let record_max = Tail::record_bytes_max(self.stream_buffer_bytes(stream));
         (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
@@ -167,11 +170,11 @@ impl LogOptions {
     }
 }
 
-/// The superblock's knowledge of the log.
+/// What the superblock knows about the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known<'a> {
-    /// The openings of the database, each with its first timestamp. Records of openings older than the first listed
-    /// count up to its start.
+    /// The openings of the database, each with its first timestamp. Records of openings older than the first listed one
+    /// count if they are below its start.
     pub(crate) incarnations: &'a [(Incarnation, Timestamp)],
     /// Sequence number of the newest valid superblock.
     pub(crate) checkpoint: CheckpointNumber,
@@ -179,7 +182,7 @@ pub(crate) struct Known<'a> {
     pub(crate) covered: Timestamp,
     /// The log ranges that must exist.
     pub(crate) ranges: &'a [LogRange],
-    /// The database was closed: no record is above `covered`, unless a superblock is lost.
+    /// The database was closed, so no record is above `covered` unless a superblock is lost.
     pub(crate) is_closed: bool,
 }
 
@@ -193,19 +196,19 @@ pub(crate) type List = Box<dyn Fn(&[LogRange]) -> io::Result<()> + Send + Sync>;
 
 /// Callbacks of the log. Called with none of its locks held, except those that its background work takes.
 pub(crate) struct Hooks {
-    /// Called before the log prepares a window: records the opening durably, if that was put off. If it fails, the log
+    /// Called before the log prepares a window. Records the opening durably, if that was deferred. If it fails, the log
     /// fails.
     pub(crate) before_window: BeforeWrite,
-    /// Called before the log writes a record that names extents: brings the extents of large values to the medium. If
-    /// it fails, the log fails.
+    /// Called before the log writes a record that names extents. Makes the extents of large values durable. If it
+    /// fails, the log fails.
     pub(crate) before_write: BeforeWrite,
     /// Called when the durable horizon has moved to this timestamp. Several threads may call it at once, and so out of
     /// order: the receiver keeps the maximum.
     pub(crate) on_durable: OnDurable,
     /// Records durably which ranges must exist when the log is opened again. Called before records are put into a new
-    /// window, and before the file of an unneeded one is reused. If it fails, the log fails.
+    /// window, and before the file of an unneeded window is reused. If it fails, the log fails.
     pub(crate) list: List,
-    /// Records durably that the log is closed: nothing of it is needed, and nothing more is written to it.
+    /// Records durably that the log is closed: nothing in it is needed, and nothing more is written to it.
     pub(crate) on_closed: BeforeWrite,
 }
 
@@ -228,7 +231,7 @@ impl std::fmt::Debug for Hooks {
     }
 }
 
-/// The body of a record with its checksum, computed here so that it is not computed under a lock.
+/// The body of a record with its checksum, which is computed outside of any lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Body {
     bytes: Vec<u8>,
@@ -242,7 +245,7 @@ impl Body {
         Body { bytes, checksum, names_extents: false }
     }
 
-    /// The body of a record that names values in extents, which must be on the medium before it. See
+    /// Creates the body of a record that names values in extents. The extents must be durable before the record. See
     /// [`Hooks::before_write`].
     pub(crate) fn naming_extents(bytes: Vec<u8>) -> Body {
         Body { names_extents: true, ..Body::new(bytes) }
@@ -252,7 +255,7 @@ impl Body {
         self.names_extents
     }
 
-    /// The vector that it was made of, to be used again.
+    /// Returns the vector that the body was made from, for reuse.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -271,11 +274,11 @@ impl Body {
 pub(crate) struct Appended {
     pub(crate) timestamp: Timestamp,
     pub(crate) stream: StreamId,
-    /// Position behind the record in its stream.
+    /// The position after the record in its stream.
     pub(crate) end: StreamPosition,
     /// The stream's buffer is filling up.
     pub(crate) is_near_full: bool,
-    /// The stream has a window to be prepared, and its preparation is still to be requested.
+    /// The stream needs its next window prepared, and the caller has to request this.
     pub(crate) wants_preparation: bool,
 }
 
@@ -296,32 +299,32 @@ struct Shared {
     hooks: Hooks,
     horizon: Horizon,
     streams: Box<[Stream]>,
-    /// Windows of earlier openings that no checkpoint covers yet; those of a stream by use number.
+    /// Windows of earlier openings that no checkpoint covers yet. Those of a stream are ordered by use number.
     old: Mutex<Vec<Window>>,
     /// Records at or below this timestamp may be gone.
     truncated: AtomicU64,
     checkpoint: AtomicU64,
     failure: OnceLock<Arc<str>>,
     sync_count: AtomicU64,
-    /// Bytes that its files were given: blocks of records, headers, zeros.
+    /// Bytes written to the log's files: blocks of records, headers, zeros.
     write_bytes: AtomicU64,
-    /// Tasks that wait for a timestamp. Their count is checked whenever the horizon moves.
+    /// Tasks that wait for a timestamp. `tasks_count` is checked whenever the horizon moves.
     tasks: Mutex<Vec<(Timestamp, Waker)>>,
     tasks_count: AtomicUsize,
     signal: Signal,
     /// Held while segments are prepared or removed.
     preparing: Mutex<()>,
-    /// The ranges listed last; see [`Hooks::list`].
+    /// The ranges that were last listed. See [`Hooks::list`].
     listed: Mutex<Vec<LogRange>>,
     doomed: Mutex<Vec<Spare>>,
-    /// A full disk was reported, and no segment was made since.
+    /// A full disk has been reported, and no segment has been made since.
     is_shortage_told: AtomicBool,
-    /// `true` if the background threads run; otherwise callers do their work.
+    /// `true` if the background threads run. Otherwise callers do their work.
     has_threads: AtomicBool,
 }
 
-/// Space in a stream for one record. Its owner must not ask the same stream for another, nor wait for a thread that
-/// might: the second reservation may wait for the first.
+/// Space reserved in a stream for one record. Its owner must not reserve again in the same stream, nor wait for a
+/// thread that might, because the second reservation may have to wait for the first.
 #[derive(Debug)]
 pub(crate) struct Reservation<'a> {
     log: &'a Shared,
@@ -372,12 +375,12 @@ impl Drop for Reservation<'_> {
 /// The origin of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// Created with its database, with its first windows: a full disk is an error.
+    /// Created with its database, along with its first windows: a full disk is an error.
     New,
-    /// Recovered from a database that was not closed. Windows are prepared when records come: it also opens on a full
-    /// disk.
+    /// Recovered from a database that was not closed. Windows are prepared when records arrive, so it can be opened on
+    /// a full disk.
     Recovered,
-    /// That of a database that was closed: nothing is written before a record comes.
+    /// The log of a database that was closed. Nothing is written before the first record.
     Closed,
 }
 
@@ -388,7 +391,7 @@ struct LogParts {
     options: LogOptions,
     incarnation: Incarnation,
     history: History,
-    /// Everything up to this timestamp is in the checkpoint with the sequence number below.
+    /// The newest timestamp covered by the checkpoint with the number below.
     covered: Timestamp,
     checkpoint: CheckpointNumber,
     /// The newest record.
@@ -406,12 +409,12 @@ pub(crate) struct Verified {
     pub(crate) segment_count: u64,
     pub(crate) record_count: u64,
     pub(crate) record_bytes: u64,
-    /// Each an [`Error::Corrupted`] or an error of reading.
+    /// Each is an [`Error::Corrupted`] or a read error.
     pub(crate) corruption: Vec<Error>,
 }
 
 impl Log {
-    /// Makes an empty log in a folder that has none.
+    /// Creates an empty log in a folder that has none.
     pub(crate) fn create(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -536,8 +539,8 @@ impl Log {
         }
     }
 
-    /// Appends a record that no space is reserved for, and gives it its timestamp; `None` if there is no space at once,
-    /// or others wait for some.
+    /// Appends a record without a reservation, and gives it its timestamp. Returns `None` if there is not enough space
+    /// right now, or others are waiting for space.
     ///
     /// # Errors
     /// Like [`Reservation::append`].
@@ -571,13 +574,13 @@ impl Log {
         self.shared.reserve_as_task(stream, body_bytes).await
     }
 
-    /// The longest body: what the first stream takes.
+    /// Returns the length of the longest body that the log takes, which is that of the first stream.
     pub(crate) fn body_bytes_max(&self) -> usize {
         self.shared.options.body_bytes_max(0)
     }
 
-    /// Returns `true` if the stream takes a body of this length. The first stream takes every body that any stream
-    /// takes.
+    /// Returns `true` if the stream takes a body of this length. The first stream takes every body that any other
+    /// stream takes.
     pub(crate) fn takes(&self, stream: usize, body_bytes: usize) -> bool {
         let body_bytes_max = self.shared.options.body_bytes_max(stream);
         debug_assert!(body_bytes_max <= self.body_bytes_max(), "stream {stream} takes what the first does not");
@@ -598,18 +601,19 @@ impl Log {
         self.shared.wait_durable_up_to(timestamp)
     }
 
-    /// Like [`wait_durable_up_to`](Self::wait_durable_up_to), for a task: it is woken to poll again. A background
+    /// Like [`wait_durable_up_to`](Self::wait_durable_up_to), for a task, which is woken to poll again. A background
     /// thread writes for it.
     pub(crate) fn poll_durable(&self, timestamp: Timestamp, waker: &Waker) -> Poll<Result<()>> {
         self.shared.poll_durable(timestamp, waker)
     }
 
-    /// Requests a write of a record that a task waits for, by a background thread.
+    /// Asks a background thread to write a record that a task waits for.
     pub(crate) fn request_flush(&self, appended: &Appended) {
         self.shared.request_flush(appended.stream.index(), Urgency::Now);
     }
 
-    /// Requests a write of a record that no thread waits for: within about a millisecond, with others.
+    /// Asks a background thread to write a record that no thread waits for, along with others, within about a
+    /// millisecond.
     pub(crate) fn request_relaxed_flush(&self, appended: &Appended) {
         let urgency = if appended.is_near_full { Urgency::Now } else { Urgency::Soon };
         self.shared.request_flush(appended.stream.index(), urgency);
@@ -625,14 +629,14 @@ impl Log {
         self.shared.horizon.last()
     }
 
-    /// Lets segments with nothing above `covered` be reused: everything up to there is in the durable checkpoint with
-    /// this sequence number. Later segments name the checkpoint.
+    /// Lets segments with nothing above `covered` be reused. Everything up to there must be in the durable checkpoint
+    /// with this number, which later segments name.
     pub(crate) fn truncate(&self, covered: Timestamp, checkpoint: CheckpointNumber) {
         assert!(covered <= self.durable(), "a checkpoint covers what is not durable");
         self.shared.truncate(covered, checkpoint);
     }
 
-    /// The durable records above `after`.
+    /// Returns the durable records above `after`.
     #[cfg_attr(not(test), expect(dead_code, reason = "the change feed will use it"))]
     pub(crate) fn read_from(&self, after: Timestamp) -> Result<Records> {
         self.shared.read_from(after)
@@ -655,7 +659,7 @@ impl Log {
         self.shared.streams.iter().map(|stream| stream.appended_bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Bytes of the segments with records that no truncation has covered.
+    /// Returns the bytes of the segments whose records no truncation has covered.
     pub(crate) fn live_bytes(&self) -> u64 {
         let old: u64 = self.shared.old.lock().iter().map(|window| window.segment.header.window_bytes).sum();
         let streams = self.shared.streams.iter().map(|stream| {
@@ -665,31 +669,32 @@ impl Log {
         old + streams.sum::<u64>()
     }
 
-    /// Durable writes of records so far.
+    /// Returns the number of durable writes of records so far.
     pub(crate) fn sync_count(&self) -> u64 {
         self.shared.sync_count.load(Ordering::Relaxed)
     }
 
-    /// Bytes written to the log's files so far, in whole blocks: records with their padding, headers, zeros.
+    /// Returns the bytes written to the log's files so far, in whole blocks: records with their padding, headers,
+    /// zeros.
     pub(crate) fn write_bytes(&self) -> u64 {
         let bytes = self.shared.write_bytes.load(Ordering::Relaxed);
         assert!(bytes.is_multiple_of(BLOCK_BYTES as u64), "{bytes} bytes are no whole blocks");
         bytes
     }
 
-    /// Why the log failed, if it has.
+    /// Returns the reason why the log failed, if it has.
     pub(crate) fn failure(&self) -> Option<Arc<str>> {
         self.shared.failure()
     }
 
-    /// Fails the log from outside: nothing more becomes durable.
+    /// Fails the log on behalf of another part. Nothing more becomes durable.
     #[cfg_attr(not(test), expect(dead_code, reason = "for failures outside of the log"))]
     pub(crate) fn fail(&self, reason: &str) {
         self.shared.fail(reason);
     }
 
-    /// Ends appending: when this returns, [`last`](Self::last) is final. Refuses reservations, and records whose space
-    /// was reserved before; waits for neither.
+    /// Ends appending. When this returns, [`last`](Self::last) is final. New reservations are refused, and so are
+    /// records whose space was reserved before; this waits for neither.
     pub(crate) fn seal(&self) {
         for stream in &self.shared.streams {
             stream.tail.lock().is_sealed = true;
@@ -697,8 +702,8 @@ impl Log {
         }
     }
 
-    /// Seals the log, writes everything that is pending and ends the threads. If a checkpoint covers all records, up to
-    /// `covered`, nothing of the log is needed any longer: one segment of each stream is left.
+    /// Seals the log, writes everything that is pending and ends the threads. If a checkpoint at `covered` covers all
+    /// records, the log is no longer needed: only one segment of each stream is kept.
     pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
         self.seal();
         assert!(covered <= self.last(), "a checkpoint of {covered} covers more than the log has");
@@ -756,7 +761,7 @@ impl Shared {
         Error::DiskFull { path: self.folder.path().to_path_buf(), needed_bytes: self.options.segment_bytes }
     }
 
-    /// The log ranges that must exist when the log is reopened.
+    /// Returns the log ranges that must exist when the log is reopened.
     fn ranges(&self) -> Vec<LogRange> {
         let old = self.old.lock();
         let mut ranges: BTreeMap<StreamId, LogRange> = BTreeMap::new();
@@ -779,9 +784,9 @@ impl Shared {
         ranges.into_values().filter(|range| range.from < range.to).collect()
     }
 
-    /// Lists the ranges that must exist, durably, if they have changed.
+    /// Lists the ranges that must exist durably, if they have changed.
     fn list(&self) -> io::Result<()> {
-        // Held during the call, so that a later list is a newer one.
+        // Hold the lock during the call, so that a later list is a newer one.
         let mut listed = self.listed.lock();
         let ranges = self.ranges();
         if *listed != ranges {
@@ -795,10 +800,10 @@ impl Shared {
         self.failure.get().cloned()
     }
 
-    /// Appends a record for which the stream has room.
+    /// Appends a record that the stream has room for.
     fn append(&self, stream: usize, tail: &mut Tail, body: &Body) -> Appended {
         let floor = tail.floor();
-        // No other thread changes it: the tail is locked.
+        // No other thread changes the counter, because the tail is locked.
         let appended_bytes = &self.streams[stream].appended_bytes;
         appended_bytes.store(appended_bytes.load(Ordering::Relaxed) + body.bytes().len() as u64, Ordering::Relaxed);
         let (timestamp, end) = tail.append(body, self.incarnation, || self.horizon.take(stream, floor));
@@ -811,7 +816,7 @@ impl Shared {
         }
     }
 
-    /// Fails unless records may be appended to the stream with this tail.
+    /// Fails if records must not be appended to the stream with this tail.
     fn check_open(&self, tail: &Tail) -> Result<()> {
         match self.failure.get() {
             Some(reason) => Err(Error::Failed { reason: Arc::clone(reason) }),

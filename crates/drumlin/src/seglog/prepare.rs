@@ -15,7 +15,7 @@ use crate::format::log::SegmentHeader;
 use crate::format::{CheckpointNumber, StreamId, StreamPosition};
 use crate::io::FileRef;
 
-/// Zeros written between two syncs while a segment in use is filled further.
+/// Bytes of zeros written between two syncs while a segment in use is filled further.
 const FILL_BYTES: u64 = 8 << 20;
 
 const _: () = assert!(FILL_BYTES.is_multiple_of(BLOCK) && FILL_BYTES > 0, "a segment is filled to within a block");
@@ -39,25 +39,25 @@ struct Wanted {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(super) enum Urgency {
-    /// Within [`GATHERING`]: no task waits either.
+    /// Within [`GATHERING`]: no task waits for them either.
     Soon = 1,
     /// A task waits, or the buffer fills.
     Now = 2,
 }
 
-/// The delay before records are written that no caller waits for. At 300,000 of them a second, writing whenever no
-/// write was in flight took a quarter of a processor.
+/// The delay before records that no caller waits for are written. At 300,000 such records per second, writing whenever
+/// no write was in flight took a quarter of a processor.
 const GATHERING: Duration = Duration::from_millis(1);
 
-/// The time without anything to prepare after which a log counts as idle: spares are for the next burst of commits. One
-/// that comes later makes new segments, at a sync for each 8 MiB.
+/// A log with nothing to prepare for this long counts as idle. Spares serve the next burst of commits; a burst that
+/// comes later makes new segments, with a sync for each 8 MiB.
 pub(super) const IDLE: Duration = Duration::from_secs(5);
 
-/// The reason for which the thread that prepares wakes.
+/// The reason why the preparing thread wakes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Call {
     Prepare,
-    /// Nothing was to be prepared for a while.
+    /// Nothing had to be prepared for a while.
     Idle,
     Stop,
 }
@@ -81,7 +81,7 @@ impl Signal {
         self.flush.notify_one();
     }
 
-    /// Sleeps until there is something to prepare, or the log stops; or until [`IDLE`] has passed, if `has_surplus`.
+    /// Sleeps until there is something to prepare or the log stops. If `has_surplus`, sleeps no longer than [`IDLE`].
     pub(super) fn wait_prepare(&self, has_surplus: bool) -> Call {
         let mut state = self.state.lock();
         while !state.prepare && !state.stop {
@@ -113,7 +113,7 @@ impl Signal {
     }
 }
 
-/// Returns `true` if the error is a lack of space, which may pass.
+/// Returns `true` if the error is a lack of space, which may be temporary.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -123,7 +123,7 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 pub(super) enum Refusal {
     /// There is no space for another segment.
     Full(io::Error),
-    /// A file could not be opened or made. Nothing was written, and the next attempt may succeed.
+    /// A file could not be opened or created. Nothing was written, and the next attempt may succeed.
     Passing(io::Error),
     /// The log has failed: nothing may be written.
     Final(io::Error),
@@ -152,7 +152,8 @@ impl Shared {
                 match self.prepare(index, preparation) {
                     Ok(()) => self.streams[index].announce_space(),
                     Err(Refusal::Full(error)) => {
-                        // Checkpoints free segments to be used again: the disk is as full as before then.
+                        // Each checkpoint frees segments for reuse, after which this happens again while the disk is as
+                        // full as before.
                         let was_told = self.is_shortage_told.swap(true, Ordering::Relaxed);
                         let level = if was_told { log::Level::Debug } else { log::Level::Warn };
                         log::log!(
@@ -166,7 +167,7 @@ impl Shared {
                             continue;
                         }
                         drop(tail);
-                        // Removing surplus segments makes some space.
+                        // Removing surplus segments may make enough space.
                         if self.remove_surplus() {
                             continue;
                         }
@@ -192,7 +193,7 @@ impl Shared {
         self.remove_surplus();
     }
 
-    /// Does one step. Called by one thread at a time.
+    /// Does one step of preparation. Called by one thread at a time.
     pub(super) fn prepare(&self, index: usize, preparation: Preparation) -> Result<(), Refusal> {
         match preparation {
             Preparation::Fill => Ok(self.fill(index)?),
@@ -288,7 +289,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Begins another use of a file: one durable write.
+    /// Begins another use of a file, by one durable write.
     fn recycle(
         &self,
         spare: &Spare,
@@ -308,7 +309,7 @@ impl Shared {
             return Err(Refusal::Final(not_ours(file.path())));
         }
         if last_use.header.incarnation != self.incarnation {
-            // An ended process may have left its length in caches only.
+            // A previous process may have left the file's length in caches only.
             file.sync_data()?;
         }
         segment::write_header(&file, &header, self.persist())?;
@@ -319,7 +320,7 @@ impl Shared {
         Ok((segment, ready))
     }
 
-    /// Makes a new file and fills its beginning.
+    /// Creates a new file and fills its beginning.
     fn make(&self, spare: &Spare, header: SegmentHeader) -> Result<(Arc<Segment>, StreamPosition), Refusal> {
         assert!(!header.filled, "{} is called filled before it is made", spare.name);
         let file = match segment::create(self.folder.as_ref(), &spare.name) {
@@ -332,7 +333,7 @@ impl Shared {
         };
         let filled = self.fill_new(&file, spare, header);
         if filled.is_err() {
-            // An incomplete file would hold space that others need now; a scan would ignore it.
+            // An incomplete file would take up space that others need. A scan would ignore it.
             let _ = self.folder.remove(&spare.name);
         }
         Ok(filled?)
@@ -347,13 +348,13 @@ impl Shared {
         match file.allocate(0, BLOCK + header.window_bytes) {
             Ok(()) => {}
             Err(error) if is_full(&error) => return Err(error),
-            // Some file systems can't; writing zeros allocates the space as well, if more slowly.
+            // Some file systems can't allocate. Writing zeros allocates the space too, if more slowly.
             Err(error) => log::debug!("allocating {}: {error}", spare.name),
         }
         let ready = header.start + header.window_bytes.min(FIRST_FILL_BYTES);
         let header = SegmentHeader { filled: ready == header.start + header.window_bytes, ..header };
         segment::write_zeros(file, BLOCK, BLOCK + (ready - header.start))?;
-        // The length first: a scan believes a header that calls the file filled.
+        // Sync the length first, because a scan trusts a header that says the file is filled.
         file.sync_all()?;
         segment::write_header(file, &header, self.persist())?;
         self.write_bytes.fetch_add(BLOCK + (ready - header.start), Ordering::Relaxed);
@@ -361,13 +362,13 @@ impl Shared {
         Ok((Segment::new(Arc::clone(file), header), ready))
     }
 
-    /// Returns `true` if an idle log has files that it does not need.
+    /// Returns `true` if there are files that an idle log does not need.
     pub(super) fn has_surplus(&self) -> bool {
         let has_spares = |stream: &Stream| stream.tail.lock().spares.len() > 1;
         self.streams.iter().any(has_spares) || !self.doomed.lock().is_empty()
     }
 
-    /// Removes all spares but one of each stream: as many as the next opening, or a stream that has been idle, begins
+    /// Removes all spares but one of each stream. One is what the next opening, or a stream that has been idle, begins
     /// with.
     pub(super) fn remove_idle(&self) {
         let _alone = self.preparing.lock();
@@ -377,7 +378,7 @@ impl Shared {
         self.remove_surplus();
     }
 
-    /// Makes spares of all windows of a log that is closed, and removes all but one of each stream.
+    /// Turns all windows of a closed log into spares, and removes all spares but one of each stream.
     pub(super) fn remove_closed(&self) {
         let old = std::mem::take(&mut *self.old.lock());
         self.doomed.lock().extend(old.into_iter().map(|window| Spare::of(window.segment)));
@@ -389,7 +390,7 @@ impl Shared {
         self.remove_idle();
     }
 
-    /// Removes spares beyond those that recent intervals between truncations needed, and doomed files. Returns `true`
+    /// Removes doomed files, and spares beyond those that recent intervals between truncations needed. Returns `true`
     /// if it removed any.
     fn remove_surplus(&self) -> bool {
         let window_bytes = self.options.window_bytes();
@@ -414,7 +415,7 @@ impl Shared {
             }
         }
         if removed {
-            // Should the names come back after a power cut, their records are all covered.
+            // If the names come back after a power cut, no harm is done: their records are all covered.
             if let Err(error) = self.folder.sync() {
                 log::warn!("syncing {}: {error}", self.folder.path().display());
             }
@@ -423,7 +424,7 @@ impl Shared {
     }
 }
 
-/// The error of a file in the log's folder that this log did not make.
+/// Returns the error for a file in the log's folder that this log did not make.
 fn not_ours(path: &Path) -> io::Error {
     io::Error::other(format!("{} was made or changed by somebody else", path.display()))
 }

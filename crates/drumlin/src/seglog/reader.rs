@@ -1,7 +1,7 @@
-//! Reading a log: records of one stream in order of position, and of all streams in order of timestamp.
+//! Reading a log: the records of one stream in order of position, and those of all streams in order of timestamp.
 //!
-//! A record that does not verify is not the end of a stream: its reader continues, 8 bytes at a time, to the end of its
-//! range. The caller compares timestamps with horizons and decides what a gap means.
+//! A record that does not verify is not the end of a stream: its reader continues, in steps of 8 bytes, to the end of
+//! its range. The caller compares timestamps with horizons and decides what a gap means.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,31 +16,31 @@ use crate::io::AlignedBuffer;
 
 const STEP: u64 = RECORD_ALIGNMENT_BYTES as u64;
 
-/// The longest read from the medium: at 1 MiB a drive delivers its bandwidth.
+/// Maximum bytes of one read. With 1 MiB a drive reaches its full bandwidth.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
 
 const _: () = assert!(CHUNK_BYTES_MAX.is_multiple_of(BLOCK as usize), "a read ends within a block");
 const _: () = assert!(RECORD_HEADER_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a body begins between two steps");
 
-/// Bytes of one read, if this many streams share this much memory.
+/// Returns the bytes of one read if this many streams share this much memory.
 pub(super) fn chunk_bytes(memory_bytes: usize, streams: usize) -> usize {
     let block = BLOCK as usize;
     (memory_bytes / streams.max(1) / block * block).clamp(block, CHUNK_BYTES_MAX)
 }
 
-/// The treatment of record bodies in a merge.
+/// What a merge does with record bodies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Bodies {
     /// Bodies are verified.
     Verified,
-    /// Bodies are verified, and kept until their record is taken: up to a chunk of each stream.
+    /// Bodies are verified, and kept until their record is taken, up to a chunk per stream.
     Kept,
 }
 
 /// Decides which records count, by incarnation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    /// Ascending, each with its first timestamp.
+    /// In ascending order, each with its first timestamp.
     openings: Vec<(Incarnation, Timestamp)>,
 }
 
@@ -61,8 +61,8 @@ impl History {
         self.openings.last().map(|&(incarnation, _)| incarnation)
     }
 
-    /// Returns `true` if a record counts: it is neither at or above the start of a later incarnation, nor below the
-    /// start of its own.
+    /// Returns `true` if a record counts: it is not below the start of its own incarnation, nor at or above the start
+    /// of a later one.
     pub(super) fn admits(&self, incarnation: Incarnation, timestamp: Timestamp) -> bool {
         let later = self.openings.partition_point(|&(other, _)| other <= incarnation);
         let own = self.openings[..later].last().filter(|&&(other, _)| other == incarnation);
@@ -71,9 +71,9 @@ impl History {
     }
 }
 
-/// The offset of the first step in `bytes` at which a record header may begin.
+/// Returns the first offset in `bytes`, in steps of 8, at which a record header may begin.
 fn find_magic(bytes: &[u8]) -> Option<usize> {
-    // The rest of a log file is zeros, which are passed faster as a whole.
+    // The unused part of a log file is zeros. Skipping these in larger units is faster.
     const ZEROS: [u8; 512] = [0; 512];
     bytes.chunks(ZEROS.len()).enumerate().filter(|(_, part)| **part != ZEROS[..part.len()]).find_map(|(index, part)| {
         let step = part.chunks_exact(RECORD_ALIGNMENT_BYTES).position(|word| get_u32(word, 0) == RECORD_MAGIC)?;
@@ -81,7 +81,7 @@ fn find_magic(bytes: &[u8]) -> Option<usize> {
     })
 }
 
-/// A verified record without its body.
+/// A verified record, without its body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub(super) timestamp: Timestamp,
@@ -90,9 +90,9 @@ pub(super) struct Found {
     pub(super) end: StreamPosition,
     pub(super) body_bytes: u32,
     body_checksum: u64,
-    /// It names extents; see [`Body::naming_extents`](super::Body::naming_extents).
+    /// The record names extents. See [`Body::naming_extents`](super::Body::naming_extents).
     pub(super) names_extents: bool,
-    /// The index of the reader's segment that it starts in.
+    /// The index of the segment, among the reader's, that the record starts in.
     pub(super) segment: usize,
 }
 
@@ -106,9 +106,9 @@ pub(super) struct Skipped {
 /// Reads one stream.
 #[derive(Debug)]
 pub(super) struct Reader {
-    /// Ascending in use number.
+    /// In ascending order of use number.
     segments: Vec<Arc<Segment>>,
-    /// The end of the readable bytes of each window: before the window's end if the file is incomplete.
+    /// The end of the readable bytes of each window, which is before the window's end if the file is incomplete.
     readable_ends: Vec<StreamPosition>,
     segment: usize,
     position: StreamPosition,
@@ -117,17 +117,19 @@ pub(super) struct Reader {
     chunk: AlignedBuffer,
     chunk_segment: usize,
     chunk_start: StreamPosition,
-    /// The newest horizon in any verified header, whether or not its body verified.
+    /// The newest horizon in any verified header, even if the body after it did not verify.
     pub(super) horizon: Timestamp,
     pub(super) newest_incarnation: Incarnation,
-    /// For each segment the end of the last verified record, or header without body, that starts in it.
+    /// For each segment, the end of the last verified record, or verified header without a valid body, that starts in
+    /// it.
     pub(super) verified_ends: Vec<Option<StreamPosition>>,
-    /// The first bytes behind the last record that are neither a record nor padding.
+    /// The first bytes after the last record that are neither a record nor padding.
     pub(super) skipped: Option<Skipped>,
 }
 
 impl Reader {
-    /// Reads `segments` from `position`, which lies in the first of them, to before `limit`, in steps of `chunk_bytes`.
+    /// Creates a reader of `segments` from `position`, which lies in the first of them, up to before `limit`, in reads
+    /// of `chunk_bytes`.
     pub(super) fn new(
         segments: Vec<Arc<Segment>>,
         position: StreamPosition,
@@ -168,7 +170,7 @@ impl Reader {
         })
     }
 
-    /// Reads all of `segments`.
+    /// Creates a reader of all of `segments`.
     pub(super) fn whole(segments: Vec<Arc<Segment>>, chunk_bytes: usize) -> Result<Reader> {
         Reader::new(segments, StreamPosition::START, StreamPosition::MAX, chunk_bytes)
     }
@@ -231,7 +233,7 @@ impl Reader {
         Ok(None)
     }
 
-    /// The checksum of this many bytes from `position`; `None` if the segments end before.
+    /// Returns the checksum of this many bytes from `position`, or `None` if the segments end before.
     fn checksum(&mut self, position: StreamPosition, bytes: usize) -> Result<Option<u64>> {
         let mut checksum = Checksum::default();
         let is_whole = self.visit(position, bytes, |part| checksum.update(part))?;
@@ -281,7 +283,7 @@ impl Reader {
         }
     }
 
-    /// Returns `true` if these bytes of the chunk are the padding of a busy tail block.
+    /// Returns `true` if these bytes of the chunk are the padding after a tail block that was being written.
     fn is_padding(&self, from: usize, until: usize) -> bool {
         until.is_multiple_of(BLOCK as usize)
             && until - from < BLOCK as usize
@@ -308,14 +310,14 @@ impl Reader {
         true
     }
 
-    /// The segment whose window follows without a gap. If a window was begun twice, the later use counts.
+    /// Returns the segment whose window follows without a gap. If a window was begun twice, the later use counts.
     fn successor(&self, segment: usize) -> Option<usize> {
         let end = self.readable_ends[segment];
         (segment + 1..self.segments.len()).rev().find(|&next| self.segments[next].start() == end)
     }
 
-    /// Passes this many bytes from `position`, which lies in or behind the current segment, to `take` in parts. Returns
-    /// `false` if the segments end before.
+    /// Passes this many bytes from `position`, which must not lie before the current segment, to `take` in parts.
+    /// Returns `false` if the segments end before.
     fn visit(&mut self, position: StreamPosition, bytes: usize, mut take: impl FnMut(&[u8])) -> Result<bool> {
         let mut segment = self.segment;
         let mut position = position;
@@ -336,7 +338,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// Makes the chunk hold `position`.
+    /// Makes the chunk contain `position`.
     fn load(&mut self, segment: usize, position: StreamPosition) -> Result<()> {
         let loaded = self.chunk_start..self.chunk_start + self.chunk.len() as u64;
         if self.chunk_segment == segment && loaded.contains(&position) {
@@ -346,7 +348,7 @@ impl Reader {
         let start = position.block_start();
         let readable_end = self.readable_ends[segment];
         assert!(start < readable_end, "reading {position} of {source:?}");
-        // Not far beyond the limit: a record may extend over it, but seldom by much.
+        // Do not read far beyond the limit: a record may extend past it, but rarely by much.
         let wanted_end = self.limit.max(position + 1).block_end();
         let bytes = (readable_end.min(wanted_end) - start).min(self.chunk_bytes as u64);
         debug_assert!(position < start + bytes, "{bytes} bytes from {start} do not reach {position}");
@@ -366,8 +368,8 @@ impl Reader {
 pub(super) struct Head {
     pub(super) reader: Reader,
     pub(super) found: Option<Found>,
-    /// The record's body, if bodies are kept and it is no longer than a chunk: dozens of streams may each be at one of
-    /// the longest.
+    /// The record's body, if bodies are kept and it is no longer than a chunk. Longer ones are read later, because
+    /// dozens of streams may each be at one of the longest.
     body: Vec<u8>,
     /// Bytes skipped on the way to `found`.
     skipped: Option<Skipped>,
@@ -416,12 +418,12 @@ impl Merge {
         }
     }
 
-    /// The stream whose current record has the next timestamp; `None` if that is missing.
+    /// Returns the stream whose current record has the next timestamp, or `None` if that record is missing.
     pub(super) fn due(&self) -> Option<usize> {
         self.heads.iter().position(|head| head.found.is_some_and(|found| found.timestamp == self.next))
     }
 
-    /// Takes the record that is due, in a merge that keeps bodies.
+    /// Takes the record that is due. The merge must keep bodies.
     pub(super) fn take(&mut self, head: usize) -> Result<Vec<u8>> {
         assert!(self.bodies == Bodies::Kept, "the bodies were not kept");
         let Head { reader, found, body, .. } = &mut self.heads[head];
@@ -435,7 +437,7 @@ impl Merge {
         Ok(body)
     }
 
-    /// Passes the record that is due.
+    /// Passes the record that is due without taking it.
     pub(super) fn step(&mut self, head: usize) -> Result<()> {
         let taken = self.next;
         let is_due = self.heads[head].found.is_some_and(|found| found.timestamp == taken);
@@ -454,7 +456,7 @@ impl Merge {
         again.next().map(|(head, found)| head.reader.segments[found.segment].path().to_path_buf())
     }
 
-    /// Reads all streams to their ends and returns the newest horizon in them.
+    /// Reads all streams to their ends. Returns the newest horizon in them.
     pub(super) fn drain(&mut self) -> Result<Timestamp> {
         for head in 0..self.heads.len() {
             while self.heads[head].found.is_some() {
@@ -464,14 +466,14 @@ impl Merge {
         Ok(self.heads.iter().map(|head| head.reader.horizon).max().unwrap_or_default())
     }
 
-    /// The likely place of the missing record: best known if later records follow in its stream.
+    /// Returns the likely place of the missing record. It is known best if later records follow in its stream.
     pub(super) fn suspect(&self) -> Option<Skipped> {
         let between = self.heads.iter().filter(|head| head.found.is_some()).find_map(|head| head.skipped.clone());
         between.or_else(|| self.heads.iter().find_map(|head| head.skipped.clone()))
     }
 }
 
-/// The error for a record that was durable and is missing.
+/// Returns the error for a missing record that was durable.
 pub(super) fn missing(
     missing: Timestamp,
     horizon: Timestamp,
@@ -494,7 +496,7 @@ pub(crate) struct Record {
     pub(crate) body: Vec<u8>,
 }
 
-/// The records above one timestamp up to another, in order, none missing. Ends after its first error.
+/// The records above one timestamp up to another, in order and without gaps. The iterator ends after its first error.
 #[derive(Debug)]
 pub(crate) struct Records {
     merge: Merge,
@@ -532,7 +534,7 @@ mod tests {
     use super::*;
     use crate::format::put_u32;
 
-    /// The magic of a record is found at every step, whatever lies in front of it; beside the steps it is none.
+    /// A record's magic is found at every step, whatever precedes it, and ignored between steps.
     #[test]
     fn a_magic_is_found_at_every_step() {
         for length in [0, 8, 504, 512, 1032, 4096] {

@@ -1,4 +1,4 @@
-//! Recovery: what is in the log, where it ends, and whether anything is missing.
+//! Recovery: reads what is in the log, finds its end, and detects whether anything is missing.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::format::{
 };
 use crate::io::{AlignedBuffer, Backend, FolderRef, OpenOptions, Persist};
 
-/// The part of a window that is searched for its first record, to decide if the window before is still needed.
+/// The part of a window that is searched for its first record, to decide whether the previous window is still needed.
 const PROBE_BYTES: u64 = 64 << 10;
 
-/// Bytes written again at a time.
+/// Bytes rewritten at a time.
 const REWRITE_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(PROBE_BYTES.is_multiple_of(BLOCK) && PROBE_BYTES > 0, "a window is searched to within a block");
@@ -43,25 +43,24 @@ pub(crate) struct Scan {
 
 #[derive(Debug, Default)]
 struct StreamScan {
-    /// In ascending order of use number. Windows whose records are all in the checkpoint are spares already.
+    /// In ascending order of use number. Windows whose records are all in the checkpoint become spares.
     windows: Vec<Window>,
     spares: Vec<Spare>,
     use_number_max: UseNumber,
     slot_max: SlotNumber,
     /// The end of the last record, or record header, that verified, whatever its timestamp.
     verified_end: Option<StreamPosition>,
-    /// The position at which a stream without windows goes on.
+    /// The position at which a stream without windows continues.
     origin: StreamPosition,
     /// The end of the last record that recovery applies.
     applied_end: Option<StreamPosition>,
-    /// Timestamps and positions of the records to be applied that are not known to be durable.
+    /// Timestamps and positions of the records to be applied that may not be durable.
     uncertain: VecDeque<(Timestamp, StreamPosition)>,
 }
 
 impl Scan {
-    /// Reads and checks the whole log, and brings it to the medium. Of a log that was closed it reads the headers, and
-    /// writes nothing. Fails if a record is missing that was once durable
-    /// and is not in the checkpoint.
+    /// Reads and checks the whole log, and makes it durable. If the log was closed, reads only its headers and writes
+    /// nothing. Fails if a record is missing that was once durable and is not in the checkpoint.
     pub(crate) fn open(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -76,8 +75,8 @@ impl Scan {
         Ok(scan)
     }
 
-    /// Reads and checks the whole log, and writes nothing. If `on_corruption` lets it continue, the scan has the
-    /// records up to the first that is missing.
+    /// Reads and checks the whole log, and writes nothing. If `on_corruption` continues after an error, the scan has
+    /// the records up to the first missing one.
     pub(crate) fn read(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -117,7 +116,7 @@ impl Scan {
         Ok(scan)
     }
 
-    /// The log of a database of which the newest checkpoint alone is read: no segments.
+    /// Creates a scan without segments, for a database of which only the newest checkpoint is read.
     pub(crate) fn nothing(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -140,12 +139,12 @@ impl Scan {
         }
     }
 
-    /// Brings to the medium the writes that an ended process left in caches, so that nothing found can be lost; changes
-    /// no byte. A sync alone is not enough: if one failed before, the system may have dropped the writes that it
-    /// covered, and still show them to readers. So the records that nothing proves durable, at most those in flight at
-    /// the end, are written again.
+    /// Makes the writes that a previous process left in caches durable, so that nothing found can be lost; changes no
+    /// byte. A sync alone is not enough: if an earlier sync failed, the system may have dropped the writes that it
+    /// covered and still show them to readers. So the records that are not proven durable, which are at most those that
+    /// were in flight at the end, are written again.
     fn harden(&self) -> Result<()> {
-        // A segment may have been made by a process that was killed before its name was durable.
+        // The process that made a segment may have been killed before the segment's name was durable.
         self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))?;
         for stream in self.streams.values() {
             for window in &stream.windows {
@@ -209,20 +208,20 @@ impl Scan {
         Ok(())
     }
 
-    /// Returns `true` if no segment was begun by an opening that the superblock does not know. One that was has been
-    /// recorded in a superblock that is lost, and may have records.
+    /// Returns `true` if no segment was begun by an opening that the superblock does not know. Such an opening was
+    /// recorded in a superblock that is lost, and its segments may have records.
     fn is_as_closed(&self, incarnations: &[(Incarnation, Timestamp)]) -> bool {
         let newest = incarnations.iter().map(|&(incarnation, _)| incarnation).max();
         let mut windows = self.streams.values().flat_map(|stream| &stream.windows);
         windows.all(|window| Some(window.segment.header.incarnation) <= newest)
     }
 
-    /// Verifies that every window exists that the superblock lists.
+    /// Verifies that every window listed in the superblock exists.
     fn check_stretch(&self, range: &LogRange, on_corruption: OnCorruption<'_>) -> Result<()> {
         let mut position = range.from;
         while position < range.to {
             let mut windows = self.streams.get(&range.stream).into_iter().flat_map(|stream| &stream.windows);
-            // If a window was begun twice, the later use counts: they are in the order of their use numbers.
+            // If a window was begun twice, the later use counts. Windows are in the order of their use numbers.
             let Some(window) = windows.rfind(|window| window.segment.start() == position) else {
                 let what = format!("the log, stream {} from position {position}", range.stream);
                 let reason = format!(
@@ -231,7 +230,7 @@ impl Scan {
                     range.to
                 );
                 on_corruption(Error::corrupted(self.folder.path(), what, reason))?;
-                // Continue with the next window behind it.
+                // Continue with the next window after the gap.
                 let windows = self.streams.get(&range.stream).into_iter().flat_map(|stream| &stream.windows);
                 let starts = windows.map(|window| window.segment.start()).filter(|start| *start > position);
                 position = starts.min().unwrap_or(range.to);
@@ -242,12 +241,13 @@ impl Scan {
         Ok(())
     }
 
-    /// Bytes of one read. All streams are read at once, with the memory of the append buffers, which do not exist yet.
+    /// Returns the bytes of one read. All streams are read at once, in the memory of the append buffers, which do not
+    /// exist yet.
     fn chunk_bytes(&self) -> usize {
         chunk_bytes(self.options.buffer_bytes, self.streams.len())
     }
 
-    /// Verifies all streams together, in the order of timestamps, up to the first that is missing: the end of the log.
+    /// Verifies all streams together, in timestamp order, up to the first missing record, which is the end of the log.
     fn find_end(&mut self, openings_horizon: Timestamp, on_corruption: OnCorruption<'_>) -> Result<()> {
         let chunk_bytes = self.chunk_bytes();
         let readers = self.streams.values().map(|stream| Reader::whole(stream.segments(), chunk_bytes));
@@ -289,11 +289,11 @@ impl Scan {
         Ok(())
     }
 
-    /// Durably erases the records that the starts of openings void, so that the starts can be forgotten. It takes no
-    /// space and does not change the log's contents. After a power cut during it, repeating it finishes the work.
+    /// Durably erases the records that the starts of openings void, so that the starts can be forgotten. This takes no
+    /// space and does not change the log's contents. If a power cut interrupts it, repeating it completes the work.
     ///
-    /// The header of each is overwritten with zeros. Spares are searched too: a later opening may mistake one for a
-    /// window with records. Records at or above the start of the opening that follows may stay.
+    /// The header of each void record is overwritten with zeros. Spares are searched too, because a later opening may
+    /// take one for a window with records. Records at or above the start of the opening that follows may stay.
     pub(crate) fn erase_void(&self) -> Result<()> {
         for stream in self.streams.values() {
             let spares = stream.spares.iter().filter_map(|spare| spare.last_use.clone());
@@ -314,22 +314,22 @@ impl Scan {
         Ok(())
     }
 
-    /// The newest timestamp that recovery must apply. All records from the checkpoint up to it are present.
+    /// Returns the newest timestamp that recovery must apply. All records from the checkpoint up to it are present.
     pub(crate) fn last(&self) -> Timestamp {
         self.last
     }
 
-    /// Bytes of the bodies that recovery must apply.
+    /// Returns the bytes of the bodies that recovery must apply.
     pub(crate) fn record_bytes(&self) -> u64 {
         self.record_bytes
     }
 
-    /// Returns `true` if the log is as closing it has left it: nothing has to be recovered or brought to the medium.
+    /// Returns `true` if the log is in the state that closing leaves: nothing has to be recovered or made durable.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed
     }
 
-    /// The number of records that recovery must apply.
+    /// Returns the number of records that recovery must apply.
     pub(crate) fn record_count(&self) -> u64 {
         self.record_count
     }
@@ -340,14 +340,15 @@ impl Scan {
         self.names_extents
     }
 
-    /// The records above what the checkpoint covers. May be called any number of times.
+    /// Returns the records above the checkpoint. May be called any number of times.
     pub(crate) fn records(&self) -> Result<Records> {
-        // The other half is for the bodies.
+        // The other half of the memory is for the bodies.
         let chunk_bytes = chunk_bytes(self.options.buffer_bytes / 2, self.streams.len());
         let mut readers = Vec::new();
         for stream in self.streams.values() {
             let Some(applied_end) = stream.applied_end else { continue };
-            // Windows that were prepared and never used hold nothing, an earlier use of the same range among them.
+            // Leave out windows that were prepared and never used: they hold no records, and one of them may be an
+            // earlier use of the same range.
             let used = stream.windows.iter().filter(|window| window.last.is_some());
             let segments = used.map(|window| Arc::clone(&window.segment)).collect();
             readers.push(Reader::new(segments, StreamPosition::START, applied_end, chunk_bytes)?);
@@ -356,8 +357,8 @@ impl Scan {
         Ok(Records::new(merge, self.last, self.folder.path().to_path_buf()))
     }
 
-    /// Begins appending, at the timestamp after [`last`](Scan::last). The superblock must list `incarnation` durably,
-    /// with that timestamp, before this is called.
+    /// Begins appending at the timestamp after [`last`](Scan::last). Before this is called, the superblock must durably
+    /// list `incarnation` with that timestamp.
     pub(crate) fn start(self, incarnation: Incarnation, checkpoint: CheckpointNumber, hooks: Hooks) -> Result<Log> {
         let origin = if self.is_closed { Origin::Closed } else { Origin::Recovered };
         let log = self.assemble(incarnation, checkpoint, hooks);
@@ -365,7 +366,7 @@ impl Scan {
         Ok(log)
     }
 
-    /// A log that takes no record and writes nothing.
+    /// Creates a log that takes no records and writes nothing.
     pub(crate) fn start_read_only(self, incarnation: Incarnation) -> Log {
         assert!(self.record_count == 0, "a log with records to apply is only read");
         let log = self.assemble(incarnation, CheckpointNumber::NONE, Hooks::none());
@@ -411,8 +412,8 @@ impl Scan {
     }
 }
 
-/// Writes zeros over the header of a record that starts in the first of these segments, and may extend into another.
-/// The rest of its blocks is written with the same bytes.
+/// Overwrites the header of a record with zeros. The record starts in the first of these segments, and its header may
+/// extend into another. The other bytes of its blocks stay the same.
 fn erase_header(segments: &[Arc<Segment>], position: StreamPosition, options: &LogOptions) -> Result<()> {
     let mut segment = &segments[0];
     let mut rest = position..position + RECORD_HEADER_BYTES as u64;
@@ -440,8 +441,8 @@ impl StreamScan {
         self.windows.iter().map(|window| Arc::clone(&window.segment)).collect()
     }
 
-    /// Makes spares of the windows with nothing above `covered`: those before a window whose first record is at or
-    /// below the first timestamp above it.
+    /// Turns the windows with nothing above `covered` into spares. These are all windows before one whose first record
+    /// is at or below the first timestamp above `covered`.
     fn set_aside_covered(&mut self, history: &History, covered: Timestamp) -> Result<()> {
         for later in (1..self.windows.len()).rev() {
             let segment = &self.windows[later].segment;
@@ -462,7 +463,7 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Makes spares of all windows. The stream goes on behind them.
+    /// Turns all windows into spares. The stream continues after them.
     fn set_aside_all(&mut self) {
         self.origin = self.windows.iter().map(Window::end).max().unwrap_or_default();
         assert!(self.origin.is_block_start(), "a stream goes on within a block: {}", self.origin);
@@ -470,7 +471,7 @@ impl StreamScan {
         assert!(self.applied_end.is_none() && self.uncertain.is_empty(), "a stream is set aside that has records");
     }
 
-    /// Notes a record that recovery applies.
+    /// Records where a record lies that recovery applies.
     fn note(&mut self, segment: usize, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
         self.windows[segment].note(timestamp, position);
         let mut reached = segment;
@@ -484,14 +485,14 @@ impl StreamScan {
         self.applied_end = self.applied_end.max(Some(end));
     }
 
-    /// Removes the records up to the horizon, which are on the medium.
+    /// Removes the records up to the horizon from `uncertain`, because they are on the medium.
     fn forget_certain(&mut self, horizon: Timestamp) {
         while self.uncertain.front().is_some_and(|(timestamp, _)| *timestamp <= horizon) {
             self.uncertain.pop_front();
         }
     }
 
-    /// Writes the records that may be in caches only again, durably.
+    /// Durably rewrites the records that may be in caches only.
     fn harden(&self, options: &LogOptions) -> Result<()> {
         let Some(&(_, first)) = self.uncertain.front() else { return Ok(()) };
         let mut position = first.block_start();
@@ -514,8 +515,8 @@ impl StreamScan {
         Ok(())
     }
 
-    /// The stream, ready to continue behind every byte that verifies, at the next block: in the same window if there is
-    /// room, then in unused windows that were prepared behind it.
+    /// Returns the stream, ready to continue after the last byte that verifies, at the next block: in the same window
+    /// if there is room, and then in the unused windows that were prepared after it.
     fn resume(mut self, number: StreamId, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
         let begins = self.windows.first().map_or(self.origin, |window| window.segment.start());
         let position = self.verified_end.map_or(begins, StreamPosition::block_end);
@@ -528,7 +529,7 @@ impl StreamScan {
             let (start, end) = (window.segment.start(), window.end());
             let ready = if window.segment.is_filled() { end } else { position.max(start) };
             kept.push(Window { ready, ..window });
-            // Only the last window may still be filled while it is in use.
+            // Only the last window may be filled while it is in use.
             let follows = |window: &Window| window.segment.start() == end;
             next = if ready == end { self.windows.iter().rposition(follows) } else { None };
         }
@@ -544,13 +545,13 @@ impl StreamScan {
         stream
     }
 
-    /// Returns `true` if a later use of the same range of the stream exists: then that one counts.
+    /// Returns `true` if a later use of the same range of the stream exists, in which case that one counts.
     fn is_begun_again(&self, index: usize) -> bool {
         let start = self.windows[index].segment.start();
         self.windows[index + 1..].iter().any(|window| window.segment.start() == start)
     }
 
-    /// Checks that no window is missing from the first with a record to apply to the last with any record.
+    /// Checks that no window is missing between the first with a record to apply and the last with any record.
     /// `verified_ends` holds the end of the last record of each window.
     fn check_abutting(&self, verified_ends: &[Option<StreamPosition>]) -> Result<()> {
         let mut end = None;
@@ -570,8 +571,9 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Keeps windows between two that recovery needs, or between the last and `position`, as long as the window before:
-    /// they hold records that were left out, and the range listed for a stream has no gaps.
+    /// Keeps the windows between two that recovery needs, or between the last of these and `position`, as long as the
+    /// window before them is kept. They hold records that were left out, and the range listed for a stream must have no
+    /// gaps.
     fn keep_between(&mut self, position: StreamPosition) {
         let mut newest = None;
         let mut end = None;
@@ -587,7 +589,7 @@ impl StreamScan {
         }
     }
 
-    /// Separates the windows that still hold something from the spares.
+    /// Separates the windows that still hold records from the spares.
     fn retire(self, old: &mut Vec<Window>, spares: &mut Vec<Spare>) {
         for window in self.windows {
             if window.last.is_some() {

@@ -1,4 +1,4 @@
-//! Segment files: names, headers, and the way from a position in a stream to an offset in a file.
+//! Segment files: names, headers, and the mapping from stream positions to file offsets.
 
 use std::fmt;
 use std::io;
@@ -13,22 +13,21 @@ use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// Zeros written before a new segment is put to use: few, since a commit may be waiting.
+/// Bytes of zeros written before a new segment is used. They are few, because a commit may be waiting.
 pub(super) const FIRST_FILL_BYTES: u64 = 1 << 20;
 
-/// Zeros are written in transfers of this size: large enough for a device's bandwidth, small enough to stay out of the
-/// way of commits.
+/// Size of a single write of zeros: large enough for a device's bandwidth, small enough not to delay commits.
 const ZEROS_BYTES: usize = 256 << 10;
 
 const _: () = assert!(ZEROS_BYTES.is_multiple_of(BLOCK_BYTES), "a transfer of zeros ends within a block");
 const _: () = assert!(FIRST_FILL_BYTES.is_multiple_of(BLOCK), "a segment is filled to within a block");
 
-/// One use of a segment file: its window of the stream.
+/// One use of a segment file, for a window of the stream.
 pub(super) struct Segment {
     pub(super) file: FileRef,
     pub(super) header: SegmentHeader,
     pub(super) seed: u64,
-    /// As in the header on the medium: the whole window has been written once.
+    /// The value in the header on the medium: the whole window has been written once.
     filled: AtomicBool,
 }
 
@@ -49,12 +48,12 @@ impl Segment {
         self.file.path()
     }
 
-    /// Position of the window's first byte.
+    /// The position of the window's first byte.
     pub(super) fn start(&self) -> StreamPosition {
         self.header.start
     }
 
-    /// Position behind the window's last byte.
+    /// The position after the window's last byte.
     pub(super) fn end(&self) -> StreamPosition {
         self.header.start + self.header.window_bytes
     }
@@ -71,33 +70,33 @@ impl Segment {
         Ok(())
     }
 
-    /// The offset in the file of a position of the window.
+    /// Returns the offset in the file of a position in the window.
     pub(super) fn offset(&self, position: StreamPosition) -> u64 {
         assert!(self.start() <= position && position <= self.end(), "position {position} outside of {self:?}");
         BLOCK + (position - self.start())
     }
 }
 
-/// The spares that fit a window.
+/// The spares that are suitable for a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SpareSize {
     /// Spares that held a window of this many bytes.
     Window(u64),
-    /// All spares, since the disk is full.
+    /// All spares, because the disk is full.
     Any,
 }
 
-/// A file that waits for its next use.
+/// A file that is available for another use.
 #[derive(Debug)]
 pub(super) struct Spare {
     pub(super) name: String,
     pub(super) slot: SlotNumber,
-    /// The window that it held.
+    /// Bytes of the window that it last held.
     pub(super) window_bytes: u64,
-    /// All of it has been written once, so that a durable write in it changes no metadata.
+    /// The whole window has been written once, so a durable write in it changes no metadata.
     pub(super) filled: bool,
-    /// Its last use, which readers may still hold: the file is not rewritten before they drop it. `None` if it never
-    /// had one.
+    /// The file's last use, or `None` if it was never used. Readers may still hold it; the file is not rewritten before
+    /// they drop it.
     pub(super) last_use: Option<Arc<Segment>>,
 }
 
@@ -114,7 +113,7 @@ impl Spare {
         }
     }
 
-    /// A file that was never used.
+    /// Creates the spare of a file that was never used.
     pub(super) fn unused(name: String, slot: SlotNumber) -> Spare {
         Spare { name, slot, window_bytes: 0, filled: false, last_use: None }
     }
@@ -123,7 +122,7 @@ impl Spare {
         self.last_use.as_ref().is_none_or(|segment| Arc::strong_count(segment) == 1)
     }
 
-    /// Returns `true` if it may be used again for a window of this size.
+    /// Returns `true` if the spare may be used again for a window of this size.
     pub(super) fn serves(&self, size: SpareSize) -> bool {
         self.last_use.is_some() && (size == SpareSize::Any || size == SpareSize::Window(self.window_bytes))
     }
@@ -135,13 +134,13 @@ pub(super) fn name(stream: StreamId, slot: SlotNumber) -> String {
     name
 }
 
-/// Stream and slot of a segment file, from its name.
+/// Returns the stream and slot in a segment file's name.
 pub(super) fn parse_name(name: &str) -> Option<(StreamId, SlotNumber)> {
     let (stream, slot) = name.strip_suffix(".seg")?.split_once('-')?;
     Some((StreamId(stream.parse().ok()?), SlotNumber(slot.parse().ok()?)))
 }
 
-/// Makes a file under a name that is free.
+/// Creates a file under an unused name.
 pub(super) fn create(folder: &dyn Folder, name: &str) -> io::Result<FileRef> {
     assert!(parse_name(name).is_some(), "no scan would find a segment of the name {name}");
     folder.open(name, OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() })
@@ -172,7 +171,7 @@ pub(super) fn write_zeros(file: &FileRef, start: u64, end: u64) -> io::Result<()
 #[derive(Debug)]
 pub(super) enum Found {
     Segment(Arc<Segment>),
-    /// Never used, or not completely made.
+    /// Never used, or not completely created.
     Unused,
 }
 
@@ -187,12 +186,12 @@ pub(super) fn inspect(
     let path = &folder.path().join(name);
     let file = folder.open(name, options).map_err(|error| Error::io("opening", path, error))?;
     let length = file.len().map_err(|error| Error::io("measuring", path, error))?;
-    // Bytes cut off the file read as zeros here.
+    // If the file is shorter, the missing bytes read as zeros here.
     let mut blocks = AlignedBuffer::zeroed(2 * BLOCK_BYTES);
     file.read_up_to(&mut blocks, 0).map_err(|error| Error::io("reading", path, error))?;
     let (header, window) = blocks.split_at(BLOCK_BYTES);
     match SegmentHeader::decode(header) {
-        // A header is durable before the first record is written behind it.
+        // A header is durable before the first record is written after it.
         Ok(None) if window.iter().any(|&byte| byte != 0) => {
             Err(Error::corrupted(path, "log segment header", "it is zero, though records follow it"))
         }
@@ -214,7 +213,7 @@ pub(super) fn inspect(
     }
 }
 
-/// The fewest bytes that the window of a segment with this header holds: they were durable before the header was
+/// Returns the minimum bytes in the window of a segment with this header: they were durable before the header was
 /// written.
 pub(super) fn written_bytes_min(header: &SegmentHeader) -> u64 {
     if header.filled { header.window_bytes } else { header.window_bytes.min(FIRST_FILL_BYTES) }

@@ -1,4 +1,4 @@
-//! One stream: the position of the next record, the records that are not yet on the medium, and their waiters.
+//! One stream: the position of the next record, the records that are not on the medium yet, and their waiters.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,7 +19,7 @@ use crate::format::log::{
 use crate::format::{BLOCK_BYTES, Incarnation, SlotNumber, StreamPosition, Timestamp, UseNumber};
 use crate::io::AlignedBuffer;
 
-/// Distance between entries of a window's index: a reader that starts between two reads at most this much in vain.
+/// Distance between entries of a window's index: the most that a reader has to read before its starting point.
 const INDEX_STRIDE_BYTES: u64 = 64 << 10;
 
 const _: () = assert!(BLOCK_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a record can't begin with a block");
@@ -28,24 +28,25 @@ const _: () = assert!(BLOCK_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a rec
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) segment: Arc<Segment>,
-    /// The file is filled up to this position: records may lie below it.
+    /// The file is filled up to this position. Records may lie below it.
     pub(super) ready: StreamPosition,
-    /// The newest record with bytes in the window.
+    /// The newest record that has bytes in the window.
     pub(super) last: Option<Timestamp>,
-    /// Ascending: timestamp and position of one record for each stride.
+    /// In ascending order, the timestamp and position of one record per stride.
     pub(super) index: Vec<(Timestamp, StreamPosition)>,
 }
 
 impl Window {
-    /// `held_bytes` are the bytes of the window that the file holds: a header alone is not worth allocating for.
+    /// Creates a window. `held_bytes` are the bytes of it that the file holds: for a header alone it is not worth
+    /// allocating an index of full size.
     pub(super) fn new(segment: Arc<Segment>, ready: StreamPosition, held_bytes: u64) -> Window {
         assert!((segment.start()..=segment.end()).contains(&ready), "{segment:?} is ready up to {ready}");
         let entries = segment.header.window_bytes.min(held_bytes) / INDEX_STRIDE_BYTES + 1;
-        // Appending must not allocate.
+        // Allocate here, because appending must not allocate.
         Window { segment, ready, last: None, index: Vec::with_capacity(entries as usize) }
     }
 
-    /// Notes a record that starts at `position`.
+    /// Records that a record starts at `position`.
     pub(super) fn note(&mut self, timestamp: Timestamp, position: StreamPosition) {
         assert!(self.last < Some(timestamp), "records of a window ascend");
         assert!((self.start()..self.end()).contains(&position), "a record begins in another window");
@@ -67,14 +68,14 @@ impl Window {
     }
 }
 
-/// Records that are not on the medium: the first and the last of them.
+/// The first and the last record of those that are not on the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Pending {
     pub(super) first: Timestamp,
     pub(super) last: Timestamp,
 }
 
-/// A buffer and the range of the stream that it holds, from the start of a block.
+/// A buffer, and the range of the stream that it holds, which starts at the beginning of a block.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) buffer: AlignedBuffer,
@@ -95,44 +96,44 @@ impl Batch {
 /// The state that the stream's mutex protects.
 #[derive(Debug)]
 pub(super) struct Tail {
-    /// The buffer that records are copied to.
+    /// The buffer that new records are copied to.
     pub(super) active: Batch,
     /// The other buffer, unless it is being written.
     idle: Option<AlignedBuffer>,
-    /// The records that are being written. Never cleared if the write fails.
+    /// The records that are being written. If the write fails, this is never cleared.
     pub(super) writing: Option<Pending>,
-    /// Everything below is on the medium.
+    /// Everything below this position is on the medium.
     pub(super) durable_position: StreamPosition,
-    /// Bytes of records that are reserved and not yet appended.
+    /// Bytes of records that are reserved and not appended yet.
     pub(super) reserved_bytes: usize,
-    /// `reserved_bytes` with the padding that each record may cause.
+    /// `reserved_bytes` plus the padding that each record may cause.
     reserved_span: u64,
-    /// Without gaps, from the oldest kept to the newest prepared.
+    /// The windows without gaps, from the oldest kept to the newest prepared.
     pub(super) windows: VecDeque<Window>,
     /// The index of the window in which the last record started.
     current: usize,
     pub(super) spares: Vec<Spare>,
     pub(super) next_use: UseNumber,
     pub(super) next_slot: SlotNumber,
-    /// The start of the first window while there is none.
+    /// The start of the next window, while there are no windows.
     pub(super) origin: StreamPosition,
     /// The position of this opening's first record.
     began: StreamPosition,
     /// A reservation waits for windows up to this position.
     pub(super) wanted: StreamPosition,
-    /// The number of refused preparations; and the last reason, `None` for want of space.
+    /// The number of refused preparations, and the last reason, which is `None` for lack of space.
     pub(super) prepare_failures: u64,
     pub(super) prepare_error: Option<Arc<io::Error>>,
-    /// The last attempt found no space.
+    /// The last attempt to prepare a window found no space.
     pub(super) full: bool,
-    /// Windows begun since the last truncation, and the spares that this suggests keeping.
+    /// The number of windows begun since the last truncation, and the number of spares that it suggests keeping.
     pub(super) begun_windows: usize,
     pub(super) spares_wanted: usize,
     /// Reservations, appends and preparations are refused from now on.
     pub(super) is_sealed: bool,
     pub(super) waiters: Vec<Waiter>,
     pub(super) waiter_next: WaiterId,
-    /// Reservations that were not available at once; first come, first served.
+    /// Reservations that were not available immediately; first come, first served.
     pub(super) queue: VecDeque<Queued>,
     pub(super) ticket_next: Ticket,
 }
@@ -152,17 +153,18 @@ pub(super) struct Queued {
 /// A stream of the log.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write; 0 if it was not.
+    /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write, or 0 if it was not
+    /// asked.
     pub(super) nudged: CachePadded<AtomicU8>,
     pub(super) tail: Mutex<Tail>,
     /// Bytes of the bodies of records appended since the log was opened. Changed with the tail locked.
     pub(super) appended_bytes: AtomicU64,
-    /// Signalled when space in the buffer or a window has come free, or never will.
+    /// Signalled when space in the buffer or a window becomes free, or when it never will.
     pub(super) space: Condvar,
 }
 
 impl Stream {
-    /// An idle stream that continues at `position`, which begins a block.
+    /// Creates an idle stream that continues at `position`, which must be the start of a block.
     pub(super) fn new(
         buffer_bytes: usize,
         position: StreamPosition,
@@ -216,7 +218,7 @@ impl Stream {
         }
     }
 
-    /// Announces that space may have come free: the head of the queue looks again.
+    /// Announces that space may have become free. The head of the queue checks again.
     pub(super) fn announce_space(&self) {
         let waker = self.tail.lock().queue.front_mut().and_then(|queued| queued.waker.take());
         self.space.notify_all();
@@ -225,7 +227,7 @@ impl Stream {
         }
     }
 
-    /// Announces that there will be no more space: the whole queue looks again.
+    /// Announces that there will be no more space. The whole queue checks again.
     pub(super) fn announce_end(&self) {
         let wakers: Vec<Waker> = self.tail.lock().queue.iter_mut().filter_map(|queued| queued.waker.take()).collect();
         self.space.notify_all();
@@ -241,23 +243,23 @@ pub(super) enum Preparation {
 }
 
 impl Tail {
-    /// The most that one record may take: with the other records of its block in front and one padding, it must fit
-    /// an otherwise empty buffer.
+    /// Returns the maximum bytes of a record: it must fit into an otherwise empty buffer together with the earlier
+    /// records of its block and one padding.
     pub(super) fn record_bytes_max(buffer_bytes: usize) -> usize {
         buffer_bytes - 2 * BLOCK_BYTES
     }
 
-    /// The buffer that a record of so many bytes needs.
+    /// Returns the size of the buffer that a record of this size needs.
     pub(super) fn buffer_bytes_for(record_bytes: usize) -> usize {
         (record_bytes + 2 * BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)
     }
 
-    /// Position behind the last record.
+    /// The position after the last record.
     pub(super) fn position(&self) -> StreamPosition {
         self.active.end()
     }
 
-    /// Position up to which records may be written.
+    /// The position up to which records may be written.
     fn ready(&self) -> StreamPosition {
         let mut ready = self.origin;
         for window in self.windows.iter().skip(self.current) {
@@ -269,7 +271,7 @@ impl Tail {
         ready
     }
 
-    /// Position behind the last window.
+    /// The position after the last window.
     pub(super) fn prepared_end(&self) -> StreamPosition {
         self.windows.back().map_or(self.origin, Window::end)
     }
@@ -278,7 +280,7 @@ impl Tail {
         !self.queue.is_empty()
     }
 
-    /// Returns `true` if the ticket is the head of the queue.
+    /// Returns `true` if the ticket is at the head of the queue.
     pub(super) fn is_first(&self, ticket: Ticket) -> bool {
         self.queue.front().is_some_and(|first| first.ticket == ticket)
     }
@@ -291,13 +293,13 @@ impl Tail {
         ticket
     }
 
-    /// Gives up the place in the queue. Returns the waker of its task.
+    /// Leaves the queue. Returns the waker of the ticket's task.
     pub(super) fn leave_queue(&mut self, ticket: Ticket) -> Option<Waker> {
         let index = self.queue.iter().position(|queued| queued.ticket == ticket);
         self.queue.remove(index.expect("who leaves the queue is in it")).and_then(|queued| queued.waker)
     }
 
-    /// Stores the waker of a task, which is woken when it is worth looking again.
+    /// Stores the waker of a task, which is woken when it should check again.
     pub(super) fn wake_later(&mut self, ticket: Ticket, waker: &Waker) {
         let queued = self.queue.iter_mut().find(|queued| queued.ticket == ticket);
         assert!(queued.is_some(), "a task waits that has no place in the queue");
@@ -308,19 +310,19 @@ impl Tail {
 
     /// Returns `true` if the buffer has room for a record of `bytes`.
     ///
-    /// A block is kept back: when a write ends and nothing was appended meanwhile, the block that its last record
-    /// shares with the next moves to the front of the empty buffer.
+    /// One block is kept in reserve. If nothing is appended during a write, the last block of the write, which the next
+    /// record shares, moves to the front of the empty buffer.
     pub(super) fn buffer_admits(&self, bytes: usize) -> bool {
         self.active.used + self.reserved_bytes + bytes <= self.active.buffer.capacity() - BLOCK_BYTES
     }
 
-    /// Returns `true` if half of the buffer is taken: pending records should not wait any longer.
+    /// Returns `true` if half of the buffer is used, so that pending records should not wait any longer.
     pub(super) fn is_near_full(&self) -> bool {
         self.active.used > self.active.buffer.capacity() / 2
     }
 
-    /// The position that the windows must reach for a record of `bytes`, counting the padding before each reserved
-    /// record.
+    /// Returns the position that the windows must reach for a record of `bytes`, counting the padding before each
+    /// reserved record.
     pub(super) fn span_end(&self, bytes: usize) -> StreamPosition {
         self.position() + self.reserved_span + bytes as u64 + BLOCK
     }
@@ -329,7 +331,7 @@ impl Tail {
         self.span_end(bytes) <= self.ready()
     }
 
-    /// Returns `true` if a record of `bytes` fits, and none in the queue is overtaken by it.
+    /// Returns `true` if a record of `bytes` fits and would not overtake another one in the queue.
     pub(super) fn has_room_at_once(&self, bytes: usize) -> bool {
         !self.is_contended() && self.buffer_admits(bytes) && self.windows_admit(bytes)
     }
@@ -351,22 +353,22 @@ impl Tail {
         debug_assert_eq!(self.reserved_bytes == 0, self.reserved_span == 0, "one of two sums was not released");
     }
 
-    /// Asks for a window, where there is none, before a record needs it.
+    /// Requests a window, if there is none, before a record needs it.
     pub(super) fn want_window(&mut self) {
         self.wanted = self.wanted.max(self.span_end(BLOCK_BYTES));
         assert!(self.wanted > self.position(), "a window is wanted that nothing needs");
     }
 
-    /// The bytes that are kept ready behind the last record: as many as were appended since the opening, up to a
-    /// window. So a short opening prepares little that it does not use, and a busy one has a window ahead, for which no
-    /// append waits.
+    /// Returns the bytes that are kept ready after the last record: as many as were appended since the opening, up to a
+    /// window. So a short opening prepares little that it does not use, and a busy one has a window ahead, so that no
+    /// append waits for one.
     fn lead_bytes(&self) -> u64 {
         let window_bytes = self.windows.back().map_or(0, |window| window.segment.header.window_bytes);
         assert!(self.began <= self.position(), "a stream that began at {} is at {}", self.began, self.position());
         (self.position() - self.began).min(window_bytes)
     }
 
-    /// The next step of preparing.
+    /// Returns the next step of preparation, if one is needed.
     pub(super) fn preparation(&self) -> Option<Preparation> {
         if self.is_sealed {
             return None;
@@ -385,38 +387,38 @@ impl Tail {
         }
     }
 
-    /// Returns `true` if there is a window that no record has been put into.
+    /// Returns `true` if there is a window that holds no record yet.
     fn has_window_ahead(&self) -> bool {
         self.windows.back().is_some_and(|window| window.start() > self.position())
     }
 
-    /// Refuses another window: its waiters get the error.
+    /// Refuses another window. The reservations that wait for it get the error.
     pub(super) fn refuse(&mut self, error: Option<Arc<io::Error>>) {
         self.wanted = StreamPosition::START;
         self.prepare_failures += 1;
         self.prepare_error = error;
     }
 
-    /// The index of a spare that can be used at once.
+    /// Returns the index of a spare that can be used immediately.
     pub(super) fn free_spare(&self, window_bytes: u64) -> Option<usize> {
         let size = self.spare_size(window_bytes);
         self.spares.iter().position(|spare| spare.is_free() && spare.serves(size))
     }
 
-    /// The spares that fit windows of this many bytes.
+    /// Returns which spares are suitable for windows of this size.
     pub(super) fn spare_size(&self, window_bytes: u64) -> SpareSize {
         if self.full { SpareSize::Any } else { SpareSize::Window(window_bytes) }
     }
 
-    /// The spares worth keeping: of any size as long as the stream lacks its next window, for which the disk may have
-    /// no space.
+    /// Returns which spares are worth keeping: those of any size while the stream lacks its next window, because the
+    /// disk may have no space for it.
     pub(super) fn kept_spare_size(&self, window_bytes: u64) -> SpareSize {
         if self.has_window_ahead() { self.spare_size(window_bytes) } else { SpareSize::Any }
     }
 
-    /// Copies a record into the buffer and returns the position behind it.
+    /// Copies a record into the buffer. Returns its timestamp and the position after it.
     ///
-    /// `assign` returns its timestamp, and the horizon to store in it.
+    /// `assign` returns the timestamp, and the horizon to store in the record.
     pub(super) fn append(
         &mut self,
         body: &Body,
@@ -485,8 +487,8 @@ impl Tail {
         self.writing.is_none() && self.active.pending.is_some()
     }
 
-    /// Takes the pending records, padded to whole blocks. Until [`complete`](Tail::complete), records go to the other
-    /// buffer, from the next block on: what is in flight never changes.
+    /// Takes the pending records, padded to whole blocks. Until [`complete`](Tail::complete) is called, new records go
+    /// to the other buffer, starting at the next block: bytes in flight never change.
     pub(super) fn begin_write(&mut self) -> Batch {
         assert!(self.may_lead());
         let buffer = self.idle.take().expect("the idle buffer is free when nothing is being written");
@@ -500,8 +502,8 @@ impl Tail {
         batch
     }
 
-    /// Gives back what [`begin_write`](Tail::begin_write) took, once it is on the medium. If nothing was appended
-    /// meanwhile, the next record follows in the last block.
+    /// Gives back the batch from [`begin_write`](Tail::begin_write), which is on the medium now. If nothing was
+    /// appended during the write, the next record follows in its last block.
     pub(super) fn complete(&mut self, batch: Batch) {
         assert_eq!(self.writing, batch.pending, "another batch than was begun is completed");
         assert!(self.durable_position <= batch.end(), "a stream's durable position goes back");
@@ -514,7 +516,7 @@ impl Tail {
             self.active.used = shared_bytes;
             self.active.buffer[..shared_bytes].copy_from_slice(&batch.buffer[block_start..batch.used]);
         }
-        // The block that was kept back.
+        // This includes the block kept in reserve.
         let promised = self.active.used + self.reserved_bytes;
         assert!(promised <= self.active.buffer.capacity(), "{promised} bytes are reserved in a buffer");
         assert!(self.idle.is_none(), "a stream has three buffers");
@@ -536,7 +538,7 @@ impl Tail {
         self.waiters.extract_if(.., |waiter| floor.is_none_or(|floor| waiter.timestamp < floor)).collect()
     }
 
-    /// Takes the windows before the current one whose records are all at or below `covered`, and returns them with the
+    /// Takes the windows before the current one whose records are all at or below `covered`. Returns them with the
     /// newest timestamp that they hold.
     pub(super) fn take_covered_windows(&mut self, covered: Timestamp) -> (Vec<Arc<Segment>>, Option<Timestamp>) {
         let mut taken = Vec::new();
@@ -556,7 +558,7 @@ impl Tail {
 }
 
 impl Tail {
-    /// Takes all windows, of a log that is closed: nothing is needed of them.
+    /// Takes all windows of a closed log, because nothing in them is needed.
     pub(super) fn take_windows(&mut self) -> Vec<Arc<Segment>> {
         assert!(self.is_sealed && self.floor().is_none(), "a stream that goes on gives up its windows");
         self.current = 0;
@@ -564,8 +566,8 @@ impl Tail {
         self.windows.drain(..).map(|window| window.segment).collect()
     }
 
-    /// Takes the only window, if all its records are at or below `covered` and nothing is on its way into it. The
-    /// stream continues behind it: the rest of the window stays empty.
+    /// Takes the only window, if all its records are at or below `covered` and nothing is being written to it. The
+    /// stream continues after it, and the rest of the window stays empty.
     pub(super) fn take_last_window(&mut self, covered: Timestamp) -> Option<Window> {
         let quiet = self.floor().is_none() && self.reserved_bytes == 0;
         let window = self.windows.front()?;

@@ -1,4 +1,4 @@
-//! Waiting for a stream without waking more threads than can go on.
+//! Waiting for a stream, so that only the threads that can proceed are woken.
 
 use std::cell::RefCell;
 
@@ -28,7 +28,7 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// The calling thread as a waiter.
+    /// Makes a waiter of the calling thread.
     pub(super) fn current(id: WaiterId, timestamp: Timestamp) -> Waiter {
         let unparker = PARKER.with_borrow_mut(|parker| parker.get_or_insert_with(Parker::new).unparker().clone());
         Waiter { id, timestamp, unparker }
@@ -39,7 +39,7 @@ impl Waiter {
     }
 }
 
-/// Sleeps until some waiter of this thread is woken; may return early.
+/// Sleeps until a waiter of this thread is woken. May return early.
 pub(super) fn park() {
     PARKER.with_borrow(|parker| {
         debug_assert!(parker.is_some(), "a thread sleeps that nobody can wake");

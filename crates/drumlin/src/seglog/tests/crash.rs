@@ -1,4 +1,5 @@
-//! Power cuts at any write, again and again: what was acknowledged is there, in order, whole, and nothing is invented.
+//! Power cuts at any write, repeatedly: whatever was acknowledged is recovered, complete and in order, and nothing is
+//! made up.
 
 use super::*;
 
@@ -22,7 +23,7 @@ impl Oracle {
         self.bodies[index] = body;
     }
 
-    /// Compares what was recovered, and forgets what was lost.
+    /// Compares the recovered records with those appended, and forgets the lost ones.
     fn check(&mut self, rig: &Rig, context: &str) -> Scan {
         let scan = rig.scan().unwrap_or_else(|error| panic!("{context}: {error}"));
         let last = scan.last().0;
@@ -50,7 +51,7 @@ fn body_length(random: &mut Random, max: usize) -> usize {
     }
 }
 
-/// One thread appends, waits, nudges, truncates and reads, until the power goes.
+/// One thread appends, waits, requests flushes, truncates and reads until the power is cut.
 fn scripted_run(rig: &mut Rig, log: &Log, oracle: &mut Oracle, random: &mut Random) {
     let mut pending: Vec<Appended> = Vec::new();
     let mut number = random.next();
@@ -96,11 +97,11 @@ fn scripted_run(rig: &mut Rig, log: &Log, oracle: &mut Oracle, random: &mut Rand
             break;
         }
     }
-    // The horizon is a promise to readers as much as a returned commit is one to its author.
+    // The horizon is a promise to readers, just as a returned commit is one to its author.
     oracle.acknowledged = oracle.acknowledged.max(log.durable().0);
 }
 
-/// Deterministic: 150 histories of up to 8 power cuts each, with 1 to 3 streams that change at every opening.
+/// Deterministic: 150 histories of up to 8 power cuts each, with 1 to 3 streams whose number changes at every opening.
 #[test]
 fn scripted_power_cuts_lose_nothing() {
     let (mut cuts, mut recovered) = (0, 0);
@@ -121,7 +122,7 @@ fn scripted_power_cuts_lose_nothing() {
                 let scan = oracle.check(&rig, &format!("seed {seed}, generation {generation}"));
                 recovered += scan.record_count();
                 if random.below(4) == 0 {
-                    // The power goes again before the log has started, with or without the opening listed.
+                    // The power is cut again before the log has started, with or without the opening listed.
                     rig.disk.cut_after(1 + random.below(3));
                 }
                 if random.below(8) == 0 {
@@ -138,7 +139,7 @@ fn scripted_power_cuts_lose_nothing() {
     assert!(cuts > 1000 && recovered > 10_000, "{cuts} cuts, {recovered} records recovered");
 }
 
-/// The same with committers on several threads and the background threads at work.
+/// The same properties hold with committers on several threads and the background threads running.
 #[test]
 fn threaded_power_cuts_lose_nothing() {
     for seed in 0..25 {
@@ -159,7 +160,8 @@ fn threaded_power_cuts_lose_nothing() {
                             let length = body_length(&mut random, log.body_bytes_max() / 4);
                             let body = body_of(random.next(), length);
                             let Ok(reservation) = log.reserve(stream, body.len()) else { break };
-                            // Held over the append, so that the oracle knows a record before anybody can recover it.
+                            // Hold the lock during the append, so that the oracle knows a record before anyone can
+                            // recover it.
                             let appended = {
                                 let mut oracle = oracle.lock();
                                 let Ok(appended) = reservation.append(&Body::new(body.clone())) else { break };

@@ -1,4 +1,5 @@
-//! The log on a simulated disk: each rule on its own ([`rules`]), then all at once under power cuts ([`crash`]).
+//! The log on a simulated disk: each rule separately ([`rules`]), then all of them together under power cuts
+//! ([`crash`]).
 
 mod crash;
 mod rules;
@@ -16,7 +17,7 @@ use crate::io::sim::{self, Faults, Loss, Medium};
 const DATABASE: DatabaseId = DatabaseId(0xd0_d0);
 const DIR: &str = "/log";
 
-/// Small segments and buffers, so that every boundary is met within a few records.
+/// Small segments and buffers, so that a few records reach every boundary.
 fn options(streams: u16) -> LogOptions {
     LogOptions {
         streams,
@@ -29,7 +30,7 @@ fn options(streams: u16) -> LogOptions {
     }
 }
 
-/// A body that can be told from any other, of about `bytes` bytes.
+/// Returns a body of about `bytes` bytes that differs from all others.
 fn body_of(number: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random(number);
     let mut body = number.to_le_bytes().to_vec();
@@ -40,7 +41,7 @@ fn body_of(number: u64, bytes: usize) -> Vec<u8> {
     body
 }
 
-/// A folder, made.
+/// Creates and opens a folder.
 fn folder_of(backend: &Arc<dyn Backend>, path: &str) -> FolderRef {
     backend.create_dir_all(Path::new(path)).unwrap();
     crate::io::open_folder(backend, Path::new(path)).unwrap()
@@ -71,14 +72,14 @@ impl Disk {
         Arc::new(self.faulty.clone())
     }
 
-    /// The disk as it may be after the power is cut now.
+    /// Returns a state that the disk may have after a power cut now.
     fn cut(&self, random: &mut Random) -> Arc<Disk> {
         self.disk.turn_off();
         let after = self.disk.medium().cut(Loss::Sectors, &mut sim::Random(random.next()));
         Disk::with(after, self.has_threads)
     }
 
-    /// The disk as an ended process leaves it: nothing is lost.
+    /// Returns the disk as a process that ended leaves it: nothing is lost.
     fn copy(&self) -> Arc<Disk> {
         Disk::with(self.disk.medium(), self.has_threads)
     }
@@ -88,7 +89,7 @@ impl Disk {
         self.disk.turn_off_in_write(writes);
     }
 
-    /// Makes the state after a sync that failed.
+    /// Puts the disk into the state after a failed sync.
     fn forget_pending(&self) {
         self.disk.with_medium(Medium::forget_pending);
     }
@@ -113,7 +114,7 @@ impl Disk {
         self.disk.write_count()
     }
 
-    /// Holds the next durable write until [`release`](Disk::release).
+    /// Holds the next durable write until [`release`](Disk::release) is called.
     fn hold(&self) {
         self.faulty.hold_nth(Operation::Sync, 1);
     }
@@ -148,9 +149,9 @@ struct Rig {
     openings: Vec<(Incarnation, Timestamp)>,
     covered: Timestamp,
     checkpoint: CheckpointNumber,
-    /// The ranges that must exist, as the log listed them last.
+    /// The ranges that must exist, as the log last listed them.
     listed: Arc<Mutex<Vec<LogRange>>>,
-    /// The log was closed, and no window was prepared since.
+    /// The log was closed, and no window has been prepared since.
     closed: Arc<AtomicBool>,
 }
 
@@ -177,12 +178,12 @@ impl Rig {
         crate::io::open_folder(&self.backend, Path::new(DIR)).unwrap()
     }
 
-    /// The file of a segment.
+    /// Returns the path of a segment's file.
     fn path(&self, stream: u16, slot: u32) -> PathBuf {
         Path::new(DIR).join(segment::name(StreamId(stream), SlotNumber(slot)))
     }
 
-    /// Hooks that keep what is listed.
+    /// Returns hooks that keep the listed ranges.
     fn hooks(&self) -> Hooks {
         let write = || {
             let disk = Arc::clone(&self.disk);
@@ -247,7 +248,7 @@ impl Rig {
         log.truncate(covered, self.checkpoint);
     }
 
-    /// Timestamps and bodies that recovery would apply.
+    /// Returns the timestamps and bodies that recovery would apply.
     fn recovered(&self) -> Vec<(u64, Vec<u8>)> {
         contents(self.scan().unwrap().records().unwrap())
     }
@@ -272,7 +273,7 @@ fn commit(log: &Log, stream: usize, body: Vec<u8>) -> Timestamp {
     appended.timestamp
 }
 
-/// Commits with numbers as bodies, from the next timestamp to `last`, on all streams in turn.
+/// Commits records whose bodies are numbers, from the next timestamp to `last`, on all streams in turn.
 fn commit_to(log: &Log, last: u64, bytes: usize) {
     while log.last().0 < last {
         let number = log.last().0 + 1;
@@ -284,7 +285,7 @@ fn expect(first: u64, last: u64, bytes: usize) -> Vec<(u64, Vec<u8>)> {
     (first..=last).map(|number| (number, body_of(number, bytes))).collect()
 }
 
-/// The one file that a damaged log names, and the whole message.
+/// Returns the file that the error of a damaged log names, and the whole message.
 fn damage(result: Result<Scan>) -> (PathBuf, String) {
     match result {
         Err(error @ Error::Corrupted { .. }) => {

@@ -1,4 +1,4 @@
-//! Each rule on its own.
+//! Each rule separately.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -10,7 +10,7 @@ use crate::format::log::{RECORD_HEADER_BYTES, SegmentHeader};
 use crate::io::{IoBackend, OpenOptions, Persist};
 use crate::seglog::segment::BLOCK;
 
-/// Committed records come back, in order, from any number of streams, after a clean end and after a power cut.
+/// Committed records are recovered in order, for any number of streams, after a clean end and after a power cut.
 #[test]
 fn what_is_committed_comes_back() {
     for streams in 1..=3 {
@@ -28,7 +28,7 @@ fn what_is_committed_comes_back() {
     }
 }
 
-/// Bodies of every length around a block, and none at all, come back.
+/// Bodies of every length around a block, and empty ones, are recovered.
 #[test]
 fn every_body_length_comes_back() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -43,8 +43,8 @@ fn every_body_length_comes_back() {
     assert!(matches!(log.reserve(0, log.body_bytes_max() + 1), Err(Error::TransactionTooLarge { .. })));
 }
 
-/// D3, incarnations: a timestamp missing in one stream ends the replay; what follows it in another stream is ignored,
-/// then and after later openings, though it verifies.
+/// Incarnations: a timestamp missing in one stream ends the replay. The records that follow it in another stream are
+/// ignored, then and after later openings, although they verify.
 #[test]
 fn a_gap_between_streams_ends_the_replay_for_ever() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -69,8 +69,8 @@ fn a_gap_between_streams_ends_the_replay_for_ever() {
     assert_eq!(contents(log.read_from(Timestamp(0)).unwrap()), expected);
 }
 
-/// D3, incarnations: records that the starts of openings void can be erased, and the starts forgotten. The records that
-/// count stay the same, then and after later openings, even if the header of a void record lies across two windows.
+/// Incarnations: records that the starts of openings void can be erased, and the starts forgotten. The records that
+/// count stay the same, then and after later openings, even if the header of a void record extends into another window.
 #[test]
 fn erased_records_need_no_starts() {
     let mut random = Random(11);
@@ -84,7 +84,7 @@ fn erased_records_need_no_starts() {
                 let bytes = 100 + 8 * random.below(500) as usize;
                 last = Some(append(&log, random.below(2) as usize, body_of(opening, bytes)));
             }
-            // The last one's stream alone is written: what the other lacks is a gap.
+            // Only the stream of the last record is written, so the records missing from the other one are a gap.
             if let Some(last) = last {
                 log.shared.wait_stream(last.stream.index(), last.timestamp).unwrap();
             }
@@ -108,7 +108,7 @@ fn erased_records_need_no_starts() {
     assert!(erased_count > 20, "{erased_count}");
 }
 
-/// D3, horizon: a commit is durable only when every older timestamp is, in whatever stream; its waiter sees to it.
+/// Horizon: a commit is durable only if every older timestamp is, in whatever stream. Its waiter makes sure of this.
 #[test]
 fn a_waiter_writes_older_records_of_other_streams() {
     let mut rig = Rig::new(Disk::new(false), options(3));
@@ -123,7 +123,7 @@ fn a_waiter_writes_older_records_of_other_streams() {
     assert_eq!(rig.recovered()[..3], expect(1, 3, 100));
 }
 
-/// D3, damage: one flipped bit in any record that a later horizon covers is reported with file and timestamp.
+/// Damage: one flipped bit in any record that a later horizon covers is reported with file and timestamp.
 #[test]
 fn a_flipped_bit_in_the_middle_is_damage() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -143,7 +143,7 @@ fn a_flipped_bit_in_the_middle_is_damage() {
     }
 }
 
-/// D3, damage: a timestamp that was there when an opening began must be there for ever.
+/// Damage: a timestamp that existed when an opening began must exist forever.
 #[test]
 fn a_record_from_before_an_opening_must_be_there() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -157,8 +157,8 @@ fn a_record_from_before_an_opening_must_be_there() {
     assert!(damage(rig.scan()).1.contains("timestamp 3 "));
 }
 
-/// Recovery makes the records durable that an ended process left in caches: readers may see them, so a power cut must
-/// not take them back.
+/// Recovery makes records durable that a previous process left in caches: readers may see them, so a power cut must not
+/// take them back.
 #[test]
 fn what_was_recovered_from_a_cache_stays() {
     for seed in 0..20 {
@@ -174,12 +174,12 @@ fn what_was_recovered_from_a_cache_stays() {
     }
 }
 
-/// The same where the write had failed, and the system shows what it will never write: a sync alone would not do.
-/// Records of two streams.
+/// The same holds if the write had failed and the system shows bytes that it will never write, so that a sync alone
+/// would not do. Records of two streams.
 #[test]
 fn what_a_failed_write_left_in_a_cache_stays() {
     for (seed, bytes) in [(0, 300), (1, 9000), (2, 20_000)] {
-        // The first window of each stream has room for all.
+        // The first window of each stream has room for all records.
         let options = LogOptions { segment_bytes: 33 * 4096, ..options(2) };
         let mut rig = Rig::new(Disk::new(false), options);
         let log = rig.create();
@@ -198,14 +198,14 @@ fn what_a_failed_write_left_in_a_cache_stays() {
     }
 }
 
-/// A segment that was made by a process which was killed before its name was durable is found by the next, and used
-/// again without being named again: recovery makes the names of what it finds durable.
+/// If a process was killed before the name of a new segment was durable, the next process finds the segment and reuses
+/// it without naming it again: recovery makes the names of what it finds durable.
 #[test]
 fn what_was_recovered_keeps_its_name() {
     let mut rig = Rig::new(Disk::new(false), options(1));
     let log = rig.create();
     commit_to(&log, 1, 9000);
-    // Killed between the second segment's header and the sync of its name.
+    // Killed between writing the second segment's header and syncing its name.
     rig.disk.cut_after(2);
     assert!(log.reserve(0, 20_000).is_err());
     drop(log);
@@ -226,7 +226,7 @@ fn what_was_recovered_keeps_its_name() {
     }
 }
 
-/// D3, end: a torn last record ends the replay; nothing before it is lost.
+/// End: a torn last record ends the replay, and nothing before it is lost.
 #[test]
 fn a_torn_end_loses_nothing_before_it() {
     for seed in 0..40 {
@@ -247,7 +247,7 @@ fn a_torn_end_loses_nothing_before_it() {
     }
 }
 
-/// D3, rewriting: a tail block that is written again and torn keeps the durable records at its front.
+/// Rewriting: if the rewrite of a tail block is torn, the durable records at its front are kept.
 #[test]
 fn a_torn_rewrite_of_the_tail_block_loses_nothing() {
     for seed in 0..60 {
@@ -264,8 +264,8 @@ fn a_torn_rewrite_of_the_tail_block_loses_nothing() {
     }
 }
 
-/// D3, busy block: records that come while the tail block is written go to the next block; what is in flight does not
-/// change, and the padding is no gap.
+/// Busy block: records that arrive while the tail block is written go to the next block. Bytes in flight do not change,
+/// and the padding is not a gap.
 #[test]
 fn a_busy_tail_block_is_padded() {
     let mut rig = Rig::new(Disk::new(true), options(1));
@@ -291,7 +291,7 @@ fn a_busy_tail_block_is_padded() {
     assert_eq!(rig.recovered(), expect(1, 4, 100));
 }
 
-/// D3, segments: records run on over any number of segments, and come back.
+/// Segments: records may span any number of segments, and are recovered.
 #[test]
 fn records_span_segments() {
     let mut rig = Rig::new(Disk::new(false), LogOptions { segment_bytes: 8192, ..options(1) });
@@ -306,8 +306,8 @@ fn records_span_segments() {
     assert_eq!(rig.recovered(), expect(1, 40, 10_000));
 }
 
-/// D3, recycling: covered segments are used again, so the log stays as small as what is live; and nothing of an
-/// earlier use ever comes back, even where its bytes stay in place behind the new ones.
+/// Recycling: covered segments are reused, so the log stays as small as what is live. No record of an earlier use is
+/// ever recovered, even if its bytes are still there after the new ones.
 #[test]
 fn covered_segments_are_recycled() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -326,7 +326,7 @@ fn covered_segments_are_recycled() {
     assert_eq!(timestamps(log.read_from(log.truncated()).unwrap()).last(), Some(&2000));
 }
 
-/// D3, use numbers: bytes of an earlier use, put back in their old place by hand, do not verify.
+/// Use numbers: bytes of an earlier use do not verify if they are put back in their old place by hand.
 #[test]
 fn bytes_of_an_earlier_use_never_verify() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -340,11 +340,11 @@ fn bytes_of_an_earlier_use_never_verify() {
     assert_ne!(rig.disk.bytes(&first)[..4096], stale[..4096], "the first segment is in use again");
     drop(log);
     rig.disk.tamper(&first, |bytes| bytes[4096..].copy_from_slice(&stale[4096..]));
-    // The stale bytes now lie over records that were durable: damage, not records 1 to 30 again.
+    // The stale bytes now cover records that were durable. That is damage, and does not bring back records 1 to 30.
     damage(rig.scan());
 }
 
-/// A copy of a record within another record's body is never taken for a record, even when the outer one is torn.
+/// A copy of a record within another record's body is never taken for a record, even if the outer record is torn.
 #[test]
 fn a_record_within_a_body_is_no_record() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -359,7 +359,7 @@ fn a_record_within_a_body_is_no_record() {
     assert_eq!(rig.recovered(), expect(1, 2, 100));
 }
 
-/// D4: a segment that names a newer checkpoint than the newest superblock is damage.
+/// A segment that names a newer checkpoint than the newest superblock is damage.
 #[test]
 fn a_superblock_older_than_a_segment_says_is_damage() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -373,8 +373,8 @@ fn a_superblock_older_than_a_segment_says_is_damage() {
     assert!(damage(rig.scan()).1.contains("names checkpoint 1"));
 }
 
-/// A record of an opening that the superblock does not list is damage, also where it lists none: the one of a new
-/// database.
+/// A record of an opening that the superblock does not list is damage, even if it lists none because the database is
+/// new.
 #[test]
 fn a_superblock_older_than_an_opening_is_damage() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -388,7 +388,7 @@ fn a_superblock_older_than_an_opening_is_damage() {
     assert!(rig.openings.is_empty());
 }
 
-/// A damaged header of a segment is reported, and so is one that was zeroed.
+/// A damaged header of a segment is reported, and so is a zeroed one.
 #[test]
 fn a_damaged_segment_header_is_reported() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -403,7 +403,7 @@ fn a_damaged_segment_header_is_reported() {
     assert_eq!(damage(rig.scan()).0, path);
 }
 
-/// The end of a log can't be told from damage to its last records, but a file that was whole once and is shorter now
+/// The end of a log can't be told from damage to its last records, but a file that was complete once and is shorter now
 /// was cut.
 #[test]
 fn a_segment_that_was_cut_short_is_damage() {
@@ -419,14 +419,14 @@ fn a_segment_that_was_cut_short_is_damage() {
     }
 }
 
-/// If a window was begun twice (an opening found one prepared and took another file), both passes of recovery read a
-/// record that extends into it from the later use, even if nothing else is there.
+/// A window was begun twice, because an opening found one prepared and took another file. Both passes of recovery then
+/// read a record that extends into it from the later use, even if nothing else is there.
 #[test]
 fn a_record_runs_on_into_a_window_that_was_begun_twice() {
     let mut rig = Rig::new(Disk::new(false), options(1));
     let log = rig.create();
     let window_bytes = rig.options.window_bytes();
-    // The second begins in the first window and ends in the second.
+    // The second record begins in the first window and ends in the second.
     commit_to(&log, 2, 20_000);
     drop(log);
     rig.move_to(rig.disk.copy());
@@ -443,9 +443,8 @@ fn a_record_runs_on_into_a_window_that_was_begun_twice() {
     assert_eq!(records, [1, 2]);
 }
 
-/// D3, missing file: any segment that is removed, emptied, zeroed or put back as it was in an earlier use is missed,
-/// the newest and the prepared one too, with one stream and with several, on a log that goes on from an earlier opening
-/// too.
+/// Missing file: any segment that is removed, emptied, zeroed or replaced by an earlier use is noticed. This includes
+/// the newest and the prepared one, with one and with several streams, even in a log that an earlier opening began.
 #[test]
 fn a_lost_segment_is_damage() {
     for (streams, commits, reopens) in [(1, 80, false), (1, 3, false), (1, 80, true), (3, 3, false), (3, 90, true)] {
@@ -502,7 +501,7 @@ fn a_lost_segment_is_damage() {
 }
 
 /// I/O: a failed write is final. The commit in flight has an unknown outcome, later ones are refused, the horizon
-/// stays, and reopening settles it.
+/// stays, and reopening settles the outcome.
 #[test]
 fn a_failed_write_is_final() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -526,8 +525,8 @@ fn a_failed_write_is_final() {
     assert_eq!(rig.recovered(), expect(1, 4, 100));
 }
 
-/// A sealed log gives out no timestamp, also where space was reserved before; what was appended before it is
-/// closed with it.
+/// A sealed log assigns no timestamp, even if space was reserved before. Records appended before sealing are closed
+/// with it.
 #[test]
 fn a_sealed_log_takes_no_record() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -554,8 +553,8 @@ fn a_sealed_log_takes_no_record() {
     assert_eq!(rig.recovered(), expect(1, 5, 100));
 }
 
-/// A record that nothing is reserved for gets its place where there is room, and is recovered. It takes no room that is
-/// reserved, overtakes none that waits for room, and a sealed log refuses it.
+/// A record without a reservation is appended if there is room, and recovered. It takes no reserved room, overtakes no
+/// record that waits for room, and is refused by a sealed log.
 #[test]
 fn a_record_without_a_reservation_overtakes_none() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -585,7 +584,8 @@ fn a_record_without_a_reservation_overtakes_none() {
     assert_eq!(rig.recovered(), expect(1, 6, 100));
 }
 
-/// The rest of the engine can fail the log, which wakes everybody; what is on its way still counts once it arrives.
+/// Another part of the engine can fail the log, which wakes all waiters. A write in flight still counts once it has
+/// completed.
 #[test]
 fn the_log_can_be_failed_from_outside() {
     let mut rig = Rig::new(Disk::new(true), options(1));
@@ -611,7 +611,7 @@ fn the_log_can_be_failed_from_outside() {
     assert_eq!(log.durable(), Timestamp(2));
 }
 
-/// Large values: the hook runs before a write that contains a record appended after data, and for no other.
+/// Large values: the hook runs before a write with a record appended after data, and before no other write.
 #[test]
 fn values_are_synced_before_the_record_that_names_them() {
     let disk = Disk::new(false);
@@ -638,7 +638,7 @@ fn values_are_synced_before_the_record_that_names_them() {
     assert!(log.failure().unwrap().contains("no values"));
 }
 
-/// The hook hears of every horizon, the last included.
+/// The hook is called for every horizon, including the last.
 #[test]
 fn the_horizon_is_reported() {
     let heard = Arc::new(AtomicU64::new(0));
@@ -653,7 +653,8 @@ fn the_horizon_is_reported() {
     assert_eq!(heard.load(Ordering::SeqCst), 9);
 }
 
-/// A full disk refuses reservations, not what was reserved, and passes once segments are free again.
+/// A full disk refuses reservations, but not records with reserved space. Reservations succeed again once segments are
+/// free.
 #[test]
 fn a_full_disk_passes() {
     for threads in [false, true] {
@@ -695,7 +696,7 @@ fn a_reservation_holds_its_space() {
     drop(waited);
 }
 
-/// Reservations that wait are served in order, large and small, and all get through.
+/// Waiting reservations are served in order, large and small, and all succeed.
 #[test]
 fn reservations_that_wait_all_get_through() {
     let mut rig = Rig::new(Disk::new(true), options(2));
@@ -718,14 +719,14 @@ fn reservations_that_wait_all_get_through() {
     assert_eq!(rig.recovered().len(), 360);
 }
 
-/// Relaxed commits are written without anybody waiting for them.
+/// Relaxed commits are written although no caller waits for them.
 #[test]
 fn a_nudge_is_enough() {
     let mut rig = Rig::new(Disk::new(true), options(2));
     let log = rig.create();
     for number in 1..=100u64 {
         let appended = append(&log, number as usize % 2, body_of(number, 100));
-        // One stream for tasks, the other for commits that nobody waits for.
+        // One stream is for tasks, the other for commits that no caller waits for.
         if number % 2 == 0 { log.request_flush(&appended) } else { log.request_relaxed_flush(&appended) }
     }
     while log.durable() < Timestamp(100) {
@@ -747,8 +748,8 @@ fn poll<F: Future>(future: &mut Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(waker))
 }
 
-/// Tasks that wait for space are in one queue with threads: served in order, woken when it is their turn, passed over
-/// when they are dropped, refused when the log fails. What they wait for is written for them.
+/// Tasks that wait for space share one queue with threads. They are served in order, woken when it is their turn,
+/// skipped when dropped, and refused when the log fails. The writes that they wait for are done for them.
 #[test]
 fn a_task_can_wait_for_space() {
     for threads in [false, true] {
@@ -790,7 +791,7 @@ fn a_task_can_wait_for_space() {
     }
 }
 
-/// A task is woken when its commit is durable, though no thread waits, and when the log fails.
+/// A task is woken when its commit is durable, although no thread waits for it, and when the log fails.
 #[test]
 fn a_task_can_wait() {
     let mut rig = Rig::new(Disk::new(true), options(2));
@@ -822,7 +823,7 @@ fn a_task_can_wait() {
     }
 }
 
-/// Reading from any timestamp finds its place by the index and gives exactly the durable records above it.
+/// Reading from any timestamp finds its place by the index, and yields exactly the durable records above it.
 #[test]
 fn reading_begins_anywhere() {
     let mut rig = Rig::new(Disk::new(false), LogOptions { segment_bytes: 64 * 4096, ..options(2) });
@@ -838,7 +839,7 @@ fn reading_begins_anywhere() {
     assert_eq!(timestamps(log.read_from(Timestamp(123)).unwrap()), (124..=300).collect::<Vec<u64>>());
 }
 
-/// A segment that a reader holds is not reused under it.
+/// A segment that a reader holds is not reused.
 #[test]
 fn a_reader_keeps_its_segments() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -855,7 +856,7 @@ fn a_reader_keeps_its_segments() {
     assert!(rig.disk.used_bytes() <= before, "they are reused afterwards");
 }
 
-/// Reopening with more or fewer streams loses nothing; files of removed streams are deleted once they are covered.
+/// Reopening with more or fewer streams loses nothing. Files of removed streams are deleted once they are covered.
 #[test]
 fn the_number_of_streams_can_change() {
     let mut rig = Rig::new(Disk::new(false), options(3));
@@ -884,7 +885,7 @@ fn the_number_of_streams_can_change() {
     assert_eq!(rig.recovered(), expect(181, 200, 900));
 }
 
-/// Segments of another size are read, and replaced when they are covered.
+/// Segments of another size are read, and replaced once they are covered.
 #[test]
 fn the_size_of_segments_can_change() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -901,7 +902,7 @@ fn the_size_of_segments_can_change() {
     assert_eq!(rig.recovered(), expect(151, 250, 900));
 }
 
-/// A segment larger than the first fill is filled in the background, also after a reopening.
+/// A segment larger than the first fill is filled in the background, even after reopening.
 #[test]
 fn a_large_segment_is_filled_in_steps() {
     for threads in [false, true] {
@@ -917,8 +918,8 @@ fn a_large_segment_is_filled_in_steps() {
     }
 }
 
-/// A log that was closed is started without a write, and its next record goes to a file that is there, also where that
-/// was not filled to its end.
+/// A closed log is started without a write. Its next record goes to an existing file, even if that was not filled to
+/// its end.
 #[test]
 fn a_closed_log_is_started_without_a_write() {
     for segment_bytes in [9 * 4096, 12 << 20] {
@@ -940,9 +941,9 @@ fn a_closed_log_is_started_without_a_write() {
     }
 }
 
-/// The superblock that lists an opening's first window is lost: its records are found by the one before it. If that
-/// is lost too, the newest says that the log was closed, and the header of the segment tells of an opening that it
-/// does not know.
+/// The superblock that lists an opening's first window is lost: the superblock before it still finds the records. If
+/// that one is lost too, the newest superblock says that the log was closed, but the segment's header names an opening
+/// unknown to it.
 #[test]
 fn superblocks_lost_after_closing_are_noticed() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -963,8 +964,8 @@ fn superblocks_lost_after_closing_are_noticed() {
     assert!(message.contains("opening 2, which the superblock does not know"), "{message}");
 }
 
-/// Of a busy log's segments a truncation keeps as many as it expects to need again, an idle log one beside those in
-/// use, and a closed one a single file for each stream.
+/// A truncation keeps as many segments of a busy log as the log may need again. An idle log keeps one in addition to
+/// those in use, and a closed one a single file per stream.
 #[test]
 fn idle_and_closed_logs_are_short() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -986,8 +987,8 @@ fn idle_and_closed_logs_are_short() {
     assert_eq!(rig.recovered(), expect(801, 810, 1000));
 }
 
-/// A short opening prepares one segment for each stream that it uses, and a long one has the next ready before it is
-/// needed.
+/// A short opening prepares one segment for each stream that it uses. A long one has the next segments ready before
+/// they are needed.
 #[test]
 fn segments_are_prepared_as_the_log_grows() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -1002,7 +1003,7 @@ fn segments_are_prepared_as_the_log_grows() {
     assert_eq!(rig.disk.files().len(), 3);
 }
 
-/// Opening again and again without a commit takes no space.
+/// Opening repeatedly without a commit takes no space.
 #[test]
 fn opening_again_takes_no_space() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -1018,7 +1019,7 @@ fn opening_again_takes_no_space() {
     assert_eq!(rig.recovered(), expect(1, 5, 100));
 }
 
-/// Checking a live log counts its records, and names each place that is damaged.
+/// Checking a live log counts its records and names each damaged place.
 #[test]
 fn verify_reports_all_damage() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -1040,7 +1041,7 @@ fn verify_reports_all_damage() {
     assert_eq!(log.verify().unwrap().corruption.len(), 3);
 }
 
-/// After closing, everything is on the medium and nothing more is taken.
+/// After closing, everything is on the medium and no more records are accepted.
 #[test]
 fn closing_writes_everything() {
     let mut rig = Rig::new(Disk::new(true), options(2));
@@ -1055,7 +1056,7 @@ fn closing_writes_everything() {
     assert_eq!(rig.recovered(), expect(1, 50, 100));
 }
 
-/// A lone committer's records cost one durable write each; concurrent committers share one.
+/// A lone committer's records cost one durable write each. Concurrent committers share one.
 #[test]
 fn committers_that_meet_share_a_write() {
     let mut rig = Rig::new(Disk::new(true), options(1));
@@ -1080,7 +1081,7 @@ fn committers_that_meet_share_a_write() {
     assert_eq!(log.sync_count(), 12);
 }
 
-/// On a disk without space for a second segment, the first is reused again and again once a checkpoint covers it.
+/// On a disk without space for a second segment, the first is reused each time a checkpoint covers it.
 #[test]
 fn a_full_disk_needs_one_segment() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -1107,7 +1108,7 @@ fn a_full_disk_needs_one_segment() {
 }
 
 thread_local! {
-    /// Warnings of this thread.
+    /// Warnings logged by this thread.
     static WARNINGS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
@@ -1128,7 +1129,8 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// A full disk is reported once, however often segments are used again on it; and again after it had space for one.
+/// A full disk is reported once, however often segments are reused on it, and once more after it had space for a
+/// segment.
 #[test]
 fn a_full_disk_is_reported_once() {
     log::set_logger(&Warnings).expect("no other test of the library has a logger");
@@ -1186,7 +1188,8 @@ fn a_full_disk_keeps_segments_of_another_size() {
     }
 }
 
-/// A stream that finds no space for a segment of the current size leaves the others theirs, of an earlier size.
+/// A stream that finds no space for a segment of the current size does not take the other streams' segments of an
+/// earlier size.
 #[test]
 fn a_full_disk_leaves_each_stream_a_segment() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -1209,10 +1212,11 @@ fn a_full_disk_leaves_each_stream_a_segment() {
     }
 }
 
-/// Of two windows of the same range the later use counts: one that was prepared earlier and never used hides nothing.
+/// If two windows cover the same range, the later use counts. A window that was prepared earlier and never used hides
+/// nothing.
 #[test]
 fn a_window_that_was_never_used_hides_nothing() {
-    // Longer than what is read at a time: reading the unused window would end behind the last record.
+    // Longer than one read: otherwise reading the unused window would stop after the last record.
     let long = LogOptions { segment_bytes: 33 * 4096, ..options(1) };
     let mut rig = Rig::new(Disk::new(false), long);
     let log = rig.create();
@@ -1232,7 +1236,7 @@ fn a_window_that_was_never_used_hides_nothing() {
     assert_eq!(rig.recovered(), expect(127, 130, 1000));
 }
 
-/// The log works on every backend, with whatever sync method and however many threads.
+/// The log works on every backend, with any sync method and any number of threads.
 #[test]
 fn every_backend_will_do() {
     let folder = tempfile::tempdir().unwrap();
