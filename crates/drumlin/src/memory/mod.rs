@@ -1,15 +1,15 @@
 //! The memory budget: how it is divided, and how much of each part is taken.
 //!
 //! # Invariants
-//! 1. The parts add up to the budget at most ([`Budget::new`]). They are fixed when the database is opened. Of the
-//!    account of pages, page tables take their memory and frames have the rest: the next commit has frames beyond it
-//!    given up.
+//! 1. The parts add up to at most the budget ([`Budget::new`]). They are fixed when the database is opened. Page tables
+//!    and frames share the pages account: frames get what page tables leave, and the next commit evicts any excess.
 //! 2. Memory is taken from its account before it is allocated. Amounts that vary with the use of the database are held
 //!    by a [`Grant`], which returns them on drop; buffers and frames are counted by the lists that own them.
-//! 3. An account bounds the sum over the whole database, not the share of one transaction. A request that does not fit
-//!    waits, if the wait ends without anybody's help, or fails.
+//! 3. An account limits the sum over the whole database, not the share of one transaction. A request that does not fit
+//!    waits if the memory will become free without anyone's help; otherwise it fails.
 //!
-//! Estimates of containers are of their worst ordinary state: trees half full, tables that have just doubled.
+//! The sizes of containers are estimated for their worst ordinary state: trees half full, hash tables that have just
+//! doubled.
 
 mod turns;
 
@@ -25,39 +25,39 @@ pub(crate) use turns::WaitQueue;
 pub(crate) enum Account {
     /// Frames with their headers, and page tables, which grow at the expense of frames.
     Pages,
-    /// Append buffers of the log, and what it is read through.
+    /// Append buffers of the log, and the buffers for reading it.
     Log,
     /// Old versions of rows.
     Versions,
     /// Write sets, row locks and read sets of open transactions, and row locks of plain writes that wait.
     Transactions,
     /// The memory of a commit until it is applied: its record, images of its values, and the row lock of a plain write.
-    /// Not that of a single row with a short record, which is in a vector of its thread's.
+    /// Does not include a single row with a short record, which is kept in a vector of its thread.
     Commits,
-    /// Changes of page tables that no base image has yet.
+    /// Changes of page tables that no base image contains yet.
     TableChanges,
-    /// Buffers that extents are read into, and chunks of large values are packed and unpacked in.
+    /// Buffers that extents are read into, and in which chunks of large values are packed and unpacked.
     Reads,
     /// Rows and values copied by scans and readers.
     Copies,
-    /// Large values on their way through users' code: chunks that sources are about to fill, values that reducers look
-    /// at.
+    /// Large values on their way through users' code: chunks that sources are about to fill, and values passed to
+    /// reducers.
     Sources,
     /// Buffers that extents are written from.
     Writes,
     /// The fixed memory of an open database: slots of commits in flight, empty lock tables, queues.
     Fixed,
-    /// Of the pages: those that commits under way keep from being evicted. No part of its own.
+    /// Part of `Pages`: pages that commits in progress keep from being evicted.
     Pinned,
-    /// Of the pages: page tables. No part of its own.
+    /// Part of `Pages`: page tables.
     Tables,
-    /// Of the pages: buffers of bulk loads, in which they write and sort. No part of its own.
+    /// Part of `Pages`: buffers in which bulk loads write and sort.
     Loads,
-    /// Of the pages: counts of rows. No part of its own.
+    /// Part of `Pages`: counts of rows.
     Counts,
-    /// Of the pages: states of reducers, which are dropped if others of the part need the memory. No part of its own.
+    /// Part of `Pages`: states of reducers, which are dropped if another use of the pages needs the memory.
     States,
-    /// Of the pages: what is in memory of versions that were spilled. No part of its own.
+    /// Part of `Pages`: the parts of spilled versions that are in memory.
     Spilled,
 }
 
@@ -78,7 +78,7 @@ impl Account {
         Account::Fixed,
     ];
 
-    /// For figures.
+    /// The account's name in statistics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Account::Pages => "pages",
@@ -102,19 +102,21 @@ impl Account {
     }
 }
 
-/// Write buffers: of each epoch's appender and of the mover, and as many more on their way to the disk.
+/// Number of write buffers: one for each epoch's appender and one for the mover, and as many that are being written.
 pub(crate) const WRITE_BUFFER_COUNT: usize = 6;
 
-/// The memory of a writer of a large value: a chunk, and the bytes read to tell that it is large.
+/// The memory that a writer of a large value needs: a chunk, and the bytes that it has read before it knows the value
+/// to be large.
 pub(crate) const SOURCE_BYTES_MAX: u64 = (256 << 10) + (64 << 10);
 
-/// Encoders of pages that are kept: of evictions, a checkpoint and a commit at once.
+/// Number of page encoders that are kept: enough for evictions, a checkpoint and a commit at the same time.
 pub(crate) const ENCODER_COUNT: usize = 4;
 
-/// The memory of an encoder that is kept, besides 8 KiB of a compressor: those of pages of up to 8 KiB.
+/// Memory of an encoder that is kept, not counting the 8 KiB of its compressor. Encoders of pages of up to 8 KiB stay
+/// within it.
 pub(crate) const ENCODER_BYTES_MAX: usize = 12 << 10;
 
-/// Slots of commits in flight, 64 shards of row locks with tables that are kept, encoders, and what is small.
+/// Slots of commits in flight, the tables kept by 64 shards of row locks, encoders, and small structures.
 const FIXED_BYTES: u64 = (384 << 10) + (ENCODER_COUNT * (ENCODER_BYTES_MAX + (8 << 10))) as u64;
 
 /// Bytes of a logged change of a page table.
@@ -125,26 +127,26 @@ pub(crate) const CHANGE_BYTES: u64 = 24;
 pub(crate) struct Budget {
     total_bytes: u64,
     log_streams: u16,
-    /// Of the parts in [`Account::ALL`].
+    /// The limits of the parts in [`Account::ALL`].
     limits: [u64; Account::ALL.len()],
     taken: [CachePadded<AtomicU64>; USE_COUNT],
-    /// Commits that wait to begin, and for room for versions.
+    /// Queues of commits that wait to begin, and of commits that wait for room for versions.
     pub(crate) commits: WaitQueue,
     pub(crate) versions: WaitQueue,
-    /// Writers of large values that wait for a chunk.
+    /// Queue of writers of large values that wait for a chunk.
     pub(crate) sources: WaitQueue,
-    /// Plain writes that wait for the memory of a row lock before they wait for the row.
+    /// Queue of plain writes that wait for the memory of a row lock before they wait for the row.
     pub(crate) locks: WaitQueue,
 }
 
 impl Budget {
-    /// The least memory that a database with a log of so many streams can work in: 8 MiB. Simulations make do with
-    /// less, to see it run short.
+    /// Returns the least memory that a database with this many log streams works in: 8 MiB. Simulations use less, so
+    /// that memory runs short.
     pub(crate) fn bytes_min(log_streams: u16) -> u64 {
         if cfg!(feature = "sim") { (4 << 20) + u64::from(log_streams.saturating_sub(1)) * (64 << 10) } else { 8 << 20 }
     }
 
-    /// Divides `total_bytes`, for a log of so many streams.
+    /// Divides `total_bytes` for a log with this many streams.
     pub(crate) fn new(total_bytes: u64, log_streams: u16) -> Budget {
         let total = total_bytes;
         let mut budget = Budget {
@@ -157,7 +159,7 @@ impl Budget {
             sources: WaitQueue::default(),
             locks: WaitQueue::default(),
         };
-        // The first stream can take the largest transaction, twice, and the others together as much, or what they need.
+        // The first stream can hold the largest transaction twice. The others together get as much, or what they need.
         let first = 2 * (budget.transaction_bytes_max() + (16 << 10));
         let others = u64::from(log_streams) - 1;
         let log =
@@ -165,16 +167,16 @@ impl Budget {
         let taken = [
             (Account::Log, log),
             (Account::Versions, total / 32 * 3),
-            // The largest transaction, a copy of its write set for an open scan, and what both have been granted in
-            // advance: of writes, of locks, of reads.
+            // The largest transaction, a copy of its write set for an open scan, and the grants made in advance for
+            // both: of writes, of locks, and of reads.
             (Account::Transactions, 2 * budget.transaction_memory_max() + 3 * GRANT_STEP_BYTES_MAX),
-            // The largest record, and what comes with it.
+            // The largest record, and the memory that comes with it.
             (Account::Commits, budget.transaction_bytes_max() + (total / 64).min(4 << 20)),
             (Account::TableChanges, total / 32),
-            // A chunk of a large value, twice, at least.
+            // At least twice a chunk of a large value.
             (Account::Reads, (total / 32).clamp(544 << 10, 8 << 20)),
             (Account::Copies, (total / 16).saturating_sub(256 << 10).max(total / 32)),
-            // A chunk, with what comes before it, at least.
+            // At least a chunk and the bytes read before it.
             (Account::Sources, (total / 32).max(SOURCE_BYTES_MAX)),
             (Account::Writes, (WRITE_BUFFER_COUNT * budget.write_buffer_bytes()) as u64),
             (Account::Fixed, FIXED_BYTES),
@@ -186,7 +188,7 @@ impl Budget {
         budget
     }
 
-    /// A budget whose pages have so many bytes.
+    /// Creates a budget whose pages have this many bytes.
     #[cfg(test)]
     pub(crate) fn of_pages(bytes: u64) -> Arc<Budget> {
         let mut budget = Budget::new(8 << 20, 1);
@@ -194,36 +196,37 @@ impl Budget {
         Arc::new(budget)
     }
 
-    /// The whole of it.
+    /// Returns the size of the whole budget.
     pub(crate) fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
 
-    /// The most that an account may grant.
+    /// Returns the most that an account may grant.
     pub(crate) fn limit_bytes(&self, of: Account) -> u64 {
         match of {
-            // The other half of the frames serves everybody else.
+            // The other half of the frames serves all other operations.
             Account::Pinned => self.frame_bytes_max() / 2,
-            // A quarter is left to frames and their headers, which stay when frames go: a ninth of the memory where
-            // pages have 512 bytes. And to what commits add that were let pass before others had grown their tables.
+            // A quarter is left to two uses. One is frames and their headers; headers stay when frames go, and take a
+            // ninth of the memory if pages have 512 bytes. The other is growth by commits that passed the check before
+            // others had made their tables grow.
             Account::Tables => table_bytes_max(self.limits[Account::Pages as usize], self.taken_beside_tables()),
-            // Reads and writes beside the load need frames too, and so do tables that grow.
+            // Reads and writes during the load need frames too, and so do page tables that grow.
             Account::Loads => {
                 let bytes = self.limits[Account::Pages as usize];
                 let others = [Account::Tables, Account::Counts, Account::Spilled].map(|of| self.taken_bytes(of));
                 let others: u64 = others.iter().sum();
                 (bytes / 4 * 3).saturating_sub(others).min(bytes / 2)
             }
-            // An eighth leaves page tables their three quarters.
+            // The remaining eighth leaves page tables their three quarters.
             Account::Counts => {
                 let bytes = self.limits[Account::Pages as usize];
                 let others = [Account::Tables, Account::Loads, Account::Spilled].map(|of| self.taken_bytes(of));
                 let others: u64 = others.iter().sum();
                 (bytes / 8 * 7).saturating_sub(others).min(bytes / 8)
             }
-            // A state is a hundredth of the leaf whose rows it spares. States give way: to loads from their beginning
-            // on, and to page tables, which grow by less than the eighth that is left between two checkpoints, when
-            // the engine looks at this limit.
+            // A state takes a hundredth of the leaf that it saves reading. States give way to loads as soon as these
+            // begin, and to page tables. Between two checkpoints page tables grow by less than the eighth that is left;
+            // the engine checks this limit at each checkpoint.
             Account::States => {
                 let bytes = self.limits[Account::Pages as usize];
                 let loads = if self.taken_bytes(Account::Loads) > 0 { bytes / 2 } else { 0 };
@@ -231,16 +234,15 @@ impl Budget {
                 let others = others.iter().sum::<u64>() + loads;
                 (bytes / 4 * 3).saturating_sub(others).min(bytes / 4)
             }
-            // Beyond it nothing more is spilled.
+            // Beyond this limit nothing more is spilled.
             Account::Spilled => self.limits[Account::Pages as usize] / 8,
             _ => self.limits[of as usize],
         }
     }
 
-    /// The limit of frames with their headers: the account of pages without page tables, buffers of bulk loads, counts
-    /// and states.
-    /// An eighth of it at least, so that a database whose log has more pages than a commit may add can still be opened,
-    /// and rows removed.
+    /// Returns the limit of frames with their headers: the pages account without page tables, buffers of bulk loads,
+    /// counts, states and spilled versions. It is at least an eighth of the account. So a database can be opened, and
+    /// rows removed, even if its log has more pages than a commit may add.
     pub(crate) fn frame_bytes_max(&self) -> u64 {
         let bytes = self.limits[Account::Pages as usize];
         let beside = [Account::Tables, Account::Loads, Account::Counts, Account::States, Account::Spilled];
@@ -249,28 +251,29 @@ impl Budget {
         bytes.saturating_sub(taken_bytes).max(bytes / 8)
     }
 
-    /// A budget that is needed for page tables to grow by so many bytes more; `None` where they may in this one. Asked
-    /// before a commit adds pages or a keyspace: page tables are never evicted.
+    /// Returns a budget that would let page tables grow by `more_bytes`, or `None` if they may in this one. Called
+    /// before a commit adds pages or a keyspace, because page tables are never evicted.
     pub(crate) fn needed_for_growth(&self, more_bytes: u64) -> Option<u64> {
         let bytes = self.taken_bytes(Account::Tables) + more_bytes;
         let others = self.taken_beside_tables();
         (bytes > self.limit_bytes(Account::Tables)).then(|| self.total_for_tables(bytes, others))
     }
 
-    /// A budget that is needed for a database to be opened whose page tables take so many bytes; `None` where this one
-    /// will do. They may take more than by commits, all but the least that frames have: a database that was made in a
-    /// budget can be opened in it.
+    /// Returns a budget in which a database with page tables of this size can be opened, or `None` if this budget
+    /// suffices. At opening, page tables may take more than commits may make them take: everything except the minimum
+    /// for frames. So a database made in a budget can always be opened in it.
     pub(crate) fn needed_for_opening(&self, bytes: u64) -> Option<u64> {
         (bytes > self.limits[Account::Pages as usize] / 8 * 7).then(|| self.total_for_tables(bytes, 0))
     }
 
-    /// Bytes that loads and counts have taken of the pages' part. States and spilled versions give way to page tables.
+    /// Returns the bytes of the pages account that loads and counts have taken. States and spilled versions give way to
+    /// page tables.
     fn taken_beside_tables(&self) -> u64 {
         self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts)
     }
 
-    /// A budget in which page tables may come to so many bytes by commits, while others take as large a share as those
-    /// bytes of this one; to 64 KiB the least.
+    /// Returns the smallest budget, to within 64 KiB, in which commits may make page tables take this many bytes. The
+    /// bytes of `others` are assumed to take the same share of that budget as of this one.
     fn total_for_tables(&self, bytes: u64, others: u64) -> u64 {
         const STEP_BYTES: u64 = 64 << 10;
         const TOTAL_MAX: u64 = 1 << 62;
@@ -293,65 +296,68 @@ impl Budget {
         high
     }
 
-    /// The bytes granted from an account.
+    /// Returns the bytes that are taken from an account.
     pub(crate) fn taken_bytes(&self, of: Account) -> u64 {
         self.taken[of as usize].load(Ordering::Relaxed)
     }
 
-    /// The buffers through which a log of so many streams is read while it is open, to examine it: at least a block
+    /// Returns the size of the buffers for reading a log with this many streams while it is open: at least a block
     /// each.
     pub(crate) fn log_reader_bytes(&self, log_streams: u16) -> u64 {
         (self.total_bytes / 128).clamp(64 << 10, 2 << 20).max(u64::from(log_streams) * (4 << 10))
     }
 
-    /// The rows that one transaction may put, in bytes of the log.
+    /// Returns the bytes of the rows that one transaction may put, as they are stored in the log.
     pub(crate) fn transaction_bytes_max(&self) -> u64 {
         (self.total_bytes / 32).min(8 << 20)
     }
 
-    /// The most that one transaction may keep in memory: its rows, their index, its locks, its read set.
+    /// Returns the most that one transaction may keep in memory: its rows, their index, its locks, its read set.
     pub(crate) fn transaction_memory_max(&self) -> u64 {
         self.total_bytes / 16
     }
 
-    /// The most bytes of leaves that a serializable commit may pin to validate them.
+    /// Returns the most bytes of leaves that a serializable commit may pin to validate them.
     pub(crate) fn validated_bytes_max(&self) -> u64 {
         self.limit_bytes(Account::Pinned) / 2
     }
 
-    /// Bytes of versions past which the oldest snapshot is ended; what is left of their part is for commits under way.
+    /// Returns the bytes of versions beyond which the oldest snapshot is ended. The rest of the account is for commits
+    /// in progress.
     pub(crate) fn version_bytes_max(&self) -> u64 {
         self.total_bytes / 16
     }
 
-    /// The most changes of page tables in one epoch before its checkpoint must begin, and the number since the base
-    /// image at which a checkpoint folds them. Memory holds this many since the base image, this many of the newest
-    /// epoch, and twice this many of the epoch that ends, while they are copied. Vectors grow by quarters, so the part
-    /// has five fourths of these four.
+    /// Returns the number of page-table changes in one epoch at which its checkpoint must begin. It is also the number
+    /// of changes since the base image at which a checkpoint folds them. Memory holds this many since the base image,
+    /// this many of the newest epoch, and twice this many of the epoch that ends, while they are copied. Vectors grow
+    /// by a quarter, so the account has five fourths of these four.
     pub(crate) fn epoch_changes_max(&self) -> u64 {
         self.limit_bytes(Account::TableChanges) / CHANGE_BYTES / 5
     }
 
-    /// A buffer that extents are written from: as large as the device works at its bandwidth, less in little memory.
+    /// Returns the size of a buffer that extents are written from: enough for a device's bandwidth, less in a small
+    /// budget.
     pub(crate) fn write_buffer_bytes(&self) -> usize {
         if self.total_bytes < 16 << 20 { 128 << 10 } else { 256 << 10 }
     }
 
-    /// A grant of nothing, to be enlarged.
+    /// Creates an empty grant, to be enlarged later.
     pub(crate) fn grant(self: &Arc<Self>, of: Account) -> Grant {
         Grant { budget: Arc::clone(self), of, bytes: 0 }
     }
 
-    /// Takes memory of an account for the time of a call, if the account's queue is empty. A refusal changes
+    /// Takes memory of an account for the duration of a call, unless others wait for the account. A refusal changes
     /// nothing.
     pub(crate) fn try_hold(&self, of: Account, bytes: u64) -> Option<Held<'_>> {
         let is_awaited = self.queue(of).is_some_and(WaitQueue::are_awaited);
         (!is_awaited && self.try_take(of, bytes)).then(|| Held { budget: self, of, bytes })
     }
 
-    /// Grants of two accounts, or of neither. A request above the limit takes all of it. The limit is read once: one
-    /// that sinks in between would refuse for ever a request beside which nothing is taken. The undoing of a half
-    /// announces nothing: its commit may be the first in the queue, and would wake itself for ever.
+    /// Grants from two accounts, or from neither. A request above a limit is reduced to the limit. Each limit is read
+    /// once: if it were read again and had fallen in between, a request that nothing competes with could be refused
+    /// forever. Undoing the first of the two wakes no waiter: the caller may itself be the first in the queue, and
+    /// would wake itself forever.
     pub(crate) fn try_grant_both(self: &Arc<Self>, parts: [(Account, u64); 2]) -> Option<[Grant; 2]> {
         let [first, second] = parts.map(|(of, bytes)| (of, bytes, self.limit_bytes(of)));
         let [first, second] = [first, second].map(|(of, bytes, limit)| (of, bytes.min(limit), limit));
@@ -369,19 +375,19 @@ impl Budget {
         self.try_take_within((of, bytes, self.limit_bytes(of)))
     }
 
-    /// A refused attempt changes nothing, not even for a moment: the first in a queue, who looks meanwhile, would not
-    /// be woken again.
+    /// A refused request must not take memory even briefly: the first in a queue could check at that moment, go back to
+    /// sleep, and never be woken.
     fn try_take_within(&self, (of, bytes, limit): (Account, u64, u64)) -> bool {
         let enlarged = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= limit);
         self.taken[of as usize].fetch_update(Ordering::SeqCst, Ordering::SeqCst, enlarged).is_ok()
     }
 
-    /// Takes what has been granted already, or can't be refused.
+    /// Takes memory that has been granted already, or that can't be refused.
     pub(crate) fn take(&self, of: Account, bytes: u64) {
         self.taken[of as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Gives back what was taken.
+    /// Gives back memory that was taken.
     pub(crate) fn give(&self, of: Account, bytes: u64) {
         if bytes == 0 {
             return;
@@ -393,7 +399,7 @@ impl Budget {
         }
     }
 
-    /// The queue of a part that is taken in the order of asking.
+    /// Returns the queue of an account whose requests are served in order.
     pub(crate) fn queue(&self, of: Account) -> Option<&WaitQueue> {
         match of {
             Account::Commits | Account::Pinned => Some(&self.commits),
@@ -405,7 +411,7 @@ impl Budget {
     }
 }
 
-/// Memory that its owner may keep, until it is dropped.
+/// Memory that its owner may use until the grant is dropped.
 #[derive(Debug)]
 pub(crate) struct Grant {
     budget: Arc<Budget>,
@@ -413,7 +419,7 @@ pub(crate) struct Grant {
     bytes: u64,
 }
 
-/// Memory that a call has taken, until it is dropped.
+/// Memory taken for the duration of a call. Dropping it gives the memory back.
 #[derive(Debug)]
 pub(crate) struct Held<'b> {
     budget: &'b Budget,
@@ -422,7 +428,7 @@ pub(crate) struct Held<'b> {
 }
 
 impl Held<'_> {
-    /// Leaves so many of the bytes taken, for an owner that counts them and gives them back itself.
+    /// Removes `bytes` from what is given back on drop. Their new owner counts them and gives them back itself.
     #[inline]
     pub(crate) fn keep(&mut self, bytes: u64) {
         assert!(bytes <= self.bytes, "{bytes} bytes are kept of {self:?}");
@@ -437,35 +443,35 @@ impl Drop for Held<'_> {
     }
 }
 
-/// The most that page tables take of the pages' part, beside what loads and counts have taken of it.
+/// Returns the most that page tables may take of the pages account, given the bytes that loads and counts have taken.
 fn table_bytes_max(pages_bytes: u64, others: u64) -> u64 {
     (pages_bytes / 8 * 7).saturating_sub(others).min(pages_bytes / 4 * 3)
 }
 
-/// The first step of a grant that is enlarged step by step: a few rows.
+/// The first step of a grant that grows step by step: enough for a few rows.
 const GRANT_BYTES_MIN: u64 = 1 << 10;
 
-/// The most that it covers in advance.
+/// The most bytes that a grant covers in advance.
 const GRANT_STEP_BYTES_MAX: u64 = 16 << 10;
 
 impl Grant {
-    /// The most that its account may grant.
+    /// Returns the most that the grant's account may grant.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.budget.limit_bytes(self.of)
     }
 
-    /// The bytes that it covers.
+    /// Returns the bytes that the grant covers.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// A grant of nothing of the same part.
+    /// Creates an empty grant from the same account.
     pub(crate) fn another(&self) -> Grant {
         self.budget.grant(self.of)
     }
 
-    /// Covers so many bytes in all; `false` where the part has no more. In steps of a quarter, up to 16 KiB, so that
-    /// what the whole database shares is touched seldom.
+    /// Makes the grant cover `bytes` in total. Returns `false` if the account has too little left. Grows in steps of a
+    /// quarter, up to 16 KiB, so that the counter that all threads share is touched rarely.
     pub(crate) fn cover(&mut self, bytes: u64) -> bool {
         if bytes <= self.bytes {
             return true;
@@ -476,9 +482,9 @@ impl Grant {
         enlarged.is_some()
     }
 
-    /// Covers more than now by `most` bytes, or by fewer, `least` of them at least: by `alone` bytes while nothing of
-    /// the part is taken, and by the square of what is left then. Returns by how many; `None` where the part has less.
-    /// So who comes early gets enough to work fast, and leaves enough for hundreds who come later.
+    /// Enlarges the grant by up to `most` bytes, and at least `least`. The amount is `alone` if nothing of the account
+    /// is taken, and falls with the square of what is left. Returns the amount, or `None` if less than `least` is left.
+    /// So early callers get enough to work fast and leave enough for hundreds of later ones.
     pub(crate) fn cover_share(&mut self, least: u64, most: u64, alone: u64) -> Option<u64> {
         let limit = u128::from(self.limit_bytes());
         let left = limit.saturating_sub(u128::from(self.budget.taken_bytes(self.of)));
@@ -489,13 +495,13 @@ impl Grant {
         Some(bytes)
     }
 
-    /// Covers more by so many bytes, which can't be refused.
+    /// Enlarges the grant by bytes that can't be refused.
     pub(crate) fn take(&mut self, bytes: u64) {
         self.budget.take(self.of, bytes);
         self.bytes += bytes;
     }
 
-    /// Covers exactly so many bytes; `false` where the part has no more.
+    /// Makes the grant cover exactly `bytes`. Returns `false` if the account has too little left.
     pub(crate) fn resize(&mut self, bytes: u64) -> bool {
         if bytes > self.bytes && !self.budget.try_take(self.of, bytes - self.bytes) {
             return false;
@@ -514,15 +520,15 @@ impl Drop for Grant {
     }
 }
 
-/// The bytes of the heap that an allocation takes: units of 16 bytes, a word of them the allocator's.
+/// Returns the bytes of heap that an allocation takes: a multiple of 16, including one word of the allocator.
 pub(crate) fn heap_bytes(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + 8).next_multiple_of(16).max(32) }
 }
 
-/// Up to this many bytes a vector doubles.
+/// Size up to which a vector doubles.
 const DOUBLED_BYTES_MAX: usize = 4 << 10;
 
-/// The capacity of a vector after [`reserve`].
+/// Returns the capacity of a vector after [`reserve`].
 #[inline]
 pub(crate) fn grown_capacity<T>(vector: &Vec<T>, more: usize) -> usize {
     let (length, capacity) = (vector.len() + more, vector.capacity());
@@ -533,8 +539,8 @@ pub(crate) fn grown_capacity<T>(vector: &Vec<T>, more: usize) -> usize {
     length.max(capacity + step + 4)
 }
 
-/// Makes room in a vector, by quarters of its length unless it is small: a vector that doubles holds up to half of its
-/// memory in vain.
+/// Makes room in a vector. A small vector doubles; a larger one grows by a quarter, because up to half of a doubled
+/// vector's memory is unused.
 #[inline]
 pub(crate) fn reserve<T>(vector: &mut Vec<T>, more: usize) {
     let capacity = grown_capacity(vector, more);
@@ -545,8 +551,8 @@ pub(crate) fn reserve<T>(vector: &mut Vec<T>, more: usize) {
 mod tests {
     use super::*;
 
-    /// The parts are the whole, and none is empty, at every budget and number of logs that is allowed; in budgets from
-    /// 8 MiB on, pages have more than a third of it with one log.
+    /// The parts add up to the budget, and none is empty, for every allowed budget and number of log streams. In
+    /// budgets from 8 MiB on, pages have more than a third of it if there is one stream.
     #[test]
     fn parts_add_up_to_the_budget() {
         for streams in 1..=64 {
@@ -557,7 +563,7 @@ mod tests {
                 let parts = Account::ALL.map(|of| budget.limit_bytes(of));
                 assert_eq!(parts.iter().sum::<u64>(), total, "{streams} streams");
                 assert!(parts.iter().all(|bytes| *bytes > 0), "{parts:?} of {total}, {streams} streams");
-                // A value that is not large, whose reader has a copy of it.
+                // A reader's copy of a value that is just not large.
                 assert!(budget.limit_bytes(Account::Copies) > (64 << 10) + 16);
                 let share = match streams {
                     1 => 3,
@@ -571,8 +577,8 @@ mod tests {
         }
     }
 
-    /// An attempt that is refused takes nothing, not even for a moment: who looks then may be the only one who waits,
-    /// and is not woken again.
+    /// A refused request must not take memory even briefly: the only waiter could check at that moment, go back to
+    /// sleep, and never be woken.
     #[test]
     fn a_refused_attempt_takes_nothing() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
@@ -587,7 +593,8 @@ mod tests {
         });
     }
 
-    /// A call gives back all that it holds at its end. It holds nothing where others wait, or the part has less.
+    /// A call gives back everything that it holds when it ends. It holds nothing if others wait for the account, or if
+    /// the account has too little left.
     #[test]
     fn what_others_wait_for_is_not_held() {
         let budget = Budget::new(8 << 20, 1);
@@ -602,7 +609,7 @@ mod tests {
         assert!(budget.try_hold(Account::Commits, 1).is_some());
     }
 
-    /// Two parts are granted together or not at all.
+    /// Memory of two accounts is granted together or not at all.
     #[test]
     fn two_parts_are_granted_together() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
@@ -616,7 +623,7 @@ mod tests {
         assert_eq!(budget.taken_bytes(Account::Commits) + budget.taken_bytes(Account::Pinned), 0);
     }
 
-    /// Page tables take memory from frames, of which commits may hold half; an eighth stays.
+    /// Page tables take memory from frames, of which commits may pin half. An eighth is left to frames.
     #[test]
     fn page_tables_take_from_frames() {
         let budget = Budget::of_pages(8000);
@@ -630,7 +637,7 @@ mod tests {
         assert!(budget.needed_for_opening(7000).is_none() && budget.needed_for_opening(7001).is_some());
     }
 
-    /// The budget that is named where page tables do not fit carries them, and one a little smaller does not.
+    /// The budget named when page tables do not fit is large enough for them, and a slightly smaller one is not.
     #[test]
     fn a_budget_for_page_tables_is_told() {
         for (total, streams) in [(8 << 20, 1), (8 << 20, 64), (64 << 20, 4)] {
@@ -643,8 +650,8 @@ mod tests {
         }
     }
 
-    /// Beside a load, which has taken its share, the budget that is named is larger than the one that is too small, and
-    /// page tables fit into it beside as large a load.
+    /// While a load has taken its share, the budget that the error names is larger than the one that is too small, and
+    /// page tables fit into it next to an equally large load.
     #[test]
     fn a_budget_for_page_tables_beside_a_load_is_told() {
         let load_in = |budget: &Arc<Budget>| {
@@ -662,7 +669,7 @@ mod tests {
         assert_eq!(larger.needed_for_growth(bytes), None);
     }
 
-    /// The part of transactions has room for the largest and a copy of it, however their grants have grown.
+    /// The transactions account has room for the largest transaction and a copy of it, however their grants have grown.
     #[test]
     fn the_largest_transaction_and_a_copy_fit() {
         for total in [Budget::bytes_min(1), 64 << 20, 1 << 40] {
@@ -677,7 +684,7 @@ mod tests {
         }
     }
 
-    /// A part gives no more than it has, and has all of it again when the grants are gone.
+    /// An account grants no more than it has, and has all of it again when the grants are gone.
     #[test]
     fn a_part_gives_what_it_has() {
         let budget = Arc::new(Budget::new(8 << 20, 1));

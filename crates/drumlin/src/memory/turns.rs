@@ -1,11 +1,12 @@
-//! Waiting for memory in the order of asking.
+//! A queue of threads and tasks that wait for memory, served in the order of their requests.
 //!
 //! # Invariants
-//! 1. Only the first in the queue takes what comes free; later callers join the queue behind it. So a large request is
-//!    not overtaken for ever by small ones.
-//! 2. The first is woken whenever something is released. It joins the queue before it looks, and a release looks at the
-//!    queue afterwards; all four accesses are sequentially consistent: one of them sees the other.
-//! 3. No waker is called or dropped with the lock held.
+//! 1. Only the first in the queue takes memory that becomes free; later callers join the queue behind it. So a large
+//!    request is not overtaken by small ones forever.
+//! 2. The first is woken whenever memory is released. It joins the queue before it checks for memory, and a release
+//!    checks the queue after giving memory back. All four accesses are sequentially consistent, so at least one of the
+//!    two sees the other.
+//! 3. No waker is called or dropped while the lock is held.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ use crate::sync::Mutex;
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     queue: Mutex<Queue>,
-    /// Those in the queue.
+    /// The length of the queue.
     count: AtomicUsize,
 }
 
@@ -28,13 +29,13 @@ struct Queue {
 }
 
 impl Queue {
-    /// The position of a ticket. Tickets ascend, and each is in the queue until its [`QueueTicket`] is dropped.
+    /// Returns the index of a ticket. Tickets ascend, and each is in the queue until its [`QueueTicket`] is dropped.
     fn position(&self, ticket: u64) -> usize {
         self.waiting.binary_search_by_key(&ticket, |(other, _)| *other).expect("in the queue until dropped")
     }
 }
 
-/// A place in the queue, until it is dropped.
+/// A place in the queue. Dropping it leaves the queue.
 #[derive(Debug)]
 pub(crate) struct QueueTicket<'t> {
     turns: &'t WaitQueue,
@@ -58,7 +59,7 @@ impl WaitQueue {
         QueueTicket { turns: self, ticket }
     }
 
-    /// Something was given back.
+    /// Announces that memory was given back. Wakes the first in the queue.
     #[inline]
     pub(crate) fn announce(&self) {
         if self.are_awaited() {
@@ -76,8 +77,8 @@ impl WaitQueue {
 }
 
 impl QueueTicket<'_> {
-    /// Polls `attempt` once it is this ticket's turn, until it returns a value. The waker is called when it is worth
-    /// asking again.
+    /// Calls `attempt` if it is this ticket's turn, and returns its value if it has one. The waker is called when
+    /// polling again may succeed.
     pub(crate) fn poll<T>(&self, waker: &Waker, attempt: impl FnOnce() -> Option<T>) -> Poll<T> {
         let (is_first, before) = {
             let mut queue = self.turns.queue.lock();
@@ -110,7 +111,7 @@ impl Drop for QueueTicket<'_> {
 mod tests {
     use super::*;
 
-    /// The first gets what is there, the second only when the first has left.
+    /// The first ticket gets what is available, and the second only after the first has left.
     #[test]
     fn turns_are_taken_in_order() {
         let turns = WaitQueue::default();
