@@ -2,7 +2,7 @@
 
 use super::{SegmentUse, get_u64, put_u64};
 
-/// A byte range of the data file: the start in units of [`ExtentAddress::UNIT_BYTES`] and the length in the same units.
+/// A byte range of the data file: its start and its length, both in units of [`ExtentAddress::UNIT_BYTES`].
 ///
 /// | bits | meaning |
 /// | --- | --- |
@@ -11,13 +11,13 @@ use super::{SegmentUse, get_u64, put_u64};
 /// | 54..61 | stamp: seven bits of the segment's use |
 /// | 61..64 | 0: left to the page table's tags |
 ///
-/// Two places that are the same bytes of the file in two uses of its segment are told apart by the stamp, mostly; the
-/// whole number of the use is in the table of segments and in the extent's header. The zero word is no place: the
+/// The stamp usually distinguishes two addresses of the same bytes in different uses of their segment. The full number
+/// of the use is in the table of segments and in the extent's header. The zero word is not an address, because the
 /// superblocks lie at the start of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct ExtentAddress(u64);
 
-/// Places sort by where they start.
+/// Addresses sort by their start.
 impl Ord for ExtentAddress {
     fn cmp(&self, other: &ExtentAddress) -> std::cmp::Ordering {
         self.start().cmp(&other.start()).then(self.0.cmp(&other.0))
@@ -32,19 +32,19 @@ impl PartialOrd for ExtentAddress {
 
 impl ExtentAddress {
     pub(crate) const NONE: ExtentAddress = ExtentAddress(0);
-    /// Extents start on multiples of this; 64 bytes cost 32 on average, under 1 % of a page of 4 KiB.
+    /// Extents start at multiples of this. Rounding up to 64 bytes wastes 32 on average, under 1 % of a page of 4 KiB.
     pub(crate) const UNIT_BYTES: u64 = 64;
     pub(super) const START_BITS: u32 = 40;
     pub(super) const LENGTH_BITS: u32 = 14;
     pub(super) const STAMP_BITS: u32 = 7;
-    /// Bits that a place uses.
+    /// Number of bits that an address uses.
     pub(crate) const BITS: u32 = ExtentAddress::START_BITS + ExtentAddress::LENGTH_BITS + ExtentAddress::STAMP_BITS;
-    /// The file up to here can be named: 64 TiB.
+    /// The end of the file range that addresses can name: 64 TiB.
     pub(crate) const FILE_BYTES_MAX: u64 = (1 << ExtentAddress::START_BITS) * ExtentAddress::UNIT_BYTES;
-    /// The longest extent.
+    /// The length of the longest extent.
     pub(crate) const EXTENT_BYTES_MAX: u64 = ((1 << ExtentAddress::LENGTH_BITS) - 1) * ExtentAddress::UNIT_BYTES;
 
-    /// The place that covers `length` bytes from `start`; the length is rounded up to whole units.
+    /// Creates the address of `length` bytes from `start`. The length is rounded up to whole units.
     pub(crate) fn new(start: u64, length: u64, segment_use: SegmentUse) -> ExtentAddress {
         assert!(start.is_multiple_of(ExtentAddress::UNIT_BYTES), "extent starts between units: {start}");
         let units = length.div_ceil(ExtentAddress::UNIT_BYTES);
@@ -55,23 +55,24 @@ impl ExtentAddress {
         ExtentAddress(start_units | (units << ExtentAddress::START_BITS) | stamp)
     }
 
-    /// Neighbouring uses, and the first uses of neighbouring openings, differ.
+    /// Returns the stamp of a use. Successive uses have different stamps, and so have the first uses of successive
+    /// openings.
     fn stamp_of(segment_use: SegmentUse) -> u64 {
         let opening = segment_use.0 >> SegmentUse::COUNT_BITS;
         segment_use.0.wrapping_add(opening.wrapping_mul(37)) & ((1 << ExtentAddress::STAMP_BITS) - 1)
     }
 
-    /// Returns `true` if the place can have been given out in this use of its segment.
+    /// Returns `true` if the address can have been assigned in this use of its segment.
     pub(crate) fn is_of(self, segment_use: SegmentUse) -> bool {
         self.0 >> (ExtentAddress::START_BITS + ExtentAddress::LENGTH_BITS) == ExtentAddress::stamp_of(segment_use)
     }
 
-    /// The word as it is stored.
+    /// Returns the word that is stored.
     pub(crate) fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// The place with these bits, unless they are none.
+    /// Returns the address with these bits, or `None` if no address has them.
     pub(crate) fn from_bits(bits: u64) -> Option<ExtentAddress> {
         let address = ExtentAddress(bits);
         let well_formed = bits >> ExtentAddress::BITS == 0 && address.start() > 0 && address.length() > 0;
@@ -82,12 +83,12 @@ impl ExtentAddress {
         self.0 == 0
     }
 
-    /// Byte offset in the data file.
+    /// The offset in the data file, in bytes.
     pub(crate) fn start(self) -> u64 {
         (self.0 & ((1 << ExtentAddress::START_BITS) - 1)) * ExtentAddress::UNIT_BYTES
     }
 
-    /// Bytes, a multiple of [`ExtentAddress::UNIT_BYTES`].
+    /// The length in bytes, a multiple of [`ExtentAddress::UNIT_BYTES`].
     pub(crate) fn length(self) -> u64 {
         ((self.0 >> ExtentAddress::START_BITS) & ((1 << ExtentAddress::LENGTH_BITS) - 1)) * ExtentAddress::UNIT_BYTES
     }
@@ -99,7 +100,7 @@ impl std::fmt::Debug for ExtentAddress {
     }
 }
 
-/// An extent that is named where no table of segments tells the use of its segment.
+/// A reference to an extent that can be verified without the table of segments, because it includes the segment's use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ExtentRef {
     pub(crate) address: ExtentAddress,
@@ -117,7 +118,7 @@ impl ExtentRef {
         bytes
     }
 
-    /// Decodes a reference; `None` if the bytes are malformed.
+    /// Decodes a reference. Returns `None` if the bytes are malformed.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ExtentRef> {
         assert!(bytes.len() == ExtentRef::BYTES);
         let (address, segment_use) = (get_u64(bytes, 0), SegmentUse(get_u64(bytes, 8)));
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
     use crate::format::Incarnation;
 
-    /// A place survives its word, at both ends of its range.
+    /// An address survives encoding, at both ends of its range.
     #[test]
     fn an_address_survives_its_bits() {
         for (start, length) in [(64, 1), (4096, 64), ((1 << 46) - 64, ExtentAddress::EXTENT_BYTES_MAX)] {
@@ -148,14 +149,14 @@ mod tests {
         assert_eq!(ExtentAddress::from_bits(1 << 61), None);
     }
 
-    /// Places sort in the order of the file, whatever their lengths and uses.
+    /// Addresses sort in the order of the file, whatever their lengths and uses.
     #[test]
     fn addresses_sort_by_where_they_start() {
         let (near, far) = (ExtentAddress::new(64, 4096, SegmentUse(9)), ExtentAddress::new(128, 64, SegmentUse(1)));
         assert!(near < far);
     }
 
-    /// The use before, and the use of the same number of the opening before, are told apart by the stamp.
+    /// The stamp distinguishes a use from the one before, and from the use with the same count in the opening before.
     #[test]
     fn neighbouring_uses_are_told_apart() {
         let segment_use = SegmentUse(SegmentUse::first_of(Incarnation(5)).0 + 9);
@@ -165,7 +166,7 @@ mod tests {
         assert!(!address.is_of(SegmentUse(segment_use.0 - (1 << SegmentUse::COUNT_BITS))));
     }
 
-    /// A named extent survives its bytes; a stamp that is not that of its use is refused.
+    /// A reference survives encoding. A stamp that does not match the use is refused.
     #[test]
     fn a_named_extent_survives_its_bytes() {
         let address = ExtentAddress::new(4096, 64, SegmentUse(300));

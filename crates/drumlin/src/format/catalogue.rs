@@ -1,27 +1,28 @@
-//! The catalogue of a checkpoint: which keyspaces there are, and where their tables are kept.
+//! The catalogue of a checkpoint: which keyspaces exist, and where their tables are stored.
 //!
-//! A byte string, cut into parts, each an extent of kind `Catalogue`. Every part but the first begins with where the
-//! one before it is; the superblock names the last. So there may be as many as the disk has room for. Integers are
-//! little-endian; a list is its length (4 bytes) and its items.
+//! The catalogue is a byte string, cut into parts, each of which is an extent of kind `Catalogue`. Every part begins
+//! with a reference to the part before it, which is zero in the first part. The superblock names the last part. So the
+//! disk's free space is the only limit on their number. Integers are little-endian; a list is its length (4 bytes)
+//! followed by its items.
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
-//! list of keyspaces:  id (4)   page size (4)   length of the name (2)   name   list of chunks of the table's base image: place (8), 0 where all its pages are free
+//! list of keyspaces:  id (4)   page size (4)   length of the name (2)   name   list of chunks of the table's base image: place (8), 0 if all its pages are free
 //! list of summaries:  place (8)
 //! list of chunks of the table of segments:  place (8)   use (8)
-//! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots still saw; freed at the next opening
+//! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots could still see; freed at the next opening
 //! ```
 
 use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId, ValueId};
 
-/// Bytes of the catalogue in each part but the last.
+/// Bytes of the catalogue in each part except the last.
 pub(crate) const PART_BYTES: usize = 48 << 10;
 
-/// Bytes of what is always there, and of an orphan.
+/// Bytes that every catalogue has, and bytes of an orphan.
 pub(crate) const HEAD_BYTES: u64 = 28;
 pub(crate) const ORPHAN_BYTES: u64 = 12;
 
-/// Bytes of a keyspace, without its chunks.
+/// Returns the bytes of a keyspace, not counting its chunks.
 pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
     14 + name_bytes as u64
 }
@@ -33,7 +34,7 @@ pub(crate) struct Catalogue {
     pub(crate) next_value: ValueId,
     pub(crate) keyspaces: Vec<KeyspaceEntry>,
     pub(crate) summaries: Vec<ExtentAddress>,
-    /// One a chunk.
+    /// One for each chunk of the table.
     pub(crate) segments: Vec<ExtentRef>,
     pub(crate) orphans: Vec<Orphan>,
 }
@@ -44,11 +45,11 @@ pub(crate) struct KeyspaceEntry {
     pub(crate) id: KeyspaceId,
     pub(crate) page_bytes: u32,
     pub(crate) name: String,
-    /// One place a chunk.
+    /// One address for each chunk.
     pub(crate) chunks: Vec<ExtentAddress>,
 }
 
-/// The pages of a value to which no row refers.
+/// The pages of a large value that no row refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Orphan {
     pub(crate) keyspace: KeyspaceId,
@@ -90,7 +91,7 @@ impl Catalogue {
         out
     }
 
-    /// `None` where the bytes are malformed.
+    /// Decodes a catalogue. Returns `None` if the bytes are malformed.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Catalogue> {
         let mut reader = Reader { bytes };
         let next_keyspace = reader.u32()?;
@@ -141,7 +142,7 @@ impl<'a> Reader<'a> {
 
     fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let count = self.u32()?;
-        // The count is not believed before the items are there: no allocation ahead of them.
+        // The count is not trusted: do not allocate before the items are read.
         let mut items = Vec::new();
         for _ in 0..count {
             items.push(item(self)?);
@@ -155,7 +156,7 @@ mod tests {
     use super::*;
     use crate::format::SegmentUse;
 
-    /// A catalogue survives its bytes; cut short anywhere it is refused without a panic.
+    /// A catalogue survives encoding. If it is cut short anywhere, it is refused without a panic.
     #[test]
     fn a_catalogue_survives_its_bytes() {
         let address = ExtentAddress::new(4096, 64, SegmentUse(1));

@@ -1,8 +1,8 @@
-//! The file of counts: row counts that keyspaces kept at a checkpoint, for the next opening to go on with. It is
-//! advice: one that does not verify, or belongs to another checkpoint, is passed over as a whole.
+//! The file of counts: row counts that keyspaces kept at a checkpoint, for the next opening to use. It is advice: a file
+//! that does not verify, or belongs to another checkpoint, is ignored completely.
 //!
 //! The head is the first block, and is written last. Parts follow it, each a whole number of blocks. All of them carry
-//! the identity of the writing, so that no part of an older writing is taken for one of this:
+//! the identity of this writing of the file, so that a part left by an older writing is not mistaken for a current one:
 //!
 //! ```text
 //! OFFSET   SIZE  DESCRIPTION
@@ -18,7 +18,7 @@
 //!   4088      8  zero
 //! ```
 //!
-//! A keyspace, whose parts follow those of the one before it: first its changes, then its entries.
+//! A keyspace. Its parts follow those of the keyspace before it: first its changes, then its entries.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -43,7 +43,7 @@
 //!     40  65496  items
 //! ```
 //!
-//! A change, behind which its key follows, and an entry:
+//! A change, which is followed by its key, and an entry:
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -82,7 +82,7 @@ pub(crate) const CHANGE_COUNT_OFFSET: usize = 16;
 pub(crate) const ENTRY_COUNT_OFFSET: usize = 24;
 /// Bytes of a keyspace in the head.
 pub(crate) const KEYSPACE_BYTES: usize = 32;
-/// Keyspaces that the head lists, at most.
+/// Limit on the keyspaces that the head lists.
 pub(crate) const KEYSPACE_COUNT_MAX: usize = (HEAD_BYTES - KEYSPACES_OFFSET) / KEYSPACE_BYTES;
 
 pub(crate) const PART_FILE_OFFSET: usize = 16;
@@ -91,7 +91,7 @@ pub(crate) const BYTES_OFFSET: usize = 28;
 pub(crate) const KIND_OFFSET: usize = 32;
 pub(crate) const ITEM_COUNT_OFFSET: usize = 36;
 pub(crate) const ITEMS_OFFSET: usize = 40;
-/// The most bytes of a part: three times the longest key and more.
+/// Limit on the bytes of a part: more than three times the longest key.
 pub(crate) const PART_BYTES_MAX: usize = 16 * BLOCK_BYTES;
 
 pub(crate) const CHANGE_TIMESTAMP_OFFSET: usize = 0;
@@ -154,20 +154,20 @@ pub(crate) struct CountsHead {
 pub(crate) struct CountedKeyspace {
     pub(crate) id: KeyspaceId,
     pub(crate) part_count: u32,
-    /// Changes up to this commit are in the entries, all of them.
+    /// All changes up to this commit are in the entries.
     pub(crate) floor: Timestamp,
     pub(crate) change_count: u64,
     pub(crate) entry_count: u64,
 }
 
-/// Returns `true` if a file whose first written block is this one has counts of some database: the head is written
-/// last.
+/// Returns `true` if a file whose first written block is this one has counts of some database. The first written block
+/// may be a part, because the head is written last.
 pub(crate) fn is_counts(block: &[u8]) -> bool {
     block.len() >= VERSION_OFFSET && [MAGIC, PART_MAGIC].contains(&get_u64(block, MAGIC_OFFSET))
 }
 
 impl CountsHead {
-    /// The block as it is written.
+    /// Returns the block that is written.
     pub(crate) fn encode(&self) -> Vec<u8> {
         assert!(self.keyspaces.len() <= KEYSPACE_COUNT_MAX, "{} keyspaces", self.keyspaces.len());
         let mut block = vec![0; HEAD_BYTES];
@@ -190,7 +190,7 @@ impl CountsHead {
         block
     }
 
-    /// Reads a block that may be anything.
+    /// Decodes a block whose bytes may be anything.
     pub(crate) fn decode(block: &[u8]) -> Option<CountsHead> {
         let is_sound = block.len() == HEAD_BYTES
             && get_u64(block, MAGIC_OFFSET) == MAGIC
@@ -230,7 +230,7 @@ pub(crate) struct ListedChange<'k> {
     pub(crate) is_insert: bool,
 }
 
-/// Fills parts with items, of which each part has those that fit.
+/// A buffer for one part after another, each filled with as many items as fit.
 #[derive(Debug)]
 pub(crate) struct PartBuffer {
     bytes: Vec<u8>,
@@ -246,7 +246,7 @@ impl PartBuffer {
         self.count
     }
 
-    /// Empties it for items of this kind.
+    /// Empties the buffer for items of this kind.
     pub(crate) fn begin(&mut self, kind: PartKind) {
         self.bytes.clear();
         self.bytes.resize(ITEMS_OFFSET, 0);
@@ -254,7 +254,7 @@ impl PartBuffer {
         self.count = 0;
     }
 
-    /// Adds a change; `false` where the part is full.
+    /// Adds a change. Returns `false` if the part is full.
     pub(crate) fn push_change(&mut self, change: ListedChange<'_>) -> bool {
         let mut head = [0; CHANGE_HEAD_BYTES];
         put_u64(&mut head, CHANGE_TIMESTAMP_OFFSET, change.timestamp.0);
@@ -264,7 +264,7 @@ impl PartBuffer {
         self.push(&head, change.key)
     }
 
-    /// Adds the rows beneath a page; `false` where the part is full.
+    /// Adds the number of rows beneath a page. Returns `false` if the part is full.
     pub(crate) fn push_entry(&mut self, page: PageId, rows: u32) -> bool {
         let mut entry = [0; ENTRY_BYTES];
         put_u32(&mut entry, PAGE_OFFSET, page.0);
@@ -282,7 +282,7 @@ impl PartBuffer {
         true
     }
 
-    /// The part as it is written.
+    /// Returns the part as it is written.
     pub(crate) fn seal(&mut self, file: CountsFileId, index: u32) -> &[u8] {
         assert!(self.count > 0, "a part of no items");
         self.bytes.resize(self.bytes.len().next_multiple_of(BLOCK_BYTES), 0);
@@ -292,7 +292,7 @@ impl PartBuffer {
     }
 }
 
-/// Puts all that makes a part one of a file into its bytes.
+/// Completes the header of a part, which makes it a part of this file.
 pub(crate) fn seal_part(file: CountsFileId, index: u32, part: &mut [u8]) {
     assert!(part.len().is_multiple_of(BLOCK_BYTES) && part.len() <= PART_BYTES_MAX, "a part of {} bytes", part.len());
     put_u64(part, MAGIC_OFFSET, PART_MAGIC);
@@ -304,10 +304,10 @@ pub(crate) fn seal_part(file: CountsFileId, index: u32, part: &mut [u8]) {
     put_u64(part, CHECKSUM_OFFSET, sum);
 }
 
-/// A part that verifies.
+/// A verified part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part<'b> {
-    /// Bytes of it, the head included.
+    /// The part's length in bytes, including its header.
     pub(crate) bytes: usize,
     pub(crate) kind: PartKind,
     pub(crate) count: usize,
@@ -315,7 +315,7 @@ pub(crate) struct Part<'b> {
 }
 
 impl<'b> Part<'b> {
-    /// Reads the part of this index at the beginning of bytes that may be anything.
+    /// Decodes the part with this index from the beginning of `bytes`, which may be anything.
     pub(crate) fn decode(file: CountsFileId, index: u32, bytes: &'b [u8]) -> Option<Part<'b>> {
         if bytes.len() < ITEMS_OFFSET {
             return None;
@@ -340,7 +340,7 @@ impl<'b> Part<'b> {
         Some(Part { bytes: part.len(), kind, count, items: &part[ITEMS_OFFSET..] })
     }
 
-    /// The changes in a part of changes, or as many as make sense.
+    /// Returns the changes in a part of changes, up to the first that is malformed.
     pub(crate) fn changes(&self) -> impl Iterator<Item = ListedChange<'b>> + use<'b> {
         let mut rest = self.items;
         let count = if self.kind == PartKind::Changes { self.count } else { 0 };
@@ -357,7 +357,7 @@ impl<'b> Part<'b> {
         })
     }
 
-    /// The pages in a part of entries, each with its rows.
+    /// Returns the pages in a part of entries, each with its number of rows.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (PageId, u32)> + use<'b> {
         let count = if self.kind == PartKind::Entries { self.count } else { 0 };
         let entries = self.items.chunks_exact(ENTRY_BYTES).take(count);
@@ -369,7 +369,7 @@ impl<'b> Part<'b> {
 mod tests {
     use super::*;
 
-    /// A head comes back, and any flipped bit of it is noticed.
+    /// A head survives encoding, and any flipped bit is detected.
     #[test]
     fn a_head_comes_back() {
         let keyspace = |number: u32| CountedKeyspace {
@@ -398,7 +398,8 @@ mod tests {
         }
     }
 
-    /// Parts come back, of their file and at their index alone, as full as they get, and any flipped bit is noticed.
+    /// Full parts survive encoding, are valid only in their own file and at their own index, and any flipped bit is
+    /// detected.
     #[test]
     fn parts_come_back() {
         let (own, other) = (CountsFileId(7), CountsFileId(8));

@@ -1,4 +1,4 @@
-//! `docs/format.md` against the code: every row of its tables, and every field of the code.
+//! Compares `docs/format.md` with the code: every row of its tables, and every field of the code.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
-/// The rows of the tables under one heading: cells without blanks around them.
+/// Returns the rows of the tables under a heading, as cells without surrounding blanks.
 fn rows(heading: &str) -> Vec<Vec<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/format.md");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -26,8 +26,8 @@ fn rows(heading: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Compares offsets and sizes with constants. A field's size is the way to the next one; each description has to
-/// contain the word given, so that no two rows can be exchanged.
+/// Compares offsets and sizes with constants. A field's size is the distance to the next field. Each description has to
+/// contain the given word, so that no two rows can be swapped.
 fn compare(heading: &str, fields: &[(usize, &str)], end: usize) {
     let rows = rows(heading);
     assert_eq!(rows.len(), fields.len(), "{heading}: the document has {} rows", rows.len());
@@ -39,7 +39,7 @@ fn compare(heading: &str, fields: &[(usize, &str)], end: usize) {
     }
 }
 
-/// Compares the fixed fields of an encoded sample with the numbers that were put in. Rows of variable length come after
+/// Compares the fixed fields of an encoded sample with the numbers that were encoded. Rows of variable length follow
 /// them and give their size as a letter.
 fn compare_sample(heading: &str, sample: &[u8], values: &[u64]) {
     let rows = rows(heading);
@@ -56,7 +56,7 @@ fn compare_sample(heading: &str, sample: &[u8], values: &[u64]) {
     }
 }
 
-/// The structures with fixed fields are where the document says.
+/// The structures with fixed fields are laid out as documented.
 #[test]
 fn fixed_structures_are_as_documented() {
     use superblock as s;
@@ -181,7 +181,7 @@ fn fixed_structures_are_as_documented() {
     compare("Entry of a summary", &fields, y::TABLE_CHANGE_BYTES);
 }
 
-/// The parts of a node are where the document says.
+/// The parts of a node are laid out as documented.
 #[test]
 fn nodes_are_as_documented() {
     use node as n;
@@ -213,7 +213,7 @@ fn nodes_are_as_documented() {
     compare("Reference of a large value", &fields, n::LARGE_REF_BYTES);
 }
 
-/// The headers of the log are where the document says.
+/// The headers of the log are laid out as documented.
 #[test]
 fn the_log_is_as_documented() {
     use log as l;
@@ -248,7 +248,7 @@ fn the_log_is_as_documented() {
     compare("Record header", &fields, l::RECORD_HEADER_BYTES);
 }
 
-/// The operations of a record's body, each written with numbers that can be told apart.
+/// The operations of a record's body are laid out as documented. Each is encoded with distinguishable numbers.
 #[test]
 fn operations_are_as_documented() {
     let extent = ExtentRef { address: ExtentAddress::new(4096, 64, SegmentUse(1)), segment_use: SegmentUse(1) };
@@ -280,7 +280,7 @@ fn operations_are_as_documented() {
     }
 }
 
-/// The catalogue, each list with one item.
+/// The catalogue is laid out as documented. Each list has one item.
 #[test]
 fn the_catalogue_is_as_documented() {
     let (address, other) = (ExtentAddress::new(4096, 64, SegmentUse(1)), ExtentAddress::new(8192, 640, SegmentUse(2)));
@@ -297,7 +297,7 @@ fn the_catalogue_is_as_documented() {
     };
     let bytes = catalogue.encode();
     compare_sample("Head of the catalogue", &bytes, &[8, 99, 1]);
-    // 16 bytes before the keyspace; its name and its chunk take 4 and 4 + 8; then each list has its length in front.
+    // 16 bytes precede the keyspace. Its name takes 4 bytes and its chunk 4 + 8. Then each list begins with its length.
     compare_sample("A keyspace", &bytes[16..], &[7, 4096, 4]);
     assert_eq!(bytes[26..30], *b"name");
     assert_eq!(bytes[30..42], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
@@ -307,7 +307,7 @@ fn the_catalogue_is_as_documented() {
     assert_eq!(bytes.len(), 90);
 }
 
-/// Bits of a place, kinds of extents, and the numbers in the text.
+/// The bits of an address, the kinds of extents and the numbers in the text are as documented.
 #[test]
 fn numbers_are_as_documented() {
     let (start, length, stamp) = (ExtentAddress::START_BITS, ExtentAddress::LENGTH_BITS, ExtentAddress::STAMP_BITS);

@@ -1,6 +1,6 @@
-//! The header that every extent on disk begins with, and its checksum and compression.
+//! The header at the beginning of every extent on disk, and the checksum and compression of extents.
 //!
-//! A page in memory begins with the same 40 bytes, so that a page that does not compress is written as it stands.
+//! A page in memory begins with the same 40 bytes, so a page that does not compress is written as it is.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -8,15 +8,15 @@
 //!      8     8  use of the segment that it was written in
 //!     16     4  keyspace
 //!     20     4  page; for a chunk of a large value, its index within the value
-//!     24     4  stored length in bytes, this header included
-//!     28     4  length once decompressed, this header included
+//!     24     4  stored length in bytes, including this header
+//!     28     4  decompressed length in bytes, including this header
 //!     32     1  kind
-//!     33     1  codec: 0 as it is, 1 lz4 (block format) behind the header
+//!     33     1  codec: 0 not compressed, 1 lz4 (block format) after the header
 //!     34     6  database: the low 48 bits of its identity
 //! ```
 //!
-//! Use and database are its *origin*: a write that was lost leaves an older extent in its place, which may be whole and
-//! of the same page, and one that went astray leaves another database's.
+//! Use and database are the extent's *origin*. A lost write leaves an older extent in its place, which may be whole and
+//! belong to the same page; a misdirected write leaves an extent of another database. The origin reveals both.
 
 use lz4_flex::block::{CompressTable, compress_into_with_table};
 
@@ -33,12 +33,12 @@ pub(crate) const CODEC_OFFSET: usize = 33;
 pub(crate) const DATABASE_OFFSET: usize = 34;
 /// Bytes of the header of an extent, and of a page.
 pub(crate) const HEADER_BYTES: usize = 40;
-/// The offset of a value's bytes: behind the header and the value id.
+/// The offset of a value's bytes: after the header and the value id.
 pub(crate) const VALUE_BYTES_OFFSET: usize = HEADER_BYTES + 8;
-/// Pages whose places one extent of kind `Table` holds, 8 bytes each.
+/// Number of pages whose addresses an extent of kind `Table` holds, 8 bytes each.
 pub(crate) const TABLE_PAGES: usize = 1024;
 
-/// Entries of one extent of kind `Segments`, 8 bytes each.
+/// Number of entries in an extent of kind `Segments`, 8 bytes each.
 pub(crate) const SEGMENT_TABLE_ENTRIES: usize = 512;
 
 const _: () = {
@@ -59,13 +59,13 @@ const _: () = {
 pub(crate) enum Kind {
     Leaf = 1,
     Inner = 2,
-    /// One chunk of a value that has extents of its own.
+    /// A chunk of a value that has extents of its own.
     Value = 3,
     /// Part of a page table's base image.
     Table = 4,
-    /// Part of the catalogue of a checkpoint.
+    /// Part of a checkpoint's catalogue.
     Catalogue = 5,
-    /// Changes of page tables within an epoch.
+    /// Changes of page tables in an epoch.
     Summary = 6,
     /// Part of the table of segments.
     Segments = 7,
@@ -128,12 +128,13 @@ const CODEC_LZ4: u8 = 1;
 /// Compression must save at least this share of a page to be worth undoing on every read: 1/8.
 const COMPRESSION_GAIN_SHARE: usize = 8;
 
-/// Room that encoding a page of so many bytes takes: more than what is stored, where compressing it is in vain.
+/// Returns the room that encoding a page of this size needs. This is more than the stored size if the page turns out
+/// not to compress.
 pub(crate) fn encoded_bytes_max(page_bytes: usize) -> usize {
     HEADER_BYTES + lz4_flex::block::get_maximum_output_size(page_bytes - HEADER_BYTES).max(page_bytes - HEADER_BYTES)
 }
 
-/// Encodes pages one after another, in memory that it keeps: what one page took is zeroed and freed for none.
+/// Encodes pages one after another in the same memory, so that no page costs zeroing and freeing it.
 #[derive(Default)]
 pub(crate) struct Encoder {
     table: CompressTable,
@@ -148,8 +149,9 @@ impl std::fmt::Debug for Encoder {
 }
 
 impl Encoder {
-    /// Encodes `page` (header included; its own header bytes are replaced) as an extent. Compresses if that saves an
-    /// eighth. The caller that assigns an address [seals](seal) the extent, and pads it to the unit of addresses.
+    /// Encodes `page` as an extent. The page begins with a header, whose bytes are replaced. Compresses the page if
+    /// that saves an eighth. The caller that assigns an address [seals](seal) the extent, and pads it to the unit of
+    /// addresses.
     pub(crate) fn encode(&mut self, page: &[u8], page_key: PageKey, kind: Kind) -> &[u8] {
         let bytes_max = encoded_bytes_max(page.len());
         if self.room.len() < bytes_max {
@@ -159,18 +161,18 @@ impl Encoder {
         self.encoded()
     }
 
-    /// The extent that was encoded last.
+    /// Returns the extent that was encoded last.
     pub(crate) fn encoded(&self) -> &[u8] {
         &self.room[..self.stored_bytes]
     }
 
-    /// Bytes of the longest extent that it has memory for.
+    /// Returns the bytes of memory that it holds for extents.
     pub(crate) fn room_bytes(&self) -> usize {
         self.room.len()
     }
 }
 
-/// Like [`Encoder::encode`] for a page of any size, to the beginning of `extent`, which has
+/// Like [`Encoder::encode`] for a page of any size, but encodes to the beginning of `extent`, which must have
 /// [room](encoded_bytes_max) for it. Returns the stored length.
 pub(crate) fn encode_into(page: &[u8], page_key: PageKey, kind: Kind, extent: &mut [u8]) -> usize {
     encode_with(page, page_key, kind, extent, &mut CompressTable::default())
@@ -198,11 +200,11 @@ fn encode_with(page: &[u8], page_key: PageKey, kind: Kind, extent: &mut [u8], ta
     stored
 }
 
-/// A verified extent: what its header says.
+/// The header of a verified extent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     pub(crate) page_key: PageKey,
-    /// Of the database only what an extent has room for.
+    /// Has only those bits of the database's id that an extent has room for.
     pub(crate) origin: Origin,
     pub(crate) kind: Kind,
     pub(crate) stored_bytes: usize,
@@ -210,7 +212,7 @@ pub(crate) struct Header {
     codec: u8,
 }
 
-/// Checks the checksum of the extent at the start of `bytes` and returns its header. Bytes behind it are ignored.
+/// Verifies the checksum of the extent at the start of `bytes` and returns its header. Ignores bytes after the extent.
 pub(crate) fn verify(bytes: &[u8]) -> Result<Header, ExtentError> {
     if bytes.len() < HEADER_BYTES {
         return Err(ExtentError::Length);
@@ -237,7 +239,7 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, ExtentError> {
 }
 
 impl Header {
-    /// Fails if the extent was written in another database or segment use.
+    /// Fails if the extent was written in another database or in another use of a segment.
     pub(crate) fn check(&self, expected: Origin) -> Result<(), ExtentError> {
         if self.origin.database.0 != expected.database.0 & DATABASE_MASK {
             return Err(ExtentError::Database);
@@ -255,7 +257,7 @@ fn database_of(bytes: &[u8]) -> DatabaseId {
     DatabaseId(u64::from_le_bytes(database))
 }
 
-/// Gives an extent its origin, and its checksum. `extent` is as long as it is stored.
+/// Sets the origin and the checksum of an extent. The length of `extent` must be the stored length.
 pub(crate) fn seal(extent: &mut [u8], origin: Origin) {
     assert!(extent.len() >= HEADER_BYTES && get_u32(extent, STORED_BYTES_OFFSET) as usize == extent.len());
     put_u64(extent, USE_OFFSET, origin.segment_use.0);
@@ -265,7 +267,7 @@ pub(crate) fn seal(extent: &mut [u8], origin: Origin) {
     put_u64(extent, CHECKSUM_OFFSET, sum);
 }
 
-/// Puts the extent that `header` describes into `page`, which is as long as the extent was before compression.
+/// Decompresses the extent that `header` describes into `page`, whose length must be the decompressed length.
 pub(crate) fn decode(bytes: &[u8], header: &Header, page: &mut [u8]) -> Result<(), ExtentError> {
     if page.len() != header.raw_bytes {
         return Err(ExtentError::Length);
@@ -292,7 +294,7 @@ mod tests {
     const WHO: PageKey = PageKey { keyspace: KeyspaceId(7), page: PageId(9) };
     const ORIGIN: Origin = Origin { database: DatabaseId(0xFEDC_BA98_7654_3210), segment_use: SegmentUse(3) };
 
-    /// An encoded extent decodes to the same page, compressed or not, also behind other bytes.
+    /// An encoded extent decodes to the same page, compressed or not, even if other bytes precede it.
     #[test]
     fn an_extent_comes_back() {
         let mut noise = vec![0u8; 4096];
@@ -316,7 +318,7 @@ mod tests {
         }
     }
 
-    /// Any flipped bit is noticed.
+    /// Any flipped bit is detected.
     #[test]
     fn any_flipped_bit_is_noticed() {
         let mut out = Encoder::default().encode(&[5u8; 512], WHO, Kind::Inner).to_vec();
@@ -328,7 +330,7 @@ mod tests {
         }
     }
 
-    /// An extent of another database, and one of any other use of its segment, however far, are told apart.
+    /// An extent of another database, or of any other use of its segment, is detected.
     #[test]
     fn another_origin_is_noticed() {
         let mut out = Encoder::default().encode(&[5u8; 512], WHO, Kind::Leaf).to_vec();

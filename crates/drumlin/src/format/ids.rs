@@ -1,4 +1,4 @@
-//! A type for each kind of number that is kept on disk.
+//! A type for each kind of number that is stored on disk.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
@@ -34,9 +34,10 @@ macro_rules! number {
 }
 
 number! {
-    /// The number of a page within its keyspace. Page 0 does not exist; page 1 is the root of the tree for ever.
+    /// The number of a page within its keyspace. Page 0 does not exist; page 1 is always the root of the tree.
     ///
-    /// 32 bits reach 16 TiB in a keyspace of 4 KiB pages and 256 TiB at 64 KiB, at a page table of 32 GiB.
+    /// 32 bits allow for 16 TiB in a keyspace of 4 KiB pages and for 256 TiB with 64 KiB pages, with a page table of 32
+    /// GiB.
     PageId(u32)
 }
 number! {
@@ -58,8 +59,8 @@ number! {
     Timestamp(u64)
 }
 number! {
-    /// The time between two checkpoints. The high 32 bits are the incarnation, so that an epoch that a power cut
-    /// interrupted can never be mistaken for one of a later opening.
+    /// The time between two checkpoints. The high 32 bits are the incarnation, so an epoch that a power cut interrupted
+    /// can't be mistaken for one of a later opening.
     Epoch(u64)
 }
 number! {
@@ -80,27 +81,27 @@ number! {
     crate SlotNumber(u32)
 }
 number! {
-    /// The number of a checkpoint: that of the first is 1.
+    /// The number of a checkpoint. The first is 1.
     crate CheckpointNumber(u64)
 }
 number! {
-    /// The number of a superblock, by which the newer of the two is told. It is also raised between checkpoints.
+    /// The number of a superblock, which tells the newer of the two. It is also raised between checkpoints.
     crate SuperblockNumber(u64)
 }
 number! {
-    /// The number of a chunk within a large value, from 0.
+    /// The number of a chunk within a large value, starting from 0.
     crate ChunkNumber(u32)
 }
 
-/// One use of a segment of the data file, from its being taken to its being free again. No two uses in a database have
-/// the same number: the opening is in the high 28 bits, what is below counts.
+/// One use of a segment of the data file, from the time when it is taken to the time when it is free again. No two uses
+/// in a database have the same number: the high 28 bits are the opening, the rest is a counter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct SegmentUse(pub(crate) u64);
 
 impl SegmentUse {
-    /// The use is unknown: its entry in the table of segments is corrupted.
+    /// The use is unknown, because its entry in the table of segments is corrupted.
     pub(crate) const UNKNOWN: SegmentUse = SegmentUse(u64::MAX);
-    /// Bits of the count: 2^36 segments of a megabyte are 64 PiB written in one opening.
+    /// Bits of the counter: 2^36 segments of a megabyte are 64 PiB written in one opening.
     pub(super) const COUNT_BITS: u32 = 36;
 
     /// The first use of an opening.
@@ -109,40 +110,40 @@ impl SegmentUse {
     }
 }
 
-/// The number of a value that has extents of its own; never used twice in one database.
+/// The number of a value that has extents of its own. Never used twice in one database.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct ValueId(pub(crate) u64);
 
-/// A database's own random number, by which its files and extents are told from those of others.
+/// A database's random number, which distinguishes its files and extents from those of other databases.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct DatabaseId(pub(crate) u64);
 
-/// A checkpoint's own random number: no two checkpoints have the same, not even those of two copies of a database. 0:
-/// it has none.
+/// A checkpoint's random number, or 0 if it has none. No two checkpoints have the same, not even in two copies of a
+/// database.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct CheckpointId(pub(crate) u64);
 
-/// A random number of one writing of a file of counts, by which its parts are told from older ones.
+/// A random number of each writing of a file of counts, which distinguishes its parts from older ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct CountsFileId(pub(crate) u64);
 
-/// A byte position in a stream of the log, which is one space of bytes over all its segments. It never turns back:
-/// 64 bits are 16 EiB of records.
+/// A byte position in a stream of the log, which is one space of bytes over all its segments. It never wraps around: 64
+/// bits are 16 EiB of records.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct StreamPosition(pub(crate) u64);
 
 impl StreamPosition {
     /// The beginning of a stream.
     pub(crate) const START: StreamPosition = StreamPosition(0);
-    /// Behind every record that a stream can have.
+    /// A position after every possible record of a stream.
     pub(crate) const MAX: StreamPosition = StreamPosition(u64::MAX);
 
-    /// The start of the block that the position lies in.
+    /// Returns the start of the block that contains the position.
     pub(crate) fn block_start(self) -> StreamPosition {
         StreamPosition(self.0 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64)
     }
 
-    /// The first start of a block at or behind the position; [`MAX`](Self::MAX) where there is none.
+    /// Returns the first start of a block at or after the position, or [`MAX`](Self::MAX) if there is none.
     pub(crate) fn block_end(self) -> StreamPosition {
         self.0.checked_next_multiple_of(BLOCK_BYTES as u64).map_or(StreamPosition::MAX, StreamPosition)
     }
@@ -166,7 +167,7 @@ impl AddAssign<u64> for StreamPosition {
     }
 }
 
-/// The bytes from the position on the right, which is not behind the other.
+/// Returns the number of bytes from the earlier position on the right.
 impl Sub for StreamPosition {
     type Output = u64;
 
@@ -181,7 +182,7 @@ impl fmt::Display for StreamPosition {
     }
 }
 
-/// One use of a file of the log as a segment: ascends within a stream, never given twice.
+/// One use of a log file as a segment. Ascends within a stream, and is never given out twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct UseNumber(pub(crate) u64);
 
@@ -189,7 +190,7 @@ impl UseNumber {
     /// The first use in a stream.
     pub(crate) const FIRST: UseNumber = UseNumber(1);
 
-    /// The use that follows.
+    /// Returns the next use.
     #[must_use]
     pub(crate) fn next(self) -> UseNumber {
         UseNumber(self.0 + 1)
@@ -203,12 +204,12 @@ impl fmt::Display for UseNumber {
 }
 
 impl StreamId {
-    /// The stream at this place among a log's.
+    /// Returns the id of the stream with this index.
     pub(crate) fn of_index(index: usize) -> StreamId {
         StreamId(u16::try_from(index).expect("there are fewer streams"))
     }
 
-    /// Its place among the streams of a log.
+    /// Returns the stream's index among the streams of a log.
     pub(crate) fn index(self) -> usize {
         usize::from(self.0)
     }
@@ -218,7 +219,7 @@ impl SlotNumber {
     /// The slot of a stream's first file.
     pub(crate) const FIRST: SlotNumber = SlotNumber(1);
 
-    /// The slot that follows.
+    /// Returns the next slot.
     #[must_use]
     pub(crate) fn next(self) -> SlotNumber {
         SlotNumber(self.0 + 1)
@@ -229,7 +230,7 @@ impl CheckpointNumber {
     /// The state before the first checkpoint.
     pub(crate) const NONE: CheckpointNumber = CheckpointNumber(0);
 
-    /// The checkpoint that follows.
+    /// Returns the number of the next checkpoint.
     #[must_use]
     pub(crate) fn next(self) -> CheckpointNumber {
         CheckpointNumber(self.0 + 1)
@@ -240,7 +241,7 @@ impl SuperblockNumber {
     /// The number of a new database's first superblock.
     pub(crate) const FIRST: SuperblockNumber = SuperblockNumber(1);
 
-    /// The superblock that follows.
+    /// Returns the number of the next superblock.
     #[must_use]
     pub(crate) fn next(self) -> SuperblockNumber {
         SuperblockNumber(self.0 + 1)
@@ -248,7 +249,7 @@ impl SuperblockNumber {
 }
 
 impl ChunkNumber {
-    /// The number of the extent in its header, where pages have theirs.
+    /// Returns the number that the extent's header has in place of a page number.
     pub(crate) fn as_page(self) -> PageId {
         PageId(self.0)
     }
@@ -262,7 +263,7 @@ impl PageId {
 }
 
 impl Timestamp {
-    /// The timestamp that follows.
+    /// Returns the next timestamp.
     #[must_use]
     pub fn next(self) -> Timestamp {
         Timestamp(self.0 + 1)
@@ -276,13 +277,13 @@ impl Epoch {
         Epoch((u64::from(incarnation.0) << 32) | 1)
     }
 
-    /// The epoch that follows within the same incarnation.
+    /// Returns the next epoch of the same incarnation.
     #[must_use]
     pub fn next(self) -> Epoch {
         Epoch(self.0 + 1)
     }
 
-    /// The opening of the database that the epoch belongs to.
+    /// Returns the opening of the database that the epoch belongs to.
     #[must_use]
     pub fn incarnation(self) -> Incarnation {
         Incarnation((self.0 >> 32) as u32)

@@ -1,6 +1,6 @@
 //! The header of a log segment and the header of a log record.
 //!
-//! The first block of a segment file is its header; only its first 512 bytes are used, so that a device writes it whole
+//! The first block of a segment file is its header. Only its first 512 bytes are used, so that a device writes it whole
 //! or not at all. A block of zeros is the header of a segment that was never used.
 //!
 //! ```text
@@ -16,14 +16,14 @@
 //!     24     8  identity of the database
 //!     32     8  use number: ascends within a stream, never used twice
 //!     40     8  position in the stream of the window's first byte
-//!     48     8  bytes of the window, which begins behind this block
+//!     48     8  bytes of the window, which begins after this block
 //!     56     8  lowest timestamp that a record starting in the window can have
 //!     64     8  durable horizon when this header was written
 //!     72     8  sequence number of the newest superblock when this header was written
 //!     80     8  XXH3-64 of the bytes from 0 to 80
 //! ```
 //!
-//! A record begins on a multiple of 8 bytes and may run on into the next segment, even within its header.
+//! A record begins at a multiple of 8 bytes and may extend into the next segment, even within its header.
 //!
 //! ```text
 //! RECORD HEADER
@@ -35,7 +35,7 @@
 //!     24     4  incarnation
 //!     28     4  bytes of the body, which follows this header and is padded with zeros to a multiple of 8
 //!     32     8  XXH3-64 of the body
-//!     40     8  XXH3-64 of the bytes from 0 to 40, seeded with where the record lies: see [`record_seed`]
+//!     40     8  XXH3-64 of the bytes from 0 to 40, with a seed that depends on the record's place: see [`record_seed`]
 //! ```
 
 use super::{
@@ -112,7 +112,7 @@ pub(crate) enum SegmentHeaderError {
 }
 
 impl SegmentHeader {
-    /// Writes the header to the start of `block` and zeros behind it.
+    /// Writes the header to the start of `block`, and zeros after it.
     pub(crate) fn encode(&self, block: &mut [u8]) {
         block.fill(0);
         block[MAGIC_OFFSET..MAGIC_OFFSET + 8].copy_from_slice(&SEGMENT_MAGIC);
@@ -132,7 +132,7 @@ impl SegmentHeader {
         put_u64(block, CHECKSUM_OFFSET, sum);
     }
 
-    /// The header at the start of `block`; `None` where the block is zeros.
+    /// Decodes the header at the start of `block`. Returns `None` if the block is zero.
     pub(crate) fn decode(block: &[u8]) -> Result<Option<SegmentHeader>, SegmentHeaderError> {
         if block.iter().all(|&byte| byte == 0) {
             return Ok(None);
@@ -168,7 +168,7 @@ impl SegmentHeader {
         Ok(Some(header))
     }
 
-    /// The seed of the checksums of all records that start in this window; their position is added to it.
+    /// Returns the seed for the checksums of all records that start in this window. Their position is added to it.
     pub(crate) fn seed(&self) -> u64 {
         let mut identity = [0; 24];
         put_u64(&mut identity, 0, self.database.0);
@@ -201,7 +201,7 @@ const _: () = {
     assert!(RECORD_HEADER_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES));
 };
 
-/// Records begin on multiples of this.
+/// Records begin at multiples of this.
 pub(crate) const RECORD_ALIGNMENT_BYTES: usize = 8;
 
 /// The first four bytes of every record, as an integer.
@@ -210,18 +210,18 @@ pub(crate) const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"dRec");
 /// The record names values in extents, which were synced before it was written.
 pub(crate) const FLAG_AFTER_DATA: u32 = 1;
 
-/// The bytes that a record with such a body takes in its stream.
+/// Returns the bytes that a record with a body of this length takes in its stream.
 pub(crate) const fn record_bytes(body_bytes: usize) -> usize {
     (RECORD_HEADER_BYTES + body_bytes).next_multiple_of(RECORD_ALIGNMENT_BYTES)
 }
 
-/// The seed of the checksum of a record's header. It is specific to the database, stream, segment use and position, so
-/// neither stale bytes nor a copy of a record within another's body ever verify.
+/// Returns the seed for the checksum of a record's header. It is specific to the database, stream, segment use and
+/// position. So neither stale bytes nor a copy of a record within another record's body ever verify.
 pub(crate) fn record_seed(segment_seed: u64, position: StreamPosition) -> u64 {
     segment_seed.wrapping_add(position.0)
 }
 
-/// The header in front of a record's body.
+/// The header before a record's body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RecordHeader {
     pub(crate) flags: u32,
@@ -246,7 +246,7 @@ impl RecordHeader {
         put_u64(bytes, RECORD_CHECKSUM_OFFSET, sum);
     }
 
-    /// The header at the start of `bytes`, if one with this seed is there.
+    /// Decodes the header at the start of `bytes`. Returns `None` unless it verifies with this seed.
     pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<RecordHeader> {
         let verifies = get_u32(bytes, RECORD_MAGIC_OFFSET) == RECORD_MAGIC
             && checksum(&bytes[..RECORD_CHECKSUM_OFFSET], seed) == get_u64(bytes, RECORD_CHECKSUM_OFFSET);
@@ -281,7 +281,7 @@ mod tests {
         }
     }
 
-    /// A segment header comes back, zeros are no header, and any flipped bit is noticed.
+    /// A segment header survives encoding, zeros decode to no header, and any flipped bit is detected.
     #[test]
     fn a_segment_header_comes_back() {
         let mut block = [0; 4096];
@@ -295,7 +295,7 @@ mod tests {
         }
     }
 
-    /// A record header comes back with its own seed only, and any flipped bit is noticed.
+    /// A record header survives encoding, verifies only with its own seed, and any flipped bit is detected.
     #[test]
     fn a_record_header_comes_back() {
         let header = RecordHeader {

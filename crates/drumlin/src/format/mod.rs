@@ -1,7 +1,7 @@
 //! Every persistent byte: offsets, encoding, decoding. No I/O happens here.
 //!
-//! All integers are little-endian. A field's offset is a constant, and the constants of a structure are checked at
-//! compile time to abut. `docs/format.md` repeats the tables for readers; a test compares the two.
+//! All integers are little-endian. A field's offset is a constant, and compile-time checks assert that the fields of a
+//! structure abut. `docs/format.md` has the tables for readers; a test compares it with the code.
 
 pub(crate) mod address;
 pub(crate) mod catalogue;
@@ -26,14 +26,13 @@ pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
 
 /// The format version that this code writes, and the only one that it reads.
 ///
-/// 2: an inner node's row is its separator and a page number. In version 1 another 12 bytes followed.
+/// Version 2: an inner node's row is its separator and a page number. In version 1 another 12 bytes followed.
 pub(crate) const FORMAT_VERSION: u32 = 2;
 
-/// Streams that a log may have: the superblock lists a range of each.
+/// Limit on the streams of a log. The superblock lists a range for each.
 pub(crate) const LOG_STREAM_COUNT_MAX: u16 = 64;
 
-/// Direct I/O happens in units of this many bytes; every file region that is written on its own starts and ends on such
-/// a boundary.
+/// The unit of direct I/O in bytes. Every file region that is written separately starts and ends on such a boundary.
 pub(crate) const BLOCK_BYTES: usize = 4096;
 
 /// Reads a little-endian `u16` at `offset`.
@@ -72,11 +71,11 @@ pub(crate) fn put_u64(bytes: &mut [u8], offset: usize, value: u64) {
     bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// XXH3-64 of `bytes`, mixed with `seed`: the checksum of everything Drumlin writes.
+/// Returns the checksum of everything that Drumlin writes: XXH3-64 of `bytes` with `seed`.
 #[inline]
 pub(crate) fn checksum(bytes: &[u8], seed: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(bytes, seed)
 }
 
-/// The [`checksum`], with seed 0, of bytes that come in parts.
+/// The [`checksum`], with seed 0, of bytes that arrive in parts.
 pub(crate) use xxhash_rust::xxh3::Xxh3Default as Checksum;

@@ -1,18 +1,18 @@
-//! A page of a tree: a leaf or an inner node. The rules that its bytes obey are in `tree/node`.
+//! A page of a tree: a leaf or an inner node. `tree/node` has the rules that its bytes obey.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
 //!      0    40  header of the extent
 //!     40     8  newest commit applied to the page; 0 in an inner node
 //!     48     2  slots: rows of a leaf, children of an inner node
-//!     50     2  heap: bytes from its first row to the fences, garbage included
+//!     50     2  heap: bytes from its first row to the fences, including garbage
 //!     52     2  garbage: bytes of the heap that belong to no row
 //!     54     2  prefix: leading bytes that both fences have in common; no row stores them
-//!     56     2  shared: bytes behind the prefix that every row begins with; the heads begin behind them
-//!     58     2  length of the lower fence, 0xFFFF where there is none
-//!     60     2  length of the upper fence, 0xFFFF where there is none
+//!     56     2  shared: bytes after the prefix with which every row begins; the heads begin after them
+//!     58     2  length of the lower fence, 0xFFFF if there is none
+//!     60     2  length of the upper fence, 0xFFFF if there is none
 //!     62     1  level: 0 for a leaf
-//!     63     1  run: how many insertions in a row went behind the last row (positive) or before the first (negative)
+//!     63     1  run: number of consecutive insertions after the last row (positive) or before the first (negative)
 //!     64   8 n  slots, in the order of their keys
 //!      .     .  zeros
 //!      .     .  heap: rows in any order, grows towards the slots
@@ -20,9 +20,9 @@
 //!      .     .  lower fence, whole, up to the end of the page
 //!
 //! A slot
-//!      0     4  head: the first four bytes of the suffix behind the shared bytes, big-endian, padded with zeros
+//!      0     4  head: the first four bytes of the suffix after the shared bytes, big-endian, padded with zeros
 //!      4     2  offset of the row in the page
-//!      6     2  length of the suffix; bit 15: the value is the reference of a large one
+//!      6     2  length of the suffix; bit 15: the value is a reference to a large one
 //!
 //! A row of a leaf
 //!      0     s  suffix: the key without the prefix
@@ -33,11 +33,11 @@
 //!      0     s  suffix of the separator: the smallest key that the child may hold, without the prefix
 //!      s     4  page of the child
 //!
-//! The reference of a large value
-//!      0     8  its length in bytes
+//! A reference to a large value
+//!      0     8  length of the value in bytes
 //!      8     8  identity
 //!     16     4  page of its first chunk
-//!     20     4  chunks
+//!     20     4  number of chunks
 //! ```
 
 use super::{ExtentAddress, PageId, ValueId, extent, get_u32, get_u64, put_u32, put_u64};
@@ -52,10 +52,10 @@ pub(crate) const LOWER_BYTES_OFFSET: usize = 58;
 pub(crate) const UPPER_BYTES_OFFSET: usize = 60;
 pub(crate) const LEVEL_OFFSET: usize = 62;
 pub(crate) const RUN_OFFSET: usize = 63;
-/// The offset of the slots: one cache line holds both headers, and eight slots fill the next.
+/// The offset of the slots. One cache line holds both headers, and eight slots fill the next.
 pub(crate) const SLOTS_OFFSET: usize = 64;
 
-/// The length of a fence that is not there.
+/// The length that stands for an absent fence.
 pub(crate) const FENCE_ABSENT: u16 = 0xFFFF;
 
 pub(crate) const SLOT_HEAD_OFFSET: usize = 0;
@@ -65,18 +65,18 @@ pub(crate) const SLOT_BYTES: usize = 8;
 /// Marks a slot whose value is a [`LargeRef`]. Suffixes are at most 16,384 bytes long, so the bit is free.
 pub(crate) const SLOT_LARGE_FLAG: u16 = 0x8000;
 
-/// Bytes before the value in a leaf's row, suffix aside.
+/// Bytes before the value in a leaf's row, not counting the suffix.
 pub(crate) const VALUE_LENGTH_BYTES: usize = 2;
 
 pub(crate) const CHILD_PAGE_OFFSET: usize = 0;
-/// Bytes of an inner node's row, suffix aside.
+/// Bytes of an inner node's row, not counting the suffix.
 pub(crate) const CHILD_BYTES: usize = 4;
 
 pub(super) const LARGE_LENGTH_OFFSET: usize = 0;
 pub(super) const LARGE_ID_OFFSET: usize = 8;
 pub(super) const LARGE_PAGE_OFFSET: usize = 16;
 pub(super) const LARGE_CHUNKS_OFFSET: usize = 20;
-/// Bytes of the reference of a large value.
+/// Bytes of a reference to a large value.
 pub(crate) const LARGE_REF_BYTES: usize = 24;
 
 const _: () = {
@@ -104,7 +104,8 @@ const _: () = {
     assert!(LARGE_REF_BYTES == LARGE_CHUNKS_OFFSET + 4);
 };
 
-/// Pages are powers of two between these. The smallest serve tests, where they make splits frequent.
+/// The size of a page is a power of two between these. The smallest sizes are for tests, in which they make splits
+/// frequent.
 pub(crate) const PAGE_BYTES_MIN: usize = 512;
 pub(crate) const PAGE_BYTES_MAX: usize = 65_536;
 
@@ -113,17 +114,17 @@ pub(crate) fn is_page_bytes(bytes: usize) -> bool {
     bytes.is_power_of_two() && (PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&bytes)
 }
 
-/// The longest key: a quarter of the page.
+/// Returns the length of the longest key: a quarter of the page.
 pub(crate) const fn key_bytes_max(page_bytes: usize) -> usize {
     page_bytes / 4
 }
 
-/// The longest value that is kept in the page beside a key: one whose row leaves the page room for another of its size,
-/// or a quarter of the page where the key is long.
+/// Returns the length of the longest value that is stored in the page with a key of this length. Its row takes at most
+/// three eighths of the page, or if the key is long the value gets a quarter of the page.
 ///
-/// No row takes more than half a page less its header, so it fits between two of the longest fences, a quarter of the
-/// page each, and a split always finds a way. Rows close to that bound would stand alone in pages that are half empty;
-/// so the bound is three eighths here.
+/// No row takes more than half a page less the page's header. So it fits between two fences of the greatest length, a
+/// quarter of the page each, and a split is always possible. Rows close to that limit would leave pages with a single
+/// row and half empty, so the limit here is three eighths.
 pub(crate) const fn inline_bytes_max(page_bytes: usize, key_bytes: usize) -> usize {
     let own_bytes = SLOTS_OFFSET + SLOT_BYTES + VALUE_LENGTH_BYTES;
     let beside_key = (page_bytes / 8 * 3).saturating_sub(own_bytes + key_bytes);
@@ -132,20 +133,20 @@ pub(crate) const fn inline_bytes_max(page_bytes: usize, key_bytes: usize) -> usi
 }
 
 const _: () = {
-    // A reference of a large value fits wherever an inline one does.
+    // A reference to a large value fits wherever an inline value does.
     assert!(inline_bytes_max(PAGE_BYTES_MIN, key_bytes_max(PAGE_BYTES_MIN)) >= LARGE_REF_BYTES);
     // An inner node between the longest fences has room for two children and the longest separator.
     assert!(PAGE_BYTES_MIN - 3 * key_bytes_max(PAGE_BYTES_MIN) >= SLOTS_OFFSET + 2 * (SLOT_BYTES + CHILD_BYTES));
-    // Lengths and offsets fit their fields, and the flag beside the suffix is free.
+    // Lengths and offsets fit their fields, and the flag next to the suffix's length is free.
     assert!(key_bytes_max(PAGE_BYTES_MAX) < SLOT_LARGE_FLAG as usize);
     assert!(PAGE_BYTES_MAX - SLOTS_OFFSET <= u16::MAX as usize);
 };
 
-/// The location of a large value.
+/// A reference to a large value: where it is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LargeRef {
     pub(crate) length: u64,
-    /// Told apart by this, whatever extents it has moved through.
+    /// Identifies the value, whatever extents it has moved through.
     pub(crate) id: ValueId,
     pub(crate) first_page: PageId,
     pub(crate) chunk_count: u32,
@@ -170,15 +171,15 @@ impl LargeRef {
         }
     }
 
-    /// Returns `true` if it can name a value: by pages that can exist, each with at least a byte of it and at most an
-    /// extent's.
+    /// Returns `true` if the reference can name a value: its pages can exist, and each holds at least one byte and at
+    /// most as many as an extent.
     pub(crate) fn is_plausible(&self) -> bool {
         let pages_end = self.first_page.0.checked_add(self.chunk_count);
         self.first_page != PageId::NONE && pages_end.is_some() && is_value_length(self.length, self.chunk_count)
     }
 }
 
-/// Returns `true` if so many extents can hold a value of this length.
+/// Returns `true` if this many extents can hold a value of this length.
 pub(crate) fn is_value_length(length: u64, chunk_count: u32) -> bool {
     let chunk_count = u64::from(chunk_count);
     chunk_count > 0 && (chunk_count..=chunk_count * ExtentAddress::EXTENT_BYTES_MAX).contains(&length)

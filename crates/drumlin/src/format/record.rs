@@ -1,6 +1,6 @@
 //! The body of a log record: what one commit did, in absolute terms.
 //!
-//! A list of operations, each a kind (1 byte), a keyspace (4), and:
+//! A list of operations. Each begins with a kind (1 byte) and a keyspace (4), followed by:
 //!
 //! ```text
 //! 1 put          key length (2)  value length (4)  key  value
@@ -13,7 +13,7 @@
 //!                of each run of segments: first (4), how many (4), use of the first (8)
 //! ```
 //!
-//! Keys of one record ascend within a keyspace, and none occurs twice.
+//! The keys of a record ascend within a keyspace, and none occurs twice.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, SegmentId, SegmentUse, ValueId};
@@ -25,7 +25,7 @@ const CREATE: u8 = 4;
 const DROP: u8 = 5;
 const ATTACH: u8 = 6;
 
-/// One thing that a commit did.
+/// One operation of a commit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Operation<'a> {
     Put { key: &'a [u8], value: &'a [u8] },
@@ -36,28 +36,29 @@ pub(crate) enum Operation<'a> {
     Attach(Attachment),
 }
 
-/// A bulk load's pages, which become those of a keyspace without rows.
+/// The pages of a bulk load, which become the pages of a keyspace without rows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Attachment {
     pub(crate) rows: u64,
     pub(crate) root: ExtentRef,
-    /// The chunks of the keyspace's page table that name the other pages, ascending: each its number and its image.
+    /// The chunks of the keyspace's page table that name the other pages, in ascending order: the number and the image
+    /// of each.
     pub(crate) images: Vec<(u32, ExtentRef)>,
-    /// The segments that all of these lie in, ascending.
+    /// The segments that contain all of these extents, in ascending order.
     pub(crate) segments: Vec<SegmentRun>,
 }
 
-/// Segments that follow each other, in uses that do.
+/// Consecutive segments with consecutive uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentRun {
     pub(crate) first: SegmentId,
     pub(crate) count: u32,
-    /// Of the first.
+    /// The use of the first segment.
     pub(crate) segment_use: SegmentUse,
 }
 
 impl Attachment {
-    /// The use of a segment, if it is one of them.
+    /// Returns the use of a segment, if it is one of the attachment's.
     pub(crate) fn use_of(&self, segment: SegmentId) -> Option<SegmentUse> {
         let after = self.segments.partition_point(|run| run.first <= segment);
         let run = self.segments.get(after.checked_sub(1)?)?;
@@ -65,7 +66,7 @@ impl Attachment {
         (offset < run.count).then(|| SegmentUse(run.segment_use.0 + u64::from(offset)))
     }
 
-    /// Makes runs of segments in ascending order.
+    /// Combines segments, given in ascending order, into runs.
     pub(crate) fn runs(segments: impl IntoIterator<Item = (SegmentId, SegmentUse)>) -> Vec<SegmentRun> {
         let mut runs: Vec<SegmentRun> = Vec::new();
         for (segment, segment_use) in segments {
@@ -83,7 +84,7 @@ impl Attachment {
     }
 }
 
-/// Bytes of an operation without its key, value and addresses.
+/// Bytes of an operation, not counting its key, value and addresses.
 pub(crate) const PUT_BYTES: usize = 5 + 2 + 4;
 pub(crate) const PUT_LARGE_BYTES: usize = 5 + 2 + 8 + 8 + 4;
 pub(crate) const REMOVE_BYTES: usize = 5 + 2;
@@ -158,7 +159,7 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
     debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
 }
 
-/// The operations of a body. Ends with `None` in place of an operation where the body is malformed.
+/// Decodes the operations of a body. If the body is malformed, yields `None` at that point and ends.
 pub(crate) fn decode(body: &[u8]) -> impl Iterator<Item = Option<(KeyspaceId, Operation<'_>)>> {
     let mut rest = body;
     std::iter::from_fn(move || {
@@ -191,7 +192,7 @@ fn take_u64(rest: &mut &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(take(rest, 8)?.try_into().ok()?))
 }
 
-/// An extent that is named; `None` where there is none.
+/// Takes a reference to an extent. Returns `None` if it names none or is malformed.
 fn take_extent(rest: &mut &[u8]) -> Option<ExtentRef> {
     ExtentRef::from_bytes(take(rest, ExtentRef::BYTES)?).filter(|extent| *extent != ExtentRef::NONE)
 }
@@ -278,7 +279,7 @@ mod tests {
         }
     }
 
-    /// Runs tell of each segment what they were made of, and of no other.
+    /// Runs return the use of each segment that they were made of, and of no other.
     #[test]
     fn runs_of_segments_tell_their_uses() {
         let attachment = attachment();
@@ -287,8 +288,8 @@ mod tests {
         assert!(uses.eq([0, 0, 0, 7, 8, 9, 11, 0, 0, 12, 0, 0]));
     }
 
-    /// Every operation survives its bytes; a body cut short, or a value that its extents can't hold, is refused without
-    /// a panic.
+    /// Every operation survives encoding. A body that is cut short, or a value that its extents can't hold, is refused
+    /// without a panic.
     #[test]
     fn operations_survive_their_bytes() {
         let operations = [

@@ -1,8 +1,8 @@
-//! The list of resident pages: those that were in memory when it was written, for the next opening to read ahead of
-//! their first use. It is advice: a page that it names wrongly is passed over, or read in vain.
+//! The list of resident pages: the pages that were in memory when the list was written, which the next opening reads
+//! before they are first used. It is advice: a wrong entry is ignored, or costs a useless read.
 //!
-//! The file `resident` is a row of blocks, each of which verifies by itself, so that a list that was only half written
-//! has whole blocks of it, or of the one before:
+//! The file `resident` is a sequence of blocks, each of which is verified separately. So a list that was only half
+//! written still has valid blocks of its own or of the list before:
 //!
 //! ```text
 //! OFFSET   SIZE  DESCRIPTION
@@ -44,7 +44,7 @@ pub(crate) const VALUE_OFFSET: usize = 12;
 /// Bytes of a page in the list.
 pub(crate) const RESIDENT_PAGE_BYTES: usize = 20;
 
-/// Pages that a block lists, at most.
+/// Limit on the pages that a block lists.
 pub(crate) const RESIDENT_BLOCK_PAGES: usize = (RESIDENT_BLOCK_BYTES - PAGES_OFFSET) / RESIDENT_PAGE_BYTES;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"DRUMRES\n");
@@ -63,13 +63,13 @@ const _: () = {
     assert!(RESIDENT_PAGE_BYTES == VALUE_OFFSET + 8);
 };
 
-/// A page in memory.
+/// An entry of the list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ResidentPage {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) page: PageId,
     pub(crate) frame_bytes: u32,
-    /// `None`: it is a node.
+    /// `None` if the page is a node.
     pub(crate) value: Option<ValueId>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn is_list(block: &[u8]) -> bool {
     block.len() >= VERSION_OFFSET && get_u64(block, MAGIC_OFFSET) == MAGIC
 }
 
-/// Reads the pages that a block of this database lists. `None` if it is damaged, foreign or of another version.
+/// Decodes the pages listed in a block. Returns `None` if it is damaged, of another database or of another version.
 pub(crate) fn decode(database: DatabaseId, block: &[u8]) -> Option<Vec<ResidentPage>> {
     let is_sound = block.len() == RESIDENT_BLOCK_BYTES
         && get_u64(block, MAGIC_OFFSET) == MAGIC
@@ -121,7 +121,7 @@ pub(crate) fn decode(database: DatabaseId, block: &[u8]) -> Option<Vec<ResidentP
 mod tests {
     use super::*;
 
-    /// A list comes back, of its own database alone, and any flipped bit is noticed.
+    /// A list survives encoding, is valid only in its own database, and any flipped bit is detected.
     #[test]
     fn a_list_comes_back() {
         let page = |number: u32| ResidentPage {

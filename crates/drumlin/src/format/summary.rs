@@ -1,13 +1,13 @@
-//! Summaries: how page tables changed within an epoch.
+//! Summaries: the changes of page tables in an epoch.
 //!
-//! The payload of an extent of kind `Summary` (behind the extent's header) is a list of entries:
+//! The payload of an extent of kind `Summary`, after the extent's header, is a list of entries:
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
 //!      0     4  keyspace
 //!      4     4  page; 0: the keyspace was dropped, and all its pages with it
-//!      8     8  where the page now is; 0: it was freed
-//!     16     4  sequence number within the epoch: of two entries for one page the higher holds
+//!      8     8  the page's new place; 0: it was freed
+//!     16     4  sequence number within the epoch: of two entries for a page, the higher one counts
 //!     20     4  zero
 //! ```
 
@@ -28,12 +28,12 @@ const _: () = {
     assert!(TABLE_CHANGE_BYTES == ZERO_OFFSET + 4);
 };
 
-/// One change of one page's entry.
+/// A change of a page's entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TableChange {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) page: PageId,
-    /// The page's address; [`ExtentAddress::NONE`] if it was freed.
+    /// The page's new address, or [`ExtentAddress::NONE`] if it was freed.
     pub(crate) address: ExtentAddress,
     pub(crate) sequence: u32,
 }
@@ -49,7 +49,7 @@ pub(crate) fn encode(change: &TableChange, out: &mut Vec<u8>) {
     put_u32(bytes, SEQUENCE_OFFSET, change.sequence);
 }
 
-/// Reads all changes of a payload; `None` where it is malformed.
+/// Decodes all changes of a payload. Returns `None` if it is malformed.
 pub(crate) fn decode(payload: &[u8]) -> Option<Vec<TableChange>> {
     if !payload.len().is_multiple_of(TABLE_CHANGE_BYTES) {
         return None;

@@ -1,7 +1,7 @@
 //! The superblock: which checkpoint is the newest, and where its catalogue lies.
 //!
-//! Two of them, at the file offsets [`SLOT_OFFSETS`], written in turn; the valid one with the higher sequence number
-//! holds.
+//! There are two superblocks, at the file offsets [`SLOT_OFFSETS`], which are written alternately. The valid one with
+//! the higher sequence number counts.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -13,15 +13,15 @@
 //!     32     8  identity of the database, random
 //!     40     8  segment size in bytes
 //!     48     8  sequence number of the checkpoint
-//!     56     8  timestamp of the checkpoint: the state is exactly that after this commit
-//!     64     8  epoch of the checkpoint; 0: there is none yet
+//!     56     8  timestamp of the checkpoint: it has exactly the state after this commit
+//!     64     8  epoch of the checkpoint; 0: there is no checkpoint yet
 //!     72     8  length of the catalogue in bytes
 //!     80     4  number of incarnations listed (up to 64)
 //!     84     4  number of the log's ranges listed (up to 64)
 //!     88   768  incarnations, 12 bytes each: number (4), the first timestamp of its commits (8)
 //!    856    16  the catalogue's last part: place (8), use of its segment (8)
-//!    872  1536  ranges of the log that must be there, 24 bytes each: stream (8), its position from (8) and to (8)
-//!   2408     8  1: the database was closed, and the log holds nothing above the checkpoint; 0: it may
+//!    872  1536  ranges of the log that must exist, 24 bytes each: stream (8), its position from (8) and to (8)
+//!   2408     8  1: the database was closed, and the log holds nothing above the checkpoint; 0: the log may
 //!   2416     8  identity of the checkpoint, random; 0: it has none
 //!   2424  1672  zero
 //! ```
@@ -32,7 +32,8 @@ use super::{
     put_u64,
 };
 
-/// The offsets of the two superblocks in the data file: blocks apart, so that no write can damage both.
+/// The offsets of the two superblocks in the data file. They are several blocks apart, so that no write can damage
+/// both.
 pub(crate) const SLOT_OFFSETS: [u64; 2] = [0, 8 * BLOCK_BYTES as u64];
 
 pub(crate) const MAGIC: [u8; 8] = *b"DRUMLIN\n";
@@ -94,29 +95,29 @@ pub(crate) struct Superblock {
     pub(crate) timestamp: Timestamp,
     pub(crate) epoch: Epoch,
     pub(crate) catalogue_bytes: u64,
-    /// The last part of the catalogue, which names the one before it; none before the first checkpoint.
+    /// The last part of the catalogue, which names the part before it. `NONE` before the first checkpoint.
     pub(crate) catalogue: ExtentRef,
-    /// Ascending; each with the first timestamp that it gave out.
+    /// In ascending order, each with the first timestamp that it assigned.
     pub(crate) incarnations: Vec<(Incarnation, Timestamp)>,
-    /// The log ranges that must exist. Empty once the database was closed: then nothing of the log is needed.
+    /// The log ranges that must exist. Empty if the database was closed, because then nothing in the log is needed.
     pub(crate) log: Vec<LogRange>,
-    /// The database was closed, and no opening has written since: the log holds nothing above the checkpoint.
+    /// The database was closed and no opening has written since, so the log holds nothing above the checkpoint.
     pub(crate) is_closed: bool,
-    /// The identity of the checkpoint, by which files beside it say that they are of it.
+    /// The identity of the checkpoint. Files that accompany the checkpoint name it.
     pub(crate) checkpoint_id: CheckpointId,
 }
 
-/// A range of a stream of the log, covered by windows of segments without a gap.
+/// A range of a stream of the log. Windows of segments cover it without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LogRange {
     pub(crate) stream: StreamId,
     /// The start of the oldest window that is needed.
     pub(crate) from: StreamPosition,
-    /// The end of the newest.
+    /// The end of the newest window.
     pub(crate) to: StreamPosition,
 }
 
-/// Why a block is no superblock.
+/// The reason why a block is not a valid superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum SuperblockError {
     #[error("it does not begin as a superblock")]
@@ -134,7 +135,7 @@ pub(crate) enum SuperblockError {
 }
 
 impl Superblock {
-    /// The block as it is written.
+    /// Returns the block that is written.
     pub(crate) fn encode(&self) -> [u8; BLOCK_BYTES] {
         assert!(self.incarnations.len() <= INCARNATION_COUNT_MAX);
         assert!(self.log.len() <= LOG_RANGE_COUNT_MAX);
@@ -171,7 +172,7 @@ impl Superblock {
         block
     }
 
-    /// Reads a block that may be anything.
+    /// Decodes a block whose bytes may be anything.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockError> {
         if bytes.len() != BLOCK_BYTES || bytes[MAGIC_OFFSET..MAGIC_OFFSET + 8] != MAGIC {
             return Err(SuperblockError::Magic);
@@ -266,7 +267,7 @@ mod tests {
         }
     }
 
-    /// A superblock survives its block, and any flipped bit of what is in use is noticed.
+    /// A superblock survives encoding, and any flipped bit of the fields in use is detected.
     #[test]
     fn a_superblock_survives_its_block() {
         let mut block = sample().encode();
