@@ -1,9 +1,9 @@
-//! Values that one owner at a time reaches.
+//! Values that only their exclusive owner can access.
 
 use std::sync::{Mutex, PoisonError};
 
-/// A value reached through `&mut` alone, and so shared between threads, `Sync`, whatever it is: futures are seldom.
-/// The mutex is never locked; it says in safe code that `&Exclusive` gives nothing away.
+/// A value that is only accessible through `&mut`, and is therefore `Sync` whatever its type, such as a future that is
+/// not. The mutex is never locked; it expresses in safe code that `&Exclusive` gives no access.
 pub(crate) struct Exclusive<T>(Mutex<T>);
 
 impl<T> Exclusive<T> {

@@ -1,8 +1,8 @@
 //! The primitives that threads wait on: locks, condition variables, parking, back-off.
 //!
 //! The library waits only through this module and the I/O backends, so that a simulation can replace the operating
-//! system's scheduler: with the feature `sim`, [`scheduler`] and `simulated` do. Threads outside of a simulation wait
-//! as usual.
+//! system's scheduler. With the feature `sim`, [`scheduler`] and `simulated` do that. Threads outside of a simulation
+//! wait as usual.
 
 mod exclusive;
 mod random;
@@ -40,8 +40,8 @@ mod system {
 
     use std::sync::PoisonError;
 
-    /// A lock that every commit shares and few threads take alone. To share it touches a cache line that few other
-    /// threads touch; to have it alone takes as long as some ten locks.
+    /// A lock that every commit takes shared and that is rarely taken exclusively. Taking it shared touches a cache
+    /// line that few other threads touch. Taking it exclusively costs as much as some ten locks.
     #[derive(Debug)]
     pub(crate) struct ShardedLock<T>(crossbeam_utils::sync::ShardedLock<T>);
 
@@ -60,25 +60,25 @@ mod system {
         }
     }
 
-    /// Waits until a thread has ended.
+    /// Waits for a thread to end.
     pub(crate) fn join(thread: std::thread::JoinHandle<()>) -> std::thread::Result<()> {
         thread.join()
     }
 
-    /// The number that a simulation gives the calling thread.
+    /// Returns the number that a simulation has given to the calling thread.
     #[inline]
     pub(crate) fn thread_number() -> Option<usize> {
         None
     }
 }
 
-/// No simulation: no thread is a task of one.
+/// Stands in for the scheduler in builds without simulations, in which no thread is a task.
 #[cfg(not(feature = "sim"))]
 pub(crate) mod scheduler {
     use std::thread::JoinHandle;
     use std::time::Duration;
 
-    /// A task of a simulation: there is none.
+    /// A task of a simulation. It can't exist here.
     pub(crate) enum Task {}
 
     pub(crate) fn current() -> Option<Task> {
@@ -108,7 +108,7 @@ pub(crate) mod scheduler {
     }
 }
 
-// Under `--cfg drumlin_loom` the parts that have models use its atomics.
+// Under `--cfg drumlin_loom` the code that has models uses loom's atomics.
 #[cfg(drumlin_loom)]
 pub(crate) use loom::sync::atomic;
 #[cfg(not(drumlin_loom))]

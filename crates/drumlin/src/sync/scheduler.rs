@@ -1,19 +1,19 @@
 //! A scheduler whose every decision follows from a seed.
 //!
-//! A simulation's threads, its *tasks*, are operating-system threads of which only one runs at a time. That task holds
-//! the baton and passes it on when it waits, and by chance at each *point*: when it takes or releases a lock, wakes
-//! another, requests I/O, or passes a mark. The next task is drawn at random. Time is virtual: it advances a little at
-//! each point, and leaps to the next deadline when all tasks wait.
+//! A simulation's threads, its *tasks*, are operating-system threads of which only one runs at a time. The running task
+//! holds the baton. It passes the baton on when it waits, and at random at each *point*: when it takes or releases a
+//! lock, wakes another task, requests I/O, or passes a coverage mark. The next task is drawn at random. Time is
+//! virtual: it advances a little at each point, and jumps to the next deadline when all tasks wait.
 //!
 //! # Invariants
-//! 1. One task runs; all others wait for the baton. So actions between two points need no further order.
-//! 2. Every draw comes from the simulation's one generator, in the order of the points. So the same seed gives the same
-//!    course, as long as nothing else differs between two runs: see `docs/testing.md`.
-//! 3. If no task can run and none has a deadline, the simulation is deadlocked: it ends with a report of what each task
+//! 1. One task runs; all others wait for the baton. So actions between two points need no further synchronisation.
+//! 2. Every random draw comes from the simulation's one generator, in the order of the points. So the same seed gives
+//!    the same course, as long as nothing else differs between two runs: see `docs/testing.md`.
+//! 3. If no task can run and none has a deadline, the simulation is deadlocked. It ends with a report of what each task
 //!    waits for, and where.
 //!
 //! A simulation that fails (by a panic, a deadlock, or by making no progress for too long) leaves its other threads
-//! waiting for ever: they hold locks on state that is no longer consistent.
+//! waiting forever, because they hold locks on state that is no longer consistent.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -28,18 +28,19 @@ use std::time::Duration;
 use super::Random;
 use super::random::mix;
 
-/// The interval between checks for a hanging simulation; after `LOOKS_MAX` checks without progress it hangs.
+/// The interval between checks for progress. After `LOOKS_MAX` checks without progress, the simulation counts as
+/// hanging.
 const LOOK: Duration = Duration::from_secs(5);
 const LOOKS_MAX: u32 = 12;
 
 /// The rules by which tasks take turns.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
-    /// Everything that is drawn follows from it.
+    /// The seed from which everything is drawn.
     pub seed: u64,
-    /// A task that could go on gives way once in so many points.
+    /// A task that could continue yields at one point in this many.
     pub switch_one_in: u64,
-    /// The most time that passes at a point.
+    /// The most virtual time that passes at a point.
     pub step_nanos_max: u64,
     /// The number of points after which a livelock is assumed.
     pub points_max: u64,
@@ -50,9 +51,9 @@ pub struct Schedule {
 pub struct Outcome<T> {
     /// The result of the first task, or the reason why the simulation failed.
     pub result: Result<T, String>,
-    /// A number that two runs share only if they went the same way.
+    /// A number that two runs share only if they took the same course.
     pub trace: u64,
-    /// The time that it took by its own clock.
+    /// The duration in virtual time.
     pub duration: Duration,
     /// The number of points passed.
     pub points: u64,
@@ -61,7 +62,7 @@ pub struct Outcome<T> {
 /// The state of a waiting task, for deadlock reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// The object that it waits for: an address, or a number that no address has.
+    /// The object that it waits for: an address, or a number that can't be an address.
     pub(crate) what: usize,
     pub(crate) kind: &'static str,
     pub(crate) place: &'static Location<'static>,
@@ -71,7 +72,7 @@ pub(crate) struct Wait {
 
 #[derive(Debug)]
 enum Mode {
-    /// The number is not in use.
+    /// The slot is not in use.
     Free,
     Runnable,
     Running,
@@ -84,9 +85,9 @@ struct Slot {
     mode: Mode,
     baton: Arc<Baton>,
     thread: Option<ThreadId>,
-    /// It was unparked and has not parked since.
+    /// The task was unparked and has not parked since.
     token: bool,
-    /// Its last wait ended at its deadline.
+    /// The task's last wait ended at its deadline.
     late: bool,
 }
 
@@ -116,7 +117,7 @@ struct State {
     now_nanos: u64,
     slots: Vec<Slot>,
     runnable: Vec<usize>,
-    /// Those who wait, and for what; in the order in which they began.
+    /// The objects and the tasks waiting for them, in the order in which they began to wait.
     waiting: Vec<(usize, usize)>,
     deadlines: BTreeSet<(u64, u64, usize)>,
     deadline_count: u64,
@@ -146,13 +147,13 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<Task>>> = const { RefCell::new(None) };
 }
 
-/// The calling thread's task, if it belongs to a simulation.
+/// Returns the calling thread's task, if it belongs to a simulation.
 #[inline]
 pub(crate) fn current() -> Option<Rc<Task>> {
     CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
 }
 
-/// Runs `body` as the first task of a simulation, until all its tasks have ended.
+/// Runs `body` as the first task of a simulation, until all tasks of the simulation have ended.
 pub fn run<T: Send + 'static>(schedule: Schedule, body: impl FnOnce() -> T + Send + 'static) -> Outcome<T> {
     tell_panics();
     let scheduler = Arc::new(Scheduler {
@@ -204,7 +205,7 @@ pub fn run<T: Send + 'static>(schedule: Schedule, body: impl FnOnce() -> T + Sen
     Outcome { result: value.ok_or(outcome.result.err().unwrap_or_default()), ..outcome }
 }
 
-/// Has panics of tasks recorded as failures of their simulation.
+/// Installs a hook that records panics of tasks as failures of their simulation.
 fn tell_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -227,7 +228,7 @@ impl Scheduler {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Notes the first failure.
+    /// Records a failure, unless one was recorded before.
     fn fail(&self, text: String) {
         let mut state = self.lock();
         if state.failure.is_none() {
@@ -263,7 +264,7 @@ impl Scheduler {
         state
     }
 
-    /// Starts a task; it runs when its turn comes.
+    /// Starts a task, which runs when its turn comes.
     pub(crate) fn start(
         self: &Arc<Self>,
         name: &str,
@@ -313,7 +314,7 @@ impl Scheduler {
         started
     }
 
-    /// A task's last step.
+    /// Ends a task and passes the baton on.
     fn end(&self, number: usize, ended: &thread::Result<()>) {
         let mut state = self.lock();
         if ended.is_err() || state.failure.is_some() {
@@ -333,7 +334,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives the baton to the next task, unless it is `state.running`'s own again.
+    /// Gives the baton to the next task. Returns its number, or `None` if the simulation is deadlocked.
     fn pass_on(&self, mut state: MutexGuard<'_, State>) -> Option<usize> {
         let Some(next) = state.choose() else {
             let text = format!("deadlock: no task can run, and none has a deadline\n{}", state.tell());
@@ -349,9 +350,9 @@ impl Scheduler {
     }
 }
 
-/// The objects of tasks that join another: larger than any address.
+/// Marks the numbers that stand for joining a task. They are larger than any address.
 const JOIN: usize = 1 << 63;
-/// The objects of tasks that are parked or asleep.
+/// Marks the numbers that stand for being parked or asleep.
 const PARKED: usize = 1 << 62;
 
 impl State {
@@ -363,7 +364,7 @@ impl State {
         self.trace = mix(self.trace ^ what).wrapping_add(0x9E37_79B9_7F4A_7C15);
     }
 
-    /// Makes those runnable whose deadline has come.
+    /// Makes the tasks runnable whose deadline has passed.
     fn pass_deadlines(&mut self) {
         while let Some(&(at, count, number)) = self.deadlines.first()
             && at <= self.now_nanos
@@ -376,7 +377,7 @@ impl State {
         }
     }
 
-    /// The task to run next, which runs from now on.
+    /// Chooses the next task and marks it as running.
     fn choose(&mut self) -> Option<usize> {
         if self.runnable.is_empty() {
             let &(at, ..) = self.deadlines.first()?;
@@ -391,7 +392,7 @@ impl State {
         Some(next)
     }
 
-    /// Makes those runnable who wait for `what`.
+    /// Makes all tasks runnable that wait for `what`.
     fn wake(&mut self, what: usize) {
         let mut index = 0;
         while index < self.waiting.len() {
@@ -404,7 +405,7 @@ impl State {
         }
     }
 
-    /// Ends the wait of a task that was taken off the list.
+    /// Ends the wait of a task that was removed from the list.
     fn run_again(&mut self, number: usize) {
         if let Mode::Waiting(_, Some((at, count))) = self.slots[number].mode {
             self.deadlines.remove(&(at, count, number));
@@ -443,7 +444,7 @@ impl Task {
         self.scheduler.start(name, body)
     }
 
-    /// A moment at which another task may go on instead.
+    /// A point: another task may run instead of this one.
     #[inline]
     pub(crate) fn point(&self) {
         self.scheduler.steps.fetch_add(1, Ordering::Relaxed);
@@ -464,7 +465,7 @@ impl Task {
         self.switch(state);
     }
 
-    /// Ends the simulation, which goes on and on.
+    /// Fails the simulation because it does not end.
     fn give_up(&self, mut state: MutexGuard<'_, State>) -> ! {
         let trace = std::backtrace::Backtrace::force_capture();
         let text = format!("no end after {} points; {} runs:\n{}\n{trace}", state.points, self.number, state.tell());
@@ -488,7 +489,7 @@ impl Task {
         }
     }
 
-    /// Waits until another task wakes the waiters of `wait.what`, or until the deadline; returns `true` if the deadline
+    /// Waits until another task wakes the waiters of `wait.what`, or until the deadline. Returns `true` if the deadline
     /// passed.
     pub(crate) fn wait(&self, wait: Wait, deadline: Option<Duration>) -> bool {
         let mut state = self.scheduler.lock();
@@ -512,13 +513,13 @@ impl Task {
         state.waiting.push((wait.what, self.number));
     }
 
-    /// Makes those runnable who wait for `what`.
+    /// Makes all tasks runnable that wait for `what`.
     #[inline]
     pub(crate) fn wake(&self, what: usize) {
         self.scheduler.lock().wake(what);
     }
 
-    /// One of those who wait for `what`, drawn, goes on.
+    /// Makes one task runnable, drawn at random from those that wait for `what`. Returns `false` if there is none.
     pub(crate) fn wake_one(&self, what: usize) -> bool {
         let mut state = self.scheduler.lock();
         let count = state.waiting.iter().filter(|(other, _)| *other == what).count() as u64;
@@ -544,7 +545,7 @@ impl Task {
         self.scheduler.lock().random.next()
     }
 
-    /// Notes something that two runs of the same seed must have in common.
+    /// Records a number that must be the same in two runs of the same seed.
     pub(crate) fn note(&self, what: u64) {
         self.scheduler.lock().note(what);
     }
@@ -572,7 +573,7 @@ impl Task {
         self.scheduler.lock().slots[self.number].token = false;
     }
 
-    /// Lets a parked task go on, or its next parking end at once.
+    /// Wakes a parked task, or makes its next parking return immediately.
     pub(crate) fn unpark(&self, thread: ThreadId) {
         {
             let mut state = self.scheduler.lock();
@@ -613,7 +614,7 @@ mod tests {
         current().expect("in a simulation").scheduler.start(name, Box::new(body)).unwrap()
     }
 
-    /// The order in which three tasks get a lock: the same from the same seed, and not the same from all.
+    /// Returns the order in which three tasks get a lock. It is the same for the same seed, and differs between seeds.
     fn order(seed: u64) -> (Vec<usize>, u64) {
         let outcome = run(schedule(seed), || {
             let order = Arc::new(sync::Mutex::new(Vec::new()));
@@ -642,7 +643,7 @@ mod tests {
         }
     }
 
-    /// Two tasks that take two locks in different orders meet sooner or later, and the report says where.
+    /// Two tasks that take two locks in opposite orders deadlock for some seeds, and the report says where.
     #[test]
     fn a_deadlock_is_told() {
         let failures = (0..20).filter_map(|seed| {
@@ -669,7 +670,7 @@ mod tests {
         }
     }
 
-    /// Hours pass in an instant, in order.
+    /// Hours pass instantly, and in order.
     #[test]
     fn time_leaps() {
         let outcome = run(schedule(1), || {

@@ -1,8 +1,9 @@
-//! The primitives of [`sync`](super) where a simulation may stand in: each is the system's own, and asks the scheduler
+//! The primitives of [`sync`](super) for builds with simulations. Each wraps the system's own, and asks the scheduler
 //! first if the calling thread belongs to a simulation.
 //!
-//! They are as strict as those that they stand for, or stricter: a reader waits behind a writer that waits, so that
-//! taking a shared lock twice may end in a deadlock, as it may outside; which waiter `notify_one` wakes is drawn.
+//! They are as strict as those that they replace, or stricter. A reader waits behind a waiting writer, so taking a
+//! shared lock twice may deadlock, as it may outside of a simulation. The waiter that `notify_one` wakes is drawn at
+//! random.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -13,12 +14,12 @@ use std::time::Duration;
 
 use super::scheduler::{self, Task, Wait};
 
-/// The object that a task waits for, named by its address.
+/// Names an object that a task waits for by its address.
 fn address<T: ?Sized>(what: &T) -> usize {
     std::ptr::from_ref(what).cast::<()>() as usize
 }
 
-/// A holder is stored as its number plus one.
+/// Decodes a holder, which is stored as its number plus one.
 fn holder(stored: &AtomicUsize) -> Option<usize> {
     stored.load(Ordering::Relaxed).checked_sub(1)
 }
@@ -34,7 +35,7 @@ pub(crate) struct Mutex<T: ?Sized> {
 
 pub(crate) struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
-    /// There but while a condition is waited for.
+    /// `None` only while waiting for a condition.
     inner: Option<parking_lot::MutexGuard<'a, T>>,
 }
 
@@ -91,7 +92,7 @@ impl<T: ?Sized> Drop for MutexGuard<'_, T> {
     }
 }
 
-/// Those who wait for what was released try again, perhaps before the caller goes on.
+/// Wakes the tasks that wait for a released object. They may retry before the caller continues.
 #[inline]
 fn released(what: usize) {
     if let Some(task) = scheduler::current() {
@@ -129,12 +130,12 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for Mutex<T> {
 
 #[derive(Debug, Default)]
 pub(crate) struct Condvar {
-    /// Gives it an address of its own.
     inner: parking_lot::Condvar,
+    /// Its address names the variable. Not of size zero, so that no other object has the same.
     place: u64,
 }
 
-/// Tells if a wait ended at its deadline.
+/// Whether a wait ended at its deadline.
 #[derive(Debug)]
 pub(crate) struct TimedOut(bool);
 
@@ -156,7 +157,7 @@ impl Condvar {
         };
         let place = Location::caller();
         guard.inner = None;
-        // No point in between: the mutex is let go and the wait begun in one step.
+        // No point in between: releasing the mutex and beginning to wait is one step.
         task.wake(address(guard.mutex));
         task.wait(Wait { what: address(&self.place), kind: "a condition", place, holder: None }, None);
         guard.inner = Some(guard.mutex.take(&task, place));
@@ -173,7 +174,7 @@ impl Condvar {
         }
     }
 
-    /// Like [`wait`](Self::wait), until a time has passed at the latest.
+    /// Like [`wait`](Self::wait), but no longer than `timeout`.
     #[track_caller]
     pub(crate) fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> TimedOut {
         let Some(task) = scheduler::current() else {
@@ -231,7 +232,7 @@ pub(crate) struct RwLockWriteGuard<'a, T: ?Sized> {
     inner: Option<parking_lot::RwLockWriteGuard<'a, T>>,
 }
 
-/// In a simulation one task runs at a time: there is no cache line to fight for.
+/// Not sharded: only one task of a simulation runs at a time, so tasks do not contend for a cache line.
 pub(crate) type ShardedLock<T> = RwLock<T>;
 pub(crate) type ShardedReadGuard<'a, T> = RwLockReadGuard<'a, T>;
 pub(crate) type ShardedWriteGuard<'a, T> = RwLockWriteGuard<'a, T>;
@@ -462,7 +463,7 @@ pub(crate) fn sleep(duration: Duration) {
     }
 }
 
-/// Gives way. Takes time, so that who turns in a loop until something has happened lets it happen.
+/// Yields. Virtual time passes, so that other tasks can do what a spinning caller waits for.
 #[track_caller]
 pub(crate) fn yield_now() {
     match scheduler::current() {
@@ -471,7 +472,7 @@ pub(crate) fn yield_now() {
     }
 }
 
-/// Waits until a thread has ended.
+/// Waits for a thread to end.
 #[track_caller]
 pub(crate) fn join(thread: JoinHandle<()>) -> std::thread::Result<()> {
     if let Some(task) = scheduler::current() {
@@ -480,13 +481,13 @@ pub(crate) fn join(thread: JoinHandle<()>) -> std::thread::Result<()> {
     thread.join()
 }
 
-/// The number that a simulation gives the calling thread: small, and the same in each run.
+/// Returns the number that a simulation has given to the calling thread. It is small, and the same in each run.
 #[inline]
 pub(crate) fn thread_number() -> Option<usize> {
     scheduler::current().map(|task| task.number)
 }
 
-/// Turns in a loop until an instant has passed.
+/// Spins until something has happened, yielding in a simulation.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(crossbeam_utils::Backoff);
 
@@ -500,7 +501,7 @@ impl Backoff {
     }
 }
 
-/// Parking that is not disturbed by unparks of other owners.
+/// Parking that unparks by other owners do not disturb.
 #[derive(Debug, Default)]
 pub(crate) struct Parker {
     inner: crossbeam_utils::sync::Parker,
@@ -509,7 +510,7 @@ pub(crate) struct Parker {
 #[derive(Clone, Debug)]
 pub(crate) struct Unparker {
     inner: crossbeam_utils::sync::Unparker,
-    /// Parkers are used by the thread that made them.
+    /// The thread that made the parker, and the only one that parks with it.
     thread: Thread,
 }
 

@@ -1,11 +1,11 @@
-//! Small numbers for threads: by which they find slots of their own in tables, and by which they know what is theirs.
+//! Small numbers for threads: indexes of slots in tables, and tags by which threads recognise what belongs to them.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::{Mutex, thread_number};
 
-/// Indexes of threads that have ended, and the lowest one that was never given; the lowest free one is given next.
+/// Indexes of threads that have ended, and the lowest index never given out. Free indexes are reused before new ones.
 static FREE_INDEXES: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
 
 struct ThreadIndex(Cell<usize>);
@@ -22,7 +22,7 @@ thread_local! {
     static THREAD_INDEX: ThreadIndex = const { ThreadIndex(Cell::new(usize::MAX)) };
 }
 
-/// A small number that no other living thread has.
+/// Returns a small number that no other living thread has.
 #[inline]
 pub(crate) fn thread_index() -> usize {
     if let Some(number) = thread_number() {
@@ -41,11 +41,11 @@ pub(crate) fn thread_index() -> usize {
     })
 }
 
-/// A number of a thread. When the thread has ended, 65,535 others get theirs before one gets the same.
+/// A number of a thread. It is not given out again until 65,535 other threads have got theirs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ThreadTag(u16);
 
-/// The tag of the calling thread.
+/// Returns the tag of the calling thread.
 #[inline]
 pub(crate) fn thread_tag() -> ThreadTag {
     static NEXT: AtomicU16 = AtomicU16::new(0);
