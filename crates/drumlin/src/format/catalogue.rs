@@ -27,7 +27,7 @@ pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
     14 + name_bytes as u64
 }
 
-/// See the module.
+/// A checkpoint's catalogue. See the module.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Catalogue {
     pub(crate) next_keyspace: u32,

@@ -1,5 +1,5 @@
-//! The file of counts: row counts that keyspaces kept at a checkpoint, for the next opening to use. It is advice: a file
-//! that does not verify, or belongs to another checkpoint, is ignored completely.
+//! The file of counts: row counts that keyspaces kept at a checkpoint, for the next opening to use. It is advice: a
+//! file that does not verify, or belongs to another checkpoint, is ignored completely.
 //!
 //! The head is the first block, and is written last. Parts follow it, each a whole number of blocks. All of them carry
 //! the identity of this writing of the file, so that a part left by an older writing is not mistaken for a current one:

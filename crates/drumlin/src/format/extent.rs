@@ -204,7 +204,7 @@ fn encode_with(page: &[u8], page_key: PageKey, kind: Kind, extent: &mut [u8], ta
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     pub(crate) page_key: PageKey,
-    /// Has only those bits of the database's id that an extent has room for.
+    /// The origin, with only those bits of the database's id that an extent has room for.
     pub(crate) origin: Origin,
     pub(crate) kind: Kind,
     pub(crate) stored_bytes: usize,

@@ -123,7 +123,7 @@ pub(crate) struct DatabaseId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct CheckpointId(pub(crate) u64);
 
-/// A random number of each writing of a file of counts, which distinguishes its parts from older ones.
+/// A random number that identifies one writing of a file of counts, and distinguishes its parts from older ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct CountsFileId(pub(crate) u64);
 

@@ -142,7 +142,7 @@ const _: () = {
     assert!(PAGE_BYTES_MAX - SLOTS_OFFSET <= u16::MAX as usize);
 };
 
-/// A reference to a large value: where it is.
+/// A reference to a large value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LargeRef {
     pub(crate) length: u64,

@@ -85,7 +85,7 @@ const _: () = {
     assert!(ZERO_2_OFFSET + 1672 == BLOCK_BYTES);
 };
 
-/// See the module.
+/// A superblock. See the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Superblock {
     pub(crate) sequence: SuperblockNumber,

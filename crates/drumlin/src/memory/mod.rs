@@ -122,7 +122,7 @@ const FIXED_BYTES: u64 = (384 << 10) + (ENCODER_COUNT * (ENCODER_BYTES_MAX + (8 
 /// Bytes of a logged change of a page table.
 pub(crate) const CHANGE_BYTES: u64 = 24;
 
-/// See the module.
+/// The memory budget of a database. See the module.
 #[derive(Debug)]
 pub(crate) struct Budget {
     total_bytes: u64,

@@ -14,7 +14,7 @@ use std::task::{Poll, Waker};
 
 use crate::sync::Mutex;
 
-/// See the module.
+/// A queue of requests for memory. See the module.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     queue: Mutex<Queue>,

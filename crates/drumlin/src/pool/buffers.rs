@@ -23,7 +23,7 @@ const _: () = {
 /// A size counts as in use until this many buffers have been taken since the last one of that size.
 const IN_USE_TAKES: u64 = 512;
 
-/// See the module.
+/// The buffers that extents are read into. See the module.
 #[derive(Debug)]
 pub(super) struct Buffers {
     limit_bytes: usize,

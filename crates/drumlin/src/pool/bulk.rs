@@ -99,7 +99,7 @@ impl Pool {
         }
     }
 
-    /// Returns the request that reads the addresses from `first` on, as many as it can.
+    /// Returns one request for the addresses from `first` on that lie close together.
     fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<Request> {
         let mut end = first;
         let mut span = None;

@@ -156,7 +156,7 @@ impl Pool {
 
     fn poll_arrival(&self, pages: &PageSpace, page: PageId, waker: &Waker) -> Poll<()> {
         let mut waiting = self.page_locks(pages, page).waiting.lock();
-        // The end of a read changes the entry before it takes this lock.
+        // A thread that ends a read changes the entry before it takes this lock.
         if !matches!(pages.table.load(page), PageEntry::Reading(_)) {
             return Poll::Ready(());
         }

@@ -201,8 +201,8 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping is plain memory; who may access which part of it is decided by the frames' states (module, 1 to
-// 3). Test: tests/engine/concurrency.rs, whose threads share one pool.
+// SAFETY: the mapping is plain memory; the frames' states decide which thread may access which part (module, 1 to 3).
+// Test: tests/engine/concurrency.rs, whose threads share one pool.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -215,7 +215,7 @@ impl Mapping {
         assert!(bytes.is_multiple_of(rustix::param::page_size()), "a mapping of {bytes} bytes ends within a page");
         // SAFETY: a fresh anonymous mapping aliases nothing. Test: `memory_given_back_was_free`, here and below.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, Self::ACCESS, Self::FLAGS)? };
-        // Huge pages, where the system offers them, save TLB misses; nothing depends on them.
+        // Huge pages save TLB misses if the system offers them. Nothing depends on them.
         // SAFETY: the range is the mapping just made. No test can fail: the system may ignore the advice.
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
@@ -369,7 +369,7 @@ impl Frames {
         assert!(index < arena.frame_count);
         debug_assert!((index + 1) * arena.page_bytes <= arena.memory.bytes, "a frame reaches beyond its arena");
         // SAFETY: the index is within the arena, whose mapping has room for that many pages. Test:
-        // `memory_given_back_was_free`, where frames would overlap.
+        // `memory_given_back_was_free`, in which frames would overlap otherwise.
         (unsafe { arena.memory.start.add(index * arena.page_bytes) }, arena.page_bytes)
     }
 
@@ -756,14 +756,15 @@ impl<'g> ImmutablePages<'g> {
         let (start, bytes) = self.frames.page_pointer(frame);
         // SAFETY: the entry, read under the reclaim guard, names the frame as immutable: its page was complete before
         // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not reused
-        // while the guard lives (module, 3; `reclaim`, 1). The table's entries name these very frames: asserted where
-        // this value was made, which borrows the guard. Tests: `loom_frames_are_reused_when_readers_have_left`,
-        // `loom_a_nested_guard_outlives_the_outer`, `a_guard_reads_no_other_database`.
+        // while the guard lives (module, 3; `reclaim`, 1). The table's entries name these very frames: `pages`, which
+        // made this value, asserted it, and the value borrows the guard. Tests:
+        // `loom_frames_are_reused_when_readers_have_left`, `loom_a_nested_guard_outlives_the_outer`,
+        // `a_guard_reads_no_other_database`.
         Ok((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
     }
 }
 
-/// How readers access a page in memory. This decides when the frame becomes free after the page is unlinked.
+/// The way in which readers access a page in memory. It decides when the frame becomes free after the page is unlinked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Residency {
     /// Under the latch. Unlinking takes it exclusively, so no reader is left.
@@ -887,9 +888,9 @@ impl Deref for FrameRead<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: these are the frame's bytes, in an arena that the guard borrows. The latch is held, shared, so no
-        // thread changes the page; or the frame is immutable and none does anyway. Test: tests/engine/concurrency.rs,
-        // whose readers check the stamp of every row beside its writers.
+        // SAFETY: these are the frame's bytes, in an arena that the guard borrows. The shared latch is held, so no
+        // thread changes the page; if the frame is immutable, no thread ever does. Test: tests/engine/concurrency.rs,
+        // whose readers check the stamp of every row while others write.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 }

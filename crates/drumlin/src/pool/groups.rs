@@ -100,7 +100,7 @@ impl<'p> GroupReads<'p, '_> {
             let Ok(Some(group)) = claimed else {
                 buffers.give(buffer);
                 claimed?;
-                // Other threads have claimed all of these, or no frame is free.
+                // Either other threads have claimed all of these, or no frame is free.
                 if unclaimed.is_empty() {
                     continue;
                 }

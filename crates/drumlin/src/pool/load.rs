@@ -27,7 +27,7 @@ use crate::space::{PageEntry, PageSpace, Purpose};
 /// Limit on the page numbers that a load takes at once, in chunks of the page table: 128 MiB of pages of 4 KiB.
 const CHUNKS_AT_ONCE_MAX: usize = 32;
 
-/// Frees space on a full disk.
+/// A function that frees space on a full disk.
 pub(crate) type MakeSpace = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// The result of a complete load that is not attached yet: the tables of its pages, and its root.
@@ -39,7 +39,7 @@ pub(crate) struct LoadTables {
     pub(crate) root: ExtentAddress,
 }
 
-/// See the module.
+/// The pages that a bulk load writes. See the module.
 pub(crate) struct LoadPages {
     pool: Arc<Pool>,
     pages: Arc<PageSpace>,
@@ -60,7 +60,7 @@ pub(crate) struct LoadPages {
     is_attached: bool,
 }
 
-/// What becomes of extents that are still in the buffer.
+/// The treatment of extents that are still in the buffer.
 #[derive(Clone, Copy)]
 enum Buffered {
     Write,

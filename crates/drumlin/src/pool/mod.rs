@@ -8,8 +8,8 @@
 //! 3. A frame is not evicted while its image is on its way to the disk, because a read of the page would come too
 //!    early.
 //! 4. Damage is reported only if the page's entry is still the one that the read began with.
-//! 5. A value in memory is a medium one that was faulted by its value id; chunks of large values are never in a frame.
-//!    It is never dirty: if its extent moves, only the frame's address changes.
+//! 5. A value in a frame is a medium one that was faulted by its value id, and is never dirty: if its extent moves,
+//!    only the frame's address changes. Chunks of large values are never in a frame.
 //!
 //! Lock order: epoch latch, frame latch, then those of `space`. Latches of several frames are taken parents first, then
 //! in key order.
@@ -115,8 +115,8 @@ pub(crate) struct Wanted {
     content: Content,
 }
 
-/// What a fault expects to find. An outdated parent may name a page number that has been reused, so a page with other
-/// content is not loaded.
+/// The content that a fault expects. An outdated parent may name a page number that has been reused, so a page with
+/// other content is not loaded.
 #[derive(Clone, Copy, Debug)]
 enum Content {
     /// A leaf or an inner node.
@@ -151,7 +151,7 @@ impl Wanted {
     }
 }
 
-/// What a thread does when there is no frame or buffer for its next read.
+/// The behaviour of a thread if there is no frame or buffer for its next read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OnShortage {
     Wait,
@@ -166,7 +166,7 @@ impl OnShortage {
     }
 }
 
-/// See the module.
+/// The buffer pool of a database. See the module.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,

@@ -35,7 +35,7 @@ type Block = Box<[CachePadded<Slot>]>;
 const DEPTH_BITS: u32 = 16;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 
-/// See the module.
+/// The current era, and a slot for each thread. See the module.
 #[derive(Debug)]
 pub(crate) struct Reclaimer {
     era: CachePadded<AtomicU64>,
@@ -184,7 +184,7 @@ mod models {
             pages: [UnsafeCell<u64>; 2],
             reclaimer: Reclaimer,
         }
-        // SAFETY: the model is what shows that accesses are ordered.
+        // SAFETY: the model shows whether accesses are ordered.
         unsafe impl Sync for Frames {}
         // SAFETY: as above.
         unsafe impl Send for Frames {}
@@ -224,7 +224,7 @@ mod models {
         read_beside_reuse(Guards::One);
     }
 
-    /// The same holds for a guard that outlives the one it was nested in.
+    /// A frame is also protected by a guard that outlives the one it was nested in.
     #[test]
     fn loom_a_nested_guard_outlives_the_outer() {
         read_beside_reuse(Guards::OuterFirst);

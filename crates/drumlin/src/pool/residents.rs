@@ -14,7 +14,8 @@ pub(crate) struct Resident {
     frame: FrameIndex,
 }
 
-/// Set in the place of pages that are not inner nodes. The bits below it are the page's offset on disk.
+/// The bit of a place that is set unless the page is an inner node, so that inner nodes sort first. The bits below it
+/// are the page's offset on disk.
 const BEHIND_INNER_NODES: u64 = 1 << 63;
 
 impl Pool {

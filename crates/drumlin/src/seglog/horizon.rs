@@ -101,7 +101,7 @@ mod models {
         medium: [UnsafeCell<bool>; 2],
     }
 
-    // SAFETY: loom's cells are what finds a race.
+    // SAFETY: loom's cells detect any race.
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     unsafe impl Sync for Rig {}
     // SAFETY: as above.
@@ -151,7 +151,7 @@ mod models {
                 committer.join().unwrap();
             }
             assert!(seen <= rig.look());
-            // Of the two threads, the last one to raise a floor has seen the other's floor.
+            // The second thread to raise a floor has seen the other's floor.
             assert_eq!(rig.look(), Timestamp(2));
         });
     }

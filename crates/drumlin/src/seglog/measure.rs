@@ -30,13 +30,14 @@ pub struct Course {
 /// The results of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Rates {
-    /// Commits, or plain writes, in a second.
+    /// Commits, or plain writes, per second.
     pub commits: f64,
-    /// Durable writes in a second.
+    /// Durable writes per second.
     pub syncs: f64,
 }
 
-/// Durable writes of one block, one after the other, through a filled file of 16 MiB: what the device can do.
+/// Measures durable writes of one block, one after another, through a filled file of 16 MiB: the rate of the device
+/// itself.
 pub fn raw_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates> {
     let path = course.dir.join("raw");
     let io = |error| Error::io("measuring", &path, error);
@@ -61,7 +62,7 @@ pub fn raw_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates> {
     Ok(Rates { commits: rate, syncs: rate })
 }
 
-/// Commits that each wait until they are durable.
+/// Measures commits that each wait until they are durable.
 pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates> {
     let dir = course.dir.join("log");
     let io = |error| Error::io("opening", &dir, error);
@@ -77,7 +78,7 @@ pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates>
         database: DatabaseId(1),
     };
     let log = Log::create(backend, &folder, &options, Incarnation(1), Hooks::none())?;
-    // Segments are made ahead of need and used again after a while: measure that state.
+    // Segments are prepared ahead of need, and reused after a while. Wait for the first, to measure that state.
     while (0..log.stream_count()).any(|stream| log.shared.streams[stream].tail.lock().preparation().is_some()) {
         crate::sync::yield_now();
     }

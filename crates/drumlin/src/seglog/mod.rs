@@ -35,9 +35,9 @@
 //!     before it is reused.
 //! 13. No record is appended to a sealed stream: [`Reservation::append`] checks a flag under the stream's mutex before
 //!     it takes a timestamp. Once all streams are sealed, a flush or checkpoint leaves no record out.
-//! 14. A failed write or sync of the log is final. A failure to make a segment, for lack of space, of file handles or
-//!     of the folder, before anything in the segment is needed is not: the commit that waits for it gets the error, and
-//!     the next commit tries again.
+//! 14. A failed write or sync of the log is final. If a segment cannot be made, for lack of space, of file handles or
+//!     of the folder, before anything in it is needed, the log does not fail: the commit that waits for the segment
+//!     gets the error, and the next commit tries again.
 //!
 //! # States
 //! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) → on the
@@ -170,7 +170,7 @@ impl LogOptions {
     }
 }
 
-/// What the superblock knows about the log.
+/// The facts about the log that the superblock has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known<'a> {
     /// The openings of the database, each with its first timestamp. Records of openings older than the first listed one

@@ -39,9 +39,9 @@ struct Wanted {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(super) enum Urgency {
-    /// Within [`GATHERING`]: no task waits for them either.
+    /// Write within [`GATHERING`]: no task waits for the records either.
     Soon = 1,
-    /// A task waits, or the buffer fills.
+    /// Write at once: a task waits, or the buffer fills.
     Now = 2,
 }
 
@@ -152,8 +152,8 @@ impl Shared {
                 match self.prepare(index, preparation) {
                     Ok(()) => self.streams[index].announce_space(),
                     Err(Refusal::Full(error)) => {
-                        // Each checkpoint frees segments for reuse, after which this happens again while the disk is as
-                        // full as before.
+                        // Warn only once. Each checkpoint frees segments for reuse, and the shortage returns after it
+                        // while the disk is as full as before.
                         let was_told = self.is_shortage_told.swap(true, Ordering::Relaxed);
                         let level = if was_told { log::Level::Debug } else { log::Level::Warn };
                         log::log!(

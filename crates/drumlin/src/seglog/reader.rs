@@ -28,7 +28,7 @@ pub(super) fn chunk_bytes(memory_bytes: usize, streams: usize) -> usize {
     (memory_bytes / streams.max(1) / block * block).clamp(block, CHUNK_BYTES_MAX)
 }
 
-/// What a merge does with record bodies.
+/// The treatment of record bodies in a merge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Bodies {
     /// Bodies are verified.

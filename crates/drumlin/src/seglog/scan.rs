@@ -471,7 +471,7 @@ impl StreamScan {
         assert!(self.applied_end.is_none() && self.uncertain.is_empty(), "a stream is set aside that has records");
     }
 
-    /// Records where a record lies that recovery applies.
+    /// Enters a record that recovery applies into the windows that hold its bytes.
     fn note(&mut self, segment: usize, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
         self.windows[segment].note(timestamp, position);
         let mut reached = segment;

@@ -33,8 +33,8 @@ const INCARNATIONS_LISTED_MAX: usize = if cfg!(feature = "sim") { 3 } else { INC
 /// Payload bytes of a summary.
 const SUMMARY_BYTES: usize = 48 << 10;
 
-/// Reading the catalogue takes this many times its size, because it is in memory both encoded and decoded. It must fit
-/// into the budget.
+/// The catalogue is read only if this many times its size fits into the budget, because it is in memory both encoded
+/// and decoded.
 const BUDGET_TO_CATALOGUE: u64 = 4;
 
 /// Minimum number of changes since the base image at which the next checkpoint folds them in, provided that they are
@@ -220,8 +220,8 @@ impl PageTableStore {
 
         let page_count = space.page_count();
         let is_corrupted = self.corrupted.summary || !corrupted_chunks.is_empty();
-        // Fold if bulk loads superseded changes: only a base image tells that the summaries' entries for those pages no
-        // longer hold.
+        // Also fold if bulk loads superseded changes: only a new base image shows that the summaries' entries for those
+        // pages no longer hold.
         if self.table_changes.len() as u64 >= unfolded_changes_max(page_count)
             || is_corrupted
             || supersedes
@@ -369,7 +369,7 @@ impl PageTableStore {
         !self.evacuate.is_empty() && (self.summaries.iter().any(inside) || self.chunks.values().flatten().any(inside))
     }
 
-    /// Makes a new base image of the old one and the changes since, and releases what it replaces.
+    /// Makes a new base image from the old one and the changes since then. Releases the extents that it replaces.
     fn fold(
         &mut self,
         space: &Space,
@@ -654,7 +654,7 @@ fn dropped(changes: &[TableChange]) -> impl Iterator<Item = KeyspaceId> + '_ {
     changes.iter().filter(|change| change.page == PageId::NONE).map(|change| change.keyspace)
 }
 
-/// Returns the number of changes at which they are folded into the base image, for a number of pages.
+/// Returns the number of changes at which a checkpoint folds them into the base image, given the number of pages.
 fn unfolded_changes_max(page_count: u64) -> u64 {
     (page_count / 8).max(FOLD_CHANGE_COUNT_MIN)
 }
@@ -777,7 +777,7 @@ fn append_summary(space: &Space, epoch: Epoch, changes: &[TableChange]) -> Resul
     append_payload(space, epoch, Kind::Summary, KeyspaceId(0), 0, &payload)
 }
 
-/// Reads and verifies an extent that is not a page. Returns its header and its uncompressed contents.
+/// Reads and verifies an extent that is not a page. Returns its header and its decompressed contents.
 pub(crate) fn read_extent(space: &Space, address: ExtentAddress) -> Result<(Header, Vec<u8>)> {
     let (start, length, offset) = space.cover(address);
     let mut buffer = AlignedBuffer::zeroed(length);
@@ -785,7 +785,7 @@ pub(crate) fn read_extent(space: &Space, address: ExtentAddress) -> Result<(Head
     open_extent(space, address, &buffer[offset..offset + address.length() as usize])
 }
 
-/// Verifies an extent that was read. Returns its header and its uncompressed contents.
+/// Verifies an extent that was read. Returns its header and its decompressed contents.
 pub(crate) fn open_extent(space: &Space, address: ExtentAddress, bytes: &[u8]) -> Result<(Header, Vec<u8>)> {
     let reason = |reason| space.corrupted("an extent", address, reason);
     let header = space.verify(address, bytes).map_err(reason)?;
@@ -794,7 +794,7 @@ pub(crate) fn open_extent(space: &Space, address: ExtentAddress, bytes: &[u8]) -
     Ok((header, page))
 }
 
-/// Like [`open_extent`], but uncompresses into the beginning of `page`, where the contents must fit.
+/// Like [`open_extent`], but decompresses into the beginning of `page`, which must be long enough.
 pub(crate) fn open_extent_into(space: &Space, address: ExtentAddress, bytes: &[u8], page: &mut [u8]) -> Result<Header> {
     let reason = |reason| space.corrupted("an extent", address, reason);
     let header = space.verify(address, bytes).map_err(reason)?;

@@ -64,8 +64,8 @@ pub(crate) struct PageSpace {
     /// Set if page-table entries were lost when the database was opened despite damage. Nodes may then name pages that
     /// do not exist.
     has_lost_pages: AtomicBool,
-    /// Timestamp of the latest commit that attached a bulk load, at which no reader saw a row of the keyspace; 0 if
-    /// there was none.
+    /// Timestamp of the latest commit that attached a bulk load, or 0. When the load was attached, no reader saw a row
+    /// of the keyspace.
     loaded_at: AtomicU64,
     /// Set while a bulk load is being attached. Row locks taken in this time do not keep the load from being attached.
     is_attaching: sync::atomic::AtomicBool,
@@ -237,7 +237,7 @@ pub(crate) struct Traffic {
     pub(crate) write_bytes: AtomicU64,
 }
 
-/// See the module.
+/// The data file of a database. See the module.
 #[derive(Debug)]
 pub(crate) struct Space {
     path: PathBuf,
@@ -285,7 +285,7 @@ struct Jobs {
 }
 
 impl Jobs {
-    /// Counts half of the buffers as the limit: the others are being filled.
+    /// Returns `true` if half of the buffers or more are waiting or being written. The others are being filled.
     fn is_near_full(&self) -> bool {
         self.waiting.len() + self.running.len() >= WRITE_BUFFER_COUNT / 2
     }
@@ -755,8 +755,8 @@ impl Space {
 
     // ── logged changes ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Logs that a page's entry changed in `epoch`. The caller holds the epoch latch, and either the page's latch or a
-    /// page that is not published yet, so that the changes of each page are in order.
+    /// Logs that a page's entry changed in `epoch`. The caller holds the epoch latch. It also holds the page's latch,
+    /// unless the page is not published yet, so the changes of each page are logged in order.
     pub(crate) fn record(&self, epoch: Epoch, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
         self.assert_open(epoch);
         let mut changes = self.changes(epoch).lock();

@@ -1,5 +1,5 @@
-//! Reading extents one after the other whose order is mostly that on disk, such as the chunks of page tables during
-//! opening, which a base image appends in order. Neighbours are read with one request.
+//! Reading extents one after another if they are usually neighbours on disk, and neighbours with one request. This
+//! suits the chunks of page tables that an opening reads, because a base image appends them in order.
 
 use std::io;
 

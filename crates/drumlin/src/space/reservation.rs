@@ -66,7 +66,7 @@ const PACKING_SEGMENTS_MIN: u64 = 3;
 /// rewrite every table, and so may the one after packing, so packing must free more than that.
 const PACKING_TABLES: u64 = 2;
 
-/// What space is reserved for.
+/// The use that space is reserved for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// Pages that a commit with new rows makes dirty.

@@ -25,7 +25,7 @@ use crate::io::FileRef;
 /// Number of segments by which the file grows if the disk has room.
 const GROWTH_SEGMENTS: u32 = 8;
 
-/// See the module.
+/// The segments of a data file. See the module.
 #[derive(Debug)]
 pub(crate) struct Segments {
     file: FileRef,
@@ -116,7 +116,7 @@ impl SegmentTableChunk {
     }
 }
 
-/// How full the data file is.
+/// The fill level of the data file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) segment_count: u64,

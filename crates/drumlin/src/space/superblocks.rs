@@ -26,7 +26,7 @@ use crate::format::{BLOCK_BYTES, CheckpointNumber, Incarnation, SuperblockNumber
 use crate::io::{AlignedBuffer, FileRef, FolderRef, Persist, SyncMethod};
 use crate::sync::Mutex;
 
-/// See the module.
+/// The two superblocks of a data file. See the module.
 #[derive(Debug)]
 pub(crate) struct Superblocks {
     file: FileRef,

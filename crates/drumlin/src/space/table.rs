@@ -146,7 +146,7 @@ const LEVELS: usize = 17;
 type Chunk = Box<[AtomicU64]>;
 type Level = Box<[OnceLock<Chunk>]>;
 
-/// See the module.
+/// The page table of a keyspace. See the module.
 pub(crate) struct PageTable {
     levels: [OnceLock<Level>; LEVELS],
     allocation: Mutex<Allocation>,

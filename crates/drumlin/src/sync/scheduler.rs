@@ -127,7 +127,7 @@ struct State {
     ended: bool,
 }
 
-/// See the module.
+/// The scheduler of a simulation. See the module.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     state: Mutex<State>,

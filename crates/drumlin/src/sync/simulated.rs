@@ -135,7 +135,7 @@ pub(crate) struct Condvar {
     place: u64,
 }
 
-/// Whether a wait ended at its deadline.
+/// The outcome of a timed wait: `true` if it ended at its deadline.
 #[derive(Debug)]
 pub(crate) struct TimedOut(bool);
 
@@ -217,7 +217,7 @@ impl Condvar {
 #[derive(Default)]
 pub(crate) struct RwLock<T: ?Sized> {
     writers_waiting: AtomicUsize,
-    /// The task that took it last.
+    /// The task that took the lock last.
     holder: AtomicUsize,
     inner: parking_lot::RwLock<T>,
 }
@@ -501,7 +501,7 @@ impl Backoff {
     }
 }
 
-/// Parking that unparks by other owners do not disturb.
+/// A parker of one owner: unparks for other uses of the thread do not wake it.
 #[derive(Debug, Default)]
 pub(crate) struct Parker {
     inner: crossbeam_utils::sync::Parker,

@@ -1,9 +1,9 @@
 //! Row counts of a keyspace: the number of rows beneath each page, and a list of the changes since they were counted.
 //!
-//! Counts live beside the pages, not in them, because inner nodes are never changed in memory. A keyspace starts to
-//! keep [`KeptCounts`] with its first large count, bulk load or check. Its entries give the number of rows beneath each
-//! page *at the base*: as if none of the changes in the list had been made. A commit adds each row that it inserts or
-//! removes to the list; replacing a value adds nothing. So the count of a range at snapshot s is the sum of three
+//! Counts are stored next to the pages, not in them, because inner nodes are never changed in memory. A keyspace starts
+//! to keep [`KeptCounts`] with its first large count, bulk load or check. Its entries give the number of rows beneath
+//! each page *at the base*: as if none of the changes in the list had been made. A commit adds each row that it inserts
+//! or removes to the list; replacing a value adds nothing. So the count of a range at snapshot s is the sum of three
 //! numbers: the entries of the pages that lie entirely within the range, the rows at the base in the leaves at its two
 //! ends, and the changes in the list up to s. When the list has grown, the changes that every reader sees are *folded*:
 //! added to the entries of the pages above them and removed from the list.
@@ -240,7 +240,7 @@ const LIST_BYTES_MAX: u64 = 512 << 20;
 /// Number of unsorted changes at which the list is folded. Looking through 2,048 takes 10 us; folding them takes 1 ms.
 pub(crate) const RECENT_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
 
-/// See the module.
+/// The counts that a keyspace keeps: its entries and its list of changes. See the module.
 pub(crate) struct KeptCounts {
     entries: CountEntries,
     has_ended: AtomicBool,
@@ -454,7 +454,8 @@ impl KeptCounts {
     }
 
     /// Sorts the list, and calls `fold` with each change up to a commit, in key order. Removes the changes for which
-    /// `fold` returns `true`. Counting is blocked until the returned guard is dropped.
+    /// `fold` returns `true`. Counting is blocked until the returned guard is dropped. Folds nothing while a capture is
+    /// open.
     pub(super) fn fold(
         &self,
         up_to: Timestamp,

@@ -35,14 +35,14 @@ use crate::task::{WaitMode, ready};
 use counts::Counts;
 use node::{Inner, LeafMut, Node};
 
-/// Is told of structure changes, while the latches are held.
+/// Receives notice of structure changes, while the latches are held.
 pub(crate) trait Observer: Send + Sync {
     /// The rows from `separator` on, or all rows if it is `None`, have moved from one leaf to another. The leaves
     /// always differ.
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>);
 }
 
-/// See the module. Cheap to clone.
+/// The B+tree of a keyspace. Cheap to clone. See the module.
 #[derive(Clone)]
 pub(crate) struct Tree {
     pub(crate) pages: Arc<PageSpace>,
@@ -557,7 +557,7 @@ impl Tree {
 }
 
 /// Descents for ascending keys. Each begins at the lowest inner node of the previous one, if that node covers the key.
-/// The node may be outdated by then, as any node during a descent.
+/// The node may be outdated by then, like any node during a descent.
 pub(crate) struct Finger<'g> {
     tree: &'g Tree,
     immutable_pages: ImmutablePages<'g>,

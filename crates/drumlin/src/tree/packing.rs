@@ -65,7 +65,7 @@ fn append_node(pages: &mut LoadPages, number: PageId, level: u8, page: &[u8]) ->
     pages.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)
 }
 
-/// A row whose node is not complete: where its key and the rest of its bytes end in the level's buffer.
+/// A row whose node is not complete, as offsets in the level's buffer: the start, and the ends of its key and its rest.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     start: usize,
@@ -151,7 +151,7 @@ impl Level {
     }
 }
 
-/// See the module.
+/// Builds a tree bottom up. See the module.
 #[derive(Debug)]
 pub(crate) struct Packer {
     page_bytes: usize,

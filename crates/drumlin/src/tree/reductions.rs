@@ -311,9 +311,9 @@ impl Reductions {
         if level == StateLevel::Leaf { bytes / 8 * 7 } else { bytes }
     }
 
-    /// Returns the reducer that has to drop states: the one with the most, if it has states of leaves. To make room for
-    /// a leaf, it must have more states than `to` would get. This way reducers share the memory instead of taking it
-    /// from each other in turns.
+    /// Returns the reducer that has to drop states: among those that hold states of leaves, the one whose states take
+    /// the most memory. To make room for a leaf, they must take more than those of `to` by a margin. So reducers share
+    /// the memory instead of taking it from each other in turns.
     fn yielding(&self, to: &KeptReduction, level: StateLevel) -> Option<Arc<KeptReduction>> {
         let kept = self.kept.lock();
         let bytes_of = |kept: &Arc<KeptReduction>| kept.state_bytes.load(Ordering::Relaxed);
@@ -419,8 +419,8 @@ impl KeptReduction {
         });
     }
 
-    /// Runs `change` on a part. It returns the bytes and the leaves that the part had before and has now, which are
-    /// entered into the accounts.
+    /// Calls `change` with a part. `change` returns the bytes and the leaves that the part had before and has now, with
+    /// which the accounts are updated.
     fn change(&self, part: usize, change: impl FnOnce(&mut Blocks) -> ((u64, u32), (u64, u32))) {
         let mut blocks = self.parts[part].lock();
         let ((bytes_before, leaves_before), (bytes, leaves)) = change(&mut blocks);

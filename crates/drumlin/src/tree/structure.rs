@@ -634,7 +634,7 @@ mod tests {
         }
     }
 
-    /// `has_room` is right: the rows can then be put one after the other. If there is no room, the leaf can be split.
+    /// If `has_room` returns `true`, the rows can be put one after the other. Otherwise the leaf can be split.
     #[test]
     fn rows_that_have_room_can_be_put() {
         let mut random = Random(3);

@@ -3,7 +3,8 @@
 
 use super::*;
 
-/// The records appended, by timestamp, in the history that counts.
+/// The records appended, by timestamp, and the timestamp up to which they must be recovered. Forgets records that a
+/// power cut took.
 #[derive(Default)]
 struct Oracle {
     bodies: Vec<Vec<u8>>,
@@ -139,7 +140,7 @@ fn scripted_power_cuts_lose_nothing() {
     assert!(cuts > 1000 && recovered > 10_000, "{cuts} cuts, {recovered} records recovered");
 }
 
-/// The same properties hold with committers on several threads and the background threads running.
+/// Power cuts lose nothing with committers on several threads and the background threads running.
 #[test]
 fn threaded_power_cuts_lose_nothing() {
     for seed in 0..25 {

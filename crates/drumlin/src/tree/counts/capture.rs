@@ -15,8 +15,8 @@
 //! 3. Changes are appended to the list, and none in it is moved. The changes up to C were in the list when the capture
 //!    began, because all commits up to C had been applied.
 //!
-//! A capture is void if the counts end, or if too many pages are noted. [`CountCapture::is_whole`] tells, and is called
-//! when everything has been read.
+//! A capture becomes void if the counts end, or if too many pages are noted. So the reader calls
+//! [`CountCapture::is_whole`] after it has read everything.
 //!
 //! [`floor`]: CountCapture::floor
 

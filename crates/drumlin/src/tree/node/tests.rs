@@ -882,7 +882,7 @@ fn damaged_pages_are_told_from_sound_ones() {
     }
 }
 
-/// Each kind of damage is called by its name.
+/// Each kind of damage is reported by its own error.
 #[test]
 fn flaws_are_named() {
     let mut page = new_leaf(512, Some(b"kb"), Some(b"kx"));
