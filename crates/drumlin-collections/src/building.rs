@@ -1,10 +1,9 @@
-//! Work in the background: building indexes and views from the documents that are there, and removing documents that
-//! have expired.
+//! Background work: building indexes and views from existing documents, and removing expired documents.
 //!
-//! While a part is built, writers keep its rows up to date for all documents that they write. The builder goes through
-//! the documents in the order of their keys, some in each transaction. It locks them, so that their rows are those of
-//! what is stored, and notes the last one in the part's record with the same commit: a build goes on where it was
-//! interrupted. Rows that a writer has put already are put again, with the same bytes.
+//! While a part is being built, writers keep its rows up to date for every document that they write. The builder visits
+//! the documents in key order, at most 128 in a transaction. It locks the documents, so that the rows match what is
+//! stored. The same transaction stores the last document's key in the part's record, so that an interrupted build
+//! resumes there. If a writer has already put a row, the builder puts the same bytes again.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -20,14 +19,15 @@ use crate::mode::{Mode, ready};
 use crate::open::{OpenCollection, OpenPart, PartState, part_record, run_guarded};
 use crate::transaction::Transaction;
 
-/// The most documents of one transaction of a build. Their writers wait meanwhile, for about a millisecond and a sync.
+/// The most documents in one transaction of a build. Writers of these documents wait for about a millisecond plus a
+/// sync.
 const BUILD_DOCUMENTS_MAX: usize = 128;
 /// The most documents that one transaction removes because they have expired.
 const EXPIRE_DOCUMENTS_MAX: usize = 64;
-/// The pause between looks for documents that have expired. They are not seen in any case; it is about their space.
+/// The pause between searches for expired documents. Reads skip them anyway; removing them only frees their space.
 const EXPIRE_PAUSE: Duration = Duration::from_secs(60);
 
-/// Does what there is to do for a collection, until it is told to stop.
+/// Does the background work of a collection until it is told to stop.
 pub(crate) fn run<C: Collection>(open: &Arc<OpenCollection<C>>, stop: &Stop) {
     for part in &open.parts {
         if matches!(part.state(), PartState::Building)
@@ -37,7 +37,7 @@ pub(crate) fn run<C: Collection>(open: &Arc<OpenCollection<C>>, stop: &Stop) {
         }
     }
     while open.expires.is_some() && !stop.is_set() {
-        // A document that can't be removed now may be later; reads report what is wrong with it.
+        // Ignore errors: the next search may succeed, and reads of the document report what is wrong with it.
         let _ = run_guarded(|| remove_expired(open, stop));
         if stop.wait(EXPIRE_PAUSE) {
             return;
@@ -45,7 +45,7 @@ pub(crate) fn run<C: Collection>(open: &Arc<OpenCollection<C>>, stop: &Stop) {
     }
 }
 
-/// Builds a part; none if it was told to stop before the end.
+/// Builds a part. Returns `None` if it was told to stop before the end.
 fn build<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, stop: &Stop) -> Option<PartState> {
     let mut documents_max = BUILD_DOCUMENTS_MAX;
     while !stop.is_set() {
@@ -67,12 +67,12 @@ fn build<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, stop: &Sto
     None
 }
 
-/// Errors that are gone once others have ended.
+/// Returns `true` for errors that disappear once other transactions have ended.
 fn is_passing(error: &StoreError) -> bool {
     matches!(error, StoreError::LockTimeout { .. }) || error.recourse() == Recourse::Retry
 }
 
-/// Builds the rows of the next documents, in one transaction. Returns `true` if they were the last.
+/// Builds the rows of the next documents in one transaction. Returns `true` if no documents are left.
 fn build_some<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, documents_max: usize) -> Result<bool> {
     let record_key = part.keyspace.name().as_bytes();
     let mut options = open.shared.db.tx_options();
@@ -101,12 +101,12 @@ fn build_some<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, docum
     })
 }
 
-/// Removes all documents that have expired, and returns their number.
+/// Removes all expired documents and returns their number.
 pub(crate) fn remove_expired<C: Collection>(open: &OpenCollection<C>, stop: &Stop) -> Result<u64> {
     let Some(part) = open.parts.iter().find(|open| open.part.name.kind == PartKind::Expiry) else { return Ok(0) };
     let mut removed = 0;
     let mut from = Bound::Unbounded;
-    // A document that has been given another time since is passed by.
+    // Skips documents that have been given a later expiry time in the meantime.
     while !stop.is_set() {
         let end = Bound::Included(open.shared.now());
         let (_, end) = bounds::<SystemTime>((Bound::Unbounded, end));
@@ -120,7 +120,7 @@ pub(crate) fn remove_expired<C: Collection>(open: &OpenCollection<C>, stop: &Sto
     Ok(removed)
 }
 
-/// Removes the documents of rows of the expiry, where they have expired.
+/// Removes the documents of these expiry rows if they are still expired. Returns their number.
 fn remove_of<C: Collection>(
     open: &OpenCollection<C>,
     tx: &mut Transaction<'_>,
@@ -133,7 +133,7 @@ fn remove_of<C: Collection>(
             collection: C::NAME,
             of: None,
             row: row.escape_ascii().to_string(),
-            reason: format!("as an expiry: {error}"),
+            reason: format!("invalid expiry row: {error}"),
         })?;
         let is_there = ready(open.lock_stored(Mode::Blocking, tx, key))?.is_some();
         if is_there && ready(open.remove_if_expired(Mode::Blocking, tx, key))? {

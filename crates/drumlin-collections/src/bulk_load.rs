@@ -1,8 +1,8 @@
-//! Bulk loads: filling an empty collection.
+//! Bulk loads of empty collections.
 //!
-//! The documents, and the rows of each index and view, are loads of their own keyspaces. A part's record in `NAME/meta`
-//! is written last, so whatever a load leaves that dies on its way is built from the documents, or dropped, by the next
-//! opening.
+//! The documents, and the rows of each index and view, are loaded into their own keyspaces by separate engine loads.
+//! The records of the parts in `NAME/meta` are written last. If the process or machine dies during a load, the next
+//! opening drops incomplete indexes and views and builds them again from the documents.
 
 use std::any::TypeId;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::off_thread::off_thread;
 use crate::open::{OpenCollection, Prepared, part_record};
 use crate::parts::Parts;
 
-/// A load of many documents into an empty collection, with its indexes and views: much faster than transactions, as
-/// [`drumlin::BulkLoad`] is. Made by [`Collections::bulk_load`].
+/// A bulk load of an empty collection, with its indexes and views. Much faster than transactions: see
+/// [`drumlin::BulkLoad`]. Created by [`Collections::bulk_load`].
 ///
-/// Documents may come in any order, and are loaded fastest in that of their keys. The rows of indexes and views are
-/// sorted in memory and on disk. [`finish`](BulkLoad::finish) gives them to the collection and opens it. **Until then
-/// it has no documents:** a load that is dropped, or whose process or machine dies, leaves none. Only `finish` may be
-/// cut off when the documents are there and indexes are not: these are then built by a background thread when the
-/// collection is opened.
+/// Documents may come in any order; key order is the fastest. The rows of indexes and views are sorted in memory and on
+/// disk. [`finish`](BulkLoad::finish) attaches everything to the collection and opens it. **Until then the collection
+/// has no documents:** if the load is dropped, or its process or machine dies, nothing of it remains. Only a crash
+/// during `finish` can leave the documents without their indexes and views. A background thread then builds these the
+/// next time the collection is opened.
 ///
-/// The collection can't be opened while it is loaded. A collection that keeps a [history](crate::Parts::history) begins
-/// that of a loaded document with its next write.
+/// The collection can't be opened while it is being loaded. If the collection keeps a [history](crate::Parts::history),
+/// the history of a loaded document begins with its next write.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -67,7 +67,7 @@ use crate::parts::Parts;
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 pub struct BulkLoad<C: Collection> {
-    /// The collection as it will be, unknown to others. It makes the rows.
+    /// The collection as it will be, not yet known to other handles. Used to make the rows.
     open: OpenCollection<C>,
     documents: Load,
     parts: Vec<Load>,
@@ -78,11 +78,11 @@ pub struct BulkLoad<C: Collection> {
 /// A load of one keyspace.
 struct Load {
     load: drumlin::BulkLoad,
-    /// The rows that were given to it.
+    /// The number of rows inserted so far.
     row_count: u64,
 }
 
-/// The mark of a collection that is being loaded.
+/// Marks a collection as being loaded, until it is dropped.
 struct Loading {
     core: Arc<Core>,
     name: &'static str,
@@ -101,15 +101,15 @@ impl<C: Collection> std::fmt::Debug for BulkLoad<C> {
 }
 
 impl Collections {
-    /// Begins a load of many documents into a collection that has none and is not open. Much faster than to insert
-    /// them: see [`BulkLoad`].
+    /// Begins a bulk load of a collection that has no documents and is not open. Much faster than inserting the
+    /// documents: see [`BulkLoad`].
     ///
     /// # Errors
     /// [`Error::Definition`] if the collection has documents, or is open; and those of [`open`](Collections::open).
     pub fn bulk_load<C: Collection>(&self) -> Result<BulkLoad<C>> {
         let opened = lock(&self.core.opened);
         if opened.contains_key(&TypeId::of::<C>()) {
-            return Err(Error::definition(C::NAME, "it is open: load it before it is opened"));
+            return Err(Error::definition(C::NAME, "it is already open; load it before opening it"));
         }
         self.check_free::<C>(&opened)?;
         let parts = C::parts();
@@ -117,10 +117,10 @@ impl Collections {
         BulkLoad::begin(self, parts)
     }
 
-    /// Asynchronous [`bulk_load`](Collections::bulk_load). Occupies a thread of its own meanwhile.
+    /// Asynchronous [`bulk_load`](Collections::bulk_load). Uses a separate thread for the duration of the call.
     ///
     /// # Errors
-    /// Those of [`bulk_load`](Collections::bulk_load).
+    /// See [`bulk_load`](Collections::bulk_load).
     pub async fn bulk_load_async<C: Collection>(&self) -> Result<BulkLoad<C>> {
         let collections = self.clone();
         off_thread(C::NAME, move || collections.bulk_load::<C>()).await
@@ -144,25 +144,26 @@ impl Load {
         Ok(())
     }
 
-    /// Returns `true` if each row had a key of its own.
+    /// Returns `true` if no two rows had the same key.
     fn finish(self) -> Result<bool> {
         Ok(self.load.finish()?.rows == self.row_count)
     }
 }
 
 impl<C: Collection> BulkLoad<C> {
-    /// Begins a load of a collection whose name is free, while it can't be opened.
+    /// Begins a load. The caller has checked that the collection is not in use, and holds the lock that keeps it from
+    /// being opened.
     pub(crate) fn begin(collections: &Collections, parts: Parts<C>) -> Result<BulkLoad<C>> {
         let core = &collections.core;
         let db = &core.shared.db;
         if !db.keyspace(C::NAME)?.is_empty()? {
-            return Err(Error::definition(C::NAME, "it has documents, and only an empty one is loaded in bulk"));
+            return Err(Error::definition(C::NAME, "it has documents; only an empty collection can be bulk loaded"));
         }
         let open = open_parts(&core.shared, parts)?;
         let documents = Load::begin(db, C::NAME)?;
         let mut loads = Vec::new();
         for part in &open.parts {
-            // From here on its rows are no part of the collection: the next opening drops them.
+            // Without its record, the part's keyspace does not belong to the collection: the next opening drops it.
             open.meta.remove(part.keyspace.name())?;
             loads.push(Load::begin(db, part.keyspace.name())?);
         }
@@ -171,12 +172,12 @@ impl<C: Collection> BulkLoad<C> {
         Ok(BulkLoad { open, documents, parts: loads, collections: collections.clone(), _loading })
     }
 
-    /// Adds a document. Of documents with the same key the latest counts. Amortised O(bytes), for it and its rows in
-    /// indexes and views.
+    /// Adds a document. If several documents have the same key, the last one wins. Amortised O(bytes of the document
+    /// and of its rows in indexes and views).
     ///
     /// # Errors
-    /// [`Error::Encode`] and [`Error::Panicked`] by functions of the collection, and keys that are too long: the load
-    /// goes on without the document. After any other [`Error::Store`] it has ended: see
+    /// [`Error::Encode`] and [`Error::Panicked`] from functions of the collection, and keys that are too long: the
+    /// document is skipped, and the load can continue. Any other [`Error::Store`] ends the load: see
     /// [`drumlin::BulkLoad::insert`].
     pub fn insert(&mut self, document: &C) -> Result<()> {
         let prepared = self.open.prepare(document)?;
@@ -188,11 +189,11 @@ impl<C: Collection> BulkLoad<C> {
         Ok(())
     }
 
-    /// Asynchronous [`insert`](BulkLoad::insert). An error of the database may be that of a document before, and always
-    /// ends the load. So does dropping the future.
+    /// Asynchronous [`insert`](BulkLoad::insert). An error of the database may belong to an earlier document, and
+    /// always ends the load. Dropping the future ends the load too.
     ///
     /// # Errors
-    /// Those of [`insert`](BulkLoad::insert).
+    /// See [`insert`](BulkLoad::insert).
     pub async fn insert_async(&mut self, document: &C) -> Result<()> {
         let prepared = self.open.prepare(document)?;
         self.check_keys(&prepared)?;
@@ -205,7 +206,7 @@ impl<C: Collection> BulkLoad<C> {
         Ok(())
     }
 
-    /// Refuses a document some of whose rows would be refused.
+    /// Fails if the key of the document or of one of its rows is too long, before anything of the document is loaded.
     fn check_keys(&self, prepared: &Prepared) -> Result<()> {
         let keyspaces = self.open.parts.iter().map(|part| &part.keyspace);
         let part_rows = keyspaces
@@ -221,19 +222,20 @@ impl<C: Collection> BulkLoad<C> {
         Ok(())
     }
 
-    /// Gives documents, indexes and views to the collection, and opens it. They are durable when it returns.
+    /// Attaches documents, indexes and views to the collection, and opens it. Everything is durable when it returns.
     ///
-    /// An index or view some of whose rows had the same key is not taken over: because a document came twice, or since
-    /// documents have the same key of a unique index. It is built from the documents by a background thread instead, as
-    /// one that is [added to existing documents](crate::Documents::wait_built). What is wrong with a unique index is
-    /// then told by [`wait_built`](crate::Documents::wait_built).
+    /// If two rows of an index or view had the same key, its loaded rows are discarded. This happens if a document was
+    /// inserted twice, or if two documents have the same key in a unique index. A background thread then builds the
+    /// index or view from the documents, as if it had been [added to existing documents](crate::Documents::wait_built).
+    /// If a unique index can't be built, [`wait_built`](crate::Documents::wait_built) returns the error.
     ///
     /// # Errors
-    /// Those of [`drumlin::BulkLoad::finish`] and of [`Collections::open`]. The documents are there, or none is.
+    /// See [`drumlin::BulkLoad::finish`] and [`Collections::open`]. After an error, either all documents are stored or
+    /// none.
     pub fn finish(self) -> Result<Documents<C>> {
         let BulkLoad { open, documents, parts, collections, _loading } = self;
         let db = &collections.core.shared.db;
-        // A document that came twice has left rows of its first form.
+        // A document that was inserted twice has left index and view rows of its first form.
         let are_whole = documents.finish()?;
         let mut records = db.batch()?;
         for (part, load) in open.parts.iter().zip(parts) {
@@ -246,10 +248,11 @@ impl<C: Collection> BulkLoad<C> {
         collections.open::<C>()
     }
 
-    /// Asynchronous [`finish`](BulkLoad::finish). Occupies a thread of its own, which goes on if the future is dropped.
+    /// Asynchronous [`finish`](BulkLoad::finish). Uses a separate thread, which continues even if the future is
+    /// dropped.
     ///
     /// # Errors
-    /// Those of [`finish`](BulkLoad::finish).
+    /// See [`finish`](BulkLoad::finish).
     pub async fn finish_async(self) -> Result<Documents<C>> {
         off_thread(C::NAME, move || self.finish()).await
     }

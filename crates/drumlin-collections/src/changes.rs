@@ -27,11 +27,11 @@ use crate::open::OpenCollection;
 pub struct Change<C: Collection> {
     /// The document's key.
     pub key: C::Key,
-    /// The document as it was written; none if it was removed.
+    /// The document as written; `None` if it was removed.
     pub document: Option<C>,
 }
 
-/// The next that a [`Changes`] has.
+/// An event that [`Changes`] delivers.
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Event};
@@ -41,13 +41,14 @@ pub struct Change<C: Collection> {
 /// ```
 #[derive(Debug)]
 pub enum Event<C: Collection> {
-    /// A change.
+    /// A committed change.
     Change(Change<C>),
-    /// This many changes were lost here, since the queue was full: read what matters again.
+    /// This many changes were lost at this point, because the queue was full or the outcome of a commit is unknown.
+    /// Read the affected documents again.
     Lost(u64),
 }
 
-/// The changes of a collection since the subscription: see [`Documents::subscribe`](crate::Documents::subscribe).
+/// A subscription to the changes of a collection: see [`Documents::subscribe`](crate::Documents::subscribe).
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Event, Postcard};
@@ -82,10 +83,10 @@ impl<C: Collection> Changes<C> {
         Changes { queue: open.channel.subscribe(capacity), open: Arc::clone(open) }
     }
 
-    /// The next change, if there is one.
+    /// Returns the next change if one is waiting.
     ///
     /// # Errors
-    /// [`Error::Decode`] for a document that its own codec can't read.
+    /// [`Error::Decode`] if the document or its key can't be decoded.
     pub fn try_next(&self) -> Result<Option<Event<C>>> {
         self.queue.try_take().map(|taken| self.event(taken)).transpose()
     }
@@ -93,24 +94,24 @@ impl<C: Collection> Changes<C> {
     /// Waits for the next change.
     ///
     /// # Errors
-    /// Those of [`try_next`](Changes::try_next).
+    /// See [`try_next`](Changes::try_next).
     pub fn wait_next(&self) -> Result<Event<C>> {
         self.event(self.queue.take(None).expect("without a deadline there is one"))
     }
 
-    /// Waits for the next change, for so long; none if there was none.
+    /// Waits up to `time` for the next change. Returns `None` if there was none.
     ///
     /// # Errors
-    /// Those of [`try_next`](Changes::try_next).
+    /// See [`try_next`](Changes::try_next).
     pub fn next_within(&self, time: Duration) -> Result<Option<Event<C>>> {
         let taken = self.queue.take(Instant::now().checked_add(time));
         taken.map(|taken| self.event(taken)).transpose()
     }
 
-    /// Waits for the next change, as a future. One task at a time can wait for a subscription.
+    /// Waits for the next change asynchronously. Only one task at a time can wait on a subscription.
     ///
     /// # Errors
-    /// Those of [`try_next`](Changes::try_next).
+    /// See [`try_next`](Changes::try_next).
     pub async fn next_async(&self) -> Result<Event<C>> {
         let taken = poll_fn(|context| self.queue.poll_take(context.waker()).map_or(Poll::Pending, Poll::Ready)).await;
         self.event(taken)

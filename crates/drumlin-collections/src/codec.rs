@@ -1,4 +1,4 @@
-//! Documents as bytes.
+//! Encoding documents as bytes.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -6,12 +6,12 @@ use serde::de::DeserializeOwned;
 use crate::encoding::name_of;
 use crate::error::BoxError;
 
-/// A form of documents as bytes. [`Postcard`] is one for all types with serde's traits.
+/// Encodes documents of type `C` as bytes. [`Postcard`] works for every type that implements serde's traits.
 ///
 /// ```
 /// use drumlin_collections::{BoxError, Codec};
 ///
-/// /// Notes as they are.
+/// /// Stores text as it is.
 /// struct Text;
 ///
 /// impl Codec<String> for Text {
@@ -27,29 +27,29 @@ use crate::error::BoxError;
 /// # Ok::<(), BoxError>(())
 /// ```
 pub trait Codec<C> {
-    /// The document's bytes.
+    /// Encodes a document.
     ///
     /// # Errors
-    /// Any: they become [`Error::Encode`](crate::Error::Encode).
+    /// Any error; it becomes [`Error::Encode`](crate::Error::Encode).
     fn encode(document: &C) -> Result<Vec<u8>, BoxError>;
 
-    /// The name by which a collection remembers the codec of each [version](crate::Collection::VERSION) of its schema.
-    /// Opening it with a codec of another name, and no new version, is an [error](crate::Error::OtherTypes). By default
-    /// that of the type, without its module; a codec that gets another name, but keeps its bytes, returns its old one
-    /// here.
+    /// Returns the name under which a collection records the codec of each [version](crate::Collection::VERSION) of its
+    /// schema. Opening the collection with a codec of another name under the same version is an
+    /// [error](crate::Error::OtherTypes). The default is the name of the type without its module path. If you rename a
+    /// codec and its encoding stays the same, return the old name here.
     fn fingerprint() -> String {
         name_of::<Self>()
     }
 
-    /// The document that was encoded.
+    /// Decodes a document.
     ///
     /// # Errors
-    /// Any, for bytes that are no document: they become [`Error::Decode`](crate::Error::Decode).
+    /// Any error, if the bytes are not a valid document; it becomes [`Error::Decode`](crate::Error::Decode).
     fn decode(bytes: &[u8]) -> Result<C, BoxError>;
 }
 
-/// [Postcard](postcard): serde's compact form, without names of fields. Fields can't be added or taken away without a
-/// new [version](crate::Collection::VERSION).
+/// [Postcard](postcard): a compact serde format without field names. Adding or removing a field requires a new
+/// [version](crate::Collection::VERSION).
 ///
 /// ```
 /// use drumlin_collections::{Codec, Postcard};

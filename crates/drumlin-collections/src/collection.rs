@@ -1,4 +1,4 @@
-//! The definition of a collection.
+//! The trait that defines a collection.
 
 use std::fmt::Debug;
 
@@ -7,7 +7,7 @@ use crate::encoding::Key;
 use crate::error::BoxError;
 use crate::parts::Parts;
 
-/// A type whose values are documents of a collection.
+/// A document type. Defines the collection that stores its values.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Index, Parts, Postcard};
@@ -38,33 +38,33 @@ use crate::parts::Parts;
 /// }
 /// ```
 ///
-/// Documents are rows of the keyspace with the collection's name. Its other keyspaces have names that begin with it and
-/// a slash.
+/// Documents are stored as rows of the keyspace with the collection's name. The names of the collection's other
+/// keyspaces consist of this name, a slash and a suffix.
 pub trait Collection: Sized + Send + Sync + 'static {
-    /// The type of the documents' keys. It can't change once there are documents: opening the collection with keys of
-    /// another type is an [error](crate::Error::OtherTypes).
+    /// The type of the documents' keys. It can't change once the collection has documents: opening the collection with
+    /// another key type is an [error](crate::Error::OtherTypes).
     type Key: Key + Debug + Send + Sync;
-    /// The documents' form as bytes: [`Postcard`](crate::Postcard), or one of your own. Another one needs another
-    /// [version](Collection::VERSION).
+    /// Encodes documents as bytes: [`Postcard`](crate::Postcard), or a codec of your own. Changing the codec requires a
+    /// new [version](Collection::VERSION).
     type Codec: Codec<Self>;
-    /// The collection's name, unique in the database: not empty, without a slash, and short, since those of its
-    /// keyspaces, which begin with it, may have 255 bytes.
+    /// The collection's name, unique within the database. It must not be empty or contain a slash. Keep it short: the
+    /// names of the collection's keyspaces start with it and are limited to 255 bytes.
     const NAME: &'static str;
-    /// The version of the documents' schema, 1 by default. It is stored with each document; change it with the form of
-    /// the documents, and have [`migrate`](Collection::migrate) read the older ones. Opening a collection of another
-    /// version builds its indexes and views again, in the background.
+    /// The schema version of the documents, 1 by default. Each document is stored with its version. Increase the
+    /// version when the document type changes, and implement [`migrate`](Collection::migrate) to read older documents.
+    /// Opening a collection with a new version rebuilds its indexes and views in the background.
     const VERSION: u32 = 1;
 
-    /// The document's key. It has to be a function of the document alone.
+    /// Returns the document's key. The key must depend only on the document.
     fn key(&self) -> Self::Key;
 
-    /// The indexes and views of the collection, and its settings. None by default.
+    /// Returns the collection's indexes, views and settings. None by default.
     fn parts() -> Parts<Self> {
         Parts::new()
     }
 
-    /// Makes a document of one that was written with an older [`VERSION`](Collection::VERSION), whenever it is read. It
-    /// is stored in the new form when it is next written.
+    /// Converts a document that was written with an older [`VERSION`](Collection::VERSION). Called each time such a
+    /// document is read; the document is stored in the new form the next time it is written.
     ///
     /// ```
     /// # use drumlin_collections::{BoxError, Codec, Collection, Postcard};
@@ -102,9 +102,9 @@ pub trait Collection: Sized + Send + Sync + 'static {
     /// ```
     ///
     /// # Errors
-    /// Any: they become [`Error::Migration`](crate::Error::Migration). The default has no migrations.
+    /// Any error; it becomes [`Error::Migration`](crate::Error::Migration). The default implementation always fails.
     fn migrate(version: u32, bytes: &[u8]) -> Result<Self, BoxError> {
         let _ = bytes;
-        Err(format!("it has no migration from version {version}").into())
+        Err(format!("there is no migration from version {version}").into())
     }
 }

@@ -21,10 +21,11 @@ use crate::parts::{Part, Parts};
 use crate::shared::{Clock, Shared};
 use crate::transaction::Transaction;
 
-/// The collections of a database: opens them, and runs transactions over several. A cheap handle: make one for a
-/// database, and clone it. Two of them do not know of each other: changes made through one are not told to subscribers
-/// of the other, and where their types define one collection differently, each drops the indexes and views of the other
-/// when it opens the collection.
+/// The collections of a database. Opens them, and runs transactions across several of them.
+///
+/// A cheap handle: create one for each database and clone it. Two handles that were created separately do not share
+/// state. Changes made through one are not delivered to subscribers of the other. If the two define the same collection
+/// differently, each drops the other's indexes and views when it opens the collection.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Collections, Postcard};
@@ -64,14 +65,14 @@ impl std::fmt::Debug for Collections {
 }
 
 impl Collections {
-    /// The collections of this database.
+    /// Creates a handle to the collections of this database.
     #[must_use]
     pub fn new(db: &Database) -> Collections {
         Collections::with_clock(db, SystemTime::now)
     }
 
-    /// Like [`new`](Collections::new), with another clock for the expiry and the history of documents, such as one of a
-    /// test.
+    /// Like [`new`](Collections::new), but expiry and history use the given clock instead of the system's, for example
+    /// in tests.
     #[must_use]
     pub fn with_clock(db: &Database, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Collections {
         let clock: Clock = Arc::new(clock);
@@ -79,23 +80,25 @@ impl Collections {
         Collections { core: Arc::new(core) }
     }
 
-    /// The database.
+    /// Returns the database.
     #[must_use]
     pub fn database(&self) -> &Database {
         &self.core.shared.db
     }
 
-    /// Opens a collection, and creates it if it is not there. Its indexes and views are made to be those of
-    /// [`Collection::parts`]: those that are no longer listed, or have another version, are dropped; new ones are built
-    /// by a background thread if there are documents, and refuse to be read meanwhile
-    /// ([`wait_built`](Documents::wait_built)). A type is opened once; further calls return the same collection.
+    /// Opens a collection, creating it if it does not exist.
+    ///
+    /// The collection gets exactly the indexes and views that [`Collection::parts`] lists. An index or view that is no
+    /// longer listed, or has another version, is dropped. If the collection has documents, a background thread builds
+    /// the new ones, and reads of them fail until they are [built](Documents::wait_built). The first call for a type
+    /// opens the collection; later calls return a handle to the same collection.
     ///
     /// # Errors
-    /// [`Error::OtherTypes`] if keys, codec or values are of other types than the rows were written with;
-    /// [`Error::Definition`] for names that are not allowed, or taken, and while a [bulk load](Collections::bulk_load)
-    /// of the collection is under way; [`Error::Store`].
+    /// [`Error::OtherTypes`] if the key, codec or value types differ from those the rows were written with;
+    /// [`Error::Definition`] if a name is invalid or already in use, or if a [bulk load](Collections::bulk_load) of the
+    /// collection is in progress; [`Error::Store`].
     pub fn open<C: Collection>(&self) -> Result<Documents<C>> {
-        // The lock is held, so that two threads do not open one collection at once. Nothing waits as a future.
+        // Hold the lock, so that two threads can't open the same collection at once. No future waits while it is held.
         let mut opened = lock(&self.core.opened);
         if let Some(found) = opened.get(&TypeId::of::<C>()) {
             let open = Arc::clone(&found.open).downcast::<OpenCollection<C>>();
@@ -113,18 +116,18 @@ impl Collections {
         Ok(Documents::new(&open, &self.core))
     }
 
-    /// Refuses a collection whose name is in use.
+    /// Fails if another type is open under the collection's name, or if the collection is being bulk loaded.
     pub(crate) fn check_free<C: Collection>(&self, opened: &HashMap<TypeId, Opened>) -> Result<()> {
         if opened.values().any(|other| other.name == C::NAME) {
             return Err(Error::definition(C::NAME, "another type is open under this name"));
         }
         if lock(&self.core.loading).contains(C::NAME) {
-            return Err(Error::definition(C::NAME, "a bulk load of it is under way"));
+            return Err(Error::definition(C::NAME, "a bulk load of it is in progress"));
         }
         Ok(())
     }
 
-    /// Asynchronous [`open`](Collections::open). Occupies a thread of its own meanwhile.
+    /// Asynchronous [`open`](Collections::open). Uses a separate thread for the duration of the call.
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Postcard};
@@ -146,7 +149,7 @@ impl Collections {
     /// ```
     ///
     /// # Errors
-    /// Those of [`open`](Collections::open).
+    /// See [`open`](Collections::open).
     pub async fn open_async<C: Collection>(&self) -> Result<Documents<C>> {
         let collections = self.clone();
         off_thread(C::NAME, move || collections.open::<C>()).await
@@ -156,14 +159,14 @@ impl Collections {
         let (open, stop) = (Arc::clone(open), Arc::clone(&self.core.stop));
         let thread = std::thread::Builder::new().name("drumlin-collection".to_owned());
         let spawned = thread.spawn(move || building::run(&open, &stop));
-        let spawned = spawned
-            .map_err(|error| Error::definition(C::NAME, format!("no thread for its background work: {error}")))?;
+        let spawned =
+            spawned.map_err(|error| Error::definition(C::NAME, format!("can't start a background thread: {error}")))?;
         self.core.keep(spawned);
         Ok(())
     }
 
-    /// Runs `body` in a transaction and commits it; again while others are in its way. Like
-    /// [`drumlin::Database::transact`], over collections.
+    /// Runs `body` in a transaction and commits it. If the transaction conflicts with others, runs `body` again. The
+    /// counterpart of [`drumlin::Database::transact`] for collections.
     ///
     /// # Errors
     /// The error of `body`, or that of the commit.
@@ -171,8 +174,8 @@ impl Collections {
         self.transact_with(self.core.shared.db.tx_options(), body)
     }
 
-    /// Like [`transact`](Collections::transact), for a body with errors of its own: of any type that an [`Error`]
-    /// converts into, such as `anyhow::Error`. A body that does not construct its error names it.
+    /// Like [`transact`](Collections::transact), for a body with its own error type: any type that implements
+    /// `From<Error>`, such as `anyhow::Error`. If the compiler can't infer the error type, name it in the body.
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Postcard};
@@ -209,7 +212,7 @@ impl Collections {
     /// Like [`try_transact`](Collections::try_transact), with the given options.
     ///
     /// # Errors
-    /// Those of [`try_transact`](Collections::try_transact).
+    /// See [`try_transact`](Collections::try_transact).
     pub fn transact_with<T, E: From<Error> + 'static>(
         &self,
         options: TxOptions,
@@ -218,11 +221,11 @@ impl Collections {
         self.core.shared.transact(options, body)
     }
 
-    /// Like [`transact`](Collections::transact), as a future. `body` is given the transaction, and returns a boxed
-    /// future that owns what it uses; dropping the transaction within it does not end it.
+    /// Asynchronous [`transact`](Collections::transact). `body` receives the transaction and returns a boxed future
+    /// that owns everything it uses. Dropping the `Transaction` inside the future does not end the transaction.
     ///
-    /// Each run clones borrowed arguments before its future begins. Clones of handles are cheap; share large arguments
-    /// by an [`Arc`](std::sync::Arc).
+    /// Each run clones the borrowed arguments before its future starts. Handles are cheap to clone; share large
+    /// arguments through an [`Arc`](std::sync::Arc).
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Documents, Error, Postcard};
@@ -264,7 +267,7 @@ impl Collections {
     /// ```
     ///
     /// # Errors
-    /// Those of [`transact`](Collections::transact).
+    /// See [`transact`](Collections::transact).
     pub async fn transact_async<T: Send + 'static>(
         &self,
         body: impl for<'t> FnMut(Transaction<'t>) -> Attempt<'t, T, Error>,
@@ -272,12 +275,12 @@ impl Collections {
         self.try_transact_async(body).await
     }
 
-    /// Like [`transact_async`](Collections::transact_async), for a body with errors of its own: see
-    /// [`try_transact`](Collections::try_transact). A body that does not construct its error names it:
+    /// Like [`transact_async`](Collections::transact_async), for a body with its own error type: see
+    /// [`try_transact`](Collections::try_transact). If the compiler can't infer the error type, name it in the body:
     /// `Ok::<_, anyhow::Error>(visits)`.
     ///
     /// # Errors
-    /// Those of [`try_transact`](Collections::try_transact).
+    /// See [`try_transact`](Collections::try_transact).
     pub async fn try_transact_async<T: Send + 'static, E: From<Error> + Send + 'static>(
         &self,
         body: impl for<'t> FnMut(Transaction<'t>) -> Attempt<'t, T, E>,
@@ -322,7 +325,7 @@ impl Collections {
     /// ```
     ///
     /// # Errors
-    /// Those of [`transact`](Collections::transact).
+    /// See [`transact`](Collections::transact).
     pub async fn transact_with_async<T: Send + 'static, E: From<Error> + Send + 'static>(
         &self,
         options: TxOptions,
@@ -332,50 +335,51 @@ impl Collections {
     }
 }
 
-/// Refuses names that would be ambiguous as those of keyspaces.
+/// Checks that the names of the collection and its parts are unique and unambiguous as keyspace names.
 pub(crate) fn check_names<C: Collection>(parts: &Parts<C>) -> Result<()> {
     let refuse = |reason: String| Err(Error::definition(C::NAME, reason));
     if C::NAME.is_empty() || C::NAME.contains('/') {
-        return refuse("a collection's name is not empty, and has no slash".to_owned());
+        return refuse("the name of a collection must not be empty or contain a slash".to_owned());
     }
     let mut names = HashSet::new();
     for part in &parts.list {
         if part.name.name.is_empty() || part.name.name.contains('/') {
-            return refuse(format!("{}: the name is empty or has a slash", part.name));
+            return refuse(format!("{}: the name must not be empty or contain a slash", part.name));
         }
         if !names.insert(part.name) {
-            return refuse(format!("there are two of {}", part.name));
+            return refuse(format!("{} is defined twice", part.name));
         }
     }
     Ok(())
 }
 
-/// The name of a part's keyspace, which holds no rows of another version.
+/// Returns the name of a part's keyspace. It includes the part's version and the schema version, so a keyspace never
+/// holds rows of two versions.
 fn keyspace_name<C: Collection>(part: &Part<C>) -> String {
     format!("{}/{} {} {}.{}", C::NAME, part.name.kind.word(), part.name.name, part.version, C::VERSION)
 }
 
-/// The key under which the types of a part are recorded in `NAME/meta`.
+/// Returns the key in `NAME/meta` under which the types of a part are recorded.
 pub(crate) fn types_key(keyspace: &str) -> String {
     format!("types {keyspace}")
 }
 
-/// The names of the types that some rows of a collection are written with.
+/// The names of the types that a group of a collection's rows is written with.
 struct Types<'p> {
-    /// The key under which they are recorded in `NAME/meta`.
+    /// The key in `NAME/meta` under which the names are recorded.
     key: String,
     names: String,
-    /// The part whose rows they are, and its keyspace; the documents' if none.
+    /// The part that the rows belong to, and its keyspace; `None` for the documents.
     part: Option<(PartName, &'p str)>,
 }
 
-/// The types of a collection's rows.
+/// Returns the types of the documents and of each part.
 fn types_of<C: Collection>(parts: &[(String, Part<C>)], expires: bool) -> Vec<Types<'_>> {
     let key = Types { key: "key".to_owned(), names: format!("key {}", C::Key::fingerprint()), part: None };
     let names = format!("codec {}", C::Codec::fingerprint());
     let codec = Types { key: format!("codec {}", C::VERSION), names, part: None };
     let parts = parts.iter().map(|(keyspace, part)| {
-        // A view's rows have the time at which their document expires.
+        // If documents expire, each view row also stores the expiry time of its document.
         let expiring = if expires && part.name.kind == PartKind::View { ", expiring" } else { "" };
         let names = format!("{}{expiring}", part.types);
         Types { key: types_key(keyspace), names, part: Some((part.name, keyspace)) }
@@ -383,7 +387,7 @@ fn types_of<C: Collection>(parts: &[(String, Part<C>)], expires: bool) -> Vec<Ty
     [key, codec].into_iter().chain(parts).collect()
 }
 
-/// Refuses other types than those of the rows that are there.
+/// Fails if existing rows were written with other types.
 fn check_types<C: Collection>(meta: &Keyspace, types: &[Types<'_>]) -> Result<()> {
     for Types { key, names, part } in types {
         let has_rows = part.map_or(Ok(true), |(_, keyspace)| meta.contains_key(keyspace))?;
@@ -396,8 +400,8 @@ fn check_types<C: Collection>(meta: &Keyspace, types: &[Types<'_>]) -> Result<()
     Ok(())
 }
 
-/// Opens a collection's keyspaces. A part has a record in `NAME/meta` from the moment on at which its keyspace belongs
-/// to it: without one, the keyspace is what an opening or a removal left that was interrupted.
+/// Opens the keyspaces of a collection. A part's keyspace is valid only if `NAME/meta` has a record for the part. A
+/// keyspace without a record was left behind by an interrupted opening or removal.
 pub(crate) fn open_parts<C: Collection>(shared: &Arc<Shared>, parts: Parts<C>) -> Result<OpenCollection<C>> {
     let db = &shared.db;
     let documents = db.keyspace(C::NAME)?;
@@ -406,7 +410,7 @@ pub(crate) fn open_parts<C: Collection>(shared: &Arc<Shared>, parts: Parts<C>) -
     let is_empty = documents.is_empty()?;
     let types = types_of(&named, parts.expires.is_some());
     if !is_empty {
-        // Before anything is changed.
+        // Check before changing anything.
         check_types::<C>(&meta, &types)?;
     }
     let history = match parts.history {

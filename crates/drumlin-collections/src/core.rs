@@ -1,4 +1,4 @@
-//! The collections of a database that are open, and the threads that work for them.
+//! The open collections of a database, and their background threads.
 
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, HashSet};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::hub::lock;
 use crate::shared::Shared;
 
-/// Tells threads to end.
+/// Tells background threads to end.
 #[derive(Default)]
 pub(crate) struct Stop {
     is_set: Mutex<bool>,
@@ -21,7 +21,7 @@ impl Stop {
         *lock(&self.is_set)
     }
 
-    /// Waits so long, or until the thread is to end; then returns `true`.
+    /// Waits for `time`, or until the thread is told to end. Returns `true` if the thread is to end.
     pub(crate) fn wait(&self, time: Duration) -> bool {
         let is_set = lock(&self.is_set);
         let waited = self.changed.wait_timeout_while(is_set, time, |is_set| !*is_set);
@@ -34,13 +34,14 @@ impl Stop {
     }
 }
 
-/// An open collection, of whichever type.
+/// An open collection of any type.
 pub(crate) struct Opened {
     pub(crate) name: &'static str,
     pub(crate) open: Arc<dyn Any + Send + Sync>,
 }
 
-/// Kept by every handle; the last one to go ends the threads, which keep none.
+/// The state shared by all handles. Dropping the last handle ends the background threads, which hold no handle
+/// themselves.
 pub(crate) struct Core {
     pub(crate) shared: Arc<Shared>,
     pub(crate) opened: Mutex<HashMap<TypeId, Opened>>,
@@ -56,7 +57,7 @@ impl Core {
         Core { shared: Arc::new(shared), opened, loading, stop: Arc::default(), threads: Mutex::default() }
     }
 
-    /// Keeps a thread, to wait for its end.
+    /// Keeps the handle of a thread, to join the thread later.
     pub(crate) fn keep(&self, thread: JoinHandle<()>) {
         lock(&self.threads).push(thread);
     }
@@ -66,7 +67,7 @@ impl Drop for Core {
     fn drop(&mut self) {
         self.stop.set();
         for thread in lock(&self.threads).drain(..) {
-            // A panic of it has been printed, and there is nothing of its own to lose.
+            // If the thread panicked, its message has been printed. The thread has no state that could be lost.
             drop(thread.join());
         }
     }

@@ -1,4 +1,4 @@
-//! A collection's documents: single calls, and the calls of transactions.
+//! The handle to a collection's documents, and the same calls for transactions.
 
 use std::fmt::Debug;
 use std::future::poll_fn;
@@ -23,9 +23,9 @@ use crate::reading::{Reading, Rows};
 use crate::transaction::Transaction;
 use crate::viewed::Viewed;
 
-/// The documents of a collection: a cheap handle, usable from any thread. Each call is a transaction of its own.
-/// [`Transaction`] has the same writes, which name the collection first, and [`at`](Documents::at) reads as of a
-/// snapshot or in a transaction.
+/// A handle to the documents of a collection. Cheap to clone and usable from any thread. Each call is a transaction of
+/// its own. [`Transaction`] has the same write methods, which take this handle as their first argument.
+/// [`at`](Documents::at) reads as of a snapshot, or within a transaction.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -67,7 +67,7 @@ use crate::viewed::Viewed;
 pub struct Documents<C: Collection> {
     pub(crate) open: Arc<OpenCollection<C>>,
     pub(crate) core: Arc<Core>,
-    /// Of its own commits.
+    /// The durability of this handle's own commits.
     durability: Durability,
 }
 
@@ -83,7 +83,7 @@ impl<C: Collection> Debug for Documents<C> {
     }
 }
 
-/// The writes that a call may make of a document.
+/// The kinds of writes that store a document.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Write {
     Put,
@@ -106,7 +106,7 @@ async fn write<C: Collection>(
     open.change(mode, tx, key, before.as_ref(), Some(prepared)).await
 }
 
-/// Inserts a document, or returns the one that has its key of a unique index.
+/// Inserts a document. If another document has the same key in the unique index, returns that document instead.
 async fn insert_or_get<C: Collection>(
     mode: Mode,
     open: &OpenCollection<C>,
@@ -121,7 +121,8 @@ async fn insert_or_get<C: Collection>(
     let owner = match write(mode, open, tx, Write::Insert, prepared).await {
         Ok(()) => return Ok(None),
         Err(Error::NotUnique { index: of, other, .. }) if of == index => other.bytes().to_vec(),
-        // It may be the very document that was inserted before.
+        // The document with this primary key may also own the index key: the same document may have been inserted
+        // before.
         Err(Error::Exists { collection, key }) => match open.owner(mode, tx, index, prepared).await? {
             Some(owner) => owner,
             None => return Err(Error::Exists { collection, key }),
@@ -129,7 +130,8 @@ async fn insert_or_get<C: Collection>(
         Err(error) => return Err(error),
     };
     let stored = open.lock_stored(mode, tx, &owner).await?;
-    let stored = stored.ok_or_else(|| open.part_error(index, &owner, "its document is not there"))?;
+    let stored =
+        stored.ok_or_else(|| open.part_error(index, &owner, "the document that it refers to does not exist"))?;
     Ok(Some(stored.document))
 }
 
@@ -172,28 +174,29 @@ impl<C: Collection> Documents<C> {
         Documents { open: Arc::clone(open), core: Arc::clone(core), durability }
     }
 
-    /// The options of its own transactions.
+    /// Returns the options for this handle's own transactions.
     pub(crate) fn options(&self) -> TxOptions {
         TxOptions { durability: self.durability, ..self.core.shared.db.tx_options() }
     }
 
-    /// The rows of the documents where they may be written without more: nothing is derived from them, and their
-    /// changes have no subscribers.
+    /// Returns the documents' keyspace if it may be written directly: the collection has no parts and no history, and
+    /// its changes have no subscribers.
     pub(crate) fn plain_rows(&self) -> Option<Keyspace> {
         let is_plain = self.open.is_plain() && !self.open.channel.has_subscribers();
         is_plain.then(|| self.open.documents.with_durability(self.durability))
     }
 }
 
-/// Reading. Each call sees the newest commit that no power cut can take back.
+/// Reads. Each call sees the newest commit that a power cut can no longer undo.
 impl<C: Collection> Documents<C> {
-    /// The documents as of a view: a [`Snapshot`](drumlin::Snapshot) of the database, or a transaction, its own writes
-    /// included. See [`Reading`].
+    /// Returns a reading of the documents as of `reader`, which is a [`Snapshot`](drumlin::Snapshot) of the database or
+    /// a transaction. In a transaction, the reading includes the transaction's own writes. See [`Reading`].
     pub fn at<'r>(&self, reader: &'r Reader) -> Reading<'r, C> {
         Reading::at(&self.open, reader)
     }
 
-    /// The documents as of a snapshot, which the reading takes with it: its iterators own all that they read by.
+    /// Returns a reading of the documents as of a snapshot. The reading keeps the snapshot, so its iterators own
+    /// everything they read from.
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Postcard};
@@ -220,7 +223,7 @@ impl<C: Collection> Documents<C> {
         Reading::snapshot(&self.open, snapshot)
     }
 
-    /// The documents as of this moment: [`at_snapshot`](Documents::at_snapshot) of one that is taken now.
+    /// Returns a reading of the documents as of now: [`at_snapshot`](Documents::at_snapshot) of a new snapshot.
     pub fn now(&self) -> Reading<'static, C> {
         Reading::snapshot(&self.open, self.core.shared.db.snapshot())
     }
@@ -238,17 +241,17 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`get`](Documents::get).
     ///
     /// # Errors
-    /// Those of [`get`](Documents::get).
+    /// See [`get`](Documents::get).
     pub async fn get_async(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         let key = encoded(&key);
         let row = self.open.documents.get_async(&key).await?;
         row.map_or(Ok(None), |row| self.open.decode_live(&key, &row))
     }
 
-    /// Returns `true` if there is a document with this key: see [`Reading::contains`].
+    /// Returns `true` if a document with this key exists: see [`Reading::contains`].
     ///
     /// # Errors
-    /// Those of [`get`](Documents::get).
+    /// See [`get`](Documents::get).
     pub fn contains(&self, key: impl EncodeAs<C::Key>) -> Result<bool> {
         self.now().contains(key)
     }
@@ -256,15 +259,15 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`contains`](Documents::contains).
     ///
     /// # Errors
-    /// Those of [`get`](Documents::get).
+    /// See [`get`](Documents::get).
     pub async fn contains_async(&self, key: impl EncodeAs<C::Key>) -> Result<bool> {
         self.now().contains_async(key).await
     }
 
-    /// Returns many documents, all as of one moment, with many reads of the device in flight at once.
+    /// Returns the documents with these keys, all as of one snapshot, with many device reads in flight at once.
     ///
     /// # Errors
-    /// Those of [`get`](Documents::get).
+    /// See [`get`](Documents::get).
     pub fn get_many(&self, keys: &[impl EncodeAs<C::Key>]) -> Result<Vec<Option<C>>> {
         self.now().get_many(keys)
     }
@@ -272,12 +275,12 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`get_many`](Documents::get_many).
     ///
     /// # Errors
-    /// Those of [`get`](Documents::get).
+    /// See [`get`](Documents::get).
     pub async fn get_many_async(&self, keys: &[impl EncodeAs<C::Key>]) -> Result<Vec<Option<C>>> {
         self.now().get_many_async(keys).await
     }
 
-    /// The number of documents in a range of keys: see [`Reading::count`].
+    /// Returns the number of documents in a range of keys: see [`Reading::count`].
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Postcard};
@@ -309,15 +312,15 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`count`](Documents::count).
     ///
     /// # Errors
-    /// Those of [`count`](Documents::count).
+    /// See [`count`](Documents::count).
     pub async fn count_async(&self, bounds: impl KeyBounds<C::Key>) -> Result<u64> {
         self.now().count_async(bounds).await
     }
 
-    /// The number of all documents: [`count`](Documents::count) of `..`.
+    /// Returns the number of all documents: [`count`](Documents::count) of `..`.
     ///
     /// # Errors
-    /// Those of [`count`](Documents::count).
+    /// See [`count`](Documents::count).
     pub fn len(&self) -> Result<u64> {
         self.count(..)
     }
@@ -325,15 +328,15 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`len`](Documents::len).
     ///
     /// # Errors
-    /// Those of [`count`](Documents::count).
+    /// See [`count`](Documents::count).
     pub async fn len_async(&self) -> Result<u64> {
         self.count_async(..).await
     }
 
-    /// Returns `true` if there are no documents to [count](Documents::count). O(log n).
+    /// Returns `true` if [`len`](Documents::len) would be 0. O(log n).
     ///
     /// # Errors
-    /// Those of [`count`](Documents::count).
+    /// See [`count`](Documents::count).
     pub fn is_empty(&self) -> Result<bool> {
         self.now().is_empty()
     }
@@ -341,15 +344,15 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`is_empty`](Documents::is_empty).
     ///
     /// # Errors
-    /// Those of [`count`](Documents::count).
+    /// See [`count`](Documents::count).
     pub async fn is_empty_async(&self) -> Result<bool> {
         self.now().is_empty_async().await
     }
 
-    /// The document with the least key. O(log n).
+    /// Returns the document with the smallest key. O(log n).
     ///
     /// # Errors
-    /// Those of [`get`](Documents::get).
+    /// See [`get`](Documents::get).
     pub fn first(&self) -> Result<Option<C>> {
         self.now().first()
     }
@@ -357,15 +360,15 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`first`](Documents::first).
     ///
     /// # Errors
-    /// Those of [`get`](Documents::get).
+    /// See [`get`](Documents::get).
     pub async fn first_async(&self) -> Result<Option<C>> {
         self.now().first_async().await
     }
 
-    /// The document with the greatest key. O(log n).
+    /// Returns the document with the greatest key. O(log n).
     ///
     /// # Errors
-    /// Those of [`get`](Documents::get).
+    /// See [`get`](Documents::get).
     pub fn last(&self) -> Result<Option<C>> {
         self.now().last()
     }
@@ -373,27 +376,27 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`last`](Documents::last).
     ///
     /// # Errors
-    /// Those of [`get`](Documents::get).
+    /// See [`get`](Documents::get).
     pub async fn last_async(&self) -> Result<Option<C>> {
         self.now().last_async().await
     }
 
-    /// The documents of a range of keys: see [`Reading::range`].
+    /// Returns the documents in a range of keys: see [`Reading::range`].
     pub fn range(&self, bounds: impl KeyBounds<C::Key>) -> Rows<C> {
         self.now().range(bounds)
     }
 
-    /// All documents, in the order of their keys.
+    /// Returns all documents, in key order.
     pub fn iter(&self) -> Rows<C> {
         self.range(..)
     }
 
-    /// The documents by the keys of an index: see [`Indexed`].
+    /// Returns an index, for finding documents by its keys: see [`Indexed`].
     pub fn index<K: Key + Debug + 'static>(&self, index: &Index<C, K>) -> Indexed<'static, C, K> {
         self.now().index(index)
     }
 
-    /// The rows of a view: see [`Viewed`].
+    /// Returns a view, for reading and reducing its rows: see [`Viewed`].
     pub fn view<K, V>(&self, view: &View<C, K, V>) -> Viewed<'static, C, K, V>
     where
         K: Key + Debug,
@@ -403,12 +406,12 @@ impl<C: Collection> Documents<C> {
     }
 }
 
-/// Writing. Each call is a transaction of its own, durable when it returns unless the durability of the handle is
-/// relaxed: that of the database ([`Config::durability`](drumlin::Config::durability)), or that of
-/// [`with_durability`](Documents::with_durability).
+/// Writes. Each call is a transaction of its own, and durable when it returns unless the handle's durability is
+/// relaxed. The handle's durability is [`Config::durability`](drumlin::Config::durability) unless
+/// [`with_durability`](Documents::with_durability) changes it.
 impl<C: Collection> Documents<C> {
-    /// A handle of the same documents, whose own calls have this durability. Transactions have that of their
-    /// [options](crate::Collections::transact_with).
+    /// Returns a handle to the same documents whose own calls commit with this durability. Transactions commit with the
+    /// durability of their [options](crate::Collections::transact_with).
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Postcard};
@@ -424,8 +427,8 @@ impl<C: Collection> Documents<C> {
     /// use drumlin::Durability;
     ///
     /// let visits = Collections::new(&db).open::<Visit>()?.with_durability(Durability::Relaxed);
-    /// visits.put(&Visit { id: 1 })?; // returns at once; a power cut may take the last of them back
-    /// db.sync()?; // but not from here on
+    /// visits.put(&Visit { id: 1 })?; // returns at once; a power cut may undo the newest writes
+    /// db.sync()?; // all writes so far are durable
     /// # Ok::<(), drumlin_collections::Error>(())
     /// ```
     #[must_use]
@@ -433,13 +436,13 @@ impl<C: Collection> Documents<C> {
         Documents { durability, ..self.clone() }
     }
 
-    /// Stores a document, in place of the one with the same key. O(log n), for the document and each row of its indexes
-    /// and views that changes.
+    /// Stores a document, replacing the one with the same key if it exists. O(log n) for the document and for each row
+    /// of its indexes and views that changes.
     ///
     /// # Errors
-    /// [`Error::NotUnique`]; [`Error::Panicked`] and [`Error::Encode`] by functions of the collection;
-    /// [`Error::Decode`] and [`Error::Migration`] if the document that is there can't be read; [`Error::Store`] for
-    /// what the database refuses. The collection is then as it was.
+    /// [`Error::NotUnique`]; [`Error::Panicked`] and [`Error::Encode`] from functions of the collection;
+    /// [`Error::Decode`] and [`Error::Migration`] if the existing document can't be read; [`Error::Store`] if the
+    /// database refuses the write. After an error, the collection is unchanged.
     pub fn put(&self, document: &C) -> Result<()> {
         let prepared = self.open.prepare(document)?;
         if let Some(rows) = self.plain_rows() {
@@ -448,7 +451,7 @@ impl<C: Collection> Documents<C> {
         self.write(Write::Put, &prepared)
     }
 
-    /// Stores a document whose key no other has. Otherwise like [`put`](Documents::put).
+    /// Stores a document. Fails if a document with the same key exists; otherwise like [`put`](Documents::put).
     ///
     /// # Errors
     /// [`Error::Exists`], and those of [`put`](Documents::put).
@@ -461,9 +464,9 @@ impl<C: Collection> Documents<C> {
         shared.transact(self.options(), |tx| ready(write(Mode::Blocking, &self.open, tx, how, prepared)))
     }
 
-    /// Stores a document, unless another has its key of this unique index: then it stores nothing, and returns the
-    /// other. `None`: it was stored. So a request that comes again is found to have been carried out, in one
-    /// transaction.
+    /// Stores a document and returns `None`. If another document already has the same key in this unique index, stores
+    /// nothing and returns the other document. Use it to make a request idempotent in one transaction: when the request
+    /// is repeated, the call returns the document that the first attempt stored.
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -488,9 +491,9 @@ impl<C: Collection> Documents<C> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Definition`] if the index is not unique; [`Error::NotReady`] and [`Error::NotBuilt`] while it does not
-    /// have all documents; [`Error::NotUnique`] by another index; [`Error::Exists`] if a document has this key, but no
-    /// document has that of the index; and those of [`put`](Documents::put).
+    /// [`Error::Definition`] if the index is not unique; [`Error::NotReady`] and [`Error::NotBuilt`] while the index is
+    /// incomplete; [`Error::NotUnique`] for another unique index; [`Error::Exists`] if a document with the same key
+    /// exists, but no document has the index key; and those of [`put`](Documents::put).
     pub fn insert_or_get<K>(&self, index: &Index<C, K>, document: &C) -> Result<Option<C>> {
         let (prepared, name) = (self.open.prepare(document)?, index.part_name());
         self.core
@@ -501,7 +504,7 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`insert_or_get`](Documents::insert_or_get).
     ///
     /// # Errors
-    /// Those of [`insert_or_get`](Documents::insert_or_get).
+    /// See [`insert_or_get`](Documents::insert_or_get).
     pub async fn insert_or_get_async<K>(&self, index: &Index<C, K>, document: &C) -> Result<Option<C>> {
         let (prepared, name) = (Arc::new(self.open.prepare(document)?), index.part_name());
         let inserted = self.core.shared.transact_async(self.options(), |mut tx| {
@@ -511,8 +514,8 @@ impl<C: Collection> Documents<C> {
         inserted.await
     }
 
-    /// Changes a document and returns what `change` returned; none if there is no document. `change` may run several
-    /// times, each on the newest document, if other transactions are in the way.
+    /// Updates a document and returns the result of `change`, or `None` if there is no such document. If other
+    /// transactions conflict, `change` may run several times, each time on the newest document.
     ///
     /// # Errors
     /// [`Error::KeyChanged`], and those of [`put`](Documents::put).
@@ -521,10 +524,10 @@ impl<C: Collection> Documents<C> {
         shared.transact(self.options(), |tx| ready(update(Mode::Blocking, &self.open, tx, &key, &mut change)))
     }
 
-    /// Removes a document and returns it; none if there was none.
+    /// Removes a document and returns it, or `None` if there was none.
     ///
     /// # Errors
-    /// Those of [`put`](Documents::put).
+    /// See [`put`](Documents::put).
     pub fn remove(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         let (key, shared) = (encoded(&key), &self.core.shared);
         shared.transact(self.options(), |tx| ready(remove(Mode::Blocking, &self.open, tx, &key)))
@@ -533,7 +536,7 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`put`](Documents::put).
     ///
     /// # Errors
-    /// Those of [`put`](Documents::put).
+    /// See [`put`](Documents::put).
     pub async fn put_async(&self, document: &C) -> Result<()> {
         let prepared = self.open.prepare(document)?;
         if let Some(rows) = self.plain_rows() {
@@ -545,7 +548,7 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`insert`](Documents::insert).
     ///
     /// # Errors
-    /// Those of [`insert`](Documents::insert).
+    /// See [`insert`](Documents::insert).
     pub async fn insert_async(&self, document: &C) -> Result<()> {
         let prepared = self.open.prepare(document)?;
         self.write_async(Write::Insert, prepared).await
@@ -563,7 +566,7 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`update`](Documents::update).
     ///
     /// # Errors
-    /// Those of [`update`](Documents::update).
+    /// See [`update`](Documents::update).
     pub async fn update_async<R: Send + 'static>(
         &self,
         key: impl EncodeAs<C::Key>,
@@ -582,7 +585,7 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`remove`](Documents::remove).
     ///
     /// # Errors
-    /// Those of [`remove`](Documents::remove).
+    /// See [`remove`](Documents::remove).
     pub async fn remove_async(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         let (key, shared) = (Arc::new(encoded(&key)), &self.core.shared);
         let removed = shared.transact_async(self.options(), |mut tx| {
@@ -593,12 +596,12 @@ impl<C: Collection> Documents<C> {
     }
 }
 
-/// The collection as a whole.
+/// Maintenance and subscriptions.
 impl<C: Collection> Documents<C> {
     /// Waits until all indexes and views that were [added to existing documents](crate::Parts) are built.
     ///
     /// # Errors
-    /// [`Error::NotBuilt`] for the first that could not be.
+    /// [`Error::NotBuilt`] for the first index or view that could not be built.
     pub fn wait_built(&self) -> Result<()> {
         self.open.wait_built()
     }
@@ -606,47 +609,49 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`wait_built`](Documents::wait_built).
     ///
     /// # Errors
-    /// Those of [`wait_built`](Documents::wait_built).
+    /// See [`wait_built`](Documents::wait_built).
     pub async fn wait_built_async(&self) -> Result<()> {
         poll_fn(|context| self.open.poll_built(context.waker()).map_or(Poll::Pending, Poll::Ready)).await
     }
 
-    /// Removes the documents that have [expired](crate::Parts::expires), and returns their number. A background thread
-    /// does the same every minute. O(documents that have expired), in transactions of 64.
+    /// Removes the documents that have [expired](crate::Parts::expires) and returns their number. A background thread
+    /// does the same every minute. O(expired documents), in transactions of at most 64 documents.
     ///
     /// # Errors
-    /// Those of [`remove`](Documents::remove). Those removed before stay removed.
+    /// See [`remove`](Documents::remove). Documents that the call removed before the error stay removed.
     pub fn remove_expired(&self) -> Result<u64> {
         building::remove_expired(&self.open, &Stop::default())
     }
 
-    /// Asynchronous [`remove_expired`](Documents::remove_expired). Occupies a thread of its own meanwhile.
+    /// Asynchronous [`remove_expired`](Documents::remove_expired). Uses a separate thread for the duration of the call.
     ///
     /// # Errors
-    /// Those of [`remove_expired`](Documents::remove_expired).
+    /// See [`remove_expired`](Documents::remove_expired).
     pub async fn remove_expired_async(&self) -> Result<u64> {
         let documents = self.clone();
         off_thread(C::NAME, move || documents.remove_expired()).await
     }
 
-    /// Subscribes to the changes of transactions of this process that begin from now on, made through
-    /// collections. They come in an order in which a transaction follows those whose writes it has seen or replaced,
-    /// and once they are committed. A change that has no room among `capacity` pushes out the oldest.
-    /// Those of a commit whose outcome is not known, such as that of a future that was dropped, are counted as lost.
+    /// Subscribes to the changes that transactions of this process make through collections from now on.
     ///
-    /// A change takes the memory of its document until it is taken.
+    /// A change is delivered after its transaction has committed. If a transaction saw or overwrote the writes of
+    /// another, its changes are delivered after the other's. If `capacity` changes are waiting, the next one drops the
+    /// oldest, which counts as lost. So do the changes of a commit whose outcome is unknown, for example because its
+    /// future was dropped.
+    ///
+    /// Each waiting change keeps its document in memory.
     pub fn subscribe(&self, capacity: usize) -> Changes<C> {
         Changes::subscribe(&self.open, capacity)
     }
 }
 
-/// The calls of [`Documents`] within a transaction. After an error but a conflict the transaction can go on, without
-/// the call that failed.
+/// The writes of [`Documents`], within a transaction. After any error except a conflict, the transaction can continue.
+/// The failed call has then changed nothing.
 impl Transaction<'_> {
     /// Like [`Documents::put`].
     ///
     /// # Errors
-    /// Those of [`Documents::put`].
+    /// See [`Documents::put`].
     pub fn put<C: Collection>(&mut self, documents: &Documents<C>, document: &C) -> Result<()> {
         let prepared = documents.open.prepare(document)?;
         ready(write(Mode::Blocking, &documents.open, self, Write::Put, &prepared))
@@ -655,7 +660,7 @@ impl Transaction<'_> {
     /// Asynchronous [`put`](Transaction::put).
     ///
     /// # Errors
-    /// Those of [`put`](Transaction::put).
+    /// See [`put`](Transaction::put).
     pub async fn put_async<C: Collection>(&mut self, documents: &Documents<C>, document: &C) -> Result<()> {
         let prepared = documents.open.prepare(document)?;
         write(Mode::Async, &documents.open, self, Write::Put, &prepared).await
@@ -664,7 +669,7 @@ impl Transaction<'_> {
     /// Like [`Documents::insert`].
     ///
     /// # Errors
-    /// Those of [`Documents::insert`].
+    /// See [`Documents::insert`].
     pub fn insert<C: Collection>(&mut self, documents: &Documents<C>, document: &C) -> Result<()> {
         let prepared = documents.open.prepare(document)?;
         ready(write(Mode::Blocking, &documents.open, self, Write::Insert, &prepared))
@@ -673,16 +678,16 @@ impl Transaction<'_> {
     /// Asynchronous [`insert`](Transaction::insert).
     ///
     /// # Errors
-    /// Those of [`insert`](Transaction::insert).
+    /// See [`insert`](Transaction::insert).
     pub async fn insert_async<C: Collection>(&mut self, documents: &Documents<C>, document: &C) -> Result<()> {
         let prepared = documents.open.prepare(document)?;
         write(Mode::Async, &documents.open, self, Write::Insert, &prepared).await
     }
 
-    /// Like [`Documents::insert_or_get`]. A document that it returns is locked until the transaction ends.
+    /// Like [`Documents::insert_or_get`]. A document that it returns stays locked until the transaction ends.
     ///
     /// # Errors
-    /// Those of [`Documents::insert_or_get`].
+    /// See [`Documents::insert_or_get`].
     pub fn insert_or_get<C: Collection, K>(
         &mut self,
         documents: &Documents<C>,
@@ -696,7 +701,7 @@ impl Transaction<'_> {
     /// Asynchronous [`insert_or_get`](Transaction::insert_or_get).
     ///
     /// # Errors
-    /// Those of [`insert_or_get`](Transaction::insert_or_get).
+    /// See [`insert_or_get`](Transaction::insert_or_get).
     pub async fn insert_or_get_async<C: Collection, K>(
         &mut self,
         documents: &Documents<C>,
@@ -707,10 +712,10 @@ impl Transaction<'_> {
         insert_or_get(Mode::Async, &documents.open, self, index.part_name(), &prepared).await
     }
 
-    /// Like [`Documents::update`]; `change` runs once.
+    /// Like [`Documents::update`], but `change` runs only once.
     ///
     /// # Errors
-    /// Those of [`Documents::update`].
+    /// See [`Documents::update`].
     pub fn update<C: Collection, R>(
         &mut self,
         documents: &Documents<C>,
@@ -723,7 +728,7 @@ impl Transaction<'_> {
     /// Asynchronous [`update`](Transaction::update).
     ///
     /// # Errors
-    /// Those of [`update`](Transaction::update).
+    /// See [`update`](Transaction::update).
     pub async fn update_async<C: Collection, R>(
         &mut self,
         documents: &Documents<C>,
@@ -737,7 +742,7 @@ impl Transaction<'_> {
     /// Like [`Documents::remove`].
     ///
     /// # Errors
-    /// Those of [`Documents::remove`].
+    /// See [`Documents::remove`].
     pub fn remove<C: Collection>(&mut self, documents: &Documents<C>, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         ready(remove(Mode::Blocking, &documents.open, self, &encoded(&key)))
     }
@@ -745,7 +750,7 @@ impl Transaction<'_> {
     /// Asynchronous [`remove`](Transaction::remove).
     ///
     /// # Errors
-    /// Those of [`remove`](Transaction::remove).
+    /// See [`remove`](Transaction::remove).
     pub async fn remove_async<C: Collection>(
         &mut self,
         documents: &Documents<C>,

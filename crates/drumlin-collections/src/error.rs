@@ -1,10 +1,10 @@
-//! Errors: which document, of which collection, by which index or view.
+//! Errors of collections. Each error names the collection, and where it applies the document and the index or view.
 
 use std::fmt::Debug;
 
 use crate::encoding::{DecodeError, Key};
 
-/// The result of most calls.
+/// The result type of most calls in this crate.
 ///
 /// ```
 /// use drumlin_collections::Result;
@@ -17,7 +17,7 @@ use crate::encoding::{DecodeError, Key};
 /// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of a [`Codec`](crate::Codec) or a [migration](crate::Collection::migrate): any error, or a text.
+/// The error type of a [`Codec`](crate::Codec) or a [migration](crate::Collection::migrate): any error, or a string.
 ///
 /// ```
 /// let error: drumlin_collections::BoxError = "a colour that is none".into();
@@ -25,7 +25,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// ```
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A part of a collection that is derived from its documents.
+/// The name of a part of a collection, as errors report it: an index, a view, or the expiry.
 ///
 /// ```
 /// use drumlin_collections::Error;
@@ -66,12 +66,12 @@ impl std::fmt::Display for PartName {
     }
 }
 
-/// The key of a document that an [`Error`] names.
+/// The key of a document, as an [`Error`] reports it.
 ///
 /// ```
 /// use drumlin_collections::{Error, Result};
 ///
-/// /// The number of an order, or of the one that has its number already.
+/// /// Returns the number of the inserted order, or of the existing order that it collides with.
 /// fn number_of(inserted: Result<u64>) -> Result<u64> {
 ///     match inserted {
 ///         Err(Error::NotUnique { other, .. }) => Ok(other.decode().expect("orders have numbers as keys")),
@@ -84,7 +84,7 @@ impl std::fmt::Display for PartName {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct DocumentKey(Box<ShownKey>);
 
-/// A key, encoded, and as errors show it.
+/// An encoded key and its text for error messages.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct ShownKey {
     shown: String,
@@ -96,16 +96,16 @@ impl DocumentKey {
         DocumentKey(Box::new(ShownKey { shown: shown::<K>(&bytes), bytes }))
     }
 
-    /// Its bytes, as [`Key::encode`](crate::encoding::Key::encode) makes them.
+    /// Returns the key's bytes, as [`Key::encode`](crate::encoding::Key::encode) produces them.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0.bytes
     }
 
-    /// The key itself, of type [`Collection::Key`](crate::Collection::Key).
+    /// Decodes the key as type `K`, usually [`Collection::Key`](crate::Collection::Key).
     ///
     /// # Errors
-    /// [`DecodeError`] if its bytes are no key of this type.
+    /// [`DecodeError`] if the bytes do not encode a key of this type.
     pub fn decode<K: Key>(&self) -> Result<K, DecodeError> {
         K::decode(&self.0.bytes)
     }
@@ -123,8 +123,8 @@ impl std::fmt::Display for DocumentKey {
     }
 }
 
-/// An error: what failed, and of which document. After any of them but those of [`Store`](Error::Store) that say so,
-/// collection and transaction are as they were before the call, and usable.
+/// An error: the operation that failed, and the document it failed on. Unless a [`Store`](Error::Store) error says
+/// otherwise, the collection and the transaction are unchanged by the failed call and remain usable.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Collections, Error, Parts, Postcard};
@@ -148,86 +148,88 @@ impl std::fmt::Display for DocumentKey {
 /// let users = Collections::new(&drumlin::Config::in_memory().open("")?).open::<User>()?;
 /// users.insert(&User { name: "ann".into() })?;
 /// let error = users.insert(&User { name: "ann".into() }).unwrap_err();
-/// assert_eq!(error.to_string(), r#"collection "users" has a document "ann" already"#);
+/// assert_eq!(error.to_string(), r#"collection "users" already has a document "ann""#);
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The database refused an operation. Its error names the keyspace, which begins with the collection's name.
+    /// The database refused an operation. The wrapped error names the keyspace, whose name starts with the collection's
+    /// name.
     #[error(transparent)]
     Store(#[from] drumlin::Error),
-    /// A document with this key is there, and [`insert`](crate::Documents::insert) replaces none.
-    #[error("collection {collection:?} has a document {key} already")]
+    /// A document with this key already exists. [`insert`](crate::Documents::insert) never replaces a document.
+    #[error("collection {collection:?} already has a document {key}")]
     Exists {
         /// The collection's name.
         collection: &'static str,
         /// The document's key.
         key: String,
     },
-    /// Another document has this key of a unique index.
+    /// Another document already has this key in a unique index.
     #[error("collection {collection:?}, document {key}: {index_key} of unique {index} belongs to document {other}")]
     NotUnique {
         /// The collection's name.
         collection: &'static str,
-        /// The document that was to be written.
+        /// The key of the document that was being written.
         key: String,
         /// The unique index.
         index: PartName,
-        /// The key in that index.
+        /// The key in the unique index.
         index_key: String,
-        /// The document that has it. To read it in the same transaction, see
+        /// The document that already has this index key. To read it in the same transaction, use
         /// [`insert_or_get`](crate::Documents::insert_or_get).
         other: DocumentKey,
     },
-    /// The key of a document changed in an [`update`](crate::Documents::update). Remove the document and insert it with
-    /// its new key.
+    /// An [`update`](crate::Documents::update) changed the key of a document. Remove the document and insert it under
+    /// its new key instead.
     #[error("collection {collection:?}, document {key}: an update changed its key to {new_key}")]
     KeyChanged {
         /// The collection's name.
         collection: &'static str,
-        /// The key before.
+        /// The key before the update.
         key: String,
-        /// The key after.
+        /// The key after the update.
         new_key: String,
     },
-    /// The codec could not encode a document, or a value of a view.
+    /// The codec could not encode a document, or a view's value could not be encoded.
     #[error("collection {collection:?}, document {key}: encoding{}: {reason}", .of.map(|part| format!(" for {part}")).unwrap_or_default())]
     Encode {
         /// The collection's name.
         collection: &'static str,
         /// The document's key.
         key: String,
-        /// The view whose value it was; the document itself if none.
+        /// The view whose value failed to encode; `None` for the document itself.
         of: Option<PartName>,
         /// The codec's error.
         reason: String,
     },
-    /// Stored bytes are no document, key or value of these types: they were written by another program, or by another
-    /// definition without a change of its version.
+    /// A stored row could not be decoded as a document, key or value of the current types. Another program wrote it, or
+    /// a definition changed without a new version.
     #[error("collection {collection:?}, {}row {row:?}: {reason}", .of.map(|part| format!("{part}, ")).unwrap_or_default())]
     Decode {
         /// The collection's name.
         collection: &'static str,
-        /// The index or view; the documents themselves if none.
+        /// The index or view; `None` for the documents themselves.
         of: Option<PartName>,
-        /// The row's key: as a value if it is one, else its bytes.
+        /// The row's key: its value if it can be decoded, otherwise the escaped bytes.
         row: String,
         /// The cause.
         reason: String,
     },
-    /// A document of an older schema could not be [migrated](crate::Collection::migrate), or is of a newer one.
+    /// A document with an older schema version could not be [migrated](crate::Collection::migrate), or the document has
+    /// a newer version than this program.
     #[error(
-        "collection {collection:?}, document {key}: of schema version {version}, and this program has {current}: {reason}"
+        "collection {collection:?}, document {key}: it has schema version {version}, but this program uses {current}: {reason}"
     )]
     Migration {
         /// The collection's name.
         collection: &'static str,
         /// The document's key.
         key: String,
-        /// The version that it was written with.
+        /// The schema version that the document was written with.
         version: u32,
-        /// The version of the program.
+        /// The schema version of this program.
         current: u32,
         /// The cause.
         reason: String,
@@ -244,8 +246,8 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// The index or view is still being built from the documents that were there before it.
-    /// [`wait_built`](crate::Documents::wait_built) waits for it.
+    /// The index or view is still being built from the documents that existed before it was added.
+    /// [`wait_built`](crate::Documents::wait_built) waits until it is ready.
     #[error("collection {collection:?}: {part} is still being built")]
     NotReady {
         /// The collection's name.
@@ -253,8 +255,8 @@ pub enum Error {
         /// The index or view.
         part: PartName,
     },
-    /// The index or view could not be built from the documents that were there before it. Opening the database again
-    /// tries again.
+    /// The index or view could not be built from the documents that existed before it was added. Reopening the database
+    /// retries the build.
     #[error("collection {collection:?}: {part} could not be built: {reason}")]
     NotBuilt {
         /// The collection's name.
@@ -264,52 +266,50 @@ pub enum Error {
         /// The cause, which names the document.
         reason: String,
     },
-    /// A collection was opened with keys, a codec or values of other types than its rows were written with, and without
-    /// the new version that tells so. Nothing was changed.
+    /// A collection was opened with a key, codec or value type that differs from the type its rows were written with,
+    /// but with the same version. Nothing was changed.
     ///
-    /// Types are known by their [names](crate::encoding::Key::fingerprint). What a function of an index or view does
-    /// can't be known: give the index or view a new version when the function changes, though its types do not.
-    #[error("collection {collection:?}{}: its rows are of {stored}, and this program has {current}. {}", .of.map(|part| format!(", {part}")).unwrap_or_default(), remedy(.of.as_ref(), stored))]
+    /// Types are compared by their [names](crate::encoding::Key::fingerprint). A changed index or view function can't
+    /// be detected if its types stay the same: give the index or view a new version whenever its function changes.
+    #[error("collection {collection:?}{}: its rows were written with {stored}, but this program uses {current}. {}", .of.map(|part| format!(", {part}")).unwrap_or_default(), remedy(.of.as_ref(), stored))]
     OtherTypes {
         /// The collection's name.
         collection: &'static str,
-        /// The index or view; the documents themselves if none.
+        /// The index or view; `None` for the documents themselves.
         of: Option<PartName>,
-        /// The types of the rows.
+        /// The types that the rows were written with.
         stored: String,
-        /// The types of the program.
+        /// The types that this program uses.
         current: String,
     },
-    /// The definition of a collection contradicts itself, or does not have what was asked for.
+    /// The definition of a collection is invalid, or the call asked for something that the definition does not provide.
     #[error("collection {collection:?}: {reason}")]
     Definition {
         /// The collection's name.
         collection: &'static str,
-        /// The contradiction.
+        /// The cause.
         reason: String,
     },
 }
 
-/// The remedy for a program whose types are not those of the rows.
+/// Returns the fix to suggest when the program's types differ from those of the rows.
 fn remedy(of: Option<&PartName>, stored: &str) -> &'static str {
     match of {
-        Some(_) => "Give it another version: then it is built again",
-        None if stored.starts_with("codec") => {
-            "Give the collection another VERSION, and have it migrate the older ones"
-        }
-        None => "Keys do not migrate: write the documents to a collection of another name",
+        Some(_) => "Give it a new version to rebuild it",
+        None if stored.starts_with("codec") => "Give the collection a new VERSION, and migrate the older documents",
+        None => "Keys can't be migrated: copy the documents to a collection with another name",
     }
 }
 
 impl Error {
-    /// An error of the definition of a collection.
+    /// Makes a [`Definition`](Error::Definition) error.
     #[doc(hidden)]
     pub fn definition(collection: &'static str, reason: impl Into<String>) -> Error {
         Error::Definition { collection, reason: reason.into() }
     }
 }
 
-/// A key as errors show it, if its bytes are one.
+/// Formats a key for an error message: its value if the bytes decode, otherwise the escaped bytes.
 pub(crate) fn shown<K: Key + Debug>(bytes: &[u8]) -> String {
     match K::decode(bytes) {
         Ok(key) => format!("{key:?}"),
@@ -317,7 +317,7 @@ pub(crate) fn shown<K: Key + Debug>(bytes: &[u8]) -> String {
     }
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())

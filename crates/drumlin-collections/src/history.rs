@@ -1,9 +1,10 @@
-//! Past versions of documents, as rows.
+//! The rows of past versions of documents.
 //!
-//! A version is a row of the keyspace `NAME/history`. Its key is the document's, encoded, and the version's number, a
-//! `u64` with the most significant byte first. Its value is the time of the write, encoded; then a byte 1 and the
-//! document's row as it was written, or a byte 0 if the document was removed. Numbers begin with 1 and have no gaps but
-//! at the front, where versions were given up. Times never fall from one version to the next.
+//! A version is a row of the keyspace `NAME/history`. The row's key is the encoded key of the document, followed by the
+//! version number as a big-endian `u64`. The row's value is the encoded time of the write, followed by a byte 1 and the
+//! document's row as written, or by a byte 0 if the document was removed. Numbers start at 1. Only the oldest versions
+//! are ever removed, so there are no gaps between the remaining numbers. Times never decrease from one version to the
+//! next.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,15 +15,15 @@ use crate::error::Result;
 use crate::mode::Mode;
 use crate::parts::Retention;
 
-/// A version, as it is stored.
+/// A version as stored.
 pub(crate) struct StoredVersion {
     pub(crate) number: u64,
     pub(crate) time: SystemTime,
-    /// The document's row; none if it was removed.
+    /// The document's row; `None` if the document was removed.
     pub(crate) document: Option<Vec<u8>>,
 }
 
-/// The version of a row, and the bytes of the document's key.
+/// Decodes a row into the encoded key of the document and the version.
 pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<(Vec<u8>, StoredVersion), String> {
     let (document_key, number) = key.split_last_chunk::<8>().ok_or("the key is too short")?;
     let mut rest = value;
@@ -30,7 +31,7 @@ pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<(Vec<u8>, StoredVersion
     let document = match rest.split_first() {
         Some((0, [])) => None,
         Some((1, row)) => Some(row.to_vec()),
-        _ => return Err("neither a document nor its removal".to_owned()),
+        _ => return Err("the row holds neither a document nor a removal".to_owned()),
     };
     Ok((document_key.to_vec(), StoredVersion { number: u64::from_be_bytes(*number), time, document }))
 }
@@ -49,17 +50,17 @@ fn encode(key: &[u8], version: &StoredVersion) -> (Vec<u8>, Vec<u8>) {
     (row_key, value)
 }
 
-/// A change of a document, for its history.
+/// A change of a document, to be recorded in its history.
 pub(crate) struct Change<'c> {
     pub(crate) key: &'c [u8],
-    /// The document's row before and after; none if there is no document.
+    /// The document's row before and after the change; `None` if there is no document.
     pub(crate) before: Option<&'c [u8]>,
     pub(crate) after: Option<&'c [u8]>,
     pub(crate) now: SystemTime,
 }
 
-/// Records a change, and gives up the versions that are past their retention. A document that was written while nothing
-/// recorded its history gets a version of what it was first, with the time of this change.
+/// Records a change, and removes the versions that are past their retention. If the document was written while its
+/// history was not recorded, first adds a version for its state before this change, with the time of this change.
 pub(crate) async fn record(
     mode: Mode,
     tx: &mut drumlin::Transaction,
@@ -82,7 +83,7 @@ pub(crate) async fn record(
     give_up(mode, tx, history, retention, change.key, (number, now)).await
 }
 
-/// An error of the database, or a row that is no version.
+/// An error of the database, or an invalid version row.
 pub(crate) enum RecordError {
     Store(drumlin::Error),
     Row(Vec<u8>, String),
@@ -98,7 +99,8 @@ fn decoded(key: &Value, value: &Value) -> Result<StoredVersion, RecordError> {
     decode(key, value).map(|(_, version)| version).map_err(|reason| RecordError::Row(key.to_vec(), reason))
 }
 
-/// Removes versions from the front. One is past its age when its successor is: until then it was the newest.
+/// Removes the oldest versions if they are past their retention. A version was the newest until its successor was
+/// written, so it is past its age once its successor is.
 async fn give_up(
     mode: Mode,
     tx: &mut drumlin::Transaction,

@@ -1,8 +1,8 @@
-//! Changes on their way to those who subscribed to them, in the order of the transactions that made them.
+//! Delivers changes to subscribers, in the order of the transactions that made them.
 //!
-//! A transaction takes a *ticket* when its body has returned and its commit begins. Changes are delivered in the order
-//! of tickets, once no smaller one is left. Where one transaction has seen or overwritten what another wrote, it did so
-//! after the other's commit, and so its ticket is the larger.
+//! A transaction takes a *ticket* when its body has returned and its commit begins. Changes are delivered in ticket
+//! order: each ticket waits until all smaller ones have ended. If one transaction saw or overwrote a write of another,
+//! it did so after the other's commit, so it has the larger ticket.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,12 +10,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
 
-/// Locks; what a panicking thread leaves behind is whole, since nothing below a lock calls foreign code but wakers.
+/// Locks a mutex and ignores poisoning. The state is consistent even after a panic, since wakers are the only foreign
+/// code that runs under these locks.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A document's new bytes, or none if it was removed.
+/// A change of a document: its key and its new row, which is `None` if the document was removed.
 #[derive(Clone)]
 pub(crate) struct RawChange {
     pub(crate) key: Vec<u8>,
@@ -72,12 +73,12 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct QueueState {
     changes: VecDeque<RawChange>,
-    /// Changes that had no room, older than those in the queue.
+    /// The number of lost changes, all older than those in the queue.
     lost: u64,
     waker: Option<Waker>,
 }
 
-/// The next that a queue has.
+/// An event taken from a queue.
 pub(crate) enum Taken {
     Change(RawChange),
     Lost(u64),
@@ -93,7 +94,7 @@ impl QueueState {
 }
 
 impl Queue {
-    /// Adds a change; one that was lost takes those before it along.
+    /// Adds a change. `None` stands for a lost change: it and all waiting changes count as lost.
     fn push(&self, change: Option<RawChange>) {
         let mut state = lock(&self.state);
         match change {
@@ -121,7 +122,7 @@ impl Queue {
         lock(&self.state).take()
     }
 
-    /// Takes the next, and waits for it until `deadline`; for ever without one.
+    /// Takes the next event, waiting for it until `deadline`, or forever if there is none.
     pub(crate) fn take(&self, deadline: Option<Instant>) -> Option<Taken> {
         let mut state = lock(&self.state);
         loop {
@@ -148,7 +149,7 @@ impl Queue {
     }
 }
 
-/// Orders the changes of commits: see the head of this file.
+/// Orders the changes of commits: see the module documentation.
 #[derive(Default)]
 pub(crate) struct Hub {
     tickets: Mutex<Tickets>,
@@ -157,15 +158,15 @@ pub(crate) struct Hub {
 #[derive(Default)]
 struct Tickets {
     next: u64,
-    /// The end of each ticket, once its commit has returned.
+    /// The tickets that are not delivered yet, in order, and the outcome of each commit that has returned.
     committing: BTreeMap<u64, Option<End>>,
 }
 
-/// The changes of a commit that has returned.
+/// The outcome of a commit that has returned, with its changes.
 enum End {
     Committed(Vec<PendingChange>),
     Failed,
-    /// It may have been committed.
+    /// The transaction may or may not have been committed.
     Unknown(Vec<PendingChange>),
 }
 
@@ -182,7 +183,7 @@ impl End {
 }
 
 impl Hub {
-    /// The commit of a transaction, before it begins.
+    /// Creates the commit of a transaction that has not begun to commit.
     pub(crate) fn commit(self: &Arc<Hub>) -> Committing {
         Committing { hub: Arc::clone(self), ticket: None, changes: Vec::new() }
     }
@@ -191,7 +192,7 @@ impl Hub {
         let mut tickets = lock(&self.tickets);
         let entry = tickets.committing.insert(ticket, Some(end));
         debug_assert!(matches!(entry, Some(None)), "a ticket ends once");
-        // Delivered under the lock, so that nothing comes between.
+        // Deliver while holding the lock, so that no other thread's changes come in between.
         while let Some(first) = tickets.committing.first_entry() {
             if first.get().is_none() {
                 break;
@@ -201,8 +202,8 @@ impl Hub {
     }
 }
 
-/// One commit, and its ticket from the moment at which it begins. It is dropped with its ticket where no caller waits
-/// for its outcome: then its changes count as lost.
+/// One commit. It has a ticket from its beginning until its outcome is known. If it is dropped with its ticket, the
+/// outcome stays unknown, and the changes count as lost.
 pub(crate) struct Committing {
     hub: Arc<Hub>,
     ticket: Option<u64>,
@@ -210,7 +211,7 @@ pub(crate) struct Committing {
 }
 
 impl Committing {
-    /// The transaction's body has returned: its commit begins.
+    /// Begins the commit after the transaction's body has returned: takes a ticket if there are changes.
     pub(crate) fn begin(&mut self, changes: Vec<PendingChange>) {
         self.cancel();
         if changes.is_empty() {
@@ -224,14 +225,14 @@ impl Committing {
         (self.ticket, self.changes) = (Some(ticket), changes);
     }
 
-    /// The commit has failed, or not begun.
+    /// Ends a commit that failed or never began.
     pub(crate) fn cancel(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.hub.end(ticket, End::Failed);
         }
     }
 
-    /// The commit has returned.
+    /// Ends a commit that succeeded, and delivers its changes in ticket order.
     pub(crate) fn publish(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.hub.end(ticket, End::Committed(std::mem::take(&mut self.changes)));
@@ -258,8 +259,8 @@ mod tests {
         keys.iter().map(|key| PendingChange { channel: Arc::clone(channel), change: change(key) }).collect()
     }
 
-    /// Changes wait for all smaller tickets, whatever becomes of these; those of a commit without an outcome are lost,
-    /// with those before them.
+    /// Changes wait until all smaller tickets have ended, whatever their outcome. If the outcome of a commit is
+    /// unknown, its changes and all that wait before them are lost.
     #[test]
     fn changes_follow_their_tickets() {
         let (hub, channel) = (Arc::<Hub>::default(), Arc::<Channel>::default());

@@ -1,4 +1,4 @@
-//! Documents by the keys of an index.
+//! Finding documents by the keys of an index.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -12,11 +12,11 @@ use crate::mode::{Mode, ready};
 use crate::part_rows::PartRows;
 use crate::parts::Index;
 
-/// The most documents that an iterator reads ahead, at once, so that the device has many reads in flight. It begins
-/// with one, for callers that want no more.
+/// The most documents that an iterator prefetches at once, so that the device has many reads in flight. Prefetching
+/// starts with one document, for callers that want no more.
 const READ_AHEAD_MAX: usize = 64;
 
-/// An index of a collection, as of one view.
+/// An index of a collection, as of one snapshot or transaction.
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -43,11 +43,10 @@ const READ_AHEAD_MAX: usize = 64;
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 ///
-/// A page that follows another begins [behind](Indexed::after) the last row that was shown.
+/// To read the next page of a result, start [after](Indexed::after) the last row that was shown.
 ///
-/// All of it fails with [`Error::NotReady`](crate::Error::NotReady) while the index is being built, and with
-/// [`Error::NotBuilt`](crate::Error::NotBuilt) if it could not be; and with the errors of
-/// [`Reading`](crate::Reading).
+/// All methods fail with [`Error::NotReady`](crate::Error::NotReady) while the index is being built, with
+/// [`Error::NotBuilt`](crate::Error::NotBuilt) if the build failed, and with the errors of [`Reading`](crate::Reading).
 pub struct Indexed<'r, C: Collection, K> {
     rows: PartRows<'r, C>,
     index: Index<C, K>,
@@ -64,10 +63,12 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
         Indexed { rows, index }
     }
 
-    /// The same index, but only what lies behind one of its rows: the one that has `key` because of the document whose
-    /// key is `document`, if it is there. So a page of documents with equal keys of the index begins where the page
-    /// before it ended, though documents have come or gone in between. [`get`](Indexed::get),
-    /// [`range`](Indexed::range), [`keys`](Indexed::keys) and [`count`](Indexed::count) see what is left.
+    /// Restricts the index to the rows after the one with this index key and this document key, whether or not that row
+    /// exists.
+    ///
+    /// Use it for pagination: the next page starts where the previous one ended, even among documents with equal index
+    /// keys, and even if documents were added or removed in the meantime. [`get`](Indexed::get),
+    /// [`range`](Indexed::range), [`keys`](Indexed::keys) and [`count`](Indexed::count) see only the remaining rows.
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -95,38 +96,38 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
     /// # Ok::<(), drumlin_collections::Error>(())
     /// ```
     ///
-    /// A document that has several keys in the range comes again for those behind.
+    /// A document with several keys in the range appears again for each key that comes after the row.
     #[must_use]
     pub fn after(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Indexed<'r, C, K> {
         Indexed { rows: self.rows.behind(self.row_of(&key, &document)), index: self.index }
     }
 
-    /// The same index, but only what lies before one of its rows: like [`after`](Indexed::after), for pages that are
-    /// read from the end.
+    /// Restricts the index to the rows before the one with this index key and this document key: like
+    /// [`after`](Indexed::after), for reading pages from the end.
     #[must_use]
     pub fn before(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Indexed<'r, C, K> {
         Indexed { rows: self.rows.before(self.row_of(&key, &document)), index: self.index }
     }
 
-    /// The bytes of a row's key.
+    /// Returns the encoded key of a row of the index.
     fn row_of(&self, key: &impl EncodeAs<K>, document: &impl EncodeAs<C::Key>) -> Vec<u8> {
         let mut row = encoded(key);
-        // The key of a unique index is all that there is.
+        // In a unique index, the row's key is the index key alone.
         if !self.index.is_unique {
             document.encode_into(&mut row);
         }
         row
     }
 
-    /// The documents with this key, in the order of their own keys.
+    /// Returns the documents with this index key, in the order of their own keys.
     pub fn get(&self, key: impl EncodeAs<K>) -> Found<'r, C, K> {
         self.range(&key..=&key)
     }
 
-    /// The first document with this key: the only one, if the index is unique. O(log n).
+    /// Returns the first document with this index key. If the index is unique, it is the only one. O(log n).
     ///
     /// # Errors
-    /// Those of all methods: see [`Indexed`].
+    /// See [`Indexed`].
     pub fn first(&self, key: impl EncodeAs<K>) -> Result<Option<C>> {
         self.get(key).next().transpose()
     }
@@ -134,27 +135,29 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
     /// Asynchronous [`first`](Indexed::first).
     ///
     /// # Errors
-    /// Those of [`first`](Indexed::first).
+    /// See [`first`](Indexed::first).
     pub async fn first_async(&self, key: impl EncodeAs<K>) -> Result<Option<C>> {
         let mut found = self.get(key);
         found.next_async().await.transpose()
     }
 
-    /// The documents with keys in a range, in the order of these keys. One that has several of them comes for each.
+    /// Returns the documents whose index keys are in a range, in the order of the index keys. A document with several
+    /// keys in the range appears once for each.
     pub fn range(&self, bounds: impl KeyBounds<K>) -> Found<'r, C, K> {
         Found { keys: self.keys(bounds), front: ReadAhead::default(), back: ReadAhead::default(), read_ahead: 1 }
     }
 
-    /// The keys in a range, each with that of its document, which is not read. One that has expired and is not yet
-    /// removed is among them.
+    /// Returns the index keys in a range, each with the key of its document. The documents are not read. Keys of
+    /// documents that have expired but are not yet removed are included.
     pub fn keys(&self, bounds: impl KeyBounds<K>) -> IndexKeys<'r, C, K> {
         IndexKeys { rows: self.rows.within(bounds.row_bounds()), index: self.index }
     }
 
-    /// Counts the keys in a range, as [`keys`](Indexed::keys) has them. Costs what [`drumlin::Keyspace::count`] does.
+    /// Counts the index keys in a range that [`keys`](Indexed::keys) would return. Costs the same as
+    /// [`drumlin::Keyspace::count`].
     ///
     /// # Errors
-    /// Those of all methods: see [`Indexed`].
+    /// See [`Indexed`].
     pub fn count(&self, bounds: impl KeyBounds<K>) -> Result<u64> {
         ready(self.rows.within(bounds.row_bounds()).count(Mode::Blocking))
     }
@@ -162,14 +165,14 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
     /// Asynchronous [`count`](Indexed::count).
     ///
     /// # Errors
-    /// Those of [`count`](Indexed::count).
+    /// See [`count`](Indexed::count).
     pub async fn count_async(&self, bounds: impl KeyBounds<K>) -> Result<u64> {
         let rows = self.rows.within(bounds.row_bounds());
         rows.count(Mode::Async).await
     }
 }
 
-/// The keys of an index, each with that of its document: an iterator from both ends. See [`Indexed::keys`].
+/// The keys of an index, each with the key of its document: a double-ended iterator. See [`Indexed::keys`].
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -203,12 +206,12 @@ impl<C: Collection, K> Debug for IndexKeys<'_, C, K> {
 }
 
 impl<C: Collection, K: Key> IndexKeys<'_, C, K> {
-    /// The next pair.
+    /// Returns the next pair.
     pub async fn next_async(&mut self) -> Option<Result<(K, C::Key)>> {
         self.step(Mode::Async, false).await
     }
 
-    /// The next pair from the end.
+    /// Returns the next pair from the end.
     pub async fn next_back_async(&mut self) -> Option<Result<(K, C::Key)>> {
         self.step(Mode::Async, true).await
     }
@@ -222,7 +225,7 @@ impl<C: Collection, K: Key> IndexKeys<'_, C, K> {
         }))
     }
 
-    /// The key of a row, and the bytes of its document's.
+    /// Splits a row into its index key and the encoded key of its document.
     fn split(&self, row: &[u8], value: &Value) -> Result<(K, Vec<u8>)> {
         let mut rest = row;
         let key = K::decode_from(&mut rest).map_err(|error| self.rows.row_error(row, error))?;
@@ -244,7 +247,7 @@ impl<C: Collection, K: Key> DoubleEndedIterator for IndexKeys<'_, C, K> {
     }
 }
 
-/// Documents in the order of an index: an iterator from both ends. See [`Indexed::range`].
+/// Documents in the order of an index: a double-ended iterator. See [`Indexed::range`].
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -275,14 +278,14 @@ pub struct Found<'r, C: Collection, K> {
     read_ahead: usize,
 }
 
-/// Documents and keys that were read ahead from one end, nearest to that end first. A step that waits leaves everything
-/// here, so that dropping its future loses nothing.
+/// Documents and keys prefetched from one end, nearest to that end first. A step keeps all of its progress here, so
+/// dropping its future loses nothing.
 struct ReadAhead<C> {
-    /// Documents that were read. They precede those of `keys`.
+    /// Prefetched documents. They come before the documents of `keys`.
     documents: VecDeque<Result<C>>,
-    /// Keys of documents that are to be read.
+    /// The keys of documents still to be read.
     keys: Vec<Vec<u8>>,
-    /// The error that ended the keys. It follows their documents.
+    /// The error that ended the search for keys. Returned after the documents of `keys`.
     error: Option<Error>,
 }
 
@@ -299,12 +302,12 @@ impl<C: Collection, K> Debug for Found<'_, C, K> {
 }
 
 impl<C: Collection, K: Key> Found<'_, C, K> {
-    /// The next document.
+    /// Returns the next document.
     pub async fn next_async(&mut self) -> Option<Result<C>> {
         self.step(Mode::Async, false).await
     }
 
-    /// The next document from the end.
+    /// Returns the next document from the end.
     pub async fn next_back_async(&mut self) -> Option<Result<C>> {
         self.step(Mode::Async, true).await
     }
@@ -320,7 +323,7 @@ impl<C: Collection, K: Key> Found<'_, C, K> {
             }
             let near = self.end(backwards);
             if near.keys.is_empty() && near.error.is_none() {
-                // The rest is what the other end has read ahead.
+                // The remaining documents were prefetched from the other end.
                 self.read_documents(mode, !backwards).await;
                 return self.end(!backwards).documents.pop_back();
             }
@@ -332,7 +335,7 @@ impl<C: Collection, K: Key> Found<'_, C, K> {
         if backwards { &mut self.back } else { &mut self.front }
     }
 
-    /// Adds the keys of the next documents from one end; none if no rows are left.
+    /// Finds the keys of the next documents from one end. Finds none if no rows are left.
     async fn find_keys(&mut self, mode: Mode, backwards: bool) {
         let Found { keys: index, front, back, read_ahead } = self;
         let end = if backwards { back } else { front };
@@ -354,7 +357,7 @@ impl<C: Collection, K: Key> Found<'_, C, K> {
         let Found { keys: IndexKeys { rows: PartRows { open, at, .. }, .. }, front, back, .. } = self;
         let ReadAhead { documents, keys, error } = if backwards { back } else { front };
         if !keys.is_empty() {
-            // The keys stay until their documents are here.
+            // Keep the keys until their documents have arrived, in case the future is dropped.
             match mode.get_many(at.reader(), &open.documents, keys).await {
                 Ok(rows) => {
                     let found = keys.iter().zip(rows);

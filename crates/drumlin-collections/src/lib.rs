@@ -1,13 +1,13 @@
-//! Typed documents, secondary indexes and views on [Drumlin](drumlin), by its public face alone.
+//! Typed documents, secondary indexes and views on top of [Drumlin](drumlin), using only its public API.
 //!
-//! - [`Collection`]: a trait of a type whose values are documents: their key, their form as bytes, and their [`Parts`].
-//! - [`Collections`] opens collections of a database, and runs transactions over them.
-//! - [`Documents`]: the documents of one collection. Each call is a transaction of its own.
-//! - [`Index`] and [`View`]: constants that find documents by other keys, and that map and reduce them. Their rows
-//!   change in the transaction that changes the document.
-//! - [`ItemStream`]: documents and rows as a stream that owns what it reads, such as a response body.
-//! - [`BulkLoad`]: a load of many documents into an empty collection.
-//! - [`encoding`]: keys as bytes that sort like the values they encode. Usable without the rest.
+//! - [`Collection`]: implemented by a document type. It defines the document's key, its encoding and its [`Parts`].
+//! - [`Collections`]: opens the collections of a database and runs transactions across them.
+//! - [`Documents`]: a handle to the documents of one collection. Each of its calls is a transaction of its own.
+//! - [`Index`] and [`View`]: constants that define a secondary index or a map-reduce view. Their rows change in the
+//!   same transaction as the document.
+//! - [`ItemStream`]: documents or rows as a stream that owns everything it reads from, for example as a response body.
+//! - [`BulkLoad`]: loads many documents into an empty collection.
+//! - [`encoding`]: encodes keys as bytes that sort like the values. Usable without the rest of the crate.
 //!
 //! ```
 //! use drumlin_collections::encoding::prefix;
@@ -58,31 +58,32 @@
 //! # Ok::<(), drumlin_collections::Error>(())
 //! ```
 //!
-//! # What is kept where
+//! # Keyspaces
 //!
-//! A collection's documents are the rows of the keyspace of its name. `NAME/meta` tells which index or view has been
-//! built how far, `NAME/history` has past versions, and each index and view has a keyspace whose name has its version
-//! and the schema's. Rows of these keyspaces that are written by other means than this crate leave indexes and views
-//! untrue.
+//! A collection stores its documents in a keyspace with the collection's name. `NAME/meta` records the build progress
+//! of each index and view, and `NAME/history` holds past versions. Each index and view has its own keyspace, whose name
+//! includes its version and the schema version. Do not write to these keyspaces except through this crate: indexes and
+//! views would become inconsistent with the documents.
 //!
 //! # Views
 //!
-//! A view's reduce over any range takes O(log n): the engine keeps its states for parts of the view
-//! ([`drumlin::Reducer`]). It sees exactly what its snapshot or transaction sees. Groups are folded row by row, and so
-//! are ranges with documents that expire.
+//! Reducing any range of a view takes O(log n), because the engine keeps reduced states for parts of the view (see
+//! [`drumlin::Reducer`]). The result reflects exactly the rows that the snapshot or transaction sees. Groups are
+//! reduced row by row, and so are ranges that contain documents with an expiry time.
 //!
 //! # Existing data
 //!
-//! An index or view that is added to a collection with documents is built by a background thread while writers go on,
-//! resumes after a crash, and refuses to be read until it is [ready](Documents::wait_built). One with another version,
-//! or of a collection with another [schema](Collection::VERSION), is dropped when the collection is opened, and built
-//! again. The types of keys and values are remembered by name: a collection, index or view that is opened with others,
-//! and without another version, is an [error](Error::OtherTypes).
+//! If an index or view is added to a collection that already has documents, a background thread builds it while writers
+//! continue. The build resumes after a crash. Reads of the index or view fail until it is
+//! [ready](Documents::wait_built). If the version of an index or view, or the [schema version](Collection::VERSION) of
+//! the collection, has changed, opening the collection drops the old rows and rebuilds them. The collection records the
+//! names of its key and value types; opening it with other types under the same version is an
+//! [error](Error::OtherTypes).
 //!
-//! # Functions that panic
+//! # Panics in your functions
 //!
-//! Functions of indexes and views, and reduces, run within [`catch_unwind`](std::panic::catch_unwind), before anything
-//! is written: the call fails with [`Error::Panicked`], unless the program was built with `panic = "abort"`.
+//! Index, view and reduce functions run inside [`catch_unwind`](std::panic::catch_unwind), before anything is written.
+//! If one panics, the call fails with [`Error::Panicked`], unless the program is built with `panic = "abort"`.
 #![deny(missing_docs)]
 
 mod building;

@@ -1,6 +1,6 @@
-//! One code for blocking and asynchronous calls: operations are `async` functions that a [`Mode`] tells which of
-//! Drumlin's calls to make. In [`Mode::Blocking`] none of them ever waits as a future, so one poll runs them to their
-//! end.
+//! One implementation for blocking and asynchronous calls. Operations are `async` functions with a [`Mode`] argument,
+//! which selects the Drumlin calls that they make. In [`Mode::Blocking`] an operation never returns `Pending`, so one
+//! poll completes it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -16,7 +16,7 @@ pub(crate) enum Mode {
     Async,
 }
 
-/// The result of an operation in [`Mode::Blocking`].
+/// Completes an operation in [`Mode::Blocking`] and returns its result.
 pub(crate) fn ready<F: Future>(operation: F) -> F::Output {
     match pin!(operation).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,

@@ -1,4 +1,4 @@
-//! Blocking work for futures: on a thread of its own, for calls that are rare.
+//! Runs blocking work of futures on a separate thread. For rare calls.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 use crate::hub::lock;
 
 struct Slot<T> {
-    /// The result, or a panic.
+    /// The result, or the payload of a panic.
     returned: Option<std::thread::Result<T>>,
     waker: Option<Waker>,
 }
 
-/// Runs `work` on a thread and waits for it. A future that is dropped leaves it to come to its end.
+/// Runs `work` on a new thread and waits for it. If the future is dropped, the work still runs to its end.
 pub(crate) async fn off_thread<T: Send + 'static>(
     collection: &'static str,
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -30,7 +30,7 @@ pub(crate) async fn off_thread<T: Send + 'static>(
             waker.wake();
         }
     });
-    spawned.map_err(|error| Error::definition(collection, format!("no thread for its work: {error}")))?;
+    spawned.map_err(|error| Error::definition(collection, format!("can't start a thread: {error}")))?;
     let returned = poll_fn(|context| {
         let mut slot = lock(&slot);
         let returned = slot.returned.take();

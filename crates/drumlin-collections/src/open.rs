@@ -1,11 +1,11 @@
-//! An open collection: its keyspaces, and changes of a document with all that is derived from it.
+//! An open collection: its keyspaces, and the writes that keep a document consistent with everything derived from it.
 //!
 //! 1. A document and its rows in every index, view and history change in one transaction.
-//! 2. All that a change needs of the caller's functions is made before the first row is written, and a change that
-//!    fails half way is rolled back. So a transaction can go on after any error but a conflict.
+//! 2. A change calls the user's functions before it writes the first row, and is rolled back if it fails halfway. So
+//!    after any error except a conflict, the transaction can continue.
 //! 3. A document's row is locked before the rows derived from it are read or written.
 //!
-//! A document's row is its schema version, as LEB128, and the codec's bytes.
+//! A document's row is its schema version as LEB128, followed by the codec's bytes.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::Waker;
@@ -24,35 +24,35 @@ use crate::parts::{Part, PartRow, Refusal, Retention, Source};
 use crate::shared::Shared;
 use crate::transaction::{Savepoint, Transaction};
 
-/// An index or view, and its rows.
+/// An index, a view or the expiry, with the keyspace of its rows.
 pub(crate) struct OpenPart<C> {
     pub(crate) part: Part<C>,
     pub(crate) keyspace: Keyspace,
     state: Mutex<PartState>,
 }
 
-/// The progress of a part towards the rows of all documents.
+/// The progress of a part: whether it has the rows of all documents.
 #[derive(Clone)]
 pub(crate) enum PartState {
     Building,
-    /// It had them when it was opened.
+    /// The part was complete when the collection was opened.
     Ready,
-    /// It was built since; snapshots that are older do not see all rows.
+    /// The part was completed after the collection was opened. Older snapshots do not see all of its rows.
     Built,
     NotBuilt(String),
 }
 
-/// The row of a part in the collection's keyspace `NAME/meta`, whose key is the name of the part's keyspace.
+/// The record of a part's state in the keyspace `NAME/meta`. Its key is the name of the part's keyspace.
 pub(crate) mod part_record {
     pub(crate) const READY: &[u8] = &[1];
 
-    /// A part that has the rows of the documents up to this key.
+    /// Returns the record of a part that has the rows of all documents up to this key.
     pub(crate) fn building(up_to: &[u8]) -> Vec<u8> {
         [&[0], up_to].concat()
     }
 }
 
-/// Wakes those who wait until a part is built.
+/// Wakes the threads and tasks that wait for parts to be built.
 #[derive(Default)]
 struct Waiting {
     wakers: Mutex<Vec<Waker>>,
@@ -62,7 +62,7 @@ struct Waiting {
 pub(crate) struct OpenCollection<C> {
     pub(crate) shared: Arc<Shared>,
     pub(crate) documents: Keyspace,
-    /// The state of each part.
+    /// Holds the record of each part's state, and the names of the recorded types.
     pub(crate) meta: Keyspace,
     pub(crate) parts: Vec<OpenPart<C>>,
     pub(crate) expires: Option<fn(&C) -> Option<SystemTime>>,
@@ -71,13 +71,13 @@ pub(crate) struct OpenCollection<C> {
     waiting: Waiting,
 }
 
-/// A document as it is stored.
+/// A document as stored, with its row.
 pub(crate) struct Stored<C> {
     pub(crate) row: Value,
     pub(crate) document: C,
 }
 
-/// A document to be written, and the rows that it will have in each part.
+/// A document to be written, encoded, and its rows in each part.
 pub(crate) struct Prepared {
     pub(crate) key: Vec<u8>,
     pub(crate) row: Vec<u8>,
@@ -92,7 +92,7 @@ fn push_version(mut version: u32, row: &mut Vec<u8>) {
     row.push(version as u8);
 }
 
-/// The schema version of a row, and the codec's bytes.
+/// Splits a row into the schema version and the codec's bytes.
 fn split_version(row: &[u8]) -> Option<(u32, &[u8])> {
     let mut version = 0u32;
     for (at, byte) in row.iter().enumerate().take(5) {
@@ -135,10 +135,10 @@ impl<C: Collection> OpenCollection<C> {
         OpenCollection { shared: Arc::clone(shared), documents, meta, parts, expires, history, channel, waiting }
     }
 
-    /// The part of this name, once it has the rows of all documents that `reader` sees.
+    /// Returns the part with this name. Fails if the part lacks rows of documents that `reader` sees.
     pub(crate) async fn ready_part(&self, mode: Mode, reader: &Reader, name: PartName) -> Result<&OpenPart<C>> {
         let open = self.parts.iter().find(|open| open.part.name == name);
-        let open = open.ok_or_else(|| Error::definition(C::NAME, format!("it has no {name} among its parts")))?;
+        let open = open.ok_or_else(|| Error::definition(C::NAME, format!("it has no {name} in its parts")))?;
         if let Some(error) = open.not_ready() {
             return Err(error);
         }
@@ -152,7 +152,7 @@ impl<C: Collection> OpenCollection<C> {
     }
 
     pub(crate) fn set_state(&self, part: &OpenPart<C>, state: PartState) {
-        // Those who wait look at the states with this lock held.
+        // Waiters check the states of the parts while they hold this lock.
         let mut wakers = lock(&self.waiting.wakers);
         *lock(&part.state) = state;
         let woken = std::mem::take(&mut *wakers);
@@ -195,11 +195,12 @@ impl<C: Collection> OpenCollection<C> {
         shown::<C::Key>(key)
     }
 
-    /// The document of a row.
+    /// Decodes the row of a document.
     pub(crate) fn decode(&self, key: &[u8], row: &[u8]) -> Result<C> {
         let decode_error =
             |reason: String| Error::Decode { collection: C::NAME, of: None, row: Self::key_shown(key), reason };
-        let (version, bytes) = split_version(row).ok_or_else(|| decode_error("it has no schema version".to_owned()))?;
+        let (version, bytes) =
+            split_version(row).ok_or_else(|| decode_error("the row has no schema version".to_owned()))?;
         if version == C::VERSION {
             return C::Codec::decode(bytes).map_err(|error| decode_error(error.to_string()));
         }
@@ -217,7 +218,7 @@ impl<C: Collection> OpenCollection<C> {
         })
     }
 
-    /// The time from which on the document is not seen. One whose function panics never ends.
+    /// Returns the time at which the document expires. If the user's function panics, the document never expires.
     pub(crate) fn expires_at(&self, document: &C) -> Option<SystemTime> {
         let expires = self.expires?;
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| expires(document))).unwrap_or(None)
@@ -227,13 +228,13 @@ impl<C: Collection> OpenCollection<C> {
         self.expires.is_some() && self.expires_at(document).is_some_and(|time| time <= self.shared.now())
     }
 
-    /// The document of a row, if it has not expired.
+    /// Decodes the row of a document. Returns `None` if the document has expired.
     pub(crate) fn decode_live(&self, key: &[u8], row: &[u8]) -> Result<Option<C>> {
         let document = self.decode(key, row)?;
         Ok((!self.is_expired(&document)).then_some(document))
     }
 
-    /// The rows of a document in one part.
+    /// Returns the rows of a document in one part.
     pub(crate) fn rows_of(&self, part: &Part<C>, document: &C, key: &[u8]) -> Result<Vec<PartRow>> {
         let source = Source { document, key, expires: self.expires_at(document) };
         let (collection, shown) = (C::NAME, || Self::key_shown(key));
@@ -247,7 +248,8 @@ impl<C: Collection> OpenCollection<C> {
         self.parts.iter().map(|open| self.rows_of(&open.part, document, key)).collect()
     }
 
-    /// Makes all that writing a document takes, by the caller's functions.
+    /// Encodes a document and makes its rows in each part. This is the only step of a write that needs the user's
+    /// functions for the new document.
     pub(crate) fn prepare(&self, document: &C) -> Result<Prepared> {
         let key = document.key().encode();
         let mut row = Vec::new();
@@ -263,12 +265,12 @@ impl<C: Collection> OpenCollection<C> {
         Ok(Prepared { key, row, part_rows })
     }
 
-    /// A document may be put without being read first.
+    /// Returns `true` if a document can be put without reading the stored one first.
     pub(crate) fn is_plain(&self) -> bool {
         self.parts.is_empty() && self.history.is_none()
     }
 
-    /// Locks a document's row and reads it, expired or not.
+    /// Locks the row of a document and reads it, even if the document has expired.
     pub(crate) async fn lock_stored(
         &self,
         mode: Mode,
@@ -280,8 +282,8 @@ impl<C: Collection> OpenCollection<C> {
         Ok(Some(Stored { row, document }))
     }
 
-    /// Replaces `before`, the document that is stored, by `after`, with all rows derived from them. After an error, or
-    /// if the future is dropped, the transaction is as it was before.
+    /// Replaces the stored document, `before`, by `after`, with all rows derived from them. If the call fails or its
+    /// future is dropped, the transaction is as it was before the call.
     pub(crate) async fn change(
         &self,
         mode: Mode,
@@ -341,8 +343,8 @@ impl<C: Collection> OpenCollection<C> {
         Ok(())
     }
 
-    /// Returns `true` if a row of a unique index is this document's: while the index is being built from documents that
-    /// have the same key, it may be another's.
+    /// Returns `true` if this document owns the row of a unique index. While the index is being built from documents
+    /// with duplicate keys, another document may own the row.
     async fn owns(
         &self,
         mode: Mode,
@@ -355,8 +357,8 @@ impl<C: Collection> OpenCollection<C> {
         Ok(owner.is_some_and(|owner| owner == key))
     }
 
-    /// Puts a row of a part. That of a unique index is locked and looked at first; where its owner has expired, that is
-    /// removed.
+    /// Writes a row of a part. For a unique index, first locks the row and checks its owner. An owner that has expired
+    /// is removed.
     pub(crate) async fn insert_part_row(
         &self,
         mode: Mode,
@@ -382,7 +384,8 @@ impl<C: Collection> OpenCollection<C> {
         Ok(mode.insert(tx.raw, &open.keyspace, &row.key, &row.value).await?)
     }
 
-    /// The key of the document that has a document's key of a unique index, locked; none if no live one has.
+    /// Finds the live document that has a key of `prepared` in a unique index, and locks it. Returns its primary key,
+    /// or `None` if there is no such document.
     pub(crate) async fn owner(
         &self,
         mode: Mode,
@@ -402,12 +405,13 @@ impl<C: Collection> OpenCollection<C> {
         Ok(None)
     }
 
-    /// The error of a row of a part.
+    /// Makes the error for an invalid row of a part.
     pub(crate) fn part_error(&self, of: PartName, row: &[u8], reason: &str) -> Error {
         Error::Decode { collection: C::NAME, of: Some(of), row: row.escape_ascii().to_string(), reason: reason.into() }
     }
 
-    /// Removes a document that has expired, and returns `true`; `false` if it is live. One that is not there has gone.
+    /// Removes a document if it has expired. Returns `true` if the document is now gone, `false` if it is live. Always
+    /// returns `false` if the collection has no expiry.
     pub(crate) async fn remove_if_expired(&self, mode: Mode, tx: &mut Transaction<'_>, key: &[u8]) -> Result<bool> {
         if self.expires.is_none() {
             return Ok(false);
@@ -416,7 +420,7 @@ impl<C: Collection> OpenCollection<C> {
         if !self.is_expired(&stored.document) {
             return Ok(false);
         }
-        // A removal removes no other document: one level at the most.
+        // The recursion is one level deep: a removal does not remove other documents.
         Box::pin(self.change(mode, tx, key, Some(&stored), None)).await?;
         Ok(true)
     }
@@ -437,17 +441,17 @@ impl<C: Collection> OpenCollection<C> {
         })
     }
 
-    /// The error of a row of the history.
+    /// Makes the error for an invalid row of the history.
     pub(crate) fn version_error(&self, row: &[u8], reason: &str) -> Error {
-        let reason = format!("as a past version: {reason}");
+        let reason = format!("invalid past version: {reason}");
         Error::Decode { collection: C::NAME, of: None, row: row.escape_ascii().to_string(), reason }
     }
 }
 
-/// Undoes a change that did not reach its end, because it failed or its future was dropped.
+/// Undoes a change that did not complete because it failed or its future was dropped.
 struct Undo<'c, 't> {
     tx: &'c mut Transaction<'t>,
-    /// The state before the change; none once the change is whole or undone.
+    /// The savepoint before the change; `None` once the change has completed or was undone.
     savepoint: Option<Savepoint>,
 }
 
@@ -463,12 +467,12 @@ impl Undo<'_, '_> {
 
 impl Drop for Undo<'_, '_> {
     fn drop(&mut self) {
-        // If this fails, the transaction has ended.
+        // If the rollback fails, `undo` has ended the transaction.
         let _ = self.undo();
     }
 }
 
-/// Runs a caller's function on a document; a panic becomes an error that names it.
+/// Runs a user's function. If it panics, returns the message of the panic.
 pub(crate) fn run_guarded<R>(run: impl FnOnce() -> R) -> Result<R, String> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(|panic| panic_message(&*panic))
 }

@@ -1,4 +1,4 @@
-//! The rows of an index or view, as of one view of the database.
+//! The rows of an index or view, as of one snapshot or transaction.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::error::{Error, PartName, Result};
 use crate::mode::Mode;
 use crate::open::OpenCollection;
 
-/// The view that is read.
+/// The snapshot or transaction to read from.
 #[derive(Clone)]
 pub(crate) enum At<'r> {
     Reader(&'r Reader),
@@ -27,8 +27,8 @@ impl At<'_> {
     }
 }
 
-/// The rows of a part within bounds. The part is asked for with the first step, since that may wait. They own what they
-/// read by, but for a reader that was lent.
+/// The rows of a part within bounds. The part is looked up by the first step, because the lookup may wait. Everything
+/// that is read from is owned, except a borrowed reader.
 pub(crate) struct PartRows<'r, C: Collection> {
     pub(crate) open: Arc<OpenCollection<C>>,
     pub(crate) at: At<'r>,
@@ -38,9 +38,9 @@ pub(crate) struct PartRows<'r, C: Collection> {
     has_failed: bool,
 }
 
-/// The keys that are within both.
+/// Returns the bounds of the keys that are in both ranges.
 fn intersection(a: &RowBounds, b: RowBounds) -> RowBounds {
-    // Of two bounds at the same key, the one that excludes it is the narrower.
+    // If two bounds have the same key, the exclusive one is narrower.
     let narrower = |a: &Bound<Vec<u8>>, b: Bound<Vec<u8>>, is_lower: bool| match (a, &b) {
         (Bound::Unbounded, _) => b,
         (_, Bound::Unbounded) => a.clone(),
@@ -58,19 +58,19 @@ impl<'r, C: Collection> PartRows<'r, C> {
         PartRows { open, at, name, bounds, rows: None, has_failed: false }
     }
 
-    /// Those of the rows that are within these bounds too, from their beginning.
+    /// Returns an iterator over those rows that are also within `bounds`.
     pub(crate) fn within(&self, bounds: RowBounds) -> PartRows<'r, C> {
         let bounds = intersection(&self.bounds, bounds);
         PartRows { bounds, ..PartRows::new(&self.open, self.at.clone(), self.name) }
     }
 
-    /// Those of the rows that lie behind all that begin with `prefix`.
+    /// Returns an iterator over the rows after all those whose keys start with `prefix`.
     pub(crate) fn behind(&self, prefix: Vec<u8>) -> PartRows<'r, C> {
         let nothing = (Bound::Included(vec![0]), Bound::Excluded(vec![0]));
         self.within(successor(prefix).map_or(nothing, |next| (Bound::Included(next), Bound::Unbounded)))
     }
 
-    /// Those of the rows that lie before all that begin with `prefix`.
+    /// Returns an iterator over the rows before all those whose keys start with `prefix`.
     pub(crate) fn before(&self, prefix: Vec<u8>) -> PartRows<'r, C> {
         self.within((Bound::Unbounded, Bound::Excluded(prefix)))
     }
@@ -107,7 +107,7 @@ impl<'r, C: Collection> PartRows<'r, C> {
         Ok(row.transpose()?)
     }
 
-    /// The error of a row that is none of this part.
+    /// Makes the error for a row that can't be decoded.
     pub(crate) fn row_error(&self, row: &[u8], reason: impl std::fmt::Display) -> Error {
         let (row, reason) = (row.escape_ascii().to_string(), reason.to_string());
         Error::Decode { collection: C::NAME, of: Some(self.name), row, reason }
@@ -120,7 +120,7 @@ mod tests {
 
     use super::intersection;
 
-    /// A key is within an intersection if it is within both ranges, whatever their bounds.
+    /// A key is in the intersection exactly if it is in both ranges, for every kind of bound.
     #[test]
     fn an_intersection_has_the_keys_of_both() {
         let bounds = |key: u8| [Bound::Included(vec![key]), Bound::Excluded(vec![key]), Bound::Unbounded];

@@ -1,7 +1,7 @@
-//! The parts of a collection beside its documents: indexes, views, an expiry, a history.
+//! The parts of a collection: indexes, views, the expiry and the history.
 //!
-//! An index or view is a function from a document to rows of a keyspace of its own. The rows of a document are found
-//! again by calling the function on the document as it was, so it has to be a function of the document alone.
+//! An index or view is a function from a document to rows in a keyspace of its own. To find the rows of a stored
+//! document, the function is called on the document again. So the function must depend only on the document.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,44 +13,44 @@ use serde::de::DeserializeOwned;
 use crate::encoding::{Key, name_of};
 use crate::error::{PartKind, PartName, panic_message};
 
-/// A row that an index or view has because of a document.
+/// A row that a document has in an index or view.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct PartRow {
     pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
 }
 
-/// The reason for which a document has no rows.
+/// The reason why the rows of a document could not be made.
 pub(crate) enum Refusal {
     Panicked(String),
     Encode(String),
 }
 
-/// The document that rows are made of.
+/// The document that rows are made from.
 pub(crate) struct Source<'d, C> {
     pub(crate) document: &'d C,
-    /// Its key, encoded.
+    /// The document's encoded key.
     pub(crate) key: &'d [u8],
     pub(crate) expires: Option<SystemTime>,
 }
 
 type RowsOf<C> = dyn Fn(&Source<'_, C>) -> Result<Vec<PartRow>, Refusal> + Send + Sync;
 
-/// An index or view, without its types of keys and values.
+/// An index, a view or the expiry, with the types of its keys and values erased.
 pub(crate) struct Part<C> {
     pub(crate) name: PartName,
     pub(crate) version: u32,
-    /// A row belongs to one document: its value is that document's key.
+    /// `true` for a unique index: each row belongs to one document, and its value is the document's key.
     pub(crate) is_unique: bool,
-    /// The types of its rows.
+    /// The names of the types that its rows are written with.
     pub(crate) types: String,
-    /// Shows a row's key in errors.
+    /// Formats the key of a row for errors.
     pub(crate) shown: fn(&[u8]) -> String,
     rows: Box<RowsOf<C>>,
 }
 
 impl<C> Part<C> {
-    /// The rows of a document, in the order of their keys.
+    /// Returns the rows of a document, sorted by key.
     pub(crate) fn rows(&self, source: &Source<'_, C>) -> Result<Vec<PartRow>, Refusal> {
         let made = catch_unwind(AssertUnwindSafe(|| (self.rows)(source)));
         let mut rows = made.unwrap_or_else(|panic| Err(Refusal::Panicked(panic_message(&*panic))))?;
@@ -60,7 +60,7 @@ impl<C> Part<C> {
     }
 }
 
-/// The parts of a collection beside its documents: see [`Collection::parts`](crate::Collection::parts).
+/// The indexes, views and settings of a collection: see [`Collection::parts`](crate::Collection::parts).
 ///
 /// ```
 /// use drumlin_collections::{Index, Parts, View};
@@ -97,7 +97,7 @@ impl<C> Default for Parts<C> {
 }
 
 impl<C: 'static> Parts<C> {
-    /// None: documents by their keys.
+    /// Creates an empty list: documents can be found only by their own keys.
     #[must_use]
     pub fn new() -> Parts<C> {
         Parts::default()
@@ -137,13 +137,13 @@ impl<C: 'static> Parts<C> {
         self
     }
 
-    /// Documents end at the time that `expires` tells: reads do not see them from then on, and
-    /// [`remove_expired`](crate::Documents::remove_expired) removes them, as does a background thread every minute.
-    /// `None`: never.
+    /// Lets documents expire at the time that `expires` returns; `None` means never. From that time on, reads do not
+    /// see the document. [`remove_expired`](crate::Documents::remove_expired) removes expired documents, and a
+    /// background thread calls it every minute.
     ///
-    /// A view's rows keep the time that they were made with: give views a new [version](View::version) where a
-    /// collection gets an expiry, or another one. That it got or lost one is an [error](crate::Error::OtherTypes)
-    /// without; another function is not noticed.
+    /// The rows of a view store the expiry time that was computed when they were written. So give the views a new
+    /// [version](View::version) when you add, remove or change the expiry of a collection. Adding or removing it
+    /// without new versions is an [error](crate::Error::OtherTypes); a changed function is not detected.
     #[must_use]
     pub fn expires(mut self, expires: fn(&C) -> Option<SystemTime>) -> Parts<C> {
         let rows = move |source: &Source<'_, C>| {
@@ -166,7 +166,7 @@ impl<C: 'static> Parts<C> {
         self
     }
 
-    /// Keeps past versions of each document.
+    /// Keeps past versions of each document, for as long as `retention` says.
     #[must_use]
     pub fn history(mut self, retention: Retention) -> Parts<C> {
         self.history = Some(retention);
@@ -174,8 +174,8 @@ impl<C: 'static> Parts<C> {
     }
 }
 
-/// The retention of past versions of a document: see [`Parts::history`]. Versions are removed when their document is
-/// written; the newest stays in any case.
+/// The retention of a document's past versions: see [`Parts::history`]. Versions past their retention are removed when
+/// their document is next written. The newest version is always kept.
 ///
 /// ```
 /// use std::time::Duration;
@@ -193,23 +193,23 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// All versions.
+    /// Keeps all versions.
     pub const FOREVER: Retention = Retention { versions: u64::MAX, age: Duration::MAX };
 
-    /// The newest `count` versions of a document, and at least one.
+    /// Keeps the newest `count` versions of each document, and at least one.
     #[must_use]
     pub const fn versions(count: u64) -> Retention {
         Retention { versions: if count == 0 { 1 } else { count }, ..Retention::FOREVER }
     }
 
-    /// The versions that were the newest at some moment of the last `age`.
+    /// Keeps the versions that were the newest at some moment within the last `age`.
     #[must_use]
     pub const fn age(age: Duration) -> Retention {
         Retention { age, ..Retention::FOREVER }
     }
 }
 
-/// The keys that a document has in an index.
+/// The function that returns a document's index keys.
 enum KeysOf<C, K> {
     One(fn(&C) -> K),
     Optional(fn(&C) -> Option<K>),
@@ -224,8 +224,9 @@ impl<C, K> Clone for KeysOf<C, K> {
 
 impl<C, K> Copy for KeysOf<C, K> {}
 
-/// An index: finds documents of type `C` by keys of type `K` that are not their own. A constant, named where the
-/// collection [lists its parts](crate::Collection::parts) and where it is [asked](crate::Documents::index).
+/// A secondary index: finds documents of type `C` by keys of type `K` other than their own. Define it as a constant,
+/// add it to the collection's [parts](crate::Collection::parts), and pass it to
+/// [`Documents::index`](crate::Documents::index) to use it.
 ///
 /// ```
 /// use drumlin_collections::Index;
@@ -239,13 +240,14 @@ impl<C, K> Copy for KeysOf<C, K> {}
 /// impl Customer {
 ///     const BY_NAME: Index<Customer, String> = Index::new("by name", |customer| customer.name.clone());
 ///     const BY_TAG: Index<Customer, String> = Index::many("by tag", |customer| customer.tags.clone());
-///     // No two customers have the same; those without one are not in it.
+///     // No two customers may have the same email. Customers without one are not in the index.
 ///     const BY_EMAIL: Index<Customer, String> =
 ///         Index::optional("by email", |customer: &Customer| customer.email.clone()).unique();
 /// }
 /// ```
 ///
-/// A row of the index is a key of type `K`, encoded, and the document's key; of a unique index the key alone.
+/// The key of an index row is the encoded index key followed by the document's key. In a unique index, it is the index
+/// key alone, and the document's key is the row's value.
 pub struct Index<C, K> {
     name: &'static str,
     version: u32,
@@ -272,25 +274,25 @@ impl<C, K> Index<C, K> {
         Index { name, version: 1, is_unique: false, keys }
     }
 
-    /// An index in which each document has one key.
+    /// Creates an index in which each document has exactly one key.
     #[must_use]
     pub const fn new(name: &'static str, key: fn(&C) -> K) -> Index<C, K> {
         Index::with(name, KeysOf::One(key))
     }
 
-    /// An index in which a document has one key or none.
+    /// Creates an index in which each document has at most one key.
     #[must_use]
     pub const fn optional(name: &'static str, key: fn(&C) -> Option<K>) -> Index<C, K> {
         Index::with(name, KeysOf::Optional(key))
     }
 
-    /// An index in which a document has any number of keys.
+    /// Creates an index in which each document has any number of keys.
     #[must_use]
     pub const fn many(name: &'static str, keys: fn(&C) -> Vec<K>) -> Index<C, K> {
         Index::with(name, KeysOf::Many(keys))
     }
 
-    /// The same index, in which no two documents may have the same key: writing the second fails with
+    /// Makes the index unique: no two documents may have the same key. Writing the second one fails with
     /// [`Error::NotUnique`](crate::Error::NotUnique).
     #[must_use]
     pub const fn unique(mut self) -> Index<C, K> {
@@ -298,10 +300,10 @@ impl<C, K> Index<C, K> {
         self
     }
 
-    /// The same index with another version, 1 by default. Opening a collection builds an index again whose version is
-    /// not that of its rows: change it with the function. A changed type of keys, or an index that becomes unique or
-    /// ceases to be, without another version is an [error](crate::Error::OtherTypes) when the collection is opened; a
-    /// function that has changed otherwise is not noticed.
+    /// Sets the version, 1 by default. If the version differs from that of the existing rows, opening the collection
+    /// rebuilds the index. Change the version whenever the function changes. Changing the key type or uniqueness
+    /// without a new version is an [error](crate::Error::OtherTypes) when the collection is opened; other changes of
+    /// the function are not detected.
     #[must_use]
     pub const fn version(mut self, version: u32) -> Index<C, K> {
         self.version = version;
@@ -331,8 +333,9 @@ impl<C, K: Key> Index<C, K> {
     }
 }
 
-/// A view: rows of keys `K` and values `V` that a function, the *map*, makes of each document of type `C`; and a
-/// function, the *reduce*, that makes one value of two. A constant, like an [`Index`].
+/// A map-reduce view. A function, the *map*, emits rows with keys of type `K` and values of type `V` for each document
+/// of type `C`. An optional function, the *reduce*, combines two values into one. Define a view as a constant, like an
+/// [`Index`].
 ///
 /// ```
 /// use drumlin_collections::View;
@@ -352,12 +355,13 @@ impl<C, K: Key> Index<C, K> {
 /// }
 /// ```
 ///
-/// The map has to be a function of the document alone: its rows are found again by calling it on the document as it
-/// was. The reduce has to be associative, and gets the values in the order of keys. A map or reduce that panics, such
-/// as by an overflow, harms nothing: the call fails with [`Error::Panicked`](crate::Error::Panicked).
+/// The map must depend only on the document: to find the rows of a stored document, the map is called on the document
+/// again. The reduce must be associative; it receives the values in key order. If the map or reduce panics, for example
+/// on overflow, nothing is changed and the call fails with [`Error::Panicked`](crate::Error::Panicked).
 ///
-/// A row of the view is the key, the document's key, and a number where a document has emitted the same key before; its
-/// value is the time at which the document expires, and the value as [`Postcard`](crate::Postcard).
+/// The key of a view row is the emitted key followed by the document's key. If a document emits the same key several
+/// times, the second and later rows have a number appended. The row's value is the expiry time of the document,
+/// followed by the emitted value encoded with [`Postcard`](crate::Postcard).
 pub struct View<C, K, V> {
     name: &'static str,
     version: u32,
@@ -380,23 +384,23 @@ impl<C, K, V> std::fmt::Debug for View<C, K, V> {
 }
 
 impl<C, K, V> View<C, K, V> {
-    /// A view with this map.
+    /// Creates a view with this map.
     #[must_use]
     pub const fn new(name: &'static str, map: fn(&C, &mut dyn FnMut(K, V))) -> View<C, K, V> {
         View { name, version: 1, map, reduce: None }
     }
 
-    /// The same view with this reduce.
+    /// Sets the reduce.
     #[must_use]
     pub const fn reducing(mut self, reduce: fn(V, V) -> V) -> View<C, K, V> {
         self.reduce = Some(reduce);
         self
     }
 
-    /// The same view with another version, 1 by default. Opening a collection builds a view again whose version is not
-    /// that of its rows: change it with the map. A changed reduce needs no new version. Changed types of keys or values
-    /// without another version are an [error](crate::Error::OtherTypes) when the collection is opened; a map that has
-    /// changed otherwise is not noticed.
+    /// Sets the version, 1 by default. If the version differs from that of the existing rows, opening the collection
+    /// rebuilds the view. Change the version whenever the map changes; a changed reduce needs no new version. Changing
+    /// the key or value type without a new version is an [error](crate::Error::OtherTypes) when the collection is
+    /// opened; other changes of the map are not detected.
     #[must_use]
     pub const fn version(mut self, version: u32) -> View<C, K, V> {
         self.version = version;
@@ -434,9 +438,9 @@ impl<C, K: Key, V: Serialize> View<C, K, V> {
     }
 }
 
-/// Sorts a document's rows, and appends a number to the keys of those whose key it has emitted before.
+/// Sorts the rows of a document. If it emitted a key several times, appends a number to the second and later rows.
 fn number_repeated(rows: &mut [PartRow]) {
-    // Stable: of equal keys the one that was emitted first stays first, and has no number.
+    // The sort is stable: among rows with equal keys, the one emitted first stays first and gets no number.
     rows.sort_by(|a, b| a.key.cmp(&b.key));
     for same in rows.chunk_by_mut(|a, b| a.key == b.key) {
         for (number, row) in same.iter_mut().enumerate().skip(1) {
@@ -446,12 +450,12 @@ fn number_repeated(rows: &mut [PartRow]) {
     }
 }
 
-/// The parts of a view's row value: the time at which its document expires, and the encoded value.
+/// Decodes the value of a view row: the document's expiry time and the emitted value.
 pub(crate) fn view_value<V: DeserializeOwned>(mut bytes: &[u8]) -> Result<(Option<SystemTime>, V), String> {
     let expires = Option::<SystemTime>::decode_from(&mut bytes).map_err(|error| error.to_string())?;
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok((expires, value)),
-        Ok(_) => Err("bytes are left over behind the value".to_owned()),
+        Ok(_) => Err("bytes are left over after the value".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }

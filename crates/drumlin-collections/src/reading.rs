@@ -1,4 +1,4 @@
-//! Reading a collection as of one view: a snapshot's or a transaction's.
+//! Reading a collection as of a snapshot, or within a transaction.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use crate::parts::{Index, View};
 use crate::versions::{AsOf, Version, Versions};
 use crate::viewed::Viewed;
 
-/// The documents of a collection as of one view: those of [`Documents::at`](crate::Documents::at) and
-/// [`Documents::now`](crate::Documents::now).
+/// The documents of a collection as of one snapshot or transaction. Returned by
+/// [`Documents::at`](crate::Documents::at), [`at_snapshot`](crate::Documents::at_snapshot) and
+/// [`now`](crate::Documents::now).
 ///
-/// A reading of a snapshot that it was [given](crate::Documents::at_snapshot) owns all that it reads by, and is a
-/// `Reading<'static, C>`, as are its iterators. Where a reader was [lent](crate::Documents::at), they live as long as
-/// that.
+/// A reading made by `at_snapshot` or `now` owns its snapshot: it is a `Reading<'static, C>`, and its iterators are
+/// `'static` too. A reading made by `at` borrows its reader and can't outlive it.
 ///
-/// All methods may fail with [`Error::Store`](crate::Error::Store) for what Drumlin's [`Reader`] refuses, and with
-/// [`Error::Decode`](crate::Error::Decode) or [`Error::Migration`](crate::Error::Migration) for a document that can't
-/// be read.
+/// All methods may fail with [`Error::Store`](crate::Error::Store) if Drumlin's [`Reader`] returns an error, and with
+/// [`Error::Decode`](crate::Error::Decode) or [`Error::Migration`](crate::Error::Migration) if a document can't be
+/// read.
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -75,7 +75,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Returns the document with this key. O(log n).
     ///
     /// # Errors
-    /// Those of all methods: see [`Reading`].
+    /// See [`Reading`].
     pub fn get(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         ready(self.get_in(Mode::Blocking, encoded(&key)))
     }
@@ -83,7 +83,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Asynchronous [`get`](Reading::get).
     ///
     /// # Errors
-    /// Those of [`get`](Reading::get).
+    /// See [`get`](Reading::get).
     pub async fn get_async(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         let key = encoded(&key);
         self.get_in(Mode::Async, key).await
@@ -96,11 +96,11 @@ impl<'r, C: Collection> Reading<'r, C> {
         }
     }
 
-    /// Returns `true` if there is a document with this key. Reads it only if documents [expire](crate::Parts::expires).
-    /// O(log n).
+    /// Returns `true` if a document with this key exists. Reads the document only if documents
+    /// [expire](crate::Parts::expires). O(log n).
     ///
     /// # Errors
-    /// Those of all methods: see [`Reading`].
+    /// See [`Reading`].
     pub fn contains(&self, key: impl EncodeAs<C::Key>) -> Result<bool> {
         ready(self.contains_in(Mode::Blocking, encoded(&key)))
     }
@@ -108,7 +108,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Asynchronous [`contains`](Reading::contains).
     ///
     /// # Errors
-    /// Those of [`contains`](Reading::contains).
+    /// See [`contains`](Reading::contains).
     pub async fn contains_async(&self, key: impl EncodeAs<C::Key>) -> Result<bool> {
         let key = encoded(&key);
         self.contains_in(Mode::Async, key).await
@@ -121,11 +121,12 @@ impl<'r, C: Collection> Reading<'r, C> {
         }
     }
 
-    /// The number of documents in a range of keys. Those that have [expired](crate::Parts::expires) and are not yet
-    /// removed are counted. Costs what [`drumlin::Keyspace::count`] does: O(log n) once the rows have been counted.
+    /// Returns the number of documents in a range of keys, including those that have [expired](crate::Parts::expires)
+    /// but are not yet removed. Costs the same as [`drumlin::Keyspace::count`]: O(log n) once the rows have been
+    /// counted.
     ///
     /// # Errors
-    /// Those of all methods: see [`Reading`].
+    /// See [`Reading`].
     pub fn count(&self, bounds: impl KeyBounds<C::Key>) -> Result<u64> {
         ready(self.count_in(Mode::Blocking, bounds.row_bounds()))
     }
@@ -133,7 +134,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Asynchronous [`count`](Reading::count).
     ///
     /// # Errors
-    /// Those of [`count`](Reading::count).
+    /// See [`count`](Reading::count).
     pub async fn count_async(&self, bounds: impl KeyBounds<C::Key>) -> Result<u64> {
         let bounds = bounds.row_bounds();
         self.count_in(Mode::Async, bounds).await
@@ -143,10 +144,10 @@ impl<'r, C: Collection> Reading<'r, C> {
         Ok(mode.count(self.at.reader(), &self.open.documents, &bounds).await?)
     }
 
-    /// The number of all documents: [`count`](Reading::count) of `..`.
+    /// Returns the number of all documents: [`count`](Reading::count) of `..`.
     ///
     /// # Errors
-    /// Those of [`count`](Reading::count).
+    /// See [`count`](Reading::count).
     pub fn len(&self) -> Result<u64> {
         self.count(..)
     }
@@ -154,15 +155,15 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Asynchronous [`len`](Reading::len).
     ///
     /// # Errors
-    /// Those of [`count`](Reading::count).
+    /// See [`count`](Reading::count).
     pub async fn len_async(&self) -> Result<u64> {
         self.count_async(..).await
     }
 
-    /// Returns `true` if there are no documents to [count](Reading::count). O(log n).
+    /// Returns `true` if [`len`](Reading::len) would be 0. O(log n).
     ///
     /// # Errors
-    /// Those of all methods: see [`Reading`].
+    /// See [`Reading`].
     pub fn is_empty(&self) -> Result<bool> {
         Ok(ready(Mode::Blocking.is_empty(self.at.reader(), &self.open.documents))?)
     }
@@ -170,15 +171,15 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Asynchronous [`is_empty`](Reading::is_empty).
     ///
     /// # Errors
-    /// Those of [`is_empty`](Reading::is_empty).
+    /// See [`is_empty`](Reading::is_empty).
     pub async fn is_empty_async(&self) -> Result<bool> {
         Ok(Mode::Async.is_empty(self.at.reader(), &self.open.documents).await?)
     }
 
-    /// The document with the least key. O(log n).
+    /// Returns the document with the smallest key. O(log n).
     ///
     /// # Errors
-    /// Those of all methods: see [`Reading`].
+    /// See [`Reading`].
     pub fn first(&self) -> Result<Option<C>> {
         self.iter().next().transpose()
     }
@@ -186,16 +187,16 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Asynchronous [`first`](Reading::first).
     ///
     /// # Errors
-    /// Those of [`first`](Reading::first).
+    /// See [`first`](Reading::first).
     pub async fn first_async(&self) -> Result<Option<C>> {
         let mut documents = self.iter();
         documents.next_async().await.transpose()
     }
 
-    /// The document with the greatest key. O(log n).
+    /// Returns the document with the greatest key. O(log n).
     ///
     /// # Errors
-    /// Those of all methods: see [`Reading`].
+    /// See [`Reading`].
     pub fn last(&self) -> Result<Option<C>> {
         self.iter().next_back().transpose()
     }
@@ -203,16 +204,16 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Asynchronous [`last`](Reading::last).
     ///
     /// # Errors
-    /// Those of [`last`](Reading::last).
+    /// See [`last`](Reading::last).
     pub async fn last_async(&self) -> Result<Option<C>> {
         let mut documents = self.iter();
         documents.next_back_async().await.transpose()
     }
 
-    /// Returns many documents, with many reads of the device in flight at once.
+    /// Returns the documents with these keys, with many device reads in flight at once.
     ///
     /// # Errors
-    /// Those of all methods: see [`Reading`].
+    /// See [`Reading`].
     pub fn get_many(&self, keys: &[impl EncodeAs<C::Key>]) -> Result<Vec<Option<C>>> {
         ready(self.get_many_in(Mode::Blocking, keys.iter().map(encoded).collect()))
     }
@@ -220,7 +221,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Asynchronous [`get_many`](Reading::get_many).
     ///
     /// # Errors
-    /// Those of [`get_many`](Reading::get_many).
+    /// See [`get_many`](Reading::get_many).
     pub async fn get_many_async(&self, keys: &[impl EncodeAs<C::Key>]) -> Result<Vec<Option<C>>> {
         let keys = keys.iter().map(encoded).collect();
         self.get_many_in(Mode::Async, keys).await
@@ -235,27 +236,27 @@ impl<'r, C: Collection> Reading<'r, C> {
         keys.iter().zip(rows).map(document).collect()
     }
 
-    /// The documents of a range of keys, in the order of their keys.
+    /// Returns the documents in a range of keys, in key order.
     pub fn range(&self, bounds: impl KeyBounds<C::Key>) -> Rows<C> {
         Rows { rows: self.at.reader().range(&self.open.documents, bounds.row_bounds()), open: Arc::clone(&self.open) }
     }
 
-    /// All documents, in the order of their keys.
+    /// Returns all documents, in key order.
     pub fn iter(&self) -> Rows<C> {
         self.range(..)
     }
 
-    /// The documents by the keys of an index.
+    /// Returns an index, for finding documents by its keys.
     pub fn index<K: Key + Debug + 'static>(&self, index: &Index<C, K>) -> Indexed<'r, C, K> {
         Indexed::new(PartRows::new(&self.open, self.at.clone(), index.part_name()), *index)
     }
 
-    /// The rows of a view.
+    /// Returns a view, for reading and reducing its rows.
     pub fn view<K: Key + Debug, V: DeserializeOwned>(&self, view: &View<C, K, V>) -> Viewed<'r, C, K, V> {
         Viewed::new(PartRows::new(&self.open, self.at.clone(), view.part_name()), *view)
     }
 
-    /// The versions of a document that are kept, from the oldest to the newest.
+    /// Returns the kept versions of a document, from the oldest to the newest.
     ///
     /// # Errors
     /// [`Error::Definition`](crate::Error::Definition) if the collection keeps no [history](crate::Parts::history).
@@ -263,10 +264,11 @@ impl<'r, C: Collection> Reading<'r, C> {
         Versions::of(&self.open, self.at.reader(), &encoded(&key))
     }
 
-    /// One version of a document, by its number. None if it is not kept, or not there yet. O(log n).
+    /// Returns the version of a document with this number. Returns `None` if the version is no longer kept or does not
+    /// exist yet. O(log n).
     ///
     /// # Errors
-    /// Those of [`versions`](Reading::versions), and those of all methods: see [`Reading`].
+    /// See [`versions`](Reading::versions) and [`Reading`].
     pub fn version(&self, key: impl EncodeAs<C::Key>, number: u64) -> Result<Option<Version<C>>> {
         ready(Versions::one(Mode::Blocking, &self.open, self.at.reader(), &encoded(&key), number))
     }
@@ -274,16 +276,17 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Asynchronous [`version`](Reading::version).
     ///
     /// # Errors
-    /// Those of [`version`](Reading::version).
+    /// See [`version`](Reading::version).
     pub async fn version_async(&self, key: impl EncodeAs<C::Key>, number: u64) -> Result<Option<Version<C>>> {
         let key = encoded(&key);
         Versions::one(Mode::Async, &self.open, self.at.reader(), &key, number).await
     }
 
-    /// The document as it was at a time. None if there was none, or its version is not kept. O(versions since then).
+    /// Returns the document as it was at the given time. Returns `None` if it did not exist then, or if that version is
+    /// no longer kept. O(versions since then).
     ///
     /// # Errors
-    /// Those of [`version`](Reading::version).
+    /// See [`version`](Reading::version).
     pub fn as_of(&self, time: SystemTime, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         ready(Versions::as_of(Mode::Blocking, &self.open, self.at.reader(), &encoded(&key), time))
     }
@@ -291,25 +294,24 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// Asynchronous [`as_of`](Reading::as_of).
     ///
     /// # Errors
-    /// Those of [`as_of`](Reading::as_of).
+    /// See [`as_of`](Reading::as_of).
     pub async fn as_of_async(&self, time: SystemTime, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
         let key = encoded(&key);
         Versions::as_of(Mode::Async, &self.open, self.at.reader(), &key, time).await
     }
 
-    /// The documents of a range of keys as they were at a time, as far as their versions are kept. Reads all versions
-    /// of the range.
+    /// Returns the documents in a range of keys as they were at the given time, as far as their versions are kept.
+    /// Reads all versions in the range.
     ///
     /// # Errors
-    /// Those of [`versions`](Reading::versions).
+    /// See [`versions`](Reading::versions).
     pub fn range_as_of(&self, time: SystemTime, bounds: impl KeyBounds<C::Key>) -> Result<AsOf<C>> {
         AsOf::of(&self.open, self.at.reader(), bounds.row_bounds(), time)
     }
 }
 
-/// Documents in the order of their keys: an iterator from both ends, an asynchronous one by
-/// [`next_async`](Rows::next_async), and a stream by [`into_stream`](Rows::into_stream). It shows the state as of its
-/// beginning.
+/// Documents in key order: a double-ended iterator. [`next_async`](Rows::next_async) advances it asynchronously, and
+/// [`into_stream`](Rows::into_stream) converts it to a stream. It shows the state as of its creation.
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Postcard};
@@ -340,12 +342,12 @@ impl<C: Collection> Debug for Rows<C> {
 }
 
 impl<C: Collection> Rows<C> {
-    /// The next document.
+    /// Returns the next document.
     pub async fn next_async(&mut self) -> Option<Result<C>> {
         self.step(Mode::Async, false).await
     }
 
-    /// The next document from the end.
+    /// Returns the next document from the end.
     pub async fn next_back_async(&mut self) -> Option<Result<C>> {
         self.step(Mode::Async, true).await
     }

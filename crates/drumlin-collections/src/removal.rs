@@ -1,4 +1,4 @@
-//! Removing many documents: in parts, each a transaction.
+//! Removing many documents, in several transactions.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::mode::{Mode, ready};
 use crate::open::OpenCollection;
 use crate::transaction::Transaction;
 
-/// The most documents that one transaction removes of a range.
+/// The most documents that a transaction of a range removal removes.
 const REMOVE_DOCUMENTS_MAX: usize = 128;
 
-/// Removing many documents. They are removed in parts of up to 128, in the order of their keys, with all rows that are
-/// derived from them. **Each part is atomic, the whole is not**: readers may see some parts removed and others not yet,
-/// and after an error or a power cut the first parts may be removed. Running the call again removes the rest. Documents
-/// that others write during the call are removed or stay.
+/// Removing many documents. Documents are removed in key order, in transactions of at most 128 documents, with all rows
+/// derived from them. **Each transaction is atomic, the whole is not**: readers may see some documents removed and
+/// others not yet, and an error or a power cut may leave the removal unfinished. Run the call again to remove the rest.
+/// A document that another transaction writes during the call may be removed or stay.
 impl<C: Collection> Documents<C> {
-    /// Removes the documents of a range of keys, and returns their number; those that have
-    /// [expired](crate::Parts::expires) are counted. O(documents).
+    /// Removes the documents in a range of keys and returns their number, including those that had
+    /// [expired](crate::Parts::expires). O(documents).
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Postcard};
@@ -44,16 +44,16 @@ impl<C: Collection> Documents<C> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`remove`](Documents::remove).
+    /// See [`remove`](Documents::remove).
     pub fn remove_range(&self, bounds: impl KeyBounds<C::Key>) -> Result<u64> {
         ready(self.remove_range_in(Mode::Blocking, bounds.row_bounds()))
     }
 
-    /// Asynchronous [`remove_range`](Documents::remove_range). A future that is dropped leaves the documents that it
-    /// has not come to.
+    /// Asynchronous [`remove_range`](Documents::remove_range). If the future is dropped, the documents not yet reached
+    /// stay.
     ///
     /// # Errors
-    /// Those of [`remove`](Documents::remove).
+    /// See [`remove`](Documents::remove).
     pub async fn remove_range_async(&self, bounds: impl KeyBounds<C::Key>) -> Result<u64> {
         let bounds = bounds.row_bounds();
         self.remove_range_in(Mode::Async, bounds).await
@@ -62,7 +62,7 @@ impl<C: Collection> Documents<C> {
     /// Removes all documents: [`remove_range`](Documents::remove_range) of `..`.
     ///
     /// # Errors
-    /// Those of [`remove`](Documents::remove).
+    /// See [`remove`](Documents::remove).
     pub fn clear(&self) -> Result<u64> {
         self.remove_range(..)
     }
@@ -70,7 +70,7 @@ impl<C: Collection> Documents<C> {
     /// Asynchronous [`clear`](Documents::clear); see [`remove_range_async`](Documents::remove_range_async).
     ///
     /// # Errors
-    /// Those of [`remove`](Documents::remove).
+    /// See [`remove`](Documents::remove).
     pub async fn clear_async(&self) -> Result<u64> {
         self.remove_range_async(..).await
     }
@@ -102,7 +102,7 @@ impl<C: Collection> Documents<C> {
         }
     }
 
-    /// Removes the documents with these keys that are there, in one transaction. Returns their number.
+    /// Removes the documents with these keys in one transaction. Returns the number of those that existed.
     async fn remove_keys(&self, mode: Mode, keys: Arc<Vec<Value>>) -> Result<u64> {
         let shared = &self.core.shared;
         match mode {
@@ -120,7 +120,7 @@ impl<C: Collection> Documents<C> {
     }
 }
 
-/// Removes the documents with these keys that are there. Returns their number.
+/// Removes the documents with these keys. Returns the number of those that existed.
 async fn remove_stored<C: Collection>(
     mode: Mode,
     open: &OpenCollection<C>,

@@ -1,5 +1,5 @@
-//! The state that all collections of a database share: the database, the clock, the order of changes; and running
-//! transactions.
+//! The state that all collections of a database share (the database, the clock and the order of changes), and the
+//! functions that run transactions.
 
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
@@ -30,11 +30,11 @@ impl<E> From<drumlin::Error> for Ended<E> {
     }
 }
 
-/// Ends the commit of a transaction that has returned this.
+/// Ends the commit of a transaction according to what the transaction returned.
 fn end<T, E>(committing: &mut Committing, returned: &Result<T, Ended<E>>) {
     match returned {
         Ok(_) => committing.publish(),
-        // Dropped with its ticket.
+        // Dropping `committing` ends its ticket as unknown.
         Err(Ended::Store(drumlin::Error::OutcomeUnknown { .. })) => {}
         Err(_) => committing.cancel(),
     }
@@ -80,7 +80,7 @@ impl Shared {
         options: TxOptions,
         mut body: impl for<'t> FnMut(Transaction<'t>) -> Attempt<'t, T, E>,
     ) -> Result<T, E> {
-        // The body's future owns what it uses, so the ticket is shared.
+        // The body's future owns everything it uses, so it shares the ticket with this function.
         let committing = Arc::new(Mutex::new(self.hub.commit()));
         let value = self.db.transact_with_async(options, |raw| -> Attempt<'_, T, Ended<E>> {
             lock(&committing).cancel();

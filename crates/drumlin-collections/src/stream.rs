@@ -1,4 +1,4 @@
-//! Iterators as streams: [`futures_core::Stream`].
+//! Converts iterators to streams ([`futures_core::Stream`]).
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -18,12 +18,12 @@ use crate::reading::Rows;
 use crate::versions::{AsOf, Version, Versions};
 use crate::viewed::{Groups, ViewRow, ViewRows};
 
-/// Documents, keys, rows of a view or versions as a [`Stream`] for any executor. Made by the `into_stream` of an
-/// iterator that owns what it reads by, so it may outlive the function that made it: it is a body of an HTTP response,
-/// for instance.
+/// A [`Stream`] of documents, keys, view rows or versions, for any executor. Created by the `into_stream` method of an
+/// iterator that owns everything it reads from. It may outlive the function that created it, for example as the body of
+/// an HTTP response.
 ///
-/// It yields what the iterator does, from the front. Each item costs an allocation. Dropping it ends the scan, wherever
-/// that waits.
+/// Yields the items of the iterator from the front. Each item costs one allocation. Dropping the stream ends the scan,
+/// even while the scan waits.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Collections, Documents, Index, ItemStream, Parts, Postcard};
@@ -63,16 +63,16 @@ use crate::viewed::{Groups, ViewRow, ViewRows};
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 pub struct ItemStream<T> {
-    /// None at the end. A mutex, so that the stream is `Sync`: it is never waited for.
+    /// `None` at the end. The mutex only makes the stream `Sync`; no thread ever waits for it.
     step: Option<Mutex<Step<T>>>,
 }
 
-/// The future of the next item, and of the step after it. It owns the iterator.
+/// A future that returns the next item and the step after it. It owns the iterator.
 struct Step<T>(Pin<Box<Stepping<T>>>);
 
 type Stepping<T> = dyn Future<Output = Option<(Result<T>, Step<T>)>> + Send;
 
-/// An iterator with asynchronous steps.
+/// An iterator that can be advanced asynchronously.
 pub(crate) trait Steps: Send + 'static {
     type Item;
 
@@ -129,7 +129,7 @@ macro_rules! streams {
         }
 
         impl<$($generics)*> $iterator {
-            /// The rest of it as a [`Stream`], from its front: see [`ItemStream`].
+            /// Converts the remaining items to a [`Stream`], from the front: see [`ItemStream`].
             #[must_use]
             pub fn into_stream(self) -> ItemStream<$item> {
                 ItemStream::of(self)

@@ -1,4 +1,4 @@
-//! Transactions over collections.
+//! Transactions across collections.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
@@ -8,12 +8,12 @@ use drumlin::{Error as StoreError, Reader};
 use crate::error::Result;
 use crate::hub::{PendingChange, lock};
 
-/// The changes that a transaction has made, for subscribers.
+/// The changes that a transaction has made so far, to be delivered to subscribers after the commit.
 pub(crate) type Pending = Arc<Mutex<Vec<PendingChange>>>;
 
-/// A transaction over any number of collections: what [`Collections::transact`](crate::Collections::transact) gives its
-/// closure. Its writes name the collection first. It derefs to Drumlin's [`Reader`], so that
-/// [`orders.at(&tx)`](crate::Documents::at) reads in it, its own writes included.
+/// A transaction across any number of collections, which [`Collections::transact`](crate::Collections::transact) passes
+/// to its closure. Its write methods take the collection's handle as their first argument. It derefs to Drumlin's
+/// [`Reader`]: [`orders.at(&tx)`](crate::Documents::at) reads within the transaction, including its own writes.
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Error, Parts, Postcard, Transaction};
@@ -48,7 +48,7 @@ impl std::fmt::Debug for Transaction<'_> {
     }
 }
 
-/// A point of a transaction to roll back to: see [`Transaction::savepoint`].
+/// A point in a transaction to which it can be rolled back: see [`Transaction::savepoint`].
 ///
 /// ```
 /// # let collections = drumlin_collections::Collections::new(&drumlin::Config::in_memory().open("")?);
@@ -69,30 +69,30 @@ impl<'t> Transaction<'t> {
         Transaction { raw, pending: Pending::default() }
     }
 
-    /// Drumlin's transaction, for rows of other keyspaces. Leave the collections' own keyspaces to the collections, and
-    /// roll back by [`rollback_to`](Transaction::rollback_to).
+    /// Returns the underlying Drumlin transaction, for rows of other keyspaces. Do not use it to write to the keyspaces
+    /// of collections. To roll back, call [`rollback_to`](Transaction::rollback_to) of this type.
     pub fn raw(&mut self) -> &mut drumlin::Transaction {
         self.raw
     }
 
-    /// Marks a point to roll back to.
+    /// Marks the current state as a point to roll back to.
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
         Savepoint { raw: self.raw.savepoint(), pending: lock(&self.pending).len() }
     }
 
-    /// Undoes all changes since the savepoint.
+    /// Undoes all changes made since the savepoint.
     ///
     /// # Errors
-    /// Those of [`drumlin::Transaction::rollback_to`].
+    /// See [`drumlin::Transaction::rollback_to`].
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
         self.raw.rollback_to(savepoint.raw)?;
         lock(&self.pending).truncate(savepoint.pending);
         Ok(())
     }
 
-    /// Ends the transaction with a conflict of the caller's own:
-    /// [`Collections::transact`](crate::Collections::transact) runs it again. See
+    /// Ends the transaction with a conflict that the caller has detected.
+    /// [`Collections::transact`](crate::Collections::transact) then runs the body again. See
     /// [`drumlin::Transaction::conflict`].
     pub fn conflict(&mut self, reason: &'static str) -> StoreError {
         self.raw.conflict(reason)

@@ -1,4 +1,4 @@
-//! Past versions of documents, as they are read.
+//! Reading past versions of documents.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -39,16 +39,15 @@ use crate::open::OpenCollection;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Version<C> {
-    /// Its number: 1 for the document's first.
+    /// The version's number. The first version of a document has number 1.
     pub number: u64,
-    /// The time at which it was written, by the clock of the writer; not before that of the version before it.
+    /// The time of the write, by the writer's clock. Never earlier than the time of the previous version.
     pub time: SystemTime,
-    /// The document; none if it was removed.
+    /// The document; `None` if this version is a removal.
     pub document: Option<C>,
 }
 
-/// The versions of a document, from the oldest that is kept to the newest: an iterator from both ends. See
-/// [`Version`].
+/// The kept versions of a document, from the oldest to the newest: a double-ended iterator. See [`Version`].
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Versions};
@@ -86,7 +85,7 @@ fn version<C: Collection>(open: &OpenCollection<C>, key: &[u8], stored: StoredVe
     Ok(Version { number, time, document })
 }
 
-/// The document of a version, if it had not expired at `time`.
+/// Returns the document of a version, unless the document had expired at `time`.
 fn document_at<C: Collection>(
     open: &OpenCollection<C>,
     key: &[u8],
@@ -132,13 +131,13 @@ impl<C: Collection> Versions<C> {
         Ok(None)
     }
 
-    /// The next version.
+    /// Returns the next version.
     pub async fn next_async(&mut self) -> Option<Result<Version<C>>> {
         let row = self.rows.next_async().await?;
         Some(self.decode(row))
     }
 
-    /// The next version from the end.
+    /// Returns the next version from the end.
     pub async fn next_back_async(&mut self) -> Option<Result<Version<C>>> {
         let row = self.rows.next_back_async().await?;
         Some(self.decode(row))
@@ -166,7 +165,7 @@ impl<C: Collection> DoubleEndedIterator for Versions<C> {
     }
 }
 
-/// Documents as they were at a time: an iterator. See [`Reading::range_as_of`](crate::Reading::range_as_of).
+/// Documents as they were at a given time: an iterator. See [`Reading::range_as_of`](crate::Reading::range_as_of).
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Documents, Result};
@@ -177,12 +176,12 @@ impl<C: Collection> DoubleEndedIterator for Versions<C> {
 /// }
 /// ```
 pub struct AsOf<C: Collection> {
-    /// None after an error: the document that misses a version would be a wrong one.
+    /// `None` after an error: if a version is missing, the document would be wrong.
     rows: Option<drumlin::Range>,
     open: Arc<OpenCollection<C>>,
     time: SystemTime,
-    /// The key of the document whose versions are being read, and its newest version up to `time` so far. A step that
-    /// waits leaves it here, so that dropping its future loses nothing.
+    /// The key of the document whose versions are being read, and the newest version so far that was written by `time`.
+    /// Kept here between steps, so dropping a step's future loses nothing.
     current: Option<(Vec<u8>, Option<StoredVersion>)>,
 }
 
@@ -203,7 +202,7 @@ impl<C: Collection> AsOf<C> {
         Ok(AsOf { rows: Some(rows), open: Arc::clone(open), time, current: None })
     }
 
-    /// The next document.
+    /// Returns the next document.
     pub async fn next_async(&mut self) -> Option<Result<C>> {
         self.step(Mode::Async).await.transpose()
     }
@@ -226,7 +225,8 @@ impl<C: Collection> AsOf<C> {
         Ok(None)
     }
 
-    /// Adds the next version to its document. Returns the document before it if that is complete.
+    /// Adds the next version to its document. If `next` belongs to another document or is `None`, returns the completed
+    /// document.
     fn complete(&mut self, next: Option<(Vec<u8>, StoredVersion)>) -> Option<(Vec<u8>, Option<StoredVersion>)> {
         let Some((key, version)) = next else { return self.current.take() };
         let version = (version.time <= self.time).then_some(version);

@@ -1,4 +1,5 @@
-//! A view's reduce as a reducer of the engine, which keeps its states for parts of the view.
+//! Adapts the reduce of a view to the engine's [`Reducer`], so that the engine keeps reduced states for parts of the
+//! view.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -10,18 +11,18 @@ use serde::de::DeserializeOwned;
 use crate::collection::Collection;
 use crate::parts::{View, view_value};
 
-/// See the module.
+/// Reduces the rows of a view: see the module documentation.
 pub(crate) struct ViewReducer<C, K, V> {
     pub(crate) view: View<C, K, V>,
     pub(crate) reduce: fn(V, V) -> V,
 }
 
-/// The reduction of some rows of a view.
+/// The result of reducing some rows of a view.
 pub(crate) enum Reduced<V> {
     /// There are no rows.
     Nothing,
     Value(V),
-    /// A document of them expires, and no state can tell if it has.
+    /// At least one of the documents has an expiry time. A stored state can't tell whether that time has passed.
     Expires,
 }
 
@@ -34,7 +35,7 @@ impl<C: Collection, K: 'static, V: Serialize + DeserializeOwned + Send + 'static
     type Output = Reduced<V>;
 
     fn name(&self) -> Cow<'_, str> {
-        // Definitions in one program may have views of one name that are reduced otherwise.
+        // One program may define two views that have the same name but different reduces.
         format!("{}, version {}, by {:p}", self.view.part_name(), self.view.version_number(), self.reduce).into()
     }
 
@@ -61,7 +62,8 @@ impl<C: Collection, K: 'static, V: Serialize + DeserializeOwned + Send + 'static
             Reduced::Expires => bytes.push(EXPIRES),
             Reduced::Value(value) => {
                 bytes.push(VALUE);
-                // A value that is not encoded is not decoded either: the call fails, and the rows are read.
+                // If a value can't be encoded, its state can't be decoded either. The call then fails, and the rows are
+                // reduced one by one.
                 if let Ok(encoded) = postcard::to_stdvec(value) {
                     bytes.extend_from_slice(&encoded);
                 }
@@ -74,7 +76,7 @@ impl<C: Collection, K: 'static, V: Serialize + DeserializeOwned + Send + 'static
             [NOTHING] => Ok(Reduced::Nothing),
             [EXPIRES] => Ok(Reduced::Expires),
             [VALUE, value @ ..] => Ok(Reduced::Value(postcard::from_bytes(value)?)),
-            _ => Err("not the state of a view".into()),
+            _ => Err("these bytes are not a reduced state of a view".into()),
         }
     }
 

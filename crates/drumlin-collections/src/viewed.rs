@@ -1,4 +1,4 @@
-//! The rows of a view, and what its reduce makes of them.
+//! Reading the rows of a view, and reducing them.
 
 use std::fmt::Debug;
 use std::time::SystemTime;
@@ -15,7 +15,7 @@ use crate::part_rows::PartRows;
 use crate::parts::{View, view_value};
 use crate::view_reducer::{Reduced, ViewReducer};
 
-/// A view of a collection, as of one view of the database.
+/// A view of a collection, as of one snapshot or transaction.
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Parts, Postcard, View};
@@ -50,10 +50,10 @@ use crate::view_reducer::{Reduced, ViewReducer};
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 ///
-/// A reduce of a range takes O(log n) once the view has been asked; groups are folded row by row.
+/// Reducing a range takes O(log n) once the view has been reduced for the first time. Groups are reduced row by row.
 ///
-/// All of it fails with [`Error::NotReady`] while the view is being built, and with [`Error::NotBuilt`] if it could not
-/// be; and with the errors of [`Reading`](crate::Reading).
+/// All methods fail with [`Error::NotReady`] while the view is being built, with [`Error::NotBuilt`] if the build
+/// failed, and with the errors of [`Reading`](crate::Reading).
 pub struct Viewed<'r, C: Collection, K, V> {
     rows: PartRows<'r, C>,
     view: View<C, K, V>,
@@ -65,7 +65,7 @@ impl<C: Collection, K, V> Debug for Viewed<'_, C, K, V> {
     }
 }
 
-/// The reduce of a view, which an error can name.
+/// The reduce function of a view, with the view for error messages.
 struct Reducing<C, K, V> {
     view: View<C, K, V>,
     reduce: fn(V, V) -> V,
@@ -82,7 +82,7 @@ impl<C: Collection, K: Key + Debug, V> Reducing<C, K, V> {
         run_guarded(|| (self.reduce)(a, b)).map_err(|message| Error::Panicked {
             collection: C::NAME,
             of,
-            key: format!("of reduced rows, by {key:?}"),
+            key: format!("unknown, while reducing rows at key {key:?}"),
             message,
         })
     }
@@ -96,9 +96,11 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         Viewed { rows, view }
     }
 
-    /// The same view, but only the rows behind those that have `key` because of the document whose key is `document`.
-    /// So a page of rows begins where the page before it ended, though documents have come or gone in between. All
-    /// methods see what is left.
+    /// Restricts the view to the rows after those that the document with key `document` emitted with key `key`, whether
+    /// or not such rows exist.
+    ///
+    /// Use it for pagination: the next page starts where the previous one ended, even if documents were added or
+    /// removed in the meantime. All methods see only the remaining rows.
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Parts, Postcard, View};
@@ -131,31 +133,32 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         Viewed { rows: self.rows.behind(Self::row_of(&key, &document)), view: self.view }
     }
 
-    /// The same view, but only the rows before those that have `key` because of the document whose key is `document`:
-    /// see [`after`](Viewed::after).
+    /// Restricts the view to the rows before those that the document with key `document` emitted with key `key`: see
+    /// [`after`](Viewed::after).
     #[must_use]
     pub fn before(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Viewed<'r, C, K, V> {
         Viewed { rows: self.rows.before(Self::row_of(&key, &document)), view: self.view }
     }
 
-    /// The bytes that the keys of these rows begin with: a number may follow.
+    /// Returns the bytes that the keys of these rows start with. A number may follow them.
     fn row_of(key: &impl EncodeAs<K>, document: &impl EncodeAs<C::Key>) -> Vec<u8> {
         let mut row = encoded(key);
         document.encode_into(&mut row);
         row
     }
 
-    /// The rows with keys in a range, in the order of these keys. Those of documents that have expired are left out.
+    /// Returns the rows with keys in a range, in key order. Skips rows of documents that have expired.
     pub fn range(&self, bounds: impl KeyBounds<K>) -> ViewRows<'r, C, K, V> {
         ViewRows { rows: self.rows.within(bounds.row_bounds()), now: None, values: std::marker::PhantomData }
     }
 
-    /// Reduces the values of a range to one; none if there are no rows. O(log n), as
-    /// [`Keyspace::aggregate`](drumlin::Keyspace::aggregate) does; O(rows of the range) where documents of it expire.
+    /// Reduces the values in a range of keys to one value. Returns `None` if the range has no rows. O(log n), like
+    /// [`Keyspace::aggregate`](drumlin::Keyspace::aggregate); O(rows in the range) if any of their documents has an
+    /// expiry time.
     ///
     /// # Errors
-    /// [`Error::Panicked`] if the reduce panics; [`Error::Definition`] if the view has none; and those of all methods:
-    /// see [`Viewed`].
+    /// [`Error::Panicked`] if the reduce function panics; [`Error::Definition`] if the view has no reduce function; and
+    /// those listed at [`Viewed`].
     pub fn reduce(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>>
     where
         K: 'static,
@@ -167,7 +170,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
     /// Asynchronous [`reduce`](Viewed::reduce).
     ///
     /// # Errors
-    /// Those of [`reduce`](Viewed::reduce).
+    /// See [`reduce`](Viewed::reduce).
     pub async fn reduce_async(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>>
     where
         K: 'static,
@@ -187,7 +190,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         match rows.rows.aggregate(mode, &reducer).await {
             Ok(Reduced::Nothing) => Ok(None),
             Ok(Reduced::Value(value)) => Ok(Some(value)),
-            // The fold tells which documents have expired, and at which row the reduce fails.
+            // Reducing row by row finds out which documents have expired, and at which row the reduce function fails.
             Ok(Reduced::Expires) | Err(Error::Store(drumlin::Error::Reducer { .. })) => {
                 Self::fold(&reducing, mode, rows).await
             }
@@ -195,7 +198,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         }
     }
 
-    /// Reduces rows one after the other.
+    /// Reduces the rows one by one.
     async fn fold(reducing: &Reducing<C, K, V>, mode: Mode, mut rows: ViewRows<'r, C, K, V>) -> Result<Option<V>> {
         let mut reduced: Option<V> = None;
         while let Some(row) = rows.step(mode).await {
@@ -208,7 +211,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         Ok(reduced)
     }
 
-    /// Reduces the values of each key in a range. O(rows of the range).
+    /// Reduces the values of each distinct key in a range. O(rows in the range).
     #[allow(clippy::type_complexity, reason = "a name for it would hide that it is a `Groups`")]
     pub fn groups(&self, bounds: impl KeyBounds<K>) -> Groups<'r, C, K, V, K, fn(&K) -> K>
     where
@@ -217,8 +220,8 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         self.groups_by(bounds, K::clone)
     }
 
-    /// Reduces the values of neighbouring keys of a range for which `group` returns the same: such as the first part of
-    /// a tuple. O(rows of the range).
+    /// Reduces the values of adjacent keys in a range for which `group` returns equal results, for example the first
+    /// part of a tuple. O(rows in the range).
     pub fn groups_by<G: PartialEq, F: FnMut(&K) -> G>(
         &self,
         bounds: impl KeyBounds<K>,
@@ -228,7 +231,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
     }
 }
 
-/// A row of a view: what the map made of a document.
+/// A row of a view, which the map emitted for a document.
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Parts, Postcard, View};
@@ -253,15 +256,15 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ViewRow<K, D, V> {
-    /// The key that the map emitted.
+    /// The emitted key.
     pub key: K,
     /// The key of the document.
     pub document: D,
-    /// The value that the map emitted.
+    /// The emitted value.
     pub value: V,
 }
 
-/// Rows of a view in the order of their keys: an iterator. See [`Viewed::range`] and [`ViewRow`].
+/// The rows of a view in key order: an iterator. See [`Viewed::range`] and [`ViewRow`].
 ///
 /// ```
 /// # use drumlin_collections::{Collection, ViewRows};
@@ -271,7 +274,7 @@ pub struct ViewRow<K, D, V> {
 /// ```
 pub struct ViewRows<'r, C: Collection, K, V> {
     rows: PartRows<'r, C>,
-    /// The time of the first step, where documents expire.
+    /// The current time for expiry checks. Taken at the first row that has an expiry time, and kept for the later ones.
     now: Option<SystemTime>,
     values: std::marker::PhantomData<fn() -> (K, V)>,
 }
@@ -283,7 +286,7 @@ impl<C: Collection, K, V> Debug for ViewRows<'_, C, K, V> {
 }
 
 impl<C: Collection, K: Key, V: DeserializeOwned> ViewRows<'_, C, K, V> {
-    /// The next row.
+    /// Returns the next row.
     pub async fn next_async(&mut self) -> Option<Result<ViewRow<K, C::Key, V>>> {
         self.step(Mode::Async).await
     }
@@ -298,11 +301,11 @@ impl<C: Collection, K: Key, V: DeserializeOwned> ViewRows<'_, C, K, V> {
         }
     }
 
-    /// The row, if its document has not expired.
+    /// Decodes a row. Returns `None` if the row's document has expired.
     fn decode(&mut self, row: &[u8], value: &[u8]) -> Result<Option<ViewRow<K, C::Key, V>>> {
         let mut rest = row;
         let key = K::decode_from(&mut rest).map_err(|error| self.rows.row_error(row, error))?;
-        // A number may follow.
+        // A number may follow: it distinguishes rows that one document emitted with the same key.
         let document = C::Key::decode_from(&mut rest).map_err(|error| self.rows.row_error(row, error))?;
         let (expires, value) = view_value(value).map_err(|reason| self.rows.row_error(row, reason))?;
         if let Some(expires) = expires {
@@ -327,7 +330,7 @@ impl<C: Collection, K: Key, V: DeserializeOwned> Iterator for ViewRows<'_, C, K,
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Result, View, Viewed};
-/// /// Prints the sum of each year of days.
+/// /// Prints the sum of each year.
 /// fn print_years<C: Collection>(days: &Viewed<'_, C, (u16, u16), u64>) -> Result<()> {
 ///     for group in days.groups_by(.., |(year, _)| *year) {
 ///         let (year, sum) = group?;
@@ -338,11 +341,11 @@ impl<C: Collection, K: Key, V: DeserializeOwned> Iterator for ViewRows<'_, C, K,
 /// ```
 pub struct Groups<'r, C: Collection, K, V, G, F> {
     rows: ViewRows<'r, C, K, V>,
-    /// The view's reduce. An error ends the groups, and is returned once.
+    /// The view's reduce function, or the error that ended the groups. The error is returned once.
     reducing: Result<Reducing<C, K, V>, Option<Error>>,
     group: F,
-    /// The group whose rows are being read, and its rows so far. A step that waits leaves it here, so that dropping
-    /// its future loses nothing.
+    /// The group that is being read, and its values reduced so far. Kept here between steps, so dropping a step's
+    /// future loses nothing.
     reduced: Option<(G, V)>,
 }
 
@@ -360,7 +363,7 @@ where
     G: PartialEq,
     F: FnMut(&K) -> G,
 {
-    /// The next group.
+    /// Returns the next group.
     pub async fn next_async(&mut self) -> Option<Result<(G, V)>> {
         self.step(Mode::Async).await.transpose()
     }
@@ -372,7 +375,7 @@ where
             match self.add(row) {
                 Ok(None) => {}
                 Ok(complete) => return Ok(complete),
-                // The group misses a row: what follows would be a wrong value.
+                // The group lacks a row, so its value would be wrong: end the iterator.
                 Err(error) => {
                     self.reducing = Err(Some(error));
                     self.reduced = None;
@@ -385,7 +388,7 @@ where
         }
     }
 
-    /// Adds a row to its group. Returns the group before it if that is complete.
+    /// Adds a row to its group. If the row starts a new group, returns the previous one.
     fn add(&mut self, row: Result<ViewRow<K, C::Key, V>>) -> Result<Option<(G, V)>> {
         let Ok(reducing) = &self.reducing else { return Ok(None) };
         let ViewRow { key, value, .. } = row?;

@@ -1,19 +1,19 @@
-//! Ranges and prefixes of keys, as ranges of rows.
+//! Converts ranges and prefixes of keys to ranges of rows.
 
 use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
 use super::{EncodeAs, encoded};
 
-/// The bounds of rows.
+/// The bounds of a range of rows.
 pub(crate) type RowBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
-/// The bounds of a range of keys of type `K`: `..`, `"a".."b"`, `5..=7`, a pair of [`Bound`]s. A range whose end lies
-/// before its start is empty. [`bounds`] makes them those of rows.
+/// A range of keys of type `K`: `..`, `"a".."b"`, `5..=7`, or a pair of [`Bound`]s. A range whose end is before its
+/// start is empty. [`bounds`] converts a range of keys to a range of rows.
 ///
 /// ```
 /// use drumlin_collections::encoding::{Key, KeyBounds, bounds};
 ///
-/// /// The rows of a keyspace with keys of type `K` in a range.
+/// /// Counts the rows of a keyspace whose keys of type `K` are in a range.
 /// fn count<K: Key>(keyspace: &drumlin::Keyspace, range: impl KeyBounds<K>) -> drumlin::Result<u64> {
 ///     keyspace.count(bounds(range))
 /// }
@@ -28,13 +28,13 @@ pub(crate) type RowBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 /// ```
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a range of keys of type `{K}`")]
 pub trait KeyBounds<K> {
-    /// The bounds of the rows whose keys begin with a key of the range. They fit Drumlin's
+    /// Returns the bounds of the rows whose keys start with a key in the range. Drumlin accepts them as a
     /// [`KeyRange`](drumlin::KeyRange).
     fn row_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>);
 }
 
-/// The bounds of the rows whose keys begin with a key of the range, for Drumlin's own calls: typed keys of a plain
-/// keyspace. `K` is the type of the keys, which the compiler can't tell from a range.
+/// Returns the bounds of the rows whose keys start with a key in the range. Use it to call Drumlin's own methods on a
+/// plain keyspace with typed keys. Specify the key type `K`: the compiler can't infer it from a range.
 ///
 /// ```
 /// use drumlin_collections::encoding::{Key, bounds, prefix};
@@ -56,14 +56,15 @@ pub fn bounds<K>(range: impl KeyBounds<K>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     range.row_bounds()
 }
 
-/// The bounds of the rows of a range. Those of rows that go on behind a key: to include a key is to include them all.
+/// Returns the bounds of the rows whose keys start with a key in the range. Including a key includes all rows that
+/// start with it.
 fn rows<K, X: EncodeAs<K>>(range: &impl RangeBounds<X>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     let start = match range.start_bound() {
         Bound::Unbounded => Bound::Unbounded,
         Bound::Included(key) => Bound::Included(encoded(key)),
         Bound::Excluded(key) => match successor(encoded(key)) {
             Some(next) => Bound::Included(next),
-            // Nothing lies behind it.
+            // No bytes come after those that start with the key, so the range is empty.
             None => return (Bound::Included(vec![0]), Bound::Excluded(vec![0])),
         },
     };
@@ -75,7 +76,7 @@ fn rows<K, X: EncodeAs<K>>(range: &impl RangeBounds<X>) -> (Bound<Vec<u8>>, Boun
     (start, end)
 }
 
-/// The least bytes above all that begin with `prefix`; none if there are none.
+/// Returns the smallest bytes that are greater than all bytes that start with `prefix`, or `None` if there are none.
 pub(crate) fn successor(mut prefix: Vec<u8>) -> Option<Vec<u8>> {
     while let Some(last) = prefix.pop() {
         if last < u8::MAX {
@@ -110,7 +111,7 @@ impl<K, R: KeyBounds<K> + ?Sized> KeyBounds<K> for &R {
     }
 }
 
-/// The first parts of a key of type `K`, a tuple: `(a,)` and `(a, b)` of an `(A, B, C)`, whatever the other parts are.
+/// The first parts of a key of type `K`, a tuple: `(a,)` and `(a, b)` are prefixes of an `(A, B, C)`.
 ///
 /// ```
 /// use drumlin_collections::encoding::{Key, PrefixOf};
@@ -121,7 +122,7 @@ impl<K, R: KeyBounds<K> + ?Sized> KeyBounds<K> for &R {
 /// ```
 #[diagnostic::on_unimplemented(message = "`{Self}` is not the first parts of a key of type `{K}`")]
 pub trait PrefixOf<K> {
-    /// The bytes that all keys with these parts begin with, and no others.
+    /// Returns the encoded parts. Exactly the keys with these parts start with these bytes.
     fn prefix(&self) -> Vec<u8>;
 }
 
@@ -156,7 +157,7 @@ prefixes! {
     (A X a, B Y b, C Z c, D U d, E V e) of (A, B, C, D, E, F);
 }
 
-/// The range of all keys that begin with these parts.
+/// Returns the range of all keys that start with these parts.
 ///
 /// ```
 /// use drumlin_collections::encoding::{Key, bounds, prefix};
@@ -173,7 +174,7 @@ pub fn prefix<P>(parts: P) -> Prefix<P> {
     Prefix(parts)
 }
 
-/// A range of keys that [`prefix`] made.
+/// A range of keys with the same first parts, made by [`prefix`].
 ///
 /// ```
 /// use drumlin_collections::encoding::{Prefix, bounds, prefix};

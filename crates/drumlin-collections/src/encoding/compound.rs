@@ -1,4 +1,4 @@
-//! Keys made of others: nothing stands between the parts, since no part is the beginning of another.
+//! Keys made of other keys. The parts follow each other directly, since no encoding is a prefix of another.
 
 use std::cmp::Reverse;
 

@@ -1,7 +1,7 @@
-//! Keys as bytes: the bytes of two keys compare as the keys do.
+//! Encodes keys as bytes that compare like the keys.
 //!
-//! Drumlin's rows are in the order of their keys' bytes. [`Key`] is implemented for types whose encoding keeps their
-//! order, so that ranges of values are ranges of rows. It needs no database, and is usable without collections:
+//! Drumlin stores rows in the byte order of their keys. [`Key`] is implemented for types whose encoding preserves their
+//! order, so a range of values is a range of rows. This module needs no database and can be used without collections:
 //!
 //! ```
 //! use drumlin_collections::encoding::Key;
@@ -12,7 +12,7 @@
 //! # Ok::<(), drumlin_collections::encoding::DecodeError>(())
 //! ```
 //!
-//! [`bounds`] makes ranges of typed keys ranges of rows, of any keyspace.
+//! [`bounds`] converts a range of typed keys to a range of rows, for any keyspace.
 //!
 //! # The bytes
 //!
@@ -20,29 +20,28 @@
 //! | --- | --- | --- |
 //! | `()` | none | |
 //! | `bool` | `00` for `false`, `01` for `true` | `false` first |
-//! | `u8` to `u128` | the number, most significant byte first | of the numbers |
-//! | `i8` to `i128` | the number with its sign bit inverted, most significant byte first | of the numbers |
-//! | `f32`, `f64` | the IEEE 754 bits, most significant byte first: all inverted if the sign bit is set, else the sign bit alone | of `total_cmp`: −NaN, −∞ … −0.0, 0.0 … ∞, NaN |
-//! | `char` | its scalar value as a `u32` | of the scalar values |
-//! | `String`, `&str`, `Vec<u8>`, `&[u8]` | each byte, but `00 FF` for a byte `00`; then `00 00` | of the bytes; for text that of the scalar values |
+//! | `u8` to `u128` | the number, big-endian | numeric |
+//! | `i8` to `i128` | the number with its sign bit inverted, big-endian | numeric |
+//! | `f32`, `f64` | the IEEE 754 bits, big-endian: all inverted if the sign bit is set, otherwise only the sign bit inverted | as `total_cmp`: −NaN, −∞ … −0.0, 0.0 … ∞, NaN |
+//! | `char` | its scalar value as a `u32` | by scalar value |
+//! | `String`, `&str`, `Vec<u8>`, `&[u8]` | each byte, with `00 FF` for a byte `00`; then `00 00` | bytewise; for text the same as by scalar values |
 //! | `Option<K>` | `00` for `None`; `01` and the value for `Some` | `None` first |
-//! | `[K; N]` | its elements, one after the other | of the elements, the first first |
-//! | tuples of 1 to 8 | their parts, one after the other | of the parts, the first first |
-//! | `Duration` | the seconds as a `u64`, the nanoseconds as a `u32` | of the lengths |
-//! | `SystemTime` | seconds since 1970, rounded down, as an `i64`; nanoseconds since then as a `u32` | of the times |
-//! | `Reverse<K>` | the value's bytes, each inverted | the other way round |
-//! | `Uuid` (feature `uuid`), `[u8; 16]` | its 16 bytes | of the bytes |
+//! | `[K; N]` | its elements, one after the other | by the first element, then the second, and so on |
+//! | tuples of 1 to 8 | their parts, one after the other | by the first part, then the second, and so on |
+//! | `Duration` | the seconds as a `u64`, the nanoseconds as a `u32` | by length |
+//! | `SystemTime` | the seconds since 1970, rounded down, as an `i64`; the remaining nanoseconds as a `u32` | chronological |
+//! | `Reverse<K>` | the value's bytes, each inverted | reversed |
+//! | `Uuid` (feature `uuid`), `[u8; 16]` | its 16 bytes | bytewise |
 //!
-//! No encoding is the beginning of another one of the same type. So tuples sort by their parts without lengths or
-//! separators between them, and all keys that begin with the same parts are neighbours: they are the rows with one
-//! [prefix](PrefixOf). A type of key that gets another part is another type: its rows have
-//! to be written again.
+//! No encoding is a prefix of another encoding of the same type. So tuples sort by their parts without lengths or
+//! separators in between. All keys that start with the same parts are adjacent: they are the rows with one
+//! [prefix](PrefixOf). Adding a part to a key type makes it another type, and its rows must be written again.
 //!
-//! A key has one encoding, and [`Key::decode`] accepts no other bytes: those of `bool`, `char`, text and times that
-//! encode no value, and bytes that are left over, are a [`DecodeError`].
+//! Every key has exactly one encoding. [`Key::decode`] accepts nothing else: it returns a [`DecodeError`] for bytes
+//! that are not a valid `bool`, `char`, text or time, and for bytes that are left over.
 //!
-//! A string's zero bytes take two bytes each, and its end two. Drumlin's keys may take a quarter of a page (1,024 bytes
-//! by default).
+//! In a string, each zero byte takes two bytes, and so does the end. Drumlin limits keys to a quarter of a page (1,024
+//! bytes by default).
 
 mod bounds;
 mod compound;
@@ -53,9 +52,9 @@ mod times;
 pub use bounds::{KeyBounds, Prefix, PrefixOf, bounds, prefix};
 pub(crate) use bounds::{RowBounds, successor};
 
-/// A type that is encoded in the order of its values.
+/// A type whose encoding preserves the order of its values.
 ///
-/// Implemented for the types in the [table](self#the-bytes). A type of your own encodes and decodes like one of them:
+/// Implemented for the types in the [table](self#the-bytes). A type of your own can encode and decode like one of them:
 ///
 /// ```
 /// use drumlin_collections::encoding::{DecodeError, EncodeAs, Key};
@@ -79,16 +78,16 @@ pub(crate) use bounds::{RowBounds, successor};
 /// # Ok::<(), DecodeError>(())
 /// ```
 ///
-/// An implementation has to keep three rules: bytes compare as the values do; no encoding is the beginning of another;
-/// decoding gives the encoded value, and an error for bytes that encode none.
+/// An implementation must follow three rules. The bytes compare like the values. No encoding is a prefix of another.
+/// Decoding returns the encoded value, and an error for bytes that do not encode a value.
 pub trait Key: EncodeAs<Self> + Sized {
-    /// Takes one key off the front of `bytes`.
+    /// Decodes a key from the front of `bytes`, and advances `bytes` past it.
     ///
     /// # Errors
-    /// [`DecodeError`] if no key is there. `bytes` may then have been shortened.
+    /// [`DecodeError`] if `bytes` does not start with a key. Even then, `bytes` may have advanced.
     fn decode_from(bytes: &mut &[u8]) -> Result<Self, DecodeError>;
 
-    /// The key's bytes. O(bytes).
+    /// Returns the encoded key. O(bytes).
     ///
     /// ```
     /// use drumlin_collections::encoding::Key;
@@ -101,9 +100,10 @@ pub trait Key: EncodeAs<Self> + Sized {
         bytes
     }
 
-    /// The name by which a collection, or an index or view, remembers the type of its keys. Opening it with keys of
-    /// another name is an [error](crate::Error::OtherTypes). By default that of the type, without its module; a type
-    /// that gets another name, but keeps its bytes, returns its old one here.
+    /// Returns the name under which a collection records the type of its keys, or the key type of an index or view.
+    /// Opening the collection with a key type of another name is an [error](crate::Error::OtherTypes). The default is
+    /// the name of the type without its module path. If you rename a type and its encoding stays the same, return the
+    /// old name here.
     ///
     /// ```
     /// use drumlin_collections::encoding::Key;
@@ -114,7 +114,7 @@ pub trait Key: EncodeAs<Self> + Sized {
         name_of::<Self>()
     }
 
-    /// The key that these bytes encode. O(bytes).
+    /// Decodes a key. O(bytes).
     ///
     /// ```
     /// use drumlin_collections::encoding::Key;
@@ -125,15 +125,15 @@ pub trait Key: EncodeAs<Self> + Sized {
     /// ```
     ///
     /// # Errors
-    /// [`DecodeError`] if they encode no key, or are more than one.
+    /// [`DecodeError`] if the bytes do not encode a key, or if bytes are left over.
     fn decode(mut bytes: &[u8]) -> Result<Self, DecodeError> {
         let key = Self::decode_from(&mut bytes)?;
         if bytes.is_empty() { Ok(key) } else { Err(DecodeError { expected: "the end", found: "more bytes" }) }
     }
 }
 
-/// A type whose values encode as keys of type `K`, so that `&str` stands for a `String`, and a `(&str, u32)` for a
-/// `(String, u32)`.
+/// A type whose values encode as keys of type `K`: `&str` can stand for `String`, and `(&str, u32)` for `(String,
+/// u32)`.
 ///
 /// ```
 /// use drumlin_collections::encoding::{EncodeAs, Key};
@@ -144,7 +144,7 @@ pub trait Key: EncodeAs<Self> + Sized {
 /// ```
 #[diagnostic::on_unimplemented(message = "`{Self}` does not encode as a key of type `{K}`")]
 pub trait EncodeAs<K: ?Sized> {
-    /// Appends the key's bytes.
+    /// Appends the encoded key to `bytes`.
     fn encode_into(&self, bytes: &mut Vec<u8>);
 }
 
@@ -154,24 +154,24 @@ impl<K: ?Sized, X: EncodeAs<K> + ?Sized> EncodeAs<K> for &X {
     }
 }
 
-/// The name of a type, without the modules of it and its parts: code that moves keeps its names.
+/// Returns the name of a type without the module paths of the type and its parameters, so that code may move.
 pub(crate) fn name_of<T: ?Sized>() -> String {
     let mut short = String::new();
-    // A path ends where a character is that no path has.
+    // A path ends at the first character that can't be part of a path.
     for part in std::any::type_name::<T>().split_inclusive(|c: char| !c.is_alphanumeric() && c != '_' && c != ':') {
         short.push_str(part.rsplit("::").next().unwrap_or(part));
     }
     short
 }
 
-/// The bytes of a key that a value encodes as.
+/// Returns the encoded key of a value.
 pub(crate) fn encoded<K>(key: &impl EncodeAs<K>) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(16);
     key.encode_into(&mut bytes);
     bytes
 }
 
-/// Bytes that encode no key of the type.
+/// The error for bytes that do not encode a key of the type.
 ///
 /// ```
 /// use drumlin_collections::encoding::Key;
@@ -187,7 +187,7 @@ pub struct DecodeError {
 }
 
 impl DecodeError {
-    /// An error for keys of your own: what the bytes should have been, and what is there.
+    /// Creates an error for a key type of your own, from a description of the expected bytes and of the bytes found.
     ///
     /// ```
     /// use drumlin_collections::encoding::DecodeError;
@@ -201,7 +201,7 @@ impl DecodeError {
     }
 }
 
-/// Takes `N` bytes off the front.
+/// Takes `N` bytes off the front of `bytes`.
 fn take<const N: usize>(bytes: &mut &[u8], expected: &'static str) -> Result<[u8; N], DecodeError> {
     let (first, rest) = bytes.split_first_chunk::<N>().ok_or(DecodeError { expected, found: "too few bytes" })?;
     *bytes = rest;

@@ -1,4 +1,4 @@
-//! Numbers, characters and truth values: of fixed length, most significant byte first.
+//! Numbers, characters and booleans, in fixed length and big-endian.
 
 use super::{DecodeError, EncodeAs, Key, take};
 
@@ -22,7 +22,7 @@ unsigned!(u8 u16 u32 u64 u128);
 
 macro_rules! signed {
     ($($number:ident)*) => {$(
-        // The lowest number becomes 0 and −1 the largest below the middle.
+        // The lowest number becomes 0, and −1 becomes the largest number with a clear top bit.
         impl EncodeAs<$number> for $number {
             fn encode_into(&self, bytes: &mut Vec<u8>) {
                 bytes.extend_from_slice(&(self ^ $number::MIN).to_be_bytes());
@@ -41,7 +41,8 @@ signed!(i8 i16 i32 i64 i128);
 
 macro_rules! float {
     ($($number:ident as $bits:ident)*) => {$(
-        // Magnitudes grow with the bits, so a negative number's bits are inverted, and come before a positive one's.
+        // Larger magnitudes have larger bits. Inverting the bits of negative numbers reverses their order; their sign
+        // bit, then clear, sorts them before positive ones.
         impl EncodeAs<$number> for $number {
             fn encode_into(&self, bytes: &mut Vec<u8>) {
                 const SIGN: $bits = 1 << ($bits::BITS - 1);
@@ -88,7 +89,8 @@ impl EncodeAs<char> for char {
 impl Key for char {
     fn decode_from(bytes: &mut &[u8]) -> Result<char, DecodeError> {
         let scalar = u32::from_be_bytes(take(bytes, "a char")?);
-        char::from_u32(scalar).ok_or(DecodeError { expected: "a char", found: "no Unicode scalar value" })
+        char::from_u32(scalar)
+            .ok_or(DecodeError { expected: "a char", found: "a number that is not a Unicode scalar value" })
     }
 }
 

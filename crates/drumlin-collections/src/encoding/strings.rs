@@ -1,7 +1,7 @@
-//! Text and bytes: escaped and ended, so that a string comes before all longer ones that begin with it.
+//! Text and byte strings, escaped and terminated so that a string sorts before all longer ones that start with it.
 //!
-//! A byte 0 is written as `00 FF` and the end as `00 00`. At the place where one string ends and a longer one goes on,
-//! `00 00` is compared with a byte that is not 0, or with `00 FF`, and is less than both.
+//! A byte 0 is written as `00 FF`, and the end as `00 00`. At the position where one string ends and a longer one
+//! continues, `00 00` is compared with a nonzero byte or with `00 FF`, and is less than either.
 
 use super::{DecodeError, EncodeAs, Key};
 
@@ -30,7 +30,7 @@ fn decode(bytes: &mut &[u8]) -> Result<Vec<u8>, DecodeError> {
         match mark {
             END => return Ok(string),
             ESCAPED_ZERO => string.push(0),
-            _ => return Err(DecodeError { expected: "00 or FF behind a zero byte", found: "another byte" }),
+            _ => return Err(DecodeError { expected: "00 or FF after a zero byte", found: "another byte" }),
         }
     }
 }
@@ -56,7 +56,7 @@ impl<const N: usize> EncodeAs<Vec<u8>> for [u8; N] {
 impl Key for String {
     fn decode_from(bytes: &mut &[u8]) -> Result<String, DecodeError> {
         String::from_utf8(decode(bytes)?)
-            .map_err(|_| DecodeError { expected: "text", found: "bytes that are no UTF-8" })
+            .map_err(|_| DecodeError { expected: "text", found: "bytes that are not UTF-8" })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The rules of keys, of drawn values of each type, and decoding of any bytes.
+//! The rules of [`Key`] on random values of each type, and decoding of corrupted bytes.
 
 use std::cmp::{Ordering, Reverse};
 use std::fmt::Debug;
@@ -9,7 +9,7 @@ use drumlin_testing::Random;
 
 use super::{EncodeAs, Key, KeyBounds, PrefixOf, encoded};
 
-/// A value drawn so that small differences, ends of ranges and shared beginnings are common.
+/// Generates random values, with many small differences, limits of the type, and common prefixes.
 trait Drawn: Sized {
     fn draw(random: &mut Random) -> Self;
 }
@@ -111,7 +111,7 @@ impl<A: Drawn, B: Drawn, C: Drawn> Drawn for (A, B, C) {
     }
 }
 
-/// Order, round trip, no encoding the beginning of another, and decoding of changed bytes, for one type.
+/// Checks one type: order, round trip, that no encoding is a prefix of another, and decoding of changed bytes.
 fn holds_by<K: Key + Drawn + Debug>(compare: impl Fn(&K, &K) -> Ordering) {
     let name = std::any::type_name::<K>();
     let mut random = Random(0x0DDE);
@@ -127,7 +127,8 @@ fn holds_by<K: Key + Drawn + Debug>(compare: impl Fn(&K, &K) -> Ordering) {
     }
 }
 
-/// Bytes that decode are the encoding of what they decode to; those that are cut or have one more are refused.
+/// Checks that decoding is strict: truncated and extended bytes are refused, and any bytes that decode to a key are
+/// exactly the encoding of that key.
 fn is_strict<K: Key + Debug>(random: &mut Random, mut bytes: Vec<u8>) {
     let length = bytes.len();
     assert!(length == 0 || K::decode(&bytes[..random.index(length)]).is_err(), "cut: {bytes:?}");
@@ -146,7 +147,7 @@ fn holds<K: Key + Drawn + Debug + Ord>() {
     holds_by::<K>(Ord::cmp);
 }
 
-/// Keys of every type that the table names.
+/// Every type in the table follows the rules.
 #[test]
 fn bytes_are_in_the_order_of_values() {
     holds::<u8>();
@@ -175,7 +176,7 @@ fn bytes_are_in_the_order_of_values() {
     holds::<Reverse<Option<u32>>>();
 }
 
-/// Tuples sort by their parts, where the first parts are of any length and hold any bytes.
+/// Tuples sort by their parts, even if the first parts have any length and contain any bytes.
 #[test]
 fn tuples_sort_by_their_parts() {
     holds::<(String, u8)>();
@@ -187,7 +188,7 @@ fn tuples_sort_by_their_parts() {
     holds_by::<Reverse<f64>>(|a, b| b.0.total_cmp(&a.0));
 }
 
-/// The rows with a prefix are those whose first parts are equal.
+/// A key starts with an encoded prefix exactly if its first parts are equal to those of the prefix.
 #[test]
 fn prefixes_hold_what_has_their_parts() {
     let mut random = Random(7);
@@ -206,7 +207,7 @@ fn contains(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>), bytes: &Vec<u8>) -> bool 
     std::ops::RangeBounds::contains(bounds, bytes)
 }
 
-/// A range of keys holds the rows that it should, also those that go on behind a key.
+/// A range of keys contains the right rows, including rows that start with a key and continue.
 #[test]
 fn ranges_hold_what_lies_within() {
     let mut random = Random(8);
@@ -227,7 +228,7 @@ fn ranges_hold_what_lies_within() {
     }
 }
 
-/// The bytes that the table documents.
+/// The encodings are those that the table documents.
 #[test]
 fn bytes_are_those_of_the_table() {
     assert_eq!(().encode(), []);
@@ -251,7 +252,7 @@ fn bytes_are_those_of_the_table() {
     assert_eq!(uuid::Uuid::from_u128(1).encode(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 }
 
-/// Values that stand for a key have its bytes.
+/// Borrowed values encode like the owned keys that they stand for.
 #[test]
 fn borrowed_keys_have_the_same_bytes() {
     assert_eq!(encoded::<String>(&"ann"), "ann".to_owned().encode());

@@ -1,4 +1,4 @@
-//! Times and their lengths: seconds, then nanoseconds.
+//! Times and durations: seconds, then nanoseconds.
 
 use std::time::{Duration, SystemTime};
 
@@ -25,8 +25,8 @@ impl Key for Duration {
     }
 }
 
-/// Seconds since 1970, rounded down, and nanoseconds since then. A time beyond the seconds of an `i64` is the last or
-/// first of them: no system that Rust runs on has one.
+/// Returns the seconds since 1970, rounded down, and the remaining nanoseconds. Seconds beyond the range of an `i64`
+/// are clamped to it; no system that Rust runs on has such times.
 fn since_1970(time: SystemTime) -> (i64, u32) {
     let clamped = |seconds: i128| i64::try_from(seconds).unwrap_or(if seconds < 0 { i64::MIN } else { i64::MAX });
     match time.duration_since(SystemTime::UNIX_EPOCH) {
@@ -59,6 +59,6 @@ impl Key for SystemTime {
             SystemTime::UNIX_EPOCH.checked_add(whole)
         };
         let time = second.and_then(|second| second.checked_add(Duration::from_nanos(nanos.into())));
-        time.ok_or(DecodeError { expected: "a time", found: "one that this system does not represent" })
+        time.ok_or(DecodeError { expected: "a time", found: "one that this system can't represent" })
     }
 }

@@ -1,4 +1,4 @@
-//! Documents: single calls, transactions, futures, errors.
+//! Documents: single calls, transactions, futures and errors.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ fn user(name: &str, visits: u64) -> User {
     User { name: name.into(), visits }
 }
 
-/// Each call does what its name says.
+/// Documents can be stored, found, changed and removed by single calls.
 #[test]
 fn documents_are_stored_and_found() {
     let users = Collections::new(&database()).open::<User>().unwrap();
@@ -61,7 +61,7 @@ fn documents_are_stored_and_found() {
     assert_eq!(users.remove("ann").unwrap(), None);
 }
 
-/// A transaction is one over all its collections, and goes on after a call that was refused.
+/// A transaction spans several collections, and can continue after a call was refused.
 #[test]
 fn a_refused_call_leaves_its_transaction_whole() {
     let db = database();
@@ -74,7 +74,7 @@ fn a_refused_call_leaves_its_transaction_whole() {
             tx.put(&users, &user("ann", 1))?;
             tx.insert(&notes, &note(2, "two"))?;
             assert!(users.at(tx).get("ann")?.is_some() && users.get("ann")?.is_none());
-            // Its rows in other indexes were put before the unique one refuses it.
+            // The call puts rows in other indexes before the unique index refuses it; these must be undone.
             assert!(matches!(tx.put(&notes, &note(3, "one")), Err(Error::NotUnique { .. })));
             assert!(matches!(tx.insert(&notes, &note(2, "zwei")), Err(Error::Exists { .. })));
             notes::check(&notes.at(tx));
@@ -95,14 +95,14 @@ fn a_refused_call_leaves_its_transaction_whole() {
     assert!(users.get("ann").unwrap().is_some(), "nothing remains of it");
 }
 
-/// The asynchronous calls do as the others.
+/// The asynchronous calls have the same results as the blocking ones.
 #[test]
 fn futures_do_the_same() {
     let collections = Collections::new(&database());
     let opened = async { (collections.open_async::<User>().await, collections.open_async::<Note<1>>().await) };
     let (users, notes) = smol::block_on(opened);
     let (users, notes) = (users.unwrap(), notes.unwrap());
-    /// Futures can be spawned.
+    /// Checks at compile time that a future is `Send`.
     fn sendable<F: Send + Future>(future: F) -> F {
         future
     }
@@ -151,7 +151,7 @@ fn futures_do_the_same() {
     notes::check(&notes.now());
 }
 
-/// The documents of an index come in its order from both ends, as a sorted list does.
+/// An index returns documents in its order from both ends, in any mix of steps, like a sorted list.
 #[test]
 fn found_documents_are_in_order_from_both_ends() {
     let notes = Collections::new(&database()).open::<Note<1>>().unwrap();
@@ -219,7 +219,7 @@ impl Collection for Twice {
     }
 }
 
-/// Definitions that contradict themselves, and rows of other types, are errors that name what they are of.
+/// Invalid definitions, and rows of other types, are errors that name the collection and the row.
 #[test]
 fn what_is_not_defined_is_refused() {
     let db = database();
@@ -229,7 +229,7 @@ fn what_is_not_defined_is_refused() {
     let error = collections.open::<Impostor>().unwrap_err();
     assert!(error.to_string().contains(r#"collection "users""#), "{error}");
     let error = collections.open::<Twice>().unwrap_err();
-    assert!(error.to_string().contains(r#"two of index "same""#), "{error}");
+    assert!(error.to_string().contains(r#"index "same" is defined twice"#), "{error}");
     let error = Collections::new(&db).open::<Impostor>().unwrap_err();
     assert!(matches!(&error, Error::OtherTypes { collection: "users", .. }), "{error}");
     let other_db = database();

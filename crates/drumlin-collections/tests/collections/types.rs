@@ -1,4 +1,4 @@
-//! The types that a collection remembers of its rows.
+//! The types that a collection records for its rows.
 
 use drumlin::Database;
 use drumlin_collections::encoding::{DecodeError, EncodeAs, Key};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::documents::database;
 
-/// Defines a module with a collection of orders, of its own types and versions.
+/// Defines a module with a collection of orders that has its own types and versions.
 macro_rules! orders {
     ($module:ident, $key:ty, $codec:ty, $version:literal, $parts:expr) => {
         mod $module {
@@ -41,7 +41,7 @@ macro_rules! orders {
     };
 }
 
-/// A codec of another name, and of the same bytes.
+/// A codec with another name that writes the same bytes.
 #[derive(Debug)]
 struct Other;
 
@@ -55,7 +55,7 @@ impl<C: Serialize + serde::de::DeserializeOwned> Codec<C> for Other {
     }
 }
 
-/// A number that used to be a plain one.
+/// A newtype that replaced a plain `u32`.
 #[derive(Debug)]
 struct Number(u32);
 
@@ -107,7 +107,7 @@ orders!(same, Number, Postcard, 1, |parts: Parts<Order>| parts
     .index(index_of("by customer", |order: &Order| Number(order.customer)))
     .view(View::new("count", |order: &Order, emit| emit(order.customer, 1u64)).reducing(|a, b| a + b)));
 
-/// Opens a collection that is refused for its types; returns the error's text.
+/// Opens a collection that is refused because of its types. Returns the error's text.
 fn refused<C: Collection>(db: &Database) -> String {
     let before: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
     let error = Collections::new(db).open::<C>().unwrap_err();
@@ -116,12 +116,12 @@ fn refused<C: Collection>(db: &Database) -> String {
     error.to_string()
 }
 
-/// Other types of keys, values or codecs are refused until a version tells that they are meant, and the database is as
-/// it was; a collection without documents takes any.
+/// Other types of keys, values or codecs are refused unless the version is new too. The database is left unchanged. A
+/// collection without documents accepts any types.
 #[test]
 fn other_types_need_another_version() {
     let db = database();
-    // Before there are documents.
+    // An empty collection accepts these types.
     drop(Collections::new(&db).open::<other_key::Order>().unwrap());
     let orders = Collections::new(&db).open::<first::Order>().unwrap();
     for id in 0..10 {
@@ -129,20 +129,20 @@ fn other_types_need_another_version() {
     }
     drop(orders);
     let text = refused::<other_key::Order>(&db);
-    assert!(text.contains("rows are of key u32, and this program has key u64"), "{text}");
+    assert!(text.contains("written with key u32, but this program uses key u64"), "{text}");
     refused::<other_key_and_version::Order>(&db);
     let text = refused::<other_codec::Order>(&db);
-    assert!(text.contains("codec Postcard") && text.contains("another VERSION"), "{text}");
+    assert!(text.contains("codec Postcard") && text.contains("a new VERSION"), "{text}");
     let text = refused::<other_index::Order>(&db);
-    assert!(text.contains("index \"by customer\"") && text.contains("built again"), "{text}");
+    assert!(text.contains("index \"by customer\"") && text.contains("rebuild it"), "{text}");
     let text = refused::<unique::Order>(&db);
-    assert!(text.contains("are of key u32, and this program has unique key u32"), "{text}");
+    assert!(text.contains("written with key u32, but this program uses unique key u32"), "{text}");
     let text = refused::<other_view::Order>(&db);
-    assert!(text.contains("value u64, and this program has key u32, value Vec<u64>"), "{text}");
+    assert!(text.contains("value u64, but this program uses key u32, value Vec<u64>"), "{text}");
     let text = refused::<expiring::Order>(&db);
     assert!(text.contains("view \"count\"") && text.contains("value u64, expiring"), "{text}");
 
-    // Nothing is lost by them; another name for the same bytes is none.
+    // The refused openings lost nothing. Another type with the same fingerprint is accepted.
     let orders = Collections::new(&db).open::<same::Order>().unwrap();
     let by_customer = index_of("by customer", |order: &same::Order| Number(order.customer));
     assert_eq!(orders.index(&by_customer).count(..=Number(0)).unwrap(), 4);
@@ -160,7 +160,7 @@ fn other_types_need_another_version() {
     Collections::new(&db).open::<other_key::Order>().unwrap();
 }
 
-/// A collection that was written before types were remembered is opened, and remembers them from then on.
+/// If a collection was written before types were recorded, it can be opened, and its types are recorded then.
 #[test]
 fn collections_without_types_get_them() {
     let db = database();
@@ -174,7 +174,7 @@ fn collections_without_types_get_them() {
     for key in &keys {
         meta.remove(key).unwrap();
     }
-    // A record of a part that is not there is one of no rows.
+    // A record of types without a keyspace describes no rows, so it is ignored.
     let key = "types orders/index by customer 2.1";
     meta.insert(key, "key of some other type").unwrap();
     drop(Collections::new(&db).open::<other_index_version::Order>().unwrap());
