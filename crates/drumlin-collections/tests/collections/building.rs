@@ -1,4 +1,4 @@
-//! Indexes and views that are added to documents, changed, and taken away.
+//! Indexes and views that are added to existing documents, changed and removed.
 
 use std::thread;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::documents::database;
 use crate::notes::{self, Note};
 
-/// Notes as they were before anything was derived from them.
+/// Notes before any index or view was defined.
 #[derive(Serialize, Deserialize, Debug)]
 struct Plain {
     id: u32,
@@ -27,7 +27,7 @@ impl Collection for Plain {
     }
 }
 
-/// Parts are built while threads write, and are then what all documents make of them; before, they refuse.
+/// Parts are built while threads write, and then match the documents. Until then, reading them fails.
 #[test]
 fn parts_are_built_while_writers_go_on() {
     let db = database();
@@ -53,13 +53,13 @@ fn parts_are_built_while_writers_go_on() {
         notes.wait_built().unwrap();
     });
     notes::check_parts(&notes.now());
-    // A snapshot from before does not see all rows, and says so.
+    // A snapshot from before the build does not see all rows. Reading the view at this snapshot fails, or sees a value.
     let old = notes.at(&before).view(&Note::LENGTHS).reduce(..);
     assert!(matches!(old, Err(Error::NotReady { .. })) || old.is_ok_and(|sum| sum.is_some()));
     assert_eq!(db.keyspaces().len(), 7, "documents, meta, history, four parts");
 }
 
-/// A part with another version is built again, and the rows of the old one are gone.
+/// A part with a new version is rebuilt, and the rows of the old version are removed.
 #[test]
 fn a_changed_view_is_built_again() {
     let db = database();
@@ -75,7 +75,8 @@ fn a_changed_view_is_built_again() {
     notes::check(&second.now());
     drop(second);
     assert!(db.keyspaces().iter().all(|info| !info.name.ends_with("lengths 1.1")), "{:?}", db.keyspaces());
-    // Without parts nothing keeps them up to date: they go, and come back as they should be.
+    // Without the parts in the definition, writes do not keep them up to date. So they are dropped, and rebuilt when
+    // they are defined again.
     let plain = Collections::new(&db).open::<Plain>().unwrap();
     assert_eq!(db.keyspaces().len(), 3, "documents, meta, history: {:?}", db.keyspaces());
     plain.remove(plain.iter().next().unwrap().unwrap().id).unwrap();
@@ -113,7 +114,8 @@ impl Collection for Strict {
     }
 }
 
-/// Parts that existing documents do not fit are refused with the document's key; other parts and documents are as ever.
+/// If existing documents do not fit a part, building it fails with an error that names the document. Other parts and
+/// the documents remain usable.
 #[test]
 fn a_part_that_can_not_be_built_says_why() {
     let db = database();
@@ -129,7 +131,7 @@ fn a_part_that_can_not_be_built_says_why() {
     assert!(error.to_string().contains(r#"view "first", document 1: its function panicked"#), "{error}");
     assert_eq!(strict.index(&Strict::IDS).count(..).unwrap(), 3);
     assert_eq!(strict.get(2).unwrap().unwrap().author, "bob");
-    // Documents that do not fit can be removed, and the parts built by another opening.
+    // After the unsuitable documents are removed or fixed, the next opening builds the parts.
     drop(strict);
     plain.remove(3).unwrap();
     for id in [1, 2] {

@@ -1,4 +1,4 @@
-//! Collections that are loaded in bulk.
+//! Bulk loads of collections.
 
 use drumlin::{Config, Error as StoreError};
 use drumlin_collections::{Collection, Collections, Error, Index, Parts, Postcard, Retention, View};
@@ -47,7 +47,7 @@ impl Collection for Order {
     }
 }
 
-/// All rows of all keyspaces of a database, but those of the history.
+/// Returns all rows of all keyspaces except the history.
 fn rows(db: &drumlin::Database) -> Vec<(String, Vec<u8>, Vec<u8>)> {
     let mut all = Vec::new();
     for name in db.keyspaces().into_iter().map(|info| info.name).filter(|name| !name.ends_with("/history")) {
@@ -59,7 +59,8 @@ fn rows(db: &drumlin::Database) -> Vec<(String, Vec<u8>, Vec<u8>)> {
     all
 }
 
-/// A load, in any order, leaves the rows that single calls leave, indexes and views ready; and the collection goes on.
+/// A load in any order leaves the same rows as single calls, with all indexes and views ready. The collection can then
+/// be used as usual.
 #[test]
 fn a_load_leaves_what_single_calls_leave() {
     let mut random = Random(2);
@@ -71,21 +72,21 @@ fn a_load_leaves_what_single_calls_leave() {
         let collections = Collections::new(&db);
         let mut load = collections.bulk_load::<Order>().unwrap();
         for number in 0..orders.len() {
-            // 7 has no factor with 3,000.
+            // 7 and 3,000 have no common factor, so each order is loaded once.
             let order = &orders[if is_sorted { number } else { number * 7 % orders.len() }];
             load.insert(order).unwrap();
         }
-        // It can't be opened meanwhile.
+        // The collection can't be opened during the load.
         assert!(matches!(collections.open::<Order>(), Err(Error::Definition { .. })));
         assert!(matches!(collections.bulk_load::<Order>(), Err(Error::Definition { .. })));
         let loaded = load.finish().unwrap();
         assert_eq!(rows(&db), rows(&other_db));
         assert_eq!(loaded.view(&Order::LINES).reduce(..).unwrap(), others.view(&Order::LINES).reduce(..).unwrap());
-        // Open, or with documents, it is not loaded.
+        // A collection that is open or has documents can't be bulk loaded.
         assert!(matches!(collections.bulk_load::<Order>(), Err(Error::Definition { .. })));
         loaded.update(5, |order| order.customer = "changed".into()).unwrap();
         assert_eq!(loaded.index(&Order::BY_CUSTOMER).first("changed").unwrap().unwrap().id, 5);
-        // Its history begins with what was loaded.
+        // The history starts with the loaded document.
         let mut versions = loaded.now().versions(5).unwrap().map(|version| version.unwrap().document);
         assert_eq!(versions.next_back().unwrap().unwrap().customer, "changed");
         assert_eq!(versions.next_back().unwrap().unwrap(), orders[5]);
@@ -95,7 +96,7 @@ fn a_load_leaves_what_single_calls_leave() {
     }
 }
 
-/// A load that is dropped leaves nothing, and what a document is refused for the load survives.
+/// A dropped load leaves nothing. A load continues after a document was refused.
 #[test]
 fn a_load_that_is_dropped_leaves_nothing() {
     let db = database();
@@ -121,8 +122,8 @@ fn a_load_that_is_dropped_leaves_nothing() {
     assert_eq!((orders.len().unwrap(), orders.index(&Order::BY_CUSTOMER).count(..).unwrap()), (2, 2));
 }
 
-/// Of documents that come twice the latest counts, with the rows of its own alone; and a unique key that two documents
-/// have is told, as where a unique index is added to them.
+/// If a document is loaded twice, the last one wins, and only its rows remain. If two documents have the same unique
+/// key, building the index fails, as it does for existing documents.
 #[test]
 fn documents_that_come_twice() {
     let db = database();
@@ -152,20 +153,21 @@ fn documents_that_come_twice() {
     assert!(matches!(orders.index(&Order::BY_NUMBER).first(1), Err(Error::NotBuilt { .. })));
 }
 
-/// A load that ends with its process, before or within its end, leaves nothing, or rows that are built again.
+/// If the process ends before or during `finish`, the load leaves nothing, or documents whose indexes and views are
+/// rebuilt.
 #[test]
 fn a_load_that_ends_with_its_process() {
     let folder = tempfile::tempdir().unwrap();
     let config = Config::new().memory(32 << 20);
     let mut random = Random(4);
     let orders: Vec<Order> = (0..400).map(|id| Order::draw(id, &mut random)).collect();
-    // Before its end: the keyspaces are there, and empty.
+    // Before `finish`: the keyspaces exist, and are empty.
     let db = config.open(folder.path()).unwrap();
     let mut load = Collections::new(&db).bulk_load::<Order>().unwrap();
     orders.iter().for_each(|order| load.insert(order).unwrap());
     drop(load);
     drop(db);
-    // Within its end: the documents and some rows are there, the records are not.
+    // During `finish`: the documents and some rows exist, the records do not.
     let db = config.open(folder.path()).unwrap();
     let loaded = {
         let mut load = Collections::new(&db).bulk_load::<Order>().unwrap();

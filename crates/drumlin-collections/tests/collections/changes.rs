@@ -32,7 +32,8 @@ fn next(changes: &Changes<Counter>) -> Option<(String, Option<u64>)> {
     }
 }
 
-/// Committed changes come in order; what was rolled back or failed does not, and what has no room is counted.
+/// Committed changes arrive in order. Changes that were rolled back or failed do not arrive, and those dropped for lack
+/// of room are counted.
 #[test]
 fn committed_changes_are_told() {
     let collections = Collections::new(&database());
@@ -69,7 +70,8 @@ fn committed_changes_are_told() {
     assert_eq!(next(&small), Some(("c".into(), Some(3))));
 }
 
-/// Threads count up: each counter's changes come in the order of its values, without gaps.
+/// While several threads increment counters, the changes of each counter arrive in the order of its values, without
+/// gaps.
 #[test]
 fn changes_come_in_the_order_of_commits() {
     const THREADS: u64 = 4;
@@ -102,7 +104,7 @@ fn changes_come_in_the_order_of_commits() {
     assert!(changes.try_next().unwrap().is_none());
 }
 
-/// Changes of futures are told too, and waited for by a thread.
+/// Changes made by futures are delivered too, and a thread can wait for them.
 #[test]
 fn futures_tell_their_changes() {
     let collections = Collections::new(&database());

@@ -1,4 +1,5 @@
-//! Futures dropped on their way: no call loses, repeats or halves anything, whichever of its waits it is dropped at.
+//! Futures dropped before they complete: at whichever wait a call is dropped, it loses, repeats and half-finishes
+//! nothing.
 #![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 
 use std::cell::RefCell;
@@ -20,10 +21,10 @@ use serde::{Deserialize, Serialize};
 
 const ENTRIES: u32 = 1200;
 const GROUPS: u32 = 6;
-/// More than any call here waits for.
+/// More polls than any call here needs.
 const POLLS_MAX: usize = 200;
 
-/// An entry whose rows are as large in the view and the history as in the collection.
+/// An entry whose rows in the view and the history are as large as in the collection.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 struct Entry {
     id: u32,
@@ -60,7 +61,7 @@ impl Collection for Entry {
     }
 }
 
-/// An entry of a collection that is loaded in bulk.
+/// An entry of the collection that is bulk loaded.
 #[derive(Serialize, Deserialize)]
 struct Loaded(Entry);
 
@@ -84,13 +85,13 @@ impl Collection for Loaded {
     }
 }
 
-/// A database larger than its memory, and the calls that were tried on it.
+/// A database that is larger than its memory, and the names of the calls tried on it.
 struct Trial {
     db: Database,
     collections: Collections,
     entries: Documents<Entry>,
     filler: Keyspace,
-    /// Between the two versions of each entry.
+    /// A time between the two versions of each entry.
     time: SystemTime,
     tried: RefCell<BTreeSet<&'static str>>,
 }
@@ -124,13 +125,13 @@ impl Trial {
         Trial { db, collections, entries, filler, time, tried: RefCell::default() }
     }
 
-    /// Drops what is in memory of the collection.
+    /// Evicts the collection's pages from memory.
     fn forget_pages(&self) {
         let rows = self.filler.iter().inspect(|row| assert!(row.is_ok())).count();
         assert_eq!(rows, 8000);
     }
 
-    /// A call that reads, dropped at its first wait, its second and so on; then what it answers.
+    /// Drops a reading call at its first wait, at its second, and so on until it completes. Then checks its result.
     fn answers<T: PartialEq + Debug>(&self, name: &'static str, mut call: impl AsyncFnMut() -> T, expected: &T) {
         self.tried.borrow_mut().insert(name);
         for polls in 1..POLLS_MAX {
@@ -144,7 +145,8 @@ impl Trial {
         panic!("{name} waits for ever");
     }
 
-    /// An iterator each of whose steps is dropped once at least, where it waits.
+    /// Drops each step of an iterator at its first wait, at its second, and so on until it completes. Checks that the
+    /// iterator still returns all items.
     fn steps<T: PartialEq + Debug>(
         &self,
         name: &'static str,
@@ -170,8 +172,8 @@ impl Trial {
         assert!(found == expected, "{name}: other rows");
     }
 
-    /// A call that changes the entry it is given, dropped at its first wait, its second and so on: the entry is as
-    /// before or as after, with all of its rows.
+    /// Drops a call that changes an entry at its first wait, at its second, and so on until it completes. After each
+    /// drop, the entry must be in its old or its new state, with all of its rows.
     fn changes(&self, name: &'static str, call: impl AsyncFn(u32), after: impl Fn(u32) -> Option<Entry>) {
         self.tried.borrow_mut().insert(name);
         for polls in 1..POLLS_MAX {
@@ -190,7 +192,8 @@ impl Trial {
         panic!("{name} waits for ever");
     }
 
-    /// The same of a change within a transaction, which commits what is left.
+    /// Like `changes`, for a change within a transaction that commits after the drop. A dropped change must have no
+    /// effect.
     fn changes_in_transaction(
         &self,
         name: &'static str,
@@ -215,7 +218,7 @@ impl Trial {
     }
 }
 
-/// The entry of this key, if it and all rows that are derived from it say the same.
+/// Returns the entry with this key, after checking that all rows derived from it agree with it.
 fn check_entry(reading: &Reading<'_, Entry>, id: u32) -> Option<Entry> {
     let entry = reading.get(id).unwrap();
     let group = id % GROUPS;
@@ -235,8 +238,8 @@ fn check_entry(reading: &Reading<'_, Entry>, id: u32) -> Option<Entry> {
     entry
 }
 
-/// Every asynchronous call of the crate is dropped at each of its waits, and then called again: the answer is that of
-/// the blocking call, iterators skip and repeat nothing, and changes are whole or not there.
+/// Every asynchronous call of the crate is dropped at each of its waits and then called again. Its result equals that
+/// of the blocking call, iterators skip and repeat nothing, and changes happen completely or not at all.
 #[test]
 fn any_call_dropped_at_any_wait_changes_no_answer() {
     let folder = tempfile::tempdir().unwrap();
@@ -308,7 +311,7 @@ fn steps_lose_nothing(trial: &Trial, reading: &Reading<'_, Entry>) {
     let mut found = groups.range(..);
     let back: Vec<Entry> = by_group.iter().rev().cloned().collect();
     trial.steps("Found::next_back_async", &back, async || found.next_back_async().await);
-    // The ends meet in what one of them had begun to read.
+    // Steps from both ends meet among documents that one end has prefetched.
     let mut found = groups.range(..);
     let mut step = 0;
     let mut both_ends = async || {
@@ -369,7 +372,7 @@ fn changes_are_whole(trial: &Trial) {
     trial.changes("Documents::insert_async", insert, |id| Some(Entry::draw(id, 1)));
     let remove_range = async |id| assert_eq!(entries.remove_range_async(id..=id).await.unwrap(), 1);
     trial.changes("Documents::remove_range_async", remove_range, |_| None);
-    // Another number, and the key of the entry that is there.
+    // A new document whose unique key belongs to the existing entry.
     let twin = |id| Entry { id: id + ENTRIES, ..Entry::draw(id, 1) };
     let insert_or_get = async |id| {
         let other = entries.insert_or_get_async(&Entry::BY_CENTS, &twin(id)).await.unwrap();
@@ -418,12 +421,12 @@ fn changes_are_whole(trial: &Trial) {
     trial.changes_in_transaction("Transaction::insert_or_get_async", &insert_or_get, |id| Some(Entry::draw(id, 1)));
 }
 
-/// A load in bulk that is dropped at any of its calls leaves nothing, or has begun its end, and comes to it.
+/// If a bulk load is dropped at any of its calls, it leaves nothing, unless `finish` has begun: then it completes.
 fn loads_are_whole(trial: &Trial) -> Documents<Loaded> {
     let Trial { db, collections, .. } = trial;
     let load = async || {
         let mut load = loop {
-            // The thread of a call that was dropped may have begun one.
+            // The thread of a dropped call may still hold a load of the collection.
             match collections.bulk_load_async::<Loaded>().await {
                 Ok(load) => break load,
                 Err(_) => std::thread::yield_now(),
@@ -451,7 +454,7 @@ fn loads_are_whole(trial: &Trial) -> Documents<Loaded> {
     panic!("a load waits for ever");
 }
 
-/// Those that wait for other threads.
+/// Tries the calls that wait for other threads.
 fn the_rest_of_the_calls(trial: &Trial) {
     let Trial { entries, collections, tried, .. } = trial;
     let changes = entries.subscribe(10);
@@ -470,7 +473,7 @@ fn the_rest_of_the_calls(trial: &Trial) {
     loaded.wait_built().unwrap();
     assert!(loaded.iter().map(|entry| entry.unwrap().0).eq((0..LOADED).map(|id| Entry::draw(id, 1))));
     assert_eq!(loaded.index(&Loaded::BY_GROUP).count(..).unwrap(), u64::from(LOADED));
-    // Each part that is removed is one transaction.
+    // Each transaction of `clear` removes its documents completely, so dropped calls make progress.
     let removed = (1..POLLS_MAX).find_map(|polls| block_on(within_polls(polls, loaded.clear_async()))).unwrap();
     assert!(removed.unwrap() <= u64::from(LOADED) && loaded.is_empty().unwrap());
     assert_eq!(loaded.index(&Loaded::BY_GROUP).count(..).unwrap(), 0);

@@ -1,4 +1,4 @@
-//! The example programs: they print what they should.
+//! The example programs print the expected output.
 
 use drumlin::Database;
 
@@ -19,7 +19,7 @@ fn output(run: fn(&Database, &mut Vec<u8>) -> Outcome) -> String {
     String::from_utf8(out).unwrap()
 }
 
-/// Orders of a customer, and revenue by month and category.
+/// The shop lists a customer's orders, and the revenue by month and category.
 #[test]
 fn the_shop_prints_its_revenue() {
     let expected = "\
@@ -38,7 +38,7 @@ after a return, in all:
     assert_eq!(output(shop::run), expected);
 }
 
-/// Each task is done once, some after a retry, and the one that always fails is given up.
+/// Each task is done once, some after a retry. The task that always fails is given up.
 #[test]
 fn each_task_is_done_once() {
     let expected = "\
@@ -48,7 +48,7 @@ task 13 was given up after 3 attempts
     assert_eq!(output(task_queue::run), expected);
 }
 
-/// Summaries of any interval.
+/// The time series are summed over any interval.
 #[test]
 fn time_series_are_summed_by_any_interval() {
     let expected = "\

@@ -43,8 +43,8 @@ fn session(id: u32, ends: Option<u64>) -> Session {
     Session { id, user: format!("user {}", id % 10), ends }
 }
 
-/// From their time on documents are not seen, in no way; a call removes them, and a thread when the collection is
-/// opened.
+/// No call sees a document after its expiry time. `remove_expired` removes such documents, and so does a background
+/// thread once the collection is opened.
 #[test]
 fn expired_documents_are_not_seen_and_are_removed() {
     let db = database();
@@ -65,15 +65,15 @@ fn expired_documents_are_not_seen_and_are_removed() {
     assert_eq!(sessions.iter().count(), 2);
     assert!(sessions.index(&Session::BY_USER).first("user 1").unwrap().is_none());
     assert_eq!(sessions.view(&Session::COUNT).reduce(..).unwrap(), Some(2));
-    // Its key, and its key in a unique index, are free.
+    // The key of the expired document is free again, and so is its key in the unique index.
     sessions.insert(&session(1, Some(250))).unwrap();
     now.store(250, Ordering::Relaxed);
     sessions.insert(&session(11, Some(400))).unwrap();
     assert_eq!(sessions.index(&Session::BY_USER).first("user 1").unwrap().unwrap().id, 11);
-    // Given more time, it stays.
+    // A document whose expiry time was extended stays.
     sessions.update(2, |session| session.ends = Some(500)).unwrap();
     now.store(350, Ordering::Relaxed);
-    // The background thread may be the one that removes them.
+    // The background thread may have removed some of them already.
     let stored = || db.keyspace("sessions").unwrap().count(..).unwrap();
     sessions.remove_expired().unwrap();
     assert_eq!(stored(), 3);
@@ -90,7 +90,7 @@ fn expired_documents_are_not_seen_and_are_removed() {
     }
 }
 
-/// More than one transaction removes.
+/// Expired documents are removed in more than one transaction.
 #[test]
 fn many_documents_expire() {
     let now = Arc::new(AtomicU64::new(0));

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::documents::database;
 
-/// A page; `K` chooses how long its versions are kept.
+/// A page. `K` selects the retention of its versions.
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
 struct Page<const K: u8> {
     name: String,
@@ -55,13 +55,13 @@ fn put<const K: u8>(pages: &Documents<Page<K>>, name: &str, text: u64) {
     pages.put(&Page { name: name.into(), text }).unwrap();
 }
 
-/// The numbers of the versions that are kept, and their texts.
+/// Returns the number and text of each kept version.
 fn versions<const K: u8>(pages: &Documents<Page<K>>, name: &str) -> Vec<(u64, Option<u64>)> {
     let versions = pages.now().versions(name).unwrap().map(Result::unwrap);
     versions.map(|version| (version.number, version.document.map(|page| page.text))).collect()
 }
 
-/// Every document, and the whole collection, as it was at any time: against a list of all states.
+/// Each document, and the whole collection, can be read as of any time. Compares with a list of all past states.
 #[test]
 fn documents_are_seen_as_they_were() {
     let now = Arc::new(AtomicU64::new(0));
@@ -97,7 +97,7 @@ fn documents_are_seen_as_they_were() {
     assert_eq!(pages.now().version("a", 10_000).unwrap(), None);
 }
 
-/// Versions are kept by their number or their age, and the newest in any case.
+/// Versions are kept by number or by age. The newest version is always kept.
 #[test]
 fn versions_are_given_up() {
     let (now, db) = (Arc::new(AtomicU64::new(0)), database());
@@ -114,12 +114,12 @@ fn versions_are_given_up() {
         now.store(time, Ordering::Relaxed);
         put(&pages, "a", time);
     }
-    // That of 30 was the newest until 60, which is 60 seconds ago.
+    // The version of second 30 was the newest until second 60, which is exactly 60 seconds ago.
     assert_eq!(versions(&pages, "a"), [(2, Some(30)), (3, Some(60)), (4, Some(90)), (5, Some(120))]);
     now.store(1000, Ordering::Relaxed);
     put(&pages, "a", 1000);
     assert_eq!(versions(&pages, "a"), [(5, Some(120)), (6, Some(1000))]);
-    // A clock that goes back does not take the versions' times back.
+    // If the clock goes back, the times of new versions do not.
     now.store(500, Ordering::Relaxed);
     put(&pages, "a", 500);
     let newest = pages.now().versions("a").unwrap().next_back().unwrap().unwrap();
@@ -127,8 +127,8 @@ fn versions_are_given_up() {
     drop(pages);
 }
 
-/// A document that was written while nothing kept versions becomes one when it is next written; a collection without a
-/// history says so.
+/// If a document was written while no history was kept, its current state becomes a version with the next write. Asking
+/// for versions without a history is an error.
 #[test]
 fn a_history_begins_with_what_is_there() {
     let (now, db) = (Arc::new(AtomicU64::new(0)), database());

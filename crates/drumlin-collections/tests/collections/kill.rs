@@ -1,9 +1,9 @@
-//! SIGKILL at random moments on real files: indexes, views and versions are what the documents make of them, whatever
-//! was under way, the building of a part included.
+//! SIGKILL at random moments, with real files: afterwards indexes, views and versions agree with the documents,
+//! whatever operation was interrupted. The interrupted operation may be the build of a part.
 //!
-//! The test runs itself as a child that writes and acknowledges through a pipe; the parent kills it after a drawn
-//! number of acknowledgements, opens the database, checks it, and lets the next child go on. `DRUMLIN_TEST_KILLS` is
-//! the number of kills.
+//! The test runs itself as a child process, which writes and acknowledges each write through a pipe. The parent kills
+//! the child after a random number of acknowledgements, opens the database, checks it, and starts the next child.
+//! `DRUMLIN_TEST_KILLS` sets the number of kills.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -40,7 +40,7 @@ fn write<const V: u32>(path: &Path, seed: u64) {
     }
 }
 
-/// The child: not a test of its own.
+/// The body of the child process. Does nothing when run as a normal test.
 #[test]
 fn child() {
     let Ok(path) = std::env::var("DRUMLIN_TEST_CHILD") else { return };
@@ -51,7 +51,7 @@ fn child() {
     }
 }
 
-/// Runs a child and kills it after so many acknowledgements.
+/// Runs a child and kills it after this number of acknowledgements.
 fn run_child(path: &Path, seed: u64, version: u32, acknowledgements: u64) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kill::child", "--nocapture", "--test-threads=1"])
@@ -63,7 +63,7 @@ fn run_child(path: &Path, seed: u64, version: u32, acknowledgements: u64) {
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let done = lines.map(Result::unwrap).filter(|line| line.ends_with("done"));
-    // With none it is killed while it opens, or just after.
+    // With 0 acknowledgements, the child is killed while it opens the database or just after.
     let seen = done.take(acknowledgements as usize).count() as u64;
     child.kill().unwrap();
     child.wait().unwrap();
@@ -81,7 +81,7 @@ where
     notes.iter().count()
 }
 
-/// Children are killed at work, and while they build the parts of another version.
+/// Children are killed while they write, and while they build the parts of another version.
 #[test]
 fn views_survive_kills() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,7 +91,8 @@ fn views_survive_kills() {
     for kill in 0..number("DRUMLIN_TEST_KILLS", 6) {
         let version = 1 + (random.below(2) as u32);
         run_child(&path, kill, version, random.below(40));
-        // Half of the time the next child meets what the kill has left, perhaps with another version.
+        // In half of the rounds, the parent does not check, and the next child opens what the kill left, perhaps with
+        // another version.
         if path.exists() && random.chance(50) {
             count = if random.chance(50) { check::<1>(&path) } else { check::<2>(&path) };
         }

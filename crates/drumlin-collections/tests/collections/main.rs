@@ -1,4 +1,4 @@
-//! Collections as a program uses them.
+//! Tests of collections through the public API.
 
 mod building;
 mod bulk_load;

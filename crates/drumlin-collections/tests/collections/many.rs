@@ -1,4 +1,4 @@
-//! Calls about many documents at once: counting, finding the ends, removing; and the durability of a handle.
+//! Calls on many documents: counting, first and last, removing; and the durability of a handle.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use smol::block_on;
 use crate::documents::database;
 use crate::notes::{self, Note};
 
-/// Counts, ends and lookups are those of a map; removing a range leaves the others, with all that is derived from
-/// them, and any number of documents is removed.
+/// Counts, first, last and lookups match a model map. Removing a range keeps all other documents and their derived
+/// rows, and works for any number of documents.
 #[test]
 fn counts_ends_and_removals_are_those_of_a_map() {
     let db = database();
@@ -85,7 +85,7 @@ impl Collection for Session {
     }
 }
 
-/// A document that has expired is not there and at no end, but is counted until it is removed.
+/// An expired document can't be found and is neither first nor last, but it is counted until it is removed.
 #[test]
 fn expired_documents_are_at_no_end() {
     let now = Arc::new(AtomicU64::new(100));
@@ -118,7 +118,7 @@ impl Collection for Visit {
     }
 }
 
-/// A handle's own calls wait for no sync if it is relaxed, whatever they write; those of the other handles do.
+/// The calls of a relaxed handle do not wait for syncs, whatever they write. Those of other handles do.
 #[test]
 fn a_handle_has_its_own_durability() {
     let db = database();
@@ -141,7 +141,8 @@ fn a_handle_has_its_own_durability() {
     assert!(full >= 200 && relaxed < 100, "{relaxed} syncs relaxed, {full} full");
 }
 
-/// Options reach asynchronous transactions: one that is serializable has a conflict where another skews its reads.
+/// Options reach asynchronous transactions: a serializable one has a conflict where snapshot isolation would allow
+/// write skew.
 #[test]
 fn asynchronous_transactions_have_options() {
     let db = database();

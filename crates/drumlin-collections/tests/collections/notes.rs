@@ -1,4 +1,4 @@
-//! A collection with parts of all kinds, and a recomputation of them.
+//! A collection with all kinds of parts, and a check that recomputes them.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -7,7 +7,7 @@ use drumlin_collections::{Collection, Documents, Index, Parts, Postcard, Reading
 use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
 
-/// A note; `V` is the version of its index and view.
+/// A note. `V` is the version of its index and view.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Note<const V: u32> {
     pub(crate) id: u32,
@@ -19,7 +19,7 @@ impl<const V: u32> Note<V> {
     pub(crate) const BY_AUTHOR: Index<Note<V>, String> =
         Index::new("by author", |note: &Note<V>| note.author.clone()).version(V);
     pub(crate) const BY_WORD: Index<Note<V>, String> = Index::many("by word", |note: &Note<V>| note.words.clone());
-    /// The first word and the author of notes that have words are theirs alone.
+    /// The first word and the author, for notes that have words. No two notes may have the same.
     pub(crate) const BY_TITLE: Index<Note<V>, (String, String)> = Index::optional("by title", |note: &Note<V>| {
         note.words.first().map(|word| (word.clone(), note.author.clone()))
     })
@@ -52,7 +52,7 @@ impl<const V: u32> Collection for Note<V> {
     }
 }
 
-/// A note drawn so that titles and authors are often the same.
+/// Generates a random note. Titles and authors often repeat.
 pub(crate) fn draw<const V: u32>(random: &mut Random, ids: u64) -> Note<V> {
     let word = |random: &mut Random| ["a", "bb", "ccc", "a\0", ""][random.index(5)].to_owned();
     let author = ["ann", "bob", "", "ann\0"][random.index(4)].to_owned();
@@ -63,7 +63,7 @@ pub(crate) fn draw<const V: u32>(random: &mut Random, ids: u64) -> Note<V> {
     Note { id: random.below(ids) as u32, author, words }
 }
 
-/// The indexes, the view and the newest versions are what all documents make of them, at any moment.
+/// Checks that the indexes, the view and the newest versions match the documents. Holds in every snapshot.
 pub(crate) fn check<const V: u32>(reading: &Reading<'_, Note<V>>) {
     check_parts(reading);
     for note in reading.iter().map(Result::unwrap) {
@@ -72,7 +72,7 @@ pub(crate) fn check<const V: u32>(reading: &Reading<'_, Note<V>>) {
     }
 }
 
-/// The same of indexes and view alone: documents that are older than the history have no version yet.
+/// Checks only the indexes and the view. Documents written before the history was kept have no versions yet.
 pub(crate) fn check_parts<const V: u32>(reading: &Reading<'_, Note<V>>) {
     let notes: Vec<Note<V>> = reading.iter().map(Result::unwrap).collect();
     let keys_by = |of: &dyn Fn(&Note<V>) -> Vec<String>| {
@@ -109,7 +109,7 @@ pub(crate) fn check_parts<const V: u32>(reading: &Reading<'_, Note<V>>) {
     assert_eq!(view.reduce(..).unwrap(), total);
 }
 
-/// One drawn change. An error is one of a title that is taken.
+/// Makes one random change. The only errors allowed are those of taken titles and existing documents.
 pub(crate) fn change<const V: u32>(notes: &Documents<Note<V>>, random: &mut Random, ids: u64) {
     let note = draw::<V>(random, ids);
     let refused = match random.below(10) {

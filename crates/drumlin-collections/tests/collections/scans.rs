@@ -1,4 +1,4 @@
-//! Iterators that own what they read, streams of them, and pages that begin behind a row.
+//! Iterators that own what they read, streams of them, and pagination.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -22,7 +22,7 @@ fn notes_in(db: &drumlin::Database) -> Notes {
     notes
 }
 
-/// The items of a stream, taken on a thread that has nothing but the stream.
+/// Collects the items of a stream on a thread that owns nothing but the stream.
 fn taken<T: Send + 'static>(stream: ItemStream<T>) -> Vec<T> {
     thread::spawn(move || block_on(stream.try_collect())).join().unwrap().unwrap()
 }
@@ -31,7 +31,7 @@ fn all<T>(iterator: impl Iterator<Item = Result<T>>) -> Vec<T> {
     iterator.collect::<Result<_>>().unwrap()
 }
 
-/// A stream has what its iterator has, after every handle is gone, and ends once.
+/// A stream yields the items of its iterator even after every handle is dropped, and stays ended after its end.
 #[test]
 fn streams_own_what_they_read() {
     let notes = notes_in(&database());
@@ -65,7 +65,7 @@ fn streams_own_what_they_read() {
         assert!(block_on(stream.try_next()).unwrap().is_none());
     }
     assert!(format!("{stream:?}").contains("ended"));
-    // An iterator of a snapshot that was given outlives the handle too, and stays at that snapshot.
+    // An iterator of a given snapshot outlives the handle too, and keeps showing that snapshot.
     let reading = notes.at_snapshot(db.snapshot());
     let ids: Vec<u32> = notes.iter().map(|note| note.unwrap().id).collect();
     ids.iter().for_each(|id| drop(notes.remove(id).unwrap()));
@@ -84,7 +84,7 @@ impl Order {
     const BY_CUSTOMER: Index<Order, String> = Index::new("by customer", |order: &Order| order.customer.clone());
     const BY_ALL: Index<Order, (String, u32, String)> =
         Index::new("by all", |order: &Order| (order.customer.clone(), order.id.0, order.id.1.clone())).unique();
-    /// The same key several times for a document.
+    /// Emits the same key several times for a document.
     const LINES: View<Order, String, u32> = View::new("lines", |order: &Order, emit| {
         (0..order.id.0 % 3).for_each(|line| emit(order.customer.clone(), line));
     });
@@ -104,8 +104,8 @@ impl Collection for Order {
     }
 }
 
-/// Pages of documents with equal keys, from the front and from the back, have each document once, though others come
-/// and go between them, the last of a page among them.
+/// Pages of documents with equal keys, read from the front or from the back, contain each document exactly once. This
+/// holds even if documents are removed and inserted between two pages, including the last document of a page.
 #[test]
 fn pages_within_equal_keys_have_every_row_once() {
     let orders = Collections::new(&database()).open::<Order>().unwrap();
@@ -136,7 +136,7 @@ fn pages_within_equal_keys_have_every_row_once() {
                 let left = (expected.len() - seen.len()) as u64;
                 assert_eq!(index.count(customer..=customer).unwrap(), left);
                 let Some(last) = page.last() else { break };
-                // The last of the page goes, and comes back when the next page was read.
+                // Remove the last document of the page. It is put back after the last page.
                 orders.remove(last).unwrap();
                 seen.extend(page);
             }
@@ -146,7 +146,7 @@ fn pages_within_equal_keys_have_every_row_once() {
             assert_eq!(seen, expected);
         }
     }
-    // Behind a row of a unique index, and within a range.
+    // The same for rows of a unique index, and within a range.
     let keys = all(orders.index(&Order::BY_ALL).keys(..));
     for (number, (key, document)) in keys.iter().enumerate() {
         let index = orders.index(&Order::BY_ALL);
@@ -155,7 +155,7 @@ fn pages_within_equal_keys_have_every_row_once() {
         let of_a = keys[number + 1..].iter().filter(|(key, _)| key.0 == "a").count() as u64;
         assert_eq!(index.after(key, document).count(prefix(("a",))).unwrap(), of_a);
     }
-    // All rows that a document has in a view for a key are behind or before.
+    // `after` and `before` exclude all rows that the document has in the view under the key.
     let rows = all(orders.view(&Order::LINES).range(..));
     let documents: BTreeSet<_> = rows.iter().map(|row| (row.key.clone(), row.document.clone())).collect();
     assert!(rows.len() > documents.len());

@@ -1,4 +1,4 @@
-//! Schemas that change.
+//! Schema changes and migrations.
 
 use drumlin_collections::{BoxError, Codec, Collection, Collections, Error, Index, Parts, Postcard};
 use serde::{Deserialize, Serialize};
@@ -52,8 +52,9 @@ impl Collection for Two {
     }
 }
 
-/// Documents of an older schema are migrated when they are read, found by indexes, and stored in the new form when they
-/// are written. What can't be migrated, and what is newer, is an error that says so.
+/// Documents of an older schema are migrated when they are read, can be found through indexes, and are stored in the
+/// new form when they are written. A document that can't be migrated or is newer than the program is an error that says
+/// so.
 #[test]
 fn old_documents_are_migrated_when_they_are_read() {
     let db = database();

@@ -1,4 +1,4 @@
-//! Calls whose rows are in memory give way to other tasks, by way of the database's own.
+//! Asynchronous calls whose rows are in memory yield to other tasks, because the engine's calls do.
 
 use std::future::Future;
 
@@ -8,7 +8,7 @@ use drumlin_testing::futures::count_polls;
 use serde::{Deserialize, Serialize};
 
 const SALES: u32 = 4000;
-/// The most documents that are read or written in one poll.
+/// The most documents that one poll may read or write.
 const TURN_MAX: u32 = 512;
 
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
@@ -43,7 +43,7 @@ fn gives_way<T>(name: &str, documents: u32, call: impl Future<Output = T>) -> T 
     value
 }
 
-/// Commits need not be durable, so that there is nothing to wait for.
+/// Creates a collection of sales. Its commits are relaxed, so that they have nothing to wait for.
 fn sales() -> Documents<Sale> {
     let db = Config::in_memory().memory(32 << 20).durability(Durability::Relaxed).open("").unwrap();
     let collections = Collections::new(&db);
@@ -57,7 +57,7 @@ fn sales() -> Documents<Sale> {
     sales
 }
 
-/// Scans of documents, by an index and of a view, and loops of single calls.
+/// Scans of documents, of an index and of a view, and loops of single calls, yield regularly.
 #[test]
 fn calls_of_many_documents_give_way() {
     let sales = sales();

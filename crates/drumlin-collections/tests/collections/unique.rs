@@ -56,7 +56,7 @@ fn a_key_belongs_to_one_document() {
     assert_eq!(customers.index(&Customer::BY_EMAIL).count(..).unwrap(), 1);
 }
 
-/// Threads that all want the same few keys: each key has one owner whenever one looks, and the index tells which.
+/// Threads compete for the same few keys. In every snapshot each key has one owner, and the index names it.
 #[test]
 fn threads_that_want_the_same_key() {
     const THREADS: u64 = 4;
@@ -102,8 +102,8 @@ fn threads_that_want_the_same_key() {
     assert!(taken.into_inner() > 100 && refused.into_inner() > 100);
 }
 
-/// The key of the document that is in the way can be decoded, and `insert_or_get` returns that document; the one that
-/// is refused is not there.
+/// The key of the conflicting document can be decoded, and `insert_or_get` returns that document. The refused document
+/// is not stored.
 #[test]
 fn a_document_or_the_one_that_has_its_key() {
     let db = database();
@@ -126,7 +126,7 @@ fn a_document_or_the_one_that_has_its_key() {
     assert_eq!(insert(2, "a"), [Some(1), Some(1)]);
     assert_eq!(insert(1, "a"), [Some(1), Some(1)]);
     assert_eq!(insert(2, "b"), [None, Some(2)]);
-    // The key of the document is taken, that of the index is not.
+    // The document's key is taken, the index key is free.
     let error = customers.insert_or_get(&Customer::BY_EMAIL, &customer(2, "c")).unwrap_err();
     assert!(matches!(error, Error::Exists { .. }), "{error}");
     const BY_ID: Index<Customer, u64> = Index::new("by id", |customer| customer.id);
@@ -134,7 +134,7 @@ fn a_document_or_the_one_that_has_its_key() {
     assert!(matches!(error, Error::Definition { .. }), "{error}");
     assert_eq!(customers.len().unwrap(), 2);
 
-    // In a transaction it sees what that has written, and the transaction goes on.
+    // In a transaction, `insert_or_get` sees the transaction's own writes, and the transaction can continue.
     collections
         .transact(|tx| {
             assert!(tx.insert_or_get(&customers, &Customer::BY_EMAIL, &customer(3, "c"))?.is_none());
@@ -146,8 +146,8 @@ fn a_document_or_the_one_that_has_its_key() {
     assert_eq!(customers.len().unwrap(), 4);
 }
 
-/// Of threads that enqueue the same requests, each under a number of its own, one stores each request, and all others
-/// get that one.
+/// Several threads enqueue the same requests under different document keys. Each request is stored once, and all other
+/// threads get the stored document.
 #[test]
 fn requests_that_come_several_times_are_stored_once() {
     const THREADS: u64 = 4;

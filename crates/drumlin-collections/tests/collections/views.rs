@@ -1,4 +1,4 @@
-//! Views: kept up to date, equal to a recomputation, unharmed by functions that panic.
+//! Views stay up to date, match a recomputation, and survive functions that panic.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::documents::database;
 use crate::notes::{self, Note};
 
-/// Drawn histories: after each step, and in every snapshot of a moment while threads write.
+/// After random changes, the views match a recomputation.
 #[test]
 fn views_equal_their_recomputation() {
     for seed in 0..4 {
@@ -27,7 +27,7 @@ fn views_equal_their_recomputation() {
     }
 }
 
-/// A snapshot's documents and views are of the same moment.
+/// A snapshot sees documents and views as of the same moment, while threads write.
 #[test]
 fn snapshots_see_documents_and_views_of_one_moment() {
     let db = database();
@@ -61,7 +61,7 @@ fn snapshots_see_documents_and_views_of_one_moment() {
     notes::check(&notes.now());
 }
 
-/// Ranges and groups by a part of the key.
+/// A view can be reduced over ranges, and by groups of a part of the key.
 #[test]
 fn a_view_is_reduced_by_range_and_by_group() {
     let notes = Collections::new(&database()).open::<Note<1>>().unwrap();
@@ -79,7 +79,7 @@ fn a_view_is_reduced_by_range_and_by_group() {
     assert_eq!(rows, [1, 3]);
 }
 
-/// A payment; its view has enough rows that states of parts of it are kept.
+/// A payment. Its view has enough rows for the engine to keep reduced states of parts of it.
 #[derive(Serialize, Deserialize, Debug, PartialEq)]
 struct Payment {
     id: u64,
@@ -91,7 +91,7 @@ struct Payment {
 impl Payment {
     const BY_DAY: View<Payment, u32, i64> =
         View::new("by day", |payment: &Payment, emit| emit(payment.day, payment.cents)).reducing(|a, b| a + b);
-    /// Of the same name and rows, with another reduce.
+    /// Has the same name and rows as `BY_DAY`, but another reduce.
     const LARGEST: View<Payment, u32, i64> =
         View::new("by day", |payment: &Payment, emit| emit(payment.day, payment.cents)).reducing(i64::max);
 }
@@ -110,8 +110,8 @@ impl Collection for Payment {
     }
 }
 
-/// A reduce over many rows, from states that are kept, is the fold of the same rows: in snapshots, after changes of
-/// values and keys, in a transaction with changes of its own, and by each of two reduces of one view.
+/// A reduce over many rows, which uses kept states, equals the fold of these rows: in snapshots, after changes of
+/// values and keys, in a transaction with its own changes, and for two different reduces of the same view.
 #[test]
 fn a_reduce_of_many_rows_is_their_fold() {
     let db = database();
@@ -187,7 +187,7 @@ impl Collection for Fraction {
     }
 }
 
-/// A map or reduce that panics is an error that names view and document, and nothing is changed.
+/// If a map or reduce panics, the call fails with an error that names the view and the document, and changes nothing.
 #[test]
 fn functions_that_panic_harm_nothing() {
     let collections = Collections::new(&database());
