@@ -1,9 +1,9 @@
-//! The cost of what is derived from a document: rates of durable inserts of documents with two indexes and a view,
-//! beside plain rows of the same bytes, one a commit and a hundred a commit, in turns.
+//! Measures the cost of derived rows. Compares the rate of durable inserts of documents with two indexes and a view to
+//! that of plain rows with the same bytes, with one and with a hundred in each commit, in turns.
 //!
 //! `cargo run --release -p drumlin-collections --example rates [FOLDER] [SECONDS]`
 //!
-//! The files go to a folder of their own in FOLDER, by default the system's temporary directory, and are removed.
+//! The files are created in a new folder within FOLDER, by default the system's temporary directory, and are removed.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ impl Order {
         View::new("revenue", |order: &Order, emit| emit((order.month, order.category), order.cents))
             .reducing(|a, b| a + b);
 
-    /// One of drawn customers, months and sums: rows of the parts go everywhere.
+    /// Makes an order with a pseudorandom customer, month and sum, so that index and view rows are scattered.
     fn numbered(id: u64) -> Order {
         let drawn = (id + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         Order {
@@ -61,7 +61,7 @@ impl Collection for Order {
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Inserts for so long, `step` documents at once; documents a second.
+/// Inserts `step` documents at a time, for `time`. Returns documents per second.
 fn rate(
     time: Duration,
     next: &mut u64,

@@ -1,5 +1,5 @@
-//! The time of reductions of ranges between two random keys, asked again while nothing changes: the reduce of a view of
-//! a million documents, and sums, greatest numbers and counts of as many rows of 108 bytes. All are in memory.
+//! Measures reductions over ranges between two random keys, repeated without changes in between: the reduce of a view
+//! of a million documents, and the sum, maximum and count of as many rows of 108 bytes. Everything is in memory.
 //!
 //! `cargo run --release -p drumlin-collections --example reduces [DOCUMENTS]`
 
@@ -51,7 +51,7 @@ impl Collection for Sale {
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Values are 92 bytes; a number is in the first eight.
+/// Loads documents and rows. The value of a row has 92 bytes, the first eight of which are a number.
 fn load(rows: &Keyspace, documents: &Documents<Sale>, collections: &Collections, count: u64) -> Outcome {
     for first in (0..count).step_by(1000) {
         let numbers = first..(first + 1000).min(count);
@@ -67,15 +67,15 @@ fn load(rows: &Keyspace, documents: &Documents<Sale>, collections: &Collections,
     Ok(())
 }
 
-/// Two random numbers below `end`, the lesser first.
+/// Returns two random numbers below `end`, the smaller first.
 fn range(number: u64, end: u64) -> (u64, u64) {
     let (one, other) = (drawn(2 * number) >> 20, drawn(2 * number + 1) >> 20);
     let (one, other) = (one % end, other % end);
     (one.min(other), one.max(other))
 }
 
-/// Prints the time that `ask` takes for all, which makes the states; then, of random ranges, the median and the 99th
-/// percentile, and the least median of a round.
+/// Prints the time of a reduction of all rows, which creates the kept states. Then prints, for random ranges, the
+/// median and 99th percentile, and the lowest median of a round.
 fn measure(name: &str, end: u64, mut ask: impl FnMut(u64, u64) -> Outcome) -> Outcome {
     let start = Instant::now();
     ask(0, end)?;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 struct Order {
     id: u64,
     customer: String,
-    /// Year and month, such as 202611.
+    /// Year and month, for example 202611.
     month: u32,
     lines: Vec<Line>,
 }
@@ -27,7 +27,7 @@ struct Line {
 impl Order {
     const BY_CUSTOMER: Index<Order, String> = Index::new("by customer", |order| order.customer.clone());
 
-    /// Cents by month and category: a row for each line of an order.
+    /// Cents by month and category, with one row for each line of an order.
     const REVENUE: View<Order, (u32, String), u64> = View::new("revenue", |order: &Order, emit| {
         for line in &order.lines {
             emit((order.month, line.category.clone()), line.cents);
@@ -88,7 +88,7 @@ pub(crate) fn run(db: &Database, out: &mut impl Write) -> Result<(), Box<dyn std
         writeln!(out, "  {category:<8} {}", euros(cents))?;
     }
 
-    // Ada sends the books of October back: index and view follow the document.
+    // Ada returns her October books: the index and the view follow the document.
     orders.update(1, |order| order.lines.retain(|line| line.category != "books"))?;
     let total = orders.view(&Order::REVENUE).reduce(..)?.unwrap_or(0);
     writeln!(out, "after a return, in all:\n           {}", euros(total))?;

@@ -1,13 +1,14 @@
-//! A queue of tasks: each is visible from a time on, is held by one worker at a time, and comes back if it fails.
+//! A task queue. A task is visible from a given time on, is leased by one worker at a time, and is retried if it fails.
 //!
 //! `cargo run --release -p drumlin-collections --example task_queue [FOLDER] [SECONDS]`
 //!
-//! With a folder it also measures there, for so many seconds (2 by default) each, what the queue does per second with 1
-//! to 64 threads: enqueues, leases and acknowledgements, each a durable transaction. The files are removed.
+//! If FOLDER is given, the example also measures the queue there, with 1 to 64 threads: enqueues, leases and
+//! acknowledgements per second, each a durable transaction. Each measurement takes SECONDS, 2 by default. The files are
+//! removed.
 //!
-//! Tasks that need no lease (no second attempt, no view of them) are plain rows:
-//! [`Keyspace::pop_first_in`](drumlin::Keyspace::pop_first_in) takes the next, and
-//! [`Transaction::pop_first_in`](drumlin::Transaction::pop_first_in) keeps it until the transaction ends.
+//! Tasks that need no lease (no second attempt, no view of them) can be plain rows:
+//! [`Keyspace::pop_first_in`](drumlin::Keyspace::pop_first_in) takes the next one, and
+//! [`Transaction::pop_first_in`](drumlin::Transaction::pop_first_in) keeps it locked until the transaction ends.
 
 use std::io::Write;
 use std::path::Path;
@@ -23,16 +24,16 @@ use serde::{Deserialize, Serialize};
 const TASKS: u32 = 30;
 const WORKERS: usize = 3;
 const ATTEMPTS_MAX: u32 = 3;
-/// A worker that has not ended a task by then is taken for dead, and another gets the task.
+/// If a worker does not finish a task within this time, it is considered dead, and another worker gets the task.
 const LEASE: Duration = Duration::from_secs(60);
 const RETRY_DELAY: Duration = Duration::from_millis(2);
-/// The threads that are measured at once.
+/// The numbers of threads to measure with.
 const THREADS: [usize; 4] = [1, 4, 16, 64];
 
 #[derive(Serialize, Deserialize)]
 struct Task {
     id: u32,
-    /// The time from which on a worker may take it; none once it has failed for good.
+    /// The time from which a worker may take the task; `None` once the task has failed for good.
     visible_after: Option<SystemTime>,
     attempts: u32,
 }
@@ -55,8 +56,8 @@ impl Collection for Task {
     }
 }
 
-/// Takes the task that has been visible for longest, and hides it from the other workers for the time of a lease. Of
-/// two workers that find the same task the second gets a conflict, and looks again.
+/// Takes the task that has been visible longest, and hides it from other workers for the time of a lease. If two
+/// workers find the same task, the second gets a conflict and runs again.
 fn take(collections: &Collections, tasks: &Documents<Task>) -> Result<Option<Task>, Error> {
     collections.transact(|tx| {
         let now = SystemTime::now();
@@ -69,14 +70,14 @@ fn take(collections: &Collections, tasks: &Documents<Task>) -> Result<Option<Tas
     })
 }
 
-/// Gives a task back that could not be done, or up.
+/// Returns a task that failed to the queue, or gives it up after the last attempt.
 fn give_back(tasks: &Documents<Task>, mut task: Task) -> Result<(), Error> {
     let can_retry = task.attempts < ATTEMPTS_MAX;
     task.visible_after = can_retry.then(|| SystemTime::now() + RETRY_DELAY);
     tasks.put(&task)
 }
 
-/// Every fifth task fails the first time, and number 13 each time.
+/// Simulates work: every fifth task fails at its first attempt, and task 13 at every attempt.
 fn work(task: &Task) -> bool {
     task.id != 13 && (!task.id.is_multiple_of(5) || task.attempts > 1)
 }
@@ -89,7 +90,7 @@ pub(crate) fn run(db: &Database, out: &mut impl Write) -> Result<(), Box<dyn std
     }
     let (attempts, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let worker = || -> Result<(), Error> {
-        // As long as there is a task that is visible, held, or to be tried again.
+        // Continue while any task is visible, leased or waiting for a retry.
         while tasks.index(&Task::BY_TIME).count(..)? > 0 {
             let Some(task) = take(&collections, &tasks)? else {
                 thread::sleep(RETRY_DELAY);
@@ -119,8 +120,8 @@ pub(crate) fn run(db: &Database, out: &mut impl Write) -> Result<(), Box<dyn std
     Ok(())
 }
 
-/// Calls `step` by many threads for so long, or until it returns `false`. Returns how often a second it returned
-/// `true`, and how often for each sync.
+/// Calls `step` from many threads for `time`, or until it returns `false`. Returns the number of successful calls per
+/// second and per sync.
 fn rate(
     db: &Database,
     threads: usize,
@@ -142,7 +143,7 @@ fn rate(
     Ok((done / start.elapsed().as_secs_f64(), done / syncs))
 }
 
-/// Prints what the queue does per second.
+/// Measures the queue with each number of threads, and prints the rates.
 fn measure(folder: &Path, time: Duration, out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir_in(folder)?;
     writeln!(out, "per second (and for each sync)   enqueues        leases          acknowledgements")?;

@@ -1,4 +1,4 @@
-//! Measurements of sensors: sums, least and greatest over any interval, in steps of any length.
+//! Sensor measurements: count, sum, minimum and maximum over any interval, in steps of any length.
 //!
 //! `cargo run -p drumlin-collections --example time_series`
 
@@ -13,12 +13,12 @@ const HOUR: u64 = 3600;
 #[derive(Serialize, Deserialize)]
 struct Measurement {
     sensor: String,
-    /// Seconds since the first of the month.
+    /// Seconds since the beginning of the month.
     time: u64,
     value: i64,
 }
 
-/// A summary of some measurements; two make one.
+/// A summary of some measurements. Two summaries combine into one.
 #[derive(Serialize, Deserialize, Clone, Copy)]
 struct Summary {
     count: u64,
@@ -72,7 +72,7 @@ impl Collection for Measurement {
 pub(crate) fn run(db: &Database, out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
     let collections = Collections::new(db);
     let measurements = collections.open::<Measurement>()?;
-    // Two sensors, a measurement each ten minutes for a day.
+    // Two sensors, each measured every ten minutes for a day.
     for sensor in ["attic", "cellar"] {
         collections.transact(|tx| {
             (0..144).try_for_each(|number| {
