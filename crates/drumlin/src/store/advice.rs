@@ -1,9 +1,10 @@
-//! Files of advice: `lock`, `probe`, `resident`, `counts-0`, `counts-1`. Nothing rests on them, and a newer one is
-//! written over the one before it.
+//! Advice files: `lock`, `probe`, `resident`, `counts-0`, `counts-1`. The database does not depend on them, and each
+//! new version overwrites the last.
 //!
 //! # Invariants
-//! 1. The database writes to such a file only after its first bytes have proved that it is one. A folder, a pipe, a
-//!    symbolic link or a foreign file of that name stays as it is, and the opening does without the advice.
+//! 1. The database writes to such a file only after the file's first bytes have proved that it is an advice file. A
+//!    folder, a pipe, a symbolic link or a foreign file of that name is left alone, and the opening does without the
+//!    advice.
 
 use std::io;
 use std::path::Path;
@@ -12,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::format::BLOCK_BYTES;
 use crate::io::{FileRef, FolderRef, OpenOptions};
 
-/// The blocks in which a file's first written byte is looked for. A file whose head was not written yet, or was lost
-/// in a power cut, begins with zeros.
+/// The number of blocks searched for a file's first nonzero byte. A file begins with zeros if its head was not written
+/// yet or was lost in a power cut.
 const HEAD_BLOCKS: u64 = 16;
 
-/// Opens a file of advice to be written, or makes it. `is_ours` judges its first block that is not zero, which the
-/// file's end may cut short; a file of zeros alone has nothing to lose.
+/// Opens an advice file for writing, creating it if necessary. `is_ours` judges the first block that is not all zeros,
+/// which the end of the file may cut short. A file of zeros has nothing to lose.
 pub(super) fn open_to_write(folder: &FolderRef, name: &str, is_ours: fn(&[u8]) -> bool) -> io::Result<FileRef> {
     let file = folder.open(name, OpenOptions { write: true, create: true, ..OpenOptions::default() })?;
     let mut block = [0; BLOCK_BYTES];
@@ -31,11 +32,11 @@ pub(super) fn open_to_write(folder: &FolderRef, name: &str, is_ours: fn(&[u8]) -
             break;
         }
     }
-    Err(io::Error::other("it is somebody else's file, and left as it is"))
+    Err(io::Error::other("it belongs to something else and was left unchanged"))
 }
 
-/// Like [`open_to_write`]. A file that can't be opened is reported once and turns `is_on` off; a full disk, which may
-/// pass, does not.
+/// Like [`open_to_write`], but turns `is_on` off and logs a warning if the file cannot be opened. A full disk may pass,
+/// so it turns nothing off.
 pub(super) fn open_or_turn_off(
     is_on: &AtomicBool,
     folder: &FolderRef,
@@ -50,7 +51,7 @@ pub(super) fn open_or_turn_off(
             None
         }
         Err(error) => {
-            log::warn!("opening {}: {error}. It is not written while the database is open", path(folder));
+            log::warn!("opening {}: {error}. This file is not used until the database is reopened", path(folder));
             is_on.store(false, Ordering::Relaxed);
             None
         }

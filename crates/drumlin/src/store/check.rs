@@ -1,4 +1,4 @@
-//! Verifying everything that is on disk, of an open database. For one that is not opened see `store/examine.rs`.
+//! Verifies everything on disk of an open database. For a database that is not open, see `store/examine.rs`.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -33,26 +33,26 @@ pub struct CheckReport {
     pub keyspaces: u64,
     /// Pages read, those of large values included.
     pub pages: u64,
-    /// Rows met on the way through every tree; of an [examination](crate::Config::examine) those in sound leaves.
+    /// Rows found by scanning every tree. For an [examination](crate::Config::examine), the rows in intact leaves.
     pub rows: u64,
     /// Bytes of extents read.
     pub extent_bytes: u64,
-    /// Log records verified; of an [examination](crate::Config::examine) those that opening would apply.
+    /// Log records verified. For an [examination](crate::Config::examine), the records that opening would apply.
     pub log_records: u64,
     /// The newest commit that the checkpoint holds.
     pub checkpoint: Timestamp,
-    /// The newest commit that is there: the checkpoint and the sound records of the log hold all up to it.
+    /// The newest commit found: the checkpoint and the intact records of the log contain all commits up to it.
     pub last: Timestamp,
-    /// All damage found, up to [`DAMAGE_COUNT_MAX`](CheckReport::DAMAGE_COUNT_MAX).
+    /// All corruption found, up to [`DAMAGE_COUNT_MAX`](CheckReport::DAMAGE_COUNT_MAX).
     pub corruption: Vec<Corruption>,
-    /// The number of further findings beyond those listed.
+    /// The number of findings beyond those listed.
     pub unlisted: u64,
-    /// Corruption that opening has repaired because nothing depended on it: a superblock beside one that is sound. A
-    /// power cut while it was written leaves one; so does a medium that loses bytes.
+    /// Corruption that opening repaired because nothing depended on it: a corrupted superblock whose counterpart is
+    /// valid. A power cut during a superblock write leaves one; so does a device that loses bytes.
     pub mended: Vec<Corruption>,
 }
 
-/// One thing that is not as it was written.
+/// One finding of a check: a part of a file that is not as it was written.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -63,15 +63,15 @@ pub struct CheckReport {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Corruption {
-    /// The file.
+    /// The file that is corrupted.
     pub file: PathBuf,
-    /// The page, record or structure.
+    /// The page, record or structure that is corrupted.
     pub what: String,
     /// The check that failed.
     pub reason: String,
-    /// The rows that are lost by it.
+    /// The rows that are lost because of it.
     pub cost: String,
-    /// Their keys, if it is one page that is corrupted and the nodes above it tell which keys it has.
+    /// The keys of the lost rows, if a single page is corrupted and the nodes above it show which keys it holds.
     pub keys: Option<LostKeys>,
     page: Option<PageKey>,
 }
@@ -88,11 +88,11 @@ pub struct Corruption {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LostKeys {
-    /// The name of their keyspace.
+    /// The name of the keyspace.
     pub keyspace: String,
-    /// The first key; `None` if there is none before those that are lost.
+    /// The first key of the lost range, or `None` if the range begins with the first key of the keyspace.
     pub lower: Option<Vec<u8>>,
-    /// The first key behind them; `None` if there is none.
+    /// The first key after the lost range, or `None` if the range has no end.
     pub upper: Option<Vec<u8>>,
 }
 
@@ -108,7 +108,7 @@ pub struct LostKeys {
 pub struct CheckProgress {
     /// Pages verified so far.
     pub pages_done: u64,
-    /// Pages in all, about.
+    /// The approximate number of all pages.
     pub pages_total: u64,
 }
 
@@ -140,7 +140,7 @@ impl std::fmt::Display for LostKeys {
     }
 }
 
-/// Tells which keys corrupted pages had, from nodes that are sound.
+/// Finds the keys that corrupted pages hold, by looking at the intact nodes that refer to them.
 pub(super) struct KeysOfPages {
     keyspace: KeyspaceId,
     name: String,
@@ -148,7 +148,7 @@ pub(super) struct KeysOfPages {
 }
 
 impl KeysOfPages {
-    /// Of the pages of a keyspace that are listed in a report.
+    /// Begins with the corrupted pages of one keyspace that a report lists.
     pub(super) fn of(report: &CheckReport, keyspace: KeyspaceId, name: &str) -> KeysOfPages {
         let pages = report.corruption.iter().filter_map(|corruption| corruption.page);
         let pages = pages.filter(|page_key| page_key.keyspace == keyspace).map(|page_key| page_key.page).collect();
@@ -159,7 +159,7 @@ impl KeysOfPages {
         self.pages.is_empty()
     }
 
-    /// Notes the keys of those pages that this node refers to: children, and chunks of large values.
+    /// Records the keys of those corrupted pages that this node refers to: its children, or chunks of its large values.
     pub(super) fn look_at(&self, report: &mut CheckReport, page: &[u8]) {
         if self.is_empty() {
             return;
@@ -196,14 +196,14 @@ impl KeysOfPages {
 }
 
 impl CheckReport {
-    /// The most corruptions that are listed: a file that was cut short may lack millions of pages.
+    /// The most corruptions listed: a file that was cut short may lack millions of pages.
     pub const DAMAGE_COUNT_MAX: usize = 1000;
 
     pub(super) fn note(&mut self, error: Error, cost: impl Into<String>) {
         self.push(Corruption::of(error, cost));
     }
 
-    /// Notes a corrupted page, once.
+    /// Records a corrupted page once.
     pub(super) fn note_page(&mut self, error: Error, keyspace: &str, page_key: PageKey) {
         if self.corruption.iter().any(|known| known.page == Some(page_key)) {
             return;
@@ -226,13 +226,13 @@ impl Store {
         let mut report = CheckReport::default();
         for error in &self.opening.passed_over {
             match self.is_salvage {
-                true => report.note(error.clone(), "what it leads to; the database does not open"),
+                true => report.note(error.clone(), "everything reached through it; the database does not open"),
                 false => report.mended.push(Corruption::of(error.clone(), "nothing")),
             }
         }
         let space = &self.engine.space;
         {
-            // No checkpoint moves what is being looked at.
+            // While `page_tables` is locked, no checkpoint moves what is being checked.
             let mut page_tables = self.page_tables.lock();
             let bytes = page_tables.check(space, |error, cost| report.note(error, cost));
             report.extent_bytes += bytes;
@@ -257,12 +257,12 @@ impl Store {
             self.check_tree(open, &mut report);
         }
         progress(CheckProgress { pages_done: pages_total, pages_total });
-        // The files may be another opening's by now.
+        // By now the files may belong to another opening.
         space.check_open()?;
         Ok(report)
     }
 
-    /// Every extent that the keyspace's table names.
+    /// Checks every extent that the keyspace's page table refers to.
     fn check_pages(
         &self,
         open: &OpenKeyspace,
@@ -284,7 +284,7 @@ impl Store {
                 _ => None,
             })
             .collect();
-        // In the order of the disk.
+        // Read them in disk order.
         extents.sort_unstable();
         let addresses: Vec<ExtentAddress> = extents.iter().map(|(address, _)| *address).collect();
         let read = self.engine.pool.read_past(&addresses, |index, bytes| {
@@ -296,14 +296,14 @@ impl Store {
             }
             let checked = bytes.and_then(|bytes| check_page(&self.engine.space, pages.id, page, address, bytes));
             if let Err(error) = checked {
-                // A page that was moved or changed meanwhile is not damaged.
+                // A page that was moved or changed in the meantime is not corrupted.
                 if self.is_still_at(pages, page, address) {
                     report.note_page(error, open.name(), open.tree.page_key(page));
                 }
             }
         });
         if let Err(error) = read {
-            report.note(error, format!("the rest of the pages of keyspace {:?} were not looked at", open.name()));
+            report.note(error, format!("the rest of the pages of keyspace {:?} were not checked", open.name()));
         }
     }
 
@@ -318,21 +318,21 @@ impl Store {
         }
     }
 
-    /// The way through the whole tree. The rows that it meets are counted, for the counts that the keyspace keeps.
+    /// Walks the whole tree. Adds the rows found to the counts that the keyspace keeps.
     fn check_tree(&self, open: &Arc<OpenKeyspace>, report: &mut CheckReport) {
         let found_count = |report: &CheckReport| report.corruption.len() as u64 + report.unlisted;
         let (kept, found_before) = (self.counts_of_check(open), found_count(report));
         self.walk_tree(open, kept.as_deref(), report);
         let Some(kept) = kept.filter(|_| found_count(report) == found_before) else { return };
-        // The inner nodes, of which all children are counted.
+        // All leaves are counted now, so this adds the inner nodes.
         let mut cursor = CountCursor::new(Vec::new(), None, kept.base().generation);
         if let Err(error) = ready(open.tree.count_on(WaitMode::Blocking, &kept, &mut cursor, None)) {
-            log::debug!("counting the rows of keyspace {:?} beside a check: {error}", open.name());
+            log::debug!("counting the rows of keyspace {:?} during a check: {error}", open.name());
         }
     }
 
-    /// The counts that a check adds to: those that are kept, or new ones if the keyspace is worth them. A database that
-    /// is only read keeps none for its next opening.
+    /// Returns the counts that a check adds to: the kept ones, or new ones if the keyspace is large enough. A read-only
+    /// database returns none, as it cannot write them for the next opening.
     fn counts_of_check(&self, open: &OpenKeyspace) -> Option<Arc<KeptCounts>> {
         if self.is_read_only {
             return None;
@@ -341,7 +341,7 @@ impl Store {
         open.tree.counts.kept().or_else(|| is_large().then(|| self.engine.keep_counts(&open.tree)).flatten())
     }
 
-    /// Every key is found where the fences say, in order.
+    /// Checks that every key lies between the fences that lead to it, in order.
     fn walk_tree(&self, open: &Arc<OpenKeyspace>, kept: Option<&KeptCounts>, report: &mut CheckReport) {
         let mut lower: Vec<u8> = Vec::new();
         let mut ahead = ReadAhead::new(Direction::Forward);
@@ -365,10 +365,10 @@ impl Store {
                         None => return,
                     }
                 }
-                // It was dropped meanwhile.
+                // The keyspace was dropped in the meantime.
                 Err(Error::KeyspaceDropped { .. }) => return,
                 Err(error) => {
-                    // Its parent tells where the keys end that it is the way to.
+                    // The fences in its parent show where the keys of the unreadable page end.
                     if let Ok(Some(found)) = ready(open.tree.unreadable(WaitMode::Blocking, &lower)) {
                         report.note_page(found.error, open.name(), open.tree.page_key(found.page));
                         keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
@@ -385,7 +385,7 @@ impl Store {
                         lower.escape_ascii()
                     );
                     report.note(error, cost);
-                    // Go on behind what can't be read, if its neighbours tell where that is.
+                    // Continue after the unreadable leaf if its neighbours show where its keys end.
                     match self.behind(open, &lower) {
                         Some(next) => lower = next,
                         None => return,
@@ -395,14 +395,14 @@ impl Store {
         }
     }
 
-    /// The first key behind the unreadable leaf that covers `key`.
+    /// Returns the first key after the unreadable leaf that covers `key`.
     fn behind(&self, open: &OpenKeyspace, key: &[u8]) -> Option<Vec<u8>> {
         let next = open.tree.upcoming(Target::At(key), Direction::Forward, 1).next;
         next.filter(|next| &next[..] > key)
     }
 }
 
-/// Verifies the extent of a page that was read: its kind, and what was in it before compression.
+/// Verifies the extent of a page that was read: its kind, and its decompressed content.
 pub(super) fn check_page(
     space: &Space,
     keyspace: KeyspaceId,

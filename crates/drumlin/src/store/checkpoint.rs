@@ -1,5 +1,5 @@
-//! Making checkpoints: the order of their steps. ARCHITECTURE.md ("The life of a checkpoint") lists them, and a test
-//! compares the list with the calls here.
+//! Makes checkpoints: the order of their steps. ARCHITECTURE.md ("The life of a checkpoint") lists them, and a test
+//! compares that list with the calls here.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,18 +22,18 @@ use crate::space::{Frees, Purpose};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CheckpointReport {
-    /// The state that it holds is that after this commit.
+    /// The newest commit that the checkpoint includes.
     pub timestamp: Timestamp,
-    /// Pages written for it.
+    /// Pages written for the checkpoint.
     pub pages_written: u64,
-    /// Bytes written for it, tables included.
+    /// Bytes written for the checkpoint, tables included.
     pub bytes_written: u64,
-    /// The time that it took. Commits went on meanwhile.
+    /// The time that the checkpoint took. Commits continued during it.
     pub duration: Duration,
 }
 
 impl Store {
-    /// Makes the state of this moment durable in its place; on a full disk it empties sparse segments too.
+    /// Makes the current state durable in the data file. On a full disk, also empties sparse segments to find space.
     pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
         let made = match self.checkpoint_after(Frees::Nothing) {
             Err(Error::DiskFull { .. }) => self.make_space(),
@@ -43,8 +43,9 @@ impl Store {
         made
     }
 
-    /// Makes a checkpoint if there is space for it; else `DiskFull`. One that frees no segment must not take the last
-    /// that are free, or there would be none for any other: `frees` tells if segments were emptied for it.
+    /// Makes a checkpoint if there is space for it, otherwise returns `DiskFull`. A checkpoint that frees no segment
+    /// must leave one free, or no later checkpoint could be made. `frees` says whether segments were emptied for this
+    /// one.
     pub(crate) fn checkpoint_after(&self, frees: Frees) -> Result<CheckpointReport> {
         self.checkpoint_of(&mut self.page_tables.lock(), frees)
     }
@@ -55,7 +56,8 @@ impl Store {
         let began = self.now();
         let result = self.make_checkpoint(page_tables, began);
         if let Err(error) = &result {
-            // A checkpoint that has begun can't be resumed: pages are clean whose images no table names.
+            // A checkpoint that has begun cannot be resumed: some pages are already clean, but no table names their
+            // images.
             self.engine.space.fail_quietly(&format!("a checkpoint failed: {error}"));
             self.maintenance.state.lock().failed = true;
             self.maintenance.changed.notify_all();
@@ -63,17 +65,18 @@ impl Store {
         result
     }
 
-    /// All of a checkpoint that may be refused: nothing is changed by it.
+    /// Does everything that may be refused. If it fails, the checkpoint has not begun.
     fn prepare_checkpoint(&self, frees: Frees) -> Result<()> {
         let engine = &self.engine;
         engine.check_failure()?;
-        // Large values that were removed, and that no reader needs, are freed with this checkpoint.
+        // This checkpoint frees the large values that were removed and that no reader needs.
         engine.collect_all_garbage();
         let frees = if engine.space.segments.has_released() { Frees::Segments } else { frees };
         let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), 0).map(drop);
         match reserve() {
             Err(Error::DiskFull { .. }) => {
-                // Pages count as whole frames until they are written, and may be much smaller then.
+                // Dirty pages are counted as whole frames until they are written. Their compressed size may be much
+                // smaller.
                 crate::coverage::mark!("dirty pages were written for a checkpoint to find space");
                 engine.pool.write_back_all(frees)?;
                 reserve()?;
@@ -87,9 +90,9 @@ impl Store {
         let engine = &self.engine;
         let space = &engine.space;
         let written_before = space.traffic.write_bytes.load(Ordering::Relaxed);
-        // From here on: commits beside this checkpoint do not ask for another at once.
+        // Count log bytes from here on, so that commits made during this checkpoint do not immediately request another.
         engine.log_bytes_checkpointed.store(engine.log_bytes_written(), Ordering::Relaxed);
-        // The segment that large values are put into ends with the epoch, so that it can be emptied one day.
+        // Close the segment that large values are appended to with the epoch. An open segment could never be emptied.
         space.seal_values();
         let corrupted_chunks = page_tables.corrupted_chunks();
         let id = self.draw_checkpoint_id();
@@ -113,7 +116,7 @@ impl Store {
         page_tables.settle(space, epoch);
         engine.log().truncate(timestamp, page_tables.superblock.checkpoint);
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
-        // Page tables may have grown.
+        // Page tables may have grown and need memory that states of reducers take.
         self.shed_states();
         self.warm_start.note_written(pages_written);
         let duration = self.now() - began;
@@ -133,7 +136,7 @@ mod tests {
     use crate::space::Frees;
     use crate::{Config, Durability};
 
-    /// A checkpoint has the segment that it writes to before it begins, after which others may take what is free.
+    /// A checkpoint takes the segment that it writes to before it begins. Afterwards others may take the free segments.
     #[test]
     fn a_checkpoint_begins_with_a_segment() {
         let db = Config::new().backend(crate::io::in_memory()).memory(16 << 20).open("/db").unwrap();
@@ -145,7 +148,7 @@ mod tests {
         assert!(store.engine.space.room_bytes() > 0);
     }
 
-    /// A checkpoint captures counts until they are written, and no longer: changes are folded while it syncs.
+    /// A checkpoint captures counts only until they are written: changes are folded again while it syncs.
     #[test]
     fn changes_are_folded_while_a_checkpoint_syncs() {
         const ROWS: u64 = 5_000;

@@ -1,7 +1,7 @@
-//! Cleaning: moving what lives out of sparse segments, so that they serve again.
+//! Cleaning: moves live extents out of sparse segments, so that the segments can be reused.
 //!
-//! Nodes in memory are made dirty, so that the next checkpoint writes them elsewhere. All else is copied as it lies on
-//! disk; of a value in memory the frame is told the new place.
+//! A node in memory is marked dirty, and the next checkpoint writes it to another place. Every other extent is copied
+//! byte for byte. If the copied extent is a value in memory, its frame gets the new address.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::format::{ExtentAddress, PageId, SegmentId};
 use crate::space::{EpochGuard, Frees, PageEntry, PageSpace, Purpose, SpaceReservation};
 
-/// The result of compacting.
+/// The result of compacting a database.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -28,43 +28,43 @@ use crate::space::{EpochGuard, Frees, PageEntry, PageSpace, Purpose, SpaceReserv
 pub struct CompactReport {
     /// The data file's length before.
     pub bytes_before: u64,
-    /// And after.
+    /// The data file's length after.
     pub bytes_after: u64,
-    /// The time that it took.
+    /// The time that compacting took.
     pub duration: Duration,
 }
 
-/// A database under endless updates may take this much more than what lives in it before segments are emptied.
+/// Waste that a database under constant updates may have before segments are emptied, as a share of the bytes in use.
 const WASTE_SHARE_MAX: f64 = 0.22;
-/// The share that is freed at once at least: finding what lives in segments is a pass over all page tables.
+/// The least share that one pass frees: to find the live extents of segments, it reads all page tables.
 const CLEANED_SHARE_MIN: f64 = 1.0 / 32.0;
-/// More waste than this is emptied with checkpoints of its own.
+/// Above this share of waste, segments are emptied with checkpoints of their own.
 const URGENT_SHARE_MIN: f64 = 0.45;
-/// Segments that are fuller than this are left alone then.
+/// Segments that are fuller than this are not emptied.
 const LIVE_SHARE_MAX: f64 = 0.80;
-/// Compacting leaves segments alone that are fuller than this: extents of a quarter of a megabyte do not pack closer.
+/// Compacting does not empty segments that are fuller than this: extents of up to 256 KiB do not pack more tightly.
 const PACKED_SHARE_MIN: f64 = 0.80;
-/// Checkpoints of which none has needed a free segment when it goes back to the file system.
+/// A free segment goes back to the file system after this many checkpoint intervals have not needed it.
 const UNNEEDED_CHECKPOINTS: usize = 8;
-/// Fewer segments than this are not worth a change of the file's length, nor less than a sixteenth of it.
+/// The least number of segments to give back at once. They must also be at least a sixteenth of the file.
 const GIVEN_BACK_MIN: u64 = 8;
-/// Rounds in which compacting moves the file's end to its front.
+/// The most rounds in which compacting moves the end of the file to its front.
 const COMPACT_ROUNDS_MAX: usize = 16;
-/// Segments emptied in one go: one pass over the page tables finds what lives in all of them.
+/// The most segments emptied in one pass: a single pass over the page tables finds the live extents of all of them.
 const VICTIM_COUNT_MAX: usize = 256;
-/// The same on an idle database, whose next commits may wait until they are empty.
+/// The same limit on an idle database, where commits may arrive that have to wait until the pass is over.
 const PACKED_COUNT_MAX: usize = 16;
 
-/// Segments that were free all the time between recent checkpoints.
+/// Counts of segments that stayed free throughout recent checkpoint intervals.
 #[derive(Debug, Default)]
 pub(super) struct Unneeded {
-    /// The newest last, [`UNNEEDED_CHECKPOINTS`] at most.
+    /// The newest is last; at most [`UNNEEDED_CHECKPOINTS`].
     counts: VecDeque<u64>,
 }
 
 impl Unneeded {
-    /// Notes how many there were before one more checkpoint. Returns how many there were at all of them, once there
-    /// are enough.
+    /// Adds the count of one more checkpoint interval. Returns the smallest of the recent counts once there are enough,
+    /// and 0 until then.
     fn note(&mut self, count: u64) -> u64 {
         self.counts.push_back(count);
         if self.counts.len() < UNNEEDED_CHECKPOINTS {
@@ -80,7 +80,7 @@ impl Unneeded {
 #[derive(Clone, Copy, Default)]
 struct Emptied {
     page_count: u64,
-    /// Set where pages are left.
+    /// The reason why pages are left, if any are.
     left: Option<Left>,
 }
 
@@ -91,12 +91,12 @@ struct Moved {
     new: ExtentAddress,
 }
 
-/// Why the rest of the pages must wait for the next checkpoint.
+/// The reason why the remaining pages must wait for the next checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Left {
     /// There was no disk space for them.
     NoSpace,
-    /// The changes of page tables filled their memory.
+    /// The changes of the page tables filled their memory.
     ManyChanges,
 }
 
@@ -105,7 +105,7 @@ impl Emptied {
         Emptied { page_count: self.page_count + more.page_count, left: self.left.or(more.left) }
     }
 
-    /// A full disk ends moving and is no failure.
+    /// Ends moving because of `error`. A full disk is no failure.
     fn ended_by(self, error: Error) -> Result<Emptied> {
         match error {
             Error::DiskFull { .. } => Ok(Emptied { left: Some(Left::NoSpace), ..self }),
@@ -115,7 +115,7 @@ impl Emptied {
 }
 
 impl Store {
-    /// Empties sparse segments if waste has grown past its share.
+    /// Empties sparse segments if there is too much waste.
     pub(crate) fn clean_segments(&self) -> Result<()> {
         let unneeded = &mut self.cleaning.lock();
         let segments = &self.engine.space.segments;
@@ -133,7 +133,7 @@ impl Store {
                 break;
             }
             if wasted_bytes < share_bytes(URGENT_SHARE_MIN) {
-                // The next checkpoint frees them.
+                // The next checkpoint frees these segments.
                 self.move_out(&victims.iter().copied().collect())?;
                 break;
             }
@@ -148,8 +148,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives free segments that recent intervals between checkpoints did without back to the file system. What lives
-    /// in their place at the file's end moves to its front, so that they can be given back in a later round.
+    /// Gives back to the file system the free segments that recent checkpoint intervals did not need. Live extents at
+    /// the end of the file move to its front, so that a later round can give those segments back too.
     fn give_back(&self, unneeded_count: u64) -> Result<()> {
         let segments = &self.engine.space.segments;
         let usage = segments.usage();
@@ -163,8 +163,8 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the file of an idle database shorter, if that is worth checkpoints, until there is something else to do.
-    /// Returns `true` if it became shorter, so that it may be worth more.
+    /// Shortens the file of an idle database if that is worth a few checkpoints. Stops when the maintenance thread gets
+    /// a request. Returns `true` if the file became shorter, because another round may shorten it more.
     pub(crate) fn pack_file(&self) -> Result<bool> {
         let _alone = self.cleaning.lock();
         let usage = self.engine.space.segments.usage();
@@ -176,8 +176,9 @@ impl Store {
         Ok(self.engine.space.segments.usage().segment_count < usage.segment_count)
     }
 
-    /// Gives the segments of a load that ended without being attached, which are free, back to the file system, but for
-    /// as many as were free before it. Checkpoints that the load waited for on a full disk may lie behind them.
+    /// Gives the free segments of a failed load back to the file system, except for as many as were free before the
+    /// load. Checkpoints for which the load waited on a full disk may lie behind its segments; then the file's end is
+    /// moved.
     pub(crate) fn give_back_load(&self, free_segments_before: u64) {
         let space = &self.engine.space;
         let given_back = self.engine.check_failure().and_then(|()| space.shrink(free_segments_before)).and_then(|()| {
@@ -187,13 +188,13 @@ impl Store {
             if has_surplus { self.pack_file().map(drop) } else { Ok(()) }
         });
         if let Err(error) = given_back {
-            log::debug!("{} keeps the space of a load that failed: {error}", self.path.display());
+            log::debug!("{} did not give back the space of a failed load: {error}", self.path.display());
         }
     }
 
-    /// Frees what can be freed on a full disk: what was replaced since the last checkpoint, and then what packing the
-    /// sparsest segments into the little space that there is gains. What is moved goes where the checkpoint writes:
-    /// each segment begun counts here.
+    /// Frees as much as possible on a full disk: first what was replaced since the last checkpoint, then what is gained
+    /// by packing the sparsest segments into the little space left. Moved extents go to the checkpoint's own segments,
+    /// because on a full disk each newly begun segment counts.
     pub(crate) fn make_space(&self) -> Result<CheckpointReport> {
         let _alone = self.cleaning.lock();
         let made = self.make_space_alone();
@@ -205,15 +206,15 @@ impl Store {
         self.engine.collect_garbage();
         self.engine.give_up_spilled();
         self.engine.space.collect_credit();
-        /// Below this share, tables and summaries are moved out of a segment whatever else is in it.
+        /// In segments below this share, tables and summaries are moved out too, whatever else the segment holds.
         const NEARLY_EMPTY_SHARE: f64 = 0.25;
         let space = &self.engine.space;
         let segments = &space.segments;
         let mut made: Option<CheckpointReport> = None;
-        // Commits are accepted meanwhile, which must not count on the space that extents are moved to.
+        // Commits continue while this packs, so the space that extents are moved to is reserved.
         let mut packing = space.reserve(Purpose::Pack, 0)?;
-        // No other checkpoint begins meanwhile: what is moved would go to its epoch, and take the segments that it
-        // counts on.
+        // No other checkpoint may begin while extents are moved: they would go to its epoch, and take the segments that
+        // it counts on.
         let page_tables = &mut self.page_tables.lock();
         loop {
             let free_count = segments.free_count();
@@ -232,7 +233,7 @@ impl Store {
             let frees = if has_emptied { Frees::Segments } else { Frees::Nothing };
             let report = self.checkpoint_of(page_tables, frees)?;
             let state = space.state();
-            // Enough was done for now; the first round may only free what the second needs.
+            // The first round may only free what the second needs, so its result does not end the loop.
             let is_enough = state.is_relieved() || (made.is_some() && state.free_segments <= free_count);
             if is_enough || self.maintenance.state.lock().stop {
                 return Ok(report);
@@ -241,7 +242,7 @@ impl Store {
         }
     }
 
-    /// The sparsest segments, as many as can be moved into the space that there is, which is reserved.
+    /// Returns the sparsest segments, as many as fit into the free space, and reserves that space.
     fn take_movable(&self, packing: &mut SpaceReservation<'_>) -> HashSet<SegmentId> {
         let space = &self.engine.space;
         loop {
@@ -255,15 +256,15 @@ impl Store {
                 moved_bytes += live_bytes;
                 victims.insert(segment);
             }
-            // A commit may have reserved space meanwhile.
+            // A commit may have reserved some of the space since it was measured.
             if packing.resize(moved_bytes) {
                 return victims;
             }
         }
     }
 
-    /// The sparsest segments, as many as promise to free `goal_bytes` and can be emptied before changes of page tables
-    /// fill their memory, but one at least.
+    /// Returns the sparsest segments: as many as should free `goal_bytes` and can be emptied before the changes of page
+    /// tables fill their memory, but at least one.
     fn take_sparse(&self, goal_bytes: u64) -> Vec<SegmentId> {
         let segments = &self.engine.space.segments;
         let movable_bytes = self.movable_bytes();
@@ -279,7 +280,8 @@ impl Store {
             .collect()
     }
 
-    /// The bytes of so many extents of the mean length as may be moved in the newest epoch, while commits go on.
+    /// Estimates the bytes that can be moved in the newest epoch while commits continue: the number of page-table
+    /// changes left, multiplied by the mean length of an extent.
     fn movable_bytes(&self) -> u64 {
         let space = &self.engine.space;
         let count_max = self.engine.budget.epoch_changes_max();
@@ -288,16 +290,16 @@ impl Store {
         space.segments.usage().live_bytes / page_count.max(1) * movable_count
     }
 
-    /// Moves everything live out of the victims and ends with a checkpoint, which moves the tables and frees the
-    /// segments. Makes further checkpoints whenever the changes fill their memory. Returns the reason if pages are
+    /// Moves everything live out of the victims. Ends with a checkpoint, which moves the tables and frees the segments.
+    /// Makes further checkpoints whenever the page-table changes fill their memory. Returns the reason if pages are
     /// left.
     fn evacuate(&self, victims: &[SegmentId]) -> Result<Option<Left>> {
         let segments = &self.engine.space.segments;
         let uses: Vec<_> = victims.iter().map(|victim| (*victim, segments.segment_use(*victim))).collect();
-        // In the first round commits may have used up the changes; after a checkpoint they leave an eighth.
+        // In the first round, commits may have used up the page-table changes. After a checkpoint they leave an eighth.
         let mut is_first = true;
         loop {
-            // A victim that was freed and is in use again holds only new extents.
+            // A victim that was freed and reused holds only new extents.
             let is_left = |(victim, segment_use): &&(SegmentId, _)| segments.segment_use(*victim) == *segment_use;
             let victims: HashSet<SegmentId> = uses.iter().filter(is_left).map(|(victim, _)| *victim).collect();
             let emptied = self.move_out(&victims)?;
@@ -309,13 +311,13 @@ impl Store {
         }
     }
 
-    /// Moves everything live out of the victims, as far as space and the memory for changes allow; the tables among it
-    /// with the next checkpoint, which frees the segments.
+    /// Moves everything live out of the victims, as far as disk space and the memory for changes allow. The next
+    /// checkpoint moves the tables and frees the segments.
     fn move_out(&self, victims: &HashSet<SegmentId>) -> Result<Emptied> {
         self.page_tables.lock().evacuate(victims.iter().copied());
         match self.engine.space.reserve(Purpose::Move, 0) {
             Ok(moves) => self.empty(victims, &moves),
-            // The next checkpoint frees what was released.
+            // The next checkpoint frees what has been released.
             Err(Error::DiskFull { .. }) => Ok(Emptied { left: Some(Left::NoSpace), ..Emptied::default() }),
             Err(error) => Err(error),
         }
@@ -329,9 +331,9 @@ impl Store {
         emptied
     }
 
-    /// The pages to be moved in the next step, before changes of the newest epoch fill their memory; zero when moving
-    /// must continue in the next epoch. At most the eighth that commits leave, since they go on meanwhile. Packing is
-    /// exempt: it must empty its segments, or there may be no space for a checkpoint.
+    /// Returns how many pages the next step may move before the changes of the newest epoch fill their memory; 0 means
+    /// that moving must wait for the next epoch. The limit is the eighth that commits leave, because commits continue.
+    /// Packing has no limit: it must empty its segments, or there may be no space for a checkpoint.
     fn step_pages(&self, moves: &SpaceReservation<'_>) -> usize {
         if moves.purpose() == Purpose::Pack {
             return usize::MAX;
@@ -390,7 +392,7 @@ impl Store {
                 _ => {}
             }
         }
-        // In the order of the disk.
+        // Copy them in disk order.
         as_they_lie.sort_unstable();
         Ok(emptied.and(self.move_extents(pages, &as_they_lie, moves)?))
     }
@@ -402,11 +404,11 @@ impl Store {
         found.is_some_and(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Value as u8)
     }
 
-    /// Makes a node in memory dirty, so that it is written elsewhere. Returns `false` if the page no longer holds a
-    /// node.
+    /// Marks a node in memory dirty, so that the next checkpoint writes it elsewhere. Returns `false` if the page no
+    /// longer holds a node.
     fn touch(&self, pages: &PageSpace, page: PageId, moves: &SpaceReservation<'_>) -> Result<bool> {
         let engine = &self.engine;
-        // For packing all has been reserved.
+        // Packing has reserved all its space already.
         let _reserved_page = match moves.purpose() {
             Purpose::Pack => None,
             purpose => Some(engine.space.reserve(purpose, pages.page_bytes as u64)?),
@@ -418,7 +420,7 @@ impl Store {
             return Ok(false);
         };
         let entry = pages.table.load(page);
-        // A value with the same page id was written after the segment was closed.
+        // A value now under this page id was written after the segment was closed, so it need not move.
         let is_node = write[KIND_OFFSET] != Kind::Value as u8;
         let is_it = is_node && (entry == PageEntry::Leaf(frame) || entry == PageEntry::Immutable(frame));
         if is_it {
@@ -428,14 +430,14 @@ impl Store {
         Ok(is_it)
     }
 
-    /// Copies extents as they lie to a segment of the current epoch and redirects their pages.
+    /// Copies extents byte for byte to a segment of the current epoch, and points their pages to the copies.
     fn move_extents(
         &self,
         pages: &PageSpace,
         found: &[(ExtentAddress, PageId)],
         moves: &SpaceReservation<'_>,
     ) -> Result<Emptied> {
-        /// Bytes copied between two looks at what else there is to do.
+        /// Bytes copied before the next check for a request to stop.
         const STEP_BYTES: u64 = 512 << 10;
         let engine = &self.engine;
         let space = &engine.space;
@@ -454,7 +456,7 @@ impl Store {
             });
             let (step, later) = rest.split_at(count.count());
             rest = later;
-            // The copies are in use, even if a later step failed.
+            // The copies that were made are used even if a later one failed.
             let (moved, ended) = self.copy_extents(pages, step, moves);
             space.flush_moved(moves);
             space.wait_for_jobs(engine.pool.on_written())?;
@@ -476,8 +478,8 @@ impl Store {
         Ok(emptied)
     }
 
-    /// Appends copies of extents to a segment of the current epoch. Damaged ones stay where they are; their next reader
-    /// reports them. Returns the copies made, and the error that ended it, if any.
+    /// Appends copies of extents to a segment of the current epoch. Leaves corrupted extents where they are; their next
+    /// reader reports them. Returns the copies made, and the error that ended copying, if any.
     fn copy_extents(
         &self,
         pages: &PageSpace,
@@ -511,9 +513,9 @@ impl Store {
         (moved, ended.and(read))
     }
 
-    /// Says that the page is at `new` now: in the table, or in the frame where it is in memory. `false` where it has a
-    /// newer image than the one at `old`, or will have. The entry that tells of it comes before that of any later
-    /// change.
+    /// Points the page to `new`, in its table entry or, if it is in memory, in its frame. Returns `false` if the page
+    /// has an image newer than the one at `old`, or a dirty frame that will have one. The change is recorded before any
+    /// later change of the same page.
     fn redirect(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -530,7 +532,7 @@ impl Store {
             }
             let entry = pages.table.load(page);
             match entry {
-                // It was evicted just now.
+                // The page was evicted just now.
                 PageEntry::OnDisk(address) if address == old => {}
                 PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
                     let page_key = PageKey { keyspace: pages.id, page };
@@ -541,7 +543,8 @@ impl Store {
                     let is_its_own = write.header().address() == old && write.header().dirty().is_none();
                     if is_its_own {
                         write.header().set_address(new);
-                        // Recorded while the latch is held, so that the entry of a later change or free comes after it.
+                        // Recorded while the latch is held, so that the record of a later change or free follows this
+                        // one.
                         space.record(epoch_guard.epoch(), pages.id, page, new);
                     }
                     return is_its_own;
@@ -559,11 +562,11 @@ impl Store {
         let bytes_before = file_bytes()?;
         self.checkpoint()?;
         if self.pack()? == Some(Left::NoSpace) {
-            // Packing within the checkpoint's own segments makes room to move the rest, as far as there is any.
+            // Packing into the checkpoint's own segments frees space for moving the rest, if there is any.
             crate::coverage::mark!("compacting made space on a full disk");
             match self.make_space() {
                 Ok(_) => drop(self.pack()?),
-                // It is packed as tightly as the space allows.
+                // The file is packed as tightly as the space allows.
                 Err(Error::DiskFull { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -573,7 +576,7 @@ impl Store {
         Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })
     }
 
-    /// Packs what is sparse and shortens the file; returns the reason if something was left where it was.
+    /// Packs sparse segments and shortens the file. Returns the reason if something was left where it was.
     fn pack(&self) -> Result<Option<Left>> {
         let _alone = self.cleaning.lock();
         match self.pack_alone() {
@@ -586,7 +589,8 @@ impl Store {
         let space = &self.engine.space;
         let segments = &space.segments;
         let mut left = None;
-        // First what is sparse is packed, behind the end where no segment is free: the file may grow meanwhile.
+        // Pack the sparse segments first. If no segment is free, their extents go behind the end, and the file grows
+        // for now.
         let sparse = segments.sparse(PACKED_SHARE_MIN, usize::MAX);
         let sparse: Vec<SegmentId> = sparse.into_iter().map(|(segment, _)| segment).collect();
         for victims in sparse.chunks(VICTIM_COUNT_MAX) {
@@ -596,15 +600,15 @@ impl Store {
         Ok(left)
     }
 
-    /// Moves what lies at the file's end to its front, so many segments at a time, and gives the end back, as long as
-    /// that makes the file shorter and there is nothing else to do. The front has as many segments as are in use, and
-    /// what is left free. Returns the reason if something was left where it was.
+    /// Moves the extents at the end of the file to its front, at most `count_max` segments at a time, and gives the end
+    /// back. Repeats while the file gets shorter and `go_on` returns `true`. The front is as many segments as are in
+    /// use, plus those that must stay free. Returns the reason if something was left where it was.
     fn move_end(&self, count_max: usize, go_on: impl Fn() -> bool) -> Result<Option<Left>> {
         let space = &self.engine.space;
         let segments = &space.segments;
         let mut left = None;
         for _ in 0..COMPACT_ROUNDS_MAX {
-            // Segments that the previous checkpoint still needed are free after another.
+            // Segments that the previous checkpoint still needed are free after this one.
             self.checkpoint_after(Frees::Nothing)?;
             space.shrink(0)?;
             let usage = segments.usage();
@@ -635,7 +639,7 @@ mod tests {
     use super::*;
     use crate::{Config, KeyspaceOptions};
 
-    /// Segments go back that none of eight intervals needed; a burst among them keeps what it took.
+    /// Segments that none of the last eight intervals needed are given back. A burst in one of them keeps what it took.
     #[test]
     fn what_a_burst_needed_is_kept() {
         let mut unneeded = Unneeded::default();
@@ -647,7 +651,8 @@ mod tests {
         assert_eq!(noted(&mut unneeded, &[50; 8]), [9, 9, 9, 9, 9, 9, 9, 50]);
     }
 
-    /// Cleaning takes the segments that it can empty before changes of page tables fill their memory, and frees each.
+    /// Cleaning takes only as many segments as it can empty before page-table changes fill their memory, and frees
+    /// each.
     #[test]
     fn segments_that_are_taken_are_freed() {
         const ROWS: u64 = 120_000;

@@ -1,7 +1,7 @@
-//! Verifying a database that is not opened: one that is damaged so that it does not open, above all.
+//! Verifies a database without opening it, in particular one that is too corrupted to open.
 //!
-//! Everything is read by the code that opening reads it with, which tells of each damage and here goes on without what
-//! is damaged. The database's locks are held meanwhile, by handles that can't write.
+//! Opening and examining read everything with the same code. That code reports each corruption, and an examination
+//! continues without the corrupted part. It holds the locks of the database throughout, by handles that cannot write.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::space::superblocks::{Found, Superblocks};
 use crate::space::{ChunkImage, PageEntry, PageSpace, Space};
 use crate::tree::node::Leaf;
 
-/// An examination writes nothing.
+/// The options of all files: an examination writes nothing.
 const READ_ONLY: OpenOptions = OpenOptions { write: false, create: false, create_new: false, direct: true };
 
 /// Verifies the database at `path` without opening it.
@@ -44,14 +44,14 @@ struct Examination<'o, P> {
     report: CheckReport,
 }
 
-/// The purpose of an extent that the log names.
+/// The purpose of an extent that the log refers to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ExtentRole {
     /// A chunk of a large value.
     Value,
-    /// A page that was loaded: a node or a value.
+    /// A page of a bulk load: a node or a value.
     Page,
-    /// A chunk of a page table that was loaded.
+    /// A chunk of the page table of a bulk load.
     Table,
 }
 
@@ -79,14 +79,14 @@ impl ExtentRole {
             ExtentRole::Table => header.kind == Kind::Table && header.page_key == page_key,
             ExtentRole::Page => {
                 let is_node = matches!(header.kind, Kind::Leaf | Kind::Inner) && header.page_key == page_key;
-                // Chunks of values say which chunk they are, not which page.
+                // A value's chunk stores its chunk number, not its page number.
                 is_node || header.kind == Kind::Value && header.page_key.keyspace == page_key.keyspace
             }
         }
     }
 }
 
-/// An extent that the log names.
+/// An extent that the log refers to.
 #[derive(Clone, Copy)]
 struct NamedExtent {
     address: ExtentAddress,
@@ -112,13 +112,20 @@ impl Opener<'_> {
         let superblock = match self.read_superblocks(&file) {
             Ok(Found { newest, reason }) => {
                 if let Some(reason) = reason {
-                    report.note(reason, "nothing as long as the other one is sound and the log is there that it needs");
+                    report.note(
+                        reason,
+                        "nothing, as long as the other superblock is valid and the log that it needs exists",
+                    );
                 }
                 newest
             }
             Err(error @ (Error::NewerFormat { .. } | Error::OlderFormat { .. })) => return Err(error),
             Err(error) => {
-                note(&mut report, error, "everything: no checkpoint and no record of the log can be told")?;
+                note(
+                    &mut report,
+                    error,
+                    "everything: without a superblock, no checkpoint and no log record can be found",
+                )?;
                 return Ok(report);
             }
         };
@@ -126,10 +133,10 @@ impl Opener<'_> {
         let memory_bytes = self.settings.memory_bytes;
         let budget = Arc::new(Budget::new(memory_bytes, self.settings.log_stream_count));
         let space = Arc::new(self.space(&file, &superblock, &budget)?);
-        // They are not written: no method is needed.
+        // The superblocks are not written, so any sync method will do.
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
         let page_tables = PageTableStore::new(superblock, Arc::new(superblocks), budget.epoch_changes_max() as usize);
-        let cost = "the way to the pages that it names; the database does not open";
+        let cost = "access to the pages that it refers to; the database does not open";
         let Loaded { page_tables, catalogue } =
             page_tables.load(&space, memory_bytes, &mut |error| note(&mut report, error, cost))?;
 
@@ -146,7 +153,7 @@ impl Opener<'_> {
     }
 }
 
-/// Notes damage and what it costs; any other error ends the examination.
+/// Records a corruption and its cost. Returns any other error, which ends the examination.
 fn note(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
     match error {
         Error::Corrupted { .. } | Error::Io { .. } | Error::NewerFormat { .. } | Error::OlderFormat { .. } => {
@@ -158,7 +165,7 @@ fn note(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
 }
 
 impl<P: FnMut(CheckProgress)> Examination<'_, P> {
-    /// Reads every extent that the keyspace's table names.
+    /// Reads every extent that the keyspace's table refers to.
     fn read_pages(&mut self, space: &Space, page_tables: &PageTableStore, pages: &PageSpace, name: &str) -> Result<()> {
         let Examination { pool, pages_total, progress, report, .. } = self;
         let is_table_known = page_tables.is_table_known();
@@ -170,7 +177,7 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
                 _ => None,
             })
             .collect();
-        // In the order of the disk.
+        // Read them in disk order.
         extents.sort_unstable();
         let addresses: Vec<ExtentAddress> = extents.iter().map(|(address, _)| *address).collect();
         let mut missed_count = 0u64;
@@ -193,20 +200,21 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
         });
         if missed_count > 0 {
             let reason = format!(
-                "{missed_count} of {} pages are not where it says; they may be sound elsewhere, as a summary of the \
-                 changes of page tables is damaged",
+                "{missed_count} of {} pages are not where it says; they may be intact elsewhere, because a summary of \
+                 page-table changes is damaged",
                 extents.len()
             );
             let error = Error::corrupted(space.path(), format!("the page table of keyspace {name:?}"), reason);
-            report.note(error, "the way to these pages");
+            report.note(error, "access to these pages");
         }
-        let cost = format!("the rest of the pages of keyspace {name:?} were not looked at");
+        let cost = format!("the rest of the pages of keyspace {name:?} were not checked");
         read.or_else(|error| note(report, error, &cost))?;
         let keys_of_pages = KeysOfPages::of(report, pages.id, name);
         if keys_of_pages.is_empty() {
             return Ok(());
         }
-        // A second time, for the nodes that lead to what is corrupted: to keep all takes memory for each page.
+        // Read the pages again to find the nodes that refer to corrupted pages. Keeping all nodes from the first pass
+        // would take memory for every page.
         let read = pool.read_past(&addresses, |index, bytes| {
             let (address, page) = extents[index];
             if let Ok((Kind::Leaf | Kind::Inner, node)) =
@@ -219,7 +227,7 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
     }
 
     fn read_log(&mut self, space: &Space, superblock: &Superblock, budget: &Budget) -> Result<()> {
-        const COST: &str = "the commits behind it that no checkpoint holds; the database does not open";
+        const COST: &str = "the commits after it that no checkpoint holds; the database does not open";
         let opener = self.opener;
         let folder = opener.has_log(superblock).and_then(|exists| match exists {
             true => opener.open_log_folder().map(Some),
@@ -242,7 +250,7 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
         self.read_named(space, named)
     }
 
-    /// Reads the log's records; returns the extents that they name.
+    /// Reads the log's records. Returns the extents that they refer to.
     fn read_records(&mut self, scan: &Scan, folder: &FolderRef) -> Result<Vec<NamedExtent>> {
         let mut named = Vec::new();
         for record in scan.records()? {
@@ -271,7 +279,7 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
         Ok(named)
     }
 
-    /// Takes an extent that the log names out of the free ones. Returns `true` if it can be one.
+    /// Marks an extent that the log refers to as used. Returns `true` if it can be an extent of the log.
     fn enter(
         &mut self,
         extent: ExtentRef,
@@ -284,14 +292,14 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
         if is_restored {
             all.push(NamedExtent { address: extent.address, page_key, role, timestamp });
         } else {
-            let reason = "its place is outside the file, or in a segment that serves something else";
+            let reason = "its address is outside the file, or in a segment that is used for something else";
             let error = self.pool.space.corrupted(&role.what(timestamp), extent.address, reason);
             self.report.note(error, format!("{}; the database does not open", role.cost()));
         }
         is_restored
     }
 
-    /// Enters the pages of a bulk load.
+    /// Marks the pages of a bulk load as used.
     fn read_load(
         &mut self,
         keyspace: KeyspaceId,
@@ -306,7 +314,7 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
                 continue;
             }
             let image = ChunkImage { keyspace, chunk: chunk as usize, address: extent.address };
-            // Damage in it is found once more when all extents are read.
+            // If the image is corrupted, that is reported once all extents are read.
             let addresses = read_image(&self.pool.space, image).unwrap_or_default();
             for (page, address) in (chunk.saturating_mul(TABLE_PAGES as u32)..).zip(addresses) {
                 if address.is_none() {
@@ -328,13 +336,13 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
             report.extent_bytes += address.length();
             let reason = match bytes.and_then(|bytes| open_extent(space, address, bytes)) {
                 Ok((header, _)) if role.is_it(&header, page_key) => return,
-                Ok(_) => "it is another page's".to_owned(),
+                Ok(_) => "it belongs to another page".to_owned(),
                 Err(Error::Corrupted { reason, .. }) => reason,
                 Err(error) => error.to_string(),
             };
             report.note(space.corrupted(&role.what(timestamp), address, reason), role.cost());
         });
-        read.or_else(|error| note(report, error, "the rest of what the log names was not looked at"))
+        read.or_else(|error| note(report, error, "the rest of the extents that the log names were not checked"))
     }
 }
 
@@ -354,7 +362,7 @@ mod tests {
 
     type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-    /// With so much memory for changes of page tables that no checkpoint is made but those asked for.
+    /// The memory for page-table changes is large, so that only requested checkpoints are made.
     fn config(backend: &Arc<dyn Backend>) -> Config {
         Config::new()
             .memory(256 << 20)
@@ -398,8 +406,8 @@ mod tests {
         backend
     }
 
-    /// The files of a database with a base image, a summary, nodes and values of all kinds, and a log of several
-    /// segments: as they are while it is open, and after it was closed.
+    /// Returns the files of a database with a base image, a summary, nodes and values of all kinds, and a log of
+    /// several segments: first as they are while it is open, then after it was closed.
     fn sample() -> (Files, Files) {
         let backend = crate::io::in_memory();
         let db = config(&backend).open(FOLDER).unwrap();
@@ -415,7 +423,8 @@ mod tests {
         db.checkpoint().unwrap();
         (0..40).for_each(|number| put(number, 60_000));
         put(3, 300_000);
-        // The record of the second says that all up to the first was durable, so that what is missing of it is damage.
+        // The record of the second commit says that everything up to the first was durable, so a loss before it is
+        // corruption.
         keyspace.insert(b"end", b"").unwrap();
         keyspace.insert(b"end", b"").unwrap();
         let killed = read_files(&*backend);
@@ -423,7 +432,7 @@ mod tests {
         (killed, read_files(&*backend))
     }
 
-    /// The addresses of structures in the data file, by the names that findings use.
+    /// Returns the addresses of structures in the data file, by the names that findings use.
     fn addresses(files: &Files) -> Vec<(&'static str, ExtentAddress)> {
         let backend = disk_of(files);
         let config = config(&backend);
@@ -466,7 +475,8 @@ mod tests {
         addresses
     }
 
-    /// Examines the files; they stay as they are, and where the database does not open for damage something is found.
+    /// Examines the files. The files must stay unchanged, and if opening reports corruption, the examination must find
+    /// some.
     fn examine(files: &Files) -> CheckReport {
         let backend = disk_of(files);
         let report = config(&backend).examine(FOLDER).unwrap();
@@ -485,7 +495,7 @@ mod tests {
         assert!(report.corruption.iter().all(|damage| !damage.reason.is_empty() && !damage.cost.is_empty()));
     }
 
-    /// Nothing is found in a sound database that was closed, or killed, and all is counted.
+    /// An intact database has no findings, whether it was closed or killed, and everything in it is counted.
     #[test]
     fn a_sound_database_has_no_findings() {
         let (killed, closed) = sample();
@@ -501,7 +511,7 @@ mod tests {
         assert!(examine(&without_log).corruption.is_empty());
     }
 
-    /// Everything that an extent of the data file can hold: damage of it is found and named, alone and all together.
+    /// A corrupted extent of any kind in the data file is found and named: each alone, and all of them together.
     #[test]
     fn every_damaged_extent_is_found() {
         let (killed, _) = sample();
@@ -523,7 +533,7 @@ mod tests {
         assert_found(&examine(&all), &data(), "an extent");
     }
 
-    /// One superblock, and both: named, and with one the pages are still read.
+    /// One corrupted superblock is named, and the pages are still read. Two are reported together.
     #[test]
     fn damaged_superblocks_are_found() {
         let (killed, _) = sample();
@@ -536,8 +546,8 @@ mod tests {
         }
     }
 
-    /// A log segment that is gone, empty or damaged, the whole log gone, the data file gone or cut: named, and what is
-    /// left is read.
+    /// A log segment that is missing, empty or corrupted, a missing log, and a missing or truncated data file are all
+    /// named, and the rest is read.
     #[test]
     fn lost_files_are_found() {
         let (killed, _) = sample();
@@ -547,7 +557,7 @@ mod tests {
             files
         };
         let segments = killed.keys().filter(|path| path.starts_with(log("")));
-        // The others are spares.
+        // The other segments are spares.
         let needed: Vec<_> = segments.filter(|path| !examine(&without(path)).corruption.is_empty()).cloned().collect();
         assert!(needed.len() >= 3, "{needed:?}");
         for segment in &needed {
@@ -559,7 +569,7 @@ mod tests {
         let mut files = killed.clone();
         files.insert(first.clone(), Vec::new());
         assert_found(&examine(&files), &log(""), "the log, stream 0");
-        // Some are empty, ready for the next records.
+        // Some segments are empty, ready for the next records.
         let is_noticed = |segment: &&PathBuf| {
             let mut files = killed.clone();
             files.get_mut(*segment).unwrap()[500_000] ^= 1;
@@ -583,7 +593,7 @@ mod tests {
         assert_found(&examine(&files), &data(), "the data file");
     }
 
-    /// A database that is open elsewhere is not examined, nor is a folder without one; an examined database can be
+    /// An examination refuses a missing folder, and a database that is open elsewhere. An examined database can be
     /// opened.
     #[test]
     fn nobody_else_has_it_open() {

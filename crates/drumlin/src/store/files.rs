@@ -1,4 +1,4 @@
-//! The folder of a database and the files in it: creating them durably, their locks, how they are synced.
+//! The folder of a database and its files: creating them durably, locking them, and choosing how they are synced.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,15 +19,15 @@ pub(super) const LOG_NAME: &str = "log";
 const LOCK_NAME: &str = "lock";
 const PROBE_NAME: &str = "probe";
 
-/// The size of log segments, unless set: on small file systems, and on others.
+/// Default sizes of log segments: the smallest, on small file systems, and the largest.
 const LOG_SEGMENT_BYTES_MIN: u64 = 1 << 20;
 const LOG_SEGMENT_BYTES_MAX: u64 = 16 << 20;
 
-/// Long enough for a hundred syncs of each method on a slow drive; who creates a database waits for it.
+/// Long enough for a hundred syncs with each method on a slow drive. Creating a database waits this long.
 const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
 
 impl Settings {
-    /// The backend that files at `path` are served by.
+    /// Returns the backend for files at `path`.
     pub(crate) fn choose_backend(&self, path: &Path) -> Result<Arc<dyn Backend>> {
         match (&self.backend, self.in_memory) {
             (Some(backend), _) => Ok(Arc::clone(backend)),
@@ -37,22 +37,22 @@ impl Settings {
     }
 }
 
-/// An opening that holds its folder: from here on paths no longer matter.
+/// An opening that holds its folder open. From here on, paths no longer matter.
 pub(super) struct Opener<'s> {
     pub(super) settings: &'s Settings,
     pub(super) backend: Arc<dyn Backend>,
     pub(super) folder: FolderRef,
-    /// In front of the folder.
+    /// Stands in front of the folder.
     gate: Arc<Gate>,
     /// `None` until the folder is locked.
     open_here: Option<Arc<OpenHere>>,
 }
 
-/// The paths of the folders that this process has locked. A process id in a lock file can't tell this process from
-/// another with the same number in another container.
+/// The paths of the folders that this process has locked. The process id in a lock file is not enough: a process in
+/// another container may have the same number.
 static OPEN_HERE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// The entry of a folder among those that this process has locked, until it is dropped.
+/// Lists a folder among those that this process has locked, until it is dropped.
 #[derive(Debug)]
 struct OpenHere(PathBuf);
 
@@ -75,17 +75,17 @@ impl Drop for OpenHere {
     }
 }
 
-/// The data file of an opening: whole, and locked.
+/// The data file of an opening, complete and locked.
 pub(super) struct DataFile {
     /// The handle that holds the lock.
     pub(super) lock: FileRef,
     pub(super) sync: SyncMethod,
-    /// This opening created it.
+    /// This opening created the file.
     pub(super) created: bool,
 }
 
 impl<'s> Opener<'s> {
-    /// Opens the folder at `path`, or creates it, and the data file in it; takes their locks.
+    /// Opens or creates the folder at `path` and the data file in it, and locks both.
     pub(super) fn open(
         settings: &'s Settings,
         backend: &Arc<dyn Backend>,
@@ -97,17 +97,17 @@ impl<'s> Opener<'s> {
             location.make_folder()?;
         }
         let opener = Opener::enter(settings, Arc::clone(backend), path, Lock::Exclusive)?;
-        // Before anything is put into a folder of other things.
+        // Check before anything is put into a folder that holds other things.
         if folder_is_there && !opener.exists(DATA_NAME)? {
             match opener.check_creatable() {
                 // An earlier creation may have been killed before the folder's own name was durable.
                 Ok(()) => Location { backend: &opener.backend, path }.make_folder()?,
-                // Another process may have made it since it was looked for.
+                // Another process may have created the data file since the check above.
                 Err(_) if opener.exists(DATA_NAME)? => {}
                 Err(other) => return Err(other),
             }
         }
-        // Only now is it certain: another process may have made the database meanwhile.
+        // Check again under the lock: another process may have created the database before we took it.
         let begun = if opener.exists(DATA_NAME)? { None } else { opener.begin_data()? };
         if let Some(data) = begun {
             opener.write_process_id();
@@ -120,13 +120,14 @@ impl<'s> Opener<'s> {
         opener.write_process_id();
         let sync = opener.sync_method();
         if !opener.exists(LOG_NAME)? {
-            // A creation was killed before it had made the data file's name durable: the log's must not outlast it.
+            // A creation may have been killed before the data file's name was durable. The log's name must not outlast
+            // it.
             opener.sync_folder()?;
         }
         Ok((opener, DataFile { lock: data, sync, created: false }))
     }
 
-    /// Opens the folder at `path` and the data file in it for reading only, and shares their locks.
+    /// Opens the folder at `path` and the data file in it for reading only, with shared locks.
     pub(super) fn open_to_read(
         settings: &'s Settings,
         backend: &Arc<dyn Backend>,
@@ -142,7 +143,7 @@ impl<'s> Opener<'s> {
         Ok((opener, DataFile { lock, sync, created: false }))
     }
 
-    /// Opens the folder, which must be there, and takes its lock.
+    /// Opens the folder, which must exist, and locks it.
     pub(super) fn enter(
         settings: &'s Settings,
         backend: Arc<dyn Backend>,
@@ -177,7 +178,7 @@ impl<'s> Opener<'s> {
         })
     }
 
-    /// Locks the folder. If the file system has no locks of folders, the data file's lock must do.
+    /// Locks the folder. If the file system cannot lock folders, the data file's lock must do.
     fn lock_folder(&self, lock: Lock) -> Result<()> {
         match self.folder.try_lock(lock) {
             Ok(true) => Ok(()),
@@ -194,21 +195,22 @@ impl<'s> Opener<'s> {
     }
 }
 
-/// The path of a database, for the steps before its folder is held.
+/// The path of a database, for the steps before its folder is open.
 struct Location<'p> {
     backend: &'p Arc<dyn Backend>,
     path: &'p Path,
 }
 
 impl Location<'_> {
-    /// Makes the folder and those above it that are missing, one by one, each name durable before the next is made. The
-    /// lowest that is there may have been made by a creation that was killed before its name was durable.
+    /// Creates the folder and its missing ancestors one by one, each name durable before the next is created. The
+    /// lowest existing ancestor may come from a creation that was killed before its name was durable, so its name is
+    /// synced too.
     fn make_folder(&self) -> Result<()> {
         let mut missing = Vec::new();
         for folder in self.path.ancestors().filter(|folder| !folder.as_os_str().is_empty()) {
             if self.exists(folder)? {
                 match folder.parent().map(|parent| (parent, self.backend.sync_dir(parent))) {
-                    // The folder was made by another user.
+                    // The folder belongs to another user.
                     Some((_, Err(error))) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
                     Some((parent, Err(error))) => return Err(Error::io("syncing", parent, error)),
                     _ => {}
@@ -240,14 +242,14 @@ impl Location<'_> {
 }
 
 impl Opener<'_> {
-    /// A folder without data is made a database only if nothing else is in it.
+    /// Checks that a folder without a data file may become a database: nothing else may be in it.
     pub(super) fn check_creatable(&self) -> Result<()> {
         let names = self.folder.list().map_err(|error| self.io("listing", "", error))?;
         if names.iter().any(|name| name == LOG_NAME) {
             let path = self.path().join(DATA_NAME);
             return Err(Error::corrupted(&path, "the data file", "it is missing, and the log is there"));
         }
-        // A creation that was killed while it measured leaves the file that it measured with.
+        // A creation killed while it measured leaves its measuring file behind.
         let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
         let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME, RESIDENT_NAME];
         let is_ours = |name: &str| ours.contains(&name) || COUNTS_NAMES.contains(&name) || is_probe(name);
@@ -269,8 +271,8 @@ impl Opener<'_> {
         Error::NotADatabase { path: self.path().to_path_buf(), why: "the folder is empty".into() }
     }
 
-    /// The error of a lock that another handle is in the way of. The process that wrote its number last is that
-    /// handle's only if it can write: readers leave no number.
+    /// Returns the error for a lock that another handle holds. The process id in the lock file is that handle's only if
+    /// it is a writer, as readers write no id.
     fn locked(&self, by_readers: bool) -> Error {
         let text = || {
             let file = self.folder.open(LOCK_NAME, OpenOptions::default()).ok()?;
@@ -284,7 +286,7 @@ impl Opener<'_> {
         Error::Locked { path, pid, by_this_process }
     }
 
-    /// For people only: a full disk does not keep the database from opening.
+    /// Writes the process id, for people only: a full disk must not keep the database from opening.
     fn write_process_id(&self) {
         let text = format!("{}\n", self.backend.process_id());
         let is_number = |text: &[u8]| text.len() <= 20 && text.trim_ascii_end().iter().all(u8::is_ascii_digit);
@@ -297,7 +299,7 @@ impl Opener<'_> {
         }
     }
 
-    /// The locks, for as long as the database is open.
+    /// Returns the locks that are held while the database is open.
     pub(super) fn locks(&self, data: FileRef) -> Locks {
         Locks {
             folder: Arc::clone(&self.folder),
@@ -307,24 +309,24 @@ impl Opener<'_> {
         }
     }
 
-    /// Opens the data file and takes its lock, which nothing that happens to names takes away.
+    /// Opens the data file and locks it. Renaming or removing the file does not release this lock.
     pub(super) fn lock_data(&self, name: &str, options: OpenOptions, lock: Lock) -> Result<FileRef> {
         let file = self.folder.open(name, options).map_err(|error| self.io("opening", name, error))?;
         match file.try_lock(lock) {
             Ok(true) => {}
             Ok(false) => return Err(self.locked(file.try_lock(Lock::Shared).unwrap_or(false))),
-            // A medium for reading only may have no locks, and needs none.
+            // A read-only medium may have no locks, and needs none.
             Err(error) if lock == Lock::Shared => log::debug!("locking {}: {error}", file.path().display()),
             Err(error) => return Err(self.io("locking", name, error)),
         }
-        // Another file may have been given the name meanwhile.
+        // The name may have been given to another file in the meantime.
         if !self.folder.is_same(name, &file).map_err(|error| self.io("looking at", name, error))? {
             return Err(self.locked(false));
         }
         Ok(file)
     }
 
-    /// The sync method for the place of a new database, measured now.
+    /// Measures and returns the sync method for a new database.
     fn sync_method_of_new(&self) -> Result<SyncMethod> {
         if self.needs_no_probe() {
             return Ok(SyncMethod::DurableWrite);
@@ -333,8 +335,8 @@ impl Opener<'_> {
         probe.map(|probe| self.adopt(&probe)).map_err(|error| self.io("measuring how to sync in", "", error))
     }
 
-    /// The sync method that was chosen by a measurement in the place of the database: at its creation, and again once
-    /// the device, the file system or its mount options have changed.
+    /// Returns the sync method that a measurement in the database's folder chose. It is measured when the database is
+    /// created, and again after the device, the file system or its mount options have changed.
     fn sync_method(&self) -> SyncMethod {
         if self.needs_no_probe() {
             return SyncMethod::DurableWrite;
@@ -347,16 +349,19 @@ impl Opener<'_> {
         }
         match Probe::run(self.backend.as_ref(), path, PROBE_DURATION) {
             Ok(probe) => self.adopt(&probe),
-            // The disk may be full. This works everywhere; the next opening measures again.
+            // The disk may be full. This method works everywhere, and the next opening measures again.
             Err(error) => {
                 let method = SyncMethod::DataSync;
-                log::warn!("measuring how to sync in {}: {error}; until then by {method}", path.display());
+                log::warn!(
+                    "measuring how to sync in {}: {error}; using {method} until the next opening",
+                    path.display()
+                );
                 method
             }
         }
     }
 
-    /// The sync method of the last opening that could write, for statistics: a reader syncs nothing.
+    /// Returns the sync method of the last opening that could write, for statistics only: a reader syncs nothing.
     fn sync_method_of_reader(&self) -> SyncMethod {
         if self.needs_no_probe() {
             return SyncMethod::DurableWrite;
@@ -368,11 +373,11 @@ impl Opener<'_> {
         self.settings.backend.is_some() || self.settings.in_memory
     }
 
-    /// Notes a measurement in the folder; returns the method that it chose.
+    /// Records a measurement in the folder. Returns the method that it chose.
     fn adopt(&self, probe: &Probe) -> SyncMethod {
         let path = self.path();
         if probe.tmpfs {
-            log::warn!("{} lies in memory ({}): nothing in it survives a power cut", path.display(), probe.file_system);
+            log::warn!("{} is in memory ({}): nothing in it survives a power cut", path.display(), probe.file_system);
         }
         log::info!("{}: durable by {} on {}", path.display(), probe.chosen, probe.file_system);
         let text = probe.encode();
@@ -380,7 +385,7 @@ impl Opener<'_> {
             file.set_len(0)?;
             file.write_at(text.as_bytes(), 0, Persist::Later)
         });
-        // Without it the next opening measures again.
+        // If this file is not written, the next opening measures again.
         if let Err(error) = written {
             log::warn!("writing {PROBE_NAME} in {}: {error}", path.display());
         }
@@ -394,9 +399,9 @@ impl Opener<'_> {
         Probe::decode(std::str::from_utf8(&text).ok()?).ok()
     }
 
-    /// Begins a data file, under another name until it is whole: a creation that was interrupted leaves nothing that
-    /// looks like a database. What such a one left is gone on with. Returns it locked; `None` if another process has
-    /// made the database meanwhile.
+    /// Begins a data file under another name, which it keeps until it is complete: an interrupted creation leaves
+    /// nothing that looks like a database. Continues with a file left by an interrupted creation. Returns the locked
+    /// file, or `None` if another process has created the database in the meantime.
     fn begin_data(&self) -> Result<Option<FileRef>> {
         self.check_creatable()?;
         let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
@@ -405,7 +410,7 @@ impl Opener<'_> {
             return Err(self.holds_other(NEW_DATA_NAME));
         }
         if self.exists(DATA_NAME)? {
-            // The locked file is the other process's data file, or one begun here in vain.
+            // The locked file is the other process's data file, or one that was begun here in vain.
             let _ = self.folder.remove(NEW_DATA_NAME);
             return Ok(None);
         }
@@ -440,12 +445,13 @@ impl Opener<'_> {
         self.sync_folder()
     }
 
-    /// The log's folder, made where the log is not needed and there is none. Its name may be in caches only, also where
-    /// it was made by a process that has ended: what is synced in it is lost if its own name is.
+    /// Returns the log's folder. Creates it if the log is not needed and does not exist. The name of an existing folder
+    /// may still be in caches only, even if another process created it, and what is synced in the folder is lost if its
+    /// name is.
     pub(super) fn log_folder(&self, superblock: &Superblock) -> Result<FolderRef> {
         let exists = self.has_log(superblock)?;
         if !exists && self.settings.read_only {
-            // It holds no segment of a log either.
+            // The database's own folder serves instead: it contains no log segments either.
             return Ok(Arc::clone(&self.folder));
         }
         if !exists {
@@ -454,14 +460,14 @@ impl Opener<'_> {
         self.open_log_folder()
     }
 
-    /// The log's folder, with those of its streams, which is there.
+    /// Opens the log's folder, which exists, with the folders of its streams.
     pub(super) fn open_log_folder(&self) -> Result<FolderRef> {
         let is_stream = |name: &str| name.parse::<u16>().is_ok_and(|stream| stream.to_string() == name);
         let folder = self.folder.folder(LOG_NAME).and_then(|folder| io::with_parts(folder, is_stream));
         folder.map_err(|error| self.io("opening", LOG_NAME, error))
     }
 
-    /// The size of new log segments: as set, or fit for the file system.
+    /// Returns the size of new log segments: as configured, or fit for the file system.
     pub(super) fn log_segment_bytes(&self) -> u64 {
         self.settings.log_segment_bytes.unwrap_or_else(|| match self.folder.capacity_bytes() {
             Ok(capacity_bytes) => log_segment_bytes_on(capacity_bytes),
@@ -472,7 +478,7 @@ impl Opener<'_> {
         })
     }
 
-    /// Returns `true` if there is a log; fails if there must be one and is not.
+    /// Returns `true` if there is a log. Fails if there must be one but it is missing.
     pub(super) fn has_log(&self, superblock: &Superblock) -> Result<bool> {
         let exists = self.exists(LOG_NAME)?;
         if !superblock.log.is_empty() && !exists {
@@ -502,15 +508,15 @@ impl Opener<'_> {
     }
 }
 
-/// The size of log segments on a file system of so many bytes: its 64th part at the most, since two of a log are in use
-/// at once and recent ones are kept. Larger ones than 16 MiB gain nothing.
+/// Returns the size of log segments on a file system of `capacity_bytes`. It is at most a 64th of the capacity, because
+/// each log has two segments in use at once and keeps recent ones. Segments larger than 16 MiB gain nothing.
 fn log_segment_bytes_on(capacity_bytes: u64) -> u64 {
     let share = (capacity_bytes / 64).max(LOG_SEGMENT_BYTES_MIN);
     (1 << share.ilog2()).min(LOG_SEGMENT_BYTES_MAX)
 }
 
-/// The locks of the folder and of the data file: they keep other processes, and other openings of this one, out until
-/// they are dropped. From then on nothing is written through the handles of this opening.
+/// The locks of the folder and of the data file. Until they are dropped, they keep out other processes, and other
+/// openings in this process. Afterwards nothing is written through the handles of this opening.
 #[derive(Debug)]
 pub(crate) struct Locks {
     pub(super) folder: FolderRef,
@@ -522,7 +528,7 @@ pub(crate) struct Locks {
 impl Drop for Locks {
     fn drop(&mut self) {
         self.gate.shut();
-        // A fork has copies of the handles, and would keep the locks with them as long as it lives.
+        // Unlock explicitly: a fork has copies of the handles, and would keep the locks for as long as it lives.
         if let Err(error) = self.data.unlock().and_then(|()| self.folder.unlock()) {
             log::debug!("unlocking {}: {error}", self.folder.path().display());
         }
@@ -533,7 +539,7 @@ impl Drop for Locks {
 mod tests {
     use super::log_segment_bytes_on;
 
-    /// Small file systems have small segments.
+    /// Small file systems get small segments.
     #[test]
     fn log_segments_fit_the_file_system() {
         const MB: u64 = 1 << 20;

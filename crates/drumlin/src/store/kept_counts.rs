@@ -1,36 +1,37 @@
-//! Row counts beside checkpoints: the counts that keyspaces keep are written to a file with each checkpoint, and the
-//! opening that begins with it goes on with them.
+//! Row counts beside checkpoints. Each checkpoint writes the counts that keyspaces keep to a file, and an opening that
+//! begins with that checkpoint continues with them.
 //!
-//! There are two such files. A checkpoint's counts go to the one that the checkpoint before it does not have, so that
-//! those of the newest durable checkpoint are whole whenever the process is killed. They are written at once when the
-//! checkpoint has begun, as folds are put off meanwhile (`tree/counts/capture.rs`), and before its superblock: it is
-//! the superblock that makes them count. Closing writes them again, to the same file, if more pages were counted since.
+//! There are two such files. A checkpoint writes to the file that the checkpoint before it did not use, so that the
+//! counts of the newest durable checkpoint are complete whenever the process is killed. The counts are written as soon
+//! as the checkpoint has begun, because no changes can be folded until then (`tree/counts/capture.rs`), and before its
+//! superblock: only the superblock makes them valid. If more pages were counted later, closing the database writes the
+//! same file again.
 //!
 //! # Invariants
-//! 1. A file of counts is advice: it is never synced, and one that is missing, torn, foreign or of another checkpoint
-//!    is no error. It is taken up whole or not at all.
-//! 2. Counts are taken up by an opening that begins with exactly their checkpoint, before any record of the log is
-//!    replayed, and by no other. Replaying inserts, removes, splits and merges as commits do, so it adds its changes to
-//!    the list, and makes the entries void that it has to.
+//! 1. A file of counts is advice: it is never synced. A file that is missing, torn, foreign or from another checkpoint
+//!    is no error. A file is used completely or not at all.
+//! 2. An opening uses counts only if it begins with exactly their checkpoint, and reads them before it replays any
+//!    record of the log. Replay inserts, removes, splits and merges as commits do, so it adds its changes to the list
+//!    and invalidates the entries that it must.
 //!
-//! # Why no file is taken for another checkpoint's
-//! A checkpoint draws a random [`CheckpointId`]. Its superblock has it, and the file names it. So it does not matter
-//! which of the two superblocks an opening finds sound, whether a checkpoint of the same number was begun by an earlier
-//! opening and never became durable, whether the database is one of two copies that went on apart, or was restored
-//! from a backup beside a newer file: the state is that of the superblock that is gone on with, and all of its pages,
-//! page tables and keyspaces are as at that checkpoint. Pages have kept their numbers since, also where the cleaner has
-//! moved their extents. All parts of a file have the random number of its writing, and the head, which says how many
-//! they are, is written last: parts of two writings are not mixed, not even of two for one checkpoint.
+//! # Why a file is never taken for another checkpoint's
+//! Each checkpoint draws a random [`CheckpointId`], which is stored in its superblock and in its file of counts. If the
+//! two match, all pages, page tables and keyspaces are as of that checkpoint. So none of the following matters: which
+//! of the two superblocks is valid; whether an earlier opening began a checkpoint with the same number that never
+//! became durable; whether the database is one of two copies that diverged, or was restored from a backup beside a
+//! newer file. Pages keep their numbers, even if the cleaner has moved their extents. All parts of a file carry a
+//! random number drawn when it was written. The head states how many parts there are, and is written last. So parts of
+//! two writings are never mixed, not even for the same checkpoint.
 //!
-//! - *A database that opens without writing* begins with the same superblock, and so with the same file. Closing it
-//!   may write the file again: if no commit followed the checkpoint, and no page has changed its fences since.
-//! - *An opening by a program that knows nothing of these files* makes checkpoints that have another identity, or none.
+//! - *A database that opens without writing* begins with the same superblock, and so with the same file. Closing it may
+//!   write the file again if no commit has followed the checkpoint: then no page has changed its fences.
+//! - *An opening by a program that does not know these files* makes checkpoints with another identity, or with none.
 //! - *Bulk loads and drops above the checkpoint* are replayed: attaching and dropping end the counts of the keyspace.
-//! - *Numbers of keyspaces* are those of the checkpoint's catalogue, and are not given out again.
-//! - *Page numbers* may be given out again by what is replayed: a page that is made begins with an entry of its own.
+//! - *Numbers of keyspaces* are those of the checkpoint's catalogue, and are never reused.
+//! - *Page numbers* may be reused during replay: a newly created page begins with an entry of its own.
 //! - *Timestamps in replay* are those of the last commit of a batch, and may be later than those of the changes. No
-//!   snapshot is older than the last commit that was recovered, and this is the horizon that the counts begin with.
-//! - *A salvage* leaves pages out that can't be read. It takes no counts up.
+//!   snapshot is older than the last recovered commit, and the counts begin with that commit as their horizon.
+//! - *A salvage opening* skips unreadable pages, so it uses no counts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,13 +50,13 @@ use crate::io::{FileRef, FolderRef, OpenOptions, Persist};
 use crate::memory::{Account, Budget};
 use crate::tree::counts::capture::{CountCapture, RestoredCounts};
 
-/// The two files, that of checkpoints of even numbers first.
+/// The two files. Checkpoints with even numbers use the first.
 pub(super) const COUNTS_NAMES: [&str; 2] = ["counts-0", "counts-1"];
 
-/// Entries that a part has room for.
+/// The most entries that fit into a part.
 const PART_ENTRIES_MAX: usize = (PART_BYTES_MAX - ITEMS_OFFSET) / ENTRY_BYTES;
 
-/// Memory to write a file with: a part, and the entries of one.
+/// Memory for writing a file: one part, and the entries of one part.
 const WRITING_BYTES: u64 = (PART_BYTES_MAX + PART_ENTRIES_MAX * size_of::<(PageId, u32)>()) as u64;
 
 fn name_of(checkpoint: CheckpointNumber) -> &'static str {
@@ -80,7 +81,7 @@ impl CountsFiles {
     }
 }
 
-/// The checkpoint that counts are written for.
+/// The checkpoint that counts belong to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CountedCheckpoint {
     pub(super) number: CheckpointNumber,
@@ -92,7 +93,7 @@ pub(super) struct CountedCheckpoint {
 pub(super) type CapturedCounts = Vec<(KeyspaceId, CountCapture)>;
 
 impl Store {
-    /// Draws the identity of a checkpoint; none where no counts are written.
+    /// Draws the identity of a checkpoint; none if no counts are written.
     pub(super) fn draw_checkpoint_id(&self) -> CheckpointId {
         CheckpointId(if self.counts_files.is_on() { self.engine.backend.random().max(1) } else { 0 })
     }
@@ -110,7 +111,7 @@ impl Store {
         captured.collect()
     }
 
-    /// Writes the counts that were captured, if there are any, and ends their capture: changes are folded again.
+    /// Writes the captured counts, if there are any. Then ends their capture, so that changes are folded again.
     pub(super) fn write_counts(&self, captured: CapturedCounts, checkpoint: CountedCheckpoint) {
         if captured.is_empty() {
             return;
@@ -127,8 +128,8 @@ impl Store {
         }
     }
 
-    /// Writes the counts for the newest checkpoint again, if it has all commits and pages were counted since it was
-    /// made. Called by closing: there are no more commits.
+    /// Writes the counts of the newest checkpoint again if it includes all commits and pages were counted after it was
+    /// made. Closing calls this, when no more commits can happen.
     pub(super) fn write_counts_again(&self) {
         let page_tables = self.page_tables.lock();
         let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = page_tables.superblock;
@@ -152,7 +153,7 @@ impl Store {
         let io = |action, error| Error::io(action, file.path(), error);
         let mut memory = self.engine.budget.grant(Account::Copies);
         if !memory.resize(WRITING_BYTES) {
-            return Err(Error::Invalid("readers have the memory to write counts".into()));
+            return Err(Error::Invalid("readers use the memory that writing counts needs".into()));
         }
         let id = CountsFileId(self.engine.backend.random());
         let mut writing = Writing { file, id, buffer: PartBuffer::new(), offset: HEAD_BYTES as u64, index: 0 };
@@ -180,7 +181,7 @@ impl Store {
     }
 }
 
-/// The writing of a file.
+/// The state of writing a file.
 struct Writing<'f> {
     file: &'f FileRef,
     id: CountsFileId,
@@ -190,7 +191,7 @@ struct Writing<'f> {
 }
 
 impl Writing<'_> {
-    /// Writes the counts of a keyspace behind those before it: its changes up to a commit, and its entries.
+    /// Appends the counts of a keyspace: its changes up to a commit, and its entries.
     fn write(&mut self, id: KeyspaceId, capture: &CountCapture, up_to: Timestamp) -> std::io::Result<CountedKeyspace> {
         let first_index = self.index;
         let mut counted =
@@ -231,8 +232,8 @@ impl Writing<'_> {
     }
 }
 
-/// Takes up the counts of the checkpoint that an opening begins with, whose newest recovered commit is `last`. Nothing
-/// is replayed yet, and no other thread knows the keyspaces.
+/// Restores the counts of the checkpoint that an opening begins with; `last` is the newest recovered commit. Nothing
+/// has been replayed yet, and no other thread knows the keyspaces.
 pub(super) fn restore_counts(
     folder: &FolderRef,
     superblock: &Superblock,
@@ -248,7 +249,7 @@ pub(super) fn restore_counts(
     let mut reading = Reading { file, buffer: Vec::new(), offset: 0 };
     let Some(restored) = reading.read(superblock, keyspaces, last, budget) else {
         crate::coverage::mark!("a file of counts was passed over");
-        log::debug!("{name} is not of this checkpoint, or not whole: rows are counted again");
+        log::debug!("{name} is incomplete or belongs to another checkpoint: rows are counted again");
         return;
     };
     for (keyspace, counts) in restored {
@@ -259,7 +260,7 @@ pub(super) fn restore_counts(
     }
 }
 
-/// The reading of a file.
+/// The state of reading a file.
 struct Reading {
     file: FileRef,
     buffer: Vec<u8>,
@@ -267,7 +268,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// The counts in the file; `None` if it is not that of the checkpoint, or not sound.
+    /// Returns the counts in the file, or `None` if the file belongs to another checkpoint or is corrupted.
     fn read(
         &mut self,
         superblock: &Superblock,
@@ -338,7 +339,7 @@ impl Reading {
         (change_count + entry_count == part.count as u64).then_some((change_count, entry_count))
     }
 
-    /// Reads as many bytes, or those that are left of the file.
+    /// Reads `bytes` bytes, or the rest of the file if it is shorter.
     fn fill(&mut self, bytes: usize) -> Option<()> {
         self.buffer.resize(bytes, 0);
         let length = self.file.read_up_to(&mut self.buffer, self.offset).ok()?;
@@ -365,7 +366,7 @@ mod tests {
         number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()
     }
 
-    /// The files as a kill leaves them.
+    /// Returns a copy of the files as a killed process leaves them.
     fn killed(backend: &Arc<dyn Backend>) -> Arc<dyn Backend> {
         let copy = crate::io::in_memory();
         copy.create_dir_all(Path::new("/db/log")).unwrap();
@@ -381,7 +382,7 @@ mod tests {
         copy
     }
 
-    /// A database whose counts are known, at a checkpoint.
+    /// Opens a database whose counts are known, and makes a checkpoint.
     fn counted(backend: &Arc<dyn Backend>, rows: u64) -> Database {
         let db = config(backend).open("/db").unwrap();
         let k = db.keyspace("k").unwrap();
@@ -391,7 +392,7 @@ mod tests {
         db
     }
 
-    /// Captures the counts of the newest checkpoint, has `meanwhile` done, and writes them.
+    /// Captures the counts of the newest checkpoint, calls `meanwhile`, and writes the counts.
     fn write_beside(db: &Database, meanwhile: impl FnOnce()) {
         let store = db.store().unwrap();
         let captured: CapturedCounts = {
@@ -404,7 +405,7 @@ mod tests {
         store.write_counts(captured, CountedCheckpoint { number, id, timestamp });
     }
 
-    /// Counts after recovery are those of a walk, whether it took counts up or not.
+    /// Compares counts after recovery with a full scan, whether or not the opening restored counts.
     fn compare(backend: &Arc<dyn Backend>, has_counts: bool) {
         let killed = killed(backend);
         let db = config(&killed).open("/db").unwrap();
@@ -418,15 +419,15 @@ mod tests {
         }
     }
 
-    /// Commits that split and merge leaves while counts are written, and pages that are counted again meanwhile, leave
-    /// the file with counts as of the checkpoint: the noted pages are not in it. Replay splits and merges none of them,
-    /// for what the commits did to rows they took back.
+    /// Commits split and merge leaves while counts are written, and pages are counted again: the file still has the
+    /// counts as of the checkpoint, without the pages noted as changed. Replay neither splits nor merges any page,
+    /// because the commits undid their changes to rows.
     #[test]
     fn counts_are_written_beside_splits_and_merges() {
         let backend = crate::io::in_memory();
         let db = counted(&backend, 4000);
         let k = db.keyspace("k").unwrap();
-        // A count of all rows would find those of the inner nodes known, and not look beneath.
+        // A count of all rows would stop at the inner nodes, whose counts are known.
         let count_leaves = || (0..2000).map(|number| k.count(key(number)..).unwrap()).max();
         write_beside(&db, || {
             (4000..4400).for_each(|number| k.insert(key(number), [2; 40]).unwrap());
@@ -442,7 +443,7 @@ mod tests {
         compare(&backend, true);
     }
 
-    /// Counts while they are written fold nothing, and commits behind the checkpoint are not in the file.
+    /// While counts are written, nothing is folded, and commits after the checkpoint do not enter the file.
     #[test]
     fn nothing_is_folded_while_counts_are_written() {
         let backend = crate::io::in_memory();
@@ -450,7 +451,7 @@ mod tests {
         let k = db.keyspace("k").unwrap();
         write_beside(&db, || {
             for round in 0..4 {
-                // In the same leaves: they are not split.
+                // Change rows within the same leaves, so that none is split.
                 (0..1000).for_each(|number| k.remove(key(number * 4 + round)).unwrap());
                 k.len().unwrap();
             }
@@ -460,7 +461,7 @@ mod tests {
         compare(&backend, true);
     }
 
-    /// A keyspace is left out of the file if more pages change their fences than are noted, or its counts end.
+    /// A keyspace is left out of the file if more pages change their fences than can be noted, or if its counts end.
     #[test]
     fn counts_that_are_not_whole_are_left_out() {
         let backend = crate::io::in_memory();

@@ -13,11 +13,11 @@ use crate::sync::RwLock;
 use crate::tree::{Observer, Tree};
 use crate::txn::engine::Engine;
 
-/// A keyspace by name.
+/// A keyspace that exists in an open database.
 #[derive(Debug)]
 pub(crate) struct OpenKeyspace {
     pub(crate) tree: Tree,
-    /// The timestamp of its creation; 0 where the checkpoint that was opened has it.
+    /// The timestamp of its creation, or 0 if the checkpoint that was opened already contains it.
     pub(crate) created: Timestamp,
 }
 
@@ -27,11 +27,11 @@ impl OpenKeyspace {
     }
 }
 
-/// See the module.
+/// The keyspaces of one open database, and the number of the next.
 #[derive(Debug)]
 pub(crate) struct Keyspaces {
     by_name: RwLock<ByName>,
-    /// The number of the keyspace that is created next.
+    /// The number that the next new keyspace gets.
     next: AtomicU32,
 }
 
@@ -43,30 +43,30 @@ struct ByName {
 }
 
 impl Keyspaces {
-    /// No keyspaces; the first that is created gets this number.
+    /// Begins without keyspaces. The first one created gets the number `next`.
     pub(super) fn new(next: u32) -> Keyspaces {
         Keyspaces { by_name: RwLock::default(), next: AtomicU32::new(next) }
     }
 
-    /// The number of the keyspace that is created next; `None` where there is none left.
+    /// Returns the number that the next new keyspace gets, or `None` if the numbers are used up.
     pub(super) fn next(&self) -> Option<KeyspaceId> {
         let next = self.next.load(Ordering::Relaxed);
         (next != u32::MAX).then_some(KeyspaceId(next))
     }
 
-    /// Pretends that all numbers are taken.
+    /// Pretends that all numbers are used up.
     #[cfg(test)]
     pub(crate) fn exhaust(&self) {
         self.next.store(u32::MAX, Ordering::Relaxed);
     }
 
-    /// The keyspace with this name.
+    /// Returns the keyspace with this name.
     pub(crate) fn get(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
         self.by_name.read().keyspaces.get(name).cloned()
     }
 
-    /// The keyspace with this name, and the timestamp of the commit that made it so: its creation, or where there is
-    /// none the newest drop.
+    /// Returns the keyspace with this name, and the timestamp of the commit that the answer depends on: its creation,
+    /// or the newest drop if there is no such keyspace.
     pub(super) fn get_since(&self, name: &str) -> (Option<Arc<OpenKeyspace>>, Timestamp) {
         let by_name = self.by_name.read();
         let open = by_name.keyspaces.get(name).cloned();
@@ -74,17 +74,17 @@ impl Keyspaces {
         (open, since)
     }
 
-    /// The keyspace with this number.
+    /// Returns the keyspace with this number.
     pub(super) fn get_by_id(&self, id: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
         self.by_name.read().keyspaces.values().find(|open| open.tree.pages.id == id).cloned()
     }
 
-    /// All keyspaces, by name.
+    /// Returns all keyspaces, sorted by name.
     pub(crate) fn all(&self) -> Vec<Arc<OpenKeyspace>> {
         self.by_name.read().keyspaces.values().cloned().collect()
     }
 
-    /// All keyspaces and the next number, as a catalogue records them.
+    /// Returns all keyspaces and the next number, as a catalogue records them.
     pub(super) fn entries(&self) -> (Vec<KeyspaceEntry>, u32) {
         let entry = |open: &Arc<OpenKeyspace>| KeyspaceEntry {
             id: open.tree.pages.id,
@@ -96,14 +96,14 @@ impl Keyspaces {
         (entries, self.next.load(Ordering::Relaxed))
     }
 
-    /// Enters a keyspace whose pages there are; `created` as of [`OpenKeyspace`].
+    /// Adds a keyspace whose pages exist already. See [`OpenKeyspace::created`] for `created`.
     pub(super) fn add<L>(&self, engine: &Engine<L>, pages: Arc<PageSpace>, created: Timestamp) -> Arc<OpenKeyspace> {
         let open = Arc::new(open_keyspace(engine, pages, created));
         self.by_name.write().keyspaces.insert(open.name().to_owned(), Arc::clone(&open));
         open
     }
 
-    /// Puts an empty keyspace in place, under the epoch latch. The frame is its root's.
+    /// Creates an empty keyspace under the epoch latch, with `frame` as its root page.
     pub(super) fn create_root<L>(
         &self,
         engine: &Engine<L>,
@@ -121,7 +121,7 @@ impl Keyspaces {
         open
     }
 
-    /// Takes a keyspace away with everything in it, under the exclusive epoch latch.
+    /// Removes a keyspace and everything in it, under the exclusive epoch latch.
     pub(super) fn drop_tree<L>(
         &self,
         engine: &Engine<L>,

@@ -9,10 +9,10 @@ use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
 use crate::txn::MakeRoom;
 
-/// The time without requests after which the database is idle.
+/// The database is idle after this time without requests.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// The requests to the maintenance thread, and their ends.
+/// The requests to the background threads, and which of them have ended.
 #[derive(Debug, Default)]
 pub(crate) struct Maintenance {
     pub(crate) state: Mutex<MaintenanceState>,
@@ -21,49 +21,49 @@ pub(crate) struct Maintenance {
     spill_changed: Condvar,
 }
 
-/// A request to the thread that moves old versions out of memory.
+/// A request to the thread that spills old versions.
 #[derive(Debug, Default)]
 struct SpillRequest {
-    /// The bytes that versions may take afterwards.
+    /// The bytes that versions may take in memory after the spill.
     wanted: Option<u64>,
     stop: bool,
 }
 
-/// The state under the lock of [`Maintenance`].
+/// The state of [`Maintenance`] that its lock guards.
 #[derive(Debug, Default)]
 pub(crate) struct MaintenanceState {
     /// A checkpoint is requested.
     pub(crate) checkpoint_wanted: bool,
-    /// Requested checkpoints begun and ended, and whether the newest could not be made.
+    /// Requested checkpoints that have begun and ended, and whether the newest failed.
     pub(crate) checkpoints_begun: u64,
     pub(crate) checkpoints_ended: u64,
     pub(crate) is_checkpoint_refused: bool,
     /// A cleanup is requested.
     pub(crate) space_wanted: bool,
-    /// Cleanups begun and ended.
+    /// Cleanups that have begun and ended.
     pub(crate) space_begun: u64,
     pub(crate) space_ended: u64,
-    /// A checkpoint was made since the database was idle: its file may be worth making shorter.
+    /// A checkpoint was made since the database was last idle, so shortening the file may be worth while.
     pub(super) is_unpacked: bool,
     pub(crate) stop: bool,
     pub(crate) failed: bool,
 }
 
 impl MaintenanceState {
-    /// Returns `true` if the thread has something to do.
+    /// Returns `true` if the maintenance thread has something to do.
     pub(crate) fn is_wanted(&self) -> bool {
         self.checkpoint_wanted || self.space_wanted || self.stop
     }
 }
 
 impl Maintenance {
-    /// Asks for a checkpoint.
+    /// Requests a checkpoint.
     pub(crate) fn ask(&self) {
         self.state.lock().checkpoint_wanted = true;
         self.changed.notify_all();
     }
 
-    /// Notes a checkpoint: the file may be worth making shorter once the database is idle.
+    /// Records that a checkpoint was made: once the database is idle, shortening the file may be worth while.
     pub(super) fn note_checkpoint(&self) {
         self.state.lock().is_unpacked = true;
         self.changed.notify_all();
@@ -117,10 +117,10 @@ impl MakeRoom for Maintenance {
 }
 
 impl Store {
-    /// Starts the background threads. Where one does not start, those before it run until [`stop`](Store::stop).
+    /// Starts the background threads. If one fails to start, those started before it run until [`stop`](Store::stop).
     pub(super) fn start_threads(self: &Arc<Self>) -> Result<()> {
-        // A database that is only read starts those of the pool with the first scan that reads ahead, and needs no
-        // other: one short read waits for none to begin and end.
+        // A read-only database needs only the pool's threads, and the first scan that prefetches starts those. So a
+        // single short read neither starts nor stops a thread.
         if self.is_read_only {
             return Ok(());
         }
@@ -140,7 +140,7 @@ impl Store {
         Ok(())
     }
 
-    /// Starts the thread that reads the list of resident pages. The database does without it where it does not start.
+    /// Starts the thread that reads the list of resident pages. If it fails to start, there is no warm start.
     fn start_warm(self: &Arc<Self>) {
         let store = Arc::downgrade(self);
         let body = move || {
@@ -151,7 +151,7 @@ impl Store {
         match self.engine.backend.spawn("drumlin-warm", Box::new(body)) {
             Ok(thread) => self.threads.lock().push(thread),
             Err(error) => {
-                log::debug!("starting a thread that warms {}: {error}", self.path.display());
+                log::debug!("starting the warm-start thread of {}: {error}", self.path.display());
                 self.warm_start.give_up();
             }
         }
@@ -169,7 +169,7 @@ impl Store {
         let mut threads = self.engine.pool.take_threads();
         threads.append(&mut self.threads.lock());
         for thread in threads {
-            // The last handle may go on one of these threads.
+            // One of these threads may be the one that drops the last handle, and it must not join itself.
             if thread.thread().id() != crate::sync::current().id() && crate::sync::join(thread).is_err() {
                 log::error!("a background thread of {} panicked", self.path.display());
             }
@@ -177,7 +177,7 @@ impl Store {
     }
 }
 
-/// Fails the database where the maintenance thread panics: no other makes the checkpoints that commits wait for.
+/// Fails the database if a background thread panics: commits wait for checkpoints that nothing else would make.
 fn fail_if_panicking(store: &Weak<Store>, maintenance: &Maintenance, body: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { return };
     if let Some(store) = store.upgrade() {
@@ -233,7 +233,7 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
         let Some(store) = store.upgrade() else { return };
         if !checkpoint_wanted && !space_wanted {
             let may_be_worth_more = store.pack_file().unwrap_or_else(|error| {
-                log::debug!("{} is not made shorter: {error}", store.path.display());
+                log::debug!("did not shorten the file of {}: {error}", store.path.display());
                 false
             });
             maintenance.state.lock().is_unpacked |= may_be_worth_more;
@@ -252,12 +252,12 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
         }
         let done = made.and_then(|_| if space_wanted { Ok(()) } else { store.clean_segments() });
         match &done {
-            // Commits that need the space report the full disk themselves.
+            // Commits that need the space return the disk-full error themselves.
             Err(error @ Error::DiskFull { .. }) => log::debug!("maintenance of {}: {error}", store.path.display()),
             Err(error) => log::error!("maintenance of {}: {error}", store.path.display()),
             Ok(()) => {}
         }
-        // A disk that is full for the cleaner may not stay full; a failed database makes no more checkpoints.
+        // A disk that was full for the cleaner may have space later. A failed database makes no more checkpoints.
         let failed = done.is_err() && store.engine.check_failure().is_err();
         let mut state = maintenance.state.lock();
         state.space_ended += u64::from(space_wanted);
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
     use crate::Config;
 
-    /// A panic of the maintenance thread fails the database, and ends the waits for a checkpoint.
+    /// A panic of the maintenance thread fails the database and ends the waits for a checkpoint.
     #[test]
     fn a_panic_fails_the_database() {
         let db = Config::in_memory().open("").unwrap();

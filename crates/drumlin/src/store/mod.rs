@@ -1,4 +1,5 @@
-//! An open database below its public face: the parts that all handles share, recovery, checkpoints, cleaning, checks.
+//! An open database below its public face: the state that all handles share, recovery, checkpoints, cleaning and
+//! checks.
 
 mod advice;
 pub(crate) mod bulk_load;
@@ -72,19 +73,19 @@ use crate::txn::{TransactionId, engine};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Opening {
-    /// It was not there and was made.
+    /// `true` if the database did not exist and was created.
     pub created: bool,
-    /// Commits that were in the log and not in the newest checkpoint.
+    /// Commits that were in the log but not in the newest checkpoint.
     pub recovered_records: u64,
-    /// Bytes of those.
+    /// Bytes of the records of these commits.
     pub recovered_bytes: u64,
     /// The time that opening took.
     pub duration: Duration,
     /// The newest commit.
     pub last: Timestamp,
-    /// Corruption that opening found and did without: a superblock beside a sound one, and with
-    /// [`Config::salvage`](crate::Config::salvage) anything else. Then also [`Error::NotClosed`], if the log has
-    /// commits that no checkpoint holds.
+    /// Corruption that the opening found and worked around: one corrupted superblock if the other is valid, and with
+    /// [`Config::salvage`](crate::Config::salvage) any other corruption. A salvage opening also lists
+    /// [`Error::NotClosed`] here if the log has commits that no checkpoint holds.
     pub passed_over: Vec<Error>,
 }
 
@@ -95,19 +96,19 @@ pub(crate) struct Settings {
     pub(crate) log_stream_count: u16,
     pub(crate) page_bytes: usize,
     pub(crate) segment_bytes: u64,
-    /// `None`: by the size of the file system.
+    /// `None` derives it from the size of the file system.
     pub(crate) log_segment_bytes: Option<u64>,
     pub(crate) checkpoint_log_bytes: u64,
-    /// Of commits that name none.
+    /// The durability of commits that do not name one.
     pub(crate) durability: engine::Durability,
     pub(crate) io_backend: IoBackend,
     pub(crate) in_memory: bool,
     pub(crate) create: bool,
     pub(crate) read_only: bool,
     pub(crate) warm_start: bool,
-    /// Of spilled versions.
+    /// The most disk space that spilled versions may take.
     pub(crate) version_disk_bytes: u64,
-    /// Without what is corrupted; for reading only.
+    /// Opens for reading only, and skips whatever is corrupted.
     pub(crate) salvage: bool,
     pub(crate) backend: Option<Arc<dyn Backend>>,
 }
@@ -120,25 +121,25 @@ pub(crate) struct Store {
     pub(crate) keyspaces: Keyspaces,
     /// Held while keyspaces are created and dropped.
     defining: Mutex<()>,
-    /// Held while segments are emptied; taken before `page_tables`.
+    /// Held while segments are emptied. Taken before `page_tables`.
     cleaning: Mutex<cleaner::Unneeded>,
-    /// The durable state. Its lock is held to make a checkpoint.
+    /// The durable state. Locked for as long as a checkpoint is being made.
     pub(crate) page_tables: Mutex<PageTableStore>,
     pub(crate) maintenance: Arc<Maintenance>,
     warm_start: WarmStart,
     counts_files: CountsFiles,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) opening: Opening,
-    /// `None` once they are given up.
+    /// `None` after they were released.
     locks: Mutex<Option<Locks>>,
     sync: SyncMethod,
     pub(crate) page_bytes: usize,
-    /// Of commits that name none.
+    /// The durability of commits that do not name one.
     pub(crate) durability: engine::Durability,
     checkpoint_log_bytes: u64,
-    /// Nothing is written: every call that would is refused.
+    /// Every call that would write is refused.
     is_read_only: bool,
-    /// It was opened without what is corrupted.
+    /// The database was opened despite corruption, without the corrupted parts.
     is_salvage: bool,
     checkpoints: AtomicU64,
     pub(crate) contention: Contention,
@@ -146,10 +147,11 @@ pub(crate) struct Store {
     closed: Mutex<Option<Result<()>>>,
 }
 
-/// The longest time that a write waits for a row that another transaction holds, unless set otherwise.
+/// How long a write waits by default for a row that another transaction has locked.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Prefixes of up to this many bytes are no more than the copy of a leaf that every reduction has.
+/// Prefixes of up to this length need no memory of their own: they fit into the copy of a leaf that every reduction
+/// has.
 const REDUCED_BYTES_FREE: u64 = 4 << 10;
 
 impl Store {
@@ -178,42 +180,42 @@ impl Store {
         self.engine.backend.now()
     }
 
-    /// The wait mode of a call that is a task. Lets others go on first if its thread's turn is over.
+    /// Returns the wait mode of a call made by a task. First yields to other tasks if its thread's turn is over.
     #[inline]
     pub(crate) async fn as_task(&self) -> WaitMode<'_> {
         self.engine.tasks.begin_call().await
     }
 
-    /// Makes a checkpoint and ends everything. A second call waits for the first, and answers the same.
+    /// Makes a last checkpoint and stops everything. A second call waits for the first and returns the same result.
     pub(crate) fn close(&self) -> Result<()> {
         let mut closed = self.closed.lock();
         if let Some(result) = &*closed {
             return result.clone();
         }
-        // Should closing it panic.
+        // The result if `close_now` panics.
         *closed = Some(Err(Error::Failed { reason: "closing it did not end".into() }));
         let result = self.close_now();
         *closed = Some(result.clone());
         result
     }
 
-    /// Gives up the locks of a database that was closed: the folder may be opened again, though other handles still
-    /// have this store. Waits for writes under way.
+    /// Releases the locks of a closed database, so that the folder can be opened again even though other handles still
+    /// hold this store. Waits for writes under way.
     pub(crate) fn release(&self) {
         assert!(self.is_closed(), "a database that is open gives up its folder");
-        // Of two that close the database, the other waits too.
+        // If two threads close the database, this lock makes the second wait until the first has released.
         let mut locks = self.locks.lock();
         *locks = None;
     }
 
-    /// Returns `true` if it was closed, or closing it has begun and panicked.
+    /// Returns `true` if the database was closed, or if closing it has begun and panicked.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.lock().is_some()
     }
 
     fn close_now(&self) -> Result<()> {
-        // No commit gets a timestamp from here on. The checkpoint covers those that have one: its beginning waits until
-        // they are applied.
+        // From here on, no commit gets a timestamp. The checkpoint covers the commits that already have one: it begins
+        // only after they are applied.
         let log = self.engine.log();
         log.seal();
         let result = self.engine.check_failure().and_then(|()| {
@@ -229,14 +231,15 @@ impl Store {
             self.write_counts_again();
         }
         if result.is_ok() && !self.is_read_only && !self.page_tables.lock().is_closed() {
-            // Segments that the last checkpoints freed. A longer file is no less closed.
+            // Give back the segments that the last checkpoints freed. Failing to do so leaves a longer file, which is
+            // closed all the same.
             if let Err(error) = self.engine.space.shrink(0) {
-                log::warn!("{} keeps the free end of its file: {error}", self.path.display());
+                log::warn!("did not give back the free end of the file of {}: {error}", self.path.display());
             }
         }
         let covered = {
-            // Of a database that has failed no checkpoint covers what the log has, and the log has to be kept. Asked
-            // with the page tables locked: a checkpoint that fails says so before it lets go of it.
+            // If the database has failed, no checkpoint covers the log's records, so the log must be kept. Check with
+            // `page_tables` locked: a checkpoint that fails records the failure before it unlocks them.
             let page_tables = self.page_tables.lock();
             if self.engine.check_failure().is_ok() { page_tables.superblock.timestamp } else { Timestamp(0) }
         };
@@ -251,20 +254,20 @@ impl Store {
         self.keyspaces.get(name)
     }
 
-    /// The keyspace with this name. Waits until its creation, or where there is none the newest drop, is durable: a
-    /// power cut takes back nothing of the answer.
+    /// Returns the keyspace with this name. First waits until its creation is durable, or the newest drop if there is
+    /// no such keyspace, so that a power cut cannot take the answer back.
     pub(crate) fn durable_keyspace(&self, name: &str) -> Result<Option<Arc<OpenKeyspace>>> {
         let (open, since) = self.keyspaces.get_since(name);
         self.engine.wait_durable(since)?;
         Ok(open)
     }
 
-    /// The same where nothing has to be waited for.
+    /// Like [`durable_keyspace`](Self::durable_keyspace), but returns `None` instead of waiting.
     pub(crate) fn keyspace_at_hand(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
         self.keyspace(name).filter(|open| self.has_created(open))
     }
 
-    /// The keyspace's creation is durable.
+    /// Returns `true` if the keyspace's creation is durable.
     pub(crate) fn has_created(&self, open: &OpenKeyspace) -> bool {
         open.created <= self.engine.log().durable()
     }
@@ -289,7 +292,7 @@ impl Store {
         };
         let mut body = Vec::new();
         record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);
-        // Its first page, which is dirty, and what the catalogue says of it.
+        // Space for the first page, which becomes dirty, and for the keyspace's entry in the catalogue.
         let _reserved_pages =
             ready(self.engine.reserve_space(WaitMode::Blocking, Purpose::Put, 2 * page_bytes as u64))?;
         let created = self.log_ddl(&Body::new(body), |take_timestamp| {
@@ -310,8 +313,9 @@ impl Store {
         let mut body = Vec::new();
         record::encode(open.tree.pages.id, &Operation::Drop, &mut body);
         let dropped = self.log_ddl(&Body::new(body), |take_timestamp| {
-            // No checkpoint is being made meanwhile, and none has failed: then no page's image is owed to one, and
-            // nothing can fail once there is a record of the drop.
+            // While `page_tables` is locked, no checkpoint is running, and the check below shows that none has failed.
+            // So no checkpoint still needs the image of a page, and nothing can fail once the record of the drop is
+            // appended.
             let _page_tables = self.page_tables.lock();
             self.engine.check_failure()?;
             let epoch_guard = self.engine.space.epoch_latch.exclusive();
@@ -323,7 +327,7 @@ impl Store {
         dropped.map(drop)
     }
 
-    /// Commits a record that is not about rows. If `apply` takes no timestamp, there is none, and nothing is committed.
+    /// Commits a record that changes no rows. If `apply` takes no timestamp, nothing is logged or committed.
     fn log_ddl<T>(
         &self,
         body: &Body,
@@ -348,7 +352,7 @@ impl Store {
         Ok((value, Some(appended.timestamp)))
     }
 
-    /// The keyspaces and values that a checkpoint records, under the exclusive epoch latch.
+    /// Returns the keyspaces and values that a checkpoint records. Called under the exclusive epoch latch.
     pub(crate) fn catalogue(&self) -> Catalogue {
         let (keyspaces, next_keyspace) = self.keyspaces.entries();
         Catalogue {
@@ -363,15 +367,15 @@ impl Store {
 
     // ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The reads outside of transactions and snapshots.
+    /// The point at which reads outside of transactions and snapshots read.
     pub(crate) const PLAIN: ReadAt = ReadAt::Visible;
 
-    /// Refuses a call that writes where the database is open for reading only.
+    /// Refuses a writing call if the database is open for reading only.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.is_read_only { Err(Error::ReadOnly { path: self.path.clone() }) } else { Ok(()) }
     }
 
-    /// Refuses a write of a row, or of one with so long a key.
+    /// Refuses a write if the database is read-only or the key is too long.
     pub(crate) fn check_write(&self, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         self.check_writable()?;
         let limit_bytes = open.tree.key_bytes_max();
@@ -381,7 +385,7 @@ impl Store {
         Ok(())
     }
 
-    /// Drops states of reducers for which page tables and loads leave no memory.
+    /// Drops reducer states for which page tables and bulk loads leave no memory.
     pub(crate) fn shed_states(&self) {
         if self.engine.budget.taken_bytes(Account::States) == 0 {
             return;
@@ -403,7 +407,8 @@ impl Store {
         self.engine.transaction_ids.next()
     }
 
-    /// Takes a row's lock, waiting up to `timeout`; not at all for a transaction from whose body the call comes.
+    /// Locks a row, waiting up to `timeout`. Does not wait at all if the call comes from the body of the transaction
+    /// that holds the lock.
     pub(crate) async fn lock_row(
         &self,
         mode: WaitMode<'_>,
@@ -430,7 +435,7 @@ impl Store {
                 let mut alarm = None;
                 let acquired = poll_fn(|context| match acquire.as_mut().poll(context) {
                     Poll::Ready(locked) => Poll::Ready(locked),
-                    // Dropping the future gives up its place, and a lock that was handed to it unnoticed.
+                    // Dropping the future gives up its place in the queue, and a lock that was just handed to it.
                     Poll::Pending if self.now() >= deadline => Poll::Ready(Err(LockError::Timeout)),
                     Poll::Pending => {
                         alarm = Some(tasks.timer.wake_at(deadline, context.waker().clone()));
@@ -444,7 +449,7 @@ impl Store {
         self.contention.lock_wait_ns.fetch_add(waited_ns, Ordering::Relaxed);
         locked.map_err(|error| match error {
             LockError::Timeout => {
-                // Tasks of one thread lock rows by turns.
+                // Tasks of one thread may hold row locks in turn, so the thread tells nothing about them.
                 let is_own = matches!(mode, WaitMode::Blocking) && locks.is_of_this_thread(keyspace, key);
                 let holder = if is_own { LockHolder::SameThread } else { LockHolder::Other };
                 self.lock_timeout(keyspace, key, timeout, holder)
@@ -462,7 +467,7 @@ impl Store {
         Error::LockTimeout { keyspace, key: key.to_vec(), waited, holder }
     }
 
-    /// One write outside of a transaction: locks its row and works on the newest.
+    /// Commits one write outside of a transaction: locks the row and changes its newest version.
     pub(crate) async fn autocommit(
         &self,
         mode: WaitMode<'_>,
@@ -490,7 +495,7 @@ impl Store {
         self.engine.settle(mode, &rows, applied, durability).await.map(drop)
     }
 
-    /// Takes the row's lock, and the memory that the commit needs with it.
+    /// Locks the row, and reserves the memory that the commit needs.
     async fn begin_waiting<'a>(
         &'a self,
         mode: WaitMode<'_>,
@@ -503,8 +508,8 @@ impl Store {
         Ok((lock, admitted))
     }
 
-    /// Takes a row's lock and memory for it. The memory comes first, and is waited for while nothing is held: there is
-    /// no bound of the writers that wait.
+    /// Locks a row and reserves memory for the lock. The memory is reserved first, while no lock is held, because any
+    /// number of writers may be waiting for it.
     async fn lock_waiting<'a>(
         &'a self,
         mode: WaitMode<'_>,
@@ -519,7 +524,7 @@ impl Store {
         Ok((RowLock { engine, owner, keyspace, key, place }, memory))
     }
 
-    /// Memory for the lock of a row that may have to be waited for. Waits for it, in turn.
+    /// Reserves memory for a row lock that may have to be waited for. Waits for the memory in the order of asking.
     pub(crate) async fn lock_memory(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Grant> {
         let engine = &self.engine;
         let bytes = (lock_bytes(key) + WAITING_BYTES) as u64;
@@ -527,8 +532,8 @@ impl Store {
         memory.ok_or_else(|| Error::transactions_in_memory(engine.budget.limit_bytes(Account::Transactions)))
     }
 
-    /// Locks a row like [`lock_newest`](Self::lock_newest), unless that takes waiting: for another's lock, or for
-    /// memory beyond what `memory` has.
+    /// Locks a row like [`lock_newest`](Self::lock_newest), but fails instead of waiting for another owner's lock or
+    /// for memory beyond what `memory` already has.
     pub(crate) fn lock_newest_if_free<'a>(
         &'a self,
         tree: &'a Tree,
@@ -559,8 +564,9 @@ impl Store {
         Ok(LockedRow { store: self, tree, lock, _memory: memory })
     }
 
-    /// Waits, for a call that has seen commits up to `seen` and made none, until no power cut can take back what it
-    /// saw, and readers see it. With [`Relaxed`](engine::Durability::Relaxed), to see what readers see is enough.
+    /// Called after a call that has seen commits up to `seen` and made none. Waits until no power cut can take back
+    /// what it saw, and readers see it. With [`Relaxed`](engine::Durability::Relaxed), it is enough that readers see
+    /// it.
     pub(crate) async fn confirm(
         &self,
         mode: WaitMode<'_>,
@@ -573,7 +579,7 @@ impl Store {
         self.engine.show_durable(mode, seen).await
     }
 
-    /// Commits rows whose `locks` the caller has. See [`Engine::apply`].
+    /// Commits rows whose `locks` the caller holds. See [`Engine::apply`].
     pub(crate) async fn commit<L>(
         &self,
         mode: WaitMode<'_>,
@@ -586,8 +592,8 @@ impl Store {
         self.engine.await_written(mode, &logged, durability).await
     }
 
-    /// The part of a [commit](Self::commit) before the wait for its write, which it requests: for a task if `for_task`
-    /// is set, whether or not the part is one itself.
+    /// Does the part of a [commit](Self::commit) that precedes the wait for its log write, and requests that write.
+    /// With `for_task`, a task will wait for the write, even if this call itself blocks.
     pub(crate) async fn apply<L>(
         &self,
         mode: WaitMode<'_>,
@@ -608,7 +614,7 @@ impl Store {
         Ok(self.engine.request_write(for_task, rows, applied, durability))
     }
 
-    /// Releases the locks of a commit that is applied, and asks for a checkpoint where one is due.
+    /// Releases the locks of an applied commit, and requests a checkpoint if one is due.
     fn end_locks<L>(&self, locks: L) {
         drop(locks);
         if self.is_checkpoint_due() {
@@ -623,7 +629,7 @@ impl Store {
             || self.engine.space.epoch_change_count() > self.engine.budget.epoch_changes_max() / 8 * 5
     }
 
-    /// Memory for a chunk that a source fills. Waits, since others' sources may take their time.
+    /// Reserves memory for a chunk that a source fills. Waits for it, because the sources of other calls may be slow.
     pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
         self.check_writable()?;
         let engine = &self.engine;
@@ -631,8 +637,8 @@ impl Store {
         memory.ok_or_else(|| Error::sources_in_memory(engine.budget.limit_bytes(Account::Sources)))
     }
 
-    /// Memory for so many bytes of a value that a reducer is shown. A longer one than the part of the budget takes all
-    /// of it: no other is there at the same time.
+    /// Reserves memory for `bytes` of a value that a reducer is shown. A value larger than this account of the budget
+    /// takes the whole account, so it is the only one in memory.
     pub(crate) async fn reduced_memory(&self, mode: WaitMode<'_>, bytes: u64) -> Result<Grant> {
         let engine = &self.engine;
         if bytes <= REDUCED_BYTES_FREE {
@@ -646,7 +652,7 @@ impl Store {
 
     // ── large values ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The value id of a new value.
+    /// Returns the value id for a new value.
     pub(crate) fn new_value(&self) -> ValueId {
         ValueId(self.engine.next_value.fetch_add(1, Ordering::Relaxed))
     }
@@ -657,7 +663,7 @@ impl Store {
             Ok(()) => Error::corrupted(
                 self.engine.space.path(),
                 format!("a value of keyspace {}", tree.pages.quoted_name()),
-                "its extents are another value's",
+                "its extents belong to another value",
             ),
         }
     }
@@ -673,7 +679,7 @@ impl Store {
         match values::read_whole(mode, tree, reference, into).await {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(self.gone(tree, snapshot)),
-            // The value of a snapshot that was ended may be gone, and its pages another's.
+            // If the snapshot was ended, the value may be gone and its pages may belong to another value.
             Err(error) => snapshot.check().and(Err(error)),
         }
     }
@@ -696,9 +702,9 @@ impl Store {
         }
     }
 
-    /// `part` of a chunk of a value that the transaction which reads it has put, behind what is in `into`: from where
-    /// it was written, or where the table has it once the transaction is committed. `snapshot` is before that, so the
-    /// value stays.
+    /// Appends `part` of a chunk to `into`, of a value that the reading transaction itself has put. Reads the extents
+    /// that it was written to, or goes through the page table if the transaction was committed meanwhile. `snapshot` is
+    /// older than that commit, so the value stays.
     #[expect(clippy::too_many_arguments, reason = "whose chunk it is, and what of it")]
     pub(crate) async fn read_own_chunk(
         &self,
@@ -739,24 +745,25 @@ impl Store {
     }
 }
 
-/// A row that a call outside of transactions has locked. No other writer changes it until this is dropped.
+/// A row locked by a call outside of transactions. No other writer changes the row until this is dropped.
 pub(crate) struct LockedRow<'a> {
     store: &'a Store,
     tree: &'a Tree,
     lock: RowLock<'a>,
-    /// Of the lock.
+    /// The memory of the lock.
     _memory: Grant,
 }
 
-/// The reason why a row is not locked without waiting.
+/// The reason why a row could not be locked without waiting.
 pub(crate) enum NotFree {
-    /// Another has it locked.
+    /// Another owner has locked the row.
     Row,
     Memory,
 }
 
 impl LockedRow<'_> {
-    /// The newest committed value. Its writer had the row's lock until the change was published.
+    /// Returns the newest committed value. Its writer held the row's lock until the change was published, so no newer
+    /// one can be missed.
     pub(crate) async fn get<T: OwnedValue>(&self, mode: WaitMode<'_>) -> Result<Option<T>> {
         let mut value = None;
         let found = self.store.engine.get_in(mode, self.tree, self.lock.key, ReadAt::Published, &mut value).await?;
@@ -764,12 +771,12 @@ impl LockedRow<'_> {
         Ok(value)
     }
 
-    /// Returns `true` if there is a row.
+    /// Returns `true` if the row exists.
     pub(crate) async fn exists(&self, mode: WaitMode<'_>) -> Result<bool> {
         Ok(self.store.engine.find_in(mode, self.tree, self.lock.key, ReadAt::Published, |_| ()).await?.is_some())
     }
 
-    /// Notes that the caller's code runs, for which the row stays locked.
+    /// Records that the caller's closure is running, and that the row stays locked until it returns.
     pub(crate) fn enter_body(&self) -> RunningBody {
         BodyOf::new(&self.store.engine.locks, self.lock.owner).enter()
     }
@@ -786,12 +793,12 @@ impl LockedRow<'_> {
         store.commit(mode, &rows, None, durability, lock).await.map(drop)
     }
 
-    /// Leaves the row as it is, and waits until what was seen of it is as durable as a change would be.
+    /// Leaves the row unchanged. Waits until the state that was seen is as durable as a change would be.
     pub(crate) async fn leave(self, mode: WaitMode<'_>, durability: engine::Durability) -> Result<()> {
         let LockedRow { store, tree, lock, _memory } = self;
         let engine = &store.engine;
         let visible = engine.clock.visible();
-        // Relaxed commits are visible before they are durable, and may be the row's.
+        // Relaxed commits are visible before they are durable, and one of them may have changed this row.
         let may_be_lost = durability == engine::Durability::Full && visible > engine.log().durable();
         let is_unsafe = may_be_lost || engine.changed_since(mode, tree, lock.key, visible).await?;
         let seen = engine.clock.published();

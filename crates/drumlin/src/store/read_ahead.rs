@@ -1,4 +1,4 @@
-//! Read-ahead: requesting the leaves that a scan will reach next.
+//! Read-ahead: prefetches the leaves that a scan will reach next.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -8,32 +8,34 @@ use crate::pool::Wanted;
 use crate::tree::{Direction, Target, Tree};
 use crate::txn::engine::Engine;
 
-/// Leaves that a scan asks for ahead at most: a fourth of those it has seen, so that it reads few in vain at its end.
+/// The most leaves that a scan prefetches. It also prefetches at most a quarter of the leaves seen so far, so that it
+/// wastes few reads at its end.
 const AHEAD_PAGES: usize = 1024;
-/// Up to so many it asks for four times those it has seen, so that the device is soon busy. No request is for fewer
-/// once they are reached: of many leaves more lie beside each other in the file.
+/// Up to this many, a scan prefetches four times the leaves it has seen, so that the device is soon busy. Beyond, it
+/// never requests fewer at once: in a large request more leaves are neighbours in the file.
 const EARLY_PAGES: usize = 256;
-/// The most memory of them, of large pages.
+/// The most memory for the prefetched leaves of one scan. This limit applies if pages are large.
 const AHEAD_BYTES_MAX: usize = 4 << 20;
-/// All scans together have this part of the frames as their goals, and at times half as much again is read ahead. It
-/// has to stay until its scan is there: the clock's hand passes over a leaf once because it is new, and once because it
-/// was used, so that each turn evicts a third of the frames.
+/// The prefetch goals of all scans together are limited to one part in this many of the frames. At times half as much
+/// again is prefetched. A prefetched leaf must survive until its scan reaches it. The clock's hand skips a leaf once
+/// because it is new and once because it was used, so each turn of the hand evicts a third of the frames.
 const AHEAD_SHARE: usize = 5;
-/// Leaves read one by one before a scan reads ahead: short ranges read no more than they need.
+/// The number of leaves that a scan reads one by one before it prefetches: a short range reads no more than it needs.
 const UNAIDED_LEAVES: usize = 2;
 
 /// The read-ahead of one scan in one direction.
 pub(crate) struct ReadAhead {
     direction: Direction,
     leaves_seen: usize,
-    /// Leaves asked for and not reached yet.
+    /// Leaves requested but not reached yet.
     leaves_asked: usize,
-    /// The first key of the leaves not asked for yet; `None`: where the scan is.
+    /// The first key of the leaves not requested yet; `None` stands for the scan's own position.
     next: Option<Vec<u8>>,
     ended: bool,
-    /// The leaf behind the one that was seen last was in memory.
+    /// The leaf after the last one seen was in memory.
     is_next_in_memory: bool,
-    /// Counts it among the pool's [scans that read ahead](crate::pool::Pool::scans_ahead), once it asks for leaves.
+    /// Counts this scan among the pool's [scans that read ahead](crate::pool::Pool::scans_ahead), from its first
+    /// request on.
     counted: Option<Arc<()>>,
 }
 
@@ -50,12 +52,14 @@ impl ReadAhead {
         }
     }
 
-    /// Notes whether the leaf behind the scan's is in memory. As long as each is, nothing is asked for.
+    /// Records whether the leaf after the scan's current one is in memory. As long as every next leaf is, nothing is
+    /// requested.
     pub(crate) fn note_next(&mut self, is_in_memory: bool) {
         self.is_next_in_memory = is_in_memory;
     }
 
-    /// The scan goes on to the leaf of `target`: asks for a portion of those behind it once it has gone through one.
+    /// Called when the scan moves on to the leaf of `target`. Requests the next portion of leaves once the scan has
+    /// consumed one.
     pub(crate) fn step(
         &mut self,
         engine: &Engine,
@@ -76,7 +80,8 @@ impl ReadAhead {
         if self.leaves_asked > goal / 2 {
             return;
         }
-        // One of the threads that read ahead waits for the device while the other decompresses another portion.
+        // Request half at a time: while one read-ahead thread waits for the device, another decompresses the other
+        // portion.
         let portion = goal.min(EARLY_PAGES).max(goal.div_ceil(2));
         let (mut wanted, mut asked) = (Vec::new(), 0);
         while asked < portion && !self.ended {
@@ -89,7 +94,8 @@ impl ReadAhead {
             };
             let upcoming = tree.upcoming(from, self.direction, portion - asked);
             if !upcoming.inner.is_empty() {
-                // A request of their own: the leaves beneath them can't be asked for before they are there.
+                // Inner nodes go into a request of their own: the leaves beneath them are known only after they have
+                // been read.
                 engine.pool.read_ahead(&tree.pages, wanted_nodes(tree, upcoming.inner).collect());
             }
             if upcoming.leaf_count == 0 {
@@ -111,7 +117,7 @@ impl ReadAhead {
         }
     }
 
-    /// The leaves to have asked for: those that the scan will come to soon.
+    /// Returns how many leaves should be requested ahead of the scan's position.
     fn goal(&mut self, engine: &Engine, tree: &Tree) -> usize {
         let scans = &engine.pool.scans_ahead;
         self.counted.get_or_insert_with(|| Arc::clone(scans));
@@ -133,8 +139,8 @@ mod tests {
     use super::*;
     use crate::{Config, KeyspaceOptions};
 
-    /// A scan asks for nothing as long as each next leaf is in memory, and goes on to ask once it has begun: leaves
-    /// that were read ahead are no sign that others are in memory.
+    /// A scan requests nothing as long as each next leaf is in memory. Once it has begun to prefetch it continues:
+    /// leaves that it prefetched itself do not show that the leaves after them are in memory too.
     #[test]
     fn a_scan_of_warm_leaves_asks_for_nothing() {
         let db = Config::in_memory().memory(16 << 20).open("").unwrap();
@@ -153,7 +159,7 @@ mod tests {
         assert!((0..200).all(|_| step(true) > goal / 2 - 1), "a scan runs out of leaves that it has asked for");
     }
 
-    /// Scans share the frames that they read ahead into, and one has them to itself again when the others are over.
+    /// Scans share the frames that they prefetch into. When the others end, the last one has all of them.
     #[test]
     fn scans_share_what_they_read_ahead() {
         let db = Config::in_memory().memory(16 << 20).open("").unwrap();
@@ -177,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Leaves of many parents are asked for together, in both directions, once those parents have come in.
+    /// A portion covers the leaves of many parents, in both directions, once those parents are in memory.
     #[test]
     fn a_portion_has_leaves_of_many_parents() {
         let backend = crate::io::in_memory();
@@ -199,7 +205,7 @@ mod tests {
                 ahead.step(engine, keyspace.tree(), target, (&Bound::Unbounded, &Bound::Unbounded));
                 ahead.leaves_asked
             };
-            // Of the nodes on the way the lowest are asked for together, before the leaves beneath them.
+            // The lowest inner nodes on the way are requested together, before the leaves beneath them.
             let mut together = 0;
             let portion = loop {
                 let upcoming = keyspace.tree().upcoming(target, direction, AHEAD_PAGES / 2);

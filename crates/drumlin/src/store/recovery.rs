@@ -1,33 +1,33 @@
 //! Recovery: from the locked files of a database to an open store.
 //!
 //! # The steps
-//! 1. `read_checkpoint` reads the newer valid superblock, and the catalogue and page tables that it names.
-//! 2. `scan_log` reads and verifies the log: each segment that the superblock lists must be there. Records that no
-//!    horizon covers may be in caches only: it writes them again, with the same bytes.
-//! 3. `build_engine` makes the pool, the versions, the engine and the keyspaces, as of the checkpoint. The timestamp
-//!    behind the log's last is the first that the engine will give out.
-//! 4. `mark_log_extents` takes the extents that the records name (large values, bulk loads) out of the free ones, if
-//!    any does.
-//!    Damage found up to here leaves every byte as it was.
-//! 5. `harden_superblock` syncs the folder and the data file, whose length it sets again, and writes the superblock
-//!    again, with the same bytes, for the same reason.
-//! 6. `raise_incarnation` writes the superblock with the next incarnation and the timestamp that it begins at,
-//!    durably. If the superblock has no room for another, it first erases the void records of the log.
-//! 7. `replay` frees the values that only snapshots still saw, and applies the records above the checkpoint: sorted by
-//!    key between barriers (create, drop, attach), the newest of each key. Several threads share a large part.
+//! 1. `read_checkpoint` reads the newer valid superblock, and the catalogue and page tables that it refers to.
+//! 2. `scan_log` reads and verifies the log: each segment that the superblock lists must exist. Records that no durable
+//!    horizon covers may exist in caches only, so it writes them again with the same bytes.
+//! 3. `build_engine` creates the pool, the versions, the engine and the keyspaces, as of the checkpoint. The first
+//!    timestamp that the engine gives out is the one after the log's last.
+//! 4. `mark_log_extents` marks the extents that records refer to (large values, bulk loads) as used, if there are any.
+//!    Corruption found up to here leaves every byte unchanged.
+//! 5. `harden_superblock` syncs the folder and the data file, sets the file's length again, and writes the superblock
+//!    again with the same bytes: all of these may exist in caches only.
+//! 6. `raise_incarnation` durably writes the superblock with the next incarnation and the timestamp that it begins at.
+//!    If the superblock has no room for another incarnation, it first erases the void records of the log.
+//! 7. `replay` frees the values that only snapshots still read, and applies the records above the checkpoint. Between
+//!    barriers (create, drop, attach), it sorts operations by key and applies the newest of each key. Several threads
+//!    share a large part of the log.
 //! 8. `start_log` begins to append. The background threads start after it.
 //!
 //! # A closed database
-//! If the superblock says that the database was closed, step 2 reads the headers of the log's segments alone, and steps
-//! 5 and 6 wait for the first write ([`Superblocks::begin_writing`]): opening, reading and closing write nothing.
-//! A segment of an opening that the superblock does not know, or a damaged superblock beside it, tells that a
-//! superblock may be lost, and the steps are those of any other database.
+//! If the superblock says that the database was closed, step 2 reads only the headers of the log's segments, and steps
+//! 5 and 6 wait for the first write ([`Superblocks::begin_writing`]). So opening, reading and closing write nothing. If
+//! there is a segment of an opening that the superblock does not know, or if the other superblock is corrupted, a newer
+//! superblock may have been lost, and all steps run as for any other database.
 //!
 //! # Salvage
-//! An opening that saves what is left of a corrupted database ([`Config::salvage`](crate::Config::salvage)) is one for
-//! reading only. Steps 1 and 2 note what is corrupted and go on without it; the state is that of the checkpoint.
+//! An opening that saves the rest of a corrupted database ([`Config::salvage`](crate::Config::salvage)) is read-only.
+//! Steps 1 and 2 record each corruption and continue without the corrupted part. The state is that of the checkpoint.
 //!
-//! An opening for reading only refuses a database with anything to recover, and ends with a log that takes no record.
+//! A read-only opening refuses a database that has anything to recover, and ends with a log that takes no records.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -60,7 +60,7 @@ use crate::txn::values;
 use crate::txn::versions::Versions;
 
 impl Opener<'_> {
-    /// The data file as the superblock describes it, before anything of it is known to be in use.
+    /// Returns the data file as the superblock describes it, with every extent still free.
     pub(super) fn space(&self, file: &FileRef, superblock: &Superblock, budget: &Arc<Budget>) -> Result<Space> {
         let data_path = &self.path().join(DATA_NAME);
         let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
@@ -100,14 +100,14 @@ impl Opener<'_> {
         }
     }
 
-    /// Recovers the database in its steps, which the head of this file lists; each takes the state before it.
+    /// Runs the recovery steps listed at the head of this file; each takes the state that the one before it returns.
     pub(super) fn recover(&self, data: DataFile, began: Duration) -> Result<Store> {
         let checkpoint = self.read_checkpoint(data)?;
         let recovering = checkpoint.scan_log()?.build_engine()?;
         recovering.mark_log_extents()?.harden_superblock()?.raise_incarnation()?.replay()?.start_log(began)
     }
 
-    /// Reads the log, and has it on the medium. If nothing may be written, there must be nothing to recover.
+    /// Scans the log and makes it durable. In read-only mode, fails with `NotClosed` if there is anything to recover.
     fn scan(&self, folder: &FolderRef, options: &LogOptions, known: &Known<'_>) -> Result<Scan> {
         if !self.settings.read_only {
             return Scan::open(&self.backend, folder, options, known);
@@ -120,7 +120,7 @@ impl Opener<'_> {
         }
     }
 
-    /// Goes on without what is corrupted, if what is left is to be saved.
+    /// In salvage mode, records a corruption and continues; otherwise returns the error.
     fn pass_over(&self, error: Error, passed_over: &mut Vec<Error>) -> Result<()> {
         match error {
             Error::Corrupted { .. } | Error::Io { .. } if self.settings.salvage => {
@@ -131,7 +131,7 @@ impl Opener<'_> {
         }
     }
 
-    /// Reads the log for the commits in it, which are left out: applying them may need what is corrupted.
+    /// Scans the log only to report the commits in it. They are not applied, as that may need what is corrupted.
     fn pass_over_log(
         &self,
         options: &LogOptions,
@@ -221,7 +221,7 @@ struct LogScanned<'o> {
     checkpoint: CheckpointRead<'o>,
     folder: FolderRef,
     options: LogOptions,
-    /// `None`: the database has just been created.
+    /// `None` if the database has just been created.
     scan: Option<Scan>,
 }
 
@@ -244,7 +244,7 @@ impl<'o> LogScanned<'o> {
         if !opener.settings.read_only
             && let Err(error) = spilled.remove_left()
         {
-            log::warn!("{}: old versions of an earlier opening stay on disk: {error}", opener.path().display());
+            log::warn!("{}: could not remove the old versions of an earlier opening: {error}", opener.path().display());
         }
         let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, make_room, spilled);
         let engine = Arc::new(engine);
@@ -291,18 +291,18 @@ struct Recovering<'o> {
     maintenance: Arc<Maintenance>,
     log_folder: FolderRef,
     log_options: LogOptions,
-    /// `None`: the database has just been created.
+    /// `None` if the database has just been created.
     scan: Option<Scan>,
     last: Timestamp,
 }
 
-/// The engine is there, at the checkpoint.
+/// The engine exists, as of the checkpoint.
 struct EngineBuilt<'o>(Recovering<'o>);
-/// No extent that the log names is free.
+/// Every extent that the log refers to is marked as used.
 struct ExtentsMarked<'o>(Recovering<'o>);
-/// The superblock that was read is durable; or the first write of the opening makes it so.
+/// The superblock that was read is durable, or the first write of the opening will make it so.
 struct Hardened<'o>(Recovering<'o>);
-/// This opening has its incarnation in the superblock, or will have before its first write.
+/// This opening's incarnation is in the superblock, or will be before its first write.
 struct IncarnationRaised<'o>(Recovering<'o>);
 /// Every record of the log is applied.
 struct Replayed<'o>(Recovering<'o>);
@@ -312,7 +312,7 @@ impl Recovering<'_> {
         self.opener.settings.read_only
     }
 
-    /// Returns `true` if recording the opening waits for its first write.
+    /// Returns `true` if the superblock records this opening only at its first write.
     fn is_deferred(&self) -> bool {
         self.scan.as_ref().is_some_and(Scan::is_closed)
     }
@@ -322,18 +322,21 @@ impl Recovering<'_> {
         Replay { engine: &self.engine, keyspaces: &self.keyspaces, log_path, scan }
     }
 
-    /// Frees the values that no row named at the checkpoint any longer: the snapshots that read them are gone.
+    /// Frees the values that no row referred to at the checkpoint: the snapshots that read them are gone.
     fn free_orphans(&self) -> Result<()> {
         for orphan in &self.orphans {
             let Some(pages) = self.engine.space.page_space(orphan.keyspace) else { continue };
-            // A catalogue may be damaged behind its checksum too.
+            // A catalogue may be wrong even though its checksum is right.
             let last = u64::from(orphan.first_page.0) + u64::from(orphan.page_count);
             let mut numbers = u64::from(orphan.first_page.0)..last;
             let is_on_disk = |page: u64| {
                 u32::try_from(page).is_ok_and(|page| matches!(pages.table.load(PageId(page)), PageEntry::OnDisk(_)))
             };
             if !numbers.all(is_on_disk) {
-                let reason = format!("it lists pages of keyspace {} as a value's that are none", orphan.keyspace);
+                let reason = format!(
+                    "it lists pages of keyspace {} as a large value, but they are not on disk",
+                    orphan.keyspace
+                );
                 return Err(Error::corrupted(self.opener.path(), "the catalogue", reason));
             }
             let epoch_guard = self.engine.space.epoch_latch.shared();
@@ -360,11 +363,11 @@ impl<'o> ExtentsMarked<'o> {
             return Ok(Hardened(recovering));
         }
         let data_path = &recovering.opener.path().join(DATA_NAME);
-        // What is synced in the log's folder from here on is lost if the folder's name is.
+        // If the folder's name were lost, everything synced in its log folder from here on would be lost with it.
         recovering.opener.sync_folder()?;
-        // A killed process may have left writes, even its last superblock, in the page cache. Sync before the next
-        // superblock overwrites the older slot. After a failed sync the cache may also know a length that nothing would
-        // write any longer: it is set again.
+        // A killed process may have left writes, even its last superblock, in the page cache only. Sync before the next
+        // superblock overwrites the older slot. After a failed sync, the cache may also show a file length that nothing
+        // would write to the device any more, so it is set again.
         let length = recovering.file.len().map_err(|error| Error::io("measuring", data_path, error))?;
         recovering.file.set_len(length).map_err(|error| Error::io("setting the length of", data_path, error))?;
         recovering.file.sync_data().map_err(|error| Error::io("syncing", data_path, error))?;
@@ -472,7 +475,7 @@ impl Replayed<'_> {
     }
 }
 
-/// The calls of the log to the parts above it.
+/// Returns the functions through which the log calls the parts above it.
 fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
     let (space, clock) = (Arc::clone(&engine.space), Arc::clone(&engine.clock));
     let (recorded, closed) = (Arc::clone(&superblocks), Arc::clone(&superblocks));
@@ -485,12 +488,12 @@ fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
     }
 }
 
-/// The incarnation that the next opening is.
+/// Returns the number of the opening that follows this superblock.
 fn next_incarnation(superblock: &Superblock) -> Incarnation {
     Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1))
 }
 
-/// The part of the superblock that concerns the log, of which everything is read.
+/// Returns what the superblock says about the log. The whole log is read, as for a database that was not closed.
 pub(super) fn known(superblock: &Superblock) -> Known<'_> {
     Known {
         incarnations: &superblock.incarnations,

@@ -22,7 +22,7 @@ use crate::txn::engine::{Engine, Replaying, Row};
 use crate::txn::values::LargeValue;
 use crate::txn::write_set::Change;
 
-/// Applies the log above the checkpoint.
+/// Applies the records above the checkpoint.
 pub(super) struct Replay<'r> {
     pub(super) engine: &'r Arc<Engine<Replaying>>,
     pub(super) keyspaces: &'r Keyspaces,
@@ -30,21 +30,21 @@ pub(super) struct Replay<'r> {
     pub(super) scan: &'r Scan,
 }
 
-/// Operations on rows, as they come from the log, until there are enough to sort.
+/// Row operations in log order, collected until there are enough to sort.
 #[derive(Default)]
 struct Batch {
-    /// Bodies of records, one after the other.
+    /// Bodies of records, concatenated.
     bytes: Vec<u8>,
     operations: Vec<ReplayedOperation>,
     large: Vec<Arc<LargeValue>>,
 }
 
-/// One operation on a row; keys and values lie in the batch. Small, since there are many.
+/// One operation on a row. Keys and values are in the batch. Kept small because a batch has many.
 struct ReplayedOperation {
     keyspace: KeyspaceId,
-    /// The first bytes of the key, as a number that sorts as keys do.
+    /// The first eight bytes of the key, as a big-endian number, which compares as the bytes do.
     head: u64,
-    /// Later operations have later places.
+    /// Of two operations on a row, the later one has the greater start.
     key: Span,
     change: ReplayedChange,
 }
@@ -58,7 +58,7 @@ enum ReplayedChange {
     Remove,
 }
 
-/// A part of the bytes of a batch, which are fewer than a `u32` can tell.
+/// A range of a batch's bytes; offsets fit into a `u32`.
 #[derive(Clone, Copy)]
 struct Span {
     start: u32,
@@ -77,7 +77,7 @@ impl Span {
     }
 }
 
-/// The first bytes of a key, zeros behind it.
+/// Returns the first eight bytes of a key, padded with zeros, as a number.
 fn head_of(key: &[u8]) -> u64 {
     let mut head = [0; 8];
     let count = key.len().min(head.len());
@@ -85,8 +85,9 @@ fn head_of(key: &[u8]) -> u64 {
     u64::from_be_bytes(head)
 }
 
-/// Bytes of operations that are sorted together: the more, the more neighbours meet in their leaf. They take the memory
-/// of transactions and readers, of which there are none yet, as vectors that may have grown to twice their contents.
+/// Returns how many bytes of operations are sorted together: the more there are, the more of them fall into the same
+/// leaf. They use the memory of transactions and readers, which do not exist yet, and at most half of it, because
+/// vectors may have grown to twice their contents.
 fn batch_bytes(engine: &Engine<Replaying>) -> usize {
     const BYTES_MAX: u64 = 32 << 20;
     let unused_bytes = engine.budget.limit_bytes(Account::Transactions) + engine.budget.limit_bytes(Account::Copies);
@@ -94,8 +95,8 @@ fn batch_bytes(engine: &Engine<Replaying>) -> usize {
 }
 
 impl Replay<'_> {
-    /// Takes the extents that records name out of the free ones, before anything is written. Reads the log only if a
-    /// record has some.
+    /// Marks the extents that log records refer to as used, before anything is written. Reads the log only if some
+    /// record has extents.
     pub(super) fn mark_extents(&self) -> Result<()> {
         if !self.scan.names_extents() {
             return Ok(());
@@ -119,7 +120,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// The same for the extents of a bulk load.
+    /// Marks the extents of a bulk load as used.
     fn mark_load(&self, keyspace: KeyspaceId, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
         let space = &self.engine.space;
         if !space.segments.restore_named(attachment.root) {
@@ -150,8 +151,8 @@ impl Replay<'_> {
     }
 
     pub(super) fn apply_records(&self) -> Result<()> {
-        // As much as the log can fill. A vector that grows takes fresh memory at each size, which costs more than the
-        // work that is done with it.
+        // Allocate for all that the log can fill: a growing vector takes fresh memory at each size, which costs more
+        // than replay's work on it.
         let bytes_max = self.scan.record_bytes().min(batch_bytes(self.engine) as u64) as usize;
         let mut batch = Batch { bytes: Vec::with_capacity(bytes_max), ..Batch::default() };
         let mut newest = Timestamp(0);
@@ -165,7 +166,7 @@ impl Replay<'_> {
             for operation in record::decode(&record.body) {
                 let operation = operation.filter(|_| !defines);
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
-                // An operation that defines or drops a keyspace, or attaches a load, is alone in its record.
+                // An operation that creates or drops a keyspace, or attaches a load, is the only one in its record.
                 defines = matches!(operation, Operation::Create { .. } | Operation::Drop | Operation::Attach(_));
                 let (key, change) = match operation {
                     Operation::Create { page_bytes, name } => {
@@ -183,8 +184,8 @@ impl Replay<'_> {
                     Operation::Attach(attachment) => {
                         self.apply_batch(&mut batch, newest)?;
                         let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
-                        // Their list may have removals of the rows before, which a count would take from those of
-                        // the load: nothing in a load's leaves tells the commits that were before it.
+                        // The list of changes may contain removals of earlier rows. A count would subtract them from
+                        // the rows of the load, because a load's leaves do not show which commits came before them.
                         open.tree.counts.forget();
                         self.attach(&open.tree.pages, &attachment, record.timestamp)?;
                         continue;
@@ -209,8 +210,8 @@ impl Replay<'_> {
         self.apply_batch(&mut batch, newest)
     }
 
-    /// Attaches a bulk load. Its pages have the numbers that they were written with; whatever replay has given these to
-    /// since the checkpoint is of no use, as the keyspace has no rows.
+    /// Attaches a bulk load under the page numbers that it was written with. Replay may have given these numbers to
+    /// other pages since the checkpoint, but those are no longer needed, as the keyspace has no rows.
     fn attach(&self, pages: &PageSpace, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
         let engine = self.engine;
         engine.pool.fit_frames(attachment.images.len() as u64 * CHUNK_BYTES)?;
@@ -239,8 +240,8 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Applies the newest operation of each row, in the order of keys, and empties the batch. Several threads share a
-    /// large one: some wait for the device while others change leaves.
+    /// Applies the newest operation on each row in key order, and empties the batch. Several threads share a large
+    /// batch: while some wait for the device, others change leaves.
     fn apply_batch(&self, batch: &mut Batch, newest: Timestamp) -> Result<()> {
         if batch.operations.is_empty() {
             return Ok(());
@@ -248,7 +249,7 @@ impl Replay<'_> {
         batch.sort();
         let mut open = Vec::new();
         for run in batch.operations.chunk_by(|left, right| left.keyspace == right.keyspace) {
-            // Creating and dropping are barriers, so a keyspace whose rows are in the batch is there.
+            // Creating and dropping are barriers, so every keyspace with rows in the batch exists.
             open.push(self.open(run[0].keyspace).ok_or_else(|| self.malformed(newest))?);
         }
         let parts = batch.parts(thread_operations_min());
@@ -268,23 +269,23 @@ impl Replay<'_> {
         for (keyspace, reference) in self.engine.versions.collect_garbage(Timestamp(u64::MAX)) {
             self.engine.free_value(keyspace, &reference);
         }
-        // Its memory serves the next one.
+        // Reuse the memory for the next batch.
         *batch = Arc::into_inner(sorted).expect("the threads have ended").batch;
         batch.clear();
         Ok(())
     }
 }
 
-/// Threads that apply a batch: enough that the device is asked for pages while leaves are changed.
+/// Threads that apply a batch: enough that some request pages from the device while others change leaves.
 const THREAD_COUNT: usize = 4;
 
-/// The fewest operations that are worth a thread. Simulations make do with less, to see several.
+/// Returns the fewest operations that justify a thread. It is lower in simulations, so that they run several threads.
 fn thread_operations_min() -> usize {
     if crate::sync::scheduler::current().is_some() { 64 } else { 4096 }
 }
 
-/// Rows applied together, so that their leaves are read together; fewer where there is little memory to hold leaves.
-/// Space is reserved for as many leaves, by each thread.
+/// The most rows applied together; their leaves are read together. It is less if there is little memory to pin leaves.
+/// Each thread reserves space for this many leaves.
 const ROWS_MAX: usize = 512;
 
 impl Batch {
@@ -292,7 +293,7 @@ impl Batch {
         &self.bytes[operation.key.range()]
     }
 
-    /// By keyspace and key. Of operations on one row the last stays last.
+    /// Sorts by keyspace and key. Operations on the same row stay in log order.
     fn sort(&mut self) {
         let key =
             |operation: &ReplayedOperation| (operation.keyspace, operation.head, &self.bytes[operation.key.range()]);
@@ -308,7 +309,7 @@ impl Batch {
         !self.operations.get(index + 1).is_some_and(is_same)
     }
 
-    /// The ranges of operations, which are sorted, that threads apply. No row is in two of them.
+    /// Divides the sorted operations into ranges for the threads. No row is in two of them.
     fn parts(&self, operations_min: usize) -> Vec<Range<usize>> {
         let count = self.operations.len();
         let part_count = (count / operations_min).clamp(1, THREAD_COUNT);
@@ -335,24 +336,24 @@ impl Batch {
     }
 }
 
-/// A batch in the order of keys, shared by the threads that apply it.
+/// A batch in key order, shared by the threads that apply it.
 struct SortedBatch {
     engine: Arc<Engine<Replaying>>,
-    /// The keyspaces of its rows.
+    /// The keyspaces of the batch's rows.
     open: Vec<Arc<OpenKeyspace>>,
-    /// The newest commit in it.
+    /// The newest commit in the batch.
     newest: Timestamp,
     batch: Batch,
 }
 
-/// The first operation of a part that is not applied, and the reason.
+/// The first operation of a part that was not applied, and the reason.
 struct Unapplied {
     first: usize,
     error: Error,
 }
 
 impl SortedBatch {
-    /// Applies each part on a thread of its own, the first on this one.
+    /// Applies each part on its own thread, and the first one on this thread.
     fn apply_parts(self: &Arc<Self>, parts: &[Range<usize>]) -> Vec<Result<(), Unapplied>> {
         let start = |part: &Range<usize>| {
             let ended = Arc::new(Mutex::new(None));
@@ -368,7 +369,7 @@ impl SortedBatch {
                     crate::sync::join(thread).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                     ended.lock().take().expect("the thread has ended")
                 }
-                // The backend has no threads, or the system no more of them.
+                // The backend has no threads, or the system refused another.
                 Err(_) => self.apply(part.clone()),
             };
             outcomes.push(outcome);
@@ -376,7 +377,7 @@ impl SortedBatch {
         outcomes
     }
 
-    /// Applies a part, some leaves at a time.
+    /// Applies a part, a few leaves at a time.
     fn apply(&self, part: Range<usize>) -> Result<(), Unapplied> {
         let mut first = part.start;
         let mut count_max = ROWS_MAX;
@@ -397,7 +398,7 @@ impl SortedBatch {
         Ok(())
     }
 
-    /// The newest state of the next rows, of one keyspace, and the first operation behind them.
+    /// Returns the newest state of the next rows of one keyspace, and the index of the first operation after them.
     fn rows(&self, operations: Range<usize>, count_max: usize) -> (Vec<Row<'_>>, usize) {
         let Batch { bytes, large, .. } = &self.batch;
         let keyspace = self.batch.operations[operations.start].keyspace;
@@ -427,8 +428,8 @@ impl SortedBatch {
         (rows, next)
     }
 
-    /// Releases the large values among these operations that later ones have replaced. The log still names their
-    /// extents, until a checkpoint covers it: another opening must find them unharmed.
+    /// Releases the large values that a later one of these operations replaced. The log refers to their extents until a
+    /// checkpoint covers it: another recovery must find them intact.
     fn release_replaced(&self, operations: Range<usize>) {
         let space = &self.engine.space;
         for index in operations {
@@ -449,7 +450,7 @@ mod tests {
     use super::*;
     use crate::sync::Random;
 
-    /// Every operation is in one part, and all operations on a row are in the same; of these the last stays last.
+    /// Every operation is in exactly one part, operations on the same row share a part, and they stay in log order.
     #[test]
     fn no_row_is_in_two_parts() {
         for seed in 0..200 {

@@ -1,4 +1,4 @@
-//! Figures of an open database.
+//! Statistics of an open database.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use crate::memory::Account;
 use crate::space::PageEntry;
 use crate::store::{OpenKeyspace, Store};
 
-/// Figures of this opening of the database. Sizes are in bytes; counts begin at the opening.
+/// Statistics of an open database. Sizes are in bytes; counters start when the database is opened.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -26,62 +26,62 @@ use crate::store::{OpenKeyspace, Store};
 pub struct Stats {
     pub path: PathBuf,
     pub io_backend: &'static str,
-    /// The method that commits are made durable by; of a reader, that of the last opening that could write.
+    /// The method that makes commits durable. For a read-only opening, the method of the last opening that could write.
     pub sync_method: &'static str,
     /// `true` if the data file bypasses the page cache.
     pub direct_io: bool,
 
     pub memory_budget_bytes: u64,
-    /// Bytes of it in use: the sum of `memory`.
+    /// Bytes of the budget in use: the sum of `memory`.
     pub memory_used_bytes: u64,
-    /// The parts of the budget, which add up to it; of counts and states of reducers the use alone, since pages use the
-    /// rest of their memory.
+    /// The accounts of the budget. Their limits add up to the budget. Counts and states of reducers have no fixed
+    /// limit: their entries show what they use, and pages use the rest of that memory.
     pub memory: Vec<MemoryPart>,
     pub frame_bytes: u64,
     pub dirty_bytes: u64,
     pub table_bytes: u64,
-    /// Of old versions of rows in memory.
+    /// Bytes of old row versions in memory.
     pub version_bytes: u64,
-    /// Of old versions of rows on disk, in the file `versions`: 0, unless that is switched on.
+    /// Bytes of old row versions on disk, in the file `versions`. Always 0 unless spilling is switched on.
     pub version_disk_bytes: u64,
     pub log_buffer_bytes: u64,
 
-    /// Lookups of a row, a scan's next leaf or a commit's leaf that found it in memory.
+    /// Leaves found in memory, by lookups, scans and commits.
     pub page_hits: u64,
-    /// Pages that were read from the disk when they were needed, or shortly before.
+    /// Pages read from the disk when they were needed, or prefetched shortly before.
     pub page_misses: u64,
-    /// Pages read because they were in memory when the database was closed; no misses.
+    /// Pages read because they were in memory when the database was last closed. They are not counted as misses.
     pub pages_warmed: u64,
-    /// `true` while such pages are being read.
+    /// `true` while the pages of a warm start are being read.
     pub is_warming: bool,
     pub device_reads: u64,
     pub device_read_bytes: u64,
-    /// Writes of the data file; the log's are `log_syncs`, with `log_write_bytes`.
+    /// Writes to the data file. Those to the log are counted by `log_syncs` and `log_write_bytes`.
     pub device_writes: u64,
     pub device_write_bytes: u64,
 
     pub commits: u64,
-    /// Transactions that ended with [`Conflict`](crate::Error::Conflict) because of another one.
+    /// Transactions that ended with [`Conflict`](crate::Error::Conflict) because of another transaction.
     pub conflicts: u64,
-    /// Further runs of [`transact`](crate::Database::transact) and its other forms.
+    /// Repeated runs of the bodies of [`transact`](crate::Database::transact) and its variants.
     pub transact_retries: u64,
     /// Calls that found a row locked by another transaction.
     pub lock_waits: u64,
-    /// The time that those which are over have waited, in all threads and tasks together.
+    /// The total time of the lock waits that have ended, over all threads and tasks.
     pub lock_wait_time: Duration,
     /// Calls that ended with [`LockTimeout`](crate::Error::LockTimeout).
     pub lock_timeouts: u64,
-    /// Bytes of log that recovery would have to read.
+    /// Bytes of log that a recovery would have to read now.
     pub log_bytes: u64,
-    /// Bytes of records appended.
+    /// Bytes of records appended to the log.
     pub log_bytes_written: u64,
-    /// Bytes written to the log's files, in whole blocks: records with their padding, headers, and the zeros that
-    /// prepare a file.
+    /// Bytes written to the log's files in whole blocks. This includes records with their padding, headers, and the
+    /// zeros that preallocate a file.
     pub log_write_bytes: u64,
     pub log_syncs: u64,
 
     pub data_file_bytes: u64,
-    /// Bytes of extents in use.
+    /// Bytes of extents in use in the data file.
     pub live_bytes: u64,
     pub segment_bytes: u64,
     pub segments: u64,
@@ -91,17 +91,17 @@ pub struct Stats {
     pub last_checkpoint: Timestamp,
     pub durable: Timestamp,
     pub visible: Timestamp,
-    /// Snapshots, transactions and scans that are registered.
+    /// Snapshots, transactions and scans that are open and keep old versions.
     pub snapshots: u64,
     pub oldest_snapshot: Option<Timestamp>,
     pub oldest_snapshot_age: Option<Duration>,
-    /// Snapshots, transactions and scans that were ended for the memory of their versions.
+    /// Snapshots, transactions and scans that were ended because their versions took too much memory.
     pub snapshots_ended: u64,
-    /// The reason why no more commits are accepted, if so.
+    /// The reason why the database accepts no more commits, if it has failed.
     pub failed: Option<String>,
 }
 
-/// A part of the memory budget.
+/// One account of the memory budget.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -114,7 +114,7 @@ pub struct Stats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct MemoryPart {
-    /// The purpose of this part.
+    /// The purpose of this account.
     pub name: &'static str,
     /// Bytes in use.
     pub used_bytes: u64,
@@ -122,7 +122,7 @@ pub struct MemoryPart {
     pub limit_bytes: u64,
 }
 
-/// Counts of transactions that were in each other's way, for figures.
+/// Counters of conflicts, retries and waits for rows, for [`Stats`].
 #[derive(Debug, Default)]
 pub(crate) struct Contention {
     pub(crate) conflicts: AtomicU64,
@@ -133,7 +133,7 @@ pub(crate) struct Contention {
 }
 
 impl Contention {
-    /// Counts a result that is a conflict.
+    /// Counts `result` if it is a conflict, and returns it.
     pub(crate) fn noting<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(Error::Conflict { .. }) = result {
             self.conflicts.fetch_add(1, Ordering::Relaxed);
@@ -143,13 +143,13 @@ impl Contention {
 }
 
 impl Store {
-    /// The bytes of the extents that a keyspace's page table names.
+    /// Returns the bytes of the extents that a keyspace's page table refers to.
     pub(crate) fn disk_bytes(&self, open: &OpenKeyspace) -> u64 {
         let entries = open.tree.pages.table.iter();
         entries.filter_map(|(_, entry)| self.written_at(entry)).map(ExtentAddress::length).sum()
     }
 
-    /// The place where a page was last written, if it is not newer in memory alone.
+    /// Returns the place where a page was last written, or `None` if it was never written.
     fn written_at(&self, entry: PageEntry) -> Option<ExtentAddress> {
         let address = match entry {
             PageEntry::OnDisk(address) | PageEntry::Reading(address) => address,
@@ -159,7 +159,8 @@ impl Store {
         (!address.is_none()).then_some(address)
     }
 
-    /// The use of each part of the memory budget. Base images of page tables take `base_bytes`.
+    /// Returns the use of each account of the memory budget. `base_bytes` is the memory of the page tables' base
+    /// images.
     fn memory_parts(&self, base_bytes: u64) -> Vec<MemoryPart> {
         let engine = &self.engine;
         let budget = &engine.budget;
@@ -179,13 +180,13 @@ impl Store {
                 | Account::States => budget.taken_bytes(of),
                 Account::TableChanges => engine.space.change_bytes() + base_bytes,
                 Account::Reads => engine.pool.read_buffer_bytes(),
-                // Theirs from the start.
+                // These accounts are allocated when the database is opened.
                 Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
                 Account::Pinned | Account::Tables | Account::Loads | Account::Spilled => 0,
             };
             MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
         };
-        // Two parts of the pages are told by themselves. What they do not use, pages do.
+        // Counts and states of reducers take memory from the pages account, so their use is subtracted from its limit.
         let within_pages = [Account::Counts, Account::States].map(part_of);
         let mut parts: Vec<MemoryPart> = Account::ALL.into_iter().map(part_of).collect();
         let others: u64 = within_pages.iter().map(|part| part.used_bytes).sum();
@@ -200,14 +201,14 @@ impl Store {
         let usage = space.segments.usage();
         let oldest = engine.snapshots.oldest();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // Not while a checkpoint is being made: its figures are not settled.
+        // A checkpoint that is being made holds this lock, and its figures are not settled yet.
         let (last_checkpoint, base_bytes) = match self.page_tables.try_lock() {
             Some(page_tables) => (page_tables.superblock.timestamp, page_tables.memory_bytes()),
             None => (Timestamp(0), 0),
         };
         let budget = &engine.budget;
         let page_misses = load(&engine.pool.cache.misses);
-        // Headers before the bytes that they are a part of: other threads make more meanwhile.
+        // Load the headers' bytes before the total that includes them, because other threads may add frames in between.
         let header_bytes = engine.pool.frames.header_bytes();
         let frame_bytes = engine.pool.frames.used_bytes().saturating_sub(header_bytes) as u64;
         let memory = self.memory_parts(base_bytes);

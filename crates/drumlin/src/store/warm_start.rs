@@ -1,20 +1,20 @@
-//! Warm start: the pages that were in memory when a database was closed are read again after it was opened, in the
-//! background and in the order of the disk.
+//! Warm start: after a database is opened, a background thread reads the pages that were in memory when it was last
+//! closed, in the order of the disk.
 //!
 //! # Invariants
-//! 1. The list of resident pages is advice. Nothing rests on it: it is never synced, and one that is missing, torn,
-//!    foreign or of another state is no error. Every page in it is looked up in the page table, and verified like any
-//!    other that is read.
-//! 2. Pages of the list take frames that are free and will not be missed: none is evicted for them. Where no such frame
-//!    is left, reading the list has ended.
-//! 3. Requests come first. Two reads are in flight at the most; and where requests have missed pages meanwhile, the
-//!    reading waits nine times as long as the last block took.
-//! 4. While the list is being read, and where closing came before its end, it is not written: what is in memory then is
-//!    a part of it.
+//! 1. The list of resident pages is advice, and the database does not depend on it. It is never synced. A list that is
+//!    missing, torn, foreign or outdated is no error. Each page in it is looked up in the page table and verified like
+//!    any other page that is read.
+//! 2. Listed pages are read only into spare frames: no page is evicted for them. When no spare frame is left, reading
+//!    the list ends.
+//! 3. Foreground reads come first. A warm start has at most two reads in flight. If foreground reads missed pages
+//!    during the last block, the warm start pauses for nine times as long as that block took.
+//! 4. The list is not written while it is being read, nor after closing interrupted the reading: the pages in memory at
+//!    that moment are only a part of it.
 //!
 //! # States
-//! Reading (from the opening, where there is a list) → read ([`Store::read_residents`]), or stopped by closing. In the
-//! state read alone the list is written: by the maintenance thread behind a checkpoint, and by closing.
+//! Reading (from the opening, if there is a list) → read ([`Store::read_residents`]), or stopped by closing. The list
+//! is written only in the state *read*: by the maintenance thread after a checkpoint, and by closing.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -31,17 +31,17 @@ use crate::sync::{Condvar, Mutex};
 
 pub(super) const RESIDENT_NAME: &str = "resident";
 
-/// The times that a block took for which reading waits where requests have missed pages meanwhile.
+/// The pause after a block during which foreground reads missed pages, as a multiple of the time that the block took.
 const PAUSE_FACTOR: u32 = 9;
 /// The longest such pause.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// The list is written where as many pages have come, or were written, since it was written last: this many at least,
-/// and this share of it.
+/// The list is rewritten once this many pages have been read or written since it was last written, and at least one for
+/// every `CHANGES_SHARE` pages listed.
 const CHANGES_MIN: u64 = if cfg!(feature = "sim") { 4 } else { 64 };
 const CHANGES_SHARE: u64 = 16;
 
-/// Memory for the list while it is read: a block, and the pages in it twice.
+/// Memory for reading the list: one block, and two forms of each page in it.
 const READING_BYTES: u64 =
     (RESIDENT_BLOCK_BYTES + RESIDENT_BLOCK_PAGES * (size_of::<ResidentPage>() + size_of::<Wanted>())) as u64;
 
@@ -51,9 +51,9 @@ pub(super) struct WarmStart {
     is_on: AtomicBool,
     folder: FolderRef,
     database: DatabaseId,
-    /// Pages read from the list.
+    /// Pages that were read because of the list.
     pub(super) page_count: AtomicU64,
-    /// Pages that checkpoints have written since the opening.
+    /// Pages that checkpoints have written since the database was opened.
     written_count: AtomicU64,
     state: Mutex<WarmState>,
     stopped: Condvar,
@@ -61,11 +61,12 @@ pub(super) struct WarmStart {
 
 #[derive(Debug, Default)]
 struct WarmState {
-    /// There is a list that was not read to its end, or may be one.
+    /// There is, or may be, a list that was not read to its end.
     is_unread: bool,
     stop: bool,
-    /// Pages in the list, and the changes before it was written.
+    /// The number of pages in the list.
     listed_count: u64,
+    /// The [changes of residence](Store::residence_changes) up to when it was written.
     listed_at: u64,
 }
 
@@ -93,13 +94,13 @@ impl WarmStart {
         state.is_unread && !state.stop
     }
 
-    /// Ends the reading of the list, and its writing from then on if it was not read to its end.
+    /// Stops reading the list. If it was not read to its end, the list is not written from now on.
     pub(super) fn stop(&self) {
         self.state.lock().stop = true;
         self.stopped.notify_all();
     }
 
-    /// Waits for so long. Returns `false` if reading is to end.
+    /// Waits for `duration`. Returns `false` if reading must stop.
     fn pause(&self, duration: Duration) -> bool {
         let mut state = self.state.lock();
         if !state.stop && !duration.is_zero() {
@@ -108,20 +109,20 @@ impl WarmStart {
         !state.stop
     }
 
-    /// Returns `true` if there is a list to be read. It is not written from here on until it has been.
+    /// Returns `true` if there is a list to read. The list is not written until it has been read.
     pub(super) fn begin(&self) -> bool {
         let exists = self.is_on.load(Ordering::Relaxed) && self.folder.exists(RESIDENT_NAME).unwrap_or(false);
         self.state.lock().is_unread = exists;
         exists
     }
 
-    /// Goes on without the list, which has no thread to read it.
+    /// Continues without the list, because no thread could be started to read it.
     pub(super) fn give_up(&self) {
         self.state.lock().is_unread = false;
     }
 }
 
-/// The reading of the list.
+/// The state of reading the list.
 struct Reading<'s> {
     store: &'s Store,
     misses: u64,
@@ -129,7 +130,7 @@ struct Reading<'s> {
 }
 
 impl Store {
-    /// Reads the pages of the list into memory: the body of the thread that does so.
+    /// Reads the listed pages into memory. This is the body of the warm-start thread.
     pub(super) fn read_residents(&self) {
         let mut reading = Reading { store: self, misses: self.miss_count(), listed_count: 0 };
         let read = reading.run();
@@ -148,12 +149,13 @@ impl Store {
         self.engine.pool.cache.misses.load(Ordering::Relaxed)
     }
 
-    /// Pages that have come into memory, or were written by checkpoints, since the opening.
+    /// Returns the number of pages that were read into memory, or written by checkpoints, since the database was
+    /// opened.
     fn residence_changes(&self) -> u64 {
         self.miss_count() + self.warm_start.written_count.load(Ordering::Relaxed)
     }
 
-    /// Writes the list of the pages in memory, if it has changed noticeably. O(n log n).
+    /// Writes the list of the pages in memory if enough has changed since it was last written. O(n log n).
     pub(super) fn list_residents(&self) {
         let warm_start = &self.warm_start;
         let changes = self.residence_changes();
@@ -180,7 +182,7 @@ impl Store {
         }
     }
 
-    /// Writes the list over the one before it. Returns the number of pages in it.
+    /// Overwrites the list. Returns the number of pages in it.
     fn write_residents(&self, file: &FileRef) -> Result<u64> {
         let pool = &self.engine.pool;
         let io = |action, error| Error::io(action, file.path(), error);
@@ -188,7 +190,7 @@ impl Store {
         let mut memory = self.engine.budget.grant(Account::Copies);
         let bytes = count_max * size_of::<Resident>() + 2 * RESIDENT_BLOCK_BYTES;
         if !memory.resize(bytes as u64) {
-            return Err(Error::Invalid("readers have the memory for the list".into()));
+            return Err(Error::Invalid("readers use the memory that the list needs".into()));
         }
         let residents = pool.residents(count_max);
         let mut block = AlignedBuffer::zeroed(RESIDENT_BLOCK_BYTES);
@@ -222,7 +224,7 @@ impl Reading<'_> {
             file.read_at(&mut block, index * RESIDENT_BLOCK_BYTES as u64).map_err(io)?;
             let Some(mut pages) = resident::decode(warm_start.database, &block) else { continue };
             self.listed_count += pages.len() as u64;
-            // In the order of the disk they are brought in, but one keyspace after the other.
+            // Pages are read in disk order, but one keyspace at a time.
             pages.sort_unstable_by_key(|page| page.keyspace);
             for pages in pages.chunk_by(|left, right| left.keyspace == right.keyspace) {
                 if !self.bring_in(pages)? {
@@ -233,7 +235,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Brings pages of one keyspace in. Returns `false` if reading is to end.
+    /// Reads pages of one keyspace into memory. Returns `false` if reading must stop.
     fn bring_in(&mut self, listed: &[ResidentPage]) -> Result<bool> {
         let Store { warm_start, engine, .. } = self.store;
         let Some(pages) = engine.space.page_space(listed[0].keyspace) else { return Ok(true) };

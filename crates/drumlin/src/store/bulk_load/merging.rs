@@ -1,8 +1,8 @@
-//! Sorted runs, merged into one tree.
+//! Merges sorted runs into one tree.
 //!
-//! Runs that are too many for the memory are merged by groups first, each into one longer run (Knuth, *The Art of
-//! Computer Programming*, volume 3, 5.4.1, multiway merging). Runs are in the order of their rows' arrival: of rows
-//! with the same key, that of the latest run counts.
+//! If there are too many runs for the memory, groups of them are first merged into longer runs (Knuth, *The Art of
+//! Computer Programming*, volume 3, 5.4.1, multiway merging). Runs are ordered by the arrival of their rows: among rows
+//! with the same key, the row of the latest run wins.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -15,7 +15,7 @@ use crate::store::Store;
 use crate::tree::node::RowValue;
 use crate::txn::values::MEDIUM_BYTES_MAX;
 
-/// The next row of a run. The greatest is that of the least key, and of the latest run among equal keys.
+/// The next row of a run. The greatest head has the smallest key; among equal keys, it belongs to the latest run.
 #[derive(PartialEq, Eq, Debug)]
 struct Head {
     key: Vec<u8>,
@@ -34,9 +34,9 @@ impl PartialOrd for Head {
     }
 }
 
-/// Adds the rows of the runs to a tree, reading in so much memory. O(rows log runs). Every page of the runs is read
-/// once, and given back when it was read, so that the tree lies for the most part where the runs did. Values of one
-/// chunk are copied, longer ones taken over.
+/// Adds the rows of the runs to a tree, using `memory_bytes` for reading. O(rows log runs). Each page of a run is read
+/// once and then given back, so the tree mostly reuses the space of the runs. Values of one chunk are copied; longer
+/// values are taken over.
 pub(super) fn merge(store: &Store, mut runs: Vec<LoadedRows>, memory_bytes: u64, into: &mut PackedTree) -> Result<()> {
     let run_bytes = memory_bytes as usize / runs.len().max(1);
     runs.iter_mut().for_each(|run| run.limit_memory(run_bytes));
@@ -70,7 +70,7 @@ pub(super) fn merge(store: &Store, mut runs: Vec<LoadedRows>, memory_bytes: u64,
     Ok(())
 }
 
-/// Merges runs by groups, until there are no more than `runs_max`, which memory is enough for.
+/// Merges runs in groups until at most `runs_max` are left, which is as many as the memory allows to merge at once.
 pub(super) fn merge_to(
     store: &Store,
     mut runs: Vec<LoadedRows>,

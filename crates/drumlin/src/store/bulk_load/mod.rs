@@ -1,10 +1,10 @@
-//! Bulk loads: trees that are built beside their keyspace and attached to it by one commit.
+//! Bulk loads: a tree is built apart from its keyspace and attached to it by one commit.
 //!
-//! While rows come in the order of their keys they are packed into leaves as they come ([`PackedTree`]), which are
-//! written at once ([`LoadPages`]). From the first row on that does not, they are sorted ([`Sorting`]): in memory, then
-//! by sorted runs on the disk, which are packed trees themselves, and merged at the end. When the last has come, the
-//! load is made durable and attached ([`Engine::try_attach`]). Where the keyspace has rows by then, or a reader or
-//! writer that is in the way, the load is handed back to the caller as rows in the order of their keys.
+//! As long as keys arrive in ascending order, rows are packed into leaves as they come ([`PackedTree`]), and the leaves
+//! are written at once ([`LoadPages`]). When a key arrives out of order, the loader switches to an external merge sort
+//! ([`Sorting`]): rows are sorted in memory, spilled as runs (each of them a packed tree), and merged at the end. After
+//! the last row, the load is made durable and attached ([`Engine::try_attach`]). If the keyspace has rows by then, or a
+//! reader or writer is in the way, the caller gets the load back as rows in key order.
 //!
 //! [`Engine::try_attach`]: crate::txn::engine::Engine::try_attach
 
@@ -34,53 +34,55 @@ use crate::tree::counts::LoadedCounts;
 use crate::tree::packing::TakenRow;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 
-/// Buffers that a load writes from: the one that is filled, and the one that is written.
+/// Write buffers of a load: one is filled while the other is written.
 const WRITE_BUFFERS: u64 = 2;
 
-/// The smallest of them. Two pages at least.
+/// The smallest write buffer. A buffer also holds at least two pages.
 const BUFFER_BYTES_MIN: usize = 64 << 10;
 
-/// Pages beside them: the rows that wait at each level, the page that is packed, the extent that is made of it.
+/// Pages that a load needs besides its write buffers: the rows that wait at each level, the page being packed, and the
+/// extent made of it.
 const PAGES: u64 = 6;
 
-/// Pages of memory for each run of a merge: more runs are merged by groups first, but two are always merged at once.
+/// Pages of memory that each run of a merge gets. If there are too many runs for that, they are first merged in groups,
+/// always of at least two.
 const RUN_PAGES: usize = 12;
 
-/// See the module.
+/// Builds the tree of one bulk load.
 #[derive(Debug)]
 pub(crate) struct Loader {
     open: Arc<OpenKeyspace>,
-    /// The tree that is being packed: the result, or, while rows are sorted, the next run.
+    /// The tree being packed: the result, or the next run while rows are being sorted.
     tree: PackedTree,
-    /// Once a key has come that is below the one before.
+    /// `Some` once a key has arrived that is below the one before it.
     sorting: Option<Sorting>,
-    /// Bytes of a write buffer.
+    /// The size of one write buffer, in bytes.
     buffer_bytes: usize,
-    /// Of the write buffers and pages.
+    /// The memory of the write buffers and pages.
     memory: Grant,
-    /// Of the rows that are sorted, until there are any.
+    /// The memory for sorting; it moves to `sorting` when sorting begins.
     sorting_memory: Option<Grant>,
     /// Free segments of the data file when the load began.
     free_segments_before: u64,
 }
 
-/// The rows of a load that come in any order.
+/// The state of a load whose keys arrive in any order.
 #[derive(Debug)]
 struct Sorting {
     buffer: SortBuffer,
-    /// In the order of their arrival.
+    /// The runs in the order of their rows' arrival.
     runs: Vec<LoadedRows>,
-    /// Rows that have come.
+    /// Rows that have arrived.
     rows: u64,
 }
 
-/// The end of a load.
+/// The outcome of a load.
 #[derive(Debug)]
 pub(crate) enum Finished {
-    /// Its rows, so many, are the keyspace's.
+    /// The load's rows, as many as given here, now belong to the keyspace.
     Attached(u64),
-    /// The keyspace is not empty, or a reader or writer is in the way: nothing has changed. The number of rows, and
-    /// they.
+    /// The keyspace is not empty, or a reader or writer is in the way, and nothing has changed. Holds the number of
+    /// rows, and the rows.
     InTheWay(u64, Box<LoadedRows>),
 }
 
@@ -96,7 +98,7 @@ impl Loader {
         Ok(Loader { open, tree, sorting: None, buffer_bytes, memory, sorting_memory, free_segments_before })
     }
 
-    /// Rows that have come so far. While their keys ascend, those with different keys.
+    /// Returns the number of rows that have arrived. While keys ascend, rows with equal keys count once.
     pub(crate) fn rows(&self) -> u64 {
         self.sorting.as_ref().map_or(self.tree.rows(), |sorting| sorting.rows)
     }
@@ -106,7 +108,7 @@ impl Loader {
         self.free_segments_before
     }
 
-    /// Adds a row. Of those with the same key the latest counts.
+    /// Adds a row. Among rows with the same key, the latest wins.
     pub(crate) fn insert(&mut self, store: &Store, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() > MEDIUM_BYTES_MAX {
             return self.insert_large(store, key, value);
@@ -119,14 +121,14 @@ impl Loader {
         self.tree.push(store, key, value)
     }
 
-    /// Adds a row whose value is large.
+    /// Adds a row with a large value.
     pub(crate) fn insert_large(&mut self, store: &Store, key: &[u8], value: impl Read) -> Result<()> {
         self.begin_row(store, key)?;
         let value = ready(write_large(store, &self.open, WaitMode::Blocking, Blocking(value)))?;
         self.insert_written(store, key, &value)
     }
 
-    /// Adds a row whose value was [written](write_large).
+    /// Adds a row whose large value was [written](write_large) before.
     pub(crate) fn insert_written(&mut self, store: &Store, key: &[u8], value: &LargeValue) -> Result<()> {
         self.begin_row(store, key)?;
         if self.sorting.is_none() {
@@ -134,13 +136,13 @@ impl Loader {
             self.take_back_equal(key);
             return self.tree.push_reference(key, reference);
         }
-        // First, since the value becomes that of the run that its row will be in.
+        // Make room first: that may end a run, and the value must belong to the same run as its row.
         self.make_room(store, key, Waiting::Written(&[0; LARGE_REF_BYTES]))?;
         let reference = self.tree.adopt(value)?;
         self.put_off(store, key, Waiting::Written(&reference.to_bytes()))
     }
 
-    /// Prepares for a row with this key, which may be the first that has to be sorted.
+    /// Prepares for a row with this key. If it is the first key out of order, sorting begins.
     fn begin_row(&mut self, store: &Store, key: &[u8]) -> Result<()> {
         store.check_write(&self.open, key)?;
         self.open.tree.check_dropped()?;
@@ -150,15 +152,15 @@ impl Loader {
         Ok(())
     }
 
-    /// Takes the newest row back if it has this key.
+    /// Removes the newest row if it has this key.
     fn take_back_equal(&mut self, key: &[u8]) {
         if self.tree.last_key() == Some(key) {
             self.tree.pop();
         }
     }
 
-    /// Goes on with rows in any order. Those that have come become the first run, or, if they are few, wait with the
-    /// others.
+    /// Switches to sorting. The rows packed so far become the first run or, if no node of them was written yet, go to
+    /// the sort buffer.
     fn begin_sorting(&mut self, store: &Store) -> Result<()> {
         crate::coverage::mark!("rows of a bulk load were sorted");
         let memory = self.sorting_memory.take().expect("sorting begins once");
@@ -180,7 +182,7 @@ impl Loader {
         self.sorting.as_mut().expect("rows are sorted")
     }
 
-    /// Has a row wait to be sorted.
+    /// Adds a row to the sort buffer.
     fn put_off(&mut self, store: &Store, key: &[u8], value: Waiting<'_>) -> Result<()> {
         self.make_room(store, key, value)?;
         let Sorting { buffer, rows, .. } = self.sorting();
@@ -189,7 +191,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Makes room for a row in the buffer; where it is full, its rows become a run.
+    /// Makes room for a row in the sort buffer. If the buffer is full, its rows are spilled as a run.
     fn make_room(&mut self, store: &Store, key: &[u8], value: Waiting<'_>) -> Result<()> {
         let buffer = &mut self.sorting().buffer;
         let before = buffer.memory_bytes();
@@ -207,7 +209,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Packs the rows of the buffer into the tree.
+    /// Sorts the rows of the buffer and packs them into the tree.
     fn drain(&mut self, store: &Store) -> Result<()> {
         let Loader { tree, sorting, .. } = self;
         let buffer = &mut sorting.as_mut().expect("rows are sorted").buffer;
@@ -225,7 +227,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Completes the tree as a run, and begins another.
+    /// Completes the tree as a run, and begins the next tree.
     fn end_run(&mut self, store: &Store) -> Result<()> {
         assert!(self.tree.rows() > 0, "a run of no rows ends");
         let next = PackedTree::new(store, &self.open, self.buffer_bytes);
@@ -234,7 +236,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Sorts the rows that wait, and merges the runs.
+    /// Sorts the rows still in the buffer, and merges the runs.
     fn finish_sorting(&mut self, store: &Store) -> Result<()> {
         if self.sorting().runs.is_empty() {
             self.tree.keep_counts(store);
@@ -273,7 +275,7 @@ impl Loader {
     }
 }
 
-/// Writes a large value for a load of the keyspace. If no row gets it, its space is free again.
+/// Writes a large value for a load of this keyspace. If no row ever refers to it, its space is freed.
 pub(crate) async fn write_large(
     store: &Store,
     open: &OpenKeyspace,
@@ -285,16 +287,16 @@ pub(crate) async fn write_large(
 }
 
 impl Store {
-    /// The memory of a load at the cost of frames: of its buffers, of its sorting, and the size of a write buffer. A
-    /// load that has begun can go on in it. It takes up to a quarter of what other loads have left, so that more can
-    /// begin; or the least that it can work in.
+    /// Reserves the memory of a load, which frames give up: for its buffers and for sorting. Also returns the size of a
+    /// write buffer. A load that has begun can finish within this memory. The load takes up to a quarter of what other
+    /// loads have left, so that more loads can begin, or else the least it can work in.
     fn load_memory(&self, page_bytes: usize) -> Result<(Grant, Grant, usize)> {
         let budget = &self.engine.budget;
         let [mut memory, mut sorting] = [(); 2].map(|()| budget.grant(Account::Loads));
         let left_bytes = memory.limit_bytes().saturating_sub(budget.taken_bytes(Account::Loads));
         let bytes_with = |buffer_bytes: usize| WRITE_BUFFERS * buffer_bytes as u64 + PAGES * page_bytes as u64;
         let least = BUFFER_BYTES_MIN.max(2 * page_bytes);
-        // Two runs can be merged.
+        // Enough to merge two runs.
         let sorting_bytes = SortBuffer::BYTES_MIN.max(2 * LoadedRows::bytes_min(page_bytes) as u64);
         let mut buffer_bytes = budget.write_buffer_bytes();
         while buffer_bytes > least && bytes_with(buffer_bytes) + sorting_bytes > left_bytes / 4 {
@@ -308,7 +310,7 @@ impl Store {
         Ok((memory, sorting, buffer_bytes))
     }
 
-    /// Attaches a load that is written. Returns it if something is in the way. Durable when it returns.
+    /// Attaches a load that was written, durably. Returns the load if something is in the way.
     fn attach(
         &self,
         open: &OpenKeyspace,
@@ -323,9 +325,9 @@ impl Store {
             let bytes = body.bytes().len() as u64;
             return Err(Error::record_too_large(rows as usize, bytes, body_bytes_max as u64));
         }
-        // The record may be written as soon as it is appended, and must not wait for all of the data then.
+        // Sync now: the record may be written as soon as it is appended, and must not wait for all of the data then.
         engine.space.sync()?;
-        // Rows that others have removed are held by versions until no reader needs them.
+        // Removed rows stay in the versions until no reader needs them, and would keep the keyspace from being empty.
         ready(engine.show_durable(WaitMode::Blocking, engine.clock.published()))?;
         engine.collect_all_garbage();
         let changes = 2;
@@ -343,14 +345,14 @@ impl Store {
             attached.is_err() || matches!(attached, Ok((is_attached, _)) if is_attached == timestamp.get().is_some())
         );
         if timestamp.get().is_some() {
-            // Also where the log has failed since: its pages are the keyspace's.
+            // Release even if the log has failed since: these pages belong to the keyspace now.
             pages.release();
             return attached.map(|_| None);
         }
         attached.map(|_| Some(pages))
     }
 
-    /// The body of the record that attaches a load.
+    /// Returns the body of the record that attaches a load.
     fn attachment(&self, open: &OpenKeyspace, pages: &LoadPages, rows: u64) -> Vec<u8> {
         let (segments, tables) = (&self.engine.space.segments, pages.tables());
         let images = tables.images.iter().filter(|(_, address)| !address.is_none());

@@ -1,4 +1,4 @@
-//! A tree of rows that come in the order of their keys: a bulk load's result, or one sorted run of it.
+//! A tree packed from rows in key order: the result of a bulk load, or one sorted run of it.
 
 use std::sync::Arc;
 
@@ -16,30 +16,30 @@ use crate::tree::node::{PackedRow, large_rest, push_value};
 use crate::tree::packing::{CountedPages, Packer, TakenRow};
 use crate::txn::values::{self, LargeValue};
 
-/// See the module.
+/// A tree that is being packed.
 #[derive(Debug)]
 pub(super) struct PackedTree {
     open: Arc<OpenKeyspace>,
     packer: Packer,
     pages: LoadPages,
-    /// The rows beneath each page, if they are counted: a sorted run's are not.
+    /// The number of rows beneath each page. `None` for a sorted run, whose rows are not counted.
     counts: Option<LoadedCounts>,
-    /// The bytes behind the key of the row that is being added.
+    /// The bytes after the key of the row that is being added.
     rest: Vec<u8>,
     rows: u64,
 }
 
-/// The meaning of the bytes behind a row's key.
+/// The kind of the bytes after a row's key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rest {
-    /// A value.
+    /// The value itself.
     Inline,
     /// The reference to a value with extents of its own.
     Reference,
 }
 
 impl PackedTree {
-    /// An empty tree, whose pages are written in buffers of so many bytes.
+    /// Creates an empty tree. Its pages are written in buffers of `buffer_bytes`.
     pub(super) fn new(store: &Store, open: &Arc<OpenKeyspace>, buffer_bytes: usize) -> PackedTree {
         let make_room = Arc::clone(&store.engine.make_room);
         let tree = &open.tree;
@@ -48,23 +48,23 @@ impl PackedTree {
         PackedTree { open: Arc::clone(open), packer, pages, counts: None, rest: Vec::new(), rows: 0 }
     }
 
-    /// Counts the rows beneath each page from here on, where none is.
+    /// Counts the rows beneath each page from here on. The tree must still be empty.
     pub(super) fn keep_counts(&mut self, store: &Store) {
         assert!(self.rows == 0, "rows are counted of a tree that has some");
         self.counts = Some(LoadedCounts::new(&store.engine.budget));
     }
 
-    /// Its rows.
+    /// Returns the number of rows.
     pub(super) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// The key of the newest row.
+    /// Returns the key of the newest row.
     pub(super) fn last_key(&self) -> Option<&[u8]> {
         self.packer.last_key()
     }
 
-    /// Adds a row behind all others, writing its value where that does not stay in the leaf. It is not large.
+    /// Appends a row. Writes its value if it does not fit into the leaf; the value must not be large.
     pub(super) fn push(&mut self, store: &Store, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() <= self.open.tree.inline_bytes_max(key) {
             self.rest.clear();
@@ -75,14 +75,14 @@ impl PackedTree {
         self.push_reference(key, reference)
     }
 
-    /// Adds a row behind all others whose value is one of this tree.
+    /// Appends a row whose value was already written to this tree.
     pub(super) fn push_reference(&mut self, key: &[u8], reference: LargeRef) -> Result<()> {
         self.rest.clear();
         self.rest.extend_from_slice(&large_rest(reference));
         self.push_row(key, Rest::Reference)
     }
 
-    /// Adds a row of this key and of the bytes that are in `self.rest`.
+    /// Appends a row with this key and the bytes in `self.rest`.
     fn push_row(&mut self, key: &[u8], rest: Rest) -> Result<()> {
         assert!(self.last_key().is_none_or(|last| last < key), "rows of a load are packed out of order");
         let is_large = rest == Rest::Reference;
@@ -92,7 +92,7 @@ impl PackedTree {
         Ok(())
     }
 
-    /// Takes back the newest row, and the space of its value.
+    /// Removes the newest row and frees the space of its value.
     pub(super) fn pop(&mut self) {
         let (rest, is_large) = self.packer.pop().expect("its key was compared");
         self.rows -= 1;
@@ -101,7 +101,8 @@ impl PackedTree {
         }
     }
 
-    /// Takes all rows back, and counts no more; values that were written stay. `None` if nodes of them were written.
+    /// Removes and returns all rows, and stops counting; values that were written stay. Returns `None` if nodes were
+    /// already written.
     pub(super) fn take_rows(&mut self) -> Option<Vec<TakenRow>> {
         let taken = self.packer.take_rows()?;
         assert_eq!(taken.len() as u64, self.rows, "rows are neither pending nor in nodes");
@@ -109,7 +110,7 @@ impl PackedTree {
         Some(taken)
     }
 
-    /// Writes a value that does not stay in its leaf, and is not large.
+    /// Writes a value that is too long for its leaf but not large.
     fn write_medium(&mut self, store: &Store, value: &[u8]) -> Result<LargeRef> {
         let id = store.new_value();
         let first_page = self.pages.take_numbers(1)?;
@@ -120,7 +121,7 @@ impl PackedTree {
         Ok(reference)
     }
 
-    /// Takes over a large value that was written; a row names it later.
+    /// Takes over a large value that was written; the caller then adds a row that refers to it.
     pub(super) fn adopt(&mut self, written: &LargeValue) -> Result<LargeRef> {
         let chunk_count = u32::try_from(written.addresses.len()).expect("fewer than 2^32 chunks");
         let first_page = self.pages.take_numbers(written.addresses.len())?;
@@ -131,26 +132,26 @@ impl PackedTree {
         Ok(reference)
     }
 
-    /// Gives back the space of a value that no row names.
+    /// Frees the space of a value that no row refers to.
     pub(super) fn discard(&mut self, reference: LargeRef) {
         self.pages.discard(reference.first_page, reference.chunk_count);
     }
 
-    /// Takes a value over from another load of the keyspace; returns its new reference.
+    /// Takes a value over from another load of the same keyspace. Returns its new reference.
     pub(super) fn take_over(&mut self, from: &LoadPages, reference: LargeRef) -> Result<LargeRef> {
         let first_page = self.pages.take_over(from, reference.first_page, reference.chunk_count)?;
         Ok(LargeRef { first_page, ..reference })
     }
 
-    /// Completes the tree as a sorted run, which can be read and is never attached.
+    /// Completes the tree as a sorted run, which can be read but is never attached.
     pub(super) fn into_run(mut self) -> Result<LoadedRows> {
         self.packer.finish(&mut CountedPages { pages: &mut self.pages, counts: &mut None })?;
         self.pages.finish_run()?;
         Ok(LoadedRows::new(self.open, self.pages))
     }
 
-    /// Completes the tree with the tables that attaching it needs; returns its counts too, if it is large enough for
-    /// them to be kept.
+    /// Completes the tree, with the page tables that attaching needs. Also returns its counts if the tree is large
+    /// enough for them to be kept.
     pub(super) fn into_load(mut self) -> Result<(LoadPages, Option<LoadedCounts>)> {
         assert!(self.rows > 0, "a load of no rows is attached");
         self.packer.finish(&mut CountedPages { pages: &mut self.pages, counts: &mut self.counts })?;

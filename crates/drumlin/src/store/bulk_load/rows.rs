@@ -1,5 +1,5 @@
-//! The rows of a tree that is not attached, read back in the order of their keys. While those of some leaves are
-//! handed out, the next leaves are read.
+//! Reads back the rows of an unattached tree in key order. While the rows of some leaves are returned, the next leaves
+//! are being read.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -18,16 +18,16 @@ use crate::space::checkpoint::{open_extent, read_extent};
 use crate::tree::node::{Inner, Leaf, Node, RowValue};
 use crate::txn::values::MEDIUM_BYTES_MAX;
 
-/// Bytes of pages that are read together, unless memory is short.
+/// Bytes of pages that are read together, if memory allows.
 const BATCH_BYTES: usize = 128 << 10;
 
-/// Bytes of rows that are put together by a transaction; one that is longer is put alone.
+/// The most bytes of rows that one transaction puts; a longer row is put alone.
 pub(crate) const PART_BYTES_MAX: usize = 64 << 10;
 
-/// A row that was loaded.
+/// A row read back from a load.
 pub(crate) enum LoadedRow {
     Whole(Vec<u8>, Vec<u8>),
-    /// A value in several chunks.
+    /// A row whose value has several chunks.
     Large(Vec<u8>, LoadedValue),
 }
 
@@ -38,29 +38,29 @@ struct NextLeaves {
     read: Deferred<Vec<Vec<u8>>>,
 }
 
-/// See the module. Follows the inner nodes, so that values are read only when they are asked for.
+/// An iterator over the rows of an unattached tree. It follows the inner nodes, so that values are read only on demand.
 #[derive(Debug)]
 pub(crate) struct LoadedRows {
-    /// Leaves that are read together, at the most.
+    /// The most leaves that are read together.
     batch_pages: usize,
-    /// There is memory for the next ones beside those.
+    /// There is enough memory to read the next leaves while the current ones are in use.
     reads_ahead: bool,
     has_read_root: bool,
-    /// The inner nodes above the next leaf that is not asked for, from the root on, each with its next child.
+    /// The inner nodes above the next leaf to request, from the root down, each with the index of its next child.
     path: Vec<(Vec<u8>, usize)>,
-    /// The next leaves. Given up before `pages` gives back what is read.
+    /// The next leaves. This field is dropped before `pages` frees the extents that are being read.
     ahead: Option<NextLeaves>,
     /// Leaves that were read, in order.
     leaves: VecDeque<Vec<u8>>,
-    /// The number of rows of the first of them that were returned.
+    /// The number of rows of the first of these leaves that were returned.
     returned: usize,
     pages: LoadPages,
     open: Arc<OpenKeyspace>,
-    /// Its own memory, if no other owner has it.
+    /// The memory of this iterator, unless its caller owns that.
     _memory: Option<Grant>,
 }
 
-/// Pages of a [`LoadedRows`] beside its leaves: inner nodes, and an extent that is opened.
+/// Pages that a [`LoadedRows`] needs besides its leaves: inner nodes, and an extent that is being decoded.
 const PAGES_BESIDE: usize = 4;
 
 impl LoadedRows {
@@ -80,7 +80,7 @@ impl LoadedRows {
         }
     }
 
-    /// Rows that are read and put in this memory.
+    /// Creates an iterator that reads, and whose rows are put, within `memory`.
     pub(super) fn within(open: Arc<OpenKeyspace>, pages: LoadPages, memory: Grant) -> LoadedRows {
         let mut rows = LoadedRows::new(open, pages);
         rows.limit_memory(memory.bytes() as usize - PART_BYTES_MAX);
@@ -88,17 +88,17 @@ impl LoadedRows {
         rows
     }
 
-    /// The pages of the load.
+    /// Returns the pages of the load.
     pub(super) fn pages(&self) -> &LoadPages {
         &self.pages
     }
 
-    /// The least memory of one that reads.
+    /// Returns the least memory in which rows can be read.
     pub(super) fn bytes_min(page_bytes: usize) -> usize {
         (PAGES_BESIDE + 1) * page_bytes
     }
 
-    /// Limits the memory of reading, to the least that it needs or more.
+    /// Limits the memory for reading; `bytes` must be at least [`bytes_min`](Self::bytes_min).
     pub(super) fn limit_memory(&mut self, bytes: usize) {
         let page_bytes = self.open.tree.pages.page_bytes;
         assert!(bytes >= Self::bytes_min(page_bytes), "a load is read in {bytes} bytes");
@@ -107,7 +107,7 @@ impl LoadedRows {
         self.batch_pages = self.batch_pages.min((leaves_max / 2).max(1));
     }
 
-    /// Goes on to the next row, and puts its key in place of the one before. `false` if there are no more.
+    /// Steps to the next row and stores its key in `key`. Returns `false` if there are no more rows.
     pub(super) fn step(&mut self, key: &mut Vec<u8>) -> Result<bool> {
         loop {
             let Some(page) = self.leaves.front() else {
@@ -127,13 +127,13 @@ impl LoadedRows {
         }
     }
 
-    /// The value of the row that was stepped to.
+    /// Returns the value of the current row.
     pub(super) fn value(&self) -> RowValue<'_> {
         assert!(self.returned > 0, "the value of no row is asked for");
         Leaf::new(self.leaves.front().expect("the leaf of the newest row")).value(self.returned - 1)
     }
 
-    /// The next row of a complete load.
+    /// Returns the next row of a complete load.
     pub(crate) fn next_row(&mut self) -> Result<Option<LoadedRow>> {
         let mut key = Vec::new();
         if !self.step(&mut key)? {
@@ -148,7 +148,7 @@ impl LoadedRows {
         }))
     }
 
-    /// Goes on to the next leaves; `false` if there are no more.
+    /// Moves on to the next leaves. Returns `false` if there are no more.
     fn read_leaves(&mut self) -> Result<bool> {
         assert!(self.leaves.is_empty(), "leaves are read before the others are done with");
         if !std::mem::replace(&mut self.has_read_root, true) {
@@ -177,7 +177,8 @@ impl LoadedRows {
         Ok(true)
     }
 
-    /// The leaves to read next, with the same parent; `None` if there are no more. Reads the inner nodes above them.
+    /// Returns the next leaves to read, all with the same parent, or `None` if there are no more. Reads the inner nodes
+    /// above them.
     fn next_numbers(&mut self) -> Result<Option<Vec<PageId>>> {
         while let Some((page, next)) = self.path.last_mut() {
             let inner = Inner::new(page);
@@ -203,14 +204,14 @@ impl LoadedRows {
         numbers.iter().map(|number| self.pages.address(*number)).collect()
     }
 
-    /// Gives back a page of a run that was read, which is not read again. The pages of a complete load stay.
+    /// Frees a page of a run after it was read, as it will not be read again. The pages of a complete load stay.
     fn give_back(&mut self, page: PageId) {
         if self.pages.is_run() {
             self.pages.discard(page, 1);
         }
     }
 
-    /// Goes down to a node that was read.
+    /// Enters a node that was read: a leaf joins the queue, an inner node the path.
     fn enter(&mut self, page: Vec<u8>) {
         let above = self.path.last().map(|(page, _)| Node::new(page).level());
         let level = Node::new(&page).level();
@@ -218,7 +219,7 @@ impl LoadedRows {
         if level == 0 { self.leaves.push_back(page) } else { self.path.push((page, 0)) }
     }
 
-    /// Takes a value of one chunk from a run.
+    /// Reads a value of one chunk from a run and frees its page.
     pub(super) fn take_medium(&mut self, reference: LargeRef) -> Result<Vec<u8>> {
         let value = self.read_medium(reference)?;
         self.give_back(reference.first_page);
@@ -239,7 +240,7 @@ impl LoadedRows {
     }
 }
 
-/// Reads nodes, many at a time.
+/// Reads many nodes at once.
 fn read(pool: &Pool, addresses: &[ExtentAddress]) -> Result<Vec<Vec<u8>>> {
     let mut nodes = vec![Vec::new(); addresses.len()];
     let mut failed = None;
@@ -264,7 +265,7 @@ pub(crate) struct LoadedValue {
 }
 
 impl LoadedValue {
-    /// The bytes of the next chunk.
+    /// Reads the next chunk, or returns `None` after the last.
     fn read_chunk(&mut self) -> Result<Option<Vec<u8>>> {
         let Some(address) = self.addresses.pop_front() else { return Ok(None) };
         let (_, mut chunk) = read_extent(&self.pool.space, address)?;
@@ -296,7 +297,7 @@ mod tests {
     use crate::store::bulk_load::packed_tree::PackedTree;
     use crate::store::bulk_load::{Finished, Loader};
 
-    /// The rows of a load that something is in the way of are read in the memory that it had, and no more.
+    /// If something is in the way of a load, its rows are read back within the memory that the load had.
     #[test]
     fn rows_in_the_way_have_the_memory_of_their_load() {
         const ROWS: u64 = 30_000;
@@ -329,8 +330,8 @@ mod tests {
         assert_eq!(taken_bytes(), 0, "memory stays with a load that has ended");
     }
 
-    /// A run hands out its rows in order while the next leaves are read, or without that where memory is for one leaf;
-    /// and one that is dropped amid gives back what it has not read. Until they are read, leaves stay the run's.
+    /// A run returns its rows in order, with and without memory for reading ahead. A run dropped halfway frees the rest
+    /// of its pages. Leaves that are being read stay allocated until they were read.
     #[test]
     fn the_next_leaves_are_read_ahead() {
         const ROWS: u64 = 30_000;

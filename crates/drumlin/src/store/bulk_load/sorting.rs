@@ -1,20 +1,20 @@
-//! Rows in the order of their arrival, sorted in memory.
+//! Sorts rows in memory.
 
 use crate::memory::{Grant, grown_capacity};
 use crate::tree::node::common_bytes;
 
-/// Bytes of rows that are kept together: the longest row fits.
+/// Rows are stored in chunks of this many bytes. The longest row fits into one.
 const CHUNK_BYTES: usize = 128 << 10;
-/// The most of them that places can tell apart.
+/// The most chunks that a 32-bit place can address.
 const CHUNKS_MAX: usize = u32::MAX as usize / CHUNK_BYTES;
-/// In front of a row's key: the lengths of key and value, and the kind of the value.
+/// Bytes before a row's key: the lengths of key and value, and the kind of the value.
 const HEAD_BYTES: usize = 9;
 
-/// The value of a row that waits.
+/// The value of a row in the buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Waiting<'b> {
     Whole(&'b [u8]),
-    /// The reference of one that is written already, as bytes.
+    /// The encoded reference of a value that was written before.
     Written(&'b [u8]),
 }
 
@@ -26,32 +26,32 @@ impl<'b> Waiting<'b> {
     }
 }
 
-/// A row in the buffer.
+/// The place of a row in the buffer, and the beginning of its key.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// The first bytes of its key behind those that all keys share. Rows are sorted by them first, without a look at
-    /// the key (Graefe, "Implementing Sorting in Database Systems", 2006: poor man's normalized keys).
+    /// The first eight bytes of the key after the prefix that all keys share. Sorting compares them first, without
+    /// touching the key (Graefe, "Implementing Sorting in Database Systems", 2006: poor man's normalized keys).
     key_head: u64,
     place: u32,
 }
 
-/// Rows that wait to be sorted. Of rows with the same key the later counts.
+/// Rows that wait to be sorted. Among rows with the same key, the later wins.
 #[derive(Debug)]
 pub(super) struct SortBuffer {
     chunks: Vec<Vec<u8>>,
     /// The chunk that is being filled.
     newest: usize,
     entries: Vec<Entry>,
-    /// Bytes with which all keys begin.
+    /// The length of the prefix that all keys share, in bytes.
     shared_bytes: usize,
     memory: Grant,
 }
 
 impl SortBuffer {
-    /// The least memory of one: a chunk, and its rows' entries, where rows have 100 bytes or more.
+    /// The least memory of a buffer: one chunk, and the entries of its rows if they have 100 bytes or more.
     pub(super) const BYTES_MIN: u64 = (CHUNK_BYTES + CHUNK_BYTES / 4) as u64;
 
-    /// A buffer that begins with so much memory.
+    /// Creates a buffer that begins with this memory.
     pub(super) fn new(memory: Grant) -> SortBuffer {
         assert!(memory.bytes() >= Self::BYTES_MIN, "rows are sorted in {} bytes", memory.bytes());
         SortBuffer { chunks: Vec::new(), newest: 0, entries: Vec::new(), shared_bytes: 0, memory }
@@ -61,18 +61,18 @@ impl SortBuffer {
         self.entries.is_empty()
     }
 
-    /// The memory that it takes.
+    /// Returns the memory that the buffer has reserved, in bytes.
     pub(super) fn memory_bytes(&self) -> u64 {
         self.memory.bytes()
     }
 
-    /// Its memory, without the rows.
+    /// Drops the rows and returns the memory.
     pub(super) fn into_memory(self) -> Grant {
         self.memory
     }
 
-    /// Makes room for a row; `false` where that takes more memory than there is, or more than half of what loads may
-    /// have: another load could not begin. The first row always has room. Amortised O(1).
+    /// Makes room for a row. Returns `false` if that would take more memory than there is, or more than half of what
+    /// loads may have, because another load could not begin then. The first row always has room. Amortised O(1).
     pub(super) fn make_room(&mut self, key: &[u8], value: Waiting<'_>) -> bool {
         let row_bytes = HEAD_BYTES + key.len() + value.bytes().len();
         assert!(row_bytes <= CHUNK_BYTES, "a row of {row_bytes} bytes waits to be sorted");
@@ -81,7 +81,7 @@ impl SortBuffer {
         let chunk_count = self.chunks.len().max(self.newest + usize::from(is_full) + 1);
         let capacity = grown_capacity(&self.entries, 1);
         if chunk_count > self.chunks.len() || capacity > self.entries.capacity() {
-            // While they grow, the entries are there twice.
+            // While the entries are moved to a larger vector, both vectors exist.
             let grown = if capacity > self.entries.capacity() { capacity } else { 0 };
             let entry_bytes = (self.entries.capacity() + grown) * size_of::<Entry>();
             let bytes = (chunk_count * CHUNK_BYTES + entry_bytes) as u64;
@@ -98,7 +98,7 @@ impl SortBuffer {
         true
     }
 
-    /// Adds a row, for which [room was made](Self::make_room).
+    /// Adds a row, after [room was made](Self::make_room) for it.
     pub(super) fn push(&mut self, key: &[u8], value: Waiting<'_>) {
         assert!(self.entries.len() < self.entries.capacity(), "a row is added without room");
         self.shared_bytes = match self.entries.first() {
@@ -130,7 +130,7 @@ impl SortBuffer {
         self.row(entry).0
     }
 
-    /// Sorts the rows by key, and those of the same key by their arrival. O(rows log rows).
+    /// Sorts the rows by key, and rows with equal keys by arrival. O(rows log rows).
     pub(super) fn sort(&mut self) {
         let mut entries = std::mem::take(&mut self.entries);
         for entry in &mut entries {
@@ -147,8 +147,8 @@ impl SortBuffer {
         self.entries = entries;
     }
 
-    /// The rows in their order, with `false` for those whose key has come again later. Once they are
-    /// [sorted](Self::sort).
+    /// Returns the [sorted](Self::sort) rows. The flag is `false` for a row that a later row with the same key
+    /// replaces.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&[u8], Waiting<'_>, bool)> {
         let next = self.entries.iter().skip(1).map(|entry| Some(self.key(*entry))).chain([None]);
         self.entries.iter().zip(next).map(|(entry, next)| {
@@ -158,7 +158,7 @@ impl SortBuffer {
         })
     }
 
-    /// Forgets all rows, and keeps the memory.
+    /// Removes all rows but keeps the memory.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
         self.chunks.iter_mut().for_each(Vec::clear);
@@ -182,7 +182,7 @@ mod tests {
         SortBuffer::new(memory)
     }
 
-    /// Rows of all lengths come back in the order of their keys, the latest of each key marked as the one that counts.
+    /// Rows of all lengths come back in key order, and the latest row of each key is the one that counts.
     #[test]
     fn rows_are_sorted() {
         let mut state = 11u64;
@@ -212,7 +212,8 @@ mod tests {
         }
     }
 
-    /// A buffer takes up to half of what loads may have, keeps it when it is cleared, and then has room for as much.
+    /// A buffer takes up to half of the memory of loads, keeps it when cleared, and then has room for as many rows
+    /// again.
     #[test]
     fn a_full_buffer_refuses_rows() {
         let mut buffer = buffer(16 << 20);
@@ -234,7 +235,7 @@ mod tests {
         assert_eq!(buffer.memory_bytes(), taken);
     }
 
-    /// The longest row, and many short ones, have room where others have taken all that is left.
+    /// The longest row, and many short ones, have room even if other loads have taken all the rest.
     #[test]
     fn the_least_memory_is_enough() {
         let budget = Arc::new(Budget::new(Budget::bytes_min(1), 1));
