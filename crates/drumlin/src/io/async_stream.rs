@@ -1,14 +1,14 @@
-//! The asynchronous view of a stream, for any executor.
+//! Asynchronous streams, for any executor.
 //!
-//! One thread for each backend, the *driver*, has a queue for all asynchronous streams. It starts with the first of
-//! them and ends with the last. A task never waits for anything but a short mutex: it posts requests to the driver and
-//! is woken when the one it needs has finished.
+//! Each backend has one thread, the *driver*, with one queue for all asynchronous streams. The driver starts with the
+//! first stream and ends with the last. A task waits for nothing but a short mutex: it posts requests to the driver,
+//! and is woken when the request it needs has finished.
 //!
 //! # Invariants
-//! 1. A stream has `StreamOptions::requests` requests posted, in flight or finished, and posts another only when one
-//!    is taken: a task that reads slowly holds no more memory than one that reads fast.
-//! 2. Every request that was posted is answered once, also when the queue fails; so no task waits for ever.
-//! 3. A waker is called with no lock held.
+//! 1. A stream has `StreamOptions::requests` requests posted, in flight or finished, and posts another only when one is
+//!    taken. So a task that reads slowly holds no more memory than one that reads fast.
+//! 2. Every posted request is answered once, even if the queue fails. So no task waits for ever.
+//! 3. A waker is called while no lock is held.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,13 +26,13 @@ use super::read::BufferHome;
 use super::stream::{Part, Plan};
 use super::{AlignedBuffer, Backend, FileRef, Queue, ReadBuffer, StreamOptions};
 
-/// Requests in flight for all streams of a backend; the others wait in the order they came.
+/// Requests in flight for all streams of a backend. Further requests wait in the order of arrival.
 const DRIVER_DEPTH: usize = 64;
 
-/// Reads a range of a file from front to back without ever blocking the task that reads, on any executor.
+/// Reads a range of a file sequentially without ever blocking the reading task, on any executor.
 ///
-/// It is a [`futures_io::AsyncRead`] and [`AsyncBufRead`]; [`next_buffer`](AsyncReadStream::next_buffer) hands out what
-/// was read without copying it. Otherwise it is as [`ReadStream`](super::ReadStream).
+/// It implements [`futures_io::AsyncRead`] and [`AsyncBufRead`]; [`next_buffer`](AsyncReadStream::next_buffer) returns
+/// what was read without copying it. Otherwise it is like [`ReadStream`](super::ReadStream).
 ///
 /// # Examples
 /// ```
@@ -74,7 +74,7 @@ pub struct AsyncReadStream {
     current: ReadBuffer,
 }
 
-/// The state that a stream and its driver share.
+/// The state that a stream shares with its driver.
 struct Shared {
     home: Arc<BufferHome>,
     state: Mutex<State>,
@@ -82,11 +82,11 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The answers from number `first` on, `None` while a request is on its way.
+    /// The answers from number `first` on; `None` for a request that has not finished.
     answers: VecDeque<(Part, Option<io::Result<AlignedBuffer>>)>,
     first: u64,
     waker: Option<Waker>,
-    /// The stream was dropped or has failed: what is not yet begun need not be.
+    /// The stream was dropped or has failed: requests that have not begun need not begin.
     closed: bool,
 }
 
@@ -109,10 +109,10 @@ impl Shared {
 }
 
 impl AsyncReadStream {
-    /// Begins to read `range`, given in bytes, of `file`, which must be of this `backend`.
+    /// Begins to read `range`, given in bytes, of `file`, which must belong to this `backend`.
     ///
     /// # Errors
-    /// Those of [`ReadStream::open`](super::ReadStream::open); also where the driver's thread cannot be started.
+    /// Those of [`ReadStream::open`](super::ReadStream::open), and an error if the driver's thread cannot be started.
     pub fn open(
         backend: &Arc<dyn Backend>,
         file: &FileRef,
@@ -143,8 +143,8 @@ impl AsyncReadStream {
         self.driver.shared.post(job);
     }
 
-    /// Returns the next bytes of the range: one request's worth, or the rest of the range; `None` at its end. The
-    /// future may be dropped and called again without losing bytes.
+    /// Returns the next bytes of the range: one request's worth, or the rest of the range, or `None` at its end. If the
+    /// future is dropped, no bytes are lost: the next call returns them.
     ///
     /// # Errors
     /// Those of [`ReadStream::next_buffer`](super::ReadStream::next_buffer).
@@ -152,7 +152,7 @@ impl AsyncReadStream {
         std::future::poll_fn(|context| self.poll_next_buffer(context)).await
     }
 
-    /// [`next_buffer`](Self::next_buffer) for hand-written futures: wakes the last `context` it was called with.
+    /// [`next_buffer`](Self::next_buffer) for hand-written futures. Wakes the `context` of the last call.
     pub fn poll_next_buffer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<ReadBuffer>>> {
         if !self.current.is_empty() {
             return Poll::Ready(Ok(Some(std::mem::replace(&mut self.current, ReadBuffer::empty()))));
@@ -234,7 +234,7 @@ impl fmt::Debug for AsyncReadStream {
     }
 }
 
-/// One request of one stream.
+/// A request of a stream.
 struct Job {
     file: FileRef,
     part: Part,
@@ -243,15 +243,16 @@ struct Job {
 }
 
 impl Job {
-    /// The file is released first: a caller that has read a stream to its end may rely on being the file's last owner.
+    /// Answers the request. Drops the file first: a caller that has read a stream to its end may rely on being its last
+    /// owner.
     fn answer(self, result: io::Result<AlignedBuffer>) {
         drop(self.file);
         self.stream.answer(self.number, result);
     }
 }
 
-/// The drivers that run, each with the address of its backend: a driver holds its backend, so that the address cannot
-/// be another's while it runs.
+/// The running drivers, each with the address of its backend. A driver holds its backend, so while it runs, no other
+/// backend can have that address.
 static DRIVERS: Mutex<Vec<(usize, Weak<DriverHandle>)>> = Mutex::new(Vec::new());
 
 fn driver_of(backend: &Arc<dyn Backend>) -> io::Result<Arc<DriverHandle>> {
@@ -267,7 +268,7 @@ fn driver_of(backend: &Arc<dyn Backend>) -> io::Result<Arc<DriverHandle>> {
     Ok(driver)
 }
 
-/// Ends the driver's thread when the last stream is gone.
+/// Ends the driver's thread when the last stream is dropped.
 struct DriverHandle {
     shared: Arc<Driver>,
     _backend: Arc<dyn Backend>,
@@ -283,7 +284,7 @@ struct Driver {
 struct Inbox {
     jobs: VecDeque<Job>,
     closed: bool,
-    /// The queue failed with this: nothing more can be begun.
+    /// The queue failed with this error, so no further request can begin.
     failure: Option<String>,
 }
 
@@ -317,8 +318,8 @@ impl Driver {
         self.arrived.notify_one();
     }
 
-    /// The thread's life. While requests are in flight, new ones wait for the next of them to finish, which is never
-    /// long; only an idle driver sleeps until one is posted.
+    /// The body of the thread. While requests are in flight, new ones wait for the next of these to finish, which is
+    /// never long. Only an idle driver sleeps until a request is posted.
     fn run(&self, mut queue: Box<dyn Queue>) {
         let mut slots: Vec<Option<Job>> = (0..DRIVER_DEPTH).map(|_| None).collect();
         let mut slots_free: Vec<usize> = (0..DRIVER_DEPTH).collect();
@@ -349,7 +350,7 @@ impl Driver {
         }
     }
 
-    /// Moves what was posted to `jobs`; `false` when there is nothing left to do, for ever.
+    /// Moves the posted jobs to `jobs`. Returns `false` if there is nothing left to do and nothing more can come.
     fn collect(&self, jobs: &mut VecDeque<Job>, in_flight: usize) -> bool {
         let mut inbox = self.inbox.lock();
         while in_flight == 0 && jobs.is_empty() && inbox.jobs.is_empty() {
@@ -362,7 +363,7 @@ impl Driver {
         true
     }
 
-    /// Invariant 2.
+    /// Answers all requests with an error (invariant 2).
     fn fail(&self, error: &io::Error, begun: impl Iterator<Item = Job>) {
         let text = format!("the queue that drives asynchronous streams failed: {error}");
         let posted = {
@@ -376,7 +377,8 @@ impl Driver {
     }
 }
 
-/// The buffer for a job that is to go through the queue. Tails are read here and now: a single block, once a stream.
+/// Returns the job and its buffer if it must go through the queue. Reads a tail here and now: it is a single block,
+/// once for each stream.
 fn begin(job: Job) -> Option<(Job, AlignedBuffer)> {
     if job.stream.state.lock().closed {
         return None;

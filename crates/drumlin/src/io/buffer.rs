@@ -1,4 +1,4 @@
-//! Buffers whose address suits direct I/O.
+//! Buffers that are aligned for direct I/O.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -9,43 +9,43 @@ use std::sync::Arc;
 
 use crate::format::BLOCK_BYTES;
 
-/// An owned, zero-initialised buffer that starts on a multiple of 4,096 bytes.
+/// An owned, zero-initialised buffer whose address is a multiple of 4,096.
 pub struct AlignedBuffer {
     start: NonNull<u8>,
     /// Bytes of the allocation before the start.
     lead: usize,
     length: usize,
     capacity: usize,
-    /// The memory that the buffer is a part of, unless it is an allocation of its own.
+    /// The memory that the buffer is a part of, unless it has an allocation of its own.
     area: Option<Arc<Area>>,
 }
 
-/// Memory of huge pages, as far as the system has them, for several buffers.
+/// Memory for several buffers, in huge pages if the system has them.
 struct Area {
     mapped: NonNull<u8>,
     mapped_bytes: usize,
 }
 
-/// The size of a huge page on all processors with pages of 4 KiB.
+/// The size of a huge page on every processor with pages of 4 KiB.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Buffers of fewer bytes together would leave most of a huge page unused.
+/// A group of buffers with fewer bytes would leave most of a huge page unused.
 const GROUP_BYTES_MIN: usize = HUGE_PAGE_BYTES / 2;
 
-/// The least capacity of a buffer that is allocated with less alignment than it has, and a block more: an allocator
-/// gives zeros of that size without touching them, but writes them where it has to align. The two buffers of a log, of
-/// 8 MiB each, took 4 ms of every opening.
+/// From this capacity on, a buffer is allocated one block larger and with less alignment than it needs. An allocator
+/// returns zeroed memory of this size without touching it, but writes the zeros itself if it has to align them. The two
+/// 8 MiB buffers of a log took 4 ms of every opening.
 const UNTOUCHED_BYTES_MIN: usize = 256 << 10;
 
-/// The alignment that allocators have without being asked.
+/// The alignment that allocators provide by default.
 const ALLOCATION_ALIGNMENT: usize = 16;
 
-// SAFETY: the buffer owns its bytes alone, as a `Box<[u8]>` does. Test: `many_threads` of `io::tests`.
+// SAFETY: the buffer alone owns its bytes, as a `Box<[u8]>` does. Test: `many_threads` of `io::tests`.
 unsafe impl Send for AlignedBuffer {}
 // SAFETY: shared access only reads. Test: `streamed_buffers_are_stable` of `io::tests`.
 unsafe impl Sync for AlignedBuffer {}
 
-// SAFETY: an area only owns its memory; each byte is accessed through the one buffer that it was given to. Test:
+// SAFETY: an area only owns its memory. Each byte is accessed only through the one buffer that it was given to. Test:
 // `grouped_buffers_are_each_their_own`.
 unsafe impl Send for Area {}
 // SAFETY: as above.
@@ -55,7 +55,7 @@ impl AlignedBuffer {
     /// Address and capacity are multiples of this many bytes.
     pub const ALIGNMENT: usize = BLOCK_BYTES;
 
-    /// A buffer of `length` zeros; its capacity is the next multiple of [`ALIGNMENT`](Self::ALIGNMENT).
+    /// Returns a buffer of `length` zeros. Its capacity is the next multiple of [`ALIGNMENT`](Self::ALIGNMENT).
     #[must_use]
     pub fn zeroed(length: usize) -> AlignedBuffer {
         let capacity = length.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT);
@@ -65,17 +65,18 @@ impl AlignedBuffer {
         let allocated = NonNull::new(allocated).unwrap_or_else(|| handle_alloc_error(layout));
         let lead = allocated.addr().get().next_multiple_of(Self::ALIGNMENT) - allocated.addr().get();
         assert!(lead + capacity <= layout.size(), "a buffer of {capacity} bytes does not fit behind {lead}");
-        // SAFETY: `lead` is within the allocation, as was just asserted. Test: as before.
+        // SAFETY: `lead` is within the allocation, as was just asserted. Test: as above.
         let start = unsafe { allocated.add(lead) };
         AlignedBuffer { start, lead, length, capacity, area: None }
     }
 
-    /// `count` buffers of `length` zeros each, for requests that are in flight together. From 1 MiB in all, they lie
-    /// side by side in memory of whole huge pages (2 MiB) where the system has them; it is given back with the last.
+    /// Returns `count` buffers of `length` zeros each, for requests that are in flight together. From 1 MiB in total,
+    /// they are adjacent, in memory of whole huge pages (2 MiB) if the system has them. The last buffer frees that
+    /// memory.
     ///
-    /// A drive takes a request as a list of contiguous pieces of memory. Of 4 KiB pages that is a piece per page, and
-    /// the list is full at about 1 MiB; of huge pages, one piece per request. On a virtual drive, streams of 512 KiB
-    /// requests into huge pages had twice the rate, at a fifth of the processor time (docs/lab).
+    /// A drive takes a request as a list of contiguous pieces of memory. In 4 KiB pages that is one piece for each
+    /// page, and the list is full at about 1 MiB. In huge pages it is one piece for each request. On a virtual drive,
+    /// streams of 512 KiB requests into huge pages had twice the rate at a fifth of the processor time (docs/lab).
     #[must_use]
     pub fn group(count: usize, length: usize) -> Vec<AlignedBuffer> {
         let capacity = length.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT);
@@ -84,7 +85,7 @@ impl AlignedBuffer {
         let Some((area, first)) = area else { return (0..count).map(|_| AlignedBuffer::zeroed(length)).collect() };
         let area = Arc::new(area);
         let buffer = |index: usize| {
-            // SAFETY: the area has `bytes` behind `first`, a piece of `capacity` for each index. Test:
+            // SAFETY: the area has `bytes` bytes from `first` on, a piece of `capacity` bytes for each index. Test:
             // `grouped_buffers_are_each_their_own`.
             let start = unsafe { first.add(index * capacity) };
             AlignedBuffer { start, lead: 0, length, capacity, area: Some(Arc::clone(&area)) }
@@ -100,13 +101,13 @@ impl AlignedBuffer {
         layout.expect("buffer size overflows")
     }
 
-    /// Bytes it can hold without another allocation.
+    /// Returns the most bytes that the buffer can hold.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Shows more or less of the capacity. Bytes that come into view keep what they last held.
+    /// Changes the visible length. Bytes that become visible again keep what they last held.
     ///
     /// # Panics
     /// If `length` exceeds the capacity.
@@ -117,12 +118,12 @@ impl AlignedBuffer {
 }
 
 impl Area {
-    /// Memory for `bytes`, and its first byte; `None` if the system has none, or no such mappings.
+    /// Maps memory for `bytes` and returns it with the address of its first byte, or `None` if the system refuses.
     fn new(bytes: usize) -> Option<(Area, NonNull<u8>)> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        // Whole huge pages: the rest of a mapping would be of small ones.
+        // Map whole huge pages: the rest of a mapping would consist of small pages.
         let bytes = bytes.checked_next_multiple_of(HUGE_PAGE_BYTES)?;
-        // The part before the first huge page is never touched, and takes no memory.
+        // The part before the first huge page is never touched, so it takes no memory.
         let mapped_bytes = bytes.checked_add(HUGE_PAGE_BYTES)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh anonymous mapping aliases nothing. Test: `grouped_buffers_are_each_their_own`.
@@ -131,9 +132,9 @@ impl Area {
         let area = Area { mapped, mapped_bytes };
         let lead = mapped.addr().get().next_multiple_of(HUGE_PAGE_BYTES) - mapped.addr().get();
         assert!(lead + bytes <= mapped_bytes, "{bytes} bytes do not fit behind {lead}");
-        // SAFETY: `lead` is within the mapping, as was just asserted. Test: as before.
+        // SAFETY: `lead` is within the mapping, as was just asserted. Test: as above.
         let first = unsafe { mapped.add(lead) };
-        // SAFETY: the range lies within the mapping just made. No test can fail: the system may ignore the advice.
+        // SAFETY: the range is within the mapping just made. No test can fail: the system may ignore the advice.
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         let _ = unsafe { rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
         Some((area, first))
@@ -142,7 +143,7 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and every buffer in it held a reference to this area. Test:
+        // SAFETY: mapped in `new`; every buffer in it holds a reference to this area, so none is left. Test:
         // `grouped_buffers_are_each_their_own`, which writes to a buffer whose neighbours are gone.
         let _ = unsafe { rustix::mm::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
     }
@@ -153,7 +154,7 @@ impl Drop for AlignedBuffer {
         if self.area.is_some() {
             return;
         }
-        // SAFETY: allocated in `zeroed` with this very layout, `lead` bytes before the start. Test: as there, under a
+        // SAFETY: allocated in `zeroed` with this same layout, `lead` bytes before the start. Test: as there, under a
         // checking allocator.
         unsafe { dealloc(self.start.as_ptr().sub(self.lead), Self::layout(self.capacity)) }
     }
@@ -164,7 +165,7 @@ impl Deref for AlignedBuffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: `length` is at most `capacity`, and all of the capacity was initialised when it was allocated. Test:
+        // SAFETY: `length` is at most `capacity`, and the whole capacity was initialised when it was allocated. Test:
         // `a_buffer_is_aligned_zeroed_and_its_own`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
@@ -188,8 +189,7 @@ impl fmt::Debug for AlignedBuffer {
 mod tests {
     use super::*;
 
-    /// A buffer begins at a multiple of its alignment, with zeros; its bytes are in no other, and a changed length
-    /// keeps them.
+    /// A buffer is aligned and zeroed, shares no bytes with others, and keeps its bytes when its length changes.
     #[test]
     fn a_buffer_is_aligned_zeroed_and_its_own() {
         let sizes = (1..20).chain([63, 64, 65, 2048]);
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Grouped buffers are aligned, zeroed and disjoint, side by side from 1 MiB in all, and outlive their neighbours.
+    /// Grouped buffers are aligned, zeroed, disjoint, adjacent from 1 MiB in total, and outlive their neighbours.
     #[test]
     fn grouped_buffers_are_each_their_own() {
         for (count, length) in [(3, 4096), (2, 512 << 10), (6, 512 << 10), (4, (512 << 10) + 1)] {

@@ -1,12 +1,13 @@
-//! Files and folders of the operating system: what the `uring` and `portable` backends have in common. They differ
-//! in their queues alone.
+//! Files and folders of the operating system, which the `uring` and `portable` backends share. These backends differ
+//! only in their queues.
 //!
 //! # Invariants
-//! 1. A request that breaks the file's alignment is refused here, with a text that says so, on every kernel alike:
-//!    some would take it today and refuse it on another device.
-//! 2. `O_DIRECT` is set after opening, never while opening: a file system that refuses it would leave behind the empty
-//!    file that it created first.
-//! 3. An interrupted or short transfer is continued; any other error is final. What it left behind is not told.
+//! 1. A request that breaks the file's alignment is refused here with a clear message, whatever the kernel would do:
+//!    some kernels accept it on one device and refuse it on another.
+//! 2. `O_DIRECT` is set after opening, never while opening: a file system that refuses it would first create an empty
+//!    file and leave it behind.
+//! 3. An interrupted or short transfer is continued. Any other error is final, and how many bytes were transferred
+//!    before it is not reported.
 
 use std::fmt;
 use std::fs;
@@ -28,7 +29,7 @@ use super::{Backend, File, FileRef, Folder, FolderRef, Lock, OpenOptions, Persis
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 use crate::format::BLOCK_BYTES;
 
-/// Devices with logical blocks of 512 bytes are the smallest there are; some file systems report less for memory.
+/// The smallest logical block of any device. Some file systems report a smaller alignment for memory.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 const ALIGNMENT_BYTES_MIN: usize = 512;
 
@@ -39,7 +40,7 @@ pub(crate) struct DiskFile {
     /// 1 for a buffered file.
     alignment: usize,
     direct: bool,
-    /// The kernel or file system has refused `RWF_DSYNC` on this file: do not ask again.
+    /// The kernel or file system refused `RWF_DSYNC` on this file, so it is not tried again.
     durable_write_refused: AtomicBool,
 }
 
@@ -65,13 +66,13 @@ impl DiskFile {
         })
     }
 
-    /// The operating system's handle, for the ring.
+    /// The operating system's handle, for io_uring.
     #[cfg(all(target_os = "linux", not(drumlin_portable)))]
     pub(crate) fn handle(&self) -> &fs::File {
         &self.handle
     }
 
-    /// Invariant 1; and no offset that the system's signed 64 bits cannot hold.
+    /// Checks invariant 1, and that the range does not exceed the system's signed 64-bit offsets.
     pub(crate) fn check_request(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         let unit = self.alignment;
         let aligned = offset.is_multiple_of(unit as u64)
@@ -82,7 +83,7 @@ impl DiskFile {
         }
         match offset.checked_add(buffer.len() as u64) {
             Some(end) if end <= i64::MAX as u64 => Ok(()),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the offset is beyond what a file can have")),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the range exceeds the largest file offset")),
         }
     }
 
@@ -90,7 +91,7 @@ impl DiskFile {
         self.write_with(buffer, offset, |rest, position| self.handle.write_at(rest, position))
     }
 
-    /// Writes all of `buffer` by as many calls of `write` as it takes.
+    /// Writes all of `buffer`, calling `write` as often as necessary.
     fn write_with(
         &self,
         buffer: &[u8],
@@ -101,7 +102,7 @@ impl DiskFile {
         while written < buffer.len() {
             match write(&buffer[written..], offset + written as u64) {
                 Ok(count) => {
-                    // A direct write continues at a block boundary; the bytes below it are written again, unchanged.
+                    // A direct write continues at a block boundary, and writes the bytes of the partial block again.
                     let progress = count - (written + count) % self.alignment;
                     if count == 0 || progress == 0 {
                         return Err(io::ErrorKind::WriteZero.into());
@@ -115,7 +116,7 @@ impl DiskFile {
         Ok(())
     }
 
-    /// One durable write, or a write and an `fdatasync` where the kernel or the file system has none.
+    /// Does one durable write, or a write and an `fdatasync` if the kernel or file system does not support it.
     #[cfg(all(target_os = "linux", not(drumlin_portable)))]
     fn write_durable(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         use rustix::io::{ReadWriteFlags, pwritev2};
@@ -127,7 +128,7 @@ impl DiskFile {
             });
             let refused = match &result {
                 Ok(()) => false,
-                // Kernels before 4.6 lack the call, those before 4.7 the flag; some file systems refuse the flag.
+                // Kernels before 4.6 lack the call, and kernels before 4.7 the flag. Some file systems refuse the flag.
                 Err(error) => {
                     matches!(Errno::from_io_error(error), Some(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL))
                 }
@@ -147,8 +148,8 @@ impl DiskFile {
         self.sync_data()
     }
 
-    /// The fallback for file systems that cannot allocate: writes zeros from the end of the file on. Holes before the
-    /// end stay.
+    /// The fallback for file systems that cannot allocate: writes zeros from the end of the file. Holes before the end
+    /// remain.
     fn extend_with_zeros(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let zeros = super::AlignedBuffer::zeroed(1 << 20);
         let end = offset + bytes;
@@ -174,7 +175,7 @@ impl File for DiskFile {
 
     fn len(&self) -> io::Result<u64> {
         let metadata = self.handle.metadata()?;
-        // The metadata of a block device do not tell its length.
+        // The metadata of a block device do not contain its length.
         if metadata.is_file() { Ok(metadata.len()) } else { (&self.handle).seek(SeekFrom::End(0)) }
     }
 
@@ -211,7 +212,7 @@ impl File for DiskFile {
                 Ok(0) => break,
                 Ok(count) => {
                     filled += count;
-                    // Only the end of the file stops a direct read inside a block.
+                    // A direct read stops inside a block only at the end of the file.
                     if !filled.is_multiple_of(self.alignment) {
                         break;
                     }
@@ -239,8 +240,8 @@ impl File for DiskFile {
         }
     }
 
-    // The standard library repeats both calls when a signal interrupts them, which loses no report of a failed write:
-    // an interrupted sync has not reported one. On macOS both are F_FULLFSYNC.
+    // The standard library repeats both calls when a signal interrupts them. That loses no report of a failed write,
+    // because an interrupted sync has not reported one. On macOS both are F_FULLFSYNC.
     fn sync_data(&self) -> io::Result<()> {
         self.handle.sync_data().map_err(space_error)
     }
@@ -281,13 +282,13 @@ impl fmt::Debug for DiskFile {
     }
 }
 
-/// Switches the page cache off for `handle` and returns the alignment that transfers then need, or `None` where the
-/// file system does not take it (tmpfs, encrypted files, blocks larger than ours).
+/// Switches the page cache off for `handle` and returns the alignment that transfers then need. Returns `None` if
+/// direct I/O is not possible (tmpfs, encrypted files, blocks larger than ours).
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
     use rustix::fs::{StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 
-    // Known since Linux 6.1. An offset alignment of zero says that this very file cannot be read directly.
+    // Supported since Linux 6.1. An offset alignment of zero says that this particular file cannot be read directly.
     let alignment = match statx(handle, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
             if found.stx_dio_offset_align == 0 {
@@ -314,13 +315,13 @@ fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
                 fcntl_setfl(handle, flags)?;
                 return Ok(None);
             }
-            // A damaged first block says nothing about direct reads; its own reader will report it.
+            // An unreadable first block says nothing about direct reads. Its next reader will report it.
             _ => return Ok(Some(alignment)),
         }
     }
 }
 
-/// `F_NOCACHE` takes transfers of any alignment.
+/// `F_NOCACHE` accepts transfers of any alignment.
 #[cfg(target_vendor = "apple")]
 fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
     Ok(rustix::fs::fcntl_nocache(handle, true).ok().map(|()| 1))
@@ -331,7 +332,7 @@ fn try_direct(_: &fs::File) -> io::Result<Option<usize>> {
     Ok(None)
 }
 
-/// The error of a request that breaks the alignment of `path`.
+/// Returns the error of a request that breaks the alignment of the file at `path`.
 #[cold]
 fn misaligned(path: &Path, unit: usize, buffer: &[u8], offset: u64) -> io::Error {
     let text = format!(
@@ -343,13 +344,13 @@ fn misaligned(path: &Path, unit: usize, buffer: &[u8], offset: u64) -> io::Error
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
-/// The error of a read that the file's end cuts short.
+/// Returns the error of a read that the end of the file cuts short.
 #[cold]
 pub(crate) fn end_of_file() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the bytes asked for")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the requested bytes")
 }
 
-/// An exhausted quota is a full disk to the caller: what can be done about it is the same.
+/// Reports an exhausted quota as a full disk: the caller can do the same about either.
 pub(crate) fn space_error(error: impl Into<io::Error>) -> io::Error {
     let error = error.into();
     if error.kind() == io::ErrorKind::QuotaExceeded {
@@ -358,7 +359,7 @@ pub(crate) fn space_error(error: impl Into<io::Error>) -> io::Error {
     error
 }
 
-/// Makes queues; all that tells one disk backend from the other.
+/// Creates queues. This is all that distinguishes the disk backends.
 type QueueSource = Box<dyn Fn(usize) -> io::Result<Box<dyn Queue>> + Send + Sync>;
 
 /// The operating system's files with one kind of queue.
@@ -442,7 +443,7 @@ impl Backend for DiskBackend {
     }
 }
 
-/// The flags with which a folder is opened.
+/// The flags for opening a folder.
 const FOLDER_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// An open folder of the operating system.
@@ -463,7 +464,7 @@ impl Folder for DiskFolder {
     }
 
     fn open(&self, name: &str, options: OpenOptions) -> io::Result<FileRef> {
-        // A pipe would have the caller wait for its other end.
+        // `NONBLOCK`, because opening a pipe would wait for its other end.
         let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
         flags |= if options.write { OFlags::RDWR } else { OFlags::RDONLY };
         if options.create || options.create_new {
@@ -478,7 +479,7 @@ impl Folder for DiskFolder {
         let mode = Mode::from_raw_mode(0o666);
         let opened = retry_on_intr(|| rustix::fs::openat(&self.handle, name, flags, mode));
         let handle = opened.map_err(|error| match error {
-            Errno::LOOP | Errno::MLINK if options.create => io::Error::other("it is a symbolic link, and not followed"),
+            Errno::LOOP | Errno::MLINK if options.create => io::Error::other("refusing to follow a symbolic link"),
             error => space_error(error),
         })?;
         match FileType::from_raw_mode(rustix::fs::fstat(&handle)?.st_mode) {
@@ -559,14 +560,14 @@ impl Folder for DiskFolder {
 
 fn sync_folder(handle: &fs::File) -> io::Result<()> {
     match handle.sync_all() {
-        // By this a file system says that its folders need no sync of their own (PostgreSQL reads it so too).
+        // A file system that returns this error needs no sync of its folders; PostgreSQL treats it the same way.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         result => result,
     }
 }
 
-/// `flock`: the lock is the open file description's. fcntl's record locks are the process's, so that two handles in one
-/// process would both get one, and closing any handle of the file would give it up.
+/// Locks with `flock`, whose locks belong to the open file description. fcntl's record locks belong to the process: two
+/// handles in one process would both get the lock, and closing any handle of the file would release it.
 fn lock_handle(handle: &fs::File, lock: Lock) -> io::Result<bool> {
     let locked = match lock {
         Lock::Exclusive => handle.try_lock(),
@@ -579,8 +580,8 @@ fn lock_handle(handle: &fs::File, lock: Lock) -> io::Result<bool> {
     }
 }
 
-/// Random bits: the standard library keys every `RandomState` from the operating system's generator and a counter, and
-/// SipHash turns that key into an unpredictable number.
+/// Returns random bits. The standard library keys every `RandomState` from the operating system's generator and a
+/// counter, and SipHash turns that key into an unpredictable number.
 pub(crate) fn random() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }

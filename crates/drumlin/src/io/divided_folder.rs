@@ -1,4 +1,4 @@
-//! A folder some of whose files lie in folders within it, which may be links to other devices.
+//! A folder that keeps some of its files in subfolders, which may be links to other devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::{FileRef, Folder, FolderRef, Lock, OpenOptions};
 
-/// A folder in which files whose names begin with `PART-` lie in the folder `PART`, if `is_part` and there is one.
+/// Returns a view of `folder` in which a file named `PART-…` is kept in the subfolder `PART`, if that exists and
+/// `is_part` accepts its name.
 ///
 /// # Errors
 /// The operating system's error: the folder cannot be listed, or a part cannot be entered.
@@ -22,20 +23,20 @@ pub(crate) fn with_parts(folder: FolderRef, is_part: impl Fn(&str) -> bool) -> i
     Ok(if parts.is_empty() { folder } else { Arc::new(DividedFolder { folder, parts }) })
 }
 
-/// One folder to its user, several to the operating system.
+/// A folder that looks like one to its user, and is several to the operating system.
 #[derive(Debug)]
 struct DividedFolder {
     folder: FolderRef,
     parts: BTreeMap<String, FolderRef>,
 }
 
-/// The part that a file's name names.
+/// Returns the part that a file's name begins with.
 fn part_of(name: &str) -> Option<&str> {
     name.split_once('-').map(|(part, _)| part)
 }
 
 impl DividedFolder {
-    /// The folder of a file: its part, unless it was made before there was one.
+    /// Returns the folder that holds a file: its part, unless the file was created before the part.
     fn holder(&self, name: &str) -> io::Result<&FolderRef> {
         Ok(match part_of(name).and_then(|part| self.parts.get(part)) {
             Some(part) if part.exists(name)? || !self.folder.exists(name)? => part,

@@ -1,9 +1,9 @@
-//! A backend for tests: it wraps another one, records what changes the medium, and fails or waits when told to.
+//! A backend for tests. It wraps another backend, records what changes the medium, and makes requests fail or wait.
 //!
 //! # Invariants
-//! 1. A request that fails by a fault leaves the file as it was, except that a durable write whose *sync* fails has
-//!    been written.
-//! 2. Faults are counted from the moment they are set, over all files, in the order the requests are made.
+//! 1. A request that fails because of a fault leaves the file unchanged. The exception is a durable write whose *sync*
+//!    fails: its bytes have been written.
+//! 2. Faults count requests from the moment when they are set, over all files, in the order of the requests.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -19,13 +19,13 @@ use crate::sync::{Condvar, Mutex};
 
 use super::{AlignedBuffer, Backend, Completion, File, FileRef, Lock, OpenOptions, Persist, Queue, SyncMethod};
 
-/// The system's number for a failed transfer.
+/// The system's error code for a failed transfer.
 pub const EIO: i32 = 5;
 
-/// The system's number for a full disk.
+/// The system's error code for a full disk.
 pub const ENOSPC: i32 = 28;
 
-/// The file systems of the kinds we meet hand out space in such blocks.
+/// The unit in which file systems usually allocate space.
 const SPACE_BLOCK_BYTES: u64 = 4096;
 
 /// An operation that can be made to fail.
@@ -35,9 +35,9 @@ pub enum Operation {
     Read,
     /// A write, durable or not, through a file or a queue.
     Write,
-    /// A sync of a file or a folder, and what follows the bytes of a durable write.
+    /// A sync of a file or a folder, and the sync that is part of a durable write.
     Sync,
-    /// Securing space.
+    /// Allocating space.
     Allocate,
     /// Changing a length.
     SetLen,
@@ -51,15 +51,15 @@ pub enum Operation {
     List,
     /// Starting a thread.
     Spawn,
-    /// Waiting for a queue's requests; what has finished by then is handed out all the same.
+    /// Waiting for a queue's requests. Finished requests are still returned.
     Wait,
 }
 
-/// One thing that was done to the medium, in the order it was asked for. Its text is a line of a golden file.
+/// A change of the medium, recorded in the order of the requests. Its text is a line of a golden file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the fields repeat the arguments of the calls they record")]
 pub enum Event {
-    /// A write, through a file or (always `Persist::Later`) a queue.
+    /// A write, through a file or a queue. Through a queue it is always `Persist::Later`.
     Write { file: String, offset: u64, bytes: u64, persist: Persist },
     /// [`File::sync_data`] or [`File::sync_all`].
     Sync { file: String, method: SyncMethod },
@@ -67,7 +67,7 @@ pub enum Event {
     Allocate { file: String, offset: u64, bytes: u64 },
     /// [`File::set_len`].
     SetLen { file: String, bytes: u64 },
-    /// A file that was not there before was opened.
+    /// A file that did not exist was opened.
     Create { file: String },
     /// [`Backend::rename`].
     Rename { from: String, to: String },
@@ -97,10 +97,10 @@ impl fmt::Display for Event {
     }
 }
 
-/// A fault that has been set.
+/// A fault that was set.
 struct Fault {
     operation: Operation,
-    /// Requests that still succeed before it strikes.
+    /// Requests that still succeed before the fault strikes.
     spared: u64,
     code: i32,
     lasting: bool,
@@ -113,28 +113,28 @@ struct Shared {
     space: Mutex<Space>,
     gate: Mutex<Gate>,
     changed: Condvar,
-    /// The beginning of the names of threads that are not started.
+    /// Threads whose names begin like this are not started.
     refused_threads: Mutex<Option<&'static str>>,
 }
 
-/// Holds back a chosen request until it is released.
+/// Holds a chosen request until it is released.
 #[derive(Default)]
 struct Gate {
     held: Option<Held>,
     waiting: usize,
 }
 
-/// The request to hold back.
+/// The request to hold.
 struct Held {
     operation: Operation,
-    /// Returns `true` for a request, by path and offset, that counts.
+    /// Returns `true` for the requests that are counted, given their path and offset.
     counts: fn(&Path, u64) -> bool,
-    /// The number of counted requests that still pass before it.
+    /// Counted requests that still pass before the one to hold.
     spared: u64,
 }
 
 impl Shared {
-    /// Counts one request, and waits if it is the one that is to be held.
+    /// Counts one request, and holds it if it is the chosen one.
     fn pass_gate(&self, operation: Operation, path: &Path, offset: u64) {
         let mut gate = self.gate.lock();
         match &mut gate.held {
@@ -160,7 +160,7 @@ impl Shared {
         }
     }
 
-    /// Counts one request of its kind and fails it where a fault is due.
+    /// Counts one request of its kind, and fails it if a fault is due.
     fn strike(&self, operation: Operation) -> io::Result<()> {
         let mut faults = self.faults.lock();
         let mut struck = None;
@@ -179,7 +179,7 @@ impl Shared {
     }
 }
 
-/// The blocks that files have space for, against a limit.
+/// The blocks that files occupy, and their limit.
 #[derive(Default)]
 struct Space {
     limit_bytes: Option<u64>,
@@ -187,12 +187,12 @@ struct Space {
     files: HashMap<PathBuf, Blocks>,
 }
 
-/// Ranges of blocks that neither meet nor overlap, by their start.
+/// Ranges of blocks that are neither adjacent nor overlapping, by their start.
 #[derive(Default)]
 struct Blocks(BTreeMap<u64, u64>);
 
 impl Blocks {
-    /// The ranges that meet or overlap `range`.
+    /// Returns the ranges that are adjacent to `range` or overlap it.
     fn touching(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let before = self.0.range(..range.start).next_back();
         let rest = self.0.range(range.start..=range.end);
@@ -214,7 +214,7 @@ impl Blocks {
         self.0.insert(whole.start, whole.end);
     }
 
-    /// Drops all from `start` on and returns how many blocks those were.
+    /// Drops all blocks from `start` on and returns their number.
     fn truncate(&mut self, start: u64) -> u64 {
         let before = self.count();
         drop(self.0.split_off(&start));
@@ -230,7 +230,7 @@ impl Blocks {
 }
 
 impl Space {
-    /// Takes what `offset..offset + bytes` of a file still lacks, or nothing at all.
+    /// Takes the blocks that `offset..offset + bytes` of a file still lacks. Takes none if they exceed the limit.
     fn take(&mut self, path: &Path, offset: u64, bytes: u64) -> io::Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -258,7 +258,7 @@ impl Space {
     }
 }
 
-/// A backend that wraps another one. Clones share everything.
+/// A backend that wraps another one and injects faults. Clones share all state.
 ///
 /// # Examples
 /// ```
@@ -284,25 +284,25 @@ pub struct FaultyBackend {
     shared: Arc<Shared>,
 }
 
-/// Requests that pass before the `nth` from now on.
+/// Returns the number of requests that pass before the `nth`.
 fn spared(nth: u64) -> u64 {
     assert!(nth > 0, "the next request is number 1");
     nth - 1
 }
 
 impl FaultyBackend {
-    /// Wraps `inner`; until told otherwise, nothing is recorded and nothing fails.
+    /// Wraps `inner`. At first nothing is recorded and nothing fails.
     #[must_use]
     pub fn new(inner: Arc<dyn Backend>) -> FaultyBackend {
         FaultyBackend { inner, shared: Arc::new(Shared::default()) }
     }
 
-    /// Begins to record, from nothing.
+    /// Starts a new recording.
     pub fn start_trace(&self) {
         *self.shared.trace.lock() = Some(Vec::new());
     }
 
-    /// Returns the events recorded so far, all of operations that succeeded, and starts a new recording.
+    /// Returns the changes recorded so far, which all succeeded, and starts a new recording.
     ///
     /// # Panics
     /// If recording has not been started.
@@ -311,18 +311,18 @@ impl FaultyBackend {
         std::mem::take(self.shared.trace.lock().as_mut().expect("start_trace comes first"))
     }
 
-    /// [`take_events`](Self::take_events) as text, a line each.
+    /// Returns [`take_events`](Self::take_events) as text, one line for each.
     #[must_use]
     pub fn take_trace(&self) -> String {
         self.take_events().iter().map(|event| format!("{event}\n")).collect()
     }
 
-    /// Fails the `nth` request of a kind from now on (1 is the next one) with the system's error `code`.
+    /// Fails the `nth` request of a kind from now on (1 is the next) with the system's error `code`.
     pub fn fail_nth(&self, operation: Operation, nth: u64, code: i32) {
         self.set_fault(Fault { operation, spared: spared(nth), code, lasting: false });
     }
 
-    /// Fails the `nth` request of a kind from now on, and all after it.
+    /// Fails the `nth` request of a kind from now on, and all later ones.
     pub fn fail_from(&self, operation: Operation, nth: u64, code: i32) {
         self.set_fault(Fault { operation, spared: spared(nth), code, lasting: true });
     }
@@ -331,25 +331,27 @@ impl FaultyBackend {
         self.shared.faults.lock().push(fault);
     }
 
-    /// Takes back all faults that have not struck, and those that last.
+    /// Removes all faults.
     pub fn heal(&self) {
         self.shared.faults.lock().clear();
     }
 
-    /// Lets the `nth` request of a kind from now on (1 is the next one), an opening, listing, read, write or durable
-    /// write (as `Sync`), wait before it does anything, until it is [released](Self::release); others pass.
+    /// Makes the `nth` request of a kind from now on (1 is the next) wait, before it does anything, until it is
+    /// [released](Self::release). Others pass. The request is an opening, listing, read, write, or durable write (which
+    /// counts as `Sync`).
     pub fn hold_nth(&self, operation: Operation, nth: u64) {
         self.hold_nth_at(operation, nth, |_, _| true);
     }
 
-    /// Like [`hold_nth`](Self::hold_nth), counting only requests whose path and offset (0 without) `counts` accepts.
+    /// Like [`hold_nth`](Self::hold_nth), but counts only requests whose path and offset `counts` accepts. The offset
+    /// is 0 for requests without one.
     pub fn hold_nth_at(&self, operation: Operation, nth: u64, counts: fn(&Path, u64) -> bool) {
         use Operation::{List, Open, Read, Sync, Write};
         assert!(matches!(operation, Open | List | Read | Write | Sync), "only these wait");
         self.shared.gate.lock().held = Some(Held { operation, counts, spared: spared(nth) });
     }
 
-    /// Waits until a request is held; false if none came in that time.
+    /// Waits until a request is held. Returns `false` if none was within `timeout`.
     #[must_use]
     pub fn wait_for_held(&self, timeout: Duration) -> bool {
         let end = std::time::Instant::now() + timeout;
@@ -364,25 +366,26 @@ impl FaultyBackend {
         true
     }
 
-    /// Lets a request that is held go on.
+    /// Lets the held request continue.
     pub fn release(&self) {
         *self.shared.gate.lock() = Gate::default();
         self.shared.changed.notify_all();
     }
 
-    /// Starts no thread whose name begins so, as a backend without threads does: the log then does its preparations and
-    /// writes on the threads that need them, in one order.
+    /// Refuses to start threads whose names begin with `name`, like a backend without threads. The log then prepares
+    /// and writes on the threads that need it done, in a fixed order.
     pub fn refuse_threads(&self, name: &'static str) {
         *self.shared.refused_threads.lock() = Some(name);
     }
 
-    /// Limits the space that files may take together, in blocks of 4,096 bytes; what would exceed it fails with
-    /// `StorageFull`, whole. `None` lifts the limit. Files count from their first opening through this backend.
+    /// Limits the space that all files may take together, in blocks of 4,096 bytes. A request that would exceed it
+    /// fails with `StorageFull` and takes nothing. `None` lifts the limit. A file counts from its first opening through
+    /// this backend.
     pub fn set_space_limit(&self, bytes: Option<u64>) {
         self.shared.space.lock().limit_bytes = bytes;
     }
 
-    /// The space that files take, in bytes.
+    /// Returns the space that files take, in bytes.
     #[must_use]
     pub fn space_used(&self) -> u64 {
         self.shared.space.lock().used_blocks * SPACE_BLOCK_BYTES
@@ -395,7 +398,7 @@ impl fmt::Debug for FaultyBackend {
     }
 }
 
-/// A path's last name: traces hold no folders, which differ from run to run.
+/// Returns the last part of a path: traces omit folders, whose names differ between runs.
 fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
@@ -506,7 +509,7 @@ impl FaultyFile {
         name_of(self.inner.path())
     }
 
-    /// The checks before any write: an injected fault, then free space.
+    /// Does the checks before a write: an injected fault, then free space.
     fn admit_write(&self, offset: u64, bytes: usize) -> io::Result<()> {
         self.shared.strike(Operation::Write)?;
         self.shared.space.lock().take(self.inner.path(), offset, bytes as u64)
@@ -612,7 +615,8 @@ impl File for FaultyFile {
     }
 }
 
-/// The wrapped backend's queue. A write is recorded when it is pushed: that is the order it was asked for in.
+/// The queue of the wrapped backend. A write is recorded when it is pushed, so that the record has the order of the
+/// requests.
 struct FaultyQueue {
     inner: Box<dyn Queue>,
     shared: Arc<Shared>,
@@ -620,7 +624,7 @@ struct FaultyQueue {
 }
 
 impl FaultyQueue {
-    /// The wrapped backend's file, or the error of a request that is not to reach it.
+    /// Returns the wrapped backend's file, or the error of a request that must not reach it.
     fn admit<'a>(
         &self,
         file: &'a FileRef,
@@ -695,7 +699,7 @@ mod tests {
         (backend, file)
     }
 
-    /// The text that golden tests compare: everything that changes the medium, and nothing else.
+    /// A trace, which golden tests compare, holds everything that changes the medium, and nothing else.
     #[test]
     fn a_trace_holds_each_change_in_order() {
         let (backend, file) = faulty();
@@ -721,7 +725,7 @@ mod tests {
         assert_eq!(backend.take_trace(), "");
     }
 
-    /// Only the nth fails, whichever way it comes, and a failed write leaves nothing.
+    /// Only the nth request fails, through a file or a queue, and a failed write leaves nothing behind.
     #[test]
     fn the_nth_request_fails() {
         let (backend, file) = faulty();
@@ -758,7 +762,7 @@ mod tests {
         assert!(backend.open(Path::new("data"), CREATE).is_err());
     }
 
-    /// Space is counted in blocks, once each, and given back by cutting and removing.
+    /// Space is counted in blocks, each of them once. Truncating and removing files frees it.
     #[test]
     fn the_disk_is_full_at_its_limit() {
         let (backend, file) = faulty();
@@ -785,7 +789,7 @@ mod tests {
         assert_eq!(backend.space_used(), 0);
     }
 
-    /// The blocks of a file, against a plain set.
+    /// The blocks of a file agree with a plain set.
     #[test]
     fn blocks_agree_with_a_set() {
         let mut blocks = Blocks::default();

@@ -1,5 +1,5 @@
-//! An open folder: names are looked up in the folder itself, wherever it is moved to and whatever becomes of the
-//! process's working directory.
+//! Open folders. Names are looked up in the folder itself, even if it has been moved or the process's working directory
+//! has changed.
 
 use std::fmt;
 use std::io;
@@ -11,52 +11,53 @@ use super::{Backend, FileRef, Lock, OpenOptions};
 /// A shared handle of an open folder.
 pub type FolderRef = Arc<dyn Folder>;
 
-/// An open folder. Names are those of files directly in it.
+/// An open folder. Names refer to files directly in it.
 pub trait Folder: Send + Sync + fmt::Debug {
-    /// The path it was opened by, for messages: it may have been moved since.
+    /// Returns the path that the folder was opened by, for messages: the folder may have been moved since.
     fn path(&self) -> &Path;
-    /// Opens a file; anything else of that name is an error. With [`OpenOptions::create`] a symbolic link is one too: a
-    /// file that may be made in the folder lies in the folder.
+    /// Opens a file. Anything else of that name is an error. With [`OpenOptions::create`] a symbolic link is an error
+    /// too, so that a file created in this folder is really in this folder.
     fn open(&self, name: &str, options: OpenOptions) -> io::Result<FileRef>;
-    /// Opens a folder in it.
+    /// Opens a folder in this folder.
     fn folder(&self, name: &str) -> io::Result<FolderRef>;
-    /// Creates a folder in it; one that is there already is no error.
+    /// Creates a folder in this folder. An existing folder is no error.
     fn create_folder(&self, name: &str) -> io::Result<()>;
-    /// The names of the files and folders in it, in no order. One that is not UTF-8 comes with replacement characters.
+    /// Returns the names of the files and folders in this folder, in no particular order. In a name that is not UTF-8,
+    /// replacement characters stand for the invalid bytes.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// Returns `true` if the name is that of a file or folder.
+    /// Returns `true` if the name refers to a file or folder.
     fn exists(&self, name: &str) -> io::Result<bool>;
-    /// Renames a file, replacing what was there.
+    /// Renames a file, replacing any file of that name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Makes names created, renamed or removed in it durable.
+    /// Makes the names that were created, renamed or removed in this folder durable.
     fn sync(&self) -> io::Result<()>;
-    /// Like [`File::try_lock`](super::File::try_lock). A backend whose folders have no lock says `true`: files have
-    /// one.
+    /// Locks the folder like [`File::try_lock`](super::File::try_lock). A backend that cannot lock folders returns
+    /// `true`, since it can lock files.
     fn try_lock(&self, lock: Lock) -> io::Result<bool> {
         let _ = lock;
         Ok(true)
     }
-    /// Like [`File::unlock`](super::File::unlock).
+    /// Releases the lock like [`File::unlock`](super::File::unlock).
     fn unlock(&self) -> io::Result<()> {
         Ok(())
     }
-    /// The size of the file system that it lies on, in bytes; the largest number where that has none.
+    /// Returns the size of the file system that the folder is on, in bytes, or `u64::MAX` if there is none.
     fn capacity_bytes(&self) -> io::Result<u64> {
         Ok(u64::MAX)
     }
-    /// Returns `true` if the name still refers to `file`. A backend that can't tell returns `true`.
+    /// Returns `true` if the name still refers to `file`. A backend that cannot find out returns `true`.
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
         let _ = (name, file);
         Ok(true)
     }
 }
 
-/// Opens a folder: by a handle where the backend has one, by its path otherwise.
+/// Opens a folder: by a handle if the backend has handles, otherwise by its path.
 ///
 /// # Errors
-/// The operating system's error: there is no folder at the path, or it may not be entered.
+/// The operating system's error, if there is no folder at the path or it may not be entered.
 pub fn open_folder(backend: &Arc<dyn Backend>, path: &Path) -> io::Result<FolderRef> {
     Ok(match backend.folder_handle(path)? {
         Some(folder) => folder,
@@ -64,7 +65,7 @@ pub fn open_folder(backend: &Arc<dyn Backend>, path: &Path) -> io::Result<Folder
     })
 }
 
-/// A folder of a backend that knows paths only.
+/// A folder of a backend that knows folders only by path.
 struct PathFolder {
     backend: Arc<dyn Backend>,
     path: PathBuf,

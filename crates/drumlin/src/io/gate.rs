@@ -1,7 +1,8 @@
-//! A gate in front of a folder: once it is shut, nothing is written through the handles that were opened behind it.
+//! A gate in front of a folder: once it is shut, nothing is written through handles that were opened through it.
 //!
-//! A database may be closed while other threads are within its calls, and opened again before they return. What they
-//! still read is verified like anything else; what they would write must not reach the files, which others own by then.
+//! A database may be closed while other threads are inside its calls, and opened again before they return. What those
+//! threads still read is verified as usual. What they would write must not reach the files, which belong to another
+//! opening by then.
 
 use std::fmt;
 use std::io;
@@ -11,10 +12,10 @@ use std::sync::Arc;
 use super::{File, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist};
 use crate::sync::RwLock;
 
-/// See the module.
+/// Refuses writes once it is shut.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Shared by each write for its time.
+    /// Each write holds this lock shared while it runs.
     is_shut: RwLock<bool>,
 }
 
@@ -24,19 +25,19 @@ impl Gate {
         *self.is_shut.write() = true;
     }
 
-    /// Writes by `write`, unless the gate is shut.
+    /// Calls `write`, unless the gate is shut.
     fn pass<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let is_shut = self.is_shut.read();
         if *is_shut { Err(io::Error::other("the database was closed")) } else { write() }
     }
 
-    /// The folder behind the gate.
+    /// Returns `folder` behind this gate.
     pub(crate) fn before(self: &Arc<Self>, folder: FolderRef) -> FolderRef {
         Arc::new(GatedFolder { gate: Arc::clone(self), folder })
     }
 }
 
-/// A folder behind a gate. Files that are opened in it are behind it too.
+/// A folder behind a gate. Files opened in it are behind the gate too.
 struct GatedFolder {
     gate: Arc<Gate>,
     folder: FolderRef,
@@ -173,7 +174,7 @@ impl File for GatedFile {
         self.file.unlock()
     }
 
-    /// The file's own, by which queues know it. The engine writes through no queue.
+    /// Returns the inner file's own type, which queues recognise. The engine writes through no queue.
     fn as_any(&self) -> &dyn std::any::Any {
         self.file.as_any()
     }
@@ -185,8 +186,8 @@ mod tests {
     use crate::io::fault::{FaultyBackend, Operation};
     use crate::io::{Backend, in_memory, open_folder};
 
-    /// Nothing is written through a gate that is shut; what was begun before has ended when shutting it returns. Reads
-    /// go on.
+    /// Nothing is written through a shut gate. A write begun before has ended when `shut` returns. Reads continue to
+    /// work.
     #[test]
     fn nothing_is_written_through_a_shut_gate() {
         let disk = FaultyBackend::new(in_memory());

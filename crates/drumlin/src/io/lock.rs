@@ -1,15 +1,15 @@
-//! Locks of files and folders, and their keeping for backends without an operating system.
+//! Locks of files and folders, and their bookkeeping for backends without an operating system.
 
-/// The kinds of a file's lock.
+/// The kind of a file's lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lock {
-    /// Of one handle, while no other has a lock.
+    /// Held by one handle while no other handle has a lock.
     Exclusive,
-    /// Of any number of handles, while none has the exclusive lock.
+    /// Held by any number of handles while none has the exclusive lock.
     Shared,
 }
 
-/// The locks that the handles of one file hold.
+/// The locks that all handles of one file hold together.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Locks {
     has_exclusive: bool,
@@ -17,8 +17,8 @@ pub(super) struct Locks {
 }
 
 impl Locks {
-    /// Takes a lock in place of the one that the handle holds; `false`, and the handle keeps it, where other handles
-    /// are in the way.
+    /// Takes a lock, replacing the one that the handle holds. If another handle's lock conflicts, returns `false`, and
+    /// the handle keeps its lock.
     pub(super) fn try_take(&mut self, held: &mut Option<Lock>, wanted: Lock) -> bool {
         let mut others = *self;
         let mut own = *held;
@@ -35,7 +35,7 @@ impl Locks {
         is_free
     }
 
-    /// Gives up the lock that the handle holds.
+    /// Releases the lock that the handle holds, if any.
     pub(super) fn release(&mut self, held: &mut Option<Lock>) {
         match held.take() {
             Some(Lock::Exclusive) => self.has_exclusive = false,

@@ -5,20 +5,20 @@ use std::path::Path;
 
 use super::Backend;
 
-/// The file system and device under a folder, as far as they matter for durability.
+/// The file system and device of a folder, as far as they matter for durability.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Medium {
-    /// `ext4`, `xfs`, `tmpfs`; the backend's name where it has no operating system's files.
+    /// `ext4`, `xfs`, `tmpfs`; or the backend's name if its files are not the operating system's.
     pub(super) file_system: String,
     /// The mounted device, with its number and write cache: `/dev/nvme0n1p2 259:2, cache: write back`.
     pub(super) device: String,
     pub(super) mount_options: String,
-    /// A sync means nothing here: nothing survives a power cut anyhow.
+    /// Nothing here survives a power cut, with or without a sync.
     pub(super) volatile: bool,
 }
 
 impl Medium {
-    /// Of `folder`, whose files `backend` serves.
+    /// Describes `folder`, whose files `backend` serves.
     pub(super) fn of(backend: &dyn Backend, folder: &Path) -> io::Result<Medium> {
         if matches!(backend.name(), "uring" | "portable") {
             return of_system(folder);
@@ -31,7 +31,7 @@ impl Medium {
         })
     }
 
-    /// Changes when what was measured may no longer hold.
+    /// Returns a text that differs if measurements may no longer hold.
     pub(super) fn fingerprint(&self) -> String {
         format!("{} on {} ({})", self.file_system, self.device, self.mount_options)
     }
@@ -50,13 +50,13 @@ fn of_system(folder: &Path) -> io::Result<Medium> {
     let number = std::fs::metadata(&folder)?.dev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
 
-    // A container may hide the table of mounts; the number and the kind remain.
+    // A container may hide the table of mounts. The device number and the file system's kind are still known then.
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mount = mount_of(&mounts, &folder).unwrap_or_default();
     let cache = write_cache(major, minor).unwrap_or_else(|| "unknown".to_owned());
     let source = if mount.source.is_empty() { "device" } else { &mount.source };
     let file_system = if mount.file_system.is_empty() { format!("{magic:#x}") } else { mount.file_system };
-    // An overlay mounted `volatile` leaves out every sync, and says so.
+    // An overlay mounted with `volatile` skips every sync, and its options say so.
     let unsynced_overlay = file_system == "overlay" && mount.options.split(',').any(|option| option == "volatile");
     Ok(Medium {
         volatile: magic == TMPFS_MAGIC || magic == RAMFS_MAGIC || unsynced_overlay,
@@ -79,11 +79,11 @@ fn of_system(folder: &Path) -> io::Result<Medium> {
     })
 }
 
-/// The device's own word on its cache: `write back` (volatile) or `write through`.
+/// Returns what the device says about its cache: `write back` (volatile) or `write through`.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn write_cache(major: u32, minor: u32) -> Option<String> {
     let device = format!("/sys/dev/block/{major}:{minor}");
-    // A partition's queue is its disk's.
+    // A partition uses the queue of its disk.
     let read = |path: String| std::fs::read_to_string(path).ok();
     let text =
         read(format!("{device}/queue/write_cache")).or_else(|| read(format!("{device}/../queue/write_cache")))?;
@@ -96,11 +96,11 @@ fn write_cache(major: u32, minor: u32) -> Option<String> {
 struct Mount {
     file_system: String,
     source: String,
-    /// The mount's own, then the file system's.
+    /// The options of the mount, then those of the file system.
     options: String,
 }
 
-/// The mount that `folder` is in. Device numbers do not tell: those of btrfs differ from the ones in the table.
+/// Returns the mount that contains `folder`. Device numbers cannot identify it: those of btrfs differ from the table's.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     let mut best: Option<(usize, Mount)> = None;
@@ -113,7 +113,7 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
             continue;
         };
         let point = unescaped(point);
-        // Of mounts on one place, the last hides the others.
+        // If several mounts have the same mount point, the last one hides the others.
         let hides = best.as_ref().is_none_or(|(length, _)| point.len() >= *length);
         if hides && folder.starts_with(&point) {
             let mount = Mount {
@@ -127,7 +127,8 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     best.map(|(_, mount)| mount)
 }
 
-/// Spaces, tabs, newlines and backslashes stand in the table as `\040` and so on.
+/// Undoes the escapes of the mount table, in which spaces, tabs, newlines and backslashes are written as `\040` and so
+/// on.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn unescaped(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
@@ -150,7 +151,7 @@ fn unescaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The innermost mount counts, escapes are undone, and a line it does not understand is skipped.
+    /// The innermost mount is found, escapes are undone, and a malformed line is skipped.
     #[test]
     fn the_mount_of_a_folder_is_found() {
         let table = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\

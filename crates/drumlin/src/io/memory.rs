@@ -1,6 +1,6 @@
-//! The `memory` backend: files that live and die with it, for databases that need no file.
+//! The `memory` backend: files that exist only as long as the backend, for databases that need no files.
 //!
-//! Files are sparse: a chunk has memory once something is written to it. There is nothing to sync and no alignment.
+//! Files are sparse: a chunk takes memory once something is written to it. There is nothing to sync and no alignment.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,10 +17,10 @@ use super::disk::{end_of_file, random};
 use super::lock::Locks;
 use super::{AlignedBuffer, Backend, Completion, File, FileRef, Lock, OpenOptions, Persist, Queue};
 
-/// Large enough that finding a chunk is nothing beside copying it, small enough that a short file stays small.
+/// Large enough that finding a chunk costs little compared with copying it, small enough that a short file stays small.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// A backend that keeps its files in memory. Each has its own files; they end with the last handle.
+/// Creates a backend that keeps its files in memory. Each backend has its own files, which end with its last handle.
 ///
 /// # Examples
 /// ```
@@ -50,7 +50,8 @@ struct Names {
 }
 
 impl Names {
-    /// Roots and the empty path, a relative name's folder, are always there.
+    /// Returns `true` for a folder that exists. Roots and the empty path, which is the folder of a relative name,
+    /// always do.
     fn has_folder(&self, path: &Path) -> bool {
         path.parent().is_none() || self.folders.contains(path)
     }
@@ -68,7 +69,7 @@ struct Bytes {
     chunks: BTreeMap<u64, Box<[u8]>>,
 }
 
-/// The parts of a range that lie in one chunk each: the chunk, where in it, and where in the range.
+/// Splits a range into parts that are within one chunk each. Yields the chunk, the offset in it, and the part's range.
 fn parts(offset: u64, bytes: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -106,7 +107,7 @@ impl Bytes {
         self.length = self.length.max(offset + buffer.len() as u64);
     }
 
-    /// Bytes that are cut off must read as zeros if the file grows again.
+    /// Sets the length. Bytes that are cut off must read as zeros if the file grows again.
     fn set_len(&mut self, length: u64) {
         self.length = length;
         drop(self.chunks.split_off(&length.div_ceil(CHUNK_BYTES as u64)));
@@ -122,7 +123,7 @@ impl Bytes {
 fn check_end(offset: u64, bytes: u64) -> io::Result<()> {
     match offset.checked_add(bytes) {
         Some(end) if end <= i64::MAX as u64 => Ok(()),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the offset is beyond what a file can have")),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the range exceeds the largest file offset")),
     }
 }
 
@@ -218,7 +219,7 @@ impl fmt::Debug for MemoryFile {
     }
 }
 
-/// A queue whose requests are done when they are pushed.
+/// A queue whose requests finish as they are pushed.
 struct MemoryQueue {
     depth: usize,
     finished: Vec<Completion>,

@@ -1,17 +1,18 @@
-//! Files, buffers and the clock: everything the engine knows of the outside world.
+//! Files, buffers and the clock: everything the engine knows about the outside world.
 //!
-//! The engine reaches files, threads, time and randomness through [`Backend`] alone, so that a simulated backend can
-//! stand in for all of them. The backends are peers: whatever one can do, all can, and the same tests run on each.
+//! The engine reaches files, threads, time and randomness only through [`Backend`], so that a simulated backend can
+//! stand in for all of them. The backends are peers: each can do whatever another can, and the same tests run on all.
 //!
-//! [`backend`] gives the one for the system's files, [`in_memory`] one without any. A range of a file comes in shared
-//! buffers, by one read ([`read_buffer`](trait.File.html#method.read_buffer)) or by a stream that reads ahead
-//! ([`ReadStream`], [`AsyncReadStream`]). [`Probe`] finds out how a folder's writes are best made durable.
+//! [`backend`] returns the backend for the operating system's files, and [`in_memory`] one without any. Ranges of a
+//! file are read into shared buffers, by a single read ([`read_buffer`](trait.File.html#method.read_buffer)) or by a
+//! stream that reads ahead ([`ReadStream`], [`AsyncReadStream`]). [`Probe`] finds out which sync method suits a folder
+//! best.
 //!
 //! # Invariants
 //! 1. Every transfer on a direct file starts, ends and is buffered at multiples of [`File::alignment`].
-//! 2. A buffer belongs to the request while it is in flight: it is moved into the [`Queue`] and moved out with its
+//! 2. A buffer belongs to its request while that is in flight: it is moved into the [`Queue`], and moved out with its
 //!    [`Completion`]. So a buffer in flight is never changed or freed.
-//! 3. A failed write or sync is reported once and never retried here: what it means is the caller's to decide.
+//! 3. A failed write or sync is reported once and never retried here. The caller decides what it means.
 
 mod async_stream;
 mod buffer;
@@ -63,29 +64,30 @@ pub type FileRef = Arc<dyn File>;
 /// Settings for opening a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// Opened for writing too.
+    /// Open for writing too.
     pub write: bool,
-    /// Created where it does not exist.
+    /// Create the file if it does not exist.
     pub create: bool,
-    /// Fails where it exists already.
+    /// Create the file, and fail if it exists already.
     pub create_new: bool,
-    /// Bypass the page cache where the file system allows it; found out by trying. See [`File::is_direct`].
+    /// Bypass the page cache if the file system allows it, which is found out by trying. See [`File::is_direct`].
     pub direct: bool,
 }
 
 /// The guarantee that holds when a write returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Persist {
-    /// Nothing: a later sync makes it durable.
+    /// Nothing: a later sync makes the bytes durable.
     Later,
-    /// The bytes are on the medium, by the given method.
+    /// The bytes are durable, made so by the given method.
     Now(SyncMethod),
 }
 
-/// A way of bringing written bytes to the medium.
+/// A method of making written bytes durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum SyncMethod {
-    /// The write itself is durable (`RWF_DSYNC`): the device is asked for forced unit access, or flushed behind it.
+    /// The write itself is durable (`RWF_DSYNC`): the kernel requests forced unit access, or flushes the device after
+    /// it.
     DurableWrite,
     /// Write, then `fdatasync`.
     DataSync,
@@ -114,17 +116,17 @@ impl fmt::Display for SyncMethod {
 /// An open file. Positional: there is no cursor, and any number of threads may use it at once.
 #[allow(clippy::len_without_is_empty, reason = "whether a file is empty is nothing that anybody asks")]
 pub trait File: Send + Sync + fmt::Debug {
-    /// The path it was opened by.
+    /// The path that the file was opened by.
     fn path(&self) -> &Path;
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Cuts or extends it; what is extended reads as zeros and may have no space behind it.
+    /// Truncates or extends the file. The added range reads as zeros and may have no disk space yet.
     fn set_len(&self, bytes: u64) -> io::Result<()>;
-    /// Secures space for a range, extending the file over it where needed. `StorageFull` where there is none.
+    /// Allocates disk space for a range, extending the file if necessary. Fails with `StorageFull` if there is none.
     fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()>;
-    /// Fills `buffer` from `offset`; `UnexpectedEof` where the file ends before.
+    /// Fills `buffer` from `offset`. Fails with `UnexpectedEof` if the file ends before.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Fills as much of `buffer` from `offset` as the file has, and returns how much that is.
+    /// Fills as much of `buffer` from `offset` as the file has, and returns the number of bytes.
     fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let available = self.len()?.saturating_sub(offset).min(buffer.len() as u64) as usize;
         self.read_at(&mut buffer[..available], offset)?;
@@ -132,95 +134,97 @@ pub trait File: Send + Sync + fmt::Debug {
     }
     /// Writes all of `buffer` at `offset`.
     fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()>;
-    /// Brings what was written, and the length, to the medium (`fdatasync`).
+    /// Makes everything written, and the length, durable (`fdatasync`).
     fn sync_data(&self) -> io::Result<()>;
-    /// Brings data and all metadata to the medium (`fsync`; `F_FULLFSYNC` on macOS).
+    /// Makes data and all metadata durable (`fsync`; `F_FULLFSYNC` on macOS).
     fn sync_all(&self) -> io::Result<()>;
-    /// Returns `true` if the method was not found missing so far; where it is missing, writes use
-    /// [`SyncMethod::DataSync`].
+    /// Returns `true` unless the method was found missing. If it is missing, writes use [`SyncMethod::DataSync`].
     fn supports(&self, method: SyncMethod) -> bool {
         let _ = method;
         true
     }
-    /// The alignment of offsets, lengths and buffer addresses in bytes: 1 for a buffered file.
+    /// The alignment of offsets, lengths and buffer addresses, in bytes: 1 for a buffered file.
     fn alignment(&self) -> usize;
-    /// Returns `true` if it bypasses the page cache.
+    /// Returns `true` if the file bypasses the page cache.
     fn is_direct(&self) -> bool;
-    /// Takes the file's lock, held until this handle is dropped, in place of one that the handle has; `false` where
-    /// another handle, in this process or another, is in the way. A shared lock needs no right to write.
+    /// Takes the file's lock, replacing any lock that this handle has. The lock is held until this handle is dropped.
+    /// Returns `false` if another handle, in this process or another, holds a conflicting lock. A shared lock needs no
+    /// permission to write.
     fn try_lock(&self, lock: Lock) -> io::Result<bool>;
-    /// Gives the lock up, also where a fork of the process has a copy of the handle. Dropping the handle alone does not
-    /// then.
+    /// Releases the lock, even if a fork of the process has a copy of the handle; in that case, dropping the handle
+    /// would not release it.
     fn unlock(&self) -> io::Result<()> {
         Ok(())
     }
-    /// The backend's own view of the file, for its queue.
+    /// Returns the backend's own type of the file, for its queue.
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
-/// One finished request.
+/// A finished request.
 #[derive(Debug)]
 pub struct Completion {
-    /// The number the request was pushed with.
+    /// The token that the request was pushed with.
     pub token: u64,
-    /// The buffer it was pushed with.
+    /// The buffer that the request was pushed with.
     pub buffer: AlignedBuffer,
-    /// Success means that every byte asked for was transferred.
+    /// `Ok` means that every requested byte was transferred.
     pub result: io::Result<()>,
 }
 
 /// A thread's own queue of requests: many in flight, submitted together, completed in any order.
 ///
-/// Dropping a queue submits what was pushed and waits for what is in flight.
+/// Dropping a queue submits the pushed requests and waits for those in flight.
 pub trait Queue: Send {
     /// The number of requests that may be in flight at once.
     fn depth(&self) -> usize;
     /// The number of requests pushed and not yet returned by [`wait`](Queue::wait).
     fn in_flight(&self) -> usize;
-    /// Prepares a read of `buffer.len()` bytes. The caller keeps `in_flight` below `depth`.
+    /// Prepares a read of `buffer.len()` bytes. The caller must keep `in_flight` below `depth`.
     fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64);
     /// Prepares a write of `buffer.len()` bytes.
     fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64);
-    /// Hands what was pushed to the device without waiting.
+    /// Hands the pushed requests to the device without waiting.
     fn submit(&mut self) -> io::Result<()>;
-    /// Submits, waits until at least `minimum` requests have finished (0 only looks), and appends all that have.
+    /// Submits, waits until at least `minimum` requests have finished (0 only polls), and appends all finished
+    /// requests.
     fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()>;
 }
 
-/// A way of doing I/O: files, folders, queues, threads and the clock.
+/// An implementation of I/O: files, folders, queues, threads and the clock.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// `uring`, `portable`, `memory` or `sim`.
     fn name(&self) -> &'static str;
     /// Opens a file.
     fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef>;
-    /// A queue for the calling thread.
+    /// Creates a queue for the calling thread.
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>>;
-    /// Creates a folder and those above it.
+    /// Creates a folder and its missing ancestors.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
-    /// The files and folders directly in a folder, in no order.
+    /// Returns the paths of the files and folders directly in a folder, in no particular order.
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
-    /// Returns `true` if the path is that of a file or folder.
+    /// Returns `true` if the path refers to a file or folder.
     fn exists(&self, path: &Path) -> io::Result<bool>;
-    /// Renames a file within its folder, replacing what was there.
+    /// Renames a file within its folder, replacing any file of that name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Makes names created, renamed or removed in a folder durable.
+    /// Makes the names that were created, renamed or removed in a folder durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// The path from the root on, whatever the working directory becomes.
+    /// Returns the absolute path, which stays valid if the working directory changes.
     fn absolute(&self, path: &Path) -> io::Result<PathBuf> {
         Ok(path.to_path_buf())
     }
-    /// A handle of a folder; `None` where the backend has none, and knows folders by their paths. See [`open_folder`].
+    /// Returns a handle of a folder, or `None` if the backend has no handles and knows folders only by path. See
+    /// [`open_folder`].
     fn folder_handle(&self, path: &Path) -> io::Result<Option<FolderRef>> {
         let _ = path;
         Ok(None)
     }
-    /// Time since some fixed moment; never goes back.
+    /// Returns the time since some fixed moment. Never goes back.
     fn now(&self) -> Duration;
-    /// Random bits for names and identities.
+    /// Returns random bits, for names and identities.
     fn random(&self) -> u64;
-    /// The number that the system knows the process by.
+    /// Returns the process id.
     fn process_id(&self) -> u32 {
         std::process::id()
     }

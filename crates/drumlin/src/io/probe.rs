@@ -1,12 +1,12 @@
-//! The probe: measures the sync methods in a given folder, and chooses one.
+//! The probe measures the sync methods in a folder and chooses one.
 //!
-//! It measures exactly the writes of a log: single durable writes of 4 KiB over blocks that already hold real zeros, so
-//! that no write changes metadata. Each write is timed alone, since a mean over many hides the slow ones. The methods
-//! take turns, so that other load on the machine affects them alike.
+//! It measures exactly the writes of a log: single durable writes of 4 KiB over blocks that already hold written zeros,
+//! so that no write changes metadata. Each write is timed on its own, because a mean over many would hide the slow
+//! ones. The methods take turns, so that other load on the machine affects all of them alike.
 //!
-//! All methods are durable by contract. The choice is the one that asks least of the system, unless another is faster
-//! beyond the noise of the measurement: see [`choose`]. On a file system in memory a sync means nothing, and so do the
-//! figures; the probe says so.
+//! All methods are durable by contract. The probe chooses the method that demands least of the system, unless another
+//! is faster beyond the noise of the measurement: see [`choose`]. On a file system in memory, syncs and the figures
+//! mean nothing, and the probe says so.
 
 use std::fmt::Write as _;
 use std::io;
@@ -17,23 +17,23 @@ use super::medium::Medium;
 use super::{AlignedBuffer, Backend, File, FileRef, OpenOptions, Persist, SyncMethod};
 use crate::format::BLOCK_BYTES;
 
-/// In the order of preference. A durable write is one request, which a drive may answer without flushing the rest of
-/// its cache. `fdatasync` flushes that cache; `fsync` writes the file's times first, usually through a journal.
+/// Ordered by preference. A durable write is one request, which a drive may complete without flushing the rest of its
+/// cache. `fdatasync` flushes that cache. `fsync` first writes the file's timestamps, usually through a journal.
 const METHODS: [SyncMethod; 3] = [SyncMethod::DurableWrite, SyncMethod::DataSync, SyncMethod::FullSync];
 
-/// Enough blocks that a drive does not see one block again and again, few enough to fill in no time.
+/// Enough blocks that a drive does not see the same block again and again, few enough to fill quickly.
 const FILE_BLOCKS: u64 = 64;
 
-/// More samples move neither the median nor the 99th percentile.
+/// More samples change neither the median nor the 99th percentile.
 const SAMPLES_MAX: usize = 3000;
 
-/// Even if the time is up: for the figures. They are too few for a choice.
+/// The fewest samples, even if the time is up. They are enough for figures, but not for a choice.
 const SAMPLES_MIN: usize = 3;
 
-/// A round of one method before the next takes its turn.
+/// Writes by one method before the next takes its turn.
 const ROUND_WRITES: usize = 8;
 
-/// The version of the text form.
+/// The version of the text format.
 const TEXT_VERSION: u32 = 1;
 
 /// The measurements of one sync method.
@@ -43,9 +43,9 @@ pub struct MethodFigures {
     pub method: SyncMethod,
     /// Half of the durable writes of 4 KiB took at most this long, in microseconds.
     pub median_us: f64,
-    /// 99 of 100 took at most this long, in microseconds.
+    /// 99 % of these writes took at most this long, in microseconds.
     pub p99_us: f64,
-    /// `true` if system and file system have it. Where not, the figures are zero.
+    /// `true` if the system and the file system support the method. If not, the figures are zero.
     pub supported: bool,
 }
 
@@ -69,18 +69,17 @@ pub struct MethodFigures {
 pub struct Probe {
     /// The figures of each method.
     pub methods: Vec<MethodFigures>,
-    /// The method to use here: a durable write, unless another method is faster beyond the noise of the measurement.
+    /// The method to use in this folder: a durable write, unless another method is faster beyond the noise.
     pub chosen: SyncMethod,
-    /// The file system's kind: `ext4`, `xfs`.
+    /// The kind of the file system: `ext4`, `xfs`.
     pub file_system: String,
     /// The mounted device, its number, and whether it has a volatile write cache.
     pub device: String,
-    /// The options it is mounted with.
+    /// The mount options.
     pub mount_options: String,
     /// `true` if files bypass the page cache.
     pub direct: bool,
-    /// Files live in memory (tmpfs, ramfs) or syncs are left out: whatever the figures say, nothing survives a power
-    /// cut.
+    /// Files are in memory (tmpfs, ramfs) or syncs are skipped: whatever the figures say, nothing survives a power cut.
     pub tmpfs: bool,
     fingerprint: String,
 }
@@ -89,11 +88,11 @@ impl Probe {
     /// The default duration of a probe.
     pub const DURATION: Duration = Duration::from_secs(1);
 
-    /// Measures durable writes in `folder` for about `duration`, in a file that it removes again. Every method gets at
-    /// least three writes, so a very slow device may take longer.
+    /// Measures durable writes in `folder` for about `duration`, in a file that is removed afterwards. Every method
+    /// gets at least three writes, so a very slow device may take longer.
     ///
     /// # Errors
-    /// Whatever the system reports: the folder is missing, full, or not to be written to.
+    /// Any error that the system reports: the folder is missing, full, or not writable.
     pub fn run(backend: &dyn Backend, folder: &Path, duration: Duration) -> io::Result<Probe> {
         let medium = Medium::of(backend, folder)?;
         let scratch = Scratch::create(backend, folder)?;
@@ -113,21 +112,21 @@ impl Probe {
         })
     }
 
-    /// The file system, device and mount options that the figures hold for.
+    /// Returns the file system, device and mount options for which the figures hold.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Returns `true` if `folder` is still on the medium that was measured; otherwise the probe has to run again.
+    /// Returns `true` if `folder` is still on the device that was measured. If not, run the probe again.
     ///
     /// # Errors
-    /// The operating system's error on the folder.
+    /// The operating system's error if it cannot describe the folder.
     pub fn is_current(&self, backend: &dyn Backend, folder: &Path) -> io::Result<bool> {
         Ok(Medium::of(backend, folder)?.fingerprint() == self.fingerprint)
     }
 
-    /// The text form, to be stored: lines of `key = value`.
+    /// Returns the text format for storing the probe: lines of `key = value`.
     #[must_use]
     pub fn encode(&self) -> String {
         let mut text = String::new();
@@ -150,15 +149,15 @@ impl Probe {
         text
     }
 
-    /// Returns `true` if these bytes begin like the text form.
+    /// Returns `true` if these bytes begin like the text format.
     pub(crate) fn is_text(bytes: &[u8]) -> bool {
         bytes.starts_with(b"version = ")
     }
 
-    /// Reads the text form. Keys it does not know are passed over.
+    /// Parses the text format. Ignores unknown keys.
     ///
     /// # Errors
-    /// `InvalidData`, naming what is missing or wrong; the probe should then run again.
+    /// `InvalidData`, which names what is missing or wrong. Run the probe again in this case.
     pub fn decode(text: &str) -> io::Result<Probe> {
         let field = |key: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once('='));
@@ -212,7 +211,7 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not the text of a probe: {what}"))
 }
 
-/// The file that is written to; removed when dropped.
+/// The file that the probe writes to. It is removed on drop.
 struct Scratch<'a> {
     backend: &'a dyn Backend,
     path: PathBuf,
@@ -240,7 +239,7 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// The durations of single durable writes by each method.
+/// Measures single durable writes by each method, and returns their durations.
 fn measure(backend: &dyn Backend, file: &dyn File, duration: Duration) -> io::Result<[Vec<Duration>; 3]> {
     let mut samples = [const { Vec::new() }; 3];
     let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
@@ -266,7 +265,7 @@ fn measure(backend: &dyn Backend, file: &dyn File, duration: Duration) -> io::Re
     }
 }
 
-/// The figures of sorted samples.
+/// Returns the figures of sorted samples.
 fn figures(method: SyncMethod, samples: &[Duration], supported: bool) -> MethodFigures {
     if !supported {
         return MethodFigures { method, median_us: 0.0, p99_us: 0.0, supported };
@@ -276,9 +275,9 @@ fn figures(method: SyncMethod, samples: &[Duration], supported: bool) -> MethodF
     MethodFigures { method, median_us: microseconds(at(500)), p99_us: microseconds(at(990)), supported }
 }
 
-/// Chooses among methods in the order of preference, each with its sorted samples: the first, unless a later one is
-/// faster beyond the noise. Without this rule chance would choose between methods of equal speed, and two databases in
-/// one folder would differ.
+/// Chooses among methods ordered by preference, each with its sorted samples: the first, unless a later one is faster
+/// beyond the noise. Without this rule, chance would choose between methods of equal speed, and two databases in the
+/// same folder would differ.
 fn choose<'s>(methods: impl Iterator<Item = (SyncMethod, &'s Vec<Duration>)>) -> SyncMethod {
     let chosen = methods.reduce(|preferred, other| {
         let (expected, offered) = (median_bounds(preferred.1), median_bounds(other.1));
@@ -288,11 +287,11 @@ fn choose<'s>(methods: impl Iterator<Item = (SyncMethod, &'s Vec<Duration>)>) ->
     chosen.map_or(SyncMethod::FullSync, |(method, _)| method)
 }
 
-/// The bounds within which repeated measurements would find the median of sorted samples.
+/// Returns the bounds between which repeated measurements would find the median of these sorted samples.
 ///
-/// Each sample lies below the true median with a chance of one half. So the number of those that do has the mean n/2
-/// and the standard deviation √n/2, and the true median lies between the samples of the ranks n/2 ± 3·√n/2, in 997 of
-/// 1,000 measurements. Fewer than nine samples have no such ranks, and bound nothing.
+/// Each sample is below the true median with a probability of one half. So the number of samples below it has the mean
+/// n/2 and the standard deviation √n/2, and in 997 of 1,000 measurements the true median is between the samples of the
+/// ranks n/2 ± 3·√n/2. With fewer than nine samples these ranks do not exist, and there are no bounds.
 fn median_bounds(samples: &[Duration]) -> Option<(Duration, Duration)> {
     let count = samples.len() as f64;
     let lowest = ((count - 3.0 * count.sqrt()) / 2.0).floor();
@@ -309,7 +308,7 @@ mod tests {
     use super::super::{IoBackend, in_memory};
     use super::*;
 
-    /// In a fraction of a second it measures all methods, chooses one of them and leaves nothing behind.
+    /// A fraction of a second is enough to measure all methods and choose one. Nothing is left in the folder.
     #[test]
     fn a_folder_is_probed() {
         let place = TestFolder::new(select(IoBackend::Portable).unwrap());
@@ -334,7 +333,7 @@ mod tests {
         assert_eq!(probe.file_system, "memory");
     }
 
-    /// Samples around a median, spread evenly over so many per cent of it on either side.
+    /// Returns samples spread evenly around a median, by up to `spread_percent` of it on either side.
     fn samples(median_us: u64, spread_percent: u64, count: u64) -> Vec<Duration> {
         let spread_us = median_us * spread_percent / 100;
         let sample = |at| Duration::from_micros(median_us - spread_us + 2 * spread_us * at / (count - 1));
@@ -345,8 +344,8 @@ mod tests {
         choose(METHODS.into_iter().zip(samples))
     }
 
-    /// Medians that differ by less than the noise of their samples leave the preferred method, whatever their order;
-    /// these were measured on one drive.
+    /// If medians differ by less than the noise of their samples, the preferred method is chosen, whatever their order.
+    /// These figures were measured on one drive.
     #[test]
     fn noise_chooses_no_method() {
         let medians = [[3994, 3804, 3693], [3693, 3804, 3994], [3804, 3994, 3693], [3994, 3693, 3804]];
@@ -356,7 +355,7 @@ mod tests {
         }
     }
 
-    /// The bounds are those samples that the arithmetic says.
+    /// The bounds are the samples at the computed ranks.
     #[test]
     fn the_median_lies_between_its_bounds() {
         let microseconds = |from: u64, to: u64| (Duration::from_micros(from), Duration::from_micros(to));
@@ -369,7 +368,8 @@ mod tests {
         assert_eq!(median_bounds(&counted(10_000)), Some(microseconds(4850, 5149)));
     }
 
-    /// A method is chosen if it is faster beyond the noise than each one that is preferred to it and as fast as any.
+    /// A method is chosen if it is faster beyond the noise than each method preferred to it, and no later one is faster
+    /// still.
     #[test]
     fn a_method_that_is_surely_faster_is_chosen() {
         let of = |medians: [u64; 3], count| chosen(&medians.map(|median| samples(median, 20, count)));
@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(of([8000, 4000, 2000], 8), SyncMethod::DurableWrite, "so few samples tell none");
     }
 
-    /// Methods that the system lacks are not there to choose from.
+    /// Methods that the system does not support are not chosen.
     #[test]
     fn one_method_is_there_at_least() {
         assert_eq!(choose([(SyncMethod::DataSync, &samples(4000, 20, 27))].into_iter()), SyncMethod::DataSync);

@@ -1,5 +1,5 @@
-//! Identifies the process. A fork has copies of all handles of its parent's databases, and shares their files, rings
-//! and locks: using them would change the parent's database behind its back.
+//! Identifies the process. A fork has copies of its parent's database handles, and shares the parent's files, rings and
+//! locks. If it used them, it would change the parent's database without the parent's knowledge.
 
 #![expect(unsafe_code, reason = "the system tells a fork through a C function only")]
 
@@ -7,19 +7,19 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of forks between the process that first opened a database and this one. Reading it costs nothing, unlike
-/// asking the system for the process id.
+/// The number of forks between the process that first opened a database and this one. Reading it costs almost nothing,
+/// unlike asking the system for the process id.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// The process that it was made in.
+/// The process that this value was created in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Process(u64);
 
 impl Process {
-    /// From now on forks are noticed.
+    /// Begins to count forks. Forks before this call go unnoticed.
     ///
     /// # Errors
-    /// The system has no memory to remember it.
+    /// The system has no memory to register the handler.
     pub(crate) fn watch() -> io::Result<()> {
         static WATCHED: OnceLock<i32> = OnceLock::new();
         match WATCHED.get_or_init(watch_forks) {
@@ -28,28 +28,28 @@ impl Process {
         }
     }
 
-    /// The process that calls.
+    /// Returns the calling process.
     #[inline]
     pub(crate) fn here() -> Process {
         Process(GENERATION.load(Ordering::Relaxed))
     }
 
-    /// Returns `true` if the caller is that process, and not a fork of it.
+    /// Returns `true` if the caller is that process and not a fork of it.
     #[inline]
     pub(crate) fn is_here(self) -> bool {
         self == Process::here()
     }
 }
 
-/// The process in which something is open, until it is closed there. One comparison tells both.
+/// The process in which something is open, until it is closed there. One comparison checks both.
 #[derive(Debug)]
 pub(crate) struct OpenIn(AtomicU64);
 
 impl OpenIn {
-    /// In no process.
+    /// The value that no process has.
     const CLOSED: u64 = u64::MAX;
 
-    /// Open in the process that calls.
+    /// Open in the calling process.
     pub(crate) fn here() -> OpenIn {
         OpenIn(AtomicU64::new(GENERATION.load(Ordering::Relaxed)))
     }
@@ -71,10 +71,10 @@ impl Default for Process {
     }
 }
 
-/// Has the system call [`note_fork`] in every fork; returns its error code, 0 for none.
+/// Registers [`note_fork`] to be called in every fork. Returns the system's error code, or 0.
 fn watch_forks() -> i32 {
-    // SAFETY: the function is there as long as the process, and does what is allowed between a fork and the return of
-    // the call that forked: it adds to an atomic number. `a_fork_touches_nothing` fails without it.
+    // SAFETY: the function lives as long as the process, and does only what is allowed between a fork and the return of
+    // the call that forked: it increments an atomic number. `a_fork_touches_nothing` fails without it.
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) }
 }
 

@@ -11,9 +11,9 @@ use super::disk::end_of_file;
 use super::{AlignedBuffer, File};
 use crate::format::BLOCK_BYTES;
 
-/// Bytes that were read: shared by reference count, so that cloning and slicing copy nothing.
+/// Bytes that were read. The buffer is reference-counted: cloning and slicing copy nothing.
 ///
-/// The memory is freed, or goes back to the stream that read it, with the last clone or slice.
+/// When the last clone or slice is dropped, the memory is freed or goes back to the stream that read it.
 ///
 /// # Examples
 /// ```
@@ -28,14 +28,14 @@ use crate::format::BLOCK_BYTES;
 /// ```
 #[derive(Clone)]
 pub struct ReadBuffer {
-    /// `None` for no bytes.
+    /// `None` if there are no bytes.
     memory: Option<Arc<Memory>>,
     start: usize,
     end: usize,
 }
 
 struct Memory {
-    /// There until it is dropped.
+    /// `Some` until it is dropped.
     buffer: Option<AlignedBuffer>,
     home: Option<Arc<BufferHome>>,
 }
@@ -57,18 +57,18 @@ pub(crate) struct BufferHome {
 
 struct Shelf {
     buffers: Vec<AlignedBuffer>,
-    /// Buffers that the first request takes together; 0 once it has.
+    /// The number of buffers that the first request allocates together; 0 afterwards.
     group_count: usize,
 }
 
 impl BufferHome {
-    /// A home that keeps up to `buffers_max` buffers. The first `group_count` are allocated together.
+    /// Creates a home that keeps up to `buffers_max` buffers. The first `group_count` are allocated together.
     pub(crate) fn new(buffer_bytes: usize, buffers_max: usize, group_count: usize) -> Arc<BufferHome> {
         let shelf = Mutex::new(Shelf { buffers: Vec::new(), group_count });
         Arc::new(BufferHome { shelf, buffer_bytes, buffers_max })
     }
 
-    /// A buffer that shows `length` bytes, of no particular content.
+    /// Returns a buffer of `length` bytes with arbitrary content.
     pub(crate) fn take(&self, length: usize) -> AlignedBuffer {
         let kept = {
             let mut shelf = self.shelf.lock();
@@ -92,19 +92,19 @@ impl BufferHome {
 }
 
 impl ReadBuffer {
-    /// The `visible` bytes of `buffer`, which goes to `home` with their last user.
+    /// Returns the `visible` bytes of `buffer`. When the last user drops it, the buffer goes back to `home`.
     pub(crate) fn of_home(buffer: AlignedBuffer, visible: Range<usize>, home: &Arc<BufferHome>) -> ReadBuffer {
         assert!(visible.start <= visible.end && visible.end <= buffer.len());
         let memory = Arc::new(Memory { buffer: Some(buffer), home: Some(Arc::clone(home)) });
         ReadBuffer { memory: Some(memory), start: visible.start, end: visible.end }
     }
 
-    /// No bytes and no memory.
+    /// Returns a buffer without bytes or memory.
     pub(crate) fn empty() -> ReadBuffer {
         ReadBuffer { memory: None, start: 0, end: 0 }
     }
 
-    /// Drops the first `bytes`; the memory too, once nothing is left.
+    /// Drops the first `bytes`, and also the memory if no bytes are left.
     pub(crate) fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.len(), "{bytes} bytes consumed of {}", self.len());
         self.start += bytes;
@@ -113,10 +113,10 @@ impl ReadBuffer {
         }
     }
 
-    /// A part of it, without copying.
+    /// Returns a part of the buffer, without copying.
     ///
     /// # Panics
-    /// If the range does not lie within the buffer.
+    /// If the range is not within the buffer.
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> ReadBuffer {
         let length = self.len();
@@ -164,7 +164,7 @@ impl fmt::Debug for ReadBuffer {
     }
 }
 
-/// The unit in which `file` is read: nothing to mind where it is buffered, our blocks where it is direct.
+/// Returns the unit in which `file` is read: one byte if it is buffered, a block if it is direct.
 pub(crate) fn read_unit_bytes(file: &dyn File) -> usize {
     if file.alignment() == 1 { 1 } else { BLOCK_BYTES }
 }
@@ -172,10 +172,10 @@ pub(crate) fn read_unit_bytes(file: &dyn File) -> usize {
 impl dyn File {
     /// Reads `bytes` bytes at any `offset`, whatever the file's alignment, in one transfer.
     ///
-    /// On a direct file the blocks around the range are read with it; only the range shows.
+    /// If the file is direct, the blocks around the range are read too, but only the range is visible.
     ///
     /// # Errors
-    /// `UnexpectedEof` where the file ends before the range does, and whatever the system reports.
+    /// `UnexpectedEof` if the file ends before the range does, and any error that the system reports.
     ///
     /// # Examples
     /// ```

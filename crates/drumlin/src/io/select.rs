@@ -1,4 +1,4 @@
-//! The choice of the backend for a process.
+//! Chooses the backend of a process.
 
 use std::ffi::OsStr;
 use std::io;
@@ -8,33 +8,33 @@ use std::sync::Arc;
 use super::uring;
 use super::{Backend, portable};
 
-/// The environment variable that forces a backend: `uring` or `portable`. It wins over the program's choice, so that
-/// an operator can try the other one without a new build.
+/// The environment variable that forces a backend: `uring` or `portable`. It overrides the program's choice, so that an
+/// operator can try another backend without a new build.
 pub const BACKEND_VARIABLE: &str = "DRUMLIN_IO_BACKEND";
 
-/// The way of doing I/O.
+/// The kind of I/O backend.
 ///
 /// ```
 /// use drumlin::{Config, IoBackend};
 ///
-/// let config = Config::new().io_backend(IoBackend::Portable); // where io_uring is not to be used
+/// let config = Config::new().io_backend(IoBackend::Portable); // does not use io_uring
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum IoBackend {
-    /// `Uring` where the system allows it, else `Portable` and a warning in the log that tells why.
+    /// `Uring` if the system allows it; otherwise `Portable`, and a warning in the log that says why.
     #[default]
     Auto,
-    /// Linux's io_uring, or an error that tells what forbids it.
+    /// Linux's io_uring, or an error that says what forbids it.
     Uring,
     /// Positional reads and writes on a small pool of threads.
     Portable,
 }
 
-/// The backend of the given kind for the operating system's files.
+/// Returns the backend of the given kind for the operating system's files.
 ///
 /// # Errors
-/// `Unsupported` where [`IoBackend::Uring`] is asked for and refused: the text names the system call, its error and the
-/// ways to allow it. `InvalidInput` where `DRUMLIN_IO_BACKEND` holds anything but `uring` or `portable`.
+/// `Unsupported` if [`IoBackend::Uring`] is requested and refused: the text names the system call, its error and how to
+/// allow it. `InvalidInput` if `DRUMLIN_IO_BACKEND` is set to anything but `uring` or `portable`.
 ///
 /// # Examples
 /// ```
@@ -52,7 +52,7 @@ pub fn backend(kind: IoBackend) -> io::Result<Arc<dyn Backend>> {
     select(forced(std::env::var_os(BACKEND_VARIABLE).as_deref(), kind)?)
 }
 
-/// The kind that the environment's `value` leaves of the one asked for.
+/// Returns the requested kind, unless the environment variable's `value` overrides it.
 fn forced(value: Option<&OsStr>, kind: IoBackend) -> io::Result<IoBackend> {
     let Some(value) = value else { return Ok(kind) };
     match value.to_str() {
@@ -65,7 +65,7 @@ fn forced(value: Option<&OsStr>, kind: IoBackend) -> io::Result<IoBackend> {
     }
 }
 
-/// [`backend`], whatever the environment says.
+/// Like [`backend`], but ignores the environment.
 pub(crate) fn select(kind: IoBackend) -> io::Result<Arc<dyn Backend>> {
     match kind {
         IoBackend::Portable => Ok(Arc::new(portable::backend())),
@@ -98,7 +98,7 @@ fn read_setting(name: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Advice on how to allow io_uring, from the error met and the setting `kernel.io_uring_disabled`.
+/// Advises how to allow io_uring, given the error and the setting `kernel.io_uring_disabled`.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn advice(code: Option<i32>, disabled: &str) -> String {
     match (code, disabled) {

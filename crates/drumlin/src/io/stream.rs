@@ -1,11 +1,12 @@
-//! A file range read from front to back, with a constant number of requests in flight ahead of the reader.
+//! Reads a range of a file sequentially, with a constant number of requests in flight ahead of the reader.
 //!
 //! # Invariants
-//! 1. Requests in flight, finished and not yet taken are `StreamOptions::requests` together until the range's end is
-//!    near: each buffer taken makes room for the next request, which is submitted before the buffer is handed out.
-//! 2. Buffers are handed out in the range's order, whatever the order they finish in.
-//! 3. A direct file is read in whole blocks. What its last, partial block holds is read by a call of its own, since a
-//!    queue's request succeeds only in full.
+//! 1. Until the end of the range is near, there are always `StreamOptions::requests` requests that are in flight or
+//!    finished but not taken. Each buffer taken makes room for the next request, which is submitted before the buffer
+//!    is returned.
+//! 2. Buffers are returned in the order of the range, whatever the order in which they finish.
+//! 3. A direct file is read in whole blocks. Its last, partial block is read by a separate call, because a request of a
+//!    queue succeeds only if all its bytes are transferred.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,15 +19,15 @@ use super::read::{BufferHome, read_unit_bytes};
 use super::{AlignedBuffer, Backend, Completion, File, FileRef, Queue, ReadBuffer};
 use crate::format::BLOCK_BYTES;
 
-/// The settings of a stream. Its memory is `request_bytes` × `requests`, plus the buffers that are still in use. A
-/// stream over a longer range allocates the first `requests` + 1 buffers together, in huge pages of 2 MiB where they
-/// take at least half of one: this memory is kept while any of its buffers is in use.
+/// The settings of a stream. A stream takes `request_bytes` × `requests` of memory, plus the buffers that are still in
+/// use. For a longer range, the first `requests` + 1 buffers are allocated together, in huge pages of 2 MiB if they
+/// fill at least half of one. That memory is kept while any of these buffers is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamOptions {
-    /// Bytes of one request, rounded up to a multiple of 4,096. Default 512 KiB: from there on a drive's rate no
-    /// longer rises with the size.
+    /// Bytes of one request, rounded up to a multiple of 4,096. Default 512 KiB: a drive's rate does not rise with
+    /// larger requests.
     pub request_bytes: usize,
-    /// Requests in flight, at least 1. Default 5: enough to keep a drive busy while one buffer is worked on.
+    /// Requests in flight, at least 1. Default 5: enough to keep a drive busy while one buffer is processed.
     pub requests: usize,
 }
 
@@ -42,9 +43,9 @@ impl StreamOptions {
         StreamOptions { request_bytes, requests: self.requests.max(1) }
     }
 
-    /// The home of the buffers between requests, of a stream of `range_bytes`.
+    /// Returns the home of the buffers of a stream over `range_bytes`.
     pub(super) fn home(self, range_bytes: u64) -> Arc<BufferHome> {
-        // Those in flight, and the one that the reader has. A short range never needs them all.
+        // Those in flight and the one that the reader holds. A short range never needs all of them.
         let count = self.requests.saturating_add(1);
         let is_long = range_bytes >= (self.request_bytes as u64).saturating_mul(count as u64);
         BufferHome::new(self.request_bytes, self.requests, if is_long { count } else { 0 })
@@ -56,14 +57,14 @@ impl StreamOptions {
 pub(super) struct Part {
     pub(super) offset: u64,
     pub(super) bytes: usize,
-    /// The bytes of it that lie within the range.
+    /// The bytes of the request that are within the range.
     pub(super) visible: Range<usize>,
-    /// In the file's last, partial block (invariant 3).
+    /// The request is in the file's last, partial block (invariant 3).
     pub(super) tail: bool,
 }
 
 impl Part {
-    /// Reads a tail; there is at least what was there when the stream was opened, or the file has been cut.
+    /// Reads a tail. If there are fewer bytes than when the stream was opened, the file was truncated.
     pub(super) fn read_tail(&self, file: &dyn File, mut buffer: AlignedBuffer) -> io::Result<AlignedBuffer> {
         debug_assert!(self.tail);
         if file.read_up_to(&mut buffer, self.offset)? < self.visible.end {
@@ -79,7 +80,7 @@ pub(super) struct Plan {
     range: Range<u64>,
     /// The offset of the next request.
     next: u64,
-    /// Up to here whole blocks can be read.
+    /// Up to here the file can be read in whole blocks.
     blocks_end: u64,
     request_bytes: usize,
 }
@@ -122,19 +123,19 @@ impl Iterator for Plan {
     }
 }
 
-/// The progress of one request.
+/// The state of one request.
 enum Progress {
     InFlight,
-    /// A tail, read when its turn comes.
+    /// A tail, which is read when its turn comes.
     Due,
     Finished(io::Result<AlignedBuffer>),
 }
 
-/// Reads a range of a file from front to back, a constant number of requests ahead.
+/// Reads a range of a file sequentially, a constant number of requests ahead.
 ///
-/// [`next_buffer`](ReadStream::next_buffer) hands out what was read without copying it; the stream is also a [`Read`]
-/// and a [`BufRead`]. It reads from its opening on. Any range will do, also of a direct file. After an error the stream
-/// is at its end.
+/// [`next_buffer`](ReadStream::next_buffer) returns what was read without copying it; the stream also implements
+/// [`Read`] and [`BufRead`]. It begins to read when it is opened. The range need not be aligned, even in a direct file.
+/// After an error the stream is at its end.
 ///
 /// # Examples
 /// ```
@@ -162,7 +163,7 @@ pub struct ReadStream {
     plan: Plan,
     home: Arc<BufferHome>,
     requests: usize,
-    /// Oldest first; the first one's number is `first`.
+    /// Oldest first. The first one has the number `first`.
     parts: VecDeque<(Part, Progress)>,
     first: u64,
     finished: Vec<Completion>,
@@ -171,11 +172,11 @@ pub struct ReadStream {
 }
 
 impl ReadStream {
-    /// Begins to read `range`, given in bytes, of `file`, which must be of this `backend`.
+    /// Begins to read `range`, given in bytes, of `file`, which must belong to this `backend`.
     ///
     /// # Errors
-    /// `UnexpectedEof` where the file ends before the range does, `InvalidInput` for a range that ends before it
-    /// starts, and whatever the system reports.
+    /// `UnexpectedEof` if the file ends before the range does, `InvalidInput` if the range ends before it starts, and
+    /// any error that the system reports.
     pub fn open(
         backend: &dyn Backend,
         file: &FileRef,
@@ -199,10 +200,11 @@ impl ReadStream {
         Ok(stream)
     }
 
-    /// The next bytes of the range: a request's worth, or what is left; `None` at its end.
+    /// Returns the next bytes of the range: one request's worth, or the rest of the range, or `None` at its end.
     ///
     /// # Errors
-    /// Whatever the system reports, `UnexpectedEof` where the file was cut meanwhile. The stream then ends.
+    /// Any error that the system reports; `UnexpectedEof` if the file was truncated in the meantime. The stream then
+    /// ends.
     pub fn next_buffer(&mut self) -> io::Result<Option<ReadBuffer>> {
         if !self.current.is_empty() {
             return Ok(Some(std::mem::replace(&mut self.current, ReadBuffer::empty())));
@@ -234,7 +236,7 @@ impl ReadStream {
         Ok(Some(ReadBuffer::of_home(buffer, part.visible, &self.home)))
     }
 
-    /// Invariant 1.
+    /// Submits requests until there are enough (invariant 1).
     fn fill(&mut self) -> io::Result<()> {
         while self.parts.len() < self.requests
             && let Some(part) = self.plan.next()
@@ -286,7 +288,7 @@ impl fmt::Debug for ReadStream {
 mod tests {
     use super::*;
 
-    /// The visible parts are exactly the range, in order; whole blocks only, except for the tail.
+    /// The visible parts are exactly the range, in order. All but the tail consist of whole blocks.
     #[test]
     fn a_plan_covers_its_range_and_no_more() {
         for unit in [1, 4096] {

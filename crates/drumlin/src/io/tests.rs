@@ -1,4 +1,4 @@
-//! The contract of a backend, tested on each of them.
+//! Tests the contract of a backend on each of the backends.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::*;
 const BLOCK: usize = AlignedBuffer::ALIGNMENT;
 const CREATE: OpenOptions = OpenOptions { write: true, create: true, create_new: false, direct: true };
 
-/// A backend and a folder of its own, removed with it.
+/// A backend, with a folder that is removed when this is dropped.
 pub(super) struct TestFolder {
     pub(super) backend: Arc<dyn Backend>,
     folder: tempfile::TempDir,
@@ -36,7 +36,7 @@ impl TestFolder {
         self.backend.open(&self.path(name), options).expect("opening a file of the test")
     }
 
-    /// A file of `bytes` bytes, each what [`byte_at`] says.
+    /// Creates a file of `bytes` bytes with the content that [`byte_at`] defines.
     pub(super) fn patterned(&self, name: &str, bytes: usize, direct: bool) -> FileRef {
         let content: Vec<u8> = (0..bytes as u64).map(byte_at).collect();
         self.open(name, OpenOptions { direct: false, ..CREATE }).write_at(&content, 0, Persist::Later).unwrap();
@@ -44,12 +44,12 @@ impl TestFolder {
     }
 }
 
-/// The content of a patterned file: no two blocks are alike.
+/// Defines the content of a patterned file: no two blocks are alike.
 pub(super) fn byte_at(position: u64) -> u8 {
     (position.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
 
-/// A buffer filled with one block's own content.
+/// Returns a buffer with the content of one block.
 fn block_of(number: u64) -> AlignedBuffer {
     let mut buffer = AlignedBuffer::zeroed(BLOCK);
     for (position, byte) in buffer.iter_mut().enumerate() {
@@ -58,7 +58,7 @@ fn block_of(number: u64) -> AlignedBuffer {
     buffer
 }
 
-/// Deterministic disorder.
+/// Returns the numbers below `count` in a fixed, shuffled order.
 fn shuffled(count: u64) -> Vec<u64> {
     let mut numbers: Vec<u64> = (0..count).collect();
     numbers.sort_by_key(|number| number.wrapping_mul(0xD134_2543_DE82_EF95).rotate_left(17));
@@ -409,7 +409,7 @@ fn streams(place: &TestFolder) {
     }
 }
 
-/// Buffers that are handed out keep their content while the stream reads on into others.
+/// Returned buffers keep their content while the stream reads into others.
 fn streamed_buffers_are_stable(place: &TestFolder) {
     let file = place.patterned("stable", 40 * BLOCK, true);
     let options = StreamOptions { request_bytes: BLOCK, requests: 3 };
@@ -480,7 +480,7 @@ fn asynchronous_streams(place: &TestFolder) {
     assert_eq!(too_far.unwrap_err().kind(), ErrorKind::UnexpectedEof);
 }
 
-/// Many streams of many threads share the driver; some are dropped midway.
+/// Many streams of many threads share the driver, and some are dropped halfway.
 fn many_asynchronous_streams(place: &TestFolder) {
     let file = place.patterned("many", 300_001, true);
     let options = StreamOptions { request_bytes: BLOCK, requests: 20 };
@@ -542,7 +542,7 @@ macro_rules! on_each_backend {
         mod memory {
             $(#[test] fn $test() { super::$test(&super::TestFolder::new(super::in_memory())); })*
         }
-        /// The wrapper of the tests passes everything on.
+        /// The fault-injecting wrapper passes everything on.
         mod faulty {
             $(#[test] fn $test() {
                 let inner = super::select(super::IoBackend::Portable).unwrap();
@@ -554,7 +554,7 @@ macro_rules! on_each_backend {
                 super::$test(&super::TestFolder::new(super::select(super::IoBackend::Portable).unwrap()));
             })*
         }
-        /// The same tests on the backend that a program would get if io_uring were forbidden.
+        /// The same tests on the backend that a program gets if io_uring is forbidden.
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         mod uring {
             $(#[test] fn $test() {

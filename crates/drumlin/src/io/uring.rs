@@ -1,22 +1,23 @@
-//! The `uring` backend: a ring of Linux's io_uring per queue, many requests submitted and reaped by one system call.
+//! The `uring` backend: one Linux io_uring per queue. A single system call submits and reaps many requests.
 //!
-//! Single blocking reads and writes are plain positional calls, which cost less than a ring's two hand-overs.
+//! Single blocking reads and writes are plain positional calls, which cost less than handing a request to a ring and
+//! back.
 //!
 //! # Invariants
-//! 1. A buffer and its file belong to their slot from push until their completion has been reaped. The kernel writes
-//!    to a buffer only in between.
-//! 2. A queue is dropped only after every request it submitted has been reaped. Should the kernel refuse even to wait,
-//!    the slots are leaked: lost memory, but never memory that the kernel writes to after it was given to another.
+//! 1. A buffer and its file belong to their slot from push until their completion has been reaped. Only in between does
+//!    the kernel write to the buffer.
+//! 2. A queue is dropped only after every request it submitted has been reaped. If the kernel refuses even to wait, the
+//!    slots are leaked. That loses memory, but the kernel never writes to memory that already belongs to another owner.
 //! 3. A slot has at most one entry in the submission ring, which has an entry for each slot. So a push never finds it
-//!    full, and the completion ring, twice as large, never overflows.
+//!    full, and the completion ring, which is twice as large, never overflows.
 //!
-//! # Features left out, and their cost
-//! Measured on 4 KiB direct reads, 64 in flight, reaped by halves, at 3.2 us of processor time each:
-//! - Rings bound to one thread (`SINGLE_ISSUER` with `DEFER_TASKRUN`), 12 % less: a queue may move to another thread
+//! # Features not used, and what they would save
+//! Measured on 4 KiB direct reads, 64 in flight, reaped by halves, at 3.2 µs of processor time each:
+//! - Rings bound to one thread (`SINGLE_ISSUER` with `DEFER_TASKRUN`) save 12 %. But a queue may move to another thread
 //!   with requests in flight, which such a ring refuses.
-//! - Registered buffers, 12 % less: they pin memory outside of the budget, and readers would have to take their buffers
-//!   from the queue.
-//! - Registered files, 5 % less: a ring keeps its files open, and so locked, after their last handle was dropped.
+//! - Registered buffers save 12 %. But they pin memory outside of the budget, and readers would have to take their
+//!   buffers from the queue.
+//! - Registered files save 5 %. But a ring keeps its files open, and so locked, after their last handle was dropped.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -29,16 +30,16 @@ use io_uring::{IoUring, opcode, squeue, types};
 use super::disk::{DiskBackend, DiskFile, end_of_file, space_error};
 use super::{AlignedBuffer, Completion, File, FileRef, Queue};
 
-/// The kernel's own limit for a ring's submissions.
+/// The kernel's limit for the submissions of a ring.
 const DEPTH_MAX: usize = 32_768;
 
-/// The kernel transfers less than 2 GiB in one go; longer requests are continued.
+/// The kernel transfers less than 2 GiB at once. Longer requests are continued.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
-/// The most tries, 1 ms apart, of a submission that the kernel refuses for want of memory.
+/// The most tries, 1 ms apart, of a submission that the kernel refuses for lack of memory.
 const BUSY_TRIES_MAX: u32 = 1000;
 
-/// The backend, if this process may use io_uring: a ring is set up and a real read goes through it.
+/// Creates the backend if this process may use io_uring: sets up a ring and sends a real read through it.
 pub(crate) fn backend() -> Result<DiskBackend, Refusal> {
     trial()?;
     let queue = |depth| Ok(Box::new(UringQueue::new(depth)?) as Box<dyn Queue>);
@@ -55,12 +56,12 @@ pub(crate) struct Refusal {
 fn trial() -> Result<(), Refusal> {
     let mut ring = ring(2).map_err(|error| Refusal { call: "io_uring_setup", error })?;
     let refused = |error| Refusal { call: "io_uring_enter", error };
-    // Always there, and never waits for a device.
+    // This file always exists, and reading it never waits for a device.
     let zero = std::fs::File::open("/dev/zero").map_err(|error| Refusal { call: "open of /dev/zero", error })?;
     let mut buffer = AlignedBuffer::zeroed(AlignedBuffer::ALIGNMENT);
     buffer.fill(1);
     let read = opcode::Read::new(types::Fd(zero.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32).build();
-    // SAFETY: buffer and file outlive the request: where its completion cannot be awaited, they are leaked, unless the
+    // SAFETY: buffer and file outlive the request: if its completion cannot be awaited, they are leaked, unless the
     // kernel has not taken the entry at all. Test: `a_refused_ring_is_told_and_replaced`.
     unsafe { ring.submission().push(&read) }.expect("an empty ring has room");
     let entered = loop {
@@ -83,11 +84,11 @@ fn trial() -> Result<(), Refusal> {
     if completion.result() as usize == buffer.len() && buffer.iter().all(|byte| *byte == 0) {
         Ok(())
     } else {
-        Err(refused(io::Error::other("a read through it brought something else than was there")))
+        Err(refused(io::Error::other("a read through it returned wrong bytes")))
     }
 }
 
-/// A ring with the flags that spare interrupts, or without them on kernels before 5.19.
+/// Creates a ring, with the flags that avoid interrupts if the kernel has them (5.19 and later).
 fn ring(entries: u32) -> io::Result<IoUring> {
     let cooperative = IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(entries);
     match cooperative {
@@ -102,7 +103,7 @@ enum Direction {
     Write,
 }
 
-/// A request in its slot, while it is in flight.
+/// A request that is in flight, in its slot.
 struct Request {
     direction: Direction,
     file: FileRef,
@@ -114,14 +115,14 @@ struct Request {
     token: u64,
 }
 
-/// The outcome of a completion for its request.
+/// What a completion means for its request.
 enum Outcome {
     Finished(io::Result<()>),
     Continue,
 }
 
 impl Request {
-    /// The entry for what is still to be transferred.
+    /// Returns the ring entry for the bytes that are still to be transferred.
     fn entry(&mut self, slot: usize) -> squeue::Entry {
         let rest = &mut self.buffer[self.transferred..];
         let length = rest.len().min(TRANSFER_BYTES_MAX) as u32;
@@ -136,7 +137,7 @@ impl Request {
     fn advance(&mut self, result: i32) -> Outcome {
         if result < 0 {
             return match -result {
-                // Interrupted, or cancelled because the thread that submitted it has ended: nothing has failed.
+                // Interrupted, or cancelled because the thread that submitted it has ended. Nothing has failed.
                 libc::EINTR | libc::EAGAIN | libc::ECANCELED => Outcome::Continue,
                 code => Outcome::Finished(Err(space_error(io::Error::from_raw_os_error(code)))),
             };
@@ -148,7 +149,7 @@ impl Request {
         }
         let inside_block = self.transferred % self.alignment;
         match self.direction {
-            // Only the end of the file stops a direct read inside a block.
+            // A direct read stops inside a block only at the end of the file.
             Direction::Read if count == 0 || inside_block != 0 => Outcome::Finished(Err(end_of_file())),
             Direction::Write if count <= inside_block => Outcome::Finished(Err(io::ErrorKind::WriteZero.into())),
             _ => {
@@ -159,16 +160,16 @@ impl Request {
     }
 }
 
-/// A ring and the requests in it.
+/// A ring and its requests.
 struct UringQueue {
     ring: IoUring,
     slots: Vec<Option<Request>>,
     slots_free: Vec<usize>,
-    /// Handed to the ring and not yet reaped.
+    /// Requests handed to the ring and not reaped yet.
     ring_in_flight: usize,
-    /// Refused at push, or empty: they have nothing to wait for.
+    /// Requests that were refused at push, or are empty: there is nothing to wait for.
     settled: Vec<Completion>,
-    /// Slots whose request is to be continued; kept for its capacity.
+    /// Slots whose request must be continued; kept for its capacity.
     continued: Vec<usize>,
 }
 
@@ -226,7 +227,7 @@ impl UringQueue {
         unsafe { self.ring.submission().push(&entry) }.expect("the ring has an entry for each slot");
     }
 
-    /// Submits what was pushed and waits until `count` completions are there to be reaped.
+    /// Submits the pushed requests and waits until `count` completions can be reaped.
     fn enter(&mut self, count: usize) -> io::Result<()> {
         let mut tries = 0;
         loop {
@@ -234,7 +235,7 @@ impl UringQueue {
                 Ok(_) => return Ok(()),
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => return Ok(()),
-                    // Short of memory for requests, or completions are waiting to be reaped.
+                    // The kernel lacks memory for requests, or completions are waiting to be reaped.
                     Some(libc::EAGAIN | libc::EBUSY) if !self.ring.completion().is_empty() => return Ok(()),
                     Some(libc::EAGAIN | libc::EBUSY) if tries < BUSY_TRIES_MAX => {
                         tries += 1;
@@ -246,7 +247,7 @@ impl UringQueue {
         }
     }
 
-    /// Appends what has finished and returns how many those are.
+    /// Appends the finished requests and returns their number.
     fn reap(&mut self, finished: &mut Vec<Completion>) -> usize {
         let before = finished.len();
         finished.append(&mut self.settled);
@@ -301,8 +302,8 @@ impl Queue for UringQueue {
     fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
         let target = minimum.min(self.in_flight());
         let mut found = self.reap(finished);
-        // The kernel flags completions that it posts only when it is entered. Once is enough: the flag may stay up
-        // when a thread that submitted requests has ended before them.
+        // The kernel sets a flag for completions that it posts only when it is entered. Entering once is enough: the
+        // flag may stay set if a thread ended before requests that it had submitted.
         let submission = self.ring.submission();
         let mut flagged = submission.taskrun() || submission.cq_overflow();
         drop(submission);
@@ -338,7 +339,7 @@ mod tests {
     use super::super::{Backend, IoBackend, OpenOptions};
     use super::*;
 
-    /// Completions are interpreted correctly, including short and interrupted ones that a healthy drive never gives.
+    /// Completions are interpreted correctly, including short and interrupted ones that a healthy drive never produces.
     #[test]
     fn short_and_interrupted_transfers_go_on() {
         let folder = tempfile::tempdir().unwrap();
@@ -384,14 +385,14 @@ mod tests {
     fn forbid(number: libc::c_long) {
         let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         let mut program = [
-            // The system call's number is at offset 0.
+            // The number of the system call is at offset 0.
             statement((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, 0, 0, 0),
             statement((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, 0, 1, number as u32),
             statement((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
             statement((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, libc::SECCOMP_RET_ALLOW),
         ];
         let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-        // SAFETY: both calls change this thread only; the filter is copied before the second one returns.
+        // SAFETY: both calls change only this thread, and the filter is copied before the second one returns.
         let results = unsafe {
             let promised = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
             (promised, libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter))
@@ -399,7 +400,7 @@ mod tests {
         assert_eq!(results, (0, 0), "{}", std::io::Error::last_os_error());
     }
 
-    /// If a system call is forbidden, `Auto` falls back, and `Uring` names the call and the remedy.
+    /// If a system call is forbidden, `Auto` falls back, and the error of `Uring` names the call and the remedy.
     #[test]
     fn a_refused_ring_is_told_and_replaced() {
         for (number, call) in
@@ -407,7 +408,7 @@ mod tests {
         {
             let thread = std::thread::spawn(move || {
                 if select(IoBackend::Uring).is_err() {
-                    return; // Forbidden by this machine already, by its own means.
+                    return; // This machine forbids io_uring anyway.
                 }
                 forbid(number);
                 assert_eq!(select(IoBackend::Auto).unwrap().name(), "portable");

@@ -177,8 +177,8 @@ impl Store {
     }
 
     /// Gives the free segments of a failed load back to the file system, except for as many as were free before the
-    /// load. Checkpoints for which the load waited on a full disk may lie behind its segments; then the file's end is
-    /// moved.
+    /// load. If the load waited on a full disk, checkpoints may have been written behind its segments; then the end of
+    /// the file is moved to its front first.
     pub(crate) fn give_back_load(&self, free_segments_before: u64) {
         let space = &self.engine.space;
         let given_back = self.engine.check_failure().and_then(|()| space.shrink(free_segments_before)).and_then(|()| {

@@ -1,10 +1,10 @@
-//! Waiting of calls: by blocking their thread, or as tasks of whatever executor polls them.
+//! How calls wait: by blocking their thread, or as tasks of any executor that polls them.
 //!
-//! The engine's operations are written once, as `async` functions, and told by a [`WaitMode`] how to wait. Where it is
-//! `Blocking`, every wait blocks inside its poll, so the whole operation is ready at the first one ([`ready`]). Where
-//! it is `Tasks`, a wait leaves a waker behind and costs no thread, but for work that only blocking calls can do or
-//! that can't be divided (growing a file, large values, definitions, commits of many rows), which [`Workers`] take
-//! over. A task that finds nothing to wait for gives way after a [`turn`].
+//! The engine's operations are written once, as `async` functions, and a [`WaitMode`] tells them how to wait. In
+//! `Blocking` mode, every wait blocks inside its poll, so the whole operation is ready at its first poll ([`ready`]).
+//! In `Tasks` mode, a wait stores a waker and occupies no thread. The exception is work that only blocking calls can do
+//! or that cannot be divided (growing a file, large values, definitions, commits of many rows): [`Workers`] do that. A
+//! task that never has to wait yields to its executor after a [`turn`].
 
 mod timer;
 pub(crate) mod turn;
@@ -26,17 +26,18 @@ pub(crate) use workers::Workers;
 #[derive(Debug)]
 pub(crate) struct Tasks {
     pub(crate) workers: Workers,
-    /// Make room for frames. Not `workers`: a commit that holds log space needs them, and jobs of `workers` wait for
-    /// log space, or take minutes.
+    /// Threads that make room for frames. They are separate from `workers`, because a commit that holds log space needs
+    /// them, and jobs of `workers` may wait for log space or take minutes.
     pub(crate) evictors: Workers,
-    /// Make the commits of many rows. Not `workers`: a commit waits for space in the file and in the log, and those
-    /// that have it may need `workers`. A commit in their queue holds row locks alone, for which no other one waits.
+    /// Threads that make commits of many rows. They are separate from `workers`, because a commit waits for space in
+    /// the file and in the log, and the commits that hold this space may need `workers`. A commit in their queue holds
+    /// only row locks, and no commit waits for those.
     pub(crate) committers: Workers,
     pub(crate) timer: Timer,
 }
 
 impl Tasks {
-    /// The wait mode of a call that begins, once it has let others go on if its thread's turn is over.
+    /// Returns the wait mode for a call that begins. First yields to other tasks if its thread's turn is over.
     #[inline]
     pub(crate) async fn begin_call(&self) -> WaitMode<'_> {
         Work::call().await;
@@ -52,7 +53,7 @@ impl Tasks {
         }
     }
 
-    /// Ends the threads, after what they have been given.
+    /// Stops the threads after they have done their remaining jobs.
     pub(crate) fn stop(&self) {
         self.workers.stop();
         self.evictors.stop();
@@ -75,7 +76,7 @@ impl WaitMode<'_> {
         matches!(self, WaitMode::Tasks(_))
     }
 
-    /// Lets a task give way before a piece of work, if its thread's turn is over, and counts the piece.
+    /// Counts a piece of work that is about to be done. First yields if the thread's turn is over.
     #[inline]
     pub(crate) fn work(self, units: u32) -> Work {
         match self {
@@ -84,7 +85,7 @@ impl WaitMode<'_> {
         }
     }
 
-    /// Counts work whose size shows only when it is done.
+    /// Counts work whose size is known only after it was done.
     #[inline]
     pub(crate) fn worked(self, units: u32) {
         if let WaitMode::Tasks(_) = self {
@@ -92,7 +93,7 @@ impl WaitMode<'_> {
         }
     }
 
-    /// Runs what may block: here, or on a worker.
+    /// Runs a body that may block: on this thread, or on a worker for a task.
     pub(crate) async fn run<T: Send + 'static>(self, body: impl FnOnce() -> T + Send + 'static) -> T {
         match self {
             WaitMode::Blocking => body(),
@@ -101,7 +102,7 @@ impl WaitMode<'_> {
     }
 }
 
-/// Wakes a thread that is parked.
+/// Wakes a parked thread.
 struct Unpark(Unparker);
 
 impl Wake for Unpark {
@@ -110,7 +111,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Wakes a thread that is parked with a time limit.
+/// Wakes a thread that is parked with a timeout.
 struct UnparkThread(Thread);
 
 impl Wake for UnparkThread {
@@ -120,7 +121,7 @@ impl Wake for UnparkThread {
 }
 
 impl WaitMode<'_> {
-    /// Polls until it is ready; polls again whenever the waker that it passes is called.
+    /// Calls `poll` until it is ready, again each time its waker is called.
     pub(crate) async fn until<T>(self, mut poll: impl FnMut(&Waker) -> Poll<T>) -> T {
         match self {
             WaitMode::Blocking => {
@@ -137,7 +138,7 @@ impl WaitMode<'_> {
         }
     }
 
-    /// Like [`until`](Self::until), but no longer than until the clock of `backend` shows `deadline`: then `None`.
+    /// Like [`until`](Self::until), but returns `None` once the clock of `backend` shows `deadline`.
     pub(crate) async fn until_deadline<T>(
         self,
         backend: &dyn Backend,
@@ -173,7 +174,7 @@ impl WaitMode<'_> {
         }
     }
 
-    /// Lets others go on.
+    /// Lets other threads or tasks run.
     pub(crate) async fn pause(self) {
         let mut paused = matches!(self, WaitMode::Blocking);
         if paused {
@@ -190,10 +191,10 @@ impl WaitMode<'_> {
     }
 }
 
-/// The result of an operation that blocks wherever it waits.
+/// Returns the result of an operation that waits by blocking.
 ///
 /// # Panics
-/// If the future is not ready at its first poll: it was given another face.
+/// If the future is not ready at its first poll, because it was given another wait mode.
 #[inline]
 pub(crate) fn ready<T>(operation: impl Future<Output = T>) -> T {
     match pin!(operation).poll(&mut Context::from_waker(Waker::noop())) {

@@ -1,4 +1,4 @@
-//! Wakes tasks at a time: what a lock's time limit and the pause before a retry are made of.
+//! Wakes tasks at a given time, for lock timeouts and for the pause before a retry.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::io::Backend;
 use crate::sync::{Condvar, Mutex};
 
-/// See the module. Its thread starts with the first who waits.
+/// Wakes tasks at their deadlines. Its thread starts with the first of them.
 #[derive(Debug)]
 pub(crate) struct Timer {
     backend: Arc<dyn Backend>,
@@ -25,14 +25,14 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By deadline and number.
+    /// The wakers, by deadline and number.
     waiting: BTreeMap<(Duration, u64), Waker>,
     next_number: u64,
     thread: Option<JoinHandle<()>>,
     stop: bool,
 }
 
-/// A task's place among those that wait; dropped, it waits no more.
+/// A task's entry in the timer. Dropping it cancels the wake-up.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     shared: Arc<Shared>,
@@ -51,7 +51,7 @@ impl Timer {
         Timer { backend, shared: Arc::default() }
     }
 
-    /// Has the waker called at `deadline`, a time of the backend's clock.
+    /// Calls the waker at `deadline`, a time of the backend's clock.
     pub(crate) fn wake_at(&self, deadline: Duration, waker: Waker) -> Alarm {
         let mut state = self.shared.state.lock();
         let place = (deadline, state.next_number);
@@ -61,7 +61,7 @@ impl Timer {
             let (shared, backend) = (Arc::clone(&self.shared), Arc::clone(&self.backend));
             match self.backend.spawn("drumlin-timer", Box::new(move || shared.serve(backend.as_ref()))) {
                 Ok(thread) => state.thread = Some(thread),
-                Err(error) => log::warn!("no thread for time limits, which do not end now: {error}"),
+                Err(error) => log::warn!("starting the timer thread: {error}; timeouts do not expire"),
             }
         }
         drop(state);
@@ -69,7 +69,7 @@ impl Timer {
         Alarm { shared: Arc::clone(&self.shared), place }
     }
 
-    /// Waits.
+    /// Waits for `duration`. Returns early if the timer is stopped.
     pub(crate) async fn sleep(&self, duration: Duration) {
         let deadline = self.backend.now().saturating_add(duration);
         let mut alarm = None;

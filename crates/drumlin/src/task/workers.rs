@@ -1,12 +1,12 @@
-//! A few threads that do for tasks what only blocking calls can.
+//! A few threads that do what only blocking calls can do, on behalf of tasks.
 //!
 //! # Invariants
-//! 1. What was accepted is done, whether or not its task still waits: a dropped future does not take it back.
-//! 2. At most [`JOBS_MAX`] jobs wait; a task that brings another waits until there is room.
-//! 3. Wakers are called with no lock held.
-//! 4. A job waits for the disk, for other threads and for jobs that run, never for one that is queued: with all threads
-//!    in such a wait its turn would not come. So a task that holds what a job may wait for (log space) needs no job
-//!    here.
+//! 1. An accepted job is done even if its task no longer waits: dropping the future does not cancel it.
+//! 2. At most [`JOBS_MAX`] jobs are queued. A task that brings another waits until there is room.
+//! 3. Wakers are called while no lock is held.
+//! 4. A job may wait for the disk, for other threads and for running jobs, but never for a queued job: if all threads
+//!    waited like this, the queued job would never start. So a task that holds something that a job may wait for (log
+//!    space) must not need a job here.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -23,7 +23,7 @@ const JOBS_MAX: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// See the module. Threads start with the first job.
+/// The pool of threads. They start with the first jobs.
 #[derive(Debug)]
 pub(crate) struct Workers {
     backend: Arc<dyn Backend>,
@@ -39,7 +39,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// Tasks that wait for room.
+    /// Tasks that wait for room in the queue.
     crowd: Vec<Waker>,
     threads: Vec<JoinHandle<()>>,
     idle_count: usize,
@@ -63,10 +63,10 @@ impl Workers {
         Workers { backend, shared: Arc::default() }
     }
 
-    /// Runs `body` on one of the threads and returns what it returns.
+    /// Runs `body` on one of the threads and returns its result.
     ///
     /// # Panics
-    /// If `body` does.
+    /// If `body` panics.
     pub(crate) async fn run<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
         let answer = Arc::new(Mutex::new(Answer { value: None, waker: None }));
         let place = Arc::clone(&answer);
@@ -77,7 +77,7 @@ impl Workers {
                 answer.value = Some(value);
                 answer.waker.take()
             };
-            // The result for a task that has gone is dropped here.
+            // If the task is gone, the result is dropped here.
             drop(place);
             if let Some(waker) = waker {
                 waker.wake();
@@ -104,7 +104,7 @@ impl Workers {
         let mut state = self.shared.state.lock();
         if state.stop {
             drop(state);
-            // There is no other thread left to run it.
+            // No other thread is left to run the job.
             (job.take().expect("accepted once"))();
             return Poll::Ready(());
         }
@@ -117,7 +117,7 @@ impl Workers {
             let shared = Arc::clone(&self.shared);
             match self.backend.spawn("drumlin-work", Box::new(move || shared.serve())) {
                 Ok(thread) => state.threads.push(thread),
-                // Without any thread it is done here and now: late is better than never.
+                // If no thread can be started at all, run the jobs here and now.
                 Err(_) if state.threads.is_empty() => {
                     let jobs = std::mem::take(&mut state.jobs);
                     drop(state);
@@ -132,7 +132,7 @@ impl Workers {
         Poll::Ready(())
     }
 
-    /// Ends the threads once they have done what they were given.
+    /// Stops the threads after they have done all accepted jobs.
     pub(crate) fn stop(&self) {
         let threads = {
             let mut state = self.shared.state.lock();
@@ -141,7 +141,7 @@ impl Workers {
         };
         self.shared.arrived.notify_all();
         for thread in threads {
-            // The last handle of the database may go on one of them.
+            // One of these threads may be the one that drops the database's last handle, and it must not join itself.
             if thread.thread().id() != crate::sync::current().id() {
                 let _ = crate::sync::join(thread);
             }

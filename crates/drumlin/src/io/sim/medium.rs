@@ -1,4 +1,4 @@
-//! The state of a simulated disk: durable contents, changes that may be lost, and every state that a power cut may
+//! The contents of a simulated disk: what is durable, which changes may be lost, and every state that a power cut may
 //! leave.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,14 +10,14 @@ use std::sync::{Arc, OnceLock};
 use super::Random;
 use crate::format::checksum;
 
-/// The unit that is written whole or not at all.
+/// The unit that is written completely or not at all.
 pub(super) const SECTOR_BYTES: usize = 512;
 pub(super) const BLOCK_BYTES: usize = 4096;
 
-/// `None` is zeros.
+/// `None` stands for zeros.
 type Block = Option<Arc<Bytes>>;
 
-/// A block's bytes, and their checksum once it was computed.
+/// A block's bytes, and their checksum if it was computed.
 #[derive(Clone)]
 struct Bytes {
     bytes: [u8; BLOCK_BYTES],
@@ -29,7 +29,7 @@ impl Bytes {
         Arc::new(Bytes { bytes, digest: OnceLock::new() })
     }
 
-    /// For changing; a block that others share is copied first.
+    /// Returns the bytes to change. First copies a block that others share.
     fn change(block: &mut Arc<Bytes>) -> &mut [u8; BLOCK_BYTES] {
         let own = Arc::make_mut(block);
         own.digest = OnceLock::new();
@@ -41,7 +41,7 @@ impl Bytes {
     }
 }
 
-/// A file's bytes. Clones share the blocks that neither has changed.
+/// A file's bytes. Clones share the blocks that neither of them has changed.
 #[derive(Clone, Default)]
 struct Image {
     blocks: Vec<Block>,
@@ -88,7 +88,7 @@ impl Image {
         }
     }
 
-    /// Bytes that are cut off read as zeros if the file grows again.
+    /// Sets the length. Bytes that are cut off read as zeros if the file grows again.
     fn set_len(&mut self, length: usize) {
         let inside = length % BLOCK_BYTES;
         if length < self.length
@@ -114,7 +114,7 @@ impl fmt::Debug for Image {
     }
 }
 
-/// Something done to a file that is not certain yet.
+/// A change of a file that is not durable yet.
 #[derive(Clone, Debug)]
 struct Pending {
     number: u64,
@@ -135,7 +135,7 @@ impl Pending {
         }
     }
 
-    /// The parts of a write outside of these bytes; a change of length is returned as it is.
+    /// Returns the parts of a write outside of these bytes. Returns a change of length unchanged.
     fn outside(self, from: usize, to: usize) -> Vec<Pending> {
         let PendingChange::Write { offset, bytes } = &self.what else { return vec![self] };
         let (offset, end) = (*offset, *offset + bytes.len());
@@ -157,9 +157,9 @@ struct Content {
     current: Image,
     /// The bytes that survive every power cut.
     durable: Image,
-    /// The changes since, in order.
+    /// The changes since then, in order.
     pending: Vec<Pending>,
-    /// Numbers of changes that will never become durable, though reads may see them.
+    /// The numbers of changes that will never become durable, although reads may see them.
     forgotten: BTreeSet<u64>,
 }
 
@@ -175,14 +175,14 @@ impl Content {
         self.pending.push(Pending { number, what: PendingChange::SetLen(length) });
     }
 
-    /// Makes one write durable, and the length that reaches over it. Earlier writes in the cache of its sectors can no
-    /// longer come after it.
+    /// Makes one write durable, and a file length that covers it. Earlier cached writes to its sectors can no longer
+    /// overwrite it.
     fn harden(&mut self, number: u64) {
         let Some(index) = self.pending.iter().position(|pending| pending.number == number) else { return };
         let PendingChange::Write { offset, bytes } = self.pending.remove(index).what else { return };
         let end = offset + bytes.len();
         let mut before: Vec<Pending> = self.pending.drain(..index).collect();
-        // Nor can a length that would cut it off, and what that cut off is gone.
+        // An earlier change of length cannot cut it off either, and what such a change cut off is gone.
         let cuts = |pending: &Pending| matches!(pending.what, PendingChange::SetLen(length) if length < end);
         if let Some(cut) = before.iter().rposition(cuts) {
             let after = before.split_off(cut + 1);
@@ -199,11 +199,11 @@ impl Content {
         self.pending = kept;
     }
 
-    /// Makes everything up to a number certain.
+    /// Makes every change up to a number durable.
     fn sync(&mut self, up_to: u64) {
         let is_all = self.pending.last().is_none_or(|last| last.number <= up_to);
         if is_all && self.forgotten.is_empty() {
-            // The same blocks from now on.
+            // Share the blocks from now on.
             self.pending.clear();
             self.durable = self.current.clone();
             return;
@@ -213,19 +213,21 @@ impl Content {
         }
     }
 
-    /// A sync failed: what it was to bring to the medium never gets there. It may be read as long as the power is on.
+    /// A sync failed: the changes that it should have made durable never will be. They stay readable until the power is
+    /// cut.
     fn forget(&mut self, numbers: RangeInclusive<u64>) {
         let forgotten = self.pending.extract_if(.., |pending| numbers.contains(&pending.number));
         self.forgotten.extend(forgotten.map(|pending| pending.number));
     }
 
-    /// Makes writes that were forgotten unreadable.
+    /// Makes forgotten writes unreadable.
     fn drop_forgotten(&mut self) {
         self.current = self.durable.clone();
         self.pending.iter().for_each(|pending| pending.apply(&mut self.current));
     }
 
-    /// The content after a power cut. Its changes are numbered from `first` on among those of the medium.
+    /// Returns the content after a power cut. Its pending changes have the numbers from `first` on among those of the
+    /// medium.
     fn after_cut(&self, loss: Loss, first: usize, random: &mut Random) -> Content {
         let mut left = self.durable.clone();
         let mut versions: BTreeMap<usize, u64> = BTreeMap::new();
@@ -261,7 +263,7 @@ impl Content {
                 }
             }
         }
-        // The length is metadata of its own.
+        // The length is separate metadata, and may be lost even if the bytes are not.
         if left.length > self.durable.length && matches!(loss, Loss::Writes | Loss::Sectors) && random.chance(50) {
             left.set_len(self.durable.length);
         }
@@ -269,22 +271,22 @@ impl Content {
     }
 }
 
-/// The fate of changes that are not durable when the power is cut.
+/// What happens to changes that are not durable when the power is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loss {
-    /// It is gone.
+    /// All are lost.
     All,
-    /// It is there.
+    /// None is lost.
     Nothing,
-    /// Each write is there or gone, whole, names likewise.
+    /// Each write and each name is kept or lost as a whole.
     Writes,
-    /// Each sector is there, in any version written, or gone; names likewise.
+    /// Each sector is lost, or kept in any version written. Each name is kept or lost.
     Sectors,
-    /// Of each file's writes the one with this index is there alone; names are there.
+    /// Of each file's writes, only the one with this index is kept. Names are kept.
     AllBut(usize),
-    /// Of each file's writes the one with this index alone is gone; names are there.
+    /// Of each file's writes, only the one with this index is lost. Names are kept.
     Only(usize),
-    /// Of [all that is not certain](Medium::uncertain_count), names first, those are there whose bits are set.
+    /// Of [all uncertain changes](Medium::uncertain_count), names first, those are kept whose bits are set.
     Subset(u64),
 }
 
@@ -293,7 +295,7 @@ fn is_in(set: u64, index: usize) -> bool {
 }
 
 impl Loss {
-    /// Those that draw or need no number.
+    /// The kinds that take no parameter.
     pub const ALL: [Loss; 4] = [Loss::All, Loss::Nothing, Loss::Writes, Loss::Sectors];
 }
 
@@ -304,7 +306,7 @@ pub(super) enum Entry {
     File(usize),
 }
 
-/// Something done to a medium. Done again in the same order, it leads to the same state.
+/// A change of a medium. The same changes in the same order lead to the same state.
 #[derive(Clone)]
 pub struct Change(pub(super) ChangeKind);
 
@@ -320,7 +322,7 @@ pub(super) enum ChangeKind {
 }
 
 impl Change {
-    /// A number that stands for it in traces.
+    /// Returns a number that identifies the change in traces.
     pub(super) fn digest(&self) -> u64 {
         let path = |path: &Path| checksum(path.as_os_str().as_encoded_bytes(), 5);
         match &self.0 {
@@ -370,7 +372,7 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// Does again what was done.
+    /// Applies a recorded change.
     pub fn apply(&mut self, change: &Change) {
         match &change.0 {
             ChangeKind::Write { file, offset, bytes, number } => self.content(*file).write(*number, *offset, bytes),
@@ -407,7 +409,7 @@ impl Medium {
         &mut self.contents[file]
     }
 
-    /// The disk as it may be after the power is cut now.
+    /// Returns the disk as a power cut at this moment may leave it.
     #[must_use]
     pub fn cut(&self, loss: Loss, random: &mut Random) -> Medium {
         let mut names = self.durable_names.clone();
@@ -447,13 +449,13 @@ impl Medium {
         Medium { contents, names: reachable.clone(), durable_names: reachable, dead: self.dead.clone() }
     }
 
-    /// The number of uncertain changes of the file that has most.
+    /// Returns the number of uncertain changes of the file that has the most.
     #[must_use]
     pub fn pending_max(&self) -> usize {
         self.contents.iter().map(|content| content.pending.len()).max().unwrap_or(0)
     }
 
-    /// The number of uncertain names and changes of files.
+    /// Returns the number of uncertain names and changes of files.
     #[must_use]
     pub fn uncertain_count(&self) -> usize {
         let names: BTreeSet<&PathBuf> = self.names.keys().chain(self.durable_names.keys()).collect();
@@ -461,7 +463,7 @@ impl Medium {
         names + self.contents.iter().map(|content| content.pending.len()).sum::<usize>()
     }
 
-    /// Makes all that was done to a file certain, and its name where its folder's is.
+    /// Makes all changes of a file durable, and its name if its folder's name is.
     pub fn settle(&mut self, path: &Path) {
         if let Some(Entry::File(file)) = self.entry(path) {
             self.content(file).sync(u64::MAX);
@@ -469,19 +471,19 @@ impl Medium {
         }
     }
 
-    /// The highest number of a change that is not certain, or never will be.
+    /// Returns the highest number of a change that is uncertain or forgotten.
     pub(super) fn number_max(&self) -> u64 {
         let pending = self.contents.iter().flat_map(|content| &content.pending).map(|pending| pending.number);
         let forgotten = self.contents.iter().filter_map(|content| content.forgotten.last().copied());
         pending.chain(forgotten).max().unwrap_or(0)
     }
 
-    /// Returns `true` if a change will never be certain.
+    /// Returns `true` if a change was forgotten: it will never be durable.
     pub(super) fn is_forgotten(&self, file: usize, number: u64) -> bool {
         self.contents[file].forgotten.contains(&number)
     }
 
-    /// A number that two media share only if they hold the same.
+    /// Returns a checksum of the contents, which are the same on two media if their checksums are.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut digest = 0;
@@ -499,7 +501,7 @@ impl Medium {
         digest
     }
 
-    /// Bytes of all files that have a name.
+    /// Returns the bytes of all files that have a name.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let files = self.names.values().filter_map(|entry| match entry {
@@ -509,8 +511,8 @@ impl Medium {
         files.sum()
     }
 
-    /// Flips a bit at rest, of a file whose path ends with `name`, in a block that is not all zeros. False if there is
-    /// none.
+    /// Flips a bit at rest, in a file whose path contains `name` and in a block that is not all zeros. Returns `false`
+    /// if there is no such block.
     pub fn rot(&mut self, name: &str, random: &mut Random) -> bool {
         let files = self.names.iter().filter_map(|(path, entry)| match entry {
             Entry::File(file) if path.to_string_lossy().contains(name) => Some(*file),
@@ -533,7 +535,7 @@ impl Medium {
         true
     }
 
-    /// The paths of all files.
+    /// Returns the paths of all files.
     #[must_use]
     pub fn files(&self) -> Vec<PathBuf> {
         let files = self.names.iter().filter(|(_, entry)| matches!(entry, Entry::File(_)));
@@ -547,7 +549,7 @@ impl Medium {
         }
     }
 
-    /// The bytes of a file, as they are read.
+    /// Returns the bytes of a file as reads see them.
     ///
     /// # Panics
     /// If there is no such file.
@@ -559,7 +561,7 @@ impl Medium {
         bytes
     }
 
-    /// Changes a file behind the engine's back; all of it is certain then.
+    /// Changes a file without the engine's knowledge, and makes all of it durable.
     ///
     /// # Panics
     /// If there is no such file.
@@ -572,15 +574,15 @@ impl Medium {
         *self.content(file) = Content { current: image.clone(), durable: image, ..Content::default() };
     }
 
-    /// Drops from the cache whatever is not certain, as a failed sync does: it can be read until the power goes, and no
-    /// sync brings it to the medium.
+    /// Forgets all uncertain changes, as a failed sync does: they stay readable until the power is cut, but no sync
+    /// makes them durable.
     pub fn forget_pending(&mut self) {
         for content in &mut self.contents {
             content.forget(0..=u64::MAX);
         }
     }
 
-    /// The same on a drive that can read all of it.
+    /// Replaces the drive with one that can read every block.
     pub fn renew(&mut self) {
         self.dead.clear();
     }
@@ -640,7 +642,7 @@ mod tests {
         bytes
     }
 
-    /// Synced bytes survive a cut, others may not, and a durable write makes the cached writes of its sectors durable.
+    /// Synced bytes survive a cut, others may not. A durable write replaces the cached writes of its sectors for good.
     #[test]
     fn a_cut_takes_what_is_not_certain() {
         let mut medium = medium();
@@ -657,7 +659,7 @@ mod tests {
             assert!(after[512..1024].iter().all(|byte| *byte == 3));
             assert!(after[..512].iter().all(|byte| *byte == after[0]) && (after[0] == 1 || after[0] == 2));
         }
-        // A sync takes what was written before it began.
+        // A sync covers the writes that were made before it began.
         medium.apply(&write(0, 4096, 4, 512, 4));
         medium.apply(&write(0, 4096, 5, 512, 5));
         medium.apply(&Change(ChangeKind::Sync { file: 0, up_to: 4 }));
@@ -666,7 +668,7 @@ mod tests {
         assert_eq!(bytes(&medium)[4096], 5);
     }
 
-    /// Names that were not synced may go, and what is below them.
+    /// Names that were not synced may be lost, together with everything below them.
     #[test]
     fn names_are_certain_once_their_folder_was_synced() {
         let mut medium = medium();
@@ -686,8 +688,8 @@ mod tests {
         Change(ChangeKind::Harden { file: 0, number })
     }
 
-    /// A write that a failed sync dropped never becomes durable by a later one, though reads see it until the power is
-    /// cut.
+    /// A write that a failed sync forgot never becomes durable by a later sync, though reads may see it until the power
+    /// is cut.
     #[test]
     fn what_was_forgotten_never_becomes_certain() {
         let sync = |up_to| Change(ChangeKind::Sync { file: 0, up_to });
@@ -697,7 +699,7 @@ mod tests {
             medium.apply(&sync(1));
             medium.apply(&write(0, 0, 2, 512, 2));
             medium.apply(&write(0, 512, 3, 512, 3));
-            // Of the two writes in flight one fails.
+            // One of the two writes in flight fails.
             medium.apply(&forget(2, 2, is_readable));
             assert!(medium.is_forgotten(0, 2) && !medium.is_forgotten(0, 3));
             assert_eq!((bytes(&medium)[0], bytes(&medium)[512]), (if is_readable { 2 } else { 1 }, 3));
@@ -706,14 +708,14 @@ mod tests {
                 let after = bytes(&medium.cut(Loss::Nothing, &mut Random(1)));
                 assert_eq!((after[0], after[512]), (1, 3));
             }
-            // Written again it may.
+            // Written again, it may become durable.
             medium.apply(&write(0, 0, 4, 512, medium.number_max() + 1));
             medium.apply(&sync(medium.number_max()));
             assert_eq!(bytes(&medium.cut(Loss::All, &mut Random(1)))[0], 4);
         }
     }
 
-    /// A length that was set before a durable write takes nothing of it, and nothing comes back that it cut off.
+    /// A length set before a durable write does not cut the write off, and what the length cut off does not come back.
     #[test]
     fn a_length_set_before_a_durable_write_does_not_cut_it_off() {
         let set_len = |bytes, number| Change(ChangeKind::SetLen { file: 0, bytes, number });
@@ -725,7 +727,7 @@ mod tests {
         for loss in Loss::ALL {
             assert_eq!(bytes(&medium.cut(loss, &mut Random(1))), [2; 512], "{loss:?}");
         }
-        // One that reaches over it is still on its way.
+        // A later length that covers more is still uncertain.
         medium.apply(&set_len(4096, 5));
         medium.apply(&write(0, 0, 3, 512, 6));
         medium.apply(&harden(6));
@@ -733,7 +735,7 @@ mod tests {
         assert_eq!(medium.cut(Loss::Nothing, &mut Random(1)).length(0), 4096);
     }
 
-    /// Every part of what is not certain can be what is left, names among it.
+    /// Any subset of the uncertain changes may be left, names included.
     #[test]
     fn any_of_what_is_not_certain_may_be_left() {
         let mut medium = medium();
@@ -744,7 +746,7 @@ mod tests {
         assert_eq!(medium.uncertain_count(), 4);
         let left = |kept| medium.cut(Loss::Subset(kept), &mut Random(1));
         let states: BTreeSet<u64> = (0..16).map(|kept| left(kept).digest()).collect();
-        // Without its name nothing is left of the second file.
+        // Nothing is left of the second file without its name.
         assert_eq!(states.len(), 4 + 8);
         assert_eq!(left(0b0010).length(0), 512);
         assert_eq!(left(0b1001).length(1), 512);

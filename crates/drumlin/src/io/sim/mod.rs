@@ -1,26 +1,26 @@
-//! The simulated disk: its cache, its faults and the power are a test's to decide, or a seed's in a simulation.
+//! The simulated disk. A test, or the seed of a simulation, decides about its cache, its faults and its power.
 //!
 //! # Fault model
-//! - *A volatile write cache.* Sectors of 512 bytes are written whole, in any order. What was written and neither
-//!   synced since nor written durably is there after a power cut, in any version written since, or not at all, each
-//!   sector on its own. A durable write makes its own sectors certain, and the length that reaches over them, when it
-//!   ends: the power may go while it is on its way. A sync makes certain what was written before it began. Names are
-//!   certain once their folder was synced, lengths once the file was.
-//! - *Requests take time*, some of them very long ([`Faults::slow_one_in`]), and end in any order.
+//! - *A volatile write cache.* Sectors of 512 bytes are written as a whole, in any order. A sector that was written,
+//!   and neither synced nor written durably since, may after a power cut have any version written since, or the old
+//!   one, independently of other sectors. A durable write makes its own sectors durable when it ends, and a file length
+//!   that covers them. The power may be cut while it is in flight. A sync makes durable what was written before it
+//!   began. Names are durable once their folder was synced, lengths once the file was.
+//! - *Requests take time*, some of them very long ([`Faults::slow_one_in`]), and finish in any order.
 //! - *Writes get lost* that were reported as done, or *land elsewhere*.
-//! - *Reads fail*, once or from then on; *writes fail*, and *opening, renaming and removing files*; *syncs and durable
-//!   writes fail* and have dropped what they were to bring to the medium, which may be readable until the power goes;
-//!   no later sync brings it there. A durable write that is on its way as a sync drops its bytes fails too.
+//! - *Reads fail*, once or from then on. *Writes fail*, and so do *opening, renaming and removing files*. *Syncs and
+//!   durable writes fail*; the changes they should have made durable may be readable until the power is cut, but no
+//!   later sync makes them durable. A durable write that is in flight when a sync drops its bytes fails too.
 //! - *Bits flip* at rest ([`Disk::rot`]).
-//! - *The disk is full* at a given length of all files.
-//! - *The drive lies*: what it reports as durable is in its cache.
+//! - *The disk is full* at a given total length of all files.
+//! - *The drive lies*: what it reports as durable is only in its cache.
 //!
-//! Not modelled: sectors that change without having been written near, a file system that breaks its own rules, and
-//! concurrent reads and writes of the same bytes, which the engine never has.
+//! Not modelled: sectors that change although nothing near them was written, a file system that breaks its own rules,
+//! and concurrent reads and writes of the same bytes, which the engine never does.
 //!
-//! Tests use a [`Disk`] on its own: outside of a simulation its requests take no time, and it hands out threads and the
-//! clock of the system. With the feature `sim`, `run` runs a simulation; `spawn`, `join`, `sleep` and `now` are for its
-//! tasks.
+//! A test may use a [`Disk`] on its own. Outside of a simulation its requests take no time, and its threads and clock
+//! are those of the system. With the feature `sim`, `run` runs a simulation; `spawn`, `join`, `sleep` and `now` are for
+//! its tasks.
 
 mod medium;
 #[cfg(feature = "sim")]
@@ -45,33 +45,33 @@ pub use medium::{Change, Loss, Medium};
 #[cfg(feature = "sim")]
 pub use tasks::{Outcome, Schedule, Sleeper, join, marks, now, on_timestamp, park, run, sleep, spawn};
 
-/// Faults, by chance: each happens once in so many requests, and never if its number is 0.
+/// Random faults: each field says in how many requests the fault happens once; 0 means never.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// Writes that are reported as done and are not.
+    /// Writes that are reported as done but are not.
     pub write_lost_one_in: u64,
-    /// Writes that land at another place of their file.
+    /// Writes that go to another place in their file.
     pub write_misdirected_one_in: u64,
     /// Writes that fail.
     pub write_fails_one_in: u64,
     /// Reads that fail once.
     pub read_fails_one_in: u64,
-    /// Reads that fail, and so do all of that block from then on.
+    /// Reads that fail, and make all later reads of their block fail too.
     pub read_fails_for_ever_one_in: u64,
-    /// Syncs and durable writes that fail and drop what they were to make durable; of the writes some get there all the
-    /// same.
+    /// Syncs and durable writes that fail and forget what they should have made durable. Some of the durable writes
+    /// become durable anyway.
     pub sync_fails_one_in: u64,
-    /// Opening, creating, renaming and removing files that fails and changes nothing.
+    /// Opening, creating, renaming or removing a file fails and changes nothing.
     pub name_fails_one_in: u64,
-    /// Requests that take a thousand times as long.
+    /// Requests that take a thousand times longer.
     pub slow_one_in: u64,
-    /// Nothing that is reported as durable is.
+    /// Nothing that is reported as durable is durable.
     pub lies: bool,
-    /// The length that all files may have together.
+    /// The most bytes that all files may have together.
     pub capacity_bytes: Option<u64>,
 }
 
-/// The number of faults of each kind.
+/// The number of faults that happened, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as in Faults")]
 pub struct FaultCounts {
@@ -88,32 +88,32 @@ pub struct FaultCounts {
 }
 
 impl FaultCounts {
-    /// Returns `true` if a request has failed, with the power on.
+    /// Returns `true` if a request failed while the power was on.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.may_fail_reads() || self.refused_full > 0
     }
 
-    /// Returns `true` if the faults may keep the disk from being read: failed reads, or failed changes, which leave the
-    /// contents unknown. A full disk does not.
+    /// Returns `true` if the disk may be unreadable because of faults: a read failed, or a change failed, which leaves
+    /// the contents unknown. A full disk does not count.
     #[must_use]
     pub fn may_fail_reads(&self) -> bool {
         self.reads_failed > 0 || self.has_failed_changes()
     }
 
-    /// Returns `true` if a request to change something has failed, other than for want of space.
+    /// Returns `true` if a change failed for another reason than a full disk.
     #[must_use]
     pub fn has_failed_changes(&self) -> bool {
         self.writes_failed + self.syncs_failed + self.names_failed > 0
     }
 
-    /// Returns `true` if something is other than it was written or reported.
+    /// Returns `true` if some contents differ from what was written or reported as durable.
     #[must_use]
     pub fn has_damaged(&self) -> bool {
         self.writes_lost + self.writes_misdirected + self.lies + self.bits_flipped > 0
     }
 
-    /// Adds what another disk went through.
+    /// Adds the counts of another disk.
     pub fn add(&mut self, other: &FaultCounts) {
         self.writes_lost += other.writes_lost;
         self.writes_misdirected += other.writes_misdirected;
@@ -134,9 +134,9 @@ struct State {
     changes: Option<Vec<Change>>,
     change_count: u64,
     write_count: u64,
-    /// The power goes when so many changes have been made.
+    /// The power is cut after this many changes.
     off_at: Option<u64>,
-    /// The power goes in the write with this number.
+    /// The power is cut in the write with this number.
     off_in_write: Option<u64>,
     off: bool,
     locks: BTreeMap<usize, Locks>,
@@ -146,7 +146,7 @@ struct State {
     number: u64,
 }
 
-/// A simulated disk. Clones share it.
+/// A simulated disk. Clones share its state.
 #[derive(Clone)]
 pub struct Disk {
     state: Arc<Mutex<State>>,
@@ -160,7 +160,7 @@ impl fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// A disk that holds this; what it draws follows from the seed.
+    /// Creates a disk with these contents. The seed determines all its random decisions.
     #[must_use]
     pub fn new(medium: Medium, seed: u64) -> Disk {
         let number = medium.number_max();
@@ -181,7 +181,7 @@ impl Disk {
         Disk { state: Arc::new(Mutex::new(state)), started: Instant::now() }
     }
 
-    /// The backend that works on it.
+    /// Returns the backend that works on this disk.
     #[must_use]
     pub fn backend(&self) -> Arc<dyn Backend> {
         Arc::new(self.clone())
@@ -196,70 +196,70 @@ impl Disk {
         self.lock().faults = faults;
     }
 
-    /// The number of faults so far, by kind.
+    /// Returns the number of faults so far, by kind.
     #[must_use]
     pub fn fault_counts(&self) -> FaultCounts {
         self.lock().harm
     }
 
-    /// Keeps a list of all changes from now on.
+    /// Records all changes from now on.
     pub fn record(&self) {
         self.lock().changes = Some(Vec::new());
     }
 
-    /// The changes since [`record`](Disk::record).
+    /// Returns the changes recorded since [`record`](Disk::record).
     #[must_use]
     pub fn recorded(&self) -> Vec<Change> {
         self.lock().changes.clone().unwrap_or_default()
     }
 
-    /// The number of changes made.
+    /// Returns the number of changes made.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.lock().change_count
     }
 
-    /// The power goes now: every request fails from here on.
+    /// Cuts the power now: every request fails from here on.
     pub fn turn_off(&self) {
         self.lock().off = true;
     }
 
-    /// The power goes when so many changes have been made.
+    /// Cuts the power once `change_count` changes have been made.
     pub fn turn_off_at(&self, change_count: u64) {
         self.lock().off_at = Some(change_count);
     }
 
-    /// The power goes in the `nth` write from now (1 is the next one): its bytes are in the cache, whatever it was to
-    /// make certain is not.
+    /// Cuts the power in the `nth` write from now (1 is the next). Its bytes reach the cache, but it makes nothing
+    /// durable.
     pub fn turn_off_in_write(&self, nth: u64) {
         let mut state = self.lock();
         state.off_in_write = Some(state.write_count + nth);
     }
 
-    /// Counts the writes so far.
+    /// Returns the number of writes so far.
     #[must_use]
     pub fn write_count(&self) -> u64 {
         self.lock().write_count
     }
 
-    /// Returns `true` if the power is gone.
+    /// Returns `true` if the power is off.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.lock().off
     }
 
-    /// A copy of the disk's contents.
+    /// Returns a copy of the disk's contents.
     #[must_use]
     pub fn medium(&self) -> Medium {
         self.lock().medium.clone()
     }
 
-    /// Lets a test look at what it holds, or change it behind the engine's back.
+    /// Lets a test examine the contents, or change them without the engine's knowledge.
     pub fn with_medium<T>(&self, look: impl FnOnce(&mut Medium) -> T) -> T {
         look(&mut self.lock().medium)
     }
 
-    /// Flips a bit of a file whose path contains `name`; false if there is none to flip.
+    /// Flips a bit of a file whose path contains `name`. Returns `false` if there is none to flip.
     #[must_use]
     pub fn rot(&self, name: &str) -> bool {
         let state = &mut *self.lock();
@@ -280,7 +280,7 @@ impl Disk {
         }
     }
 
-    /// Draws the duration of a request, from `least` to eight times as long.
+    /// Draws the duration of a request: at least `least`, and less than eight times that.
     fn draw_nanos(&self, least: u64) -> io::Result<u64> {
         if current().is_none() {
             return self.working().map(|_| 0);
@@ -302,7 +302,7 @@ const SYNC_NANOS: u64 = 60_000;
 /// Names and lengths change in memory.
 const NAME_NANOS: u64 = 2_000;
 
-/// Returns `true` if `DRUMLIN_SIM_TRACE` asks that everything done to a disk be told.
+/// Returns `true` if `DRUMLIN_SIM_TRACE` is set: every change of a disk is then printed.
 #[must_use]
 pub fn is_told() -> bool {
     static TOLD: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
@@ -370,7 +370,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes a write, whole or with a fault. The number of what is pending, if anything is.
+    /// Makes a write, possibly with a fault. Returns the number of the pending change, if there is one.
     fn write(&mut self, file: usize, offset: usize, bytes: &[u8]) -> io::Result<Option<u64>> {
         self.admit(file, offset + bytes.len())?;
         let faults = self.faults.clone();
@@ -411,7 +411,7 @@ impl State {
         Ok(self.medium.read(file, buffer, offset))
     }
 
-    /// A sync that began when changes up to `up_to` had been made.
+    /// Completes a sync that began when the changes up to `up_to` had been made.
     fn sync(&mut self, file: usize, up_to: u64) -> io::Result<()> {
         let one_in = self.faults.sync_fails_one_in;
         if self.random.one_in(one_in) {
@@ -427,7 +427,7 @@ impl State {
         Ok(())
     }
 
-    /// A durable write ends, whose number is `None` where it was lost.
+    /// Completes a durable write. Its number is `None` if it was lost.
     fn harden(&mut self, file: usize, number: Option<u64>) -> io::Result<()> {
         let one_in = self.faults.sync_fails_one_in;
         if self.random.one_in(one_in) {
@@ -499,7 +499,7 @@ impl DiskFile {
         self.disk.working()?.sync(self.file, up_to)
     }
 
-    /// A request of a name or length, which takes no time of the drive.
+    /// Makes a request about a name or length, which takes none of the drive's time.
     fn act(&self, act: impl FnOnce(&mut State) -> io::Result<()>) -> io::Result<()> {
         Disk::spend(self.disk.draw_nanos(NAME_NANOS)?);
         act(&mut *self.disk.working()?)
@@ -716,7 +716,7 @@ impl Backend for Disk {
 }
 
 enum Direction {
-    /// With what it found, if it has looked already.
+    /// Holds the result if the read was already done.
     Read(Option<io::Result<usize>>),
     Write,
 }
@@ -750,7 +750,7 @@ impl Request {
     }
 }
 
-/// Requests by the moment at which they end.
+/// A queue whose requests are ordered by the time at which they finish.
 struct DiskQueue {
     disk: Disk,
     depth: usize,
@@ -767,7 +767,7 @@ impl DiskQueue {
             && matches!(request.direction, Direction::Read(_))
         {
             own.check(&request.buffer, request.offset);
-            // Reads look at once, or when they end.
+            // A read sees the contents either now or when it finishes.
             let mut state = self.disk.lock();
             if !state.off && state.random.chance(50) {
                 let found = state.read(own.file, &mut request.buffer, request.offset as usize);

@@ -8,7 +8,7 @@ use crate::format::Timestamp;
 use crate::sync::scheduler::current;
 pub use crate::sync::scheduler::{Outcome, Schedule, run};
 
-/// Starts a task of the calling thread's simulation; outside of one, a thread.
+/// Starts a task of the calling thread's simulation, or a thread outside of a simulation.
 ///
 /// # Errors
 /// Those of the operating system.
@@ -27,12 +27,12 @@ pub fn join(task: JoinHandle<()>) -> std::thread::Result<()> {
     crate::sync::join(task)
 }
 
-/// Lets time pass.
+/// Sleeps; in a simulation, only simulated time passes.
 pub fn sleep(duration: Duration) {
     crate::sync::sleep(duration);
 }
 
-/// The simulation's time; zero outside of one.
+/// Returns the simulation's time, or zero outside of a simulation.
 #[must_use]
 pub fn now() -> Duration {
     current().map_or(Duration::ZERO, |task| task.now())
@@ -43,19 +43,19 @@ pub fn now() -> Duration {
 pub struct Sleeper(crate::sync::Thread);
 
 impl Sleeper {
-    /// The calling task.
+    /// Returns the calling task.
     #[must_use]
     pub fn current() -> Sleeper {
         Sleeper(crate::sync::current())
     }
 
-    /// Lets the task go on from [`park`], or its next parking end at once.
+    /// Lets the task continue from [`park`]. If it is not parked, its next call of [`park`] returns at once.
     pub fn wake(&self) {
         self.0.unpark();
     }
 }
 
-/// Waits until the calling task is woken, or until so much time has passed; may return early.
+/// Waits until the calling task is woken, or until `timeout` has passed. May return early.
 pub fn park(timeout: Option<Duration>) {
     match (current(), timeout) {
         (Some(task), timeout) => task.park(timeout),
@@ -64,12 +64,12 @@ pub fn park(timeout: Option<Duration>) {
     }
 }
 
-/// Calls `told` when the next commit of this thread gets its timestamp, unless another call comes before.
+/// Calls `told` when the next commit of this thread gets its timestamp. A later call replaces the callback.
 pub fn on_timestamp(told: Option<Box<dyn FnOnce(Timestamp)>>) {
     crate::coverage::on_timestamp(told);
 }
 
-/// The marks of rare paths, and how often each was reached in this process.
+/// Returns the marks of rare paths, and how often this process reached each.
 #[must_use]
 pub fn marks() -> Vec<(&'static str, u64)> {
     crate::coverage::marks()
