@@ -1,7 +1,7 @@
-//! Reducing the rows of a range: once for all handles and both ways of waiting.
+//! Reduces the rows of a range: each operation once, for all handles and both wait modes.
 //!
-//! The answer comes from the states that the keyspace keeps for the reducer (`tree/reductions.rs`), as far as these
-//! answer for the snapshot, and from reading rows otherwise.
+//! The result comes from the states that the keyspace keeps for the reducer (`tree/reductions.rs`), as far as they are
+//! valid for the snapshot, and otherwise from reading rows.
 
 use std::any::TypeId;
 use std::ops::{Bound, ControlFlow};
@@ -23,13 +23,14 @@ use crate::tree::reductions::{KeptReduction, NAME_BYTES_MAX, ReducerId, StateLev
 use crate::tree::{Direction, Target};
 use crate::txn::snapshots::SnapshotHandle;
 
-/// Changes out of order at which the list is folded. Each leaf with one is read again by each aggregate until then.
+/// The list of changes is folded when it has this many changes out of order. Until then, each aggregate reads the
+/// leaves with such changes again.
 const RECENT_MAX: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 
-/// States that were made for nothing before rows are read without making any.
+/// After this many states were computed but could not be kept, rows are read without computing more.
 const VAIN_MAX: usize = 16;
 
-/// The functions of a reducer, whose panics are errors.
+/// A reducer whose panics are turned into errors.
 struct Guarded<'r, R>(&'r R);
 
 impl<R: Reducer> Guarded<'_, R> {
@@ -43,7 +44,7 @@ impl<R: Reducer> Guarded<'_, R> {
                 format!("it panicked: {}", text.unwrap_or("for a reason that is no text"))
             }
         };
-        // A reducer whose name panics has none.
+        // A reducer whose `name` panics is reported without a name.
         let name = catch_unwind(AssertUnwindSafe(|| self.0.name().into_owned())).unwrap_or_default();
         Err(Error::Reducer { name, reason })
     }
@@ -70,15 +71,15 @@ struct LeafCopy {
     key: Vec<u8>,
 }
 
-/// The step after a leaf whose rows were read.
+/// What follows after the rows of a leaf were read.
 enum Next {
     Leaf,
-    /// Rows that only a scan can read.
+    /// The next rows can only be read by a scan.
     Scan,
     End,
 }
 
-/// A reduction on its way.
+/// The state of a reduction that is being computed.
 struct Reducing<'a, R: Reducer> {
     rows: &'a Rows<'a>,
     mode: WaitMode<'a>,
@@ -87,7 +88,7 @@ struct Reducing<'a, R: Reducer> {
 }
 
 impl<R: Reducer> Reducing<'_, R> {
-    /// Calls `take` with each row from `lower` on and below `upper`, as the functions of the reducer are called.
+    /// Calls `take`, guarded like the functions of the reducer, with each row from `lower` on and below `upper`.
     async fn read(
         &self,
         lower: &[u8],
@@ -111,8 +112,8 @@ impl<R: Reducer> Reducing<'_, R> {
         }
     }
 
-    /// The same for rows of leaves that are in memory and as the snapshot sees them. Returns the key that a scan has
-    /// to go on from, if there are others.
+    /// Does the same for rows of leaves that are in memory and that the snapshot sees unchanged. Returns the key from
+    /// which a scan must continue, if there are other rows.
     async fn read_leaves(
         &self,
         lower: &[u8],
@@ -123,7 +124,7 @@ impl<R: Reducer> Reducing<'_, R> {
         loop {
             self.mode.work(turn::LEAF).await;
             let (row_count, next) = self.read_leaf(&mut from, upper, &mut copy, take)?;
-            // Fewer than those of a row that is copied and handed out.
+            // These rows cost less than rows that are copied and returned.
             self.mode.worked(turn::ROW * row_count as u32 / 2);
             match next {
                 Next::Leaf => {}
@@ -133,7 +134,7 @@ impl<R: Reducer> Reducing<'_, R> {
         }
     }
 
-    /// The same for one leaf. Puts the key to go on from in `from`, and returns the number of rows.
+    /// Does the same for one leaf. Sets `from` to the key to continue from, and returns the number of rows.
     fn read_leaf(
         &self,
         from: &mut Vec<u8>,
@@ -173,8 +174,9 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok((end.saturating_sub(start), next))
     }
 
-    /// Puts a copy of the leaf at a key in `page`, in one piece: neither it nor its rows are latched while functions of
-    /// users run. Returns `false` if the leaf is not in memory, or the reader may see other rows below `upper`.
+    /// Copies the leaf at a key into `page` in one piece, so that no latch is held while the user's functions run.
+    /// Returns `false` if the leaf is not in memory, or if the reader may see other rows below `upper` than the leaf
+    /// has.
     fn copy_leaf(&self, key: &[u8], upper: Option<&[u8]>, page: &mut Vec<u8>) -> Result<bool> {
         let (tree, seen) = (self.rows.tree, self.snapshot.timestamp);
         self.rows.store()?;
@@ -197,7 +199,7 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok(true)
     }
 
-    /// The state of the rows from `lower` on and below `upper`, behind that of `state`.
+    /// Combines `state` with the state of the rows from `lower` on and below `upper`, which follow those of `state`.
     async fn and_rows(&self, state: R::State, lower: &[u8], upper: Option<&[u8]>) -> Result<R::State> {
         let mut state = Some(state);
         self.read(lower, upper, |reducer, key, value| {
@@ -209,8 +211,7 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok(state.expect("it is put back"))
     }
 
-    /// Makes the states of pages that lie side by side, from their rows, and keeps them. Returns `false` if not all
-    /// could be kept.
+    /// Computes the states of adjacent pages from their rows, and keeps them. Returns `false` if not all could be kept.
     async fn make(
         &self,
         kept: &KeptCounts,
@@ -242,7 +243,7 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok(are_kept)
     }
 
-    /// Makes the state of an inner node of those of its children. Returns `false` if it could not be kept.
+    /// Computes the state of an inner node from those of its children. Returns `false` if it could not be kept.
     fn make_node(
         &self,
         kept: &KeptCounts,
@@ -256,7 +257,7 @@ impl<R: Reducer> Reducing<'_, R> {
 }
 
 impl Rows<'_> {
-    /// The reduction of the rows of a range.
+    /// Returns the reduction of the rows of a range.
     pub(super) async fn aggregate<R: Reducer>(
         &self,
         mode: WaitMode<'_>,
@@ -279,7 +280,7 @@ impl Rows<'_> {
         interval: &Interval,
     ) -> Result<R::State> {
         let (lower, upper) = as_slices(interval);
-        // States that are kept from here on are kept from before the snapshot.
+        // Begin to keep states before the snapshot is opened, so that they are valid for it.
         let kept = self.reductions_for(mode, interval).await?;
         let snapshot = self.open_snapshot()?;
         let reducing = Reducing { rows: self, mode, reducer: Guarded(reducer), snapshot: &snapshot };
@@ -304,8 +305,8 @@ impl Rows<'_> {
         Ok(state)
     }
 
-    /// The counts beside which reductions are kept; `None` where the range is small and none are, or there is no
-    /// memory.
+    /// Returns the counts beside which reductions are kept. Returns `None` if the range is small and there are none
+    /// yet, or if there is no memory.
     async fn reductions_for(&self, mode: WaitMode<'_>, interval: &Interval) -> Result<Option<Arc<KeptCounts>>> {
         let (store, tree) = (self.store()?, self.tree);
         let kept = match tree.counts.kept().filter(|kept| kept.has_reductions()) {
@@ -372,7 +373,7 @@ impl Rows<'_> {
             vain_count += usize::from(is_vain);
             cursor.only_reads = vain_count > VAIN_MAX;
         }
-        // What was passed by states holds only if no change is missing in their list.
+        // The states that were used are valid only if no change was missing from their list.
         if kept.has_ended() {
             let (lower, upper) = as_slices(interval);
             let identity = reducing.reducer.call(|reducer| Ok(reducer.identity()))?;
@@ -381,7 +382,7 @@ impl Rows<'_> {
         Ok(state)
     }
 
-    /// The first key from `from` on and below `upper` that the reading transaction has changed itself.
+    /// Returns the first key from `from` on and below `upper` that the reading transaction itself has changed.
     fn own_key_from(&self, from: &[u8], upper: Option<&[u8]>) -> Option<Vec<u8>> {
         let own = self.view.and_then(|view| view.own.as_ref())?;
         let upper = upper.map_or(Bound::Unbounded, Bound::Excluded);

@@ -1,20 +1,21 @@
 //! The asynchronous API: every call that may wait, as a future for any executor.
 //!
-//! Each call runs the same code as the one without `_async`. A task that waits for a page, a row or the log costs no
+//! Each call runs the same code as the one without `_async`. A task that waits for a page, a row or the log occupies no
 //! thread. Work that only blocking calls can do (evicting pages, growing the file, writing chunks of large values,
-//! creating and dropping keyspaces, checkpoints), or that can't be divided (applying a commit of many rows), runs on a
+//! creating and dropping keyspaces, checkpoints), or that cannot be divided (applying a commit of many rows), runs on a
 //! few threads of the database. No runtime is needed.
 //!
-//! A task that finds all its pages in memory has nothing to wait for. It gives way by itself: after some 15 us of such
-//! work on a thread, a call wakes its own task and returns pending once, be it a long call or one of many short ones.
-//! So even a call that waits for nothing may be pending at its first poll. Made again, or polled again, it goes on.
+//! A task whose pages are all in memory never has to wait. So that other tasks can run, it yields on its own: after
+//! about 15 µs of such work on a thread, a call wakes its own task and returns `Pending` once, whether it is one long
+//! call or one of many short calls. So even a call that never waits may return `Pending` at its first poll. It
+//! continues when it is polled again or repeated.
 //!
-//! A future may be dropped at any time. A commit dropped before it has its timestamp leaves no trace; later it
-//! completes without its future. A future that is kept but not polled keeps its resources: row locks, and in a commit
-//! memory and log space, for which others wait. So a thread that polls futures must not make blocking calls. A leaked
-//! future (`std::mem::forget`) acts like a leaked handle if it owns a transaction or database, or is a step of a range:
-//! the folder stays locked until the process ends, even after `close`, which does not wait for it. Its part of the
-//! memory budget stays taken until the database is closed.
+//! A future may be dropped at any time. A commit that is dropped before it has its timestamp leaves no trace; after
+//! that it completes without its future. A future that is kept but not polled keeps its resources: row locks and,
+//! during a commit, memory and log space, for which others may wait. So a thread that polls futures must not make
+//! blocking calls. Leaking a future (`std::mem::forget`) that owns a transaction or database, or that is a step of a
+//! range, is like leaking a handle: the folder stays locked until the process ends, even after `close`, which does not
+//! wait for the future. Its part of the memory budget stays taken until the database is closed.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -176,8 +177,7 @@ impl Keyspace {
         self.rows().get(self.store()?.as_task().await, key.as_ref()).await
     }
 
-    /// Like [`get_into`](Keyspace::get_into). A future that is dropped may leave the vector empty, without its
-    /// capacity.
+    /// Like [`get_into`](Keyspace::get_into). Dropping the future may leave the vector empty, without its capacity.
     ///
     /// # Errors
     /// Those of [`get`](Keyspace::get).
@@ -186,7 +186,7 @@ impl Keyspace {
         self.rows().get_into(self.store()?.as_task().await, key.as_ref(), value).await
     }
 
-    /// Like [`get_with`](Keyspace::get_with). `look` itself does not wait.
+    /// Like [`get_with`](Keyspace::get_with). `look` itself is not asynchronous.
     ///
     /// # Errors
     /// Those of [`get`](Keyspace::get).
@@ -323,9 +323,9 @@ impl Keyspace {
         self.insert_in(self.store()?.as_task().await, key.as_ref(), value.as_ref(), durability).await
     }
 
-    /// Like [`insert_from`](Keyspace::insert_from), from an asynchronous reader. Its future takes 320 KiB of the
-    /// thirty-second of the memory budget that is for such writers. A leaked future (`std::mem::forget`) keeps its part
-    /// of the budget until the database is closed, and the memory itself for good.
+    /// Like [`insert_from`](Keyspace::insert_from), from an asynchronous reader. Its future holds 320 KiB of the
+    /// thirty-second of the memory budget that such writers share. A leaked future (`std::mem::forget`) keeps its part
+    /// of the budget until the database is closed, and the memory itself for ever.
     ///
     /// # Errors
     /// Those of [`insert_from`](Keyspace::insert_from).
@@ -365,7 +365,7 @@ impl Keyspace {
         self.insert_if_absent_in(self.store()?.as_task().await, key.as_ref(), value.as_ref()).await
     }
 
-    /// Like [`update`](Keyspace::update). `change` itself does not wait.
+    /// Like [`update`](Keyspace::update). `change` itself is not asynchronous.
     ///
     /// # Errors
     /// Those of [`update`](Keyspace::update).
@@ -390,8 +390,8 @@ impl Keyspace {
         self.compare_and_swap_in(self.store()?.as_task().await, key.as_ref(), expected, new).await
     }
 
-    /// Like [`pop_first`](Keyspace::pop_first). A future that is dropped has removed its row, or has not. A row that it
-    /// has removed is gone, though no caller got it: to keep it until it is dealt with, pop it in a
+    /// Like [`pop_first`](Keyspace::pop_first). When the future is dropped, it either has removed its row or has not.
+    /// If it has, the row is gone, although no caller got it. To keep a row until it has been processed, pop it in a
     /// [`Transaction`](Transaction::pop_first_in_async).
     ///
     /// # Errors
@@ -424,7 +424,7 @@ impl Keyspace {
         self.pop_in(self.store()?.as_task().await, bounds::owned(&range), Direction::Backward, WhenLocked::Skip).await
     }
 
-    /// Like [`clear`](Keyspace::clear). A future that is dropped leaves the rows that it has not come to.
+    /// Like [`clear`](Keyspace::clear). A dropped future leaves the rows that it has not reached yet.
     ///
     /// # Errors
     /// Those of [`clear`](Keyspace::clear).
@@ -450,8 +450,8 @@ impl Keyspace {
 }
 
 impl Range {
-    /// Like `next` of the iterator. Dropping the future loses no row; leaking it keeps the database open, like a leaked
-    /// range.
+    /// Like `next` of the iterator. Dropping the future loses no row. Leaking it keeps the database open, like leaking
+    /// a range.
     pub async fn next_async(&mut self) -> Option<Result<(Value, Value)>> {
         step(self, Direction::Forward).await
     }
@@ -461,7 +461,7 @@ impl Range {
         step(self, Direction::Backward).await
     }
 
-    /// Like [`for_each_row`](Range::for_each_row). Dropping the future loses no row, and shows none twice.
+    /// Like [`for_each_row`](Range::for_each_row). If the future is dropped, no row is lost or shown twice.
     ///
     /// # Errors
     /// Those of [`for_each_row`](Range::for_each_row).
@@ -472,7 +472,7 @@ impl Range {
         self.for_each_row_in(Direction::Forward, look).await
     }
 
-    /// Like [`for_each_row_async`](Range::for_each_row_async), from the back.
+    /// Like [`for_each_row_async`](Range::for_each_row_async), from the last row to the first.
     ///
     /// # Errors
     /// Those of [`for_each_row`](Range::for_each_row).
@@ -490,7 +490,7 @@ impl Range {
     ) -> Result<ControlFlow<B>> {
         match self.handle().as_ref().map(|handle| handle.store()) {
             Some(Ok(store)) => self.show_rows(store.as_task().await, direction, &mut look).await,
-            // It waits for nothing.
+            // This step never waits.
             None | Some(Err(_)) => ready(self.show_rows(WaitMode::Blocking, direction, &mut look)),
         }
     }
@@ -541,7 +541,7 @@ impl Reader {
         self.rows(keyspace)?.get(self.store()?.as_task().await, key.as_ref()).await
     }
 
-    /// Like [`get_into`](Reader::get_into). A future that is dropped may leave the vector empty, without its capacity.
+    /// Like [`get_into`](Reader::get_into). Dropping the future may leave the vector empty, without its capacity.
     ///
     /// # Errors
     /// Those of [`get`](Reader::get).
@@ -555,7 +555,7 @@ impl Reader {
         self.rows(keyspace)?.get_into(self.store()?.as_task().await, key.as_ref(), value).await
     }
 
-    /// Like [`get_with`](Reader::get_with). `look` itself does not wait.
+    /// Like [`get_with`](Reader::get_with). `look` itself is not asynchronous.
     ///
     /// # Errors
     /// Those of [`get`](Reader::get).
@@ -689,7 +689,7 @@ impl Reader {
     }
 }
 
-// A keyspace that is not refused is one of the transaction's own database.
+// A keyspace that is not refused belongs to the transaction's own database, so these calls use the keyspace's store.
 impl Transaction {
     /// Like [`get_for_update`](Transaction::get_for_update).
     ///
@@ -712,9 +712,9 @@ impl Transaction {
         self.insert_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), value.as_ref()).await
     }
 
-    /// Like [`insert_from`](Transaction::insert_from), from an asynchronous reader. Its future keeps 320 KiB of the
-    /// thirty-second of the memory budget that is for such writers; one that is leaked (`std::mem::forget`) keeps them
-    /// until the database is closed, and the memory itself for good.
+    /// Like [`insert_from`](Transaction::insert_from), from an asynchronous reader. Its future holds 320 KiB of the
+    /// thirty-second of the memory budget that such writers share. A leaked future (`std::mem::forget`) keeps its part
+    /// of the budget until the database is closed, and the memory itself for ever.
     ///
     /// # Errors
     /// Those of [`insert_from`](Transaction::insert_from).
@@ -769,7 +769,7 @@ impl Transaction {
         self.insert_if_absent_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), value.as_ref()).await
     }
 
-    /// Like [`update`](Transaction::update). `change` itself does not wait.
+    /// Like [`update`](Transaction::update). `change` itself is not asynchronous.
     ///
     /// # Errors
     /// Those of [`take`](Transaction::take).
@@ -836,8 +836,8 @@ impl Transaction {
         self.pop_free_in(keyspace.store()?.as_task().await, keyspace, bounds::owned(&range), Direction::Backward).await
     }
 
-    /// Like [`commit`](Transaction::commit). A future dropped before the transaction has its timestamp aborts it;
-    /// afterwards the transaction completes.
+    /// Like [`commit`](Transaction::commit). Dropping the future before the transaction has its timestamp aborts the
+    /// transaction; after that, the commit completes without its future.
     ///
     /// # Errors
     /// Those of [`commit`](Transaction::commit).
@@ -848,7 +848,7 @@ impl Transaction {
 }
 
 impl Batch {
-    /// Like [`insert`](Batch::insert), which waits only where the value is over 64 KiB.
+    /// Like [`insert`](Batch::insert). It waits only if the value is over 64 KiB.
     ///
     /// # Errors
     /// Those of [`insert`](Batch::insert).
@@ -874,8 +874,8 @@ impl Batch {
         self.insert_from_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), ForTasks(reader)).await
     }
 
-    /// Like [`commit`](Batch::commit). A future dropped before the batch has its timestamp aborts it; afterwards the
-    /// commit completes.
+    /// Like [`commit`](Batch::commit). Dropping the future before the batch has its timestamp aborts the batch; after
+    /// that, the commit completes without its future.
     ///
     /// # Errors
     /// Those of [`commit`](Batch::commit).

@@ -1,7 +1,7 @@
-//! Changes of one row that depend on its newest value: atomic, and committed by themselves.
+//! Atomic changes of one row that depend on its newest value, each committed on its own.
 //!
 //! Each of these calls locks the row, reads its newest committed value and commits the change before it releases the
-//! lock. So calls for one row take effect one after the other, and none has to be run again.
+//! lock. So calls for one row take effect one after another, and none needs a retry.
 
 use super::bounds::{KeyRange, OwnedBounds};
 use super::range::Steps;
@@ -15,22 +15,22 @@ use crate::tree::Direction;
 use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX};
 use crate::txn::write_set::Change;
 
-/// The way of a pop whose range has locked rows alone.
+/// What a pop does if all rows of its range are locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WhenLocked {
     /// It waits for the first of them.
     Wait,
-    /// It pops none.
+    /// It returns no row.
     Skip,
 }
 
 /// Changes of rows that depend on their newest value. Each call locks its row, so that no other writer changes it
-/// between the read and the commit: calls from many threads take effect one after the other, and never need to be run
-/// again. They see commits that are not durable yet; what a call returns is as durable as its own change. A
-/// [`Transaction`](crate::Transaction) has the same calls, for changes that are to be committed together.
+/// between the read and the commit: calls from many threads take effect one after another and never need a retry. They
+/// see commits that are not durable yet, but what a call returns is as durable as its own change. A
+/// [`Transaction`](crate::Transaction) has the same calls, for changes that must be committed together.
 impl Keyspace {
-    /// Removes the row and returns its value. `None` if there was no row; then nothing is committed. Durable when it
-    /// returns, unless the handle's durability is relaxed. O(log n).
+    /// Removes the row and returns its value, or `None` if there is no such row; then nothing is committed. Durable
+    /// when it returns, unless the handle's durability is relaxed. O(log n).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -42,7 +42,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert). Works on a full disk too.
+    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn take(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.take_in(WaitMode::Blocking, key.as_ref()))
     }
@@ -57,7 +57,7 @@ impl Keyspace {
         Ok(Some(value))
     }
 
-    /// Puts the row and returns the value that it had. `None` if there was no row. O(log n).
+    /// Puts the row and returns the value that it had, or `None` if there was no such row. O(log n).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -80,7 +80,7 @@ impl Keyspace {
         Ok(before)
     }
 
-    /// Puts the row if there is none with this key; returns `true` if it did. O(log n). Reads no large value.
+    /// Puts the row if there is none with this key. Returns `true` if it was put. O(log n). Reads no large value.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -107,12 +107,12 @@ impl Keyspace {
         Ok(true)
     }
 
-    /// Changes the row to what `change` makes of its value: `None` stands for no row, before and after. Returns what
-    /// `change` returned. O(log n).
+    /// Replaces the row's value with the result of `change`. `None` stands for no row, both before and after. Returns
+    /// what `change` returned. O(log n).
     ///
-    /// `change` runs once, while the row is locked: writers of the row wait for it, so it should be short, and it must
-    /// not write the row itself, which fails with [`LockTimeout`](crate::Error::LockTimeout). If it panics, nothing has
-    /// changed. If it answers `None` where there is no row, nothing is committed.
+    /// `change` runs once, while the row is locked. Writers of the row wait for it, so it should be short. It must not
+    /// write the row itself: that fails with [`LockTimeout`](crate::Error::LockTimeout). If it panics, nothing has
+    /// changed. If it returns `None` and there is no row, nothing is committed.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -156,11 +156,11 @@ impl Keyspace {
         Ok(after)
     }
 
-    /// Changes the row to `new` if its value is `expected`: `None` stands for no row. The inner result is
-    /// `Err(found)` with the value that it has if that is another; then nothing is committed. O(log n).
+    /// Changes the row to `new` if its value is `expected`. `None` stands for no row. If the row has another value, the
+    /// inner result is `Err(found)` with that value, and nothing is committed. O(log n).
     ///
-    /// With `None` on both sides it asks whether the row is missing. [`update`](Keyspace::update) spares the loop
-    /// that usually surrounds this call.
+    /// With `None` on both sides it checks that the row does not exist. [`update`](Keyspace::update) needs no loop,
+    /// which this call usually does.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -203,18 +203,18 @@ impl Keyspace {
         Ok(Ok(()))
     }
 
-    /// Removes the first row in the order of keys that no other caller has locked, and returns it. `None` if there are
-    /// no rows. O(log n), and a step of a scan for each row that is passed over.
+    /// Removes and returns the first row in key order that no other caller has locked, or returns `None` if there are
+    /// no rows. O(log n), plus a step of a scan for each row that is skipped.
     ///
-    /// Of callers at the same time each gets another row, and none is lost. A row that another caller or a transaction
-    /// has locked is passed over, and comes first again once it is free. So consumers of a queue do not wait for each
-    /// other, and their commits share syncs. If every row is locked, the call waits for the first of them: `None` tells
-    /// that at some moment during the call there were no rows. A row that is inserted in front of the one that is
-    /// popped may stay.
+    /// Concurrent callers get different rows, and no row is lost. A row that another caller or a transaction has locked
+    /// is skipped, and comes first again once it is unlocked. So consumers of a queue do not wait for each other, and
+    /// their commits share syncs. If every row is locked, the call waits for the first of them: `None` means that at
+    /// some moment during the call there were no rows. A row that is inserted before the popped one during the call may
+    /// stay.
     ///
-    /// A queue whose consumers must not wait for rows that transactions have locked, or whose rows become visible with
-    /// time, takes [`pop_first_in`](Keyspace::pop_first_in). To keep a job until it is done, pop it by
-    /// [`Transaction::pop_first_in`](crate::Transaction::pop_first_in).
+    /// Use [`pop_first_in`](Keyspace::pop_first_in) for a queue whose consumers must not wait for rows that
+    /// transactions have locked, or whose rows become visible at a later time. To keep a job until it is done, pop it
+    /// with [`Transaction::pop_first_in`](crate::Transaction::pop_first_in).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -228,12 +228,12 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Works on a full disk too.
+    /// Those of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn pop_first(&self) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, bounds::ALL, Direction::Forward, WhenLocked::Wait))
     }
 
-    /// Removes the last row in the order of keys that no other caller has locked, and returns it. Otherwise like
+    /// Removes and returns the last row in key order that no other caller has locked. Otherwise like
     /// [`pop_first`](Keyspace::pop_first).
     ///
     /// # Errors
@@ -242,24 +242,25 @@ impl Keyspace {
         ready(self.pop_in(WaitMode::Blocking, bounds::ALL, Direction::Backward, WhenLocked::Wait))
     }
 
-    /// Removes the first row of a range that no other caller has locked, and returns it. Never waits for a row: `None`
-    /// if each row of the range is locked, or there are none. Otherwise like [`pop_first`](Keyspace::pop_first).
+    /// Removes and returns the first row of a range that no other caller has locked. Never waits for a row: returns
+    /// `None` if there are no rows in the range or all of them are locked. Otherwise like
+    /// [`pop_first`](Keyspace::pop_first).
     ///
-    /// This is SQL's `SKIP LOCKED`. A row that a transaction has locked, for however long, is passed over by this call,
-    /// and popped by the first one after the lock is released: calls begin at the front of the range, so no row is
-    /// passed over for good. A queue that chooses its next row otherwise than by the order of keys locks it in a
-    /// transaction that does not wait: [`LockHolder`](crate::LockHolder) has an example.
+    /// This is SQL's `SKIP LOCKED`. If a transaction has locked a row, for however long, this call skips the row, and
+    /// the first call after the lock is released pops it: every call begins at the front of the range, so no row is
+    /// skipped for ever. A queue that does not choose its next row by key order can lock it in a transaction that does
+    /// not wait: [`LockHolder`](crate::LockHolder) has an example.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
     /// # let jobs = db.keyspace("jobs")?;
-    /// // Jobs are visible from a time on, the first eight bytes of their key.
+    /// // A job becomes visible at a time, the first eight bytes of its key.
     /// let key = |time: u64, number: u64| [time.to_be_bytes(), number.to_be_bytes()].concat();
     /// jobs.insert(key(100, 1), "wash")?;
     /// jobs.insert(key(100, 2), "dry")?;
     /// jobs.insert(key(200, 3), "iron")?;
     /// let mut worker = db.begin()?;
-    /// worker.get_for_update(&jobs, key(100, 1))?; // works at it
+    /// worker.get_for_update(&jobs, key(100, 1))?; // works on it
     /// let now = 150;
     /// let (_, job) = jobs.pop_first_in(..=key(now, u64::MAX))?.expect("the second is free");
     /// assert_eq!(job, "dry");
@@ -273,7 +274,7 @@ impl Keyspace {
         ready(self.pop_in(WaitMode::Blocking, bounds::owned(&range), Direction::Forward, WhenLocked::Skip))
     }
 
-    /// Removes the last row of a range that no other caller has locked, and returns it. Otherwise like
+    /// Removes and returns the last row of a range that no other caller has locked. Otherwise like
     /// [`pop_first_in`](Keyspace::pop_first_in).
     ///
     /// # Errors
@@ -315,7 +316,7 @@ impl Keyspace {
                     has_passed_removed = true;
                     continue;
                 };
-                // The scan and its snapshot end before the commit waits.
+                // End the scan and its snapshot before the commit waits.
                 drop((keys, view));
                 row.commit(mode, Change::Remove, self.durability).await?;
                 return Ok(Some((key, value)));
@@ -326,7 +327,7 @@ impl Keyspace {
                 continue;
             }
             if has_passed_removed {
-                // Since the snapshot others have popped rows, and may have inserted some.
+                // Since the snapshot, other callers have popped rows, and may have inserted some.
                 continue;
             }
             let Some(key) = first_locked.filter(|_| when_locked == WhenLocked::Wait) else {
@@ -358,7 +359,7 @@ impl Keyspace {
         let tree = &self.open.tree;
         let (value_id, make_room) = (store.new_value(), &store.engine.make_room);
         let value = values::write_large(mode, tree, value_id, Blocking(value), memory, make_room).await?;
-        // Until the value is applied, its space is released however this ends.
+        // If this fails or is dropped before the value is applied, the value's space is released.
         row.commit(mode, Change::PutLarge(&value), self.durability).await
     }
 }

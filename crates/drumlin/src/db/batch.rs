@@ -10,16 +10,16 @@ use crate::task::{WaitMode, ready};
 use crate::txn::engine::Durability;
 use crate::txn::values::{Blocking, Source};
 
-/// Writes over any number of keyspaces that are committed together or not at all. Made by
-/// [`Database::batch`](crate::Database::batch); discarded if it is dropped.
+/// Writes to any number of keyspaces that are committed together or not at all. Created by
+/// [`Database::batch`](crate::Database::batch); discarded on drop.
 ///
-/// A batch reads nothing: it has no snapshot, keeps no versions in memory, and what others commit meanwhile is no
-/// conflict. It locks its rows when it is committed, in one order, and no earlier. So an open batch blocks no writer,
-/// and two batches wait for each other but never deadlock. Of two writes of one row the later counts.
+/// A batch reads nothing. So it has no snapshot, keeps no versions in memory, and never conflicts with other commits.
+/// It locks its rows only when it is committed, in a fixed order. So an open batch blocks no writer, and two batches
+/// may wait for each other but never deadlock. If a batch writes a row twice, the later write wins.
 ///
-/// It takes as much memory as a transaction with these writes, and has the same limit: a write that exceeds it fails
-/// with [`TransactionTooLarge`](crate::Error::TransactionTooLarge) and is not part of the batch, which can be committed
-/// without it.
+/// A batch takes as much memory as a transaction with the same writes, and has the same limit. A write that exceeds it
+/// fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge) and does not become part of the batch, which
+/// can still be committed without it.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -43,13 +43,14 @@ impl std::fmt::Debug for Batch {
 }
 
 impl Batch {
-    /// Puts a row and replaces the one with the same key, if there is one. O(log n) in the batch's rows. A value over
-    /// 64 KiB is written to disk at once.
+    /// Puts a row, replacing any row with the same key. O(log n) in the batch's rows. A value over 64 KiB is written to
+    /// disk at once.
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong), [`TransactionTooLarge`](crate::Error::TransactionTooLarge),
     /// [`MemoryInUse`](crate::Error::MemoryInUse), [`Invalid`](crate::Error::Invalid) for a keyspace of another
-    /// database; [`DiskFull`](crate::Error::DiskFull) for a value over 64 KiB. The batch can go on after any of these.
+    /// database; [`DiskFull`](crate::Error::DiskFull) for a value over 64 KiB. After any of these, the batch stays
+    /// usable.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
@@ -66,8 +67,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Stores all that `reader` yields as the row's value, of any length. The bytes go to disk at once. Returns their
-    /// number.
+    /// Stores everything that `reader` yields as the row's value, of any length. The bytes go to disk at once. Returns
+    /// their number.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -79,7 +80,7 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Transaction::insert_from`](crate::Transaction::insert_from) but for a conflict.
+    /// Those of [`Transaction::insert_from`](crate::Transaction::insert_from), except for conflicts.
     pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
         ready(self.insert_from_in(WaitMode::Blocking, keyspace, key.as_ref(), Blocking(reader)))
     }
@@ -106,7 +107,7 @@ impl Batch {
         Ok(())
     }
 
-    /// The number of writes so far. Several of one row count each.
+    /// Returns the number of writes so far. Several writes to one row count separately.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -118,14 +119,13 @@ impl Batch {
         self.len == 0
     }
 
-    /// Commits the writes with the durability that is the database's default
-    /// ([`Config::durability`](crate::Config::durability)). Returns the commit's timestamp. A batch without writes
-    /// commits nothing.
+    /// Commits the writes with the database's default durability ([`Config::durability`](crate::Config::durability)).
+    /// Returns the commit's timestamp. A batch without writes commits nothing.
     ///
     /// # Errors
-    /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction has one of the rows locked for 10 seconds;
+    /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction keeps one of the rows locked for 10 seconds;
     /// [`DiskFull`](crate::Error::DiskFull), [`TransactionTooLarge`](crate::Error::TransactionTooLarge),
-    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed): nothing of it remains.
+    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed): nothing of the batch remains.
     /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening can tell.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.transaction.commit_in(WaitMode::Blocking))

@@ -1,12 +1,12 @@
-//! Ranges of keys, as calls take them.
+//! Ranges of keys that calls take.
 
 use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
-/// The bounds of a range of keys: `..`, `"a".."b"`, `[0, 1]..=[0, 9]`, `id.to_be_bytes()..`, a pair of
-/// [`Bound`]s. Keys are anything that has bytes (`AsRef<[u8]>`); both ends of a range have one type, so write
-/// `&b"a"[..]..b"abc"` where byte strings differ in length. A range whose end lies before its start is empty.
+/// A range of keys: `..`, `"a".."b"`, `[0, 1]..=[0, 9]`, `id.to_be_bytes()..`, or a pair of [`Bound`]s. A key is
+/// anything that has bytes (`AsRef<[u8]>`). Both ends of a range have the same type, so write `&b"a"[..]..b"abc"` for
+/// byte strings of different lengths. A range whose end is before its start is empty.
 ///
-/// It takes the place of [`RangeBounds`], by which the compiler could not tell which keys the `..` in `range(..)` has.
+/// It replaces [`RangeBounds`], with which the compiler could not infer the key type of the `..` in `range(..)`.
 ///
 /// ```
 /// use std::ops::Bound;
@@ -28,11 +28,11 @@ use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, 
     note = "for numbers, give their bytes: `1u64.to_be_bytes()..`"
 )]
 pub trait KeyRange {
-    /// The start and the end.
+    /// Returns the start and the end.
     fn key_bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>);
 }
 
-/// The bounds of one of the standard library's ranges.
+/// Returns the bounds of one of the standard library's ranges.
 fn bytes<'r, K: AsRef<[u8]> + 'r>(range: &'r impl RangeBounds<K>) -> (Bound<&'r [u8]>, Bound<&'r [u8]>) {
     (range.start_bound().map(AsRef::as_ref), range.end_bound().map(AsRef::as_ref))
 }
@@ -85,19 +85,19 @@ impl<R: KeyRange + ?Sized> KeyRange for &R {
     }
 }
 
-/// Bounds that a scan keeps.
+/// The bounds that a scan owns.
 pub(super) type OwnedBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 /// The bounds of all keys.
 pub(super) const ALL: OwnedBounds = (Bound::Unbounded, Bound::Unbounded);
 
-/// A copy of a range's bounds.
+/// Copies a range's bounds.
 pub(super) fn owned(range: &impl KeyRange) -> OwnedBounds {
     let (start, end) = range.key_bounds();
     (start.map(<[u8]>::to_vec), end.map(<[u8]>::to_vec))
 }
 
-/// The bounds of all keys with a prefix.
+/// Returns the bounds of all keys with a prefix.
 pub(super) fn of_prefix(prefix: &[u8]) -> OwnedBounds {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

@@ -1,4 +1,4 @@
-//! Bulk loads: filling an empty keyspace, all at once or not at all.
+//! Bulk loads: filling an empty keyspace atomically.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -10,33 +10,33 @@ use crate::store::bulk_load::{Finished, LoadedRow, LoadedRows, Loader, PART_BYTE
 use crate::task::ready;
 use crate::txn::values::{Blocking, MEDIUM_BYTES_MAX};
 
-/// Rows of a transaction, where the rows of a load can't be attached.
+/// The most rows of a transaction, if the rows of a load cannot be attached.
 const PART_ROWS_MAX: usize = 1000;
 
-/// Bytes of keys and values that an asynchronous load gathers before it hands them to a thread that may wait.
+/// Bytes of keys and values that an asynchronous load gathers before it hands them to a thread that may block.
 const PENDING_BYTES_MAX: usize = 64 << 10;
 
-/// A load of many rows into a keyspace, much faster than transactions. Made by
+/// Loads many rows into a keyspace, much faster than transactions. Created by
 /// [`Database::bulk_load`](crate::Database::bulk_load).
 ///
-/// Rows may come in any order, and are loaded fastest in that of their keys. They are packed into a tree of their own,
-/// which is written as they come: every byte once, and none of it to the log. From the first row on whose key is below
-/// the one before, rows are sorted: in memory, and if they are more, by runs that are written to the data file, and
-/// merged by [`finish`](BulkLoad::finish). Every byte is written twice then.
+/// Rows may come in any order, but loading is fastest in key order. They are packed into a separate tree, which is
+/// written as they come: each byte once, and nothing to the log. From the first key that is out of order, rows are
+/// sorted: in memory, and if there are more, in runs that are written to the data file and merged by
+/// [`finish`](BulkLoad::finish). Then each byte is written twice.
 ///
-/// [`finish`](BulkLoad::finish) gives the tree to the keyspace by one commit. **All rows are there then, or
-/// none:** before that no reader sees any, and a load that is dropped, or whose process or machine dies, leaves
-/// nothing. One that fails or is dropped gives its space back to the file system at once, which may take a few
-/// checkpoints; after a death the next opening has it. Readers and writers of the keyspace go on meanwhile;
-/// snapshots from before the commit do not see its rows.
+/// [`finish`](BulkLoad::finish) gives the tree to the keyspace in one commit. **All rows become visible at once, or
+/// none does:** before the commit no reader sees any of them, and a load that is dropped, or whose process or machine
+/// dies, leaves nothing behind. A load that fails or is dropped returns its space to the file system at once, which may
+/// take a few checkpoints; after a crash, the space is free at the next opening. Readers and writers of the keyspace
+/// continue during the load. Snapshots from before the commit do not see its rows.
 ///
-/// For that the keyspace must be empty when the load is finished. Otherwise its rows are put by transactions of up to
-/// 1,000, as [`finish`](BulkLoad::finish) says.
+/// The keyspace must be empty when the load is finished. Otherwise its rows are put by transactions of up to 1,000
+/// rows, as described at [`finish`](BulkLoad::finish).
 ///
-/// A load takes memory of the pages' part of the budget: for two write buffers (256 KiB each, and as little as 64 KiB
-/// or two pages in a small budget or beside other loads), six pages, 160 KiB or ten pages to sort in, and 8 bytes for
-/// each page that it writes, as each page takes that is in the database. Sorting takes up to a quarter of the pages'
-/// part while others leave it; the more it has, the longer are its runs.
+/// A load takes memory from the pages' part of the budget: two write buffers (256 KiB each; in a small budget or during
+/// other loads as little as 64 KiB or two pages), six pages, 160 KiB or ten pages for sorting, and 8 bytes for each
+/// page it writes, like every page of the database. Sorting takes up to a quarter of the pages' part if other loads
+/// leave it. The more memory it has, the longer are its runs.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -52,13 +52,13 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 /// ```
 pub struct BulkLoad {
     keyspace: Keyspace,
-    /// `None` once a call has failed, or its future was dropped.
+    /// `None` after a call failed or its future was dropped.
     loader: Option<Box<Loader>>,
-    /// Rows that were handed over by tasks.
+    /// Rows that asynchronous calls have handed over.
     pending: Pending,
 }
 
-/// Rows, one behind the other: the lengths of key and value, key, value.
+/// Encoded rows: the lengths of key and value, the key, the value.
 #[derive(Debug, Default)]
 struct Pending(Vec<u8>);
 
@@ -73,9 +73,9 @@ struct Pending(Vec<u8>);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LoadReport {
-    /// Rows with different keys that were loaded.
+    /// Rows that were loaded, counting equal keys once.
     pub rows: u64,
-    /// They were attached all at once. Otherwise they were put by transactions.
+    /// `true` if the rows were attached all at once; `false` if they were put by transactions.
     pub attached: bool,
 }
 
@@ -119,23 +119,24 @@ impl BulkLoad {
         self.loader.as_deref_mut().ok_or_else(ended)
     }
 
-    /// Adds a row. Of rows with the same key the latest counts. Amortised O(bytes) while keys ascend, without a search,
-    /// and O(bytes + log rows) otherwise; a write of 256 KiB now and then, and of the sorted rows where their memory is
-    /// full. A value over 64 KiB is written at once.
+    /// Adds a row. Among rows with the same key, the latest wins. While keys ascend, this costs amortised O(bytes)
+    /// without a search, otherwise O(bytes + log rows). Now and then it includes a write of 256 KiB, or of the sorted
+    /// rows when their memory is full. A value over 64 KiB is written at once.
     ///
     /// # Errors
-    /// [`KeyTooLong`](crate::Error::KeyTooLong): the load goes on without the row. Any other error ends the load, and
-    /// nothing of it remains: [`DiskFull`](crate::Error::DiskFull); [`BudgetTooSmall`](crate::Error::BudgetTooSmall)
-    /// if the memory budget has no room for the page table; [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
-    /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed).
+    /// [`KeyTooLong`](crate::Error::KeyTooLong): the load can continue without the row. Any other error ends the load,
+    /// and nothing of it remains: [`DiskFull`](crate::Error::DiskFull);
+    /// [`BudgetTooSmall`](crate::Error::BudgetTooSmall) if the memory budget has no room for the page table;
+    /// [`KeyspaceDropped`](crate::Error::KeyspaceDropped); [`Closed`](crate::Error::Closed);
+    /// [`Failed`](crate::Error::Failed).
     pub fn insert(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.add_pending()?;
         self.add(key.as_ref(), value.as_ref())
     }
 
-    /// Like [`insert`](BulkLoad::insert), with the value read from `source`; returns its length in bytes. A value over
-    /// 64 KiB is written as it is read, in the memory of one chunk. The row is there once this returns: a source that
-    /// fails leaves none.
+    /// Like [`insert`](BulkLoad::insert), but reads the value from `source`. Returns its length in bytes. A value over
+    /// 64 KiB is written as it is read, in the memory of one chunk. The row is added only when this returns: a source
+    /// that fails leaves no row.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -147,8 +148,8 @@ impl BulkLoad {
     /// ```
     ///
     /// # Errors
-    /// Those of [`insert`](BulkLoad::insert), and [`Source`](crate::Error::Source) if the source fails: the load goes
-    /// on without the row.
+    /// Those of [`insert`](BulkLoad::insert), and [`Source`](crate::Error::Source) if the source fails: the load can
+    /// continue without the row.
     pub fn insert_from(&mut self, key: impl AsRef<[u8]>, source: impl Read) -> Result<u64> {
         self.add_pending()?;
         let mut source = source;
@@ -171,7 +172,7 @@ impl BulkLoad {
         self.end_by(added)
     }
 
-    /// Ends the load by an error after which it can't go on.
+    /// Ends the load after an error with which it cannot continue.
     fn end_by<T>(&mut self, result: Result<T>) -> Result<T> {
         if !matches!(result, Ok(_) | Err(Error::KeyTooLong { .. } | Error::Source { .. })) {
             self.give_up();
@@ -183,7 +184,7 @@ impl BulkLoad {
         let pending = std::mem::take(&mut self.pending);
         for (key, value) in pending.rows() {
             if let Err(error) = self.add(key, value) {
-                // The rows behind it are lost.
+                // The rows after this one are lost.
                 self.give_up();
                 return Err(error);
             }
@@ -191,8 +192,8 @@ impl BulkLoad {
         Ok(())
     }
 
-    /// Like [`insert`](BulkLoad::insert). Rows are gathered up to 64 KiB and then handed to a thread of the database,
-    /// so an error may be that of a row before, and always ends the load. So does dropping the future.
+    /// Like [`insert`](BulkLoad::insert). Rows are gathered up to 64 KiB and then handed to a thread of the database.
+    /// So an error may belong to an earlier row, and always ends the load. Dropping the future ends the load, too.
     ///
     /// # Errors
     /// Those of [`insert`](BulkLoad::insert).
@@ -211,7 +212,7 @@ impl BulkLoad {
         Ok(())
     }
 
-    /// Adds a row whose value is written chunk by chunk, as it lies.
+    /// Adds a row with a large value, which is written chunk by chunk from the caller's buffer.
     async fn insert_large_async(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let taken = self.take()?;
         let handle = Arc::clone(&self.keyspace.handle);
@@ -221,7 +222,7 @@ impl BulkLoad {
             Err(error) => Err(error),
         };
         let key = key.to_vec();
-        // After an error too: giving the load up may wait.
+        // Run this even after an error, because giving the load up may block.
         let add = move |load: &mut BulkLoad| {
             let written = written?;
             load.add_pending()?;
@@ -232,34 +233,34 @@ impl BulkLoad {
         Ok(())
     }
 
-    /// Calls `body` on a thread that may wait. Returns the load, which ends if that fails.
+    /// Calls `body` on a thread that may block. Returns the load, which ends if `body` fails.
     async fn on_worker(mut self, body: impl FnOnce(&mut BulkLoad) -> Result<()> + Send + 'static) -> Result<BulkLoad> {
         let handle = Arc::clone(&self.keyspace.handle);
         handle.store()?.as_task().await.run(move || body(&mut self).map(|()| self)).await
     }
 
-    /// All that is left of the load; this handle can't go on.
+    /// Moves the whole load out. This handle cannot continue it.
     fn take(&mut self) -> Result<BulkLoad> {
         let loader = Some(self.loader.take().ok_or_else(ended)?);
         Ok(BulkLoad { keyspace: self.keyspace.clone(), loader, pending: std::mem::take(&mut self.pending) })
     }
 
-    /// Gives the rows to the keyspace. They are durable, and visible to all who look from then on, when it returns.
-    /// O(pages): commits wait about a millisecond for each gigabyte that was loaded.
+    /// Gives the rows to the keyspace. When this returns they are durable, and visible to every reader that begins
+    /// afterwards. O(pages); commits wait about a millisecond for each gigabyte that was loaded.
     ///
-    /// If the keyspace has rows, or had some that an open snapshot still sees, or a transaction has a row of it locked,
-    /// the rows are put by transactions of up to 1,000 rows each, and replace those with the same keys. **Each
-    /// transaction is atomic then, the whole is not**: after an error or a power cut, the first of them may be there;
-    /// loading again puts the rest. [`LoadReport::attached`] tells. A keyspace that was emptied row by row may count as
-    /// one with rows; one that was dropped and created again does not.
+    /// The rows are put by transactions of up to 1,000 rows instead, and replace rows with the same keys, if the
+    /// keyspace has rows, or had some that an open snapshot still sees, or if a transaction has one of its rows locked.
+    /// **Then each transaction is atomic, but the whole is not**: after an error or a power cut, only the first of them
+    /// may exist, and loading again puts the rest. [`LoadReport::attached`] says which way was taken. A keyspace that
+    /// was emptied row by row may count as one with rows; one that was dropped and created again does not.
     ///
     /// # Errors
     /// [`DiskFull`](crate::Error::DiskFull), [`KeyspaceDropped`](crate::Error::KeyspaceDropped),
     /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed): nothing of the load remains, unless its rows
     /// were put by transactions. [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no
-    /// room for the record that names its pages: 20 bytes for 1,024 of them; likewise nothing remains.
-    /// [`LockTimeout`](crate::Error::LockTimeout) and [`MemoryInUse`](crate::Error::MemoryInUse) where rows are put by
-    /// transactions and others are in the way: load again when they have ended.
+    /// room for the record that names the load's pages, 20 bytes for each 1,024 of them: nothing remains either.
+    /// [`LockTimeout`](crate::Error::LockTimeout) and [`MemoryInUse`](crate::Error::MemoryInUse) if rows are put by
+    /// transactions and other transactions are in the way: load again after they have ended.
     /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening can tell.
     pub fn finish(mut self) -> Result<LoadReport> {
         self.add_pending()?;
@@ -277,7 +278,7 @@ impl BulkLoad {
         report
     }
 
-    /// Ends the load, if it has not ended, and gives the space that it took back to the file system.
+    /// Ends the load if it has not ended yet, and gives its space back to the file system.
     fn give_up(&mut self) {
         let Some(loader) = self.loader.take() else { return };
         let free_segments_before = loader.free_segments_before();
@@ -289,7 +290,7 @@ impl BulkLoad {
         }
     }
 
-    /// Like [`finish`](BulkLoad::finish). A call that has begun completes without its future.
+    /// Like [`finish`](BulkLoad::finish). Once the call has begun, it completes even if its future is dropped.
     ///
     /// # Errors
     /// Those of [`finish`](BulkLoad::finish).
@@ -298,8 +299,8 @@ impl BulkLoad {
         handle.store()?.as_task().await.run(move || self.finish()).await
     }
 
-    /// Puts the rows by transactions, with the durability of the database's other commits: no reader sees rows that a
-    /// power cut may take, unless it sees such commits anyway.
+    /// Puts the rows by transactions with the database's usual durability: readers see no row that a power cut may take
+    /// back, unless the database's other commits have that durability anyway.
     fn put_rows(&self, mut rows: Box<LoadedRows>) -> Result<()> {
         let db = Database { handle: Arc::clone(&self.keyspace.handle) };
         let (mut part, mut part_bytes) = (Vec::new(), 0);
@@ -328,8 +329,8 @@ impl BulkLoad {
         db.sync()
     }
 
-    /// Puts rows in one transaction, or in several where that would take too much memory: their leaves and the values
-    /// that they replace may be many times as long.
+    /// Puts rows in one transaction, or in several if one would take too much memory: their leaves and the values that
+    /// they replace may be many times as long.
     fn put_part(&self, db: &Database, rows: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         match self.try_put_part(db, rows) {
             Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if rows.len() > 1 => {
@@ -362,14 +363,14 @@ impl<S: Read> Read for Counted<S> {
     }
 }
 
-/// The error of a load that can't go on.
+/// Returns the error of a load that cannot continue.
 fn ended() -> Error {
     Error::Invalid("the load has ended: a call of it failed, or its future was dropped".into())
 }
 
 impl Database {
-    /// Begins a load of many rows into a keyspace that is empty, and creates it, with the default page size, if there
-    /// is none. See [`BulkLoad`]. Any number of loads may go on at once; of two into the same keyspace, the one that is
+    /// Begins a load of many rows into an empty keyspace. Creates the keyspace, with the default page size, if it does
+    /// not exist. See [`BulkLoad`]. Any number of loads may run at once. If two load into the same keyspace, the one
     /// finished first is attached, and the rows of the other are put by transactions.
     ///
     /// ```

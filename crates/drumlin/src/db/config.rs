@@ -11,14 +11,15 @@ use crate::memory::Budget;
 use crate::store::{Settings, examine};
 use crate::txn::engine::Durability;
 
-/// The least size of a log segment: 1 MiB. Simulations use smaller ones.
+/// The smallest log segment: 1 MiB, or less in simulations.
 const LOG_SEGMENT_BYTES_MIN: u64 = if cfg!(feature = "sim") { 256 << 10 } else { 1 << 20 };
-/// The largest log segment: its index, allocated before anything is appended, takes a 4096th of it.
+/// The largest log segment. Its index, which is allocated before anything is appended, takes a 4096th of it.
 const LOG_SEGMENT_BYTES_MAX: u64 = 1 << 30;
-/// The largest budget: each page size reserves address space for all of it, and numbers its frames with 29 bits.
+/// The largest budget. Each page size reserves address space for all of it, and numbers its frames with 29 bits.
 const MEMORY_BYTES_MAX: u64 = 1 << 40;
 
-/// Settings for opening a database. Few options; each has a default that was measured or that hardly matters.
+/// The settings for opening a database. There are few options, and each has a default that was measured or that hardly
+/// matters.
 ///
 /// ```
 /// use drumlin::Config;
@@ -56,47 +57,48 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults.
+    /// Creates the default settings.
     #[must_use]
     pub fn new() -> Config {
         Config::default()
     }
 
-    /// A database that exists in memory only and ends with its last handle. [`open`](Config::open) ignores its path.
+    /// Creates the settings of a database that exists only in memory and ends with its last handle.
+    /// [`open`](Config::open) ignores its path.
     #[must_use]
     pub fn in_memory() -> Config {
         let Config { settings } = Config::default();
         Config { settings: Settings { in_memory: true, ..settings } }
     }
 
-    /// The memory budget in bytes, for everything that the database keeps: pages and their headers, page tables, log
-    /// and I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB, at most 1 TiB.
+    /// Sets the memory budget in bytes, for everything that the database keeps: pages and their headers, page tables,
+    /// log and I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB, at most 1 TiB.
     ///
-    /// The memory that the allocator keeps free comes on top, and grows with the number of threads. With glibc's
-    /// allocator, two processors and a budget of 64 MiB, resident memory reached 38 MiB with rows of 100 bytes, 44 with
-    /// rows of 1 KiB, 47 with values of 300 KiB from 4 threads, and 111 with mixed work from 64 threads, their stacks
-    /// and values included. With `MALLOC_ARENA_MAX=2` it reached 38, 44, 58 and 88.
+    /// Memory that the allocator keeps free comes on top, and grows with the number of threads. With glibc's allocator,
+    /// two processors and a budget of 64 MiB, resident memory reached 38 MiB with rows of 100 bytes, 44 with rows of 1
+    /// KiB, 47 with values of 300 KiB from 4 threads, and 111 with mixed work from 64 threads, including their stacks
+    /// and values. With `MALLOC_ARENA_MAX=2` it reached 38, 44, 58 and 88.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Config {
         self.settings.memory_bytes = bytes;
         self
     }
 
-    /// The number of parallel log streams; may differ from one opening to the next. Default 1, at most 64. More than
-    /// one helps only if a single device queue can't sustain the write rate. The streams beyond the first share a
+    /// Sets the number of parallel log streams, which may differ between openings. Default 1, at most 64. More than one
+    /// helps only if a single device queue cannot sustain the write rate. The streams beyond the first share a
     /// sixteenth of the memory, at least 32 KiB each; records too long for them go to the first.
     ///
-    /// A stream may have a device of its own: while the database is closed, make a folder `log/N` in its folder, or a
-    /// link `log/N` to a folder elsewhere, and move the segments `log/N-*.seg` there. Stream N, counted from 0, makes
-    /// its segments there from then on; without the folder the database does not open.
+    /// A stream may have its own device: while the database is closed, create a folder `log/N` in its folder, or a link
+    /// `log/N` to a folder elsewhere, and move the segments `log/N-*.seg` there. From then on, stream N, counted from
+    /// 0, creates its segments there, and the database does not open without the folder.
     #[must_use]
     pub fn log_streams(mut self, count: u16) -> Config {
         self.settings.log_stream_count = count;
         self
     }
 
-    /// Bytes that old versions of rows may take on disk, once those that snapshots need outgrow their sixteenth of the
-    /// memory. Default 0: not in use yet (docs/decisions/035).
+    /// Sets the bytes that old versions of rows may take on disk, after those that snapshots need have outgrown their
+    /// sixteenth of the memory. Default 0: not in use yet (docs/decisions/035).
     #[doc(hidden)]
     #[must_use]
     pub fn version_disk_bytes(mut self, bytes: u64) -> Config {
@@ -104,42 +106,42 @@ impl Config {
         self
     }
 
-    /// The page size of keyspaces created without a page size of their own: a power of two from 4 to 64 KiB (down to
-    /// 512 bytes in tests). Default 4 KiB, which reads the least for a random row.
+    /// Sets the page size of keyspaces that are created without a page size of their own: a power of two from 4 to 64
+    /// KiB (down to 512 bytes in tests). Default 4 KiB, which reads the least for a random row.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> Config {
         self.settings.page_bytes = bytes;
         self
     }
 
-    /// The unit in which a new database takes space from its file: a power of two from 256 KiB to 64 MiB. Default 1
-    /// MiB.
+    /// Sets the unit in which a new database takes space from its file: a power of two from 256 KiB to 64 MiB. Default
+    /// 1 MiB.
     #[must_use]
     pub fn segment_bytes(mut self, bytes: u64) -> Config {
         self.settings.segment_bytes = bytes;
         self
     }
 
-    /// The size of a log segment file: a multiple of 4 KiB from 1 MiB to 1 GiB. Default 16 MiB; on a file system of
-    /// less than 1 GiB a sixty-fourth of it, as a power of two of at least 1 MiB.
+    /// Sets the size of a log segment file: a multiple of 4 KiB from 1 MiB to 1 GiB. Default 16 MiB; on a file system
+    /// of less than 1 GiB, a sixty-fourth of it, rounded down to a power of two, but at least 1 MiB.
     #[must_use]
     pub fn log_segment_bytes(mut self, bytes: u64) -> Config {
         self.settings.log_segment_bytes = Some(bytes);
         self
     }
 
-    /// The bytes of log after which a checkpoint is made, and so the most that recovery has to read. Default 256 MiB, a
-    /// second or two of recovery.
+    /// Sets the bytes of log after which a checkpoint is made, and so the most that recovery has to read. Default 256
+    /// MiB, a second or two of recovery.
     #[must_use]
     pub fn checkpoint_log_bytes(mut self, bytes: u64) -> Config {
         self.settings.checkpoint_log_bytes = bytes;
         self
     }
 
-    /// The durability of commits that name none: of the calls of a keyspace's handle
-    /// ([`Keyspace::with_durability`](crate::Keyspace::with_durability) makes another), of
+    /// Sets the durability of commits that do not name one: those of a keyspace's handle
+    /// ([`Keyspace::with_durability`](crate::Keyspace::with_durability) makes another handle), of
     /// [`Database::begin`](crate::Database::begin), `transact` and `batch`. Default [`Durability::Full`]. With
-    /// [`Durability::Relaxed`], [`Database::sync`](crate::Database::sync) makes durable what has been committed.
+    /// [`Durability::Relaxed`], [`Database::sync`](crate::Database::sync) makes earlier commits durable.
     ///
     /// ```
     /// use drumlin::{Config, Durability};
@@ -147,7 +149,7 @@ impl Config {
     /// let db = Config::in_memory().durability(Durability::Relaxed).open("")?;
     /// let k = db.keyspace("k")?;
     /// for row in 0..1000u32 {
-    ///     k.insert(row.to_be_bytes(), "returns before it is on the medium")?;
+    ///     k.insert(row.to_be_bytes(), "returns before it is durable")?;
     /// }
     /// db.sync()?;
     /// # Ok::<(), drumlin::Error>(())
@@ -158,27 +160,27 @@ impl Config {
         self
     }
 
-    /// The backend that reads and writes files. Default: io_uring if the system allows it. The environment variable
-    /// `DRUMLIN_IO_BACKEND` (`uring` or `portable`) takes precedence.
+    /// Sets the backend that reads and writes files. Default: io_uring if the system allows it. The environment
+    /// variable `DRUMLIN_IO_BACKEND` (`uring` or `portable`) takes precedence.
     #[must_use]
     pub fn io_backend(mut self, kind: IoBackend) -> Config {
         self.settings.io_backend = kind;
         self
     }
 
-    /// Creates the database if it does not exist. Default yes.
+    /// Sets whether the database is created if it does not exist. Default yes.
     #[must_use]
     pub fn create(mut self, create: bool) -> Config {
         self.settings.create = create;
         self
     }
 
-    /// Opens the database for reading only: nothing is written, by any thread, to any file. So it works on media that
-    /// can't be written to, and for users who may not write. Any number of processes can have a database open like
-    /// this at once, and none beside them for writing. Calls that write return [`Error::ReadOnly`]; a database that
-    /// does not exist is not created. Default no.
+    /// Opens the database for reading only: no thread writes anything to any file. So this works on read-only media,
+    /// and for users without permission to write. Any number of processes can have a database open like this at once,
+    /// but none can have it open for writing at the same time. Calls that write return [`Error::ReadOnly`]. A database
+    /// that does not exist is not created. Default no.
     ///
-    /// The database must have been closed, since reading it does not recover it: [`Error::NotClosed`].
+    /// The database must have been closed, because a read-only opening does not recover it: [`Error::NotClosed`].
     ///
     /// ```
     /// use drumlin::{Config, Database, Error};
@@ -204,14 +206,13 @@ impl Config {
         self
     }
 
-    /// Opens what is left of a database that does not open because it is corrupted, for
-    /// [reading only](Self::read_only): without what is corrupted, and as of its newest checkpoint, whatever is in its
-    /// log.
+    /// Opens what is left of a corrupted database that does not open otherwise, for [reading only](Self::read_only).
+    /// The corrupted parts are left out, and the state is that of the newest checkpoint, whatever the log contains.
     /// [`Opening::passed_over`](crate::Opening::passed_over) lists what is missing. Default no.
     ///
-    /// Read it by [`Range::salvage`](crate::Range::salvage). A keyspace whose page table is corrupted has gaps, or no
-    /// rows; other keyspaces are whole. If a summary of changes of the page tables is corrupted, rows may also be
-    /// missing from the result, or older than the checkpoint. If both superblocks or the catalogue are corrupted,
+    /// Read the rows with [`Range::salvage`](crate::Range::salvage). A keyspace whose page table is corrupted has gaps,
+    /// or no rows; other keyspaces are complete. If a summary of page-table changes is corrupted, rows may also be
+    /// missing from the result, or be older than the checkpoint. If both superblocks or the catalogue are corrupted,
     /// nothing is left: [`Error::Corrupted`].
     ///
     /// ```
@@ -245,22 +246,22 @@ impl Config {
         self
     }
 
-    /// Reads the pages that were in memory when the database was closed into memory again, in the background after it
-    /// was opened. Default `true`.
+    /// After opening, reads the pages back into memory that were there when the database was closed, in the background.
+    /// Default `true`.
     ///
-    /// A list of these pages, 20 bytes for each, is kept in the file `resident`: closing writes it, and checkpoints now
-    /// and then, for processes that are killed. It is not synced; one that is damaged or missing costs the warm start,
-    /// no more. A thread reads the pages in the order of the disk as long as there is free memory, and slowly while
-    /// requests wait for the device. Has no effect on a database that is opened for
-    /// [reading only](Config::read_only). [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts the pages.
+    /// A list of these pages, 20 bytes for each, is kept in the file `resident`. Closing writes it, and checkpoints
+    /// write it from time to time in case the process is killed. It is not synced; if it is corrupted or missing, there
+    /// is only no warm start. A thread reads the pages in disk order while there is free memory, and slowly while other
+    /// reads wait for the device. This has no effect on a database that is opened for [reading
+    /// only](Config::read_only). [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts the pages.
     ///
     /// With `false` the file is neither read nor written. The row counts that
-    /// [`Keyspace::count`](crate::Keyspace::count) keeps are taken up in either case.
+    /// [`Keyspace::count`](crate::Keyspace::count) keeps are restored in either case.
     ///
     /// ```
     /// use drumlin::Config;
     ///
-    /// let config = Config::new().warm_start(false); // for one short task, which needs few pages
+    /// let config = Config::new().warm_start(false); // for a short task that needs few pages
     /// ```
     #[must_use]
     pub fn warm_start(mut self, warm_start: bool) -> Config {
@@ -268,7 +269,7 @@ impl Config {
         self
     }
 
-    /// Replaces the files, clock and threads of the operating system: tests use it to inject faults and count writes.
+    /// Replaces the files, clock and threads of the operating system. Tests use it to inject faults and count writes.
     #[must_use]
     #[doc(hidden)]
     pub fn backend(mut self, backend: std::sync::Arc<dyn crate::io::Backend>) -> Config {
@@ -276,17 +277,17 @@ impl Config {
         self
     }
 
-    /// Opens the database at `path`, a folder (`.` is the current one). Creates it if it does not exist, and recovers
+    /// Opens the database in the folder `path` (`.` is the current one). Creates it if it does not exist, and recovers
     /// it if it was not closed.
     ///
-    /// Takes some milliseconds if it was closed. Otherwise as long as reading the log since the last checkpoint, and
-    /// each page that it changes: about half a second for 8 MB of log with 65,000 updates at random among four million
-    /// rows, of which none were in memory.
+    /// Takes some milliseconds if the database was closed. Otherwise it takes as long as reading the log since the last
+    /// checkpoint and each page that the log changes: about half a second for 8 MB of log with 65,000 random updates of
+    /// four million rows, none of them in memory.
     ///
     /// # Errors
     /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::OlderFormat`], [`Error::Locked`],
-    /// [`Error::Corrupted`], [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::NotClosed`] for one that is opened for
-    /// [reading only](Config::read_only); [`Error::Invalid`] for a setting or path that is not allowed.
+    /// [`Error::Corrupted`], [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::NotClosed`] for a database that is
+    /// opened for [reading only](Config::read_only); [`Error::Invalid`] for a setting or path that is not allowed.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Database> {
         self.check()?;
         if !self.settings.in_memory && path.as_ref().as_os_str().is_empty() {
@@ -297,11 +298,11 @@ impl Config {
     }
 
     /// Verifies the database at `path` without opening it: reads superblocks, catalogue, page tables, every page, every
-    /// value and the log, and lists all corruption. Recovers nothing and writes nothing, so it works on read-only
+    /// value and the log, and lists all corruption. It recovers nothing and writes nothing, so it works on read-only
     /// media. The database must not be open elsewhere. O(data).
     ///
-    /// Meant for a database that does not open because it is corrupted. [`Database::check`](crate::Database::check)
-    /// verifies one that opens better: it also descends every tree.
+    /// It is meant for a database that is too corrupted to open. For one that opens,
+    /// [`Database::check`](crate::Database::check) verifies more: it also descends every tree.
     ///
     /// # Errors
     /// Only those that prevent the check itself: [`Error::NotADatabase`], [`Error::NewerFormat`],
@@ -311,7 +312,7 @@ impl Config {
         self.examine_with(path, |_| ())
     }
 
-    /// Like [`examine`](Config::examine), reporting to `progress` from time to time.
+    /// Like [`examine`](Config::examine), and calls `progress` from time to time.
     ///
     /// # Errors
     /// Those of [`examine`](Config::examine).

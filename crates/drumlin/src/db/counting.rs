@@ -1,7 +1,7 @@
-//! Counting rows, and finding them by their place: each operation once, for all handles and both ways of waiting.
+//! Counts rows, and finds them by position: each operation once, for all handles and both wait modes.
 //!
-//! The answer comes from the counts that the keyspace keeps (`tree/counts.rs`), or, where it keeps none, the range is
-//! small or the snapshot older than the counts, from a walk through the leaves.
+//! The result comes from the counts that the keyspace keeps (`tree/counts.rs`). If it keeps none, the range is small,
+//! or the snapshot is older than the counts, the result comes from a walk through the leaves.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -20,10 +20,10 @@ use crate::tree::counts::{KeptCounts, NoAnswer, RECENT_MAX, interval_of};
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
 
-/// Counts that changes were folded under, before the leaves are walked through.
+/// Attempts at counting that may fail because changes were folded, before the leaves are walked instead.
 const ATTEMPTS_MAX: usize = 16;
 
-/// A range of keys: from the first on, below the second.
+/// A range of keys: from the first on, and below the second.
 pub(super) type Interval = (Vec<u8>, Option<Vec<u8>>);
 
 pub(super) fn interval(bounds: &OwnedBounds) -> Option<Interval> {
@@ -36,12 +36,12 @@ pub(super) fn as_slices((lower, upper): &Interval) -> (&[u8], Option<&[u8]>) {
 }
 
 impl Rows<'_> {
-    /// The number of rows in a range.
+    /// Returns the number of rows in a range.
     pub(super) async fn count(&self, mode: WaitMode<'_>, bounds: OwnedBounds) -> Result<u64> {
         self.noting(self.count_at(mode, bounds, None).await)
     }
 
-    /// The row with so many rows of the range before it.
+    /// Returns the row at position `index` of a range.
     pub(super) async fn nth(
         &self,
         mode: WaitMode<'_>,
@@ -51,7 +51,8 @@ impl Rows<'_> {
         self.noting(self.nth_at(mode, bounds, index, None).await)
     }
 
-    /// As many rows of the range, or all, where it has fewer: each set of so many is as likely. In the order of keys.
+    /// Returns `row_count` rows of a range, chosen uniformly at random without replacement, in key order; all rows if
+    /// the range has fewer.
     pub(super) async fn sample(
         &self,
         mode: WaitMode<'_>,
@@ -68,14 +69,14 @@ impl Rows<'_> {
         row_count: usize,
     ) -> Result<Vec<(Value, Value)>> {
         let store = self.store()?;
-        // Counts that begin here begin before the snapshot.
+        // This call may begin to keep counts. They must begin before the snapshot is opened.
         self.count_at(mode, bounds.clone(), None).await?;
         let snapshot = self.open_snapshot()?;
         let total = self.count_at(mode, bounds.clone(), Some(&snapshot)).await?;
         let wanted = (row_count as u64).min(total);
         let mut random = Random(store.engine.backend.random());
-        // R. W. Floyd's: each set of so many places is as likely (Bentley, "Programming Pearls: A sample of
-        // brilliance", CACM 1987).
+        // R. W. Floyd's algorithm: every set of `wanted` places is equally likely (Bentley, "Programming Pearls: A
+        // sample of brilliance", CACM 1987).
         let mut places = BTreeSet::new();
         for last in total - wanted..total {
             let place = random.below(last + 1);
@@ -101,7 +102,7 @@ impl Rows<'_> {
         self.scan_at(bounds, at).count_rows(mode).await
     }
 
-    /// The counts to answer for a range from; `None` where it is small and none are kept.
+    /// Returns the counts to use for a range, or `None` if the range is small and none are kept.
     async fn counts_for(&self, mode: WaitMode<'_>, interval: &Interval) -> Result<Option<Arc<KeptCounts>>> {
         let (store, tree) = (self.store()?, self.tree);
         let kept = match tree.counts.kept() {
@@ -137,7 +138,7 @@ impl Rows<'_> {
             if !self.tree.count_on(mode, kept, &mut cursor, None).await? {
                 continue;
             }
-            // The snapshot comes last: a count that began before the counts did is answered, too.
+            // Open the snapshot last, so that it is not older than counts that began during this call.
             let snapshot = match at {
                 Some(at) => Arc::clone(at),
                 None => self.open_snapshot()?,
@@ -164,8 +165,8 @@ impl Rows<'_> {
         Ok(None)
     }
 
-    /// Calls `visit` with each row of a range that the reading transaction has inserted (1) or removed (-1) itself, in
-    /// the order of keys.
+    /// Calls `visit` in key order with each row of a range that the reading transaction itself has inserted (1) or
+    /// removed (-1).
     pub(super) async fn own_changes(
         &self,
         mode: WaitMode<'_>,
@@ -191,7 +192,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Records the read of an interval for a serializable transaction.
+    /// Records an interval in the read set of a serializable transaction.
     pub(super) fn record_interval(&self, lower: &[u8], upper: Option<&[u8]>) -> Result<()> {
         match self.view.and_then(|view| view.reads.as_ref()) {
             Some(reads) => reads.lock().add_interval(self.tree, lower, upper),
@@ -222,7 +223,7 @@ impl Rows<'_> {
         self.skip(mode, bounds, index, at).await
     }
 
-    /// The row with so many rows of the range before it, found by passing these one by one.
+    /// Returns the row after the first `row_count` rows of the range, which are passed one by one.
     async fn skip(
         &self,
         mode: WaitMode<'_>,
@@ -239,8 +240,9 @@ impl Rows<'_> {
         super::range::Steps::next_in(&mut rows, mode, Direction::Forward).await.transpose()
     }
 
-    /// The leaf of the row with so many rows of the range before it, by its first key in the range, and how many of
-    /// them it has; `Some(None)` if there is no such row, `None` if counts do not answer for the snapshot.
+    /// Finds the leaf of the row at position `index` of the range. Returns the leaf's first key in the range and the
+    /// row's position from there; `Some(None)` if there is no such row; or `None` if the counts are not valid for the
+    /// snapshot.
     async fn seek_kept(
         &self,
         mode: WaitMode<'_>,
@@ -282,7 +284,7 @@ impl Rows<'_> {
                 Err(NoAnswer::Never) => return Ok(None),
             }
             snapshot.check()?;
-            // Up to where it stopped the rows were read by their number; the scan of the rest records itself.
+            // The counts have read everything up to this key. The scan of the rest records its own reads.
             self.record_interval(lower, seek.found.as_deref().or(upper))?;
             return Ok(Some(seek.found.map(|from| (from, seek.remaining))));
         }

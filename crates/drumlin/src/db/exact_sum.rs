@@ -1,11 +1,12 @@
 //! Exact sums of floats.
 
-/// Bits of a digit.
+/// Bits in a digit.
 const DIGIT_BITS: i32 = 32;
 
-/// The exact sum of any number of floats: a number in two's complement whose digits reach from the least bit of a float
-/// to beyond the greatest. So sums are the same in whatever order and parts they are made. After Kulisch ("Computer
-/// Arithmetic and Validity", 2008), with only the digits that are needed: most sums have three or four.
+/// The exact sum of any number of floats. It is a number in two's complement, whose digits can range from the least
+/// significant bit of any float to beyond the most significant one. So a sum is the same in whatever order and parts it
+/// is computed. After Kulisch ("Computer Arithmetic and Validity", 2008), but with only the digits that are needed:
+/// most sums have three or four.
 ///
 /// The number is Σ `digits[i]` · 2^(32 · (`lowest` + i)). The last digit carries the sign.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,7 +17,7 @@ pub struct ExactSum {
     special: Option<f64>,
 }
 
-/// The digit that continues a number of this sign.
+/// Returns the digit that extends a number with this sign.
 fn sign_digit(digits: &[u32]) -> u32 {
     match digits.last() {
         Some(last) if last >> 31 == 1 => u32::MAX,
@@ -25,14 +26,14 @@ fn sign_digit(digits: &[u32]) -> u32 {
 }
 
 impl ExactSum {
-    /// The sum of one float.
+    /// Returns the sum of a single float.
     pub(super) fn of(number: f64) -> ExactSum {
         if !number.is_finite() {
             return ExactSum { special: Some(number), ..ExactSum::default() };
         }
         let bits = number.to_bits();
         let (biased, fraction) = ((bits >> 52 & 0x7FF) as i32, bits & ((1 << 52) - 1));
-        // A subnormal number has the exponent of the smallest normal ones.
+        // A subnormal float has the same exponent as the smallest normal ones.
         let (mantissa, exponent) = if biased == 0 { (fraction, -1074) } else { (fraction | 1 << 52, biased - 1075) };
         let lowest = exponent.div_euclid(DIGIT_BITS);
         let shifted = i128::from(mantissa) << exponent.rem_euclid(DIGIT_BITS);
@@ -41,7 +42,7 @@ impl ExactSum {
         ExactSum { lowest, digits, special: None }.trimmed()
     }
 
-    /// Drops digits that say nothing.
+    /// Drops redundant digits.
     fn trimmed(mut self) -> ExactSum {
         while let [.., before, last] = self.digits[..] {
             let says_nothing = last == 0 && before >> 31 == 0 || last == u32::MAX && before >> 31 == 1;
@@ -59,7 +60,7 @@ impl ExactSum {
         self
     }
 
-    /// The digit of 2^(32 · place).
+    /// Returns the digit of weight 2^(32 · place).
     fn digit(&self, place: i32) -> u32 {
         match usize::try_from(place - self.lowest) {
             Err(_) => 0,
@@ -67,7 +68,7 @@ impl ExactSum {
         }
     }
 
-    /// The sum of both.
+    /// Returns the sum of both.
     pub(super) fn plus(self, other: ExactSum) -> ExactSum {
         let special = match (self.special, other.special) {
             (Some(left), Some(right)) => Some(left + right),
@@ -81,7 +82,7 @@ impl ExactSum {
         }
         let lowest = self.lowest.min(other.lowest);
         let end = |sum: &ExactSum| sum.lowest + sum.digits.len() as i32;
-        // One digit more, for what is carried.
+        // One more digit for the carry.
         let behind = end(&self).max(end(&other)) + 1;
         let mut carry = 0;
         let digits = (lowest..behind).map(|place| {
@@ -92,7 +93,7 @@ impl ExactSum {
         ExactSum { lowest, digits: digits.collect(), special }.trimmed()
     }
 
-    /// The nearest float, of two the even one.
+    /// Returns the nearest float; ties go to the even one.
     pub(super) fn rounded(&self) -> f64 {
         if let Some(special) = self.special {
             return special;
@@ -108,7 +109,7 @@ impl ExactSum {
         let Some(top) = magnitude.iter().rposition(|digit| *digit != 0) else { return 0.0 };
         let digit = |at: usize| u64::from(magnitude[at]);
         let highest_bit = 32 * top as i32 + 31 - magnitude[top].leading_zeros() as i32;
-        // The exponent of the result's last bit: 53 bits, or fewer at the least exponent.
+        // The exponent of the result's last bit: 53 bits below the highest, or fewer at the least exponent.
         let exponent = (highest_bit - 52).max(-1074 - DIGIT_BITS * self.lowest);
         let bit = |at: i32| at >= 0 && digit(at as usize / 32) >> (at % 32) & 1 == 1;
         let mut mantissa =
@@ -121,7 +122,7 @@ impl ExactSum {
         if is_negative { -rounded } else { rounded }
     }
 
-    /// Appends the place of the lowest digit, the digits, and a special sum.
+    /// Appends the place of the lowest digit, the digits, and a special sum if there is one.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         // Digits reach from place -34 to 33.
         bytes.push(self.lowest as i8 as u8);
@@ -130,7 +131,7 @@ impl ExactSum {
         self.special.iter().for_each(|special| bytes.extend(special.to_be_bytes()));
     }
 
-    /// The sum of these bytes; `None` where they are none.
+    /// Decodes a sum. Returns `None` if the bytes do not encode one.
     pub(super) fn decode(bytes: &[u8]) -> Option<ExactSum> {
         let [lowest, count, rest @ ..] = bytes else { return None };
         let (digits, special) = rest.split_at_checked(usize::from(*count) * 4)?;
@@ -143,10 +144,10 @@ impl ExactSum {
     }
 }
 
-/// `mantissa` · 2^`exponent`, which is a float, or too large for one.
+/// Returns `mantissa` · 2^`exponent`, which a float can represent unless it is too large.
 fn scaled(mantissa: u64, exponent: i32) -> f64 {
     debug_assert!(mantissa <= 1 << 53 && exponent >= -1074);
-    // Two steps, since 2^exponent alone may be below or beyond what a float holds.
+    // In two steps, because 2^exponent alone may be too small or too large for a float.
     let half = exponent / 2;
     mantissa as f64 * 2f64.powi(half) * 2f64.powi(exponent - half)
 }
@@ -160,7 +161,7 @@ mod tests {
         numbers.iter().fold(ExactSum::default(), |sum, number| sum.plus(ExactSum::of(*number)))
     }
 
-    /// A float comes back from its own sum, to the bit, down to the least subnormal one.
+    /// The sum of a single float rounds to the same float, bit for bit, down to the smallest subnormal.
     #[test]
     fn floats_come_back() {
         let mut random = Random(1);
@@ -175,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Sums are exact and rounded once, to the even one of two.
+    /// Sums are exact and are rounded once; ties go to the even float.
     #[test]
     fn sums_are_exact() {
         assert_eq!(sum(&[1e100, 1.0, -1e100]).rounded(), 1.0);
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!(sum(&integers).rounded(), expected as f64);
     }
 
-    /// The parts in which a sum is made do not matter, nor their order.
+    /// The result does not depend on the order of the numbers or on how they are divided into parts.
     #[test]
     fn parts_do_not_matter() {
         let mut random = Random(2);

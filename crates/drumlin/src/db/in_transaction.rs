@@ -1,5 +1,5 @@
-//! Changes of one row that depend on its value, in a transaction. The calls of a keyspace are transactions of their
-//! own: see `atomic.rs`.
+//! Changes of one row that depend on its value, within a transaction. The same calls of a keyspace, which are
+//! transactions of their own, are in `atomic.rs`.
 
 use std::ops::Bound;
 
@@ -12,10 +12,10 @@ use crate::task::{WaitMode, ready};
 use crate::tree::Direction;
 
 /// Changes of rows that depend on their value. Each call locks its row, like
-/// [`get_for_update`](Transaction::get_for_update), and works on the value that the transaction sees. So the row is
-/// still so when the transaction commits. They are the calls of [`Keyspace`], which are transactions of their own.
+/// [`get_for_update`](Transaction::get_for_update), and uses the value that the transaction sees. So the row still has
+/// this value when the transaction commits. [`Keyspace`] has the same calls, which are transactions of their own.
 impl Transaction {
-    /// Removes the row and returns its value. `None` if there was no row.
+    /// Removes the row and returns its value, or `None` if there is no such row.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -48,7 +48,7 @@ impl Transaction {
         Ok(found)
     }
 
-    /// Puts the row and returns the value that it had. `None` if there was no row.
+    /// Puts the row and returns the value that it had, or `None` if there was no such row.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -82,7 +82,7 @@ impl Transaction {
         Ok(before)
     }
 
-    /// Puts the row if there is none with this key; returns `true` if it did. Reads no large value.
+    /// Puts the row if there is none with this key. Returns `true` if it was put. Reads no large value.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -118,8 +118,8 @@ impl Transaction {
         Ok(is_absent)
     }
 
-    /// Changes the row to what `change` makes of its value: `None` stands for no row, before and after. Returns what
-    /// `change` returned.
+    /// Replaces the row's value with the result of `change`. `None` stands for no row, both before and after. Returns
+    /// what `change` returned.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -161,8 +161,8 @@ impl Transaction {
         Ok(after)
     }
 
-    /// Changes the row to `new` if its value is `expected`: `None` stands for no row. The inner result is `Err(found)`
-    /// with the value that it has if that is another; then it stays.
+    /// Changes the row to `new` if its value is `expected`. `None` stands for no row. If the row has another value, the
+    /// inner result is `Err(found)` with that value, and the row is unchanged.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -205,12 +205,12 @@ impl Transaction {
         Ok(Ok(()))
     }
 
-    /// Removes the first row in the order of keys and returns it. `None` if there are no rows. O(log n), and as much
+    /// Removes and returns the first row in key order, or returns `None` if there are no rows. O(log n), and the same
     /// again for each leaf whose rows the transaction has removed.
     ///
-    /// Of two transactions that want the same row, the second waits for the first to end. If that has removed the row,
+    /// If two transactions want the same row, the second waits for the first to end. If the first has removed the row,
     /// the second has a conflict, except with [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted): then it
-    /// gets the next row. [`pop_first_in`](Transaction::pop_first_in) goes on to the next row at once.
+    /// gets the next row. [`pop_first_in`](Transaction::pop_first_in) tries the next row at once.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -230,7 +230,7 @@ impl Transaction {
         ready(self.pop_in(WaitMode::Blocking, keyspace, Direction::Forward))
     }
 
-    /// Removes the last row in the order of keys and returns it. Otherwise like [`pop_first`](Transaction::pop_first).
+    /// Removes and returns the last row in key order. Otherwise like [`pop_first`](Transaction::pop_first).
     ///
     /// # Errors
     /// Those of [`pop_first`](Transaction::pop_first).
@@ -238,16 +238,16 @@ impl Transaction {
         ready(self.pop_in(WaitMode::Blocking, keyspace, Direction::Backward))
     }
 
-    /// Removes the first row of a range that no other transaction has locked, and that none has changed since this one
-    /// began, and returns it. Never waits for a row and has no conflict: `None` if there is no such row. O(log n), and
-    /// a step of a scan for each row that is passed over.
+    /// Removes and returns the first row of a range that no other transaction has locked, or changed since this one
+    /// began. Never waits for a row and never conflicts: returns `None` if there is no such row. O(log n), plus a step
+    /// of a scan for each row that is skipped.
     ///
-    /// Locked rows are passed over as by [`Keyspace::pop_first_in`], and come first again once they are free. So many
+    /// Locked rows are skipped as by [`Keyspace::pop_first_in`], and come first again once they are unlocked. So many
     /// workers can each take a job and keep it until they commit. With
-    /// [`Isolation::Serializable`](crate::Isolation::Serializable) a row that was passed over counts as read: if its
-    /// holder changes it, this transaction has a conflict.
-    /// [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted) sees jobs that were inserted since the transaction
-    /// began.
+    /// [`Isolation::Serializable`](crate::Isolation::Serializable), a skipped row counts as read: if the owner of its
+    /// lock changes it, this transaction has a conflict. With
+    /// [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted), the call also finds jobs that were inserted after
+    /// the transaction began.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -272,8 +272,8 @@ impl Transaction {
         ready(self.pop_free_in(WaitMode::Blocking, keyspace, bounds::owned(&range), Direction::Forward))
     }
 
-    /// Removes the last row of a range that no other transaction has locked, and that none has changed since this one
-    /// began, and returns it. Otherwise like [`pop_first_in`](Transaction::pop_first_in).
+    /// Removes and returns the last row of a range that no other transaction has locked, or changed since this one
+    /// began. Otherwise like [`pop_first_in`](Transaction::pop_first_in).
     ///
     /// # Errors
     /// Those of [`pop_first_in`](Transaction::pop_first_in).
@@ -290,7 +290,8 @@ impl Transaction {
     ) -> Result<Option<(Value, Value)>> {
         loop {
             let mut keys = self.rows(keyspace)?.scan((lower.clone(), upper.clone())).one_at_first().keys();
-            // An open scan would have the removal copy the write set, so it ends with each row that is locked.
+            // With an open scan, the removal would have to copy the write set. So the scan ends as soon as a row is
+            // locked.
             let key = loop {
                 let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
                 if self.lock_if_free(mode, keyspace, &key).await? {
@@ -301,7 +302,7 @@ impl Transaction {
             if let Some(value) = self.take_in(mode, keyspace, &key).await? {
                 return Ok(Some((key, value)));
             }
-            // Read committed: another transaction has removed it since.
+            // Another transaction has removed the row since; this happens only with read committed.
             match direction {
                 Direction::Forward => lower = Bound::Excluded(key.to_vec()),
                 Direction::Backward => upper = Bound::Excluded(key.to_vec()),
@@ -318,12 +319,12 @@ impl Transaction {
         loop {
             let mut keys = self.rows(keyspace)?.scan(bounds::ALL).one_at_first().keys();
             let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
-            // An open scan would have the removal copy the write set.
+            // With an open scan, the removal would have to copy the write set.
             drop(keys);
             if let Some(value) = self.take_in(mode, keyspace, &key).await? {
                 return Ok(Some((key, value)));
             }
-            // Read committed: another transaction has removed it since.
+            // Another transaction has removed the row since; this happens only with read committed.
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A named tree of rows.
+//! Keyspaces: named trees of rows.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::txn::engine::{Durability, Row};
 use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::Change;
 
-/// A keyspace: rows ordered by the bytes of their keys. A cheap handle.
+/// A keyspace: rows ordered by the bytes of their keys. Cheap to clone.
 ///
-/// Each call outside of a transaction is a transaction of its own. Its durability is the handle's: that of
-/// [`Config::durability`](crate::Config::durability), `Full` by default, or of
-/// [`with_durability`](Keyspace::with_durability). Where the documentation of a call says *durable when it returns*, it
-/// is so for a handle of durability `Full`.
+/// Each call outside of a transaction is a transaction of its own. It commits with the durability of the handle: that
+/// of [`Config::durability`](crate::Config::durability), `Full` by default, or that of
+/// [`with_durability`](Keyspace::with_durability). If a call is documented as *durable when it returns*, this holds for
+/// handles with `Full` durability.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -44,9 +44,10 @@ use crate::txn::write_set::Change;
 #[derive(Clone)]
 pub struct Keyspace {
     pub(super) handle: Arc<Handle>,
-    /// Modules that get handles from outside get it from [`named_in`](Keyspace::named_in).
+    /// Modules that receive a keyspace from a caller get this from [`named_in`](Keyspace::named_in), which checks the
+    /// database.
     pub(super) open: Arc<OpenKeyspace>,
-    /// Of its own commits.
+    /// The durability of this handle's own commits.
     pub(super) durability: Durability,
 }
 
@@ -72,15 +73,14 @@ pub struct KeyspaceOptions {
 }
 
 impl KeyspaceOptions {
-    /// The defaults.
+    /// Creates the default options.
     #[must_use]
     pub fn new() -> KeyspaceOptions {
         KeyspaceOptions::default()
     }
 
-    /// The size of its pages, a power of two from 4 to 64 KiB. Default:
-    /// [`Config::page_bytes`](crate::Config::page_bytes). Small pages read less for one row; large ones compress better
-    /// and scan faster.
+    /// Sets the page size, a power of two from 4 to 64 KiB. Default: [`Config::page_bytes`](crate::Config::page_bytes).
+    /// Small pages read less for a single row; large ones compress better and scan faster.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> KeyspaceOptions {
         self.page_bytes = Some(bytes);
@@ -102,13 +102,13 @@ impl KeyspaceOptions {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct KeyspaceInfo {
-    /// Its name.
+    /// The name of the keyspace.
     pub name: String,
-    /// Its number.
+    /// The number of the keyspace.
     pub id: KeyspaceId,
-    /// Bytes of a page.
+    /// The page size in bytes.
     pub page_bytes: usize,
-    /// Pages in use, those of large values included.
+    /// Pages in use, including those of large values.
     pub page_count: u64,
 }
 
@@ -117,8 +117,8 @@ impl Keyspace {
         Keyspace { handle: Arc::clone(handle), open, durability: handle.store_here().durability }
     }
 
-    /// The open keyspace, for callers that work on the database of `handle`; `Invalid` if it belongs to another. `user`
-    /// names the caller in the error.
+    /// Returns the open keyspace, for callers that work on the database of `handle`. Fails with `Invalid` if the
+    /// keyspace belongs to another database. `user` names the caller in the error.
     pub(crate) fn named_in(&self, handle: &Arc<Handle>, user: &str) -> Result<&OpenKeyspace> {
         handle.store()?;
         if Arc::ptr_eq(&self.handle, handle) {
@@ -140,25 +140,25 @@ impl Keyspace {
         self.handle.store()
     }
 
-    /// Its rows as plain calls see them.
+    /// Returns the keyspace's rows as plain calls see them.
     pub(super) fn rows(&self) -> Rows<'_> {
         Rows { handle: &self.handle, tree: &self.open.tree, view: None }
     }
 
-    /// Its name.
+    /// Returns the name of the keyspace.
     #[must_use]
     pub fn name(&self) -> &str {
         self.open.name()
     }
 
-    /// Another handle of the keyspace, whose calls commit with this durability.
+    /// Returns another handle of the keyspace, whose calls commit with this durability.
     ///
     /// ```
     /// use drumlin::Durability;
     ///
     /// # let db = drumlin::Config::in_memory().open("")?;
     /// let log = db.keyspace("log")?.with_durability(Durability::Relaxed);
-    /// log.insert("1", "returns before it is on the medium")?;
+    /// log.insert("1", "returns before it is durable")?;
     /// log.remove("1")?;
     /// # Ok::<(), drumlin::Error>(())
     /// ```
@@ -167,14 +167,15 @@ impl Keyspace {
         Keyspace { durability, ..self.clone() }
     }
 
-    /// The length of the longest key: a quarter of the page.
+    /// Returns the length of the longest possible key, in bytes: a quarter of a page.
     #[must_use]
     pub fn key_bytes_max(&self) -> usize {
         self.open.tree.key_bytes_max()
     }
 
-    /// The bytes that the keyspace's pages take in the data file, those of large values included: compressed, and as
-    /// they were last written; changes that are only in memory and in the log yet are not counted. O(pages).
+    /// Returns the bytes that the keyspace's pages take in the data file, including those of large values. Pages count
+    /// with their compressed size as last written; changes that are still only in memory and in the log do not count.
+    /// O(pages).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -186,16 +187,16 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// [`Closed`](crate::Error), if the database is.
+    /// [`Closed`](crate::Error) if the database was closed.
     pub fn disk_bytes(&self) -> Result<u64> {
         Ok(self.store()?.disk_bytes(&self.open))
     }
 }
 
-/// Reading. Each call sees the newest commit that no power cut can take back; calls that read several rows see all of
-/// them as of one commit, but for [`get_many`](Keyspace::get_many).
+/// Reading. Each call sees the newest commit that no power cut can take back. A call that reads several rows sees all
+/// of them as of one commit, except for [`get_many`](Keyspace::get_many).
 impl Keyspace {
-    /// Returns the row's value. O(log n); at most one read of the device while inner nodes are in memory.
+    /// Returns the row's value. O(log n); reads the device at most once if the inner nodes are in memory.
     ///
     /// # Errors
     /// [`Corrupted`](crate::Error::Corrupted), [`Io`](crate::Error::Io).
@@ -203,16 +204,16 @@ impl Keyspace {
         self.get_owned(key.as_ref())
     }
 
-    // Compiled once, here, whatever kinds of keys are used.
+    // Not generic, so that it is compiled once for all types of keys.
     fn get_owned(&self, key: &[u8]) -> Result<Option<Value>> {
         self.store()?.engine.get(&self.open.tree, key, Store::PLAIN)
     }
 
-    /// Puts the row's value in `value`, in place of what that held, and returns `true`. Returns `false` if there is no
-    /// row: then `value` is empty, as it is after an error. O(log n).
+    /// Replaces the content of `value` with the row's value and returns `true`. If there is no row, empties `value` and
+    /// returns `false`. After an error `value` is empty, too. O(log n).
     ///
-    /// It allocates only where the vector's capacity does not do, so a loop that uses one vector allocates nothing.
-    /// Values over 64 KiB are read into it chunk by chunk.
+    /// Allocates only if the vector's capacity is too small, so a loop that reuses one vector does not allocate. Values
+    /// over 64 KiB are read into it chunk by chunk.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -235,10 +236,10 @@ impl Keyspace {
         self.store()?.engine.get_into(&self.open.tree, key, Store::PLAIN, value)
     }
 
-    /// Calls `look` with the row's value and returns its result; `None` if there is no row. O(log n).
+    /// Calls `look` with the row's value and returns its result, or `None` if there is no row. O(log n).
     ///
-    /// `look` sees a copy in a vector that the thread keeps for the next call, of up to 64 KiB, and runs under no lock
-    /// or latch: it may take its time, panic, and call the database.
+    /// `look` sees a copy, and runs under no lock or latch: it may take its time, panic, or call the database. The
+    /// thread keeps the copy's vector for its next call, if it is not longer than 64 KiB.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -264,7 +265,7 @@ impl Keyspace {
         Ok(self.store()?.engine.find(&self.open.tree, key.as_ref(), Store::PLAIN, |_| ())?.is_some())
     }
 
-    /// Tells which of many rows exist, with many reads of the device in flight at once, as
+    /// Returns for each of many keys whether its row exists, with many reads of the device in flight at once, as
     /// [`get_many`](Keyspace::get_many) does. Reads no large value.
     ///
     /// ```
@@ -282,7 +283,8 @@ impl Keyspace {
     }
 
     /// Returns the values of many rows, with many reads of the device in flight at once. Each value is as of its own
-    /// moment during the call; [`Reader::get_many`](crate::Reader::get_many) of a snapshot reads all as of one.
+    /// moment during the call. [`Reader::get_many`](crate::Reader::get_many) of a snapshot reads all of them as of one
+    /// commit.
     ///
     /// # Errors
     /// Those of [`get`](Keyspace::get).
@@ -290,7 +292,7 @@ impl Keyspace {
         ready(self.rows().get_many(WaitMode::Blocking, keys))
     }
 
-    /// Returns the first row in the order of keys. O(log n).
+    /// Returns the first row in key order. O(log n).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -306,12 +308,12 @@ impl Keyspace {
     ///
     /// # Errors
     /// Those of [`get`](Keyspace::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory
-    /// that is for them, [`SnapshotTooOld`](crate::Error::SnapshotTooOld).
+    /// for scans; [`SnapshotTooOld`](crate::Error::SnapshotTooOld).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
         ready(self.rows().end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
     }
 
-    /// Returns the last row in the order of keys. O(log n).
+    /// Returns the last row in key order. O(log n).
     ///
     /// # Errors
     /// Those of [`first`](Keyspace::first).
@@ -333,15 +335,15 @@ impl Keyspace {
         ready(self.rows().is_empty(WaitMode::Blocking))
     }
 
-    /// Counts the rows of a range. O(log n), and O(rows inserted and removed since counts were last asked for).
+    /// Counts the rows of a range. O(log n), plus O(rows inserted and removed since the last count).
     ///
-    /// The first count of a large range visits its leaves, and the keyspace keeps what it finds: eight bytes a page,
-    /// and the keys of rows inserted and removed since, at most an eighth of the memory for pages. From then on commits
-    /// note such rows. A [bulk load](crate::BulkLoad) and a [check](crate::Database::check) leave counts too.
-    /// Checkpoints and closing write the counts to a file, so that the first count after an opening
-    /// need not visit the leaves either. They are forgotten where no count comes before that memory is full. Where
-    /// there is no memory for them, and for a snapshot that is older than they are, a count visits the leaves of its
-    /// range. The answer is exact in any case.
+    /// The first count of a large range visits its leaves. The keyspace then keeps their counts, eight bytes for each
+    /// page, and from then on commits record the keys of rows that they insert and remove. Both together take at most
+    /// an eighth of the memory for pages. A [bulk load](crate::BulkLoad) and a [check](crate::Database::check) leave
+    /// counts, too. Checkpoints and closing write the counts to a file, so that the first count after reopening need
+    /// not visit the leaves either. If that memory is full and no count has come since, the counts are dropped. A count
+    /// visits the leaves of its range if there is no memory for counts, or for a snapshot older than the counts. The
+    /// answer is always exact.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -358,7 +360,7 @@ impl Keyspace {
         ready(self.rows().count(WaitMode::Blocking, bounds::owned(&range)))
     }
 
-    /// Counts all rows. Like [`count`](Keyspace::count).
+    /// Counts all rows, like [`count`](Keyspace::count).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -374,8 +376,8 @@ impl Keyspace {
         self.count(..)
     }
 
-    /// Counts the rows whose keys are below this one: the place that the key has, or would have, in the order of keys.
-    /// Like [`count`](Keyspace::count).
+    /// Counts the rows whose keys are below this key: the position that the key has, or would have, in key order. Like
+    /// [`count`](Keyspace::count).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -393,24 +395,23 @@ impl Keyspace {
         self.count(..key)
     }
 
-    /// Reduces the rows of a range: their sum, their least or greatest number, or whatever a [`Reducer`] computes.
-    /// O(log n), and O(leaves changed since aggregates were last asked for).
+    /// Reduces the rows of a range to their sum, their least or greatest number, or whatever else a [`Reducer`]
+    /// computes. O(log n), plus O(leaves changed since the last aggregate).
     ///
-    /// The first aggregate of a large range by a reducer reads its rows, and the keyspace keeps what it finds: a state
-    /// for each page, beside the [counts](Keyspace::count). From then on commits note the keys of the rows that they
-    /// change. States are kept for the 32 reducers that were used last, by type and name. For a snapshot that is older
-    /// than what is kept, the rows are read. The answer is exact in any case. What is kept is forgotten when the
-    /// database is closed.
+    /// The first aggregate of a large range by a reducer reads its rows. The keyspace then keeps a state for each page,
+    /// beside the [counts](Keyspace::count), and from then on commits record the keys of the rows that they change.
+    /// States are kept for the 32 reducers used most recently, identified by type and name. For a snapshot older than
+    /// the states, the rows are read. The answer is always exact. The states are lost when the database is closed.
     ///
-    /// A reducer takes 14 bytes and its encoded state for each leaf, a page of rows, of
-    /// [`state_bytes`](crate::Limits::state_bytes), which is up to a quarter of the memory for pages;
-    /// [`Stats::memory`](crate::Stats::memory) has the use of this part. 5 million rows of 48 bytes have 64,000 leaves
-    /// of 4 KiB, for which states of 32 bytes take 2.8 MiB. If it does not suffice, reducers share it: the states
-    /// of inner pages are kept, and of some leaves none. A range reads the rows of those at its two ends, up to some
-    /// hundred leaves each.
+    /// For each leaf (a page of rows), a reducer takes 14 bytes and its encoded state. This memory is limited to
+    /// [`state_bytes`](crate::Limits::state_bytes), up to a quarter of the memory for pages;
+    /// [`Stats::memory`](crate::Stats::memory) shows how much of it is used. For example, 5 million rows of 48 bytes
+    /// have 64,000 leaves of 4 KiB, and states of 32 bytes take 2.8 MiB for them. If the memory does not suffice,
+    /// reducers share it: the states of inner pages are kept, but those of some leaves are not. A range then reads the
+    /// rows of such leaves at its two ends, up to a few hundred leaves each.
     ///
-    /// An aggregate that has to read many rows is a long read: beside many writers it may end with
-    /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), and finds more states when it is asked again.
+    /// An aggregate that must read many rows is a long read. While there are many writers, it may end with
+    /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld). When it is repeated, it finds more states.
     ///
     /// ```
     /// use drumlin::{Field, Sum};
@@ -434,8 +435,8 @@ impl Keyspace {
         ready(self.rows().aggregate(WaitMode::Blocking, reducer, bounds::owned(&range)))
     }
 
-    /// Returns the row of a range that has `index` rows of the range before it. O(log n), like
-    /// [`count`](Keyspace::count); where the keyspace keeps no counts, O(`index`).
+    /// Returns the row at position `index` of a range, counted from 0. O(log n), like [`count`](Keyspace::count);
+    /// O(`index`) if the keyspace keeps no counts.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -455,9 +456,8 @@ impl Keyspace {
         ready(self.rows().nth(WaitMode::Blocking, bounds::owned(&range), index))
     }
 
-    /// Returns `row_count` different rows of a range, chosen at random, or all, if it has no more: every set of so many
-    /// rows is as likely as any other. They are of one snapshot, and in the order of keys. O(`row_count` · log n), like
-    /// [`nth`](Keyspace::nth).
+    /// Returns `row_count` rows of a range, chosen uniformly at random without replacement, or all rows if the range
+    /// has fewer. The rows are of one snapshot, and in key order. O(`row_count` · log n), like [`nth`](Keyspace::nth).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -476,7 +476,7 @@ impl Keyspace {
         ready(self.rows().sample(WaitMode::Blocking, bounds::owned(&range), row_count))
     }
 
-    /// The rows of a range of keys as of this call; later changes are not seen. See [`Range`] and [`KeyRange`].
+    /// Returns the rows of a range of keys as of this call; later changes are not seen. See [`Range`] and [`KeyRange`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -493,12 +493,12 @@ impl Keyspace {
         self.rows().scan(bounds::owned(&range))
     }
 
-    /// All rows whose key begins with `prefix`.
+    /// Returns all rows whose key begins with `prefix`.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Range {
         self.rows().scan(bounds::of_prefix(prefix.as_ref()))
     }
 
-    /// All rows. A `for` loop over `&keyspace` does the same.
+    /// Returns all rows. A `for` loop over `&keyspace` does the same.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -513,7 +513,7 @@ impl Keyspace {
         self.rows().scan(bounds::ALL)
     }
 
-    /// All keys, without reading values. Of a range: [`Range::keys`].
+    /// Returns all keys, without reading values. For the keys of a range, see [`Range::keys`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -526,7 +526,7 @@ impl Keyspace {
         self.iter().keys()
     }
 
-    /// All values, in the order of their keys. Of a range: [`Range::values`].
+    /// Returns all values in key order. For the values of a range, see [`Range::values`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -539,7 +539,7 @@ impl Keyspace {
         self.iter().values()
     }
 
-    /// Opens a value as a stream, as of this call: `Read` and `Seek`, for values too large to keep in memory.
+    /// Opens a value as a stream, as of this call, with `Read` and `Seek`: for values too large for memory.
     ///
     /// # Errors
     /// Those of [`get`](Keyspace::get).
@@ -559,22 +559,23 @@ impl IntoIterator for &Keyspace {
 
 /// Writing. Each call is a transaction of its own.
 impl Keyspace {
-    /// Puts a row and replaces the one with the same key, if there is one. Durable when it returns. O(log n). Does not
-    /// read the row: [`replace`](Keyspace::replace) returns the old value.
+    /// Puts a row, replacing any row with the same key. Durable when it returns. O(log n). Does not read the row;
+    /// [`replace`](Keyspace::replace) also returns the old value.
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong), [`DiskFull`](crate::Error::DiskFull),
-    /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction has the row locked for 10 seconds,
+    /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction keeps the row locked for 10 seconds,
     /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed),
     /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown). [`MemoryInUse`](crate::Error::MemoryInUse) if the write must
     /// wait for its row or for memory, and the memory that open transactions and waiting writes share has no room for
-    /// its lock for 10 seconds; for a value over 64 KiB also like [`insert_from`](Keyspace::insert_from).
+    /// its lock within 10 seconds. A value over 64 KiB can also fail with [`MemoryInUse`](crate::Error::MemoryInUse)
+    /// like [`insert_from`](Keyspace::insert_from).
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.insert_with(key, value, self.durability)
     }
 
-    /// Like [`insert`](Keyspace::insert), with the given durability instead of the handle's. For other calls, and for
-    /// more than one, see [`with_durability`](Keyspace::with_durability).
+    /// Like [`insert`](Keyspace::insert), with this durability instead of the handle's. To use it for other calls, or
+    /// for several, see [`with_durability`](Keyspace::with_durability).
     ///
     /// # Errors
     /// Those of [`insert`](Keyspace::insert).
@@ -612,18 +613,18 @@ impl Keyspace {
         let tree = &self.open.tree;
         let value = values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.make_room).await?;
         let row = Row { tree: &self.open.tree, key, change: Change::PutLarge(&value) };
-        // Until the value is applied, its space is released however this ends.
+        // If this fails or is dropped before the value is applied, the value's space is released.
         store.autocommit(mode, row, durability).await?;
         Ok(value.length)
     }
 
-    /// Stores all that `reader` yields as the row's value, of any length, in 320 KiB of memory. The row changes once
-    /// the reader has ended. Returns the number of bytes. If other writers use all the memory for this, a thirty-second
-    /// of the budget, the call waits for them before it reads anything.
+    /// Stores everything that `reader` yields as the row's value, of any length, in 320 KiB of memory. The row changes
+    /// only after the reader has ended. Returns the number of bytes. If other writers use all the memory for this, a
+    /// thirty-second of the budget, the call waits for them before it reads anything.
     ///
     /// # Errors
     /// [`Source`](crate::Error::Source) if the reader fails; nothing of the value remains.
-    /// [`MemoryInUse`](crate::Error::MemoryInUse) after waiting for memory for 10 seconds; nothing has been read.
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if there was no memory for 10 seconds; nothing has been read.
     /// Otherwise those of [`insert`](Keyspace::insert).
     pub fn insert_from(&self, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
         ready(self.insert_from_in(WaitMode::Blocking, key.as_ref(), Blocking(reader)))
@@ -633,7 +634,7 @@ impl Keyspace {
         let memory = self.store()?.source_memory(mode).await?;
         let head = read_head(&mut source).await?;
         if head.len() <= MEDIUM_BYTES_MAX {
-            // Another transaction may hold the row for long.
+            // Release it now, because another transaction may keep the row locked for long.
             drop(memory);
             self.insert_in(mode, key, &head, self.durability).await?;
             return Ok(head.len() as u64);
@@ -641,11 +642,11 @@ impl Keyspace {
         self.insert_large(mode, key, WithHead { head: &head, source }, memory, self.durability).await
     }
 
-    /// Removes the row, if there is one. Durable when it returns. O(log n). Does not read the row:
-    /// [`take`](Keyspace::take) returns its value.
+    /// Removes the row, if there is one. Durable when it returns. O(log n). Does not read the row;
+    /// [`take`](Keyspace::take) also returns its value.
     ///
     /// # Errors
-    /// Those of [`insert`](Keyspace::insert). Works on a full disk too.
+    /// Those of [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
         ready(self.remove_in(WaitMode::Blocking, key.as_ref()))
     }
@@ -657,7 +658,7 @@ impl Keyspace {
     }
 }
 
-/// Reads as many bytes as it takes to tell whether the value is a large one.
+/// Reads enough bytes to find out whether the value is large.
 pub(crate) async fn read_head(source: &mut impl Source) -> Result<Vec<u8>> {
     let mut head = vec![0; MEDIUM_BYTES_MAX + 1];
     let filled = source.fill(&mut head).await?;
@@ -666,7 +667,7 @@ pub(crate) async fn read_head(source: &mut impl Source) -> Result<Vec<u8>> {
     Ok(head)
 }
 
-/// A source whose first bytes were read already.
+/// A source whose first bytes were already read.
 pub(crate) struct WithHead<'h, S> {
     pub(crate) head: &'h [u8],
     pub(crate) source: S,

@@ -1,8 +1,8 @@
-//! Copies of a leaf's rows, as a scan's snapshot sees them.
+//! Copies of a leaf's rows as a scan's snapshot sees them.
 //!
-//! A copy takes as many rows as there is memory for, those next to the end that the scan is at. It merges three sources
-//! by key, each of which may end early for want of memory: the leaf, old versions of its rows, and the changes of the
-//! scan's own transaction. The first of them to end decides where the copy stops.
+//! A copy takes as many rows as fit into memory, beginning at the end where the scan is. It merges three sources by
+//! key: the leaf, old versions of its rows, and the changes of the scan's own transaction. Each source may end early
+//! for lack of memory; the one that ends first decides where the copy stops.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow, Range as Span, RangeBounds};
@@ -20,27 +20,27 @@ use crate::txn::values::LargeValue;
 use crate::txn::versions::Versions;
 use crate::txn::write_set::{Change, WriteSet};
 
-/// Memory of a row besides its bytes.
+/// Memory of a row besides its key and value.
 const ROW_BYTES: usize = size_of::<Row>();
 /// The least that a scan copies at once, unless a single row is larger.
 const BATCH_BYTES_MIN: u64 = 1 << 10;
-/// The most that a new scan copies at once while no others have memory; each leaf raises it by as much again. Pages of
-/// up to 8 KiB are copied whole.
+/// The most that a new scan copies at once if no other scan has memory; each leaf raises the limit by the same amount.
+/// Pages of up to 8 KiB are copied whole.
 const BATCH_BYTES_FIRST: u64 = 16 << 10;
-/// Memory of copies is taken in steps of so many bytes and rows, so that few leaves need more than the one before.
+/// Memory of copies grows in steps of this many bytes and rows, so that few leaves need more than the one before.
 const BYTES_STEP: usize = 1 << 10;
 const ROWS_STEP: usize = 16;
-/// The most that it copies at once of its transaction's own changes, and of old versions.
+/// The most bytes of own changes, and of old versions, that a scan copies at once.
 pub(super) const CHANGES_BYTES_MAX: usize = 64 << 10;
 
-/// Rows that a scan has copied and not handed out yet, from either end. The next copy goes into the same memory, unless
-/// a [`Value`] still shows a part of it.
+/// Rows that a scan has copied but not returned yet, from either end. The next copy reuses their memory, unless a
+/// [`Value`] still refers to it.
 #[derive(Default)]
 pub(super) struct CopiedRows {
     /// `None` before the first copy.
     bytes: Option<Arc<Vec<u8>>>,
     rows: Vec<Row>,
-    /// The indexes of those that are left.
+    /// The indexes of the remaining rows.
     left: Span<usize>,
 }
 
@@ -58,7 +58,7 @@ impl CopiedRows {
         self.left.is_empty()
     }
 
-    /// Forgets the rows, but not their memory.
+    /// Removes the rows but keeps their memory, unless a value refers to it.
     pub(super) fn clear(&mut self) {
         match self.bytes.as_mut().and_then(Arc::get_mut) {
             Some(bytes) => bytes.clear(),
@@ -68,7 +68,7 @@ impl CopiedRows {
         self.left = 0..0;
     }
 
-    /// The index of the next row. There must be one.
+    /// Returns the index of the next row. There must be one.
     #[inline]
     fn next(&self, direction: Direction) -> usize {
         debug_assert!(!self.is_empty(), "no row is left");
@@ -78,7 +78,7 @@ impl CopiedRows {
         }
     }
 
-    /// Passes the next row: it has been handed out.
+    /// Passes the next row after it was returned.
     #[inline]
     pub(super) fn pass(&mut self, direction: Direction) {
         debug_assert!(!self.is_empty(), "a row is passed that is not there");
@@ -93,22 +93,22 @@ impl CopiedRows {
         self.bytes.as_ref().expect("rows that are left have bytes")
     }
 
-    /// The key of the next row. There must be one.
+    /// Returns the key of the next row. There must be one.
     pub(super) fn key(&self, direction: Direction) -> Value {
         Value::part(self.bytes(), self.rows[self.next(direction)].key.clone())
     }
 
-    /// The value of the next row. There must be one.
+    /// Returns the value of the next row. There must be one.
     pub(super) fn value(&self, direction: Direction) -> Fetched {
         self.rows[self.next(direction)].value.clone()
     }
 
-    /// A value that lies among the copied bytes.
+    /// Returns a value within the copied bytes.
     pub(super) fn part(&self, span: Span<u32>) -> Value {
         Value::part_of(Arc::clone(self.bytes()), span)
     }
 
-    /// Takes the next row, if there is one and its value was copied with it.
+    /// Takes the next row if there is one and its value was copied with it.
     #[inline]
     pub(super) fn take(&mut self, direction: Direction) -> Option<(Value, Value)> {
         if self.is_empty() {
@@ -120,7 +120,7 @@ impl CopiedRows {
         Some(row)
     }
 
-    /// Takes the next row's key, if there is one.
+    /// Takes the next row's key if there is one.
     #[inline]
     pub(super) fn take_key(&mut self, direction: Direction) -> Option<Value> {
         if self.is_empty() {
@@ -131,8 +131,8 @@ impl CopiedRows {
         Some(key)
     }
 
-    /// Shows rows to `look` until it breaks, up to one whose value was not copied with it. A row that was shown is
-    /// passed.
+    /// Calls `look` with rows until it breaks, or until a row whose value was not copied with it. A row that was shown
+    /// is passed.
     #[inline]
     pub(super) fn show<B>(
         &mut self,
@@ -142,14 +142,14 @@ impl CopiedRows {
         while !self.is_empty() {
             let Row { key, value: Fetched::Inline(value) } = &self.rows[self.next(direction)] else { break };
             let [key, value] = [key, value].map(|span| span.start as usize..span.end as usize);
-            // Before the call, which may panic.
+            // Pass the row before the call, because the call may panic.
             self.pass(direction);
             look(&self.bytes()[key], &self.bytes()[value])?;
         }
         ControlFlow::Continue(())
     }
 
-    /// The places of the values that are not in the leaf, in the order of a scan.
+    /// Returns the references of the values outside of the leaf, in the order of the scan.
     pub(super) fn references(&self, direction: Direction) -> impl Iterator<Item = LargeRef> {
         let rows = &self.rows[self.left.clone()];
         (0..rows.len()).filter_map(move |index| {
@@ -166,12 +166,13 @@ impl CopiedRows {
 pub(super) enum Fetched {
     Inline(Span<u32>),
     Large(LargeRef),
-    /// Put by the scanning transaction: written to extents, but in no page table before the commit.
+    /// A value that the scanning transaction has put. It was written to extents, but no page table refers to them
+    /// before the commit.
     Own(Arc<LargeValue>),
 }
 
 impl Fetched {
-    /// The length of the value.
+    /// Returns the length of the value.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Fetched::Inline(span) => u64::from(span.end - span.start),
@@ -181,20 +182,20 @@ impl Fetched {
     }
 }
 
-/// The rows that a scan wants of a leaf.
+/// How many rows of a leaf a scan wants.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum Want {
     #[default]
     All,
-    /// No more than one.
+    /// At most one.
     One,
-    /// Their count alone. They are copied only where old versions or own changes have to be merged.
+    /// Only their number. Rows are copied only if old versions or own changes must be merged.
     Count,
 }
 
 /// The outcome of copying rows from a leaf.
 pub(super) struct Copied {
-    /// The number of rows, those that were counted and not copied included.
+    /// The number of rows, including those that were counted but not copied.
     pub(super) count: usize,
     /// The memory of the rows.
     pub(super) bytes: u64,
@@ -213,14 +214,14 @@ pub(super) struct Copier<'s> {
     pub(super) bounds: Bounds<'s>,
     /// The changes of the scanning transaction.
     pub(super) own: Option<&'s WriteSet>,
-    /// The end of the bounds whose rows are copied: the first for `Forward`.
+    /// `Forward` copies the first rows within the bounds, `Backward` the last.
     pub(super) direction: Direction,
     pub(super) want: Want,
 }
 
 impl Copier<'_> {
-    /// Copies rows of a leaf that is latched, as many as there is `memory` for beside `kept_bytes`, in place of those
-    /// that `into` held.
+    /// Copies the rows of a latched leaf into `into`, replacing its rows. Takes as many as fit into `memory` besides
+    /// `kept_bytes`.
     pub(super) fn copy(
         &self,
         leaf: &Leaf<'_>,
@@ -241,13 +242,13 @@ impl Copier<'_> {
             [is_newer, self.own.is_some()].map(|are_there| if are_there { CHANGES_BYTES_MAX } else { 0 });
         let mut room = reserve(memory, kept_bytes, bytes_of_all + changes_bytes[0] + changes_bytes[1])?;
         if self.want == Want::One {
-            // The first row is copied whatever its size. Halved below, and then still more than nothing.
+            // The first row is copied whatever its size. The room is halved below and must still be positive.
             room = 2;
         }
 
         let mut old = BTreeMap::new();
         if is_newer {
-            // Old versions are in memory together with the copies of them.
+            // Old versions and the copies of them are in memory at the same time.
             room /= 2;
             old = self.old_versions(page, room.min(CHANGES_BYTES_MAX), spilled, &mut part);
         }
@@ -269,7 +270,7 @@ impl Copier<'_> {
             true => batch.copy(&part),
             false => batch.merge(&part, old, own),
         }
-        // The memory of the rows before may exceed the room, and what grows row by row does.
+        // Capacity left from earlier rows may exceed the room, and so may that of vectors that grew row by row.
         if bytes_of_all > room || !is_plain || batch.memory_bytes() > room as u64 {
             batch.shrink();
         }
@@ -279,7 +280,7 @@ impl Copier<'_> {
         Ok(Copied { count: into.len(), bytes, stop: part.stop })
     }
 
-    /// Old versions of the leaf's rows, in memory and among those that were spilled, up to so many bytes of them.
+    /// Returns old versions of the leaf's rows, in memory and among the spilled ones, up to `bytes_max` bytes.
     fn old_versions(
         &self,
         page: PageId,
@@ -287,14 +288,14 @@ impl Copier<'_> {
         spilled: OldRows,
         part: &mut LeafPart<'_>,
     ) -> BTreeMap<Vec<u8>, (Timestamp, OldVersion)> {
-        // The leaf's rows lie within its fences, so the scan's bounds are enough.
+        // The leaf's rows are within its fences, so the scan's bounds suffice.
         let leaf = (self.keyspace, page);
         let found = self.versions.rows_at(leaf, self.snapshot, self.bounds, self.direction, bytes_max, spilled);
         found.last.into_iter().for_each(|last| part.stop_at(last));
         found.rows
     }
 
-    /// The transaction's own changes between the leaf's fences, up to so many bytes of them.
+    /// Returns the transaction's own changes between the leaf's fences, up to `bytes_max` bytes.
     fn own_changes<'w>(
         &self,
         writes: &'w WriteSet,
@@ -328,17 +329,17 @@ impl Copier<'_> {
     }
 }
 
-/// The rows of a leaf that a copy takes: those within the scan's bounds, up to a key that it stops at.
+/// The rows of a leaf that a copy takes: those within the scan's bounds, up to the key where it stops.
 struct LeafPart<'a> {
     leaf: &'a Leaf<'a>,
     lower: Bound<&'a [u8]>,
     upper: Bound<&'a [u8]>,
     direction: Direction,
-    /// The last key of the part, if memory ends it before the leaf does.
+    /// The last key of the part, if memory ends it before the leaf ends.
     stop: Option<Vec<u8>>,
-    /// The indexes of its rows in the leaf.
+    /// The indexes of the part's rows in the leaf.
     rows: Span<usize>,
-    /// The bytes of keys that have to be put together if the leaf's heap is copied.
+    /// The bytes of keys that must be assembled from prefix and suffix if the leaf's heap is copied.
     keys_bytes: usize,
 }
 
@@ -351,12 +352,12 @@ impl<'a> LeafPart<'a> {
         LeafPart { leaf, lower, upper, direction, stop: None, rows, keys_bytes }
     }
 
-    /// Returns `true` if copying the leaf's heap in one piece copies little that is not wanted.
+    /// Returns `true` if copying the leaf's heap in one piece copies few unwanted bytes.
     fn is_copied_whole(&self) -> bool {
         self.stop.is_none() && 2 * self.rows.len() > self.leaf.len()
     }
 
-    /// The scan's bounds, as far as the part reaches.
+    /// Returns the scan's bounds as far as the part reaches.
     fn bounds(&self) -> Bounds<'_> {
         match (&self.stop, self.direction) {
             (None, _) => (self.lower, self.upper),
@@ -365,14 +366,14 @@ impl<'a> LeafPart<'a> {
         }
     }
 
-    /// Memory of a copy of its rows, at the most.
+    /// Returns the most memory that a copy of the part's rows takes.
     fn memory_bytes(&self) -> usize {
         let (heap_bytes, prefixes_bytes) = (self.leaf.heap().len(), self.rows.len() * self.leaf.prefix().len());
         (heap_bytes + self.keys_bytes.max(prefixes_bytes)).next_multiple_of(BYTES_STEP)
             + self.rows.len().next_multiple_of(ROWS_STEP) * ROW_BYTES
     }
 
-    /// Ends the part at a key, unless it ends before.
+    /// Ends the part at this key, unless it already ends before.
     fn stop_at(&mut self, last: Vec<u8>) {
         let is_nearer = |stop: &Vec<u8>| match self.direction {
             Direction::Forward => last < *stop,
@@ -383,7 +384,7 @@ impl<'a> LeafPart<'a> {
         }
     }
 
-    /// Ends the part at the first row whose copy, with those before it, takes so many bytes.
+    /// Ends the part at the first row with which the copy reaches `bytes_max`.
     fn stop_within(&mut self, bytes_max: usize) {
         let mut bytes = 0;
         let Span { start, end } = self.rows;
@@ -412,7 +413,7 @@ impl<'a> LeafPart<'a> {
     }
 }
 
-/// The indexes of a leaf's rows within bounds.
+/// Returns the indexes of a leaf's rows within bounds.
 fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
     let behind = |key| match leaf.search(key) {
         Ok(index) => index + 1,
@@ -420,7 +421,7 @@ fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
     };
     let start = match lower {
         Bound::Unbounded => 0,
-        // A scan that comes from the leaf before goes on at the fence.
+        // A scan that comes from the previous leaf continues at the fence.
         Bound::Included(key) if leaf.lower_fence().is_some_and(|fence| key <= fence) => 0,
         Bound::Included(key) => leaf.lower_bound(key),
         Bound::Excluded(key) => behind(key),
@@ -449,9 +450,9 @@ fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
     }
 }
 
-/// Reserves memory for a copy of up to `wanted` bytes beside `kept_bytes`; returns how many bytes it may have.
+/// Reserves memory for a copy of up to `wanted` bytes besides `kept_bytes`. Returns how many bytes the copy may take.
 pub(super) fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
-    // A call that was dropped half-way has released the memory of its rows.
+    // A dropped call may have released the memory of the kept rows, so cover it again.
     if !memory.cover(kept_bytes) {
         return Err(Error::copies_in_memory(memory.limit_bytes()));
     }
@@ -467,14 +468,15 @@ pub(super) fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Res
     }
 }
 
-/// Releases memory beyond `needed` bytes if it is much: not for every leaf, since all scans share the account.
+/// Releases memory beyond `needed` bytes, but only if it is much: all scans share the account, and this runs for each
+/// leaf.
 fn fit(memory: &mut Grant, needed: u64) -> Result<()> {
     let is_much = memory.bytes() > needed + needed / 2;
     let fits = if is_much { memory.resize(needed) } else { memory.cover(needed) };
     if fits { Ok(()) } else { Err(Error::copies_in_memory(memory.limit_bytes())) }
 }
 
-/// Rows on their way out of a leaf.
+/// The memory that rows of a leaf are copied into.
 struct Batch<'c> {
     bytes: &'c mut Vec<u8>,
     rows: &'c mut Vec<Row>,
@@ -488,13 +490,13 @@ impl Batch<'_> {
         Batch { bytes, rows: &mut into.rows }
     }
 
-    /// Copies the rows of a part of a leaf, as they are.
+    /// Copies the rows of a part of a leaf unchanged.
     fn copy(&mut self, part: &LeafPart<'_>) {
         self.rows.reserve_exact(part.rows.len().next_multiple_of(ROWS_STEP));
         if part.is_copied_whole() { self.copy_heap(part) } else { self.copy_rows(part) }
     }
 
-    /// Copies the leaf's heap in one piece, which reads memory in order, and puts keys together behind it.
+    /// Copies the leaf's heap in one piece, which reads memory sequentially, and appends the assembled keys.
     fn copy_heap(&mut self, part: &LeafPart<'_>) {
         let (leaf, prefix) = (part.leaf, part.leaf.prefix());
         let heap = leaf.heap();
@@ -518,14 +520,14 @@ impl Batch<'_> {
         }
     }
 
-    /// Copies row after row.
+    /// Copies row by row.
     fn copy_rows(&mut self, part: &LeafPart<'_>) {
         let (leaf, prefix) = (part.leaf, part.leaf.prefix());
         if part.stop.is_none() {
             self.bytes.reserve_exact(leaf.heap().len() + part.rows.len() * prefix.len());
         }
         for index in part.rows.clone() {
-            // In one piece, the length of the value too.
+            // Copy the row in one piece, including the length of the value.
             let (row, suffix_bytes, value) = leaf.row(index);
             let start = self.bytes.len() as u32;
             if !prefix.is_empty() {
@@ -542,7 +544,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Copies the rows of a part of a leaf, their old versions, and what the transaction made of them, merged by key.
+    /// Copies the rows of a part of a leaf, their old versions, and the transaction's changes, merged by key.
     fn merge(
         &mut self,
         part: &LeafPart<'_>,
@@ -607,7 +609,7 @@ impl Batch<'_> {
         self.rows.shrink_to_fit();
     }
 
-    /// The heap memory of the batch.
+    /// Returns the heap memory of the batch.
     fn memory_bytes(&self) -> u64 {
         (self.bytes.capacity() + self.rows.capacity() * ROW_BYTES) as u64
     }

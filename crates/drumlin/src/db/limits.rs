@@ -4,14 +4,15 @@ use crate::format::node::key_bytes_max;
 use crate::memory::{Account, Budget, SOURCE_BYTES_MAX};
 use crate::txn::values::MEDIUM_BYTES_MAX;
 
-/// The limits of a database, from its memory budget and page size. Sizes are in bytes. The parts of the budget that
-/// they come from, and the present use of each, are in [`Stats::memory`](crate::Stats::memory).
+/// The limits of a database that follow from its memory budget and page size. Sizes are in bytes.
+/// [`Stats::memory`](crate::Stats::memory) shows the parts of the budget that they come from, and how much of each is
+/// used.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().memory(64 << 20).open("")?;
 /// let limits = db.limits();
 /// assert_eq!(limits.transaction_log_bytes, 2 << 20);
-/// // Rows of 100 bytes that one transaction surely takes, at 256 bytes of memory for each besides.
+/// // The number of rows of 100 bytes that surely fit into a transaction, with 256 bytes of overhead for each.
 /// let rows = (limits.transaction_log_bytes / 128).min(limits.transaction_memory_bytes / 384);
 /// assert!(rows > 10_000);
 /// # Ok::<(), drumlin::Error>(())
@@ -23,43 +24,42 @@ pub struct Limits {
     /// The memory budget ([`Config::memory`](crate::Config::memory)).
     pub memory_bytes: u64,
     /// The longest key in a keyspace of the database's page size ([`Config::page_bytes`](crate::Config::page_bytes)).
-    /// [`Keyspace::key_bytes_max`](crate::Keyspace::key_bytes_max) tells it for a keyspace.
+    /// [`Keyspace::key_bytes_max`](crate::Keyspace::key_bytes_max) returns it for a particular keyspace.
     pub key_bytes: u64,
-    /// Longer values are large: they are written and read in chunks, and count in a transaction by their keys alone.
+    /// Longer values are large: they are written and read in chunks, and only their keys count in a transaction.
     pub inline_value_bytes: u64,
-    /// The keys and values that one transaction or batch may write, as the log has them, with about 10 bytes for each
+    /// The size in the log of the keys and values that one transaction or batch may write, plus about 10 bytes for each
     /// row. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub transaction_log_bytes: u64,
-    /// The memory that the rows of one transaction or batch may take until it commits: keys and values, and about 256
-    /// bytes more for each row. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    /// The memory that the rows of one transaction or batch may take until it commits: keys and values, plus about 256
+    /// bytes for each row. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub transaction_memory_bytes: u64,
-    /// The memory of all open transactions together, with their locks and what serializable ones have read, and of
-    /// plain writes that wait for rows. Beyond: [`MemoryInUse`](crate::Error::MemoryInUse).
+    /// The memory of all open transactions together, including their locks and the reads that serializable ones record,
+    /// and of plain writes that wait for rows. Beyond: [`MemoryInUse`](crate::Error::MemoryInUse).
     pub open_transaction_bytes: u64,
-    /// The old rows that one commit may replace or remove, as versions of them take memory: key, value, and about 64
-    /// bytes more for each. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    /// The old rows that one commit may replace or remove, because versions of them take memory: key, value, and about
+    /// 64 bytes for each. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub replaced_bytes: u64,
-    /// The pages that a serializable transaction with changes may have read by its commit. Less by half of what page
-    /// tables, counts and loads take by now. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    /// The pages that a serializable transaction with changes may have read when it commits. Half of what page tables,
+    /// counts and loads use now is subtracted. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub validated_read_bytes: u64,
-    /// The memory of old versions, past which the oldest snapshot ends
-    /// ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)).
+    /// The memory of old versions. Beyond, the oldest snapshot ends ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)).
     pub version_bytes: u64,
-    /// Writers of large values that work at the same time; others wait for them.
+    /// Writers of large values that can work at the same time; others wait for them.
     pub large_value_writers: u64,
-    /// The memory of what open scans and readers of values have copied and not handed out yet. They share it, and copy
-    /// less at a time if there are many. Beyond: [`MemoryInUse`](crate::Error::MemoryInUse).
+    /// The memory of rows that open scans and value readers have copied but not returned yet. They share it, and copy
+    /// less at a time if there are many of them. Beyond: [`MemoryInUse`](crate::Error::MemoryInUse).
     pub copied_bytes: u64,
-    /// The memory of page tables, 8 bytes a page of data, less what counts and loads take of it. Beyond:
+    /// The memory of page tables, 8 bytes for each page of data, minus what counts and loads use of it. Beyond:
     /// [`BudgetTooSmall`](crate::Error::BudgetTooSmall).
     pub page_table_bytes: u64,
-    /// The memory in which bulk loads sort and pack rows. A load of more rows sorts them in runs on disk.
+    /// The memory in which bulk loads sort and pack rows. A load with more rows sorts them in runs on disk.
     pub load_bytes: u64,
-    /// The memory of row counts, which speed up [`count`](crate::Keyspace::count): 8 to 16 bytes a page, as many again
-    /// in a keyspace that is aggregated, and the list of changes. Without them, rows are read.
+    /// The memory of row counts, which speed up [`count`](crate::Keyspace::count): 8 to 16 bytes for each page, the
+    /// same again in a keyspace that is aggregated, and the list of changes. Without counts, rows are read.
     pub count_bytes: u64,
-    /// The memory of reducers' states, which speed up [`aggregate`](crate::Keyspace::aggregate): for each reducer and
-    /// leaf 12 bytes and the state. Less while loads or page tables take much. Without states, rows are read.
+    /// The memory of reducers' states, which speed up [`aggregate`](crate::Keyspace::aggregate): 12 bytes and the state
+    /// for each reducer and leaf. It is less while loads or page tables take much. Without states, rows are read.
     pub state_bytes: u64,
 }
 

@@ -12,19 +12,19 @@ use crate::txn::locks::{WAITING_BYTES, lock_bytes};
 pub(super) struct Locks {
     pub(super) engine: Arc<Engine>,
     owner: TransactionId,
-    /// The keys, one behind the other.
+    /// The keys, concatenated.
     key_bytes: Vec<u8>,
-    /// The keyspace of each key, and its end among the bytes.
+    /// The keyspace of each key, and the end of the key in `key_bytes`.
     keys: Vec<(KeyspaceId, usize)>,
-    /// The row of a call that waits for its lock, or has it and has yet to check for a conflict.
+    /// The row of a call that waits for its lock, or holds it but has not checked for a conflict yet.
     pub(super) pending: Option<(KeyspaceId, Box<[u8]>)>,
     /// Memory of the locks in the lock table.
     table_bytes: usize,
-    /// The locks that a batch takes when it is committed; `None` in a transaction, which takes them at each write.
+    /// The locks that a batch will take when it is committed. `None` in a transaction, which takes them at each write.
     pub(super) planned: Option<Planned>,
 }
 
-/// Locks that are to be taken later.
+/// Locks that will be taken later.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Planned {
     key_count: usize,
@@ -33,7 +33,7 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    /// Plans the lock of one more row.
+    /// Plans the lock of another row.
     pub(super) fn add(&mut self, key: &[u8]) {
         self.key_count += 1;
         self.key_bytes += key.len();
@@ -48,7 +48,7 @@ impl Locks {
         Locks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None }
     }
 
-    /// The memory with one more lock, which may have to be waited for.
+    /// Returns the memory with one more lock, which may have to be waited for.
     pub(super) fn memory_bytes_with(&self, key: &[u8]) -> usize {
         let planned = self.planned.unwrap_or_default();
         let key_bytes = planned.key_bytes + grown_capacity(&self.key_bytes, key.len());
@@ -57,7 +57,7 @@ impl Locks {
         key_bytes + key_count * size_of::<(KeyspaceId, usize)>() + table_bytes + WAITING_BYTES + key.len()
     }
 
-    /// Notes that the lock of a row is held.
+    /// Records that the lock of a row is held.
     pub(super) fn add(&mut self, keyspace: KeyspaceId, key: &[u8]) {
         reserve(&mut self.key_bytes, key.len());
         self.key_bytes.extend_from_slice(key);

@@ -1,4 +1,4 @@
-//! The public face: databases, keyspaces, transactions, snapshots.
+//! The public API: databases, keyspaces, transactions, snapshots.
 
 mod aggregate;
 mod asynchronous;
@@ -61,9 +61,9 @@ use crate::task::{WaitMode, ready};
 use crate::txn::snapshots::SnapshotHandle;
 
 /// An open database: a cheap handle, usable from any thread. Its clones, keyspaces, snapshots, transactions, ranges and
-/// value readers all keep the same database open; dropping the last of them closes it.
+/// value readers all keep the database open. Dropping the last of them closes it.
 ///
-/// Calls refuse a keyspace or savepoint of another database, or of an earlier opening of this one, with
+/// Calls refuse a keyspace or savepoint of another database, or of an earlier opening of this database, with
 /// [`Error::Invalid`].
 ///
 /// ```
@@ -102,7 +102,7 @@ pub(crate) struct Handle {
     store: Arc<Store>,
     /// The process that opened the database.
     process: Process,
-    /// The same until the database is closed.
+    /// Like `process`, until the database is closed.
     open_in: OpenIn,
     /// The number of this opening, unique within the process.
     number: u64,
@@ -121,7 +121,7 @@ impl Handle {
         &self.store
     }
 
-    /// Pauses before another attempt: for a random time, up to twice as long as before the last, so that two
+    /// Pauses before another attempt. The pause is random and doubles on average with each attempt, so that two
     /// transactions that collided do not collide again.
     async fn pause(&self, mode: WaitMode<'_>, attempt: u32) {
         let pause_us = 50u64 << attempt.min(10);
@@ -133,13 +133,13 @@ impl Handle {
         }
     }
 
-    /// A snapshot at the timestamp that plain reads see.
+    /// Opens a snapshot at the timestamp that plain reads see.
     pub(crate) fn open_visible_snapshot(&self) -> Arc<SnapshotHandle> {
         self.store.open_snapshot(|| self.store.engine.clock.visible())
     }
 
-    /// The store of this handle. Fails with [`Error::Closed`] once the database was closed, and with [`Error::Forked`]
-    /// in a fork of the process that opened it.
+    /// Returns the store of this handle. Fails with [`Error::Closed`] after the database was closed, and with
+    /// [`Error::Forked`] in a fork of the process that opened it.
     #[inline]
     pub(crate) fn store(&self) -> Result<&Arc<Store>> {
         if self.open_in.is_here() { Ok(&self.store) } else { Err(self.not_open()) }
@@ -150,16 +150,17 @@ impl Handle {
         self.store_in_process().err().unwrap_or(Error::Closed)
     }
 
-    /// The store, closed or not. Fails with [`Error::Forked`] in a fork of the process that opened the database: files,
-    /// rings and locks belong to the parent, and locks of other threads were copied in the state they were in.
+    /// Returns the store, closed or not. Fails with [`Error::Forked`] in a fork of the process that opened the
+    /// database: its files, rings and locks belong to the parent, and the in-memory locks of other threads were copied
+    /// in whatever state they had.
     fn store_in_process(&self) -> Result<&Arc<Store>> {
         if self.process.is_here() { Ok(&self.store) } else { Err(Error::Forked { path: self.store.path.clone() }) }
     }
 
-    /// Closes the database and gives up the folder.
+    /// Closes the database and releases its folder.
     fn close(&self) -> Result<()> {
         let result = self.store_in_process()?.close();
-        // Before another opening may change the files.
+        // Must precede the release of the folder, after which another opening may change the files.
         self.open_in.close();
         self.store.release();
         result
@@ -169,7 +170,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.process.is_here() {
-            // The store stays as it is until the process ends: only the parent may close it.
+            // Leak the store until the process ends: only the parent may close it.
             std::mem::forget(Arc::clone(&self.store));
             return;
         }
@@ -183,8 +184,8 @@ impl Drop for Handle {
 }
 
 impl Database {
-    /// Opens the database at `path`, a folder, with the default [`Config`]; creates it if it is missing and recovers it
-    /// if it was not closed.
+    /// Opens the database in the folder `path` with the default [`Config`]. Creates the database if it does not exist,
+    /// and recovers it if it was not closed.
     ///
     /// # Errors
     /// Those of [`Config::open`].
@@ -201,7 +202,7 @@ impl Database {
         self.handle.store()
     }
 
-    /// Returns the keyspace with this name and creates it, with the default page size, if there is none. Its creation
+    /// Returns the keyspace with this name, creating it with the default page size if it does not exist. Its creation
     /// is durable when this returns, even if another thread creates it.
     ///
     /// # Errors
@@ -227,8 +228,8 @@ impl Database {
         Ok(Keyspace::new(&self.handle, open))
     }
 
-    /// Returns the keyspace with this name. Waits for the log while another thread creates or drops it, so that a power
-    /// cut does not change the answer.
+    /// Returns the keyspace with this name. If another thread is creating or dropping it, waits for the log, so that a
+    /// power cut cannot change the answer.
     ///
     /// # Errors
     /// [`Error::NoSuchKeyspace`]; [`Error::OutcomeUnknown`] or [`Error::Failed`] if the log fails first.
@@ -238,7 +239,7 @@ impl Database {
         Ok(Keyspace::new(&self.handle, open))
     }
 
-    /// Lists all keyspaces by name. One that is being created is listed once its creation is durable.
+    /// Returns all keyspaces, sorted by name. A keyspace that is being created is listed once its creation is durable.
     #[must_use]
     pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
         let Ok(store) = self.store() else { return Vec::new() };
@@ -253,8 +254,8 @@ impl Database {
             .collect()
     }
 
-    /// Drops a keyspace and all its rows. Its handles return [`Error::KeyspaceDropped`] from then on. O(pages); commits
-    /// wait meanwhile.
+    /// Drops a keyspace and all its rows. From then on its handles return [`Error::KeyspaceDropped`]. O(pages); commits
+    /// wait while it runs.
     ///
     /// # Errors
     /// [`Error::NoSuchKeyspace`], and those of a commit.
@@ -262,9 +263,8 @@ impl Database {
         self.store()?.drop_keyspace(name)
     }
 
-    /// Waits until all commits that have returned are durable: those made with
-    /// [`Relaxed`](crate::Durability::Relaxed), since the others are. One sync at the most; returns at once if nothing
-    /// is pending.
+    /// Waits until all commits that have returned are durable. Only [`Relaxed`](crate::Durability::Relaxed) commits may
+    /// not be durable yet. Makes at most one sync, and returns at once if nothing is pending.
     ///
     /// ```
     /// use drumlin::Durability;
@@ -278,7 +278,7 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OutcomeUnknown`] if the log fails, or has failed before they were durable.
+    /// [`Error::OutcomeUnknown`] if the log fails before they are durable.
     pub fn sync(&self) -> Result<()> {
         ready(self.sync_in(WaitMode::Blocking))
     }
@@ -288,7 +288,7 @@ impl Database {
         engine.show_durable(mode, engine.clock.published()).await
     }
 
-    /// The absolute path of its folder. For a database in memory a name that no folder has.
+    /// Returns the absolute path of the database's folder. For an in-memory database, it is a name that no folder has.
     ///
     /// ```
     /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-path-{}", std::process::id()));
@@ -303,8 +303,9 @@ impl Database {
         &self.handle.store_here().path
     }
 
-    /// The options of [`begin`](Database::begin): the defaults, with the durability of
-    /// [`Config::durability`](crate::Config::durability). [`TxOptions::default`] knows no database and says `Full`.
+    /// Returns the options that [`begin`](Database::begin) uses: the defaults, with the durability of
+    /// [`Config::durability`](crate::Config::durability). [`TxOptions::default`] knows no database, so its durability
+    /// is `Full`.
     ///
     /// ```
     /// use drumlin::{Isolation, TxOptions};
@@ -327,7 +328,7 @@ impl Database {
         self.begin_with(self.tx_options())
     }
 
-    /// Begins a transaction.
+    /// Begins a transaction with the given options.
     ///
     /// # Errors
     /// [`Error::Closed`], or [`Error::Failed`] once the database accepts no more commits.
@@ -335,8 +336,8 @@ impl Database {
         Transaction::begin(&self.handle, options)
     }
 
-    /// Takes a snapshot of all keyspaces, for reading. Taking one is free. The old versions of rows that change while
-    /// it is open are kept in memory, so drop it when done.
+    /// Takes a snapshot of all keyspaces for reading, at almost no cost. While it is open, old versions of the rows
+    /// that change are kept in memory, so drop it when it is no longer needed.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::new(&self.handle, self.handle.open_visible_snapshot())
@@ -352,9 +353,9 @@ impl Database {
         store.checkpoint()
     }
 
-    /// Packs the data file as tightly as possible and returns the space at its end to the file system, and that of
-    /// spare log segments, while reads and commits go on. Afterwards the file is no longer than before, except for one
-    /// segment if the last checkpoint lies there. O(data).
+    /// Packs the data file as tightly as possible, and returns the space at its end and that of spare log segments to
+    /// the file system. Reads and commits continue in the meantime. Afterwards the file is not longer than before,
+    /// except for one segment if the last checkpoint is there. O(data).
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Closed`], [`Error::Failed`].
@@ -364,9 +365,9 @@ impl Database {
         store.compact()
     }
 
-    /// Reads and verifies every page, table and log record. O(data). The report lists all corruption found. Rows are
-    /// counted on the way: the next [`count`](Keyspace::count) reads no leaves, and if the database is closed
-    /// afterwards, nor does that of the next opening.
+    /// Reads and verifies every page, table and log record. O(data). The report lists all corruption found. The check
+    /// also counts rows, so the next [`count`](Keyspace::count) reads no leaves; if the database is closed afterwards,
+    /// neither does the first count after reopening.
     ///
     /// # Errors
     /// Only those that prevent the check itself.
@@ -374,7 +375,7 @@ impl Database {
         self.check_with(|_| ())
     }
 
-    /// Like [`check`](Database::check), reporting to `progress` from time to time.
+    /// Like [`check`](Database::check), and calls `progress` from time to time.
     ///
     /// # Errors
     /// Those of [`check`](Database::check).
@@ -382,13 +383,13 @@ impl Database {
         self.store()?.check(progress)
     }
 
-    /// Counters and sizes since this opening.
+    /// Returns counters and sizes since the database was opened.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.handle.store_in_process().map(|store| store.stats()).unwrap_or_default()
     }
 
-    /// The limits that follow from the memory budget and the page size, in bytes.
+    /// Returns the limits, in bytes, that follow from the memory budget and the page size.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().memory(64 << 20).open("")?;
@@ -401,7 +402,7 @@ impl Database {
         Limits::new(&store.engine.budget, store.page_bytes)
     }
 
-    /// The result of opening the database: what was found and recovered.
+    /// Returns the result of opening the database: what was found and recovered.
     #[must_use]
     pub fn opening(&self) -> &Opening {
         &self.handle.store.opening
@@ -409,14 +410,14 @@ impl Database {
 
     /// Makes a checkpoint and closes the database. Dropping the last handle does the same, but can only log errors.
     ///
-    /// When it returns, the folder can be opened again, also beside other handles: their calls fail with
-    /// [`Error::Closed`]. An iterator or stream ends with this error, after the rows that it has copied already; a
-    /// reader of a value after the piece that it has; [`stats`](Database::stats) still answer. Closing waits for no
-    /// call. One that is under way in another thread or task ends with its own result or with `Closed`: a commit that
-    /// returns `Ok` is in the closed database, one that returns `Closed` is not. The memory of the pages is freed when
-    /// the last handle is dropped.
+    /// When it returns, the folder can be opened again, even if other handles of this database still exist. Their calls
+    /// fail with [`Error::Closed`]. An iterator or stream ends with this error after the rows that it has already
+    /// copied, and a value reader after the piece that it holds; [`stats`](Database::stats) still works. Closing does
+    /// not wait for calls under way in other threads or tasks. Such a call ends with its own result or with `Closed`: a
+    /// commit that returns `Ok` is in the closed database, and one that returns `Closed` is not. The memory of the
+    /// pages is freed when the last handle is dropped.
     ///
-    /// Closing twice waits for the first close and returns its result.
+    /// A second close waits for the first and returns its result.
     ///
     /// ```
     /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-close-{}", std::process::id()));
@@ -424,12 +425,12 @@ impl Database {
     /// use drumlin::{Database, Error};
     ///
     /// let db = Database::open(&path)?;
-    /// let orders = db.keyspace("orders")?; // another part of the program has it
+    /// let orders = db.keyspace("orders")?; // another part of the program keeps this
     /// orders.insert("1", "three apples")?;
     /// db.close()?;
     /// assert!(matches!(orders.get("1"), Err(Error::Closed)));
     ///
-    /// let db = Database::open(&path)?; // though the old handle is still there
+    /// let db = Database::open(&path)?; // even though the old handle still exists
     /// assert_eq!(db.keyspace("orders")?.get("1")?.unwrap(), "three apples");
     /// # db.close()?;
     /// # std::fs::remove_dir_all(folder).unwrap();
@@ -438,8 +439,8 @@ impl Database {
     ///
     /// # Errors
     /// Those of the checkpoint; [`Error::Failed`] with the first failure if the database had stopped accepting commits.
-    /// The database is closed in either case, and nothing durable is lost, since the log has it. `Relaxed` commits that
-    /// were not yet durable may be lost if the log has failed.
+    /// The database is closed in either case, and nothing durable is lost, because the log has it. `Relaxed` commits
+    /// that were not durable yet may be lost if the log failed.
     pub fn close(self) -> Result<()> {
         self.handle.close()
     }

@@ -1,6 +1,6 @@
 //! Scans, forwards and backwards.
 //!
-//! A scan copies rows out of one leaf at a time and latches nothing in between, so it never blocks a writer, and splits
+//! A scan copies the rows of one leaf at a time and latches nothing in between. So it never blocks a writer, and splits
 //! and merges do not disturb it. It finds the next leaf by the fence of the last one.
 
 use std::future::Future;
@@ -28,14 +28,14 @@ use crate::txn::spilled::FetchedRows;
 use crate::txn::values::{Part, UpcomingValues};
 use crate::txn::write_set::SharedWrites;
 
-/// The rows of a range in key order, as of one snapshot: an iterator from both ends.
+/// An iterator over the rows of a range in key order, from both ends, as of one snapshot.
 ///
-/// Each step costs one row, and O(log n) at the end of a leaf; [`for_each_row`](Range::for_each_row) costs less. A scan
-/// copies up to a leaf's rows at once, beginning with 16 KiB, and fewer while many scans share the sixteenth of the
-/// memory budget that is for their copies. If none of it is left, a step fails with
-/// [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that it yields are not in the budget, and each keeps all rows in
-/// memory that were copied with it. The iterator ends after its first error. Until it is dropped, it keeps the database
-/// open, like any handle, and the versions that its snapshot needs.
+/// Each step costs one row, and O(log n) more at the end of a leaf; [`for_each_row`](Range::for_each_row) costs less. A
+/// scan copies up to a leaf's rows at once. The first copies are limited to 16 KiB, and all of them are smaller while
+/// many scans share their sixteenth of the memory budget. If none of it is left, a step fails with
+/// [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that the scan yields are outside of the budget, and each keeps
+/// all rows in memory that were copied with it. The iterator ends after its first error. Until it is dropped, it keeps
+/// the database open, as any handle does, and the versions that its snapshot needs.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -54,7 +54,7 @@ pub struct Range(State);
 
 enum State {
     Scanning(Box<Scan>),
-    /// A scan that was refused: yields the error, then ends.
+    /// A refused scan: yields the error, then ends.
     Refused(Option<Error>),
 }
 
@@ -62,27 +62,27 @@ struct Scan {
     handle: Arc<Handle>,
     tree: Tree,
     snapshot: Arc<SnapshotHandle>,
-    /// The bounds of the keys that are left to fetch.
+    /// The bounds of the keys not fetched yet.
     lower: Bound<Vec<u8>>,
     upper: Bound<Vec<u8>>,
     fetched_all: bool,
-    /// The rows that were copied at either end. Once all are fetched, either end may come to those of the other.
+    /// The rows copied at either end. After the last fetch, one end may also consume the rows copied at the other.
     front: CopiedRows,
     back: CopiedRows,
-    /// The scanning transaction's own changes, if there are any within the bounds.
+    /// The scanning transaction's own changes, if it has any within the bounds.
     own: Option<Arc<SharedWrites>>,
     /// The read set of the scanning transaction, if it is serializable.
     reads: Option<SharedReads>,
-    /// The scanning transaction's.
+    /// The shortage flag of the scanning transaction.
     shortage: Shortage,
     ahead_forward: ReadAhead,
     ahead_backward: ReadAhead,
     upcoming: UpcomingValues,
-    /// The rows that the next copy takes of its leaf.
+    /// How many rows the next copy takes from its leaf.
     want: Want,
-    /// The most bytes of a value that a reducer looks at, if one is shown the rows.
+    /// The most bytes of each value to read, if the rows are shown to a reducer.
     reduced_bytes_max: Option<u64>,
-    /// Memory of `front` and `back`, which take `front_bytes` and `back_bytes`.
+    /// Memory of `front` and `back`, which use `front_bytes` and `back_bytes` of it.
     memory: Grant,
     front_bytes: u64,
     back_bytes: u64,
@@ -105,7 +105,7 @@ fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(|key| &key[..])
 }
 
-/// The bound of the keys on the other side of this one.
+/// Returns the bound of the keys on the other side of this one.
 fn complement(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     match bound {
         Bound::Unbounded => Bound::Unbounded,
@@ -114,7 +114,7 @@ fn complement(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     }
 }
 
-/// The leaf that a scan between two bounds begins with.
+/// Returns the leaf that a scan between two bounds begins with.
 fn first_leaf<'b>(direction: Direction, lower: &'b Bound<Vec<u8>>, upper: &'b Bound<Vec<u8>>) -> Target<'b> {
     match (direction, lower, upper) {
         (Direction::Forward, Bound::Unbounded, _) => Target::At(&[]),
@@ -162,12 +162,12 @@ impl Range {
         Range(State::Scanning(Box::new(scan)))
     }
 
-    /// A range that yields only this error.
+    /// Returns a range that yields only this error.
     pub(crate) fn refused(error: Error) -> Range {
         Range(State::Refused(Some(error)))
     }
 
-    /// Has the first copy take one row: for callers that want no more.
+    /// Limits the first copy to one row, for callers that need only one.
     pub(super) fn one_at_first(mut self) -> Range {
         if let State::Scanning(scan) = &mut self.0 {
             scan.want = Want::One;
@@ -175,7 +175,8 @@ impl Range {
         self
     }
 
-    /// Has [`show_rows`](Self::show_rows) read so much of values that are not in their leaf, in memory of the budget.
+    /// Makes [`show_rows`](Self::show_rows) read only `bytes_max` bytes of each value outside of its leaf, in memory of
+    /// the budget.
     pub(super) fn for_reducer(mut self, bytes_max: usize) -> Range {
         if let State::Scanning(scan) = &mut self.0 {
             scan.reduced_bytes_max = Some(bytes_max as u64);
@@ -183,7 +184,7 @@ impl Range {
         self
     }
 
-    /// The keys of the range, without reading values. Like the range otherwise.
+    /// Returns the keys of the range, without reading values. Otherwise like the range.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -198,7 +199,7 @@ impl Range {
         Keys(self)
     }
 
-    /// The values of the range. Like the range otherwise.
+    /// Returns the values of the range. Otherwise like the range.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -211,8 +212,8 @@ impl Range {
         Values(self)
     }
 
-    /// The rows of the range, their values as streams: a step reads nothing of a value that is not in its leaf, so rows
-    /// of any size pass through little memory. Like the range otherwise.
+    /// Returns the rows of the range with their values as streams. A step reads nothing of a value outside of its leaf,
+    /// so rows of any size need little memory. Otherwise like the range.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -229,7 +230,7 @@ impl Range {
         Readers(self)
     }
 
-    /// The rows of the range that can be read, and the gaps between them. Like the range otherwise, but forwards only.
+    /// Returns the readable rows of the range, and the gaps between them. Otherwise like the range, but forwards only.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -250,13 +251,13 @@ impl Range {
         Salvage(self)
     }
 
-    /// Shows each row that is left to `look`, in key order, until `look` breaks. Returns the value that it broke with;
-    /// another call, or the iterator, goes on behind that row.
+    /// Calls `look` with each remaining row in key order until it breaks. Returns the value that it broke with. Another
+    /// call, or the iterator, continues after that row.
     ///
-    /// The fastest way through many rows: the slices lie in the scan's own copies, so that a row costs no allocation,
-    /// no reference count and no [`Value`]. Values that are not in their leaf are read into one vector. O(rows), and
-    /// O(log n) at the end of a leaf. `look` runs under no latch: it may write, wait, or call the database, and goes on
-    /// to see the range's snapshot.
+    /// This is the fastest way to read many rows: the slices point into the scan's own copies, so that a row costs no
+    /// allocation, no reference count and no [`Value`]. Values outside of their leaf are read into one vector. O(rows),
+    /// plus O(log n) at the end of each leaf. `look` runs under no latch: it may write, wait, or call the database. The
+    /// scan still sees its own snapshot.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -284,12 +285,12 @@ impl Range {
     /// ```
     ///
     /// # Errors
-    /// Those of the iterator's steps. The range ends after the first.
+    /// Those of the iterator's steps. The range ends after the first error.
     pub fn for_each_row<B>(&mut self, mut look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> Result<ControlFlow<B>> {
         ready(self.show_rows(WaitMode::Blocking, Direction::Forward, &mut look))
     }
 
-    /// Like [`for_each_row`](Range::for_each_row), from the back.
+    /// Like [`for_each_row`](Range::for_each_row), from the last row to the first.
     ///
     /// # Errors
     /// Those of [`for_each_row`](Range::for_each_row).
@@ -300,7 +301,7 @@ impl Range {
         ready(self.show_rows(WaitMode::Blocking, Direction::Backward, &mut look))
     }
 
-    /// The rows that are left, shown to `look`.
+    /// Calls `look` with each remaining row.
     pub(super) async fn show_rows<B>(
         &mut self,
         mode: WaitMode<'_>,
@@ -316,7 +317,7 @@ impl Range {
         }
     }
 
-    /// The next row's key; the value is not read.
+    /// Returns the next row's key without reading its value.
     pub(super) async fn next_key_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
         match &mut self.0 {
             State::Scanning(scan) => scan.next_key_in(mode, direction).await,
@@ -324,7 +325,7 @@ impl Range {
         }
     }
 
-    /// The next row or gap.
+    /// Returns the next row or gap.
     async fn salvage_in(&mut self, mode: WaitMode<'_>) -> Option<Result<Salvaged>> {
         match &mut self.0 {
             State::Scanning(scan) => scan.salvage_in(mode).await,
@@ -332,7 +333,7 @@ impl Range {
         }
     }
 
-    /// Counts the remaining rows. O(leaves): visits each.
+    /// Counts the remaining rows. O(leaves), because it visits each of them.
     pub(crate) async fn count_rows(self, mode: WaitMode<'_>) -> Result<u64> {
         match self.0 {
             State::Scanning(mut scan) => {
@@ -347,9 +348,9 @@ impl Range {
 /// The outcome of an attempt to copy rows.
 enum Step {
     Copied(Copied, Option<Bound<Vec<u8>>>, bool),
-    /// Versions between these fences may have been spilled.
+    /// Versions between these fences may have been spilled and must be fetched.
     Fetch(Option<Vec<u8>>, Option<Vec<u8>>),
-    /// Versions were spilled meanwhile.
+    /// Versions were spilled during the copy, so it must be repeated.
     Again,
 }
 
@@ -358,18 +359,18 @@ fn is_of_medium(error: &Error) -> bool {
     matches!(error, Error::Corrupted { .. } | Error::Io { .. })
 }
 
-/// A scan of rows, or of their keys or values: what its blocking and asynchronous steps and its stream are made of.
+/// A scan of rows, keys or values. Its blocking and asynchronous steps and its stream are all built on this trait.
 pub(super) trait Steps {
-    /// The part of a row that it yields.
+    /// What a step yields: a row, or a part of it.
     type Item;
 
-    /// `None` for a refused range, which waits for nothing.
+    /// Returns `None` for a refused range, which never waits.
     fn handle(&self) -> Option<Arc<Handle>>;
 
-    /// The next row, if it is copied already and needs no waiting.
+    /// Returns the next item, if it was copied already and needs no waiting.
     fn at_hand(&mut self, direction: Direction) -> Option<Self::Item>;
 
-    /// The next row, waiting as `mode` says. Dropping the future loses no row.
+    /// Returns the next item, waiting as `mode` says. If the future is dropped, no row is lost.
     fn next_in(
         &mut self,
         mode: WaitMode<'_>,
@@ -377,7 +378,7 @@ pub(super) trait Steps {
     ) -> impl Future<Output = Option<Result<Self::Item>>> + Send;
 }
 
-/// The next step of a scan, on this thread.
+/// Makes the next step of a scan, blocking this thread if necessary.
 #[inline]
 fn step_blocking<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<S::Item>> {
     match scan.at_hand(direction) {
@@ -386,14 +387,14 @@ fn step_blocking<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<
     }
 }
 
-/// The next step of a scan, as a task.
+/// Makes the next step of a scan as a task.
 pub(super) async fn step<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<S::Item>> {
     if let Some(item) = scan.at_hand(direction) {
         return Some(Ok(item));
     }
     match scan.handle().as_ref().map(|handle| handle.store()) {
         Some(Ok(store)) => scan.next_in(store.as_task().await, direction).await,
-        // It waits for nothing.
+        // This step never waits.
         None | Some(Err(_)) => ready(scan.next_in(WaitMode::Blocking, direction)),
     }
 }
@@ -409,10 +410,10 @@ impl Scan {
         }
     }
 
-    /// Records that the keys between these bounds were read.
+    /// Records in the read set that the keys between these bounds were read.
     fn record(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Result<()> {
         let Some(reads) = &self.reads else { return Ok(()) };
-        // The smallest larger key.
+        // The smallest key that is greater.
         let behind = |key: &[u8]| [key, &[0]].concat();
         let first = match lower {
             Bound::Unbounded => Vec::new(),
@@ -427,7 +428,7 @@ impl Scan {
         reads.lock().add_interval(&self.tree, &first, end.as_deref())
     }
 
-    /// Copies rows of the keys that are left to fetch.
+    /// Returns a copier for the rows that are not fetched yet.
     fn copier(&self, direction: Direction, want: Want) -> Copier<'_> {
         Copier {
             want,
@@ -440,12 +441,12 @@ impl Scan {
         }
     }
 
-    /// The leaf as the scan's snapshot sees it: before the keyspace's rows were loaded, it was one empty leaf.
+    /// Returns the leaf as the scan's snapshot sees it: before a bulk load filled the keyspace, it was one empty leaf.
     fn leaf_seen<'l>(&self, read: &'l [u8]) -> Leaf<'l> {
         Leaf::new(if self.tree.pages.is_loaded_since(self.snapshot.timestamp) { &EMPTY_LEAF } else { read })
     }
 
-    /// Copies the rows of the next leaf, as far as they are wanted, in place of those at that end. Returns the number.
+    /// Copies as many rows of the next leaf as are wanted, replacing the copied rows at that end. Returns their number.
     async fn copy_leaf(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
         let want = std::mem::take(&mut self.want);
         let (mut memory, mut rows) = (self.take_memory(), std::mem::take(self.side_mut(direction)));
@@ -462,7 +463,7 @@ impl Scan {
             let step = self.tree.awaiting(mode, |from| -> Result<_, Stop> {
                 let (read, next) = self.tree.read_leaf_of_scan(from, target, direction)?;
                 if let Some(next) = next {
-                    // It arrives while these rows are copied and looked at.
+                    // The leaf is loaded into the processor's cache while these rows are copied and used.
                     self.tree.pool.frames.prefetch(next);
                 }
                 let leaf = self.leaf_seen(&read);
@@ -482,7 +483,7 @@ impl Scan {
                     Direction::Forward => upper.map(|fence| Bound::Included(fence.to_vec())),
                     Direction::Backward => lower.map(|fence| Bound::Excluded(fence.to_vec())),
                 };
-                // Versions that have left memory since were not found there.
+                // If versions left memory during the copy, the copy may have missed them.
                 let is_whole = !is_newer || spilled.published() == published;
                 Ok(if is_whole { Step::Copied(copied, fence, next.is_some()) } else { Step::Again })
             });
@@ -513,7 +514,8 @@ impl Scan {
         Ok(count)
     }
 
-    /// Leaves the keys from this bound on to be fetched, and records that those before were read. `None`: all were.
+    /// Continues with the keys from this bound on, and records that those before it were read. `None` means that all
+    /// were.
     fn go_on_from(&mut self, direction: Direction, bound: Option<Bound<Vec<u8>>>) -> Result<()> {
         let Some(bound) = bound else {
             self.fetched_all = true;
@@ -534,13 +536,14 @@ impl Scan {
         self.record(lower, upper)
     }
 
-    /// Takes the grant, which returns together with the copied rows: a call that ends otherwise leaves an empty one.
+    /// Takes the grant, which comes back together with the copied rows. If the call fails in between, an empty grant is
+    /// left.
     fn take_memory(&mut self) -> Grant {
         let nothing = self.memory.another();
         std::mem::replace(&mut self.memory, nothing)
     }
 
-    /// The rows that the next one is among.
+    /// Returns the copied rows at this end.
     #[inline]
     fn side(&self, direction: Direction) -> &CopiedRows {
         match direction {
@@ -578,7 +581,7 @@ impl Scan {
         fetched: &Fetched,
         value: Vec<u8>,
     ) -> Result<Vec<u8>> {
-        // Before anything is read: a fork must not.
+        // Check first: a forked process must not read anything.
         let handle = Arc::clone(&self.handle);
         let store = handle.store()?;
         match fetched {
@@ -592,8 +595,8 @@ impl Scan {
         }
     }
 
-    /// The value that is shown of the next row, in place of `value`. For a reducer: as much as it looks at, and the
-    /// memory of it.
+    /// Reads the value to show for the next row, replacing the content of `value`. For a reducer, reads only as much as
+    /// it needs, and returns the memory reserved for that.
     async fn read_shown(
         &mut self,
         mode: WaitMode<'_>,
@@ -629,7 +632,8 @@ impl Scan {
         Ok((prefix, Some(memory)))
     }
 
-    /// The next row, which is there. It is passed once its value was read: a call that is dropped before loses no row.
+    /// Returns the next row, which must exist. The row counts as passed only after its value was read, so a dropped
+    /// call loses no row.
     async fn hand_out(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<(Value, Value)> {
         let rows = self.side(direction);
         let key = rows.key(direction);
@@ -650,7 +654,7 @@ impl Scan {
         Some(self.ended_by(result))
     }
 
-    /// Shows the rows that are left to `look`, until it breaks.
+    /// Calls `look` with each remaining row until it breaks.
     async fn show_rows<B>(
         &mut self,
         mode: WaitMode<'_>,
@@ -684,7 +688,7 @@ impl Scan {
         }
     }
 
-    /// Like `next_in` forwards, but passes over what can't be read.
+    /// Like `next_in` forwards, but skips what cannot be read.
     async fn salvage_in(&mut self, mode: WaitMode<'_>) -> Option<Result<Salvaged>> {
         let direction = Direction::Forward;
         let result = match self.fetch(mode, direction).await {
@@ -704,7 +708,7 @@ impl Scan {
         Some(self.ended_by(result))
     }
 
-    /// Goes on behind the node that the next leaf can't be read without; `error` if there is none.
+    /// Continues after the unreadable node that the next leaf depends on. Returns `error` if there is none.
     async fn pass_over_unreadable(&mut self, mode: WaitMode<'_>, error: Error) -> Result<Salvaged> {
         let key = match &self.lower {
             Bound::Unbounded => Vec::new(),
@@ -735,7 +739,7 @@ impl Scan {
         Some(self.ended_by(key))
     }
 
-    /// Hands out the next row, which is there, with its value as a stream.
+    /// Returns the next row, which must exist, with its value as a stream.
     fn take_reader(&mut self, direction: Direction) -> (Value, ValueReader) {
         let rows = self.side(direction);
         let key = rows.key(direction);
@@ -758,7 +762,7 @@ impl Scan {
         Some(self.ended_by(row))
     }
 
-    /// The result of a step; an error ends the scan, from both ends.
+    /// Passes on the result of a step. An error ends the scan at both ends.
     fn ended_by<T>(&mut self, result: Result<T>) -> Result<T> {
         if result.is_err() {
             self.fetched_all = true;
@@ -818,7 +822,7 @@ impl DoubleEndedIterator for Range {
     }
 }
 
-/// The keys of a range: an iterator from both ends. Values are not read. Made by [`Range::keys`]; otherwise like
+/// An iterator over the keys of a range, from both ends. It reads no values. Created by [`Range::keys`]; otherwise like
 /// [`Range`].
 ///
 /// ```
@@ -872,8 +876,8 @@ impl std::fmt::Debug for Keys {
     }
 }
 
-/// The values of a range, in the order of their keys: an iterator from both ends. Made by [`Range::values`]; otherwise
-/// like [`Range`].
+/// An iterator over the values of a range in key order, from both ends. Created by [`Range::values`]; otherwise like
+/// [`Range`].
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -926,8 +930,8 @@ impl std::fmt::Debug for Values {
     }
 }
 
-/// The rows of a range, their values as streams: an iterator from both ends. Made by [`Range::readers`]; otherwise like
-/// [`Range`].
+/// An iterator over the rows of a range with their values as streams, from both ends. Created by [`Range::readers`];
+/// otherwise like [`Range`].
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -984,12 +988,12 @@ impl std::fmt::Debug for Readers {
     }
 }
 
-/// The rows of a range that can be read, in key order, and the gaps between them: for saving what is left of a
-/// corrupted database. Made by [`Range::salvage`].
+/// An iterator over the readable rows of a range in key order and the gaps between them, for saving the rest of a
+/// corrupted database. Created by [`Range::salvage`].
 ///
-/// A corrupted leaf is one gap, a corrupted inner node one for all leaves beneath it, and a corrupted large value one
-/// for its row. Costs what the range costs, and O(log n) a gap. The iterator ends after its first error; pages that
-/// can't be read are none.
+/// A corrupted leaf is one gap, a corrupted inner node is one gap for all leaves beneath it, and a corrupted large
+/// value is one gap for its row. It costs as much as the range, plus O(log n) for each gap. The iterator ends after its
+/// first error; unreadable pages are gaps, not errors.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -1011,11 +1015,11 @@ impl std::fmt::Debug for Readers {
 pub struct Salvage(Range);
 
 impl Salvage {
-    /// Like `next` of the iterator; otherwise like [`Range::next_async`].
+    /// Like `next` of the iterator, for tasks; otherwise like [`Range::next_async`].
     pub async fn next_async(&mut self) -> Option<Result<Salvaged>> {
         match self.0.handle().as_ref().map(|handle| handle.store()) {
             Some(Ok(store)) => self.0.salvage_in(store.as_task().await).await,
-            // It waits for nothing.
+            // This step never waits.
             None | Some(Err(_)) => ready(self.0.salvage_in(WaitMode::Blocking)),
         }
     }

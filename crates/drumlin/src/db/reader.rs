@@ -13,21 +13,22 @@ use crate::store::Store;
 use crate::task::{WaitMode, ready};
 use crate::tree::Direction;
 
-/// A view of all keyspaces: the reading methods of [`Snapshot`](crate::Snapshot) and
-/// [`Transaction`](crate::Transaction), which deref to it. They are those of [`Keyspace`], and take the keyspace first.
+/// A view of all keyspaces: the reading methods that [`Snapshot`](crate::Snapshot) and
+/// [`Transaction`](crate::Transaction) share by dereferencing to it. They are those of [`Keyspace`], with the keyspace
+/// as their first argument.
 ///
-/// A snapshot shows the state as of its commit. A transaction shows what its [`Isolation`](crate::Isolation) lets it
-/// see, and its own changes.
+/// A snapshot shows the state as of its commit. A transaction shows what its [`Isolation`](crate::Isolation) allows,
+/// and its own changes.
 ///
-/// All methods fail with [`Invalid`](crate::Error::Invalid) for a keyspace of another database; ranges then yield this
-/// error only. In a serializable transaction they record what they read, and fail with
+/// All methods fail with [`Invalid`](crate::Error::Invalid) for a keyspace of another database; a range then yields
+/// only this error. In a serializable transaction they record what they read. They fail with
 /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if that takes too much memory, or with
-/// [`MemoryInUse`](crate::Error::MemoryInUse) if the reads of all transactions do.
+/// [`MemoryInUse`](crate::Error::MemoryInUse) if the reads of all transactions together do.
 ///
 /// ```
 /// use drumlin::{Keyspace, Reader, Result};
 ///
-/// /// Works in a transaction and of a snapshot.
+/// /// Works for transactions and snapshots.
 /// fn total(reader: &Reader, accounts: &Keyspace) -> Result<u64> {
 ///     let number = |value: drumlin::Value| u64::from_be_bytes(value[..].try_into().expect("eight bytes"));
 ///     reader.values(accounts).map(|value| value.map(number)).sum()
@@ -47,7 +48,7 @@ use crate::tree::Direction;
 pub struct Reader {
     pub(super) handle: Arc<Handle>,
     pub(super) view: ReadView,
-    /// Its kind, for errors.
+    /// The kind of reader, for error messages.
     pub(super) kind: &'static str,
 }
 
@@ -62,7 +63,7 @@ impl Reader {
         self.handle.store()
     }
 
-    /// The rows of a keyspace of the same database.
+    /// Returns the rows of a keyspace, which must belong to the same database.
     pub(super) fn rows<'r>(&'r self, keyspace: &'r Keyspace) -> Result<Rows<'r>> {
         let tree = &keyspace.named_in(&self.handle, self.kind)?.tree;
         Ok(Rows { handle: &self.handle, tree, view: Some(&self.view) })
@@ -77,9 +78,9 @@ impl Reader {
         ready(self.rows(keyspace)?.get(WaitMode::Blocking, key.as_ref()))
     }
 
-    /// Puts the row's value in `value`, in place of what that held, and returns `true`. Returns `false` if there is no
-    /// row: then `value` is empty, as it is after an error. O(log n). Allocates only where the vector's capacity does
-    /// not do.
+    /// Replaces the content of `value` with the row's value and returns `true`. If there is no row, empties `value` and
+    /// returns `false`. After an error `value` is empty, too. O(log n). Allocates only if the vector's capacity is too
+    /// small.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -100,8 +101,8 @@ impl Reader {
         ready(self.rows(keyspace)?.get_into(WaitMode::Blocking, key.as_ref(), value))
     }
 
-    /// Calls `look` with the row's value and returns its result; `None` if there is no row. O(log n). `look` sees a
-    /// copy, and may take its time, panic, and call the database; see [`Keyspace::get_with`].
+    /// Calls `look` with the row's value and returns its result, or `None` if there is no row. O(log n). `look` sees a
+    /// copy, and may take its time, panic, or call the database; see [`Keyspace::get_with`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -139,7 +140,8 @@ impl Reader {
         ready(self.rows(keyspace)?.contains_key(WaitMode::Blocking, key.as_ref()))
     }
 
-    /// Tells which of many rows exist, with many reads of the device in flight at once. Reads no large value.
+    /// Returns for each of many keys whether its row exists, with many reads of the device in flight at once. Reads no
+    /// large value.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -174,8 +176,8 @@ impl Reader {
         ready(self.rows(keyspace)?.get_many(WaitMode::Blocking, keys))
     }
 
-    /// Returns the first row in the order of keys. O(log n), and as much again for each leaf whose rows the transaction
-    /// has removed.
+    /// Returns the first row in key order. O(log n), and the same again for each leaf whose rows the transaction has
+    /// removed.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -189,13 +191,13 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory that
-    /// is for them.
+    /// Those of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory for
+    /// scans.
     pub fn first(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.rows(keyspace)?.end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
     }
 
-    /// Returns the last row in the order of keys. Otherwise like [`first`](Reader::first).
+    /// Returns the last row in key order. Otherwise like [`first`](Reader::first).
     ///
     /// # Errors
     /// Those of [`first`](Reader::first).
@@ -218,8 +220,8 @@ impl Reader {
         ready(self.rows(keyspace)?.is_empty(WaitMode::Blocking))
     }
 
-    /// Counts the rows of a range. O(log n), and O(rows inserted and removed since counts were last asked for): see
-    /// [`Keyspace::count`]. A transaction's own changes cost O(log n) each.
+    /// Counts the rows of a range. O(log n), plus O(rows inserted and removed since the last count): see
+    /// [`Keyspace::count`]. Each of a transaction's own changes costs O(log n).
     ///
     /// # Errors
     /// Those of [`first`](Reader::first).
@@ -227,7 +229,7 @@ impl Reader {
         ready(self.rows(keyspace)?.count(WaitMode::Blocking, bounds::owned(&range)))
     }
 
-    /// Counts all rows. Like [`count`](Reader::count).
+    /// Counts all rows, like [`count`](Reader::count).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -243,7 +245,7 @@ impl Reader {
         self.count(keyspace, ..)
     }
 
-    /// Counts the rows whose keys are below this one. Like [`count`](Reader::count).
+    /// Counts the rows whose keys are below this key, like [`count`](Reader::count).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -259,7 +261,7 @@ impl Reader {
         self.count(keyspace, ..key)
     }
 
-    /// Reduces the rows of a range, a transaction's own changes included. See [`Keyspace::aggregate`].
+    /// Reduces the rows of a range, including a transaction's own changes. See [`Keyspace::aggregate`].
     ///
     /// ```
     /// use drumlin::{Field, Max};
@@ -279,8 +281,8 @@ impl Reader {
         ready(self.rows(keyspace)?.aggregate(WaitMode::Blocking, reducer, bounds::owned(&range)))
     }
 
-    /// Returns the row of a range that has `index` rows of the range before it. O(log n), like
-    /// [`count`](Reader::count); where the keyspace keeps no counts, O(`index`).
+    /// Returns the row at position `index` of a range, counted from 0. O(log n), like [`count`](Reader::count);
+    /// O(`index`) if the keyspace keeps no counts.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -298,7 +300,7 @@ impl Reader {
         ready(self.rows(keyspace)?.nth(WaitMode::Blocking, bounds::owned(&range), index))
     }
 
-    /// Returns different rows of a range, chosen at random, in the order of keys. See [`Keyspace::sample`].
+    /// Returns rows of a range, chosen at random without replacement, in key order. See [`Keyspace::sample`].
     /// O(`row_count` · log n), like [`nth`](Reader::nth).
     ///
     /// ```
@@ -315,15 +317,16 @@ impl Reader {
         ready(self.rows(keyspace)?.sample(WaitMode::Blocking, bounds::owned(&range), row_count))
     }
 
-    /// The rows of a range as the reader sees them now, a transaction's own changes included. See [`Range`] and
-    /// [`KeyRange`].
+    /// Returns the rows of a range as the reader sees them now, including a transaction's own changes. See [`Range`]
+    /// and [`KeyRange`].
     ///
-    /// The first change while a range of a transaction is open copies the transaction's changes so far. The copy counts
-    /// towards the memory of open transactions, an eighth of the budget, which has room for the largest transaction and
-    /// one copy. So a change fails with [`MemoryInUse`](crate::Error::MemoryInUse) if ranges of two earlier states of
-    /// the largest transaction are open, or of one while other transactions have the rest; the ranges themselves go on.
-    /// A range stays usable after the transaction has ended, except after the commit of a serializable one: then it
-    /// fails with [`Invalid`](crate::Error::Invalid).
+    /// The first change made while a range of a transaction is open copies the transaction's changes so far. The copy
+    /// counts towards the memory of open transactions, an eighth of the budget, which has room for the largest
+    /// transaction and one copy of it. So a change to the largest transaction fails with
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if ranges of two of its earlier states are open, or ranges of one
+    /// while other transactions use the rest; the ranges themselves continue. A range stays usable after its
+    /// transaction has ended, except after the commit of a serializable transaction: then it fails with
+    /// [`Invalid`](crate::Error::Invalid).
     pub fn range(&self, keyspace: &Keyspace, range: impl KeyRange) -> Range {
         self.scan(keyspace, bounds::owned(&range))
     }
@@ -335,18 +338,18 @@ impl Reader {
         }
     }
 
-    /// All rows whose key begins with `prefix`.
+    /// Returns all rows whose key begins with `prefix`.
     pub fn prefix(&self, keyspace: &Keyspace, prefix: impl AsRef<[u8]>) -> Range {
         self.scan(keyspace, bounds::of_prefix(prefix.as_ref()))
     }
 
-    /// All rows.
+    /// Returns all rows.
     #[must_use]
     pub fn iter(&self, keyspace: &Keyspace) -> Range {
         self.scan(keyspace, bounds::ALL)
     }
 
-    /// All keys, without reading values. Of a range: [`Range::keys`].
+    /// Returns all keys, without reading values. For the keys of a range, see [`Range::keys`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -360,7 +363,7 @@ impl Reader {
         self.iter(keyspace).keys()
     }
 
-    /// All values, in the order of their keys. Of a range: [`Range::values`].
+    /// Returns all values in key order. For the values of a range, see [`Range::values`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -374,8 +377,8 @@ impl Reader {
         self.iter(keyspace).values()
     }
 
-    /// Opens a value as a stream, as the reader sees it now. The stream stays readable after the transaction has ended,
-    /// however it ended.
+    /// Opens a value as a stream, as the reader sees it now. The stream stays readable after the transaction has ended
+    /// in any way.
     ///
     /// # Errors
     /// Those of [`get`](Reader::get).

@@ -1,12 +1,12 @@
-//! Reducers: functions of many rows that [`Keyspace::aggregate`](super::Keyspace::aggregate) keeps for parts of a
-//! keyspace.
+//! Reducers: functions of many rows. [`Keyspace::aggregate`](super::Keyspace::aggregate) keeps their results for parts
+//! of a keyspace.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
 
 use super::exact_sum::ExactSum;
 
-/// The reason why a reducer can't reduce: any error, or a text.
+/// The reason why a reducer cannot reduce a row or a state: any error, or a text.
 ///
 /// ```
 /// use drumlin::ReduceError;
@@ -21,23 +21,23 @@ use super::exact_sum::ExactSum;
 /// ```
 pub type ReduceError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A function of many rows that can be put together from parts: `combine` of the states of two ranges that lie side by
-/// side is the state of both. [`Keyspace::aggregate`](crate::Keyspace::aggregate) computes it for any range in
-/// O(log n), since the states of parts of the keyspace are kept.
+/// A function of many rows that can be composed from parts: `combine`, applied to the states of two adjacent ranges,
+/// returns the state of both together. [`Keyspace::aggregate`](crate::Keyspace::aggregate) computes it for any range in
+/// O(log n), because it keeps the states of parts of the keyspace.
 ///
-/// [`Sum`], [`Min`] and [`Max`] are there; this trait is for others. A reducer has to be
-/// - deterministic: the same rows have the same state, whenever and in whatever process;
-/// - associative: `combine(combine(a, b), c)` is `combine(a, combine(b, c))`, and `identity` changes nothing. It need
-///   not be commutative: `left` is always in front of `right`.
+/// [`Sum`], [`Min`] and [`Max`] exist already; implement this trait for others. A reducer must be
+/// - deterministic: the same rows always have the same state, in any process;
+/// - associative: `combine(combine(a, b), c)` equals `combine(a, combine(b, c))`, and combining with `identity` changes
+///   nothing. It need not be commutative: the rows of `left` always precede those of `right`.
 ///
-/// Its functions run under no lock. An error or a panic ends the call with
-/// [`Error::Reducer`](crate::Error::Reducer), and harms nothing.
+/// Its functions run under no lock. If one fails or panics, the call ends with
+/// [`Error::Reducer`](crate::Error::Reducer), and nothing else happens.
 ///
 /// ```
 /// use std::borrow::Cow;
 /// use drumlin::{ReduceError, Reducer};
 ///
-/// /// The longest value, in bytes, and how many there are of it.
+/// /// The length of the longest value, and the number of values of that length.
 /// struct Longest;
 ///
 /// impl Reducer for Longest {
@@ -82,55 +82,56 @@ pub type ReduceError = Box<dyn std::error::Error + Send + Sync>;
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 pub trait Reducer: Send + Sync + 'static {
-    /// The knowledge of some rows: as much as it takes to combine it with that of others.
+    /// What is known about some rows: enough to combine it with other states.
     type State: Send;
-    /// The answer.
+    /// The result of a reduction.
     type Output;
 
-    /// A name for what it computes, of up to 1,024 bytes. Of one type and name, all reducers that are used on a
-    /// keyspace must compute the same: states that one has made answer for the others. A keyspace keeps the states of
-    /// the 32 names that were used last, and of fewer in a budget below 32 MiB.
+    /// Returns a name for what the reducer computes, of up to 1,024 bytes. All reducers of the same type and name that
+    /// are used on a keyspace must compute the same, because states that one of them has computed are used for the
+    /// others. A keyspace keeps the states of the 32 names used most recently, or of fewer with a budget below 32 MiB.
     fn name(&self) -> Cow<'_, str>;
 
-    /// The state of no rows.
+    /// Returns the state of no rows.
     fn identity(&self) -> Self::State;
 
-    /// The state of one row.
+    /// Returns the state of one row.
     ///
     /// # Errors
-    /// If the row has none: the call that reduces it fails.
+    /// Fails if the row has no state. Then the call that reduces the row fails, too.
     fn row(&self, key: &[u8], value: &[u8]) -> Result<Self::State, ReduceError>;
 
-    /// The most bytes of a value, from its first on, that [`row`](Reducer::row) looks at; it is shown no more of them.
-    /// By default all. Of a value that is not in its leaf, no more are read.
+    /// Returns the length of the longest prefix of a value that [`row`](Reducer::row) needs. It gets no more bytes than
+    /// that, by default all. If a value is outside of its leaf, no more bytes of it are read.
     ///
-    /// Bytes read of such values are in the memory budget: aggregates and writers of values over 64 KiB share a
-    /// thirty-second of it, and wait for each other. Of longer ones than that one at a time is in memory, and what
-    /// exceeds the part comes on top, as a value that `get` returns does.
+    /// The memory for reading such values is part of the memory budget: aggregates and writers of values over 64 KiB
+    /// share a thirty-second of it, and wait for each other. Values longer than that share are in memory one at a time,
+    /// and what exceeds the share comes on top of the budget, like a value that `get` returns.
     fn prefix_bytes(&self) -> usize {
         usize::MAX
     }
 
-    /// The state of two ranges of rows, `left` in front of `right`.
+    /// Combines the states of two ranges of rows. The rows of `left` precede those of `right`.
     ///
     /// # Errors
-    /// If there is none, for example because a number overflows.
+    /// Fails if there is no such state, for example because a number overflows.
     fn combine(&self, left: Self::State, right: Self::State) -> Result<Self::State, ReduceError>;
 
-    /// Appends a state to `bytes`. A few bytes are best: a state is kept for each page of the keyspace.
+    /// Appends the encoded state to `bytes`. It should be only a few bytes, because a state is kept for each page of
+    /// the keyspace.
     fn encode(&self, state: &Self::State, bytes: &mut Vec<u8>);
 
-    /// The state that was encoded in these bytes.
+    /// Decodes a state.
     ///
     /// # Errors
-    /// If there is none.
+    /// Fails if the bytes do not encode a state.
     fn decode(&self, bytes: &[u8]) -> Result<Self::State, ReduceError>;
 
-    /// The answer for a range of rows with this state.
+    /// Returns the result for a range of rows with this state.
     fn output(&self, state: Self::State) -> Self::Output;
 }
 
-/// A number that a [`Field`] can hold: integers of 8 to 64 bits, `f32` and `f64`.
+/// A number that a [`Field`] can contain: an integer of 8 to 64 bits, `f32` or `f64`.
 ///
 /// ```
 /// use drumlin::{Field, Keyspace, Max, Min, Number, Result};
@@ -148,18 +149,18 @@ pub trait Reducer: Send + Sync + 'static {
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 pub trait Number: Copy + Debug + Send + Sync + sealed::Number<Total = Self::Sum> + 'static {
-    /// The sum of many: `i128` of integers, which can't overflow; `f64` of floats. See [`Sum`](struct@Sum).
+    /// The type of a sum: `i128` for integers, which cannot overflow, and `f64` for floats. See [`Sum`](struct@Sum).
     type Sum;
 }
 
 pub(super) mod sealed {
     use super::ExactSum;
 
-    /// The parts of a number that reducers need.
+    /// The operations on numbers that reducers need.
     pub trait Number: Sized {
         const NAME: &'static str;
         const BYTES: usize;
-        /// A sum on its way, and once it is made.
+        /// A sum that is being computed, and the finished sum.
         type Running: Send;
         type Total;
         fn from_be(bytes: &[u8]) -> Self;
@@ -174,7 +175,7 @@ pub(super) mod sealed {
         fn total(sum: Self::Running) -> Self::Total;
     }
 
-    /// The functions that all numbers have alike.
+    /// The functions that are the same for all numbers.
     macro_rules! bytes_of {
         ($number:ident) => {
             const NAME: &'static str = stringify!($number);
@@ -207,7 +208,7 @@ pub(super) mod sealed {
                     i128::from(self)
                 }
                 fn add(left: i128, right: i128) -> i128 {
-                    // 2⁶³ rows of 64 bits each fit.
+                    // The sum of 2⁶³ rows of 64 bits each fits.
                     left.checked_add(right).expect("fewer than 2⁶³ rows are summed")
                 }
                 fn encode(sum: &i128, bytes: &mut Vec<u8>) {
@@ -263,7 +264,7 @@ pub(super) mod sealed {
     floats!(f32 f64);
 }
 
-/// The place of a number in a row.
+/// Where the number of a row is.
 #[derive(Clone, Copy)]
 enum Source<T> {
     BigEndian(usize),
@@ -271,8 +272,8 @@ enum Source<T> {
     Function(&'static str, fn(&[u8], &[u8]) -> Option<T>),
 }
 
-/// A number in each row: at a place of the value, or found by a function of key and value. A row without it, whose
-/// value is too short, does not count.
+/// A number in each row: at a position in the value, or computed from key and value by a function. Rows without the
+/// number, for example because their value is too short, are ignored.
 ///
 /// ```
 /// use drumlin::{Field, Max, Sum};
@@ -304,20 +305,20 @@ impl<T> Debug for Field<T> {
 }
 
 impl<T: Number> Field<T> {
-    /// The number whose bytes begin at this byte of the value, the most significant first.
+    /// Returns the field at this byte position of the value, with the most significant byte first.
     #[must_use]
     pub const fn big_endian(at: usize) -> Field<T> {
         Field(Source::BigEndian(at))
     }
 
-    /// The number whose bytes begin at this byte of the value, the least significant first.
+    /// Returns the field at this byte position of the value, with the least significant byte first.
     #[must_use]
     pub const fn little_endian(at: usize) -> Field<T> {
         Field(Source::LittleEndian(at))
     }
 
-    /// The number that a function finds in key and value. On one keyspace a name must stand for one function: sums that
-    /// were kept of one are not those of another.
+    /// Returns the field whose number `function` computes from key and value. On any one keyspace, a name must always
+    /// stand for the same function, because states are kept by name.
     #[must_use]
     pub const fn of(name: &'static str, function: fn(&[u8], &[u8]) -> Option<T>) -> Field<T> {
         Field(Source::Function(name, function))
@@ -350,9 +351,9 @@ impl<T: Number> Field<T> {
 
 /// The sum of a field.
 ///
-/// Integers are summed in 128 bits, which can't overflow. Floats are summed exactly and rounded once, to the nearest
-/// `f64`: the sum is the same in whatever parts it was made. It is infinite only if an infinity was summed or the exact
-/// sum exceeds `f64::MAX`; of NaN, or of both infinities, it is NaN.
+/// Integers are summed in 128 bits, which cannot overflow. Floats are summed exactly and rounded once, to the nearest
+/// `f64`, so the sum does not depend on the parts in which it was computed. It is infinite only if an infinity was
+/// summed or the exact sum exceeds `f64::MAX`. The sum of a NaN, or of both infinities, is NaN.
 ///
 /// ```
 /// use drumlin::{Field, Sum};
@@ -369,7 +370,7 @@ impl<T: Number> Field<T> {
 pub struct Sum<T>(Field<T>);
 
 impl<T: Number> Sum<T> {
-    /// The sum of this field.
+    /// Returns the reducer that sums this field.
     #[must_use]
     pub const fn of(field: Field<T>) -> Sum<T> {
         Sum(field)
@@ -413,7 +414,8 @@ impl<T: Number> Reducer for Sum<T> {
     }
 }
 
-/// The least number of a field; `None` of no rows. Floats are in their total order ([`f64::total_cmp`]).
+/// The least number of a field, or `None` if no row has it. Floats are compared by their total order
+/// ([`f64::total_cmp`]).
 ///
 /// ```
 /// use drumlin::{Field, Min};
@@ -430,7 +432,8 @@ impl<T: Number> Reducer for Sum<T> {
 #[derive(Clone, Copy, Debug)]
 pub struct Min<T>(Field<T>);
 
-/// The greatest number of a field; `None` of no rows. Floats are in their total order ([`f64::total_cmp`]).
+/// The greatest number of a field, or `None` if no row has it. Floats are compared by their total order
+/// ([`f64::total_cmp`]).
 ///
 /// ```
 /// use drumlin::{Field, Max};
@@ -445,11 +448,11 @@ pub struct Min<T>(Field<T>);
 #[derive(Clone, Copy, Debug)]
 pub struct Max<T>(Field<T>);
 
-/// A reducer that keeps one number of a field: the right one of two, where `is_right` says so.
+/// A reducer that keeps one number of a field: of two numbers, the right one if `is_right` returns `true`.
 macro_rules! one_of_two {
     ($reducer:ident, $is_right:expr) => {
         impl<T: Number> $reducer<T> {
-            /// That of this field.
+            /// Returns the reducer for this field.
             #[must_use]
             pub const fn of(field: Field<T>) -> $reducer<T> {
                 $reducer(field)

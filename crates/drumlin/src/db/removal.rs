@@ -1,4 +1,4 @@
-//! Removing many rows: in parts, each a transaction.
+//! Removing many rows in parts, each of them a transaction.
 
 use std::ops::Bound;
 use std::time::Duration;
@@ -12,26 +12,27 @@ use crate::store::LOCK_TIMEOUT;
 use crate::task::{WaitMode, ready};
 use crate::tree::Direction;
 
-/// Rows that one part removes at the most.
+/// The most rows that one part removes.
 const PART_ROWS_MAX: usize = 512;
-/// Bytes of keys with which a part ends.
+/// A part ends once its keys have this many bytes.
 const PART_KEY_BYTES_MAX: usize = 32 << 10;
 
-/// The runs of one part. Not a closure that is run again: a future that borrows one can't be shown to be `Send`.
+/// The attempts at one part. This is no retrying closure, because a future that borrows a closure cannot be shown to be
+/// `Send`.
 struct Attempts {
     began: Duration,
     count: u32,
 }
 
-/// Removing many rows. They are removed in parts of up to 512, in the order of their keys. **Each part is atomic, the
-/// whole is not**: readers may see some parts removed and others not yet, and after an error or a power cut the first
-/// parts may be removed. Running the call again removes the rest. So any number of rows can be removed in little
-/// memory, and other writers go on meanwhile. A row that they insert during the call is removed or stays.
+/// Removing many rows. They are removed in key order, in parts of up to 512. **Each part is atomic, but the whole is
+/// not**: readers may see some parts removed and others not yet, and after an error or a power cut only the first parts
+/// may be removed. Repeating the call removes the rest. So any number of rows can be removed in little memory while
+/// other writers continue. A row that another writer inserts during the call may or may not be removed.
 ///
-/// To remove few rows at once, remove them in a transaction; to remove a keyspace with all its rows at once,
+/// To remove a few rows atomically, remove them in a transaction. To remove a keyspace with all its rows at once, use
 /// [`drop_keyspace`](crate::Database::drop_keyspace).
 impl Keyspace {
-    /// Removes all rows; returns their number. Durable when it returns, unless the handle's durability is relaxed.
+    /// Removes all rows and returns their number. Durable when it returns, unless the handle's durability is relaxed.
     /// O(rows).
     ///
     /// ```
@@ -43,12 +44,12 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Works on a full disk too.
+    /// Those of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn clear(&self) -> Result<u64> {
         ready(self.remove_rows(WaitMode::Blocking, bounds::ALL))
     }
 
-    /// Removes all rows whose key begins with `prefix`; returns their number. Otherwise like
+    /// Removes all rows whose key begins with `prefix` and returns their number. Otherwise like
     /// [`clear`](Keyspace::clear).
     ///
     /// ```
@@ -66,7 +67,7 @@ impl Keyspace {
         ready(self.remove_rows(WaitMode::Blocking, bounds::of_prefix(prefix.as_ref())))
     }
 
-    /// Removes all rows of a range; returns their number. Otherwise like [`clear`](Keyspace::clear).
+    /// Removes all rows of a range and returns their number. Otherwise like [`clear`](Keyspace::clear).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -103,7 +104,7 @@ impl Keyspace {
             let count = loop {
                 match self.remove_part(mode, &keys).await {
                     Ok(count) => break Some(count),
-                    // Their old values take more memory than their keys tell.
+                    // The old values of these rows need too much memory. Their keys do not show that.
                     Err(Error::TransactionTooLarge { .. }) if keys.len() > 1 => break None,
                     Err(error) => self.pause_after(mode, error, &mut attempts).await?,
                 }
@@ -113,7 +114,7 @@ impl Keyspace {
                 continue;
             };
             removed += count;
-            // Once all is removed, no read may fail.
+            // If this was the last part, no further read may fail.
             if is_last {
                 return Ok(removed);
             }
@@ -121,7 +122,7 @@ impl Keyspace {
         }
     }
 
-    /// The first keys of a range, and `true` if it has no others.
+    /// Returns the first keys of a range, and `true` if there are no others.
     async fn keys_of_part(
         &self,
         mode: WaitMode<'_>,
@@ -138,10 +139,11 @@ impl Keyspace {
         Ok((keys, false))
     }
 
-    /// Pauses after an error that is over then, before a part is run again: a conflict, or a snapshot that was ended
-    /// for its memory. Returns any other.
+    /// Pauses before a part is retried, if the error was a conflict or a snapshot that was ended for its memory.
+    /// Returns any other error.
     async fn pause_after(&self, mode: WaitMode<'_>, error: Error, attempts: &mut Attempts) -> Result<()> {
-        // A deadlock is over at once; a row that another holds has been waited for already.
+        // A retry after a deadlock can succeed at once. A row that another transaction holds has already been waited
+        // for.
         let is_over = self.store()?.now() - attempts.began >= LOCK_TIMEOUT;
         if error.recourse() != Recourse::Retry || is_over {
             return Err(error);
@@ -151,7 +153,7 @@ impl Keyspace {
         Ok(())
     }
 
-    /// Removes those rows that are there, in a transaction; returns their number.
+    /// Removes the rows that exist in one transaction. Returns their number.
     async fn remove_part(&self, mode: WaitMode<'_>, keys: &[Value]) -> Result<u64> {
         let (isolation, durability) = (Isolation::ReadCommitted, self.durability);
         let options = TxOptions { isolation, durability, ..TxOptions::default() };

@@ -1,7 +1,7 @@
-//! Reading: each operation once, for plain calls, snapshots and transactions, and for both ways of waiting.
+//! Reading: each operation once, for plain calls, snapshots and transactions, and for both wait modes.
 //!
-//! [`Rows`] are the rows of one keyspace as one reader sees them. The methods of the public handles check whose
-//! keyspace they are given, say how to wait, and call the operation of the same name here.
+//! [`Rows`] are the rows of one keyspace as one reader sees them. The methods of the public handles check that the
+//! keyspace belongs to their database, choose the wait mode, and call the operation of the same name here.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// The commits that a reader sees.
+/// Determines which commits a reader sees.
 pub(super) enum Horizon {
-    /// Those up to one snapshot.
+    /// The commits up to one snapshot.
     Fixed(Arc<SnapshotHandle>),
-    /// All, at each read. No read has seen commits above this timestamp.
+    /// The newest commits at each read. No read has seen a commit above this timestamp.
     Latest(AtomicU64),
 }
 
@@ -42,7 +42,7 @@ pub(super) struct ReadView {
 }
 
 impl Horizon {
-    /// A snapshot for a read that takes several steps.
+    /// Returns a snapshot for a read that takes several steps.
     pub(super) fn open_snapshot(&self, store: &Store) -> Arc<SnapshotHandle> {
         match self {
             Horizon::Fixed(snapshot) => Arc::clone(snapshot),
@@ -54,7 +54,7 @@ impl Horizon {
         }
     }
 
-    /// The newest commit that the reader may have seen.
+    /// Returns the newest commit that the reader may have seen.
     pub(super) fn seen(&self) -> Timestamp {
         match self {
             Horizon::Fixed(snapshot) => snapshot.timestamp,
@@ -62,7 +62,7 @@ impl Horizon {
         }
     }
 
-    /// The snapshot of all reads, if there is one.
+    /// Returns the snapshot of all reads, if there is one.
     pub(super) fn snapshot(&self) -> Option<&Arc<SnapshotHandle>> {
         match self {
             Horizon::Fixed(snapshot) => Some(snapshot),
@@ -70,12 +70,12 @@ impl Horizon {
         }
     }
 
-    /// Fails once the snapshot of all reads has been ended.
+    /// Fails if the snapshot of all reads was ended.
     pub(super) fn check(&self) -> Result<()> {
         self.snapshot().map_or(Ok(()), |snapshot| snapshot.check())
     }
 
-    /// Notes that a read has seen the newest commits.
+    /// Records that a read has seen the newest commits.
     fn note_latest(&self, store: &Store) {
         if let Horizon::Latest(seen) = self {
             seen.fetch_max(store.engine.clock.published().0, Ordering::Relaxed);
@@ -90,11 +90,11 @@ impl Horizon {
     }
 }
 
-/// See the module.
+/// The rows of one keyspace as one reader sees them.
 pub(super) struct Rows<'r> {
     pub(super) handle: &'r Arc<Handle>,
     pub(super) tree: &'r Tree,
-    /// `None`: the newest visible commit, at each call.
+    /// `None` reads the newest visible commit at each call.
     pub(super) view: Option<&'r ReadView>,
 }
 
@@ -110,12 +110,12 @@ impl Rows<'_> {
         }
     }
 
-    /// The reading transaction's own change of the row.
+    /// Returns the reading transaction's own change of the row.
     fn own_change(&self, key: &[u8]) -> Option<Change<'_>> {
         self.view?.own.as_ref()?.set.get(self.tree.pages.id, key)
     }
 
-    /// Records the read of a row for a serializable transaction.
+    /// Records the read of a row in the read set of a serializable transaction.
     fn record(&self, key: &[u8]) -> Result<()> {
         match self.view.and_then(|view| view.reads.as_ref()) {
             Some(reads) => self.noting(reads.lock().add_key(self.tree, key)),
@@ -137,15 +137,16 @@ impl Rows<'_> {
         Ok(value)
     }
 
-    /// Like [`get`](Self::get), for a transaction that has locked the row: nothing changes it before the commit.
+    /// Like [`get`](Self::get), for a transaction that has locked the row, so that nothing can change it before the
+    /// commit.
     pub(super) async fn get_unrecorded(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
         let mut value = None;
         self.noting(self.value(mode, key, &mut value).await)?;
         Ok(value)
     }
 
-    /// Puts the value in `value`, in place of what that held. Returns `false` if there is no row: then `value` is
-    /// empty, as it is after an error.
+    /// Replaces the content of `value` with the row's value. If there is no row, empties `value` and returns `false`.
+    /// After an error `value` is empty, too.
     pub(super) async fn get_into(&self, mode: WaitMode<'_>, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
         value.clear();
         let found = self.get_to(mode, key, value).await;
@@ -155,7 +156,7 @@ impl Rows<'_> {
         found
     }
 
-    /// Shows the value to `look`, under no latch.
+    /// Calls `look` with the value, under no latch.
     pub(super) async fn get_with<R>(
         &self,
         mode: WaitMode<'_>,
@@ -166,7 +167,7 @@ impl Rows<'_> {
         Ok(self.get_into(mode, key, &mut shown.0).await?.then(|| look(&shown.0)))
     }
 
-    /// Returns `false` if there is no row. After an error `to` may hold a value.
+    /// Returns `false` if there is no row. After an error, `to` may hold a value.
     async fn get_to(&self, mode: WaitMode<'_>, key: &[u8], to: &mut impl Destination) -> Result<bool> {
         if self.own_change(key).is_none() {
             self.record(key)?;
@@ -209,7 +210,7 @@ impl Rows<'_> {
         }
     }
 
-    /// The committed row, for all but its large value. `take` is that of the engine's `find`.
+    /// Finds the committed row, without reading a large value. `take` is that of the engine's `find`.
     async fn find_committed<T>(
         &self,
         mode: WaitMode<'_>,
@@ -258,7 +259,7 @@ impl Rows<'_> {
             }
         }
         let found = self.noting(engine.get_many(mode, self.tree, &other_keys, horizon.read_at()).await);
-        // A value that a snapshot which was ended needed may be gone, and its pages another's.
+        // If the snapshot was ended, a value that it needed may be gone, and its pages may belong to another value.
         horizon.check()?;
         for (value, found) in others.into_iter().zip(found?) {
             *value = found;
@@ -285,7 +286,7 @@ impl Rows<'_> {
         Ok(keys.iter().zip(found).map(is_there).collect())
     }
 
-    /// The first row of a range, or the last.
+    /// Returns the first or the last row of a range.
     pub(super) async fn end(
         &self,
         mode: WaitMode<'_>,
@@ -304,7 +305,7 @@ impl Rows<'_> {
         self.scan_at(bounds, None)
     }
 
-    /// Like [`scan`](Self::scan), of a snapshot that the reader has opened.
+    /// Like [`scan`](Self::scan), with a snapshot that the reader has opened.
     pub(super) fn scan_at(&self, bounds: OwnedBounds, at: Option<&Arc<SnapshotHandle>>) -> Range {
         let snapshot = match at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at))) {
             Ok(snapshot) => snapshot,
@@ -316,7 +317,7 @@ impl Rows<'_> {
         Range::new(Arc::clone(self.handle), self.tree.clone(), snapshot, bounds, own.cloned(), reads, shortage)
     }
 
-    /// The transaction's own changes, if there are any between these bounds.
+    /// Returns the transaction's own changes, if there are any between these bounds.
     pub(super) fn own_within(&self, bounds: (Bound<&[u8]>, Bound<&[u8]>)) -> Option<&Arc<SharedWrites>> {
         let own = self.view.and_then(|view| view.own.as_ref())?;
         own.set.range(self.tree.pages.id, bounds).next().is_some().then_some(own)

@@ -1,4 +1,4 @@
-//! The steps of a scan that goes on behind what can't be read.
+//! The steps of a scan that skips what cannot be read.
 
 use std::ops::Bound;
 
@@ -22,11 +22,11 @@ use crate::error::Error;
 pub enum Salvaged {
     /// A row: key and value.
     Row(Value, Value),
-    /// Keys whose rows can't be read.
+    /// Keys whose rows cannot be read.
     Gap(Gap),
 }
 
-/// Keys whose rows can't be read. How many rows there were is not known.
+/// A range of keys whose rows cannot be read. The number of these rows is unknown.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -42,10 +42,10 @@ pub enum Salvaged {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Gap {
-    /// The first of the keys.
+    /// The first of these keys.
     pub start: Bound<Vec<u8>>,
-    /// The last of them.
+    /// The last of these keys.
     pub end: Bound<Vec<u8>>,
-    /// The reason: [`Corrupted`](Error::Corrupted), or [`Io`](Error::Io) where the medium can't be read.
+    /// The reason: [`Corrupted`](Error::Corrupted), or [`Io`](Error::Io) if the device cannot be read.
     pub error: Error,
 }

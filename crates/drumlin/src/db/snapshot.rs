@@ -10,8 +10,8 @@ use super::shortage::Shortage;
 use crate::format::Timestamp;
 use crate::txn::snapshots::SnapshotHandle;
 
-/// A read-only view of all keyspaces as of one commit. All that it shows is durable, as long as every commit is
-/// [`Full`](crate::Durability::Full). Its reading methods are those of [`Reader`].
+/// A read-only view of all keyspaces as of one commit. If every commit is [`Full`](crate::Durability::Full), everything
+/// in it is durable. Its reading methods are those of [`Reader`].
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -40,7 +40,7 @@ impl Snapshot {
         Snapshot { reader: Reader { handle: Arc::clone(handle), view, kind: "snapshot" } }
     }
 
-    /// The timestamp of the newest commit that it shows.
+    /// Returns the timestamp of the newest commit that the snapshot shows.
     #[must_use]
     pub fn timestamp(&self) -> Timestamp {
         self.reader.view.horizon.seen()

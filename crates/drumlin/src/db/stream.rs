@@ -13,10 +13,10 @@ use crate::error::Result;
 use crate::sync::Exclusive;
 use crate::tree::Direction;
 
-/// A range, or its keys or values, as a [`Stream`] for any executor. Made by [`Range::into_stream`].
+/// A range, or its keys or values, as a [`Stream`] for any executor. Created by [`Range::into_stream`].
 ///
-/// A row of the leaf that was copied last costs no more than with the iterator; a leaf costs an allocation. The stream
-/// ends after its first error. Dropping it ends the scan, wherever that waits.
+/// A row that is already copied costs no more than with the iterator; each leaf costs an allocation. The stream ends
+/// after its first error. Dropping it ends the scan, even if the scan is waiting.
 ///
 /// ```
 /// use futures_util::TryStreamExt;
@@ -33,7 +33,7 @@ use crate::tree::Direction;
 /// ```
 pub struct RowStream<T = (Value, Value)> {
     state: State<T>,
-    /// The part of a row that it yields.
+    /// Returns the part of a row that the stream yields.
     part: fn((Value, Value)) -> T,
     /// Begins a step that may wait.
     begin: fn(Range) -> Step<T>,
@@ -95,8 +95,8 @@ impl<T> std::fmt::Debug for RowStream<T> {
 }
 
 impl Range {
-    /// The rest of the range as a [`Stream`], from its front. [`next_async`](Range::next_async) needs no stream, and
-    /// goes from both ends.
+    /// Returns the rest of the range as a [`Stream`], from its front. [`next_async`](Range::next_async) needs no
+    /// stream, and works from both ends.
     ///
     /// ```
     /// use futures_util::TryStreamExt;

@@ -1,5 +1,5 @@
-//! Tests that look inside. Values in extents of their own: their last readers, the memory they are read into, moves of
-//! them. Memory: waits that would be in vain.
+//! White-box tests of values in extents of their own (their last readers, the memory they are read into, how they are
+//! moved) and of memory and waiting.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -25,10 +25,10 @@ use crate::txn::engine::{Found, ReadAt};
 use crate::txn::values;
 use crate::txn::write_set::{Change, WriteSet};
 
-/// Bytes of a value in each chunk but the last, where segments are as long as here.
+/// Bytes of a value in each chunk but the last, with the segment size of these tests.
 const CHUNK_BYTES: usize = (64 << 10) - 48;
 
-/// Bytes that do not compress, the same from the same seed.
+/// Returns incompressible bytes that depend only on the seed.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
     drumlin_testing::Random(seed).bytes(length)
 }
@@ -51,7 +51,7 @@ fn reference(db: &Database, keyspace: &Keyspace, key: &[u8]) -> LargeRef {
     }
 }
 
-/// Leaves gaps in every segment and has them closed, so that what lies there is moved.
+/// Makes gaps in every segment and compacts them, so that everything left is moved.
 fn move_everything(db: &Database, keyspace: &Keyspace) {
     for key in 0..12u8 {
         keyspace.remove([b'f', key]).unwrap();
@@ -60,15 +60,14 @@ fn move_everything(db: &Database, keyspace: &Keyspace) {
     db.compact().unwrap();
 }
 
-/// Rows that [`move_everything`] removes.
+/// Inserts rows that [`move_everything`] removes.
 fn fill(keyspace: &Keyspace, some: std::ops::Range<u8>) {
     for key in some {
         keyspace.insert([b'f', key], noise(100 + u64::from(key), 2 * CHUNK_BYTES)).unwrap();
     }
 }
 
-/// A reader of a transaction's own value reads that value to its end, whatever becomes of the transaction and its
-/// space.
+/// A reader of a transaction's own value can read it to its end, whatever happens to the transaction and its space.
 #[test]
 fn a_transactions_own_value_is_there_while_it_is_read() {
     type End = fn(Transaction, &Keyspace, Savepoint);
@@ -99,7 +98,7 @@ fn a_transactions_own_value_is_there_while_it_is_read() {
         fill(&keyspace, 6..12);
         end(tx, &keyspace, before);
         for key in 0..24u8 {
-            // What is free is taken again at once, and again after what lives was moved.
+            // Free space is reused at once, and again after live extents were moved.
             if key == 12 {
                 move_everything(&db, &keyspace);
             }
@@ -113,7 +112,8 @@ fn a_transactions_own_value_is_there_while_it_is_read() {
     }
 }
 
-/// A source's end is where it first says so, even if it would go on: bytes behind it would not be found in the value.
+/// A source ends where it first reports its end, even if it would yield more later: those bytes could not be found in
+/// the value.
 #[test]
 fn a_source_ends_once() {
     struct Halting(Vec<Vec<u8>>);
@@ -136,7 +136,7 @@ fn a_source_ends_once() {
     assert!(keyspace.get(b"film").unwrap().unwrap() == first);
 }
 
-/// The space of a value that no commit names is free when its last reader has gone, and not before.
+/// The space of a value without a commit is freed when its last reader is dropped, and not before.
 #[test]
 fn a_value_without_a_commit_leaves_with_its_last_reader() {
     let (db, keyspace) = stage();
@@ -152,8 +152,8 @@ fn a_value_without_a_commit_leaves_with_its_last_reader() {
     assert_eq!(db.stats().live_bytes, before);
 }
 
-/// A request for a page number that was a leaf's or another value's brings no chunk of a large value into memory, where
-/// no reader would look for it and the cleaner would write it again as a page of another kind.
+/// A request with an outdated page number, of a former leaf or another value, reads no chunk of a large value into
+/// memory. No reader would look for the chunk there, and the cleaner would write it again as a page of the wrong kind.
 #[test]
 fn an_outdated_number_brings_no_chunk_into_memory() {
     let backend = crate::io::in_memory();
@@ -165,7 +165,7 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     let film = reference(&db, &keyspace, b"film");
     let last = PageId(film.first_page.0 + film.chunk_count - 1);
     let (pool, pages) = (&db.store().unwrap().engine.pool, &keyspace.tree().pages);
-    // Who is led astray gets an error or nothing; whichever, the value is where it was.
+    // Each of these requests returns an error or nothing, and the value must stay where it was.
     let wanted = crate::pool::Wanted::node(pages, last);
     let _ = pool.fault(pages, wanted);
     let _ = pool.fault_many(pages, &[wanted, wanted]);
@@ -187,8 +187,8 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
 }
 
-/// Emptying a segment moves the values in it as they lie on disk, whether they are in memory or not: not a byte more of
-/// them is in use afterwards, and none that was removed is written again.
+/// Emptying a segment moves its values byte for byte, whether they are in memory or not. Afterwards they use as many
+/// bytes as before, and no removed value is written again.
 #[test]
 fn values_in_memory_are_moved_as_they_lie_on_disk() {
     const COUNT: u32 = 100;
@@ -239,8 +239,8 @@ fn values_in_memory_are_moved_as_they_lie_on_disk() {
     assert!(with < without + (32 << 10), "{without} bytes live without, {with} with values in memory");
 }
 
-/// A reference that passed for one and names no value, or not this one, is an error for who reads it, and nothing to
-/// who frees it.
+/// A plausible reference that names no value, or not the right one, causes an error when it is read, and does nothing
+/// when it is freed.
 #[test]
 fn a_reference_that_misleads_is_an_error() {
     let (db, keyspace) = stage();
@@ -278,7 +278,7 @@ fn a_reference_that_misleads_is_an_error() {
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
 }
 
-/// The thread that evicts gives up where nothing can be evicted.
+/// The evicting thread gives up if nothing can be evicted.
 #[test]
 fn evicting_in_vain_ends() {
     const PAGE_BYTES: usize = 64 << 10;
@@ -292,14 +292,14 @@ fn evicting_in_vain_ends() {
     assert_eq!(pool.keep_free(PAGE_BYTES), 0);
 }
 
-/// A commit without changes has all readers see what its transaction saw, also where the log told that it is durable
-/// before it was published.
+/// After a commit without changes, all readers see what its transaction saw, even if the log reported that state
+/// durable before it was published.
 #[test]
 fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     let (db, keyspace) = stage();
     let engine = &db.store().unwrap().engine;
     keyspace.insert("a", "old").unwrap();
-    // The record of an empty commit, durable and applied, of which the clock was told in this order.
+    // The record of an empty commit. The clock learns that it is durable, and only then that it is applied.
     let body = crate::seglog::Body::new(Vec::new());
     let logged = ready(engine.reserve_log(WaitMode::Blocking, 0, 0)).unwrap().append(&body).unwrap();
     engine.log().wait_durable(&logged).unwrap();
@@ -310,8 +310,8 @@ fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     assert_eq!(engine.clock.visible(), logged.timestamp);
 }
 
-/// An extent of the same page from an older use of its segment, as a lost write leaves it, is noticed however much
-/// older it is; so is an extent of another database.
+/// An extent of the same page from an older use of its segment, as a lost write leaves it, is noticed however old it
+/// is. So is an extent of another database.
 #[test]
 fn an_extent_of_another_origin_is_damage() {
     let backend = crate::io::in_memory();
@@ -322,7 +322,7 @@ fn an_extent_of_another_origin_is_damage() {
         file.read_at(&mut bytes, address.start()).unwrap();
         bytes
     };
-    // The extent of the only leaf once the row is this, and where it is.
+    // Writes the row's value and returns the address, origin and bytes of the only leaf's extent.
     let write = |value: &[u8]| {
         let (db, keyspace) = open(&backend);
         keyspace.insert(b"row", value).unwrap();
@@ -366,8 +366,8 @@ fn an_extent_of_another_origin_is_damage() {
     );
 }
 
-/// An extent that a lost write left, as it is, of the same page and from this many checkpoints before, is noticed: what
-/// tells them apart does not come round.
+/// An unchanged extent of the same page, written this many checkpoints ago and left there by a lost write, is noticed:
+/// the numbers that distinguish them do not wrap around.
 #[test]
 fn an_extent_from_long_before_is_damage() {
     for checkpoint_count in [1, 126, 127, 128, 129] {
@@ -407,8 +407,8 @@ fn an_extent_from_long_before_is_damage() {
     }
 }
 
-/// Numbers that have been given out, of pages and of keyspaces, are missed before anything is committed: the call is
-/// refused, and all else goes on.
+/// If page numbers or keyspace numbers are used up, the call is refused before anything is committed, and everything
+/// else continues to work.
 #[test]
 fn numbers_run_out_before_a_commit() {
     let backend = crate::io::in_memory();
@@ -442,8 +442,8 @@ fn numbers_run_out_before_a_commit() {
     assert_eq!(keyspace.count(..).unwrap(), u64::from(count) - 1);
 }
 
-/// Page tables that grow between two checkpoints do so at the expense of frames, by rows and by new keyspaces: the next
-/// commit makes up for it.
+/// If page tables grow between two checkpoints, because of rows or new keyspaces, the next commit makes frames give up
+/// that memory.
 #[test]
 fn frames_give_up_what_page_tables_take() {
     const ROWS: u64 = 40_000;
@@ -482,8 +482,8 @@ fn frames_give_up_what_page_tables_take() {
     check(&db, "opened again");
 }
 
-/// A scan hands out the same rows whether a leaf was copied whole or row by row: keys with and without a common
-/// beginning, values of any length, leaves with gaps, bounds anywhere in a leaf.
+/// A scan returns the same rows whether a leaf is copied whole or row by row: keys with and without a common prefix,
+/// values of any length, leaves with gaps, bounds anywhere in a leaf.
 #[test]
 fn leaves_are_copied_whole_and_in_part() {
     for beginning in ["", "what all keys begin with/"] {
@@ -513,8 +513,8 @@ fn leaves_are_copied_whole_and_in_part() {
     }
 }
 
-/// A scan that begins where leaves are in memory, and goes on to where they are not, has those read ahead, several at a
-/// time: they come while it stands still.
+/// A scan that begins on leaves in memory and continues on leaves that are not prefetches several of these at a time:
+/// they arrive while the scan pauses.
 #[test]
 fn a_scan_reads_ahead_behind_warm_leaves() {
     const ROWS: u64 = 40_000;
@@ -536,7 +536,7 @@ fn a_scan_reads_ahead_behind_warm_leaves() {
     }
     let before = db.stats();
     let mut rows = keyspace.iter();
-    // It has gone through some twenty leaves that were on disk, and asks for many times those at once.
+    // The scan has passed about twenty leaves that were on disk, and now requests many times as many at once.
     assert!(rows.nth(ROWS as usize / 4 + 500).unwrap().is_ok());
     let end = Instant::now() + Duration::from_secs(20);
     let (pages, reads) = loop {
@@ -560,8 +560,8 @@ fn epoch_change_count(db: &Database) -> u64 {
     db.store().unwrap().engine.space.epoch_change_count()
 }
 
-/// Commits wait for a checkpoint where the changes of page tables fill their memory, blocking ones and tasks, and go on
-/// with it. Meanwhile nothing that checkpoints take is held by those who wait.
+/// If page-table changes fill their memory, blocking and asynchronous commits wait for a checkpoint and then continue.
+/// While they wait, they hold nothing that a checkpoint needs.
 #[test]
 fn commits_wait_where_changes_fill_their_memory() {
     const COMMITS: u64 = 600;
@@ -570,7 +570,7 @@ fn commits_wait_where_changes_fill_their_memory() {
     let store = db.store().unwrap();
     let changes_max = store.engine.budget.epoch_changes_max();
     let commit = |number: u64| -> u64 {
-        // Far apart, so that each is in a leaf of its own.
+        // The keys are far apart, so that each is in a leaf of its own.
         let rows = (0..20u64).map(|row| (row * 1_000_003 + number * 7919).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut tx = db.begin_with(relaxed()).unwrap();
         rows.for_each(|row| tx.insert(&keyspace, row.to_be_bytes(), [7; 60]).unwrap());
@@ -584,7 +584,7 @@ fn commits_wait_where_changes_fill_their_memory() {
     };
     let (sender, ended) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        // No checkpoint begins meanwhile.
+        // While this lock is held, no checkpoint begins.
         let page_tables = store.page_tables.lock();
         scope.spawn(move || {
             let most = (0..COMMITS).map(commit).max().unwrap();
@@ -603,7 +603,8 @@ fn commits_wait_where_changes_fill_their_memory() {
     assert!(db.stats().checkpoints > 2);
 }
 
-/// Cleaning moves as many pages between two checkpoints as there is memory for their changes, and all in the end.
+/// Cleaning moves only as many pages between two checkpoints as there is memory for their changes, and all pages in the
+/// end.
 #[test]
 fn cleaning_stays_within_the_memory_for_changes() {
     const ROWS: u64 = 60_000;
@@ -633,13 +634,13 @@ fn cleaning_stays_within_the_memory_for_changes() {
         assert!(report.bytes_after < filled_bytes / 4 * 3, "of {filled_bytes} bytes a third is left: {report:?}");
         most
     });
-    // Pages count twice while they are written.
+    // Pages count twice while they are being written.
     assert!(most > changes_max / 2 && most <= changes_max / 4 * 5, "{most} changes, memory for {changes_max}");
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Left alone, a database whose rows were removed gives nearly all of their space back to the file system, with every
-/// row in its place; and it stops once there is little to gain.
+/// An idle database whose rows were removed returns nearly all of their space to the file system, and keeps every other
+/// row. It stops when there is little left to gain.
 #[test]
 fn an_idle_database_gives_its_space_back() {
     const ROWS: u64 = 60_000;
@@ -659,15 +660,15 @@ fn an_idle_database_gives_its_space_back() {
     let usage = || store.engine.space.segments.usage();
     let before = usage();
     assert!(before.free_count > before.segment_count / 3, "{before:?}");
-    // Packing gives way to requests: those of the commits above come first.
+    // Packing yields to requests, so first wait for the requests of the commits above.
     while store.maintenance.state.lock().is_wanted() {
         std::thread::yield_now();
     }
     let rounds = (0..20).take_while(|_| store.pack_file().unwrap()).count();
     let after = usage();
     assert!(rounds > 0 && rounds < 20, "{rounds} rounds: {before:?}, then {after:?}");
-    // What is kept free is for the next checkpoints. How much there was before depends on those that were made:
-    // cleaning beside one of them may have given back a part.
+    // The segments kept free are for the next checkpoints. How many were free before depends on the checkpoints made:
+    // cleaning after one of them may have returned some.
     let kept_count = store.engine.space.state().kept_segments();
     assert!(after.free_count <= kept_count, "{kept_count} are kept: {before:?}, then {after:?}");
     assert!(after.segment_count < before.segment_count, "{before:?}, then {after:?}");
@@ -680,7 +681,7 @@ fn an_idle_database_gives_its_space_back() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// More keyspaces in one transaction than sixteen bits count: each row is its own keyspace's, also when it is undone.
+/// A transaction with more keyspaces than fit into 16 bits keeps each row in its own keyspace, even after a roll-back.
 #[test]
 fn any_number_of_keyspaces() {
     const COUNT: u32 = (1 << 16) + 40;
@@ -716,15 +717,15 @@ fn any_number_of_keyspaces() {
     assert!(rows.eq((1..=COUNT).map(|number| (number, b"key".to_vec()))));
 }
 
-/// A call that closes a database that is being closed, here while another makes its last checkpoint, waits until that
-/// has ended.
+/// If a database is already being closed, and is making its last checkpoint, a second close waits until the first has
+/// ended.
 #[test]
 fn a_second_close_waits_for_the_first() {
     let (db, keyspace) = stage();
     keyspace.insert("a", "1").unwrap();
     let store = Arc::clone(db.store().unwrap());
     std::thread::scope(|scope| {
-        // No thread makes a checkpoint during this.
+        // While this lock is held, no checkpoint can be made.
         let page_tables = store.page_tables.lock();
         let closes = [(); 2].map(|()| scope.spawn(|| db.clone().close()));
         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -735,7 +736,7 @@ fn a_second_close_waits_for_the_first() {
     });
 }
 
-/// A keyspace that another thread creates or drops is there, or not, once that is durable and not before.
+/// While another thread creates or drops a keyspace, it is found, or not found, only after that is durable.
 #[test]
 fn a_keyspace_is_found_when_its_creation_is_durable() {
     let disk = FaultyBackend::new(crate::io::in_memory());
@@ -778,8 +779,8 @@ fn a_keyspace_is_found_when_its_creation_is_durable() {
     }
 }
 
-/// Commits that change pages which a checkpoint has not written yet leave images to it, and wait where the buffers for
-/// these are full: as a thread, and as a task.
+/// Commits that change pages which a checkpoint has not written yet append images for it. If the buffers for these
+/// images are full, they wait, as threads and as tasks.
 #[test]
 fn images_for_a_checkpoint_stay_within_their_buffers() {
     for waits_as_task in [false, true] {
@@ -798,7 +799,7 @@ fn images_for_a_checkpoint_stay_within_their_buffers() {
         let (space, dirty_bytes) = (&engine.space, db.stats().dirty_bytes as usize);
         let most_bytes = WRITE_BUFFER_COUNT * engine.budget.write_buffer_bytes();
         assert!(dirty_bytes > most_bytes, "{dirty_bytes} bytes of pages");
-        // A checkpoint that has begun, and that nobody goes on with.
+        // A checkpoint that has begun and that no thread continues.
         space.begin_checkpoint(|_| ());
         let mut most = 0;
         for row in 0..ROWS {
@@ -810,8 +811,8 @@ fn images_for_a_checkpoint_stay_within_their_buffers() {
     }
 }
 
-/// Reads that end because a later extent could not be written leave no buffer behind: it would count for ever, and the
-/// next reader would wait for it.
+/// If reads fail because a later extent could not be written, they leave no buffer behind. Otherwise the buffer would
+/// count for ever, and the next reader would wait for it.
 #[test]
 fn reads_in_front_of_a_failed_write_lose_no_buffer() {
     let disk = FaultyBackend::new(crate::io::in_memory());
@@ -826,7 +827,7 @@ fn reads_in_front_of_a_failed_write_lose_no_buffer() {
     let there = append(1);
     engine.space.ensure_written(there, |_| ()).unwrap();
     db.checkpoint().unwrap();
-    // In the segment of another epoch, so that one read does not take both.
+    // In a segment of another epoch, so that the two extents are not read together.
     let missing = append(2);
     assert_eq!(engine.pool.read_buffer_bytes(), 0, "no page was read yet");
     disk.fail_from(Operation::Write, 1, 5);
@@ -834,7 +835,7 @@ fn reads_in_front_of_a_failed_write_lose_no_buffer() {
     assert_eq!(engine.pool.read_buffer_bytes(), 0, "a buffer is counted that nobody has");
 }
 
-/// A thread that finds all frames held waits for one, however long the holders take: here those who read pages.
+/// A thread that finds all frames held waits for one, however long the holders take. Here the holders read pages.
 #[test]
 fn a_frame_is_waited_for() {
     let (db, keyspace) = stage();
@@ -860,8 +861,8 @@ fn a_frame_is_waited_for() {
     drop(db);
 }
 
-/// Rows of a load that are in the way are put in the order of their keys, whatever their lengths: while one waits for
-/// its lock, none behind it is there.
+/// If something is in the way of a load, its rows are put in key order, whatever their lengths: while one waits for its
+/// lock, no later row exists.
 #[test]
 fn rows_of_a_load_are_put_in_order() {
     let db = Config::in_memory().memory(16 << 20).open("").unwrap();
@@ -884,8 +885,8 @@ fn rows_of_a_load_are_put_in_order() {
     assert_eq!(there().count(), rows.len());
 }
 
-/// Reads of many rows wait for the leaf that a writer has, and hold no other meanwhile: here the writer takes those
-/// too, and else neither would go on.
+/// Reads of many rows wait for a leaf that a writer has latched without holding other latches. Here the writer takes
+/// those leaves too, and would otherwise deadlock with the reads.
 #[test]
 fn reads_of_many_rows_wait_without_latches() {
     let db = Config::in_memory().memory(16 << 20).open("").unwrap();

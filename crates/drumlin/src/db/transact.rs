@@ -1,4 +1,4 @@
-//! Running a transaction, again where another was in its way.
+//! Running a transaction, and retrying it if others were in its way.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
@@ -11,12 +11,11 @@ use crate::error::{Error, Recourse, Result};
 use crate::task::{WaitMode, ready};
 use crate::txn::running::BodyOf;
 
-/// The most attempts of [`Database::transact`] at a transaction that another is in the way of, or that memory is short
-/// for.
+/// The most attempts of [`Database::transact`] at a transaction that runs into others or into a shortage of memory.
 const ATTEMPTS_MAX: u32 = 100;
 
-/// A run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box is what lets the compiler
-/// know that the future is `Send`, which it can't of the futures of an async closure.
+/// One run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box tells the compiler that
+/// the future is `Send`, which it cannot know of the futures of an async closure.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -33,16 +32,16 @@ const ATTEMPTS_MAX: u32 = 100;
 pub type Attempt<'t, T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 't>>;
 
 impl Database {
-    /// Runs `body` in a transaction and commits it. Runs it again while others are in its way, after pauses that double
-    /// from 50 µs to 50 ms, up to 100 times: after a conflict, where the snapshot has grown too old, and where memory
-    /// that it needs is in use. Not after [`Error::LockTimeout`]: each run may wait
-    /// [`TxOptions::lock_timeout`] for a row already.
+    /// Runs `body` in a transaction and commits it. If other transactions are in the way, runs it again, up to 100
+    /// times, after pauses that double from 50 µs to 50 ms. It retries after a conflict, if the snapshot has become too
+    /// old, and if memory that it needs is in use. It does not retry after [`Error::LockTimeout`], because each run may
+    /// already have waited [`TxOptions::lock_timeout`] for a row.
     ///
-    /// An error of any other cause ends the transaction, and nothing of it remains. [`Transaction::conflict`] asks for
-    /// another run. A body with errors of its own is one for [`try_transact`](Database::try_transact).
+    /// Any other error ends the transaction, and nothing of it remains. [`Transaction::conflict`] requests another run.
+    /// For a body with its own error type, use [`try_transact`](Database::try_transact).
     ///
     /// ```
-    /// // Any error type of the caller will do: the body's is Drumlin's.
+    /// // The caller may have any error type: the body has Drumlin's.
     /// fn count_visit(db: &drumlin::Database) -> Result<u8, Box<dyn std::error::Error>> {
     ///     let k = db.keyspace("k")?;
     ///     let visits = db.transact(|tx| {
@@ -58,18 +57,18 @@ impl Database {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The rows that the body has written stay locked until it returns. So it must write them through `tx`:
+    /// The rows that the body has written stay locked until it returns. So it must write them through `tx`: a
     /// `keyspace.insert` of such a row fails with [`Error::LockTimeout`].
     ///
     /// # Errors
-    /// The error of `body`, or that of the commit; those of the last run, if there were several.
+    /// The error of `body` or of the commit; after several runs, that of the last.
     pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
         self.transact_with(self.tx_options(), body)
     }
 
-    /// Like [`transact`](Database::transact), for a body with errors of its own: of any type that a Drumlin [`Error`]
-    /// converts into, such as `anyhow::Error`. The body may wrap or replace a Drumlin error and is still run again: the
-    /// transaction knows that it had a conflict.
+    /// Like [`transact`](Database::transact), for a body with its own error type, which can be any type that a Drumlin
+    /// [`Error`] converts into, such as `anyhow::Error`. If the body wraps or replaces a Drumlin error, it is still
+    /// retried: the transaction knows that it had a conflict.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -96,7 +95,8 @@ impl Database {
     /// # Ok::<(), drumlin::Error>(())
     /// ```
     ///
-    /// A body that does not construct its error names it: `?` alone does not tell the compiler what to convert into.
+    /// A body that does not construct its error must name the type, because `?` alone does not tell the compiler what
+    /// to convert into.
     ///
     /// ```
     /// type AnyError = Box<dyn std::error::Error>; // or anyhow::Error
@@ -117,7 +117,7 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// The error of `body`, or that of the commit, converted; those of the last run, if there were several.
+    /// The error of `body`, or that of the commit, converted; after several runs, that of the last.
     pub fn try_transact<T, E>(&self, body: impl FnMut(&mut Transaction) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error> + 'static,
@@ -151,11 +151,11 @@ impl Database {
     }
 
     /// Like [`transact`](Database::transact), as a future that can be spawned on multi-threaded executors. `body`
-    /// returns a boxed future that owns what it uses. An `async |tx| …` closure does not fit: see
+    /// returns a boxed future that owns what it uses. For an `async |tx| …` closure, see
     /// [`transact_local`](Database::transact_local).
     ///
     /// Each run clones borrowed arguments before its future begins. Clones of handles are cheap; share large arguments
-    /// by an [`Arc`](std::sync::Arc).
+    /// in an [`Arc`](std::sync::Arc).
     ///
     /// ```
     /// use drumlin::{Database, Keyspace};
@@ -190,9 +190,9 @@ impl Database {
         self.transact_with_async(self.tx_options(), body).await
     }
 
-    /// Like [`transact_async`](Database::transact_async), for a body with errors of its own: see
-    /// [`try_transact`](Database::try_transact). A body that does not construct its error names it:
-    /// `Ok::<_, anyhow::Error>(visits)`.
+    /// Like [`transact_async`](Database::transact_async), for a body with its own error type: see
+    /// [`try_transact`](Database::try_transact). A body that does not construct its error must name the type: `Ok::<_,
+    /// anyhow::Error>(visits)`.
     ///
     /// # Errors
     /// Those of [`try_transact`](Database::try_transact).
@@ -231,9 +231,9 @@ impl Database {
     }
 
     /// Like [`transact_async`](Database::transact_async), with an async closure, which may borrow what it uses. Its
-    /// future stays on its thread: it can be awaited in `main`, by `block_on` and by tasks of one thread, but not be
-    /// spawned where futures have to be `Send`. The compiler then says that an *implementation of `Send` is not general
-    /// enough*; take `transact_async`.
+    /// future stays on its thread: it can be awaited in `main`, in `block_on` and in tasks of one thread, but cannot be
+    /// spawned where futures must be `Send`. In that case the compiler says that an *implementation of `Send` is not
+    /// general enough*; use `transact_async` instead.
     ///
     /// ```
     /// # smol::block_on(async {
@@ -258,7 +258,7 @@ impl Database {
         self.transact_with_local(self.tx_options(), body).await
     }
 
-    /// Like [`transact_local`](Database::transact_local), for a body with errors of its own: see
+    /// Like [`transact_local`](Database::transact_local), for a body with its own error type: see
     /// [`try_transact`](Database::try_transact).
     ///
     /// # Errors
@@ -298,7 +298,8 @@ impl Database {
     }
 }
 
-/// Runs a body that is a future. The thread is in the body while it makes the future, and while it polls it.
+/// Runs a body that is a future. The body counts as running on this thread while it creates the future and while that
+/// is polled.
 async fn run<F: Future>(body_of: BodyOf, body: impl FnOnce() -> F) -> F::Output {
     let future = {
         let _running = body_of.enter();
@@ -312,19 +313,19 @@ async fn run<F: Future>(body_of: BodyOf, body: impl FnOnce() -> F) -> F::Output 
     .await
 }
 
-/// Returns `true` if another run may succeed where this one ended. A row that was locked has been waited for already.
+/// Returns `true` if another run may succeed. After a lock timeout it may not: the row has already been waited for.
 fn may_run_again(error: &Error) -> bool {
     error.recourse() == Recourse::Retry && !matches!(error, Error::LockTimeout { .. })
 }
 
-/// The runs of one transaction's body.
+/// The runs of a transaction's body.
 struct Attempts<'h> {
     handle: &'h Handle,
     count: u32,
 }
 
 impl Attempts<'_> {
-    /// Commits a transaction whose body has returned, or drops it. Breaks with the answer, or pauses before another
+    /// Commits a transaction whose body has returned, or drops it. Breaks with the result, or pauses before another
     /// run.
     async fn end<T, E: From<Error> + 'static>(
         &mut self,
@@ -344,7 +345,7 @@ impl Attempts<'_> {
             Err(error) => {
                 let own = (&error as &dyn Any).downcast_ref::<Error>();
                 let can_run_again = transaction.was_hindered() || own.is_some_and(may_run_again);
-                // Others may be waiting for its rows.
+                // Drop it before the pause, because others may be waiting for its rows.
                 drop(transaction);
                 (error, can_run_again)
             }

@@ -28,13 +28,13 @@ use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// The most rows, and bytes of its record, of a commit that a task makes itself: some 300 us of work. Another thread
-/// makes a longer one, and to hand it over and back takes some 60 us. Not in a simulation, whose clients are told the
-/// timestamps that their own threads take.
+/// The most rows, and bytes of its record, of a commit that a task makes itself: about 300 µs of work. Another thread
+/// makes longer commits; handing one over and back takes about 60 µs. Simulations have no limit, because their clients
+/// learn the timestamps that their own threads take.
 const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { usize::MAX } else { 512 };
 const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { usize::MAX } else { 256 << 10 };
 
-/// The isolation of a transaction from others that run at the same time.
+/// How a transaction is isolated from concurrent transactions.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -43,7 +43,7 @@ const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { usize::MAX } 
 /// # let doctors = db.keyspace("doctors on call")?;
 /// doctors.insert("ann", "")?;
 /// doctors.insert("bob", "")?;
-/// // Two doctors who leave at the same time see each other; one of the two commits has a conflict and runs again.
+/// // If two doctors leave at the same time, one of the commits has a conflict and its transaction runs again.
 /// let options = TxOptions { isolation: Isolation::Serializable, ..db.tx_options() };
 /// db.transact_with(options, |tx| {
 ///     if tx.count(&doctors, ..)? > 1 { tx.remove(&doctors, "ann") } else { Ok(()) }
@@ -53,30 +53,30 @@ const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { usize::MAX } 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Isolation {
-    /// Reads the state as of its beginning, and its own changes. Of two transactions that change the same row, the
-    /// second gets [`Error::Conflict`].
+    /// Reads the state as of the transaction's beginning, and its own changes. If two transactions change the same row,
+    /// the second gets [`Error::Conflict`].
     ///
-    /// Lost updates and phantoms can't happen. Write skew can: two transactions read the same rows and change different
-    /// ones.
+    /// There are no lost updates and no phantoms. Write skew is possible: two transactions may read the same rows and
+    /// change different ones.
     #[default]
     Snapshot,
-    /// Behaves as if transactions ran one after the other. Reads the state as of its beginning, and its own changes,
-    /// like [`Snapshot`](Isolation::Snapshot). A commit with changes fails with [`Error::Conflict`] if another
-    /// transaction has since changed a row that this one read, or inserted one where it found none.
+    /// Behaves as if transactions ran one after another. Like [`Snapshot`](Isolation::Snapshot), reads the state as of
+    /// the transaction's beginning, and its own changes. A commit with changes fails with [`Error::Conflict`] if
+    /// another transaction has since changed a row that this one read, or inserted one where it found none.
     ///
     /// Costs other transactions nothing. Reads are recorded, scans and counts by their bounds, and count towards the
-    /// transaction's size. The commit visits the leaves that hold them, all between the bounds of a scan or count, at
-    /// a cost in proportion; together they may be nearly a quarter of the pages that fit into the memory budget
-    /// ([`Error::TransactionTooLarge`]). A transaction without changes validates nothing, and may read any number. Rows
-    /// locked by [`get_for_update`](Transaction::get_for_update) need no validation.
+    /// transaction's size. The commit visits the leaves of these reads, including all leaves between the bounds of a
+    /// scan or count, and its cost grows with them. Together they may be nearly a quarter of the pages that fit into
+    /// the memory budget ([`Error::TransactionTooLarge`]). A transaction without changes validates nothing, and may
+    /// read any number of rows. Rows locked by [`get_for_update`](Transaction::get_for_update) need no validation.
     Serializable,
-    /// Each read sees the newest committed state, and the transaction's own changes; a scan or value reader sees the
-    /// state as of its beginning. Writes wait for each other and never conflict. The transaction keeps no versions in
-    /// memory between its reads.
+    /// Each read sees the newest committed state and the transaction's own changes. A scan or value reader sees the
+    /// state as of its own beginning. Writes wait for each other and never conflict. The transaction keeps no versions
+    /// in memory between its reads.
     ReadCommitted,
 }
 
-/// Settings of one transaction.
+/// The settings of one transaction.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -95,18 +95,18 @@ pub enum Isolation {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct TxOptions {
-    /// Default: [`Isolation::Snapshot`].
+    /// How reads and writes are isolated from other transactions. Default: [`Isolation::Snapshot`].
     pub isolation: Isolation,
-    /// When its commit returns. Default: [`Durability::Full`];
-    /// [`Database::tx_options`](crate::Database::tx_options) has the database's own.
+    /// Whether the commit returns before or after it is durable. Default: [`Durability::Full`];
+    /// [`Database::tx_options`](crate::Database::tx_options) has the database's own default.
     pub durability: Durability,
-    /// The longest time that a write waits for a row that another transaction has locked before it fails with
-    /// [`Error::LockTimeout`]. Default 10 seconds. Zero does not wait: such a transaction goes on with other rows after
-    /// the error, which [skips what is locked](crate::LockHolder). A queue need not do so by itself:
-    /// [`pop_first_in`](Transaction::pop_first_in) skips what is locked whatever the timeout is.
+    /// How long a write waits for a row that another transaction has locked before it fails with
+    /// [`Error::LockTimeout`]. Default 10 seconds. With zero it does not wait: such a transaction can continue with
+    /// other rows after the error, and so [skip locked rows](crate::LockHolder). A queue does not need this:
+    /// [`pop_first_in`](Transaction::pop_first_in) skips locked rows whatever the timeout is.
     ///
-    /// A write outside of transactions waits 10 seconds, for a transaction of its own thread too: another thread may
-    /// end that one.
+    /// A write outside of transactions waits for 10 seconds, even for a transaction of its own thread, because another
+    /// thread may end that transaction.
     pub lock_timeout: Duration,
 }
 
@@ -117,7 +117,7 @@ impl Default for TxOptions {
 }
 
 /// A transaction over any number of keyspaces. Its changes are private until [`commit`](Transaction::commit), and
-/// discarded if it is dropped.
+/// discarded on drop.
 ///
 /// Its reading methods are those of [`Reader`].
 ///
@@ -128,8 +128,8 @@ impl Default for TxOptions {
 /// tx.insert(&accounts, "ann", "5")?;
 /// tx.insert(&log, "1", "ann was given 5")?;
 /// assert_eq!(tx.get(&accounts, "ann")?.unwrap(), "5"); // its own changes
-/// assert!(accounts.get("ann")?.is_none()); // no other caller sees them yet
-/// tx.commit()?; // Error::Conflict if another was first; Database::transact runs it again then
+/// assert!(accounts.get("ann")?.is_none()); // other callers do not see them yet
+/// tx.commit()?; // Error::Conflict if another was first; then Database::transact would retry
 /// assert_eq!(accounts.get("ann")?.unwrap(), "5");
 /// # Ok::<(), drumlin::Error>(())
 /// ```
@@ -138,10 +138,10 @@ pub struct Transaction {
     id: TransactionId,
     options: TxOptions,
     locks: Locks,
-    /// Memory of the row locks; the write set and the read set have grants of their own.
+    /// Memory of the row locks. The write set and the read set have their own grants.
     memory: Grant,
     roll_backs: RollBacks,
-    /// The reason of the conflict that has ended the transaction.
+    /// The reason for the conflict that has ended the transaction.
     conflict: Option<&'static str>,
 }
 
@@ -167,15 +167,15 @@ impl std::fmt::Debug for Transaction {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Savepoint {
-    /// The number of the transaction's opening: transactions are numbered within one.
+    /// The number of the database's opening: transactions are numbered within an opening.
     opening: u64,
     transaction: TransactionId,
     position: usize,
-    /// The number of roll-backs before it.
+    /// The number of roll-backs before this savepoint.
     roll_backs: u64,
 }
 
-/// The roll-backs of a transaction, as far as they matter to savepoints: number and position of each, both ascending.
+/// The roll-backs that savepoints must know of: the number and position of each, both ascending.
 #[derive(Default)]
 struct RollBacks {
     count: u64,
@@ -191,7 +191,7 @@ impl RollBacks {
         self.lowest.push((self.count, position));
     }
 
-    /// Returns `true` if a later roll-back has passed the savepoint.
+    /// Returns `true` if a later roll-back went back beyond the savepoint.
     fn have_passed(&self, savepoint: &Savepoint) -> bool {
         let since = self.lowest.partition_point(|(number, _)| *number <= savepoint.roll_backs);
         self.lowest.get(since).is_some_and(|(_, position)| *position < savepoint.position)
@@ -199,7 +199,7 @@ impl RollBacks {
 }
 
 impl Transaction {
-    /// Begins a transaction that locks its rows when it is committed. It must not read.
+    /// Begins a transaction that locks its rows only when it commits. It must not read.
     pub(super) fn begin_batch(handle: &Arc<Handle>, options: TxOptions) -> Result<Transaction> {
         let mut transaction = Transaction::begin(handle, options)?;
         transaction.locks.planned = Some(Planned::default());
@@ -234,12 +234,12 @@ impl Transaction {
         self.reader.store()
     }
 
-    /// The open keyspace, if it belongs to the same database.
+    /// Returns the open keyspace. Fails if it belongs to another database.
     fn open<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k OpenKeyspace> {
         keyspace.named_in(&self.reader.handle, self.reader.kind)
     }
 
-    /// The rows of a keyspace of the same database.
+    /// Returns the rows of a keyspace, which must belong to the same database.
     pub(super) fn rows<'r>(&'r self, keyspace: &'r Keyspace) -> Result<Rows<'r>> {
         self.reader.rows(keyspace)
     }
@@ -252,8 +252,8 @@ impl Transaction {
         self.reader.view.own.as_mut().expect("a transaction has writes")
     }
 
-    /// Like [`get`](Reader::get), and locks the row: no other transaction changes it until this one ends. With a
-    /// [`lock_timeout`](TxOptions::lock_timeout) of zero, rows that others have locked can be skipped:
+    /// Like [`get`](Reader::get), but also locks the row: no other transaction can change it until this one ends. With
+    /// a [`lock_timeout`](TxOptions::lock_timeout) of zero, rows that other transactions have locked can be skipped:
     /// [`LockHolder`](crate::LockHolder) has an example.
     ///
     /// # Errors
@@ -271,12 +271,12 @@ impl Transaction {
         let open = self.open(keyspace)?;
         self.secure_memory(key, None)?;
         self.lock(mode, open, key).await?;
-        // The lock keeps the row unchanged, so there is nothing to validate.
+        // The lock keeps the row unchanged, so the commit need not validate this read.
         self.reader.rows(keyspace)?.get_unrecorded(mode, key).await
     }
 
-    /// Locks a row, and fails if another transaction has changed it since this one's snapshot. The conflict is
-    /// remembered, since it ends the transaction.
+    /// Locks a row, and fails if another transaction has changed it since this one's snapshot. Remembers the conflict,
+    /// because it ends the transaction.
     async fn lock(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         self.check_conflict()?;
         if let Some(planned) = &mut self.locks.planned {
@@ -292,9 +292,9 @@ impl Transaction {
         self.reader.view.shortage.noting(result)
     }
 
-    /// Ends the transaction with a conflict of the caller's own: like after one with another transaction, its writes
-    /// and its commit fail with the returned [`Error::Conflict`], and [`Database::transact`](crate::Database::transact)
-    /// runs the transaction again.
+    /// Ends the transaction with a conflict of the caller's own. As after a conflict with another transaction, its
+    /// writes and its commit fail with the returned [`Error::Conflict`], and
+    /// [`Database::transact`](crate::Database::transact) runs it again.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -314,12 +314,12 @@ impl Transaction {
         Error::Conflict { reason }
     }
 
-    /// Its body, where [`transact`](crate::Database::transact) runs one.
+    /// Returns the transaction's body, which [`transact`](crate::Database::transact) marks as running.
     pub(super) fn body(&self) -> BodyOf {
         BodyOf::new(&self.locks.engine.locks, self.id)
     }
 
-    /// Returns `true` if others were in its way: another run may succeed at once.
+    /// Returns `true` if other transactions were in the way, so that another run may succeed at once.
     pub(super) fn was_hindered(&self) -> bool {
         let view = &self.reader.view;
         self.conflict.is_some() || view.horizon.check().is_err() || view.shortage.was_met()
@@ -329,7 +329,8 @@ impl Transaction {
         self.conflict.map_or(Ok(()), |reason| Err(Error::Conflict { reason }))
     }
 
-    /// Without a timeout it does not wait for a row that another has locked, but returns `false`.
+    /// Locks a row, waiting up to `timeout`. Without a timeout, returns `false` if another transaction has locked the
+    /// row.
     async fn try_lock(
         &mut self,
         mode: WaitMode<'_>,
@@ -337,7 +338,7 @@ impl Transaction {
         key: &[u8],
         timeout: Option<Duration>,
     ) -> Result<bool> {
-        // Nothing here may clone a handle of the database: a leaked future would keep it for ever.
+        // Nothing here may clone a handle of the database, because a leaked future would keep it for ever.
         let Transaction { reader, id, locks, .. } = self;
         let store = reader.store()?;
         store.check_write(open, key)?;
@@ -359,8 +360,8 @@ impl Transaction {
         if tried.is_err() {
             store.lock_row(mode, *id, tree.pages.id, key, timeout.unwrap_or_default()).await?;
         }
-        // Until the check below has passed, the lock proves nothing: if it were kept, the next call would skip the
-        // check.
+        // Until the check below has passed, the lock proves nothing. If it were kept after a failure, the next call
+        // would skip the check.
         let (engine, keyspace) = (&store.engine, tree.pages.id);
         let lock = RowLock { engine, owner: *id, keyspace, key, place: engine.locks.place(keyspace, key) };
         if let Some(snapshot) = snapshot.filter(|snapshot| may_have_changed(snapshot)) {
@@ -376,7 +377,8 @@ impl Transaction {
         Ok(true)
     }
 
-    /// Locks a row and returns `true`, unless another transaction has it, or has changed it since this one's snapshot.
+    /// Locks a row and returns `true`. Returns `false` if another transaction has locked it, or has changed it since
+    /// this transaction's snapshot.
     pub(super) async fn lock_if_free(&mut self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
         self.check_conflict()?;
         let open = self.open(keyspace)?;
@@ -387,8 +389,8 @@ impl Transaction {
         }
     }
 
-    /// Takes the locks of a batch, in the order of its rows. As it has read nothing, one that would wait for another
-    /// that waits for it gives up what it has and begins again.
+    /// Takes the locks of a batch in the order of its rows. Because a batch has read nothing, a batch that runs into a
+    /// deadlock releases its locks and begins again.
     async fn lock_planned(&mut self, mode: WaitMode<'_>) -> Result<()> {
         let Some(planned) = self.locks.planned.take() else { return Ok(()) };
         let store = Arc::clone(self.store()?);
@@ -424,8 +426,8 @@ impl Transaction {
         Ok(())
     }
 
-    /// Reserves memory for a row about to be locked, and for `value_bytes` of value (`None`: a removal) if it is
-    /// written too.
+    /// Reserves memory for locking a row. With `value_bytes`, also reserves memory for writing the row with a value of
+    /// that length; a removal passes 0.
     fn secure_memory(&mut self, key: &[u8], value_bytes: Option<usize>) -> Result<()> {
         let limit_bytes = self.store()?.engine.budget.transaction_memory_max();
         let writes = &self.writes().set;
@@ -451,7 +453,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Refuses a write by which the transaction's record would no longer fit into the log.
+    /// Refuses a write that would make the transaction's record too long for the log.
     fn check_record(&self, open: &OpenKeyspace, key: &[u8], change: &Change<'_>) -> Result<()> {
         let writes = &self.writes().set;
         let limit_bytes = self.store()?.engine.log().body_bytes_max();
@@ -461,13 +463,13 @@ impl Transaction {
         Ok(())
     }
 
-    /// Puts a row and replaces the one with the same key, if there is one.
+    /// Puts a row, replacing any row with the same key.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if another transaction has changed the row since this one began, or each waits for a row of
-    /// the other; [`Error::LockTimeout`] if another has it locked for too long; [`Error::KeyTooLong`],
+    /// [`Error::Conflict`] if another transaction has changed the row since this one began, or if each waits for a row
+    /// of the other; [`Error::LockTimeout`] if another keeps it locked for too long; [`Error::KeyTooLong`],
     /// [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace of another database.
-    /// The transaction can go on after any of these but a conflict; after that its writes and its commit fail with the
+    /// The transaction stays usable after any of these except a conflict: then its writes and its commit fail with the
     /// same conflict.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
@@ -493,12 +495,12 @@ impl Transaction {
         Ok(())
     }
 
-    /// Stores all that `reader` yields as the row's value, of any length. The bytes go to disk at once and do not count
-    /// towards the transaction's size. Returns their number.
+    /// Stores everything that `reader` yields as the row's value, of any length. The bytes go to disk at once and do
+    /// not count towards the transaction's size. Returns their number.
     ///
     /// # Errors
-    /// [`Error::Source`] if the reader fails; [`Error::DiskFull`]; [`Error::MemoryInUse`] if other writers have used
-    /// all the memory for such values for 10 seconds, and nothing has been read. Otherwise those of
+    /// [`Error::Source`] if the reader fails; [`Error::DiskFull`]; [`Error::MemoryInUse`] if other writers used all the
+    /// memory for such values for 10 seconds: then nothing has been read. Otherwise those of
     /// [`insert`](Transaction::insert).
     pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
         ready(self.insert_from_in(WaitMode::Blocking, keyspace, key.as_ref(), Blocking(reader)))
@@ -567,7 +569,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Removes the row and returns `true`, if there is one. Reads no value.
+    /// Removes the row and returns `true` if it exists. Reads no value.
     pub(super) async fn remove_if_there(
         &mut self,
         mode: WaitMode<'_>,
@@ -581,7 +583,7 @@ impl Transaction {
         Ok(is_there)
     }
 
-    /// Locks the row, and returns `true` if it exists. Reads no value.
+    /// Locks the row and returns `true` if it exists. Reads no value.
     pub(super) async fn contains_for_update_in(
         &mut self,
         mode: WaitMode<'_>,
@@ -594,7 +596,7 @@ impl Transaction {
         self.reader.rows(keyspace)?.contains_unrecorded(mode, key).await
     }
 
-    /// Marks a point to roll back to.
+    /// Returns a point to which the transaction can be rolled back.
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
         let position = self.writes().set.position();
@@ -606,10 +608,10 @@ impl Transaction {
         }
     }
 
-    /// Undoes all changes since the savepoint. Locks taken since then stay.
+    /// Undoes all changes since the savepoint. Keeps the locks taken since then.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a savepoint of another transaction, or one that an earlier roll-back has passed;
+    /// [`Error::Invalid`] for a savepoint of another transaction, or if an earlier roll-back went back beyond it;
     /// [`Error::MemoryInUse`] if ranges of the transaction are still open and there is no memory to copy its changes
     /// for them.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
@@ -628,16 +630,18 @@ impl Transaction {
         Ok(())
     }
 
-    /// Makes the changes visible to all and, with [`Durability::Full`], durable. Returns the commit's timestamp.
+    /// Makes the changes visible to all readers and, with [`Durability::Full`], durable. Returns the commit's
+    /// timestamp.
     ///
-    /// A transaction without changes waits, whatever its durability, until all it has read is durable and visible to
-    /// all other readers. It returns the timestamp it has read up to: that of its snapshot, or of its last read.
+    /// A transaction without changes, whatever its durability, waits until everything that it has read is durable and
+    /// visible to all other readers. It returns the timestamp up to which it has read: that of its snapshot, or of its
+    /// last read.
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Closed`], [`Error::Failed`],
-    /// [`Error::SnapshotTooOld`];
-    /// [`Error::Conflict`] if it is serializable and rows that it read have changed, or if one of its writes had a
-    /// conflict: nothing of it remains. [`Error::OutcomeUnknown`] if only reopening can tell.
+    /// [`Error::SnapshotTooOld`]; [`Error::Conflict`] if it is serializable and rows that it read have changed, or if
+    /// one of its writes had a conflict. After any of these, nothing of the transaction remains.
+    /// [`Error::OutcomeUnknown`] if only reopening can tell.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.commit_in(WaitMode::Blocking))
     }
@@ -655,17 +659,17 @@ impl Transaction {
                 reader.store()?.engine.show_durable(mode, seen).await?;
                 return Ok(seen);
             }
-            // Its rows are changed in one go, for which no other task of its thread should wait.
+            // The rows are changed in one go, and no other task of this thread should have to wait for that.
             WaitMode::Tasks(tasks) if writes.is_longer_than(ROWS_ON_TASK_MAX, RECORD_BYTES_ON_TASK_MAX) => {
                 tasks.committers.run(move || ready(self.apply(WaitMode::Blocking, true))).await?
             }
             _ => self.apply(mode, mode.is_task()).await?,
         };
-        // The commit is made, even if the database was closed since: only its write is still waited for.
+        // The commit is made, even if the database has been closed since. Only the wait for its write is left.
         handle.store_here().engine.await_written(mode, &logged, durability).await
     }
 
-    /// Applies the changes, whose rows are locked, and requests their write.
+    /// Applies the changes, whose rows are locked, and requests their log write.
     async fn apply(self, mode: WaitMode<'_>, for_task: bool) -> Result<(Arc<Handle>, Appended)> {
         let Transaction { reader, options, locks, memory: _memory, .. } = self;
         let Reader { handle, view: ReadView { horizon, own, reads, .. }, .. } = reader;
@@ -683,7 +687,7 @@ impl Transaction {
         Ok((handle, logged))
     }
 
-    /// The timestamp of its snapshot; for a read-committed transaction, the newest that it may have seen.
+    /// Returns the timestamp of the snapshot; for a read-committed transaction, the newest that it may have seen.
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     #[must_use]
@@ -691,7 +695,7 @@ impl Transaction {
         self.reader.view.horizon.seen()
     }
 
-    /// Discards the transaction; dropping it does the same.
+    /// Discards the transaction, as dropping it does.
     pub fn abort(self) {}
 }
 

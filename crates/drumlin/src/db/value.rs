@@ -1,4 +1,4 @@
-//! Keys and values, as calls return them.
+//! Keys and values that calls return.
 
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 /// The bytes of a key or a value. Derefs to `[u8]`; cheap to clone.
 ///
-/// A value from a scan shares one allocation with the rows copied at the same time, up to 64 KiB or one row, and keeps
-/// all of it in memory, outside of the memory budget. One of up to 22 bytes is in the `Value` itself, like such a key.
-/// To keep few of many longer ones, keep copies ([`into_vec`](Value::into_vec)). With the feature `bytes`, they become
-/// `bytes::Bytes` without a copy.
+/// A value from a scan shares one allocation with the rows that were copied with it, up to 64 KiB or one row, and keeps
+/// all of it in memory, outside of the memory budget. A key or value of up to 22 bytes is stored in the `Value` itself.
+/// To keep a few of many longer ones, copy them ([`into_vec`](Value::into_vec)). With the feature `bytes`, a value
+/// becomes a `bytes::Bytes` without a copy.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -28,7 +28,7 @@ pub struct Value(Repr);
 #[derive(Clone)]
 enum Repr {
     Whole(Arc<[u8]>),
-    /// A value that was read into a vector, which it stays in: so a large one is in memory once.
+    /// A value that was read into a vector. It stays there, so that a large value is in memory only once.
     Vector(Arc<Vec<u8>>),
     /// A part of the rows that a scan copied out of one leaf.
     Part {
@@ -36,19 +36,20 @@ enum Repr {
         start: u32,
         end: u32,
     },
-    /// Short ones: cheaper than an allocation of their own, and than sharing rows, which a key would keep in memory.
+    /// A short value: this is cheaper than an allocation, and than sharing rows, which a short key would keep in
+    /// memory.
     Short {
         length: u8,
         bytes: [u8; SHORT_BYTES_MAX],
     },
 }
 
-/// As many as fit beside the tag where the other forms have a pointer and a length.
+/// The most bytes that fit beside the tag in the space of the other forms.
 const SHORT_BYTES_MAX: usize = 22;
 const _: () = assert!(size_of::<Value>() == 24);
 
 impl Value {
-    /// A part of copied rows.
+    /// Returns a part of copied rows.
     #[inline]
     pub(crate) fn part(rows: &Arc<Vec<u8>>, range: std::ops::Range<u32>) -> Value {
         let part = &rows[range.start as usize..range.end as usize];
@@ -66,14 +67,14 @@ impl Value {
         Value(Repr::Short { length: short.len() as u8, bytes })
     }
 
-    /// Like [`part`](Self::part), for the last one that is needed of a row.
+    /// Like [`part`](Self::part), for the last part that is needed of a row.
     #[inline]
     pub(crate) fn part_of(rows: Arc<Vec<u8>>, range: std::ops::Range<u32>) -> Value {
         Value(Repr::Part { rows, start: range.start, end: range.end })
     }
 
-    /// Returns the bytes: a copy of them, but for a value over 22 bytes that was made of a vector and has no clone, as
-    /// [`get`](crate::Keyspace::get) makes one of over a quarter of a page.
+    /// Returns the bytes as a vector. Copies them, unless the value is longer than 22 bytes, was created from a vector
+    /// and has no clones. [`get`](crate::Keyspace::get) creates such values for more than a quarter of a page.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
@@ -83,23 +84,23 @@ impl Value {
     }
 }
 
-/// The longest vector that a thread keeps for the values that it is shown: longer than any value in a leaf.
+/// The longest vector that a thread keeps for shown values. It is longer than any value in a leaf.
 const SHOWN_BYTES_KEPT_MAX: usize = 64 << 10;
 
 thread_local! {
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// The value that a call shows a closure of its caller, in a vector that the thread keeps for the next one.
+/// A value that is shown to a caller's closure, in a vector that the thread keeps for the next such call.
 ///
-/// A copy, so the closure runs under no latch: it may block, panic or call the database. A call within the closure
-/// finds the vector taken, and makes another.
+/// The value is a copy, so the closure runs under no latch: it may block, panic or call the database. A nested call
+/// finds the vector taken and allocates another.
 pub(crate) struct ShownValue(pub(crate) Vec<u8>);
 
 impl ShownValue {
     #[inline]
     pub(crate) fn new() -> ShownValue {
-        // A thread that ends may have dropped its vector.
+        // A thread that is ending may already have dropped its vector.
         ShownValue(SPARE.try_with(Cell::take).unwrap_or_default())
     }
 }
@@ -120,7 +121,7 @@ impl From<Arc<[u8]>> for Value {
 }
 
 impl From<Vec<u8>> for Value {
-    /// Copies nothing but short values.
+    /// Copies only short values.
     fn from(mut bytes: Vec<u8>) -> Value {
         if bytes.len() <= SHORT_BYTES_MAX {
             return Value::short(&bytes);
@@ -144,7 +145,7 @@ impl From<Value> for Box<[u8]> {
 
 #[cfg(feature = "bytes")]
 impl From<Value> for bytes::Bytes {
-    /// Copies nothing but short parts of rows.
+    /// Copies only short parts of rows.
     fn from(value: Value) -> bytes::Bytes {
         bytes::Bytes::from_owner(value)
     }
@@ -204,7 +205,7 @@ impl std::fmt::Debug for Value {
     }
 }
 
-/// Compares bytes, with anything that has some: other values, slices, arrays, vectors and strings.
+/// Compares bytes with anything that has bytes: other values, slices, arrays, vectors and strings.
 impl<B: AsRef<[u8]> + ?Sized> PartialEq<B> for Value {
     fn eq(&self, other: &B) -> bool {
         **self == *other.as_ref()
@@ -231,7 +232,7 @@ impl std::hash::Hash for Value {
     }
 }
 
-/// The comparisons above with the value on the right.
+/// The comparisons above with the value on the right-hand side.
 macro_rules! compare_with_values {
     ($([$($parameters:tt)*] $bytes:ty),*) => {$(
         impl<$($parameters)*> PartialEq<Value> for $bytes {
@@ -246,7 +247,7 @@ compare_with_values!(
     [] [u8], [] &[u8], [const N: usize] [u8; N], [const N: usize] &[u8; N], [] Vec<u8>, [] str, [] &str, [] String
 );
 
-/// As bytes, in formats that know them.
+/// Serializes as bytes.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Value {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -254,7 +255,7 @@ impl serde::Serialize for Value {
     }
 }
 
-/// From bytes, from a sequence of numbers, and from text.
+/// Deserializes from bytes, from a sequence of numbers, and from text.
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for Value {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
@@ -292,7 +293,7 @@ impl<'de> serde::Deserialize<'de> for Value {
 mod tests {
     use super::*;
 
-    /// A value that is shown is in a vector of its own while another is, and the thread keeps no long one.
+    /// Two values that are shown at the same time have separate vectors, and the thread keeps no long vector.
     #[test]
     fn shown_values_are_apart() {
         let mut outer = ShownValue::new();
@@ -310,7 +311,8 @@ mod tests {
         assert!(ShownValue::new().0.capacity() == 0, "a long vector was kept");
     }
 
-    /// Parts of every length around the longest that is copied are those of the rows; a short one lets go of them.
+    /// Parts of all lengths around the inline limit have the right bytes. A short part does not keep the rows in
+    /// memory.
     #[test]
     fn parts_are_those_of_the_rows() {
         let rows = Arc::new((0..64).collect::<Vec<u8>>());
@@ -340,7 +342,7 @@ mod tests {
         assert_eq!(Arc::<[u8]>::from(Value::from(vec![7; 40])), Arc::from([7; 40]));
     }
 
-    /// A value becomes `Bytes` where it is, of a leaf's copy as of its own.
+    /// A value becomes `Bytes` without a copy, whether it is a part of a leaf's copy or has its own memory.
     #[cfg(feature = "bytes")]
     #[test]
     fn values_become_bytes_in_place() {
@@ -354,7 +356,7 @@ mod tests {
         assert_eq!(bytes::Bytes::from(Value::part(&rows, 0..3)), "key");
     }
 
-    /// A value comes back from each form that a format may give it.
+    /// A value can be deserialized from each form that a format may give it.
     #[cfg(feature = "serde")]
     #[test]
     fn values_are_deserialized() {

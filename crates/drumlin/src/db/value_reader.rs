@@ -18,12 +18,12 @@ use crate::txn::engine::Engine;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, LargeValue, Part};
 
-/// The bytes of a large value as a stream: `Read` and `Seek`. Keeps the database open, like any handle.
+/// The bytes of a value as a stream with `Read` and `Seek`. Keeps the database open, like any handle.
 ///
 /// Keeps up to 256 KiB in memory, and less while many readers and scans share their sixteenth of the budget: then each
-/// reads the same 256 KiB chunks again, for smaller parts of them. If no memory is left for a reader, reading fails
-/// with [`MemoryInUse`](Error::MemoryInUse) in the [`std::io::Error`], and can be tried again once others have been
-/// dropped.
+/// reads the same 256 KiB chunks repeatedly, for smaller parts of them. If no memory is left for a reader, reading
+/// fails with [`MemoryInUse`](Error::MemoryInUse) inside the [`std::io::Error`]; it can be retried after other readers
+/// or scans were dropped.
 ///
 /// ```
 /// use std::io::{Read, Seek, SeekFrom};
@@ -48,7 +48,7 @@ pub struct ValueReader {
     piece: Option<Piece>,
 }
 
-/// The part of a value that is in memory: less than a chunk while many readers share the budget.
+/// The part of a value that is in memory. It is less than a chunk while many readers share the budget.
 struct Piece {
     start: u64,
     bytes: Vec<u8>,
@@ -56,28 +56,28 @@ struct Piece {
 }
 
 impl Piece {
-    /// The bytes from `position` on, if the piece has any of them.
+    /// Returns the bytes from `position` on, if the piece has any of them.
     fn from(&self, position: u64) -> Option<&[u8]> {
         let offset = usize::try_from(position.checked_sub(self.start)?).ok()?;
         self.bytes.get(offset..).filter(|bytes| !bytes.is_empty())
     }
 }
 
-/// The least that a reader keeps of a value in memory.
+/// The least of a value that a reader keeps in memory.
 const PIECE_BYTES_MIN: u64 = 1 << 10;
 
 #[derive(Clone)]
 pub(crate) enum Content {
     Bytes(Arc<(Vec<u8>, Grant)>),
-    /// Among the rows that a scan copied.
+    /// Among the rows that a scan has copied.
     Copied(Value),
     Placed(LargeRef),
-    /// Put by the reading transaction, and readable whatever became of it since.
+    /// Put by the reading transaction. It stays readable whatever happens to the transaction.
     Own(Arc<LargeValue>),
 }
 
 impl Content {
-    /// A copy of a value's bytes.
+    /// Copies a value's bytes.
     pub(crate) fn bytes(bytes: &[u8], engine: &Engine) -> Result<Content> {
         let mut memory = engine.budget.grant(Account::Copies);
         if !memory.resize(heap_bytes(bytes.len()) as u64) {
@@ -103,7 +103,7 @@ impl ValueReader {
         ValueReader { handle: Arc::clone(handle), tree: tree.clone(), snapshot, content, position: 0, piece: None }
     }
 
-    /// The value's length in bytes.
+    /// Returns the value's length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         match &self.content {
@@ -114,13 +114,14 @@ impl ValueReader {
         }
     }
 
-    /// Returns `true` if it has no bytes.
+    /// Returns `true` if the value has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The position from which bytes must be read; `None` if those at the position are in memory.
+    /// Returns the position from which bytes must be read, or `None` if the bytes at the current position are in
+    /// memory.
     fn wanted(&self) -> Option<u64> {
         let is_there = matches!(self.content, Content::Bytes(_) | Content::Copied(_))
             || self.piece.as_ref().is_some_and(|piece| piece.from(self.position).is_some());
@@ -161,7 +162,7 @@ impl ValueReader {
         Ok(Piece { start, bytes, _memory: memory })
     }
 
-    /// Copies the bytes in memory from the position on: at least one, unless the value has ended.
+    /// Copies bytes in memory from the current position: at least one, unless the value has ended.
     fn copy(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.position >= self.len() || buffer.is_empty() {
             return Ok(0);
@@ -185,7 +186,7 @@ impl ValueReader {
 impl std::io::Read for ValueReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if let Some(start) = self.wanted() {
-            // Its memory serves the next piece.
+            // Release the old piece's memory for the next one.
             self.piece = None;
             let (store, mode) = (self.handle.store().map_err(std::io::Error::other)?, WaitMode::Blocking);
             let loading = ValueReader::load(store, mode, &self.tree, &self.content, &self.snapshot, start);
@@ -209,11 +210,11 @@ impl std::io::Seek for ValueReader {
     }
 }
 
-/// The bytes of a large value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`]. Keeps the
+/// The bytes of a value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`]. Keeps the
 /// database open, like any handle.
 ///
 /// ```
-/// use smol::io::AsyncReadExt; // or that of the crate futures
+/// use smol::io::AsyncReadExt; // or the one of the crate `futures`
 ///
 /// # smol::block_on(async {
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -229,7 +230,7 @@ impl std::io::Seek for ValueReader {
 /// ```
 pub struct AsyncValueReader {
     reader: ValueReader,
-    /// The piece that is being read, and where it begins.
+    /// The piece that is being read, and the position where it begins.
     loading: Option<(u64, Loading)>,
 }
 
@@ -246,13 +247,13 @@ impl AsyncValueReader {
         AsyncValueReader { reader, loading: None }
     }
 
-    /// The value's length in bytes.
+    /// Returns the value's length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.reader.len()
     }
 
-    /// Returns `true` if it has no bytes.
+    /// Returns `true` if the value has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.reader.is_empty()
@@ -267,7 +268,7 @@ impl futures_io::AsyncRead for AsyncValueReader {
             let loading = match &mut this.loading {
                 Some((of, loading)) if *of == start => loading,
                 other => {
-                    // A piece at another position releases its memory first.
+                    // Drop the piece at another position first, to release its memory.
                     *other = None;
                     let ValueReader { handle, tree, snapshot, content, .. } = &this.reader;
                     let (handle, tree) = (Arc::clone(handle), tree.clone());
