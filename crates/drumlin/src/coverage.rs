@@ -1,9 +1,9 @@
-//! Reports to the simulator: the rare paths that the engine took, and the timestamps that it gave out.
+//! Reports to the simulator: which rare paths the engine took, and which timestamps it gave out.
 //!
-//! Without the feature `sim` nothing here does anything.
+//! Without the feature `sim`, this module does nothing.
 //!
-//! A *mark* stands where something rare happens that the simulation must have seen to be worth something. Each has a
-//! line in [`MARKS`]; one that has none does not compile.
+//! A *mark* is placed where something rare happens that a simulation must have reached to be worth anything. Each mark
+//! has a line in [`MARKS`]; a mark without a line does not compile.
 
 /// The texts of all marks.
 pub(crate) const MARKS: &[&str] = &[
@@ -87,7 +87,7 @@ pub(crate) const MARKS: &[&str] = &[
     "versions of two merged leaves were put together",
 ];
 
-/// The place of a mark in [`MARKS`].
+/// Returns the index of a mark in [`MARKS`].
 pub(crate) const fn index_of(text: &str) -> usize {
     let mut index = 0;
     while index < MARKS.len() {
@@ -113,7 +113,7 @@ const fn is_same(one: &[u8], other: &[u8]) -> bool {
     true
 }
 
-/// Says that this place was reached.
+/// Reports that this place was reached.
 macro_rules! mark {
     ($text:literal) => {{
         const INDEX: usize = $crate::coverage::index_of($text);
@@ -127,7 +127,7 @@ mod nobody {
     #[inline(always)]
     pub(crate) fn reached(_: usize) {}
 
-    /// A commit got its timestamp.
+    /// Reports that a commit got its timestamp.
     #[inline(always)]
     pub(crate) fn timestamp_taken(_: crate::format::Timestamp) {}
 }
@@ -167,12 +167,12 @@ mod simulation {
         }
     }
 
-    /// Calls `told` when the next commit of this thread gets its timestamp, unless another call comes before.
+    /// Calls `told` when the next commit of this thread gets its timestamp. A later call replaces the callback.
     pub(crate) fn on_timestamp(told: Option<OnTimestamp>) {
         ON_TIMESTAMP.with_borrow_mut(|own| *own = told);
     }
 
-    /// All marks, and how often each was reached in this process.
+    /// Returns all marks, and how often this process reached each.
     pub(crate) fn marks() -> Vec<(&'static str, u64)> {
         MARKS.iter().zip(&HITS).map(|(text, hits)| (*text, hits.load(Ordering::Relaxed))).collect()
     }

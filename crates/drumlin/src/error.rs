@@ -15,7 +15,8 @@ use crate::format::Timestamp;
 /// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error: what failed, where, and whether the database is still usable ([`Error::recourse`] says it in one word).
+/// An error: what failed, where, and whether the database is still usable. [`Error::recourse`] sums up what the caller
+/// can do.
 ///
 /// ```
 /// use drumlin::{Config, Database, Error, Recourse};
@@ -29,8 +30,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 ///
-/// Errors have no `==`: the operating system's ([`std::io::Error`]) have none, and texts are no promise. Tests ask for
-/// the variant, and for the fields that matter:
+/// Errors cannot be compared with `==`, because the operating system's ([`std::io::Error`]) cannot either, and because
+/// their texts may change. Tests check the variant and the fields that matter:
 ///
 /// ```
 /// use drumlin::Error;
@@ -50,19 +51,19 @@ pub enum Error {
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The operating system's answer.
+        /// The operating system's error.
         source: Arc<std::io::Error>,
     },
     /// There is nothing at the path, and [`Config::create`](crate::Config::create) is off.
     #[error("there is no database at {}: nothing is at this path", .path.display())]
     NotFound {
-        /// The path given.
+        /// The given path.
         path: PathBuf,
     },
-    /// The path holds something else than a Drumlin database.
+    /// The path contains something other than a Drumlin database.
     #[error("{} is not a Drumlin database: {why}", .path.display())]
     NotADatabase {
-        /// The path given.
+        /// The given path.
         path: PathBuf,
         /// The reason.
         why: String,
@@ -72,42 +73,42 @@ pub enum Error {
     NewerFormat {
         /// The database.
         path: PathBuf,
-        /// The format found.
+        /// The format of the database.
         found: u32,
         /// The newest format that this version reads.
         supported: u32,
     },
-    /// The database was written by an older Drumlin, in a format that this version does not read. Nothing of it was
-    /// changed: the version that wrote it still opens it, and its rows come over as a dump.
+    /// The database was written by an older Drumlin, in a format that this version does not read. The database is
+    /// unchanged: the version that wrote it still opens it, and its rows can be transferred as a dump.
     #[error("{} has format {found}; this version reads format {supported}. Dump it with the Drumlin that wrote it (drumlin dump), and load the dump with this one (drumlin load)", .path.display())]
     OlderFormat {
         /// The database.
         path: PathBuf,
-        /// The format found.
+        /// The format of the database.
         found: u32,
         /// The oldest format that this version reads.
         supported: u32,
     },
-    /// Another process has the database open, or this one has: it is closed by [`close`](crate::Database::close), or
-    /// once the last of its handles is dropped.
+    /// Another process has the database open, or this process has. The database is closed by
+    /// [`close`](crate::Database::close), or when the last of its handles is dropped.
     #[error("{} is in use by {}", .path.display(), owner(*.pid, *.by_this_process))]
     Locked {
         /// The database.
         path: PathBuf,
         /// The process that has it open; 0 if unknown.
         pid: u32,
-        /// It is this very process: a handle of an earlier opening is still alive.
+        /// `true` if this process has it open: a handle of an earlier opening still exists.
         by_this_process: bool,
     },
-    /// This process was forked from the one that opened the database, and only that one may use it. To open databases
-    /// of its own, a process has to be forked before the first database is opened, or execute a program: threads that
+    /// This process was forked from the one that opened the database, and only that process may use it. To open its own
+    /// databases, a process must be forked before the first database is opened, or execute a new program: threads that
     /// a fork does not have may hold locks that it needs.
     #[error("{} was opened before this process was forked, and can't be used in it. Fork before opening a database, or execute a new program", .path.display())]
     Forked {
         /// The database.
         path: PathBuf,
     },
-    /// Bytes on the medium are not those that were written. Data that does not depend on them stays readable.
+    /// Bytes read from the device are not those that were written. Data that does not depend on them stays readable.
     #[error("corrupted: {what} in {}: {reason}. Everything else stays readable; Database::check lists what is lost", .path.display())]
     Corrupted {
         /// The file.
@@ -126,21 +127,22 @@ pub enum Error {
         /// The bytes requested from the file system.
         needed_bytes: u64,
     },
-    /// Another transaction changed the same row first, or each of two waited for a row of the other. Run the
-    /// transaction again ([`Database::transact`](crate::Database::transact) does).
+    /// Another transaction changed the same row first, or two transactions waited for rows of each other. Run the
+    /// transaction again, as [`Database::transact`](crate::Database::transact) does.
     #[error("conflict: {reason}. Run the transaction again")]
     Conflict {
         /// The kind of conflict.
         reason: &'static str,
     },
-    /// A row was locked by another transaction for longer than the call waits: [`TxOptions::lock_timeout`], or 10
-    /// seconds outside of transactions. Nothing of the call remains, and the transaction that made it can go on.
+    /// Another transaction kept a row locked for longer than the call waits: [`TxOptions::lock_timeout`], or 10 seconds
+    /// outside of transactions. Nothing of the call remains, and the transaction that made it stays usable.
     ///
-    /// Its [`recourse`](Error::recourse) is [`Retry`](Recourse::Retry) if another's transaction has the row, and
-    /// [`Change`](Recourse::Change) if the caller's own has: `holder` tells which. The usual slip is `keyspace.insert`
-    /// instead of `tx.insert` in the body of [`Database::transact`](crate::Database::transact), and there it fails at
-    /// once. [`Database::transact`](crate::Database::transact) leaves another run to its caller: the call has waited
-    /// for the row as long as the options allow, and a hundred runs of 10 seconds each would take a quarter of an hour.
+    /// Its [`recourse`](Error::recourse) is [`Retry`](Recourse::Retry) if another caller's transaction has locked the
+    /// row, and [`Change`](Recourse::Change) if the caller's own has; `holder` says which. The usual mistake is
+    /// `keyspace.insert` instead of `tx.insert` in the body of [`Database::transact`](crate::Database::transact); there
+    /// it fails at once. [`Database::transact`](crate::Database::transact) does not retry after this error: the call
+    /// has waited for the row as long as the options allow, and a hundred runs of 10 seconds each would take a quarter
+    /// of an hour.
     ///
     /// [`TxOptions::lock_timeout`]: crate::TxOptions::lock_timeout
     #[error("{}", lock_timeout(keyspace, key, *waited, *holder))]
@@ -149,49 +151,51 @@ pub enum Error {
         keyspace: String,
         /// The row's key.
         key: Vec<u8>,
-        /// The time that the call waited; zero if its timeout is, or the row is that of its [own
-        /// body](LockHolder::OwnBody).
+        /// The time that the call waited; zero if its timeout is zero, or if its [own body](LockHolder::OwnBody) has
+        /// locked the row.
         waited: Duration,
-        /// The transaction that has the row.
+        /// The transaction that has locked the row.
         holder: LockHolder,
     },
-    /// A transaction's writes or reads are more than one transaction may have. What there is of it can still be
-    /// committed, unless it is the commit that fails. The limits are:
+    /// A transaction's writes or reads exceed what one transaction may have. What it contains so far can still be
+    /// committed, unless the commit itself failed. The limits are:
     ///
     /// - a thirty-second of the memory budget, and at most 8 MiB, for its record in the log: the keys and values of the
-    ///   rows that it changes, and 11 bytes more for each. The write that exceeds it fails;
-    /// - a sixteenth of the budget for its writes in memory: keys and values of all its writes, and about 256 bytes or
+    ///   rows that it changes, plus 11 bytes for each. The write that exceeds it fails;
+    /// - a sixteenth of the budget for its writes in memory: keys and values of all its writes, plus about 256 bytes or
     ///   more for each, in buffers that double as they grow. The write that exceeds it fails. The reads of a
-    ///   serializable transaction count with them;
-    /// - nearly half of the pages that fit into the budget for the leaves that hold its rows, and of them half for the
-    ///   leaves that a serializable transaction with changes has read, those between the bounds of its scans and counts
-    ///   too: 500 KiB of a budget of 8 MiB. The commit fails;
-    /// - three thirty-seconds of the budget for the rows that it replaces or removes, as they were. The commit fails.
+    ///   serializable transaction count, too;
+    /// - nearly half of the pages that fit into the budget for the leaves that hold its rows. Half of these may be
+    ///   leaves that a serializable transaction with changes has read, including those between the bounds of its scans
+    ///   and counts: 500 KiB with a budget of 8 MiB. The commit fails;
+    /// - three thirty-seconds of the budget for the old versions of the rows that it replaces or removes. The commit
+    ///   fails.
     ///
-    /// Of a value over 64 KiB, only its key counts.
+    /// A value over 64 KiB counts only with its key.
     #[error("transaction too large: {what} take {bytes} bytes{}, and may take {limit_bytes}. {remedy}", rows(*.row_count))]
     TransactionTooLarge {
-        /// The part of it that is too large, and what of it is counted.
+        /// The part of the transaction that is too large, and what is counted.
         what: &'static str,
-        /// The rows in this part, with the one that was refused; 0 if it was not counted in rows.
+        /// The rows in this part, including the refused one; 0 if rows were not counted.
         row_count: u64,
-        /// The bytes that this part takes, as they are counted.
+        /// The bytes that this part takes, as counted.
         bytes: u64,
-        /// The bytes that it may take.
+        /// The bytes that this part may take.
         limit_bytes: u64,
         /// The remedy.
         remedy: &'static str,
     },
-    /// Other calls use all of a part of the memory budget. Nothing of this call remains; the transaction can go on, or
-    /// be run again once others have ended ([`Database::transact`](crate::Database::transact) does). The parts are:
+    /// Other calls use all of one part of the memory budget. Nothing of this call remains. The transaction stays
+    /// usable, or can be run again after others have ended, as [`Database::transact`](crate::Database::transact) does.
+    /// The parts are:
     ///
     /// - an eighth of the budget, for the writes, locks and reads of open transactions. A transaction's call fails at
-    ///   once; a plain write only if it had to wait for its row or for memory, and after 10 more seconds;
+    ///   once; a plain write fails only if it has to wait for its row or for memory, and then after 10 seconds;
     /// - a sixteenth, for rows and values copied by scans and readers: a step of a scan, a count, a read of a value as
     ///   a stream;
     /// - a thirty-second, for values over 64 KiB that are being written, after 10 seconds;
-    /// - pages, in any call that needs one in memory: only after running operations have held every evictable page for
-    ///   10 seconds, like futures that are neither polled nor dropped.
+    /// - pages, in any call that needs one in memory: only after running operations, for example futures that are
+    ///   neither polled nor dropped, have held every evictable page for 10 seconds.
     #[error(
         "memory in use: {what} take all {limit_bytes} bytes of their part of the memory budget. Run the transaction again once others have ended, or raise Config::memory"
     )]
@@ -206,7 +210,7 @@ pub enum Error {
         "snapshot of timestamp {timestamp} is too old: the versions it needs exceeded their share of memory. Take a new snapshot"
     )]
     SnapshotTooOld {
-        /// The timestamp that the snapshot reads at.
+        /// The timestamp at which the snapshot reads.
         timestamp: Timestamp,
     },
     /// The log failed while this commit was being written: only reopening shows whether it is durable.
@@ -217,7 +221,7 @@ pub enum Error {
         /// The failure of the log.
         reason: Arc<str>,
     },
-    /// The database was closed, by [`Database::close`](crate::Database::close). Handles that are left may read what is
+    /// The database was closed by [`Database::close`](crate::Database::close). Remaining handles may still read what is
     /// in memory.
     #[error("the database was closed. Open it again to use it")]
     Closed,
@@ -244,7 +248,7 @@ pub enum Error {
         "a memory budget of {given_bytes} bytes is too small: this database needs at least {minimum_bytes}. Raise Config::memory"
     )]
     BudgetTooSmall {
-        /// The budget given.
+        /// The given budget.
         given_bytes: u64,
         /// The smallest budget that works.
         minimum_bytes: u64,
@@ -252,16 +256,16 @@ pub enum Error {
     /// There is no keyspace with this name.
     #[error("there is no keyspace {}. Database::keyspaces lists them", quoted(.name))]
     NoSuchKeyspace {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// The keyspace of this handle was dropped.
     #[error("keyspace {} was dropped. Get a new handle from the database", quoted(.name))]
     KeyspaceDropped {
-        /// Its name.
+        /// The name of the keyspace.
         name: String,
     },
-    /// An argument that is not allowed.
+    /// An argument is not allowed.
     #[error("{0}")]
     Invalid(String),
     /// The database is open for [reading only](crate::Config::read_only).
@@ -270,24 +274,24 @@ pub enum Error {
         /// The database.
         path: PathBuf,
     },
-    /// The database was to be opened for reading only, and was not closed: the newest commits are in its log, and only
-    /// an opening that may write recovers them.
+    /// The database was opened for reading only but had not been closed: its newest commits are in its log, and only an
+    /// opening that may write recovers them.
     #[error("{} was not closed: {commits} commits in its log have to be recovered. Open it for writing once, and close it", .path.display())]
     NotClosed {
         /// The database.
         path: PathBuf,
-        /// The commits that are in the log only.
+        /// The number of commits that are only in the log.
         commits: u64,
     },
-    /// A [`Reducer`](crate::Reducer) returned an error or panicked. The database is as it was.
+    /// A [`Reducer`](crate::Reducer) returned an error or panicked. The database is unchanged.
     #[error("the reducer {name:?} failed: {reason}")]
     Reducer {
         /// The reducer's name.
         name: String,
-        /// Its error, or the text of its panic.
+        /// The reducer's error, or the text of its panic.
         reason: String,
     },
-    /// A value's reader failed while it was being stored. Nothing of the value remains.
+    /// A reader failed while its bytes were being stored as a value. Nothing of the value remains.
     #[error("reading the value to store: {source}. Nothing of it was stored")]
     Source {
         /// The reader's error.
@@ -295,7 +299,7 @@ pub enum Error {
     },
 }
 
-/// The transaction that has a row locked, as the call sees it that fails with [`Error::LockTimeout`].
+/// The transaction that has locked a row, from the point of view of a call that fails with [`Error::LockTimeout`].
 ///
 /// ```
 /// use drumlin::{Error, LockHolder, TxOptions};
@@ -304,8 +308,8 @@ pub enum Error {
 /// # let db = drumlin::Config::in_memory().open("")?;
 /// # let jobs = db.keyspace("jobs")?;
 /// # ["a", "b"].into_iter().try_for_each(|job| jobs.insert(job, "open"))?;
-/// // Takes the first job that no other transaction has: rows that are locked are skipped. To pop one,
-/// // `Transaction::pop_first_in` does so by itself.
+/// // Takes the first job that no other transaction has locked, and skips the others. To pop a job,
+/// // `Transaction::pop_first_in` does the same.
 /// let options = TxOptions { lock_timeout: Duration::ZERO, ..db.tx_options() };
 /// let (mut first, mut second) = (db.begin_with(options)?, db.begin_with(options)?);
 /// first.get_for_update(&jobs, "a")?;
@@ -322,13 +326,14 @@ pub enum Error {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockHolder {
-    /// The one from whose body the call comes. It keeps the row until the body returns: the call does not wait.
+    /// The transaction whose body made the call. It keeps the row locked until the body returns, so the call does not
+    /// wait.
     OwnBody,
-    /// One that has not ended and in which this very thread locked the row. The call waits, for another thread may end
-    /// it; if none does, the wait is in vain. Asynchronous calls report [`Other`](LockHolder::Other) instead: tasks
-    /// take turns on a thread.
+    /// A transaction that has not ended, and in which this same thread locked the row. The call waits, because another
+    /// thread may end that transaction; if none does, the wait is in vain. Asynchronous calls report
+    /// [`Other`](LockHolder::Other) instead, because tasks share threads.
     SameThread,
-    /// Any other: another run of the transaction may succeed.
+    /// Any other transaction. Another run may succeed.
     Other,
 }
 
@@ -350,19 +355,19 @@ pub enum LockHolder {
 pub enum Recourse {
     /// Run the transaction again; it may succeed at once.
     Retry,
-    /// The call can't succeed as it was made; the database is as usable as before.
+    /// This call cannot succeed; the database is as usable as before.
     Change,
-    /// Commits are refused; reads still work. Open the database again, once the cause of a failure is fixed.
+    /// Commits are refused; reads still work. After a failure, fix its cause and reopen the database.
     Reopen,
     /// The data named in the error is lost; the rest is readable.
     Restore,
 }
 
-/// Called for each corruption that a read finds: an opening stops at the first (`Err`), an examination records it and
+/// Called with each corruption that a read finds. An opening stops at the first (`Err`); an examination records it and
 /// continues (`Ok`).
 pub(crate) type OnCorruption<'d> = &'d mut dyn FnMut(Error) -> Result<()>;
 
-/// The result of a read; `None` if it is corrupted and reading continues without it.
+/// Returns the result of a read, or `None` if the data is corrupted and reading continues without it.
 pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Result<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),
@@ -370,7 +375,7 @@ pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Resu
     }
 }
 
-/// The owner of a database, and the remedy.
+/// Describes the owner of a database, and the remedy.
 fn owner(pid: u32, by_this_process: bool) -> String {
     if by_this_process {
         return "this very process: a Database, Keyspace, Snapshot, Transaction or another handle of it is still alive. \
@@ -384,16 +389,16 @@ fn owner(pid: u32, by_this_process: bool) -> String {
 /// The remedy for a transaction that writes too much.
 const WRITE_LESS: &str = "Commit in smaller parts, or raise Config::memory";
 
-/// The letters of a name, and bytes of a key, that an error quotes.
+/// The most characters of a name, or bytes of a key, that an error quotes.
 const QUOTED_MAX: usize = 60;
 
-/// A name in quotes, escaped; a very long one shortened.
+/// Returns a name in quotes, escaped, and shortened if it is very long.
 pub(crate) fn quoted(name: &str) -> String {
     let end = name.char_indices().nth(QUOTED_MAX).map_or(name.len(), |(end, _)| end);
     if end == name.len() { format!("{name:?}") } else { format!("{:?}… ({} bytes)", &name[..end], name.len()) }
 }
 
-/// A key as Rust writes bytes; a very long one shortened.
+/// Prints a key as a Rust byte string, shortened if it is very long.
 pub(crate) struct QuotedKey<'k>(pub(crate) &'k [u8]);
 
 impl std::fmt::Debug for QuotedKey<'_> {
@@ -429,12 +434,12 @@ fn lock_timeout(keyspace: &str, key: &[u8], waited: Duration, holder: LockHolder
     }
 }
 
-/// The rows that a limit was exceeded by, if they were counted.
+/// Describes the number of rows that exceeded a limit, if they were counted.
 fn rows(row_count: u64) -> String {
     if row_count == 0 { String::new() } else { format!(" for {row_count} rows") }
 }
 
-/// The reason for which a database takes no more commits.
+/// The reason why a database accepts no more commits.
 #[derive(Clone, Debug)]
 pub(crate) enum Stopped {
     Closed,
@@ -449,8 +454,8 @@ impl Stopped {
         }
     }
 
-    /// The error of a call that comes too late. No `From`: as long as nothing but itself converts into an [`Error`],
-    /// the compiler finds the type of a body that `?` follows.
+    /// Returns the error of a call that comes too late. There is no `From`, because the compiler can infer the error
+    /// type of a closure that uses `?` only if nothing else converts into [`Error`].
     pub(crate) fn into_error(self) -> Error {
         match self {
             Stopped::Closed => Error::Closed,
@@ -460,7 +465,7 @@ impl Stopped {
 }
 
 impl From<Error> for std::io::Error {
-    /// For callers that speak of `std::io`. The kind is the nearest one; the error is within.
+    /// Converts to the nearest `std::io` error kind, with this error as its source.
     fn from(error: Error) -> std::io::Error {
         use std::io::ErrorKind;
         let kind = match &error {
@@ -479,7 +484,7 @@ impl From<Error> for std::io::Error {
 }
 
 impl Error {
-    /// The remedy that the caller has.
+    /// Returns what the caller can do about the error.
     #[must_use]
     pub fn recourse(&self) -> Recourse {
         match self {
@@ -497,39 +502,39 @@ impl Error {
         matches!(self, Error::Conflict { .. })
     }
 
-    /// The open transactions together have used up their part of the budget.
+    /// Returns the error for open transactions that together use up their part of the budget.
     pub(crate) fn transactions_in_memory(limit_bytes: u64) -> Error {
         Error::MemoryInUse { what: "writes, locks and reads of open transactions", limit_bytes }
     }
 
-    /// The open scans and readers together have used up their part of the budget.
+    /// Returns the error for open scans and readers that together use up their part of the budget.
     pub(crate) fn copies_in_memory(limit_bytes: u64) -> Error {
         Error::MemoryInUse { what: "rows and values copied by open scans and readers", limit_bytes }
     }
 
-    /// The writers of large values, and reducers that read some, have used up their part of the budget together.
+    /// Returns the error for writers and reducers of large values that together use up their part of the budget.
     pub(crate) fn sources_in_memory(limit_bytes: u64) -> Error {
         Error::MemoryInUse { what: "values being written from readers or shown to reducers", limit_bytes }
     }
 
-    /// Bulk loads together have used up their part of the budget.
+    /// Returns the error for bulk loads that together use up their part of the budget.
     pub(crate) fn loads_in_memory(limit_bytes: u64) -> Error {
         Error::MemoryInUse { what: "the buffers of bulk loads", limit_bytes }
     }
 
-    /// The write set of a transaction, its locks included.
+    /// Returns the error for a write set that is too large, including its locks.
     pub(crate) fn writes_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
         let what = "its writes (keys, values, and about 256 bytes or more of memory for each row)";
         Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
     }
 
-    /// The record of a commit in the log.
+    /// Returns the error for a commit whose record is too large for the log.
     pub(crate) fn record_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
         let what = "its keys and values in the log";
         Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
     }
 
-    /// The leaves that hold a commit's rows.
+    /// Returns the error for a commit whose rows are in too many leaves.
     pub(crate) fn leaves_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
         let what = "the pages that hold its rows";
         Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
@@ -540,12 +545,12 @@ impl Error {
         Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
     }
 
-    /// Running operations keep all pages in memory.
+    /// Returns the error for running operations that hold all pages in memory.
     pub(crate) fn pages_in_memory(limit_bytes: u64) -> Error {
         Error::MemoryInUse { what: "pages held by running operations", limit_bytes }
     }
 
-    /// The reads of a serializable transaction, with its writes.
+    /// Returns the error for a serializable transaction whose reads and writes together are too large.
     pub(crate) fn reads_too_large(bytes: u64, limit_bytes: u64) -> Error {
         Error::TransactionTooLarge {
             what: "its reads, which its commit validates, and its writes",
@@ -560,7 +565,7 @@ impl Error {
         Error::Io { action, path: path.to_path_buf(), source: Arc::new(source) }
     }
 
-    /// The error of a file in a format that this version does not read.
+    /// Returns the error for a file in a format that this version does not read.
     pub(crate) fn other_format(path: &Path, found: u32) -> Error {
         let (path, supported) = (path.to_path_buf(), crate::format::FORMAT_VERSION);
         assert!(found != supported, "format {found} is refused");

@@ -15,14 +15,14 @@ use crate::format::{
 use crate::format::{catalogue::Catalogue, node, record, summary};
 use crate::tree::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, RowValue, check};
 
-/// A block of that many of the bytes, the rest zero.
+/// Returns a block of `length` bytes: the given bytes, padded with zeros or cut.
 fn padded(bytes: &[u8], length: usize) -> Vec<u8> {
     let mut block = bytes[..bytes.len().min(length)].to_vec();
     block.resize(length, 0);
     block
 }
 
-/// A superblock.
+/// Decodes a superblock.
 pub fn superblock(bytes: &[u8]) {
     let _ = Superblock::decode(bytes);
     let mut block = padded(bytes, BLOCK_BYTES);
@@ -40,7 +40,7 @@ fn seal_superblock(block: &mut [u8]) {
     put_u64(block, superblock::CHECKSUM_OFFSET, sum);
 }
 
-/// An extent: header, compression, and the node where one is in it.
+/// Decodes an extent: its header, its compressed content, and the node in it if there is one.
 pub fn extent(bytes: &[u8]) {
     let decode = |bytes: &[u8], header: &Header| {
         let mut page = vec![0; header.raw_bytes.min(ExtentAddress::EXTENT_BYTES_MAX as usize)];
@@ -72,14 +72,14 @@ fn seal_extent(extent: &mut [u8]) {
     put_u64(extent, extent::CHECKSUM_OFFSET, sum);
 }
 
-/// A catalogue.
+/// Decodes a catalogue.
 pub fn catalogue(bytes: &[u8]) {
     if let Some(decoded) = Catalogue::decode(bytes) {
         assert_eq!(Catalogue::decode(&decoded.encode()), Some(decoded));
     }
 }
 
-/// A summary.
+/// Decodes a summary.
 pub fn summary(bytes: &[u8]) {
     if let Some(entries) = summary::decode(bytes) {
         let mut encoded = Vec::new();
@@ -88,7 +88,7 @@ pub fn summary(bytes: &[u8]) {
     }
 }
 
-/// The body of a log record.
+/// Decodes the body of a log record.
 pub fn record(bytes: &[u8]) {
     let mut encoded = Vec::new();
     for operation in record::decode(bytes) {
@@ -98,7 +98,7 @@ pub fn record(bytes: &[u8]) {
     assert!(bytes.starts_with(&encoded), "a record's body has one form");
 }
 
-/// The headers of a log segment and of a record.
+/// Decodes the headers of a log segment and of a record.
 pub fn log_headers(bytes: &[u8]) {
     let mut block = padded(bytes, BLOCK_BYTES);
     let _ = SegmentHeader::decode(&block);
@@ -129,13 +129,13 @@ fn seal_record_header(bytes: &mut [u8], seed: u64) {
     put_u64(bytes, log::RECORD_HEADER_BYTES - 8, sum);
 }
 
-/// A block of the list of resident pages.
+/// Decodes a block of the list of resident pages.
 pub fn resident(bytes: &[u8]) {
     use crate::format::resident::{self, RESIDENT_BLOCK_BYTES};
     let database = DatabaseId(7);
     let _ = resident::decode(database, bytes);
     let mut block = padded(bytes, RESIDENT_BLOCK_BYTES);
-    // Magic, version and database of a list, with the count and the pages of the bytes.
+    // Take magic, version and database from a valid list, and the count and the pages from the input.
     let mut empty = vec![0; RESIDENT_BLOCK_BYTES];
     resident::encode(database, &[], &mut empty);
     for range in [resident::MAGIC_OFFSET..resident::COUNT_OFFSET, resident::DATABASE_OFFSET..resident::PAGES_OFFSET] {
@@ -149,7 +149,7 @@ pub fn resident(bytes: &[u8]) {
     }
 }
 
-/// The head and a part of a file of counts.
+/// Decodes the head and a part of a file of counts.
 pub fn counts(bytes: &[u8]) {
     use crate::format::counts::{self, CountsHead, HEAD_BYTES, PART_BYTES_MAX, Part};
     let (database, file) = (DatabaseId(7), CountsFileId(9));
@@ -171,7 +171,7 @@ pub fn counts(bytes: &[u8]) {
     }
 }
 
-/// The text that says how the sync methods did.
+/// Decodes the text of a probe of sync methods.
 pub fn probe(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(decoded) = crate::io::Probe::decode(text) {
@@ -181,7 +181,7 @@ pub fn probe(bytes: &[u8]) {
     }
 }
 
-/// Takes numbers and short strings from the bytes, as long as there are any.
+/// Takes numbers and short strings from the bytes until they are used up, and zeros afterwards.
 struct Script<'b>(&'b [u8]);
 
 impl<'b> Script<'b> {
@@ -203,8 +203,8 @@ impl<'b> Script<'b> {
     }
 }
 
-/// A node: one of any bytes, or one that was built by a script and then damaged. If it passes the check, every
-/// operation has to work on it.
+/// Checks a node that consists of arbitrary bytes, or was built by a script and then corrupted. If it passes the check,
+/// every operation must work on it.
 pub fn node(bytes: &[u8]) {
     let mut script = Script(bytes);
     let page_bytes = 512 << (script.byte() % 4);
@@ -229,7 +229,7 @@ pub fn node(bytes: &[u8]) {
     exercise(&page, script.0);
 }
 
-/// The lower and the upper fence of a node, if the script has them in order.
+/// Returns the lower and the upper fence of a node if the script has two strings in order.
 fn fences<'s>(page_bytes: usize, script: &mut Script<'s>) -> (Option<&'s [u8]>, Option<&'s [u8]>) {
     let limit = node::key_bytes_max(page_bytes);
     let (a, b) = (script.string(limit), script.string(limit));
@@ -252,7 +252,7 @@ fn build_inner(page: &mut [u8], script: &mut Script<'_>) {
     }
 }
 
-/// A key that the node covers, if the script has one.
+/// Returns a key that the node covers, if the script has one.
 fn key_within<'s>(node: &Node<'_>, script: &mut Script<'s>) -> Option<std::borrow::Cow<'s, [u8]>> {
     let own = script.string(node::key_bytes_max(node.page_bytes()));
     let key: std::borrow::Cow<'s, [u8]> =
@@ -302,7 +302,7 @@ fn change_inner(inner: &mut InnerMut<'_>, script: &mut Script<'_>) {
     }
 }
 
-/// Does everything that can be done with a page, if it passes the check.
+/// Does everything that can be done with a page that passes the check.
 fn exercise(page: &[u8], script: &[u8]) {
     if check(page).is_err() {
         return;
@@ -381,12 +381,12 @@ fn split_inner(mut page: Vec<u8>) {
     }
 }
 
-/// A part of a file with a checksum of its own.
+/// A part of a file that has its own checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sealed {
-    /// Its offset in the file.
+    /// The offset in the file.
     pub start: usize,
-    /// Its bytes.
+    /// The length in bytes.
     pub length: usize,
     kind: SealedKind,
 }
@@ -400,7 +400,7 @@ enum SealedKind {
 }
 
 impl Sealed {
-    /// The parts of a data file or of a segment of the log, in order.
+    /// Returns the parts of a data file or of a log segment, in order.
     pub fn find(file: &[u8]) -> Vec<Sealed> {
         let mut found = Vec::new();
         if let Ok(Some(header)) = file.get(..BLOCK_BYTES).map_or(Ok(None), SegmentHeader::decode) {
@@ -430,7 +430,7 @@ impl Sealed {
         found
     }
 
-    /// Makes the checksum right again after its bytes were changed.
+    /// Corrects the checksum after the part's bytes were changed.
     pub fn renew(&self, file: &mut [u8]) {
         let Some(bytes) = file.get_mut(self.start..self.start + self.length) else { return };
         match self.kind {
@@ -446,7 +446,7 @@ impl Sealed {
     }
 }
 
-/// A head of a file of counts, a part of changes and a part of entries.
+/// Returns a head of a file of counts, a part with changes and a part with entries.
 fn counts_samples() -> [Vec<u8>; 3] {
     use crate::format::counts::{CountedKeyspace, CountsHead, ListedChange, PartBuffer, PartKind};
     use crate::format::{CheckpointId, Timestamp};
@@ -465,7 +465,7 @@ fn counts_samples() -> [Vec<u8>; 3] {
     [head.encode(), changes, buffer.seal(file, 0).to_vec()]
 }
 
-/// An extent that samples name.
+/// Returns an extent that samples refer to.
 fn sample_ref() -> ExtentRef {
     ExtentRef { address: ExtentAddress::new(1 << 20, 640, SegmentUse(5)), segment_use: SegmentUse(5) }
 }
@@ -524,7 +524,7 @@ fn sample_summary() -> Vec<u8> {
     summary
 }
 
-/// A record's body with an operation of each kind.
+/// Returns a record's body with an operation of each kind.
 fn sample_record() -> Vec<u8> {
     use crate::format::{ValueId, record::Operation};
     let extent = sample_ref();
@@ -547,7 +547,7 @@ fn sample_record() -> Vec<u8> {
     record
 }
 
-/// Bytes that each decoder takes for well-formed, with which fuzzing begins.
+/// Returns well-formed input for each decoder, as seeds for fuzzing.
 pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let mut page = vec![0; 512];
     let mut leaf = LeafMut::init(&mut page, Some(b"key 1"), Some(b"key 9"));

@@ -1,16 +1,16 @@
 //! An embedded, transactional storage engine for data larger than memory.
 //!
-//! Drumlin keeps ordered rows, keys and values of any bytes, in a folder that your process opens. It bypasses the page
-//! cache and does all its I/O itself, within one memory budget that you set. A commit that has returned is on the
-//! medium, and every byte read back is verified.
+//! Drumlin keeps ordered rows, with keys and values of any bytes, in a folder that your process opens. It bypasses the
+//! page cache and does all its I/O itself, within one memory budget that you set. A commit is durable when it returns,
+//! and every byte that is read back is verified.
 //!
-//! - [`Database`]: an open folder. [`Config`] has its settings.
-//! - [`Keyspace`]: a named, ordered map in it. Each call is a transaction of its own.
+//! - [`Database`]: an open folder. [`Config`] holds its settings.
+//! - [`Keyspace`]: a named, ordered map in the database. Each call is a transaction of its own.
 //! - [`Transaction`]: reads and writes in several keyspaces, committed together or not at all.
 //! - [`Snapshot`]: all keyspaces as of one commit, for reading.
 //!
-//! These are handles: cheap to clone where they are [`Clone`], usable from any thread. The database is closed when the
-//! last of them is dropped.
+//! These are handles, usable from any thread; those that are [`Clone`] are cheap to clone. The database is closed when
+//! the last of them is dropped.
 //!
 //! # Open, insert, get
 //!
@@ -28,18 +28,17 @@
 //! # Ok::<(), drumlin::Error>(())
 //! ```
 //!
-//! Keys and values are anything that has bytes: `&str`, `Vec<u8>`, `[u8; 8]`. Rows are in the order of their keys'
-//! bytes, so numbers sort rightly in keys as big-endian bytes: [`to_be_bytes`](u64::to_be_bytes). Reads return a
-//! [`Value`], which derefs to `[u8]`. The other examples use a database in memory, [`Config::in_memory`], which is good
-//! for tests too.
+//! Keys and values are anything that has bytes: `&str`, `Vec<u8>`, `[u8; 8]`. Rows are ordered by the bytes of their
+//! keys, so store numbers in keys as big-endian bytes: [`to_be_bytes`](u64::to_be_bytes). Reads return a [`Value`],
+//! which derefs to `[u8]`. The other examples use an in-memory database, [`Config::in_memory`], which also suits tests.
 //!
 //! # Change rows atomically
 //!
-//! One row: [`update`](Keyspace::update), [`compare_and_swap`](Keyspace::compare_and_swap), [`take`](Keyspace::take),
-//! [`insert_if_absent`](Keyspace::insert_if_absent), [`pop_first`](Keyspace::pop_first) and others work on its newest
-//! value, and need no transaction. Several rows: [`Database::transact`] runs a closure in a transaction, and again if
-//! another transaction was first. A queue is a keyspace whose consumers call
-//! [`pop_first_in`](Keyspace::pop_first_in), which passes over rows that others have locked.
+//! To change one row, [`update`](Keyspace::update), [`compare_and_swap`](Keyspace::compare_and_swap),
+//! [`take`](Keyspace::take), [`insert_if_absent`](Keyspace::insert_if_absent), [`pop_first`](Keyspace::pop_first) and
+//! others use its newest value, and need no transaction. To change several rows, [`Database::transact`] runs a closure
+//! in a transaction, and runs it again if another transaction was first. A queue is a keyspace whose consumers call
+//! [`pop_first_in`](Keyspace::pop_first_in), which skips rows that other callers have locked.
 //!
 //! ```
 //! # let db = drumlin::Config::in_memory().open("")?;
@@ -54,9 +53,9 @@
 //! # Ok::<(), drumlin::Error>(())
 //! ```
 //!
-//! Write through `tx` within the closure: `stock.insert` there would wait for the closure's own row, and fails with
-//! [`Error::LockTimeout`]. [`Database::try_transact`] takes closures with errors of their own, such as `anyhow`'s.
-//! [`Database::batch`] commits many writes that depend on nothing that was read.
+//! Within the closure, write through `tx`: `stock.insert` would wait for the closure's own row, and fails with
+//! [`Error::LockTimeout`]. [`Database::try_transact`] accepts closures with their own error types, such as `anyhow`'s.
+//! [`Database::batch`] commits many writes that do not depend on reads.
 //!
 //! # Ranges
 //!
@@ -72,7 +71,7 @@
 //! # Ok::<(), drumlin::Error>(())
 //! ```
 //!
-//! A [`Range`] is an iterator from both ends, and shows the state as of its beginning. [`Range::keys`] reads no values.
+//! A [`Range`] is an iterator from both ends, and shows the state as of its creation. [`Range::keys`] reads no values.
 //! [`Keyspace::count`] reads the leaves the first time, and takes O(log n) from then on, for any range.
 //!
 //! # Snapshots
@@ -86,16 +85,16 @@
 //! # Ok::<(), drumlin::Error>(())
 //! ```
 //!
-//! Readers block no writer, and no writer blocks them. Snapshots and transactions have the same reading methods: those
-//! of [`Reader`], which take the keyspace first. Old versions of rows are kept in memory for open snapshots, so drop
-//! one that is no longer needed.
+//! Readers and writers do not block each other. Snapshots and transactions have the same reading methods: those of
+//! [`Reader`], which take the keyspace first. Old versions of rows are kept in memory for open snapshots, so drop a
+//! snapshot that is no longer needed.
 //!
 //! # Async
 //!
 //! Every call that may wait has an `_async` form, which runs on any executor and needs no runtime. A task that waits
-//! for a page, a row or a sync occupies no thread, and a future may be dropped at any time. Dropping one does not undo
-//! a commit that has been made already: after a time limit around a write, the write is there whole or not at all, and
-//! a read tells which.
+//! for a page, a row or a sync occupies no thread. A future may be dropped at any time, but that does not undo a commit
+//! that has already been made: after a timeout around a write, either the whole write exists or none of it, and a read
+//! shows which.
 //!
 //! ```
 //! # smol::block_on(async {
@@ -111,55 +110,55 @@
 //! # Ok::<(), drumlin::Error>(())
 //! ```
 //!
-//! Transactions: [`Database::transact_async`] for futures that are spawned, [`Database::transact_local`] for an async
-//! closure that may borrow. A thread that polls futures must not make blocking calls.
+//! For transactions in spawned futures, use [`Database::transact_async`]; for an async closure that may borrow, use
+//! [`Database::transact_local`]. A thread that polls futures must not make blocking calls.
 //!
 //! # Large values
 //!
-//! Values may have any size. [`Keyspace::insert_from`] stores all that a reader yields, [`Keyspace::read`] opens a
-//! value as `Read` and `Seek`; both take little memory.
+//! Values may have any size. [`Keyspace::insert_from`] stores everything that a reader yields, and [`Keyspace::read`]
+//! opens a value as `Read` and `Seek`. Both need little memory.
 //!
 //! # Errors
 //!
-//! An [`Error`] says what failed, where, and what to do. [`Error::recourse`] tells in one word what the caller can do:
-//! run the transaction again, change the call, reopen the database, or restore data from a backup. A commit that fails
-//! leaves nothing behind, except [`Error::OutcomeUnknown`], which only reopening settles. After a failed write or sync,
-//! reads go on, and commits fail until the database is reopened.
+//! An [`Error`] says what failed, where, and what to do. [`Error::recourse`] sums up what the caller can do: run the
+//! transaction again, change the call, reopen the database, or restore data from a backup. A commit that fails leaves
+//! nothing behind, except with [`Error::OutcomeUnknown`], which only reopening resolves. After a failed write or sync,
+//! reads still work, but commits fail until the database is reopened.
 //!
 //! # Durability
 //!
-//! [`Durability::Full`], the default: a commit returns once it is on the medium, at the cost of a sync, which threads
-//! that commit at the same time share. [`Durability::Relaxed`]: it returns at once, and a power cut may take the newest
-//! commits; what remains is whole and without gaps. Choose `Relaxed` where the last second of work can be done again,
-//! such as a bulk load or a cache, and call [`Database::sync`] when it must be safe. It is set for a database
+//! With [`Durability::Full`], the default, a commit returns when it is durable, at the cost of a sync, which concurrent
+//! commits share. With [`Durability::Relaxed`] it returns at once, and a power cut may take the newest commits; the
+//! rest stays complete and without gaps. Choose `Relaxed` if the last second of work can be repeated, as for an import
+//! or a cache, and call [`Database::sync`] when the work must be safe. Durability can be set for a database
 //! ([`Config::durability`]), a handle ([`Keyspace::with_durability`]), a transaction ([`TxOptions`]) or a call.
 //!
 //! # Memory
 //!
 //! [`Config::memory`] is the budget for everything: pages, tables, logs, versions, locks, open transactions. The
-//! default is 256 MiB, the least 8 MiB. What is beyond it is read from the disk again, so give what the machine can
-//! spare; [`Database::stats`] tells page misses and each part's use. What the program holds of what it has read is its
-//! own.
+//! default is 256 MiB, the minimum 8 MiB. Data that does not fit is read from the disk again, so give the database what
+//! the machine can spare; [`Database::stats`] shows page misses and the use of each part. Memory for values that the
+//! program has read and keeps is outside of the budget.
 //!
 //! # Limits
 //!
-//! | of | limit |
+//! | limited | limit |
 //! | --- | --- |
 //! | a key | a quarter of its keyspace's page: 1,024 bytes, unless [`KeyspaceOptions::page_bytes`] says otherwise |
-//! | a value | none; those over 64 KiB are streamed to the disk |
+//! | a value | none; values over 64 KiB are streamed to the disk |
 //! | the writes of a transaction | a thirty-second of the budget, and 8 MiB: see [`Error::TransactionTooLarge`] |
 //! | all open transactions | an eighth of the budget, then [`Error::MemoryInUse`] |
 //! | an old snapshot | ends with [`Error::SnapshotTooOld`] when versions take more than a sixteenth of the budget |
 //! | a wait for a row | 10 seconds, then [`Error::LockTimeout`] |
 //! | a folder | one process at a time, or any number that [only read](Config::read_only) |
 //!
-//! [`Database::limits`] tells these and others in bytes.
+//! [`Database::limits`] returns these limits and others in bytes.
 //!
 //! # Features
 //!
 //! | feature | effect |
 //! | --- | --- |
-//! | `serde` | [`Value`], [`Stats`] and what they hold serialize |
+//! | `serde` | [`Value`], [`Stats`] and the types in them can be serialized |
 //! | `bytes` | a [`Value`] becomes a `bytes::Bytes` without a copy |
 //!
 //! `sim` and `fuzzing` are for the project's own tests.
@@ -203,9 +202,9 @@ pub use io::IoBackend;
 pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, LostKeys, Opening};
 pub use txn::engine::Durability;
 
-/// Parts of the engine that its tools and tests use: files, buffers and the clock, simulated disks, numbers in files.
+/// Parts of the engine for its tools and tests: files, buffers and the clock, simulated disks, numbers in files.
 ///
-/// **They may change in any release**: semantic versioning does not cover this module. Programs need nothing of it.
+/// **They may change in any release**: semantic versioning does not cover this module. Programs do not need it.
 pub mod internals {
     pub use crate::format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId};
     #[doc(hidden)]
@@ -217,7 +216,7 @@ pub mod internals {
     }
 }
 
-/// The README's program, so that it goes on compiling.
+/// The README's program, so that it keeps compiling.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 mod readme {}

@@ -71,7 +71,7 @@ struct LeafCopy {
     key: Vec<u8>,
 }
 
-/// What follows after the rows of a leaf were read.
+/// The step after the rows of a leaf were read.
 enum Next {
     Leaf,
     /// The next rows can only be read by a scan.

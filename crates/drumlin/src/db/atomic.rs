@@ -15,7 +15,7 @@ use crate::tree::Direction;
 use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX};
 use crate::txn::write_set::Change;
 
-/// What a pop does if all rows of its range are locked.
+/// The behaviour of a pop if all rows of its range are locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WhenLocked {
     /// It waits for the first of them.
@@ -159,8 +159,8 @@ impl Keyspace {
     /// Changes the row to `new` if its value is `expected`. `None` stands for no row. If the row has another value, the
     /// inner result is `Err(found)` with that value, and nothing is committed. O(log n).
     ///
-    /// With `None` on both sides it checks that the row does not exist. [`update`](Keyspace::update) needs no loop,
-    /// which this call usually does.
+    /// With `None` on both sides it checks that the row does not exist. [`update`](Keyspace::update) avoids
+    /// the loop that callers of this method usually need.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

@@ -182,7 +182,7 @@ impl Fetched {
     }
 }
 
-/// How many rows of a leaf a scan wants.
+/// The rows of a leaf that a scan wants.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum Want {
     #[default]

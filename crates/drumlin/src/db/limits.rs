@@ -29,36 +29,39 @@ pub struct Limits {
     /// Longer values are large: they are written and read in chunks, and only their keys count in a transaction.
     pub inline_value_bytes: u64,
     /// The size in the log of the keys and values that one transaction or batch may write, plus about 10 bytes for each
-    /// row. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    /// row. More fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub transaction_log_bytes: u64,
     /// The memory that the rows of one transaction or batch may take until it commits: keys and values, plus about 256
-    /// bytes for each row. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    /// bytes for each row. More fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub transaction_memory_bytes: u64,
     /// The memory of all open transactions together, including their locks and the reads that serializable ones record,
-    /// and of plain writes that wait for rows. Beyond: [`MemoryInUse`](crate::Error::MemoryInUse).
+    /// and of plain writes that wait for rows. More fails with
+    /// [`MemoryInUse`](crate::Error::MemoryInUse).
     pub open_transaction_bytes: u64,
     /// The old rows that one commit may replace or remove, because versions of them take memory: key, value, and about
-    /// 64 bytes for each. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    /// 64 bytes for each. More fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub replaced_bytes: u64,
     /// The pages that a serializable transaction with changes may have read when it commits. Half of what page tables,
-    /// counts and loads use now is subtracted. Beyond: [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    /// counts and loads use now is subtracted. More fails with
+    /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub validated_read_bytes: u64,
-    /// The memory of old versions. Beyond, the oldest snapshot ends ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)).
+    /// The memory of old versions. If they need more, the oldest snapshot ends
+    /// ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)).
     pub version_bytes: u64,
     /// Writers of large values that can work at the same time; others wait for them.
     pub large_value_writers: u64,
     /// The memory of rows that open scans and value readers have copied but not returned yet. They share it, and copy
-    /// less at a time if there are many of them. Beyond: [`MemoryInUse`](crate::Error::MemoryInUse).
+    /// less at a time if there are many of them. More fails with [`MemoryInUse`](crate::Error::MemoryInUse).
     pub copied_bytes: u64,
-    /// The memory of page tables, 8 bytes for each page of data, minus what counts and loads use of it. Beyond:
-    /// [`BudgetTooSmall`](crate::Error::BudgetTooSmall).
+    /// The memory of page tables, 8 bytes for each page of data, minus what counts and loads use of it. More
+    /// fails with [`BudgetTooSmall`](crate::Error::BudgetTooSmall).
     pub page_table_bytes: u64,
     /// The memory in which bulk loads sort and pack rows. A load with more rows sorts them in runs on disk.
     pub load_bytes: u64,
     /// The memory of row counts, which speed up [`count`](crate::Keyspace::count): 8 to 16 bytes for each page, the
     /// same again in a keyspace that is aggregated, and the list of changes. Without counts, rows are read.
     pub count_bytes: u64,
-    /// The memory of reducers' states, which speed up [`aggregate`](crate::Keyspace::aggregate): 12 bytes and the state
+    /// The memory of reducers' states, which speed up [`aggregate`](crate::Keyspace::aggregate): 14 bytes and the state
     /// for each reducer and leaf. It is less while loads or page tables take much. Without states, rows are read.
     pub state_bytes: u64,
 }

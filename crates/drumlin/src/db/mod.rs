@@ -115,7 +115,7 @@ impl Handle {
         Handle { store, process: Process::here(), open_in: OpenIn::here(), number }
     }
 
-    /// The store, for callers that have checked the process already.
+    /// Returns the store, for callers that have already checked the process.
     #[inline]
     fn store_here(&self) -> &Store {
         &self.store

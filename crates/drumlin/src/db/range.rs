@@ -78,7 +78,7 @@ struct Scan {
     ahead_forward: ReadAhead,
     ahead_backward: ReadAhead,
     upcoming: UpcomingValues,
-    /// How many rows the next copy takes from its leaf.
+    /// The rows that the next copy takes from its leaf.
     want: Want,
     /// The most bytes of each value to read, if the rows are shown to a reducer.
     reduced_bytes_max: Option<u64>,
@@ -361,7 +361,7 @@ fn is_of_medium(error: &Error) -> bool {
 
 /// A scan of rows, keys or values. Its blocking and asynchronous steps and its stream are all built on this trait.
 pub(super) trait Steps {
-    /// What a step yields: a row, or a part of it.
+    /// The item that a step yields: a row, or a part of it.
     type Item;
 
     /// Returns `None` for a refused range, which never waits.
@@ -413,7 +413,7 @@ impl Scan {
     /// Records in the read set that the keys between these bounds were read.
     fn record(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Result<()> {
         let Some(reads) = &self.reads else { return Ok(()) };
-        // The smallest key that is greater.
+        // The smallest key that is greater than `key`.
         let behind = |key: &[u8]| [key, &[0]].concat();
         let first = match lower {
             Bound::Unbounded => Vec::new(),

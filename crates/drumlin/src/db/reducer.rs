@@ -82,7 +82,7 @@ pub type ReduceError = Box<dyn std::error::Error + Send + Sync>;
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 pub trait Reducer: Send + Sync + 'static {
-    /// What is known about some rows: enough to combine it with other states.
+    /// The summary of some rows: enough to combine it with other states.
     type State: Send;
     /// The result of a reduction.
     type Output;
@@ -264,7 +264,7 @@ pub(super) mod sealed {
     floats!(f32 f64);
 }
 
-/// Where the number of a row is.
+/// The source of a row's number.
 #[derive(Clone, Copy)]
 enum Source<T> {
     BigEndian(usize),

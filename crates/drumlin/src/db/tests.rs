@@ -861,8 +861,8 @@ fn a_frame_is_waited_for() {
     drop(db);
 }
 
-/// If something is in the way of a load, its rows are put in key order, whatever their lengths: while one waits for its
-/// lock, no later row exists.
+/// If the tree of a load cannot be attached, transactions put its rows in key order, whatever their lengths. While a
+/// row waits for its lock, no later row is visible.
 #[test]
 fn rows_of_a_load_are_put_in_order() {
     let db = Config::in_memory().memory(16 << 20).open("").unwrap();

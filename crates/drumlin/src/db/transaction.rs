@@ -34,7 +34,7 @@ use crate::txn::write_set::{Change, SharedWrites};
 const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { usize::MAX } else { 512 };
 const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { usize::MAX } else { 256 << 10 };
 
-/// How a transaction is isolated from concurrent transactions.
+/// The isolation of a transaction from concurrent ones.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -95,12 +95,12 @@ pub enum Isolation {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct TxOptions {
-    /// How reads and writes are isolated from other transactions. Default: [`Isolation::Snapshot`].
+    /// The isolation from other transactions. Default: [`Isolation::Snapshot`].
     pub isolation: Isolation,
-    /// Whether the commit returns before or after it is durable. Default: [`Durability::Full`];
+    /// The durability of the commit when it returns. Default: [`Durability::Full`];
     /// [`Database::tx_options`](crate::Database::tx_options) has the database's own default.
     pub durability: Durability,
-    /// How long a write waits for a row that another transaction has locked before it fails with
+    /// The time that a write waits for a row that another transaction has locked before it fails with
     /// [`Error::LockTimeout`]. Default 10 seconds. With zero it does not wait: such a transaction can continue with
     /// other rows after the error, and so [skip locked rows](crate::LockHolder). A queue does not need this:
     /// [`pop_first_in`](Transaction::pop_first_in) skips locked rows whatever the timeout is.

@@ -69,10 +69,10 @@ const PIECE_BYTES_MIN: u64 = 1 << 10;
 #[derive(Clone)]
 pub(crate) enum Content {
     Bytes(Arc<(Vec<u8>, Grant)>),
-    /// Among the rows that a scan has copied.
+    /// A value among the rows that a scan has copied.
     Copied(Value),
     Placed(LargeRef),
-    /// Put by the reading transaction. It stays readable whatever happens to the transaction.
+    /// A value put by the reading transaction. It stays readable whatever happens to the transaction.
     Own(Arc<LargeValue>),
 }
 

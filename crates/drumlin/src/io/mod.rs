@@ -114,7 +114,7 @@ impl fmt::Display for SyncMethod {
 }
 
 /// An open file. Positional: there is no cursor, and any number of threads may use it at once.
-#[allow(clippy::len_without_is_empty, reason = "whether a file is empty is nothing that anybody asks")]
+#[allow(clippy::len_without_is_empty, reason = "no caller needs to know whether a file is empty")]
 pub trait File: Send + Sync + fmt::Debug {
     /// The path that the file was opened by.
     fn path(&self) -> &Path;

@@ -1,7 +1,7 @@
 //! Identifies the process. A fork has copies of its parent's database handles, and shares the parent's files, rings and
 //! locks. If it used them, it would change the parent's database without the parent's knowledge.
 
-#![expect(unsafe_code, reason = "the system tells a fork through a C function only")]
+#![expect(unsafe_code, reason = "only a C function reports forks")]
 
 use std::io;
 use std::sync::OnceLock;

@@ -401,7 +401,7 @@ fn streams(place: &TestFolder) {
         }
         let open = |range| ReadStream::open(place.backend.as_ref(), &file, range, StreamOptions::default());
         assert_eq!(open(0..100_002).unwrap_err().kind(), ErrorKind::UnexpectedEof);
-        #[allow(clippy::reversed_empty_ranges, reason = "that is what is to be refused")]
+        #[allow(clippy::reversed_empty_ranges, reason = "the test checks that it is refused")]
         let reversed = open(2..1);
         assert_eq!(reversed.unwrap_err().kind(), ErrorKind::InvalidInput);
         drop(open(0..100_001).unwrap());

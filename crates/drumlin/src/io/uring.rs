@@ -115,7 +115,7 @@ struct Request {
     token: u64,
 }
 
-/// What a completion means for its request.
+/// The consequence of a completion for its request.
 enum Outcome {
     Finished(io::Result<()>),
     Continue,

@@ -31,7 +31,7 @@ use crate::tree::{Direction, Target, child_fences};
 pub struct CheckReport {
     /// Keyspaces whose pages were read.
     pub keyspaces: u64,
-    /// Pages read, those of large values included.
+    /// Pages read, including those of large values.
     pub pages: u64,
     /// Rows found by scanning every tree. For an [examination](crate::Config::examine), the rows in intact leaves.
     pub rows: u64,

@@ -46,7 +46,8 @@ const LIVE_SHARE_MAX: f64 = 0.80;
 const PACKED_SHARE_MIN: f64 = 0.80;
 /// A free segment goes back to the file system after this many checkpoint intervals have not needed it.
 const UNNEEDED_CHECKPOINTS: usize = 8;
-/// The least number of segments to give back at once. They must also be at least a sixteenth of the file.
+/// The least number of segments to give back at once. They must also be a sixteenth of the file, or a 32nd of it after
+/// cleaning.
 const GIVEN_BACK_MIN: u64 = 8;
 /// The most rounds in which compacting moves the end of the file to its front.
 const COMPACT_ROUNDS_MAX: usize = 16;
@@ -501,7 +502,7 @@ impl Store {
                 }
             };
             let Ok(header) = space.verify(old, bytes) else {
-                log::warn!("{} is damaged and stays where it is", pages.quoted_page(page));
+                log::warn!("{} is corrupted and stays where it is", pages.quoted_page(page));
                 return;
             };
             let epoch_guard = space.epoch_latch.shared();

@@ -247,7 +247,7 @@ impl Opener<'_> {
         let names = self.folder.list().map_err(|error| self.io("listing", "", error))?;
         if names.iter().any(|name| name == LOG_NAME) {
             let path = self.path().join(DATA_NAME);
-            return Err(Error::corrupted(&path, "the data file", "it is missing, and the log is there"));
+            return Err(Error::corrupted(&path, "the data file", "it is missing, but the log exists"));
         }
         // A creation killed while it measured leaves its measuring file behind.
         let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
@@ -493,7 +493,7 @@ impl Opener<'_> {
     pub(super) fn read_superblocks(&self, file: &FileRef) -> Result<superblocks::Found> {
         superblocks::read(file).map_err(|error| match error {
             Error::NotADatabase { .. } if self.read_probe().is_some() => {
-                let reason = "neither is there, and the other files of the folder are a database's";
+                let reason = "neither exists, but the other files in the folder belong to a database";
                 Error::corrupted(file.path(), "both superblocks", reason)
             }
             Error::NotADatabase { why, .. } => Error::NotADatabase { path: self.path().to_path_buf(), why },

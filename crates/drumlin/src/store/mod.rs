@@ -147,7 +147,7 @@ pub(crate) struct Store {
     closed: Mutex<Option<Result<()>>>,
 }
 
-/// How long a write waits by default for a row that another transaction has locked.
+/// The default time that a write waits for a row that another transaction has locked.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Prefixes of up to this length need no memory of their own: they fit into the copy of a leaf that every reduction
@@ -449,7 +449,7 @@ impl Store {
         self.contention.lock_wait_ns.fetch_add(waited_ns, Ordering::Relaxed);
         locked.map_err(|error| match error {
             LockError::Timeout => {
-                // Tasks of one thread may hold row locks in turn, so the thread tells nothing about them.
+                // Several tasks of a thread may hold row locks, so the thread does not identify the owner.
                 let is_own = matches!(mode, WaitMode::Blocking) && locks.is_of_this_thread(keyspace, key);
                 let holder = if is_own { LockHolder::SameThread } else { LockHolder::Other };
                 self.lock_timeout(keyspace, key, timeout, holder)
@@ -684,7 +684,7 @@ impl Store {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "whose chunk it is, and what of it")]
+    #[expect(clippy::too_many_arguments, reason = "they say which part of which chunk to read, and as of when")]
     pub(crate) async fn read_chunk(
         &self,
         mode: WaitMode<'_>,
@@ -702,10 +702,10 @@ impl Store {
         }
     }
 
-    /// Appends `part` of a chunk to `into`, of a value that the reading transaction itself has put. Reads the extents
-    /// that it was written to, or goes through the page table if the transaction was committed meanwhile. `snapshot` is
-    /// older than that commit, so the value stays.
-    #[expect(clippy::too_many_arguments, reason = "whose chunk it is, and what of it")]
+    /// Appends `part` of a chunk to `into`. The chunk belongs to a value that the reading transaction itself has put.
+    /// It is read from the extents that it was written to, or through the page table if the transaction has been
+    /// committed in the meantime. `snapshot` is older than that commit and so keeps the value.
+    #[expect(clippy::too_many_arguments, reason = "they say which part of which chunk to read, and as of when")]
     pub(crate) async fn read_own_chunk(
         &self,
         mode: WaitMode<'_>,

@@ -11,8 +11,8 @@ use crate::txn::engine::Engine;
 /// The most leaves that a scan prefetches. It also prefetches at most a quarter of the leaves seen so far, so that it
 /// wastes few reads at its end.
 const AHEAD_PAGES: usize = 1024;
-/// Up to this many, a scan prefetches four times the leaves it has seen, so that the device is soon busy. Beyond, it
-/// never requests fewer at once: in a large request more leaves are neighbours in the file.
+/// Up to this many, a scan prefetches four times the leaves it has seen, so that the device is soon busy. From then
+/// on, it never requests fewer at once: in a large request more leaves are neighbours in the file.
 const EARLY_PAGES: usize = 256;
 /// The most memory for the prefetched leaves of one scan. This limit applies if pages are large.
 const AHEAD_BYTES_MAX: usize = 4 << 20;

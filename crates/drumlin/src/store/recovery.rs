@@ -367,7 +367,7 @@ impl<'o> ExtentsMarked<'o> {
         recovering.opener.sync_folder()?;
         // A killed process may have left writes, even its last superblock, in the page cache only. Sync before the next
         // superblock overwrites the older slot. After a failed sync, the cache may also show a file length that nothing
-        // would write to the device any more, so it is set again.
+        // would write to the device otherwise, so it is set again.
         let length = recovering.file.len().map_err(|error| Error::io("measuring", data_path, error))?;
         recovering.file.set_len(length).map_err(|error| Error::io("setting the length of", data_path, error))?;
         recovering.file.sync_data().map_err(|error| Error::io("syncing", data_path, error))?;

@@ -1,4 +1,4 @@
-//! How calls wait: by blocking their thread, or as tasks of any executor that polls them.
+//! The ways in which calls wait: by blocking their thread, or as tasks of any executor that polls them.
 //!
 //! The engine's operations are written once, as `async` functions, and a [`WaitMode`] tells them how to wait. In
 //! `Blocking` mode, every wait blocks inside its poll, so the whole operation is ready at its first poll ([`ready`]).
@@ -31,7 +31,7 @@ pub(crate) struct Tasks {
     pub(crate) evictors: Workers,
     /// Threads that make commits of many rows. They are separate from `workers`, because a commit waits for space in
     /// the file and in the log, and the commits that hold this space may need `workers`. A commit in their queue holds
-    /// only row locks, and no commit waits for those.
+    /// only row locks, and no commit waits for row locks.
     pub(crate) committers: Workers,
     pub(crate) timer: Timer,
 }

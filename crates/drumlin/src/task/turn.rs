@@ -11,8 +11,8 @@
 //!    is repeated after it was dropped has a whole turn.
 //! 4. A call yields before it does a piece of work, never between the work and its result. So a future dropped while it
 //!    yields loses nothing.
-//! 5. When a call begins, at least [`CALL_MAX`] units are left. A call that needs no more, and waits for nothing else,
-//!    is ready at its next poll.
+//! 5. When a call has begun, at least [`CALL_MAX`] units are left. A call that needs no more, and waits for nothing
+//!    else, completes without yielding again.
 
 use std::cell::Cell;
 use std::future::Future;

@@ -271,7 +271,7 @@ impl Content {
     }
 }
 
-/// What happens to changes that are not durable when the power is cut.
+/// The fate of changes that are not durable when the power is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loss {
     /// All are lost.

@@ -80,7 +80,7 @@ impl LoadedRows {
         }
     }
 
-    /// Creates an iterator that reads, and whose rows are put, within `memory`.
+    /// Creates an iterator that stays within `memory`, together with the transactions that put its rows.
     pub(super) fn within(open: Arc<OpenKeyspace>, pages: LoadPages, memory: Grant) -> LoadedRows {
         let mut rows = LoadedRows::new(open, pages);
         rows.limit_memory(memory.bytes() as usize - PART_BYTES_MAX);
