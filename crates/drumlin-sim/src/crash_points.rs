@@ -1,15 +1,20 @@
-//! Every power cut there can be, in a script that touches every feature.
+//! Cuts the power at every possible point of a script that touches every feature.
 //!
-//! The script runs once, for the most part by one client, then by several that commit while others make checkpoints and
-//! compact, and what it did to the disk is noted. Its second opening reads the pages again that the first had in memory
-//! when it was closed, and leaves the database idle for so long that the file is made shorter. Each commit is made by a
-//! thread of its own, so that all streams of the log are used; their number depends on the seed and changes at the
-//! second opening. With half of the seeds the database is new; with the others it has been opened and cut off before.
-//! Then, for each point of that list, the disk is rebuilt as a cut there may leave it: where few changes were not
-//! certain each subset of them; else all of them lost, all kept, each write alone lost and each alone kept up to a
-//! bound; and some torn at random. It is also rebuilt as a process that is killed there leaves it, with all that was
-//! not certain still in caches. Each of these is opened and compared with the model, row by row, by counts and by an
-//! aggregate. So is what a cut amid that recovery leaves, after each of its own writes and syncs; after the last of
+//! The script runs once, and every change that it makes to the disk is recorded. Most of it is run by one client; then
+//! several clients commit while other threads make checkpoints and compact. Each commit runs on a thread of its own, so
+//! that all log streams are used. The number of streams depends on the seed and changes at the second opening. That
+//! opening also does a warm start, which reads the pages again that were in memory at the close, and then leaves the
+//! database idle until it makes its file shorter. For half of the seeds the database is new; for the others it has been
+//! opened and cut off before.
+//!
+//! For each point of the recording, the disk is rebuilt as a cut there may leave it. If few changes are uncertain,
+//! every subset of them is kept in turn. Otherwise all are lost, all are kept, and, up to a bound, each single write is
+//! lost alone and kept alone. Some more states have torn writes drawn at random. One state is that of a killed process,
+//! whose uncertain changes are all still in caches.
+//!
+//! Each of these disks is opened and compared with the model row by row, by counts and by an aggregate. Each recovery
+//! is itself cut after each of its own writes and syncs, and the result is checked likewise. After the last of these
+//! the database must stand where the recovery did.
 //! them it has to stand where the recovery did.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,35 +31,35 @@ use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, Tx
 use crate::client::aggregates::{Fingerprint, fingerprint_of};
 use crate::model::{Content, Model, Operation, Tampering};
 
-/// The states that are made at each point.
+/// Bounds on the states that are tried at each point.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Up to so many uncertain changes at a cut, each subset of them is left in its turn.
+    /// If a cut has at most this many uncertain changes, every subset of them is kept in turn.
     pub subsets_of: usize,
-    /// Of more, so many are lost alone, and kept alone, each in its turn.
+    /// If it has more, this many are lost alone and kept alone, each in turn.
     pub alone_max: usize,
-    /// States drawn at random for each point, torn sectors among them.
+    /// The number of states drawn at random for each point; some have torn sectors.
     pub random: usize,
-    /// States at each point of a recovery; 0: recoveries are not cut.
+    /// The number of states at each point of a recovery. With 0, recoveries are not cut.
     pub of_recovery: usize,
-    /// Only each so many-th point.
+    /// Only every `stride`-th point is tried.
     pub stride: usize,
 }
 
-/// The task of a round, and its progress.
+/// One round through the points.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub bounds: Bounds,
     pub seed: u64,
-    /// The first point.
+    /// The first point to try.
     pub from: usize,
     pub duration_max: Duration,
-    /// Finds after which it is enough.
+    /// The round ends after this many finds.
     pub finds_max: usize,
 }
 
 impl Round {
-    /// The command that repeats a point in the same way.
+    /// Returns the command that tries one point again, with the same states.
     fn command(&self, point: usize) -> String {
         let Bounds { subsets_of, alone_max, random, of_recovery, stride: _ } = self.bounds;
         format!(
@@ -65,27 +70,27 @@ impl Round {
     }
 }
 
-/// The states that were gone through.
+/// The states that a round has tried.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Points of the script.
+    /// The number of points of the script.
     pub points: usize,
-    /// The first that was not gone through.
+    /// The first point that was not tried.
     pub next: usize,
     pub states: u64,
     pub recovery_states: u64,
     pub finds: Vec<String>,
-    /// Coverage marks that the process hit while the script ran.
+    /// The coverage marks that the process hit while the script ran.
     pub script_marks: BTreeSet<&'static str>,
 }
 
-/// The model as it was when so many changes had been made.
+/// Copies of the model, each with the number of disk changes made before it.
 type Moments = Vec<(usize, Model)>;
 
 fn config(disk: &Disk, streams: u16) -> Config {
     Config::new()
         .log_streams(streams)
-        // Each log more takes its buffer.
+        // Each additional log stream needs a buffer.
         .memory((5 << 20) + (u64::from(streams - 1) << 19))
         .page_bytes(512)
         .segment_bytes(256 << 10)
@@ -94,13 +99,14 @@ fn config(disk: &Disk, streams: u16) -> Config {
         .backend(disk.backend())
 }
 
-/// Of the log, at the first opening and in recoveries.
+/// The number of log streams at the first opening and in recoveries.
 fn streams(seed: u64) -> u16 {
     1 + (seed % 2) as u16
 }
 
-/// Openings before the script, each cut off without a checkpoint: then the superblock lists as many as it can, as long
-/// as the script has made no checkpoint, so that its recoveries erase the records that those openings made void.
+/// The number of openings before the script. Each is cut off without a checkpoint, so the superblock lists as many
+/// openings as it can until the script makes its first checkpoint. Recoveries cut in that time erase the records that
+/// those openings voided.
 fn openings_before(seed: u64) -> u64 {
     if seed % 4 < 2 { 0 } else { 3 }
 }
@@ -109,7 +115,8 @@ fn schedule(seed: u64) -> Schedule {
     Schedule { seed, switch_one_in: 6, step_nanos_max: 200, points_max: 20_000_000 }
 }
 
-/// The script: its disk's changes, and the model at each of its steps. Clones share these.
+/// The running script: its disk, the model, and the copies of the model taken at each step. Clones share the disk,
+/// model and copies.
 #[derive(Clone)]
 struct Script {
     disk: Disk,
@@ -120,7 +127,7 @@ struct Script {
 }
 
 impl Script {
-    /// A step that commits `deed`, on a thread of its own.
+    /// Makes a commit on a thread of its own and enters `operation` into the model when it gets its timestamp.
     fn commit<T: Send + 'static>(
         &mut self,
         operation: Operation,
@@ -143,7 +150,7 @@ impl Script {
         self.note();
     }
 
-    /// Begins something beside the script. What is returned waits for its end.
+    /// Starts a thread beside the script. The returned closure joins it.
     fn spawn(&self, name: &str, body: impl FnOnce() + Send + 'static) -> Box<dyn FnOnce()> {
         let thread = sim::spawn(name, Box::new(body)).expect("a thread");
         Box::new(move || sim::join(thread).expect("it does not panic"))
@@ -164,7 +171,7 @@ impl Script {
         self.note();
         self.create(&db, "rows", 512);
         self.create(&db, "more", 1024);
-        // Rows one by one, some of them relaxed, some large.
+        // Single rows, some of them relaxed, some large.
         for number in 0..24u64 {
             let length = [10, 100, 150, 700, 5000, 70_000][number as usize % 6];
             self.put(&db, "rows", number % 17, length, number % 7 != 3);
@@ -172,11 +179,11 @@ impl Script {
         self.put_from(&db, "rows", 3, 150_000);
         db.checkpoint().expect("a checkpoint");
         self.note();
-        // Transactions over both keyspaces, with a savepoint, that split leaves.
+        // Transactions over both keyspaces, with a savepoint. They split leaves.
         for round in 0..4u64 {
             self.transaction(&db, round, 40);
         }
-        // So much that the log goes on in another segment, amid a batch.
+        // Enough bytes that the log continues in another segment amid a batch.
         for number in 0..50 {
             self.put(&db, "more", number % 7, 30_000, number % 10 == 9);
         }
@@ -186,7 +193,7 @@ impl Script {
         }
         db.checkpoint().expect("a checkpoint");
         self.drop_keyspace(&db, "passing");
-        // What was put is removed again, so that leaves merge and segments become sparse.
+        // Rows are removed again, so that leaves merge and segments become sparse.
         for number in 0..12 {
             self.remove(&db, "rows", number);
         }
@@ -195,8 +202,8 @@ impl Script {
         db.compact().expect("compacting");
         self.note();
         self.write_while_compacting(&db);
-        // Loads: one with values of all kinds, one amid which a checkpoint is made and another is given up, and one of
-        // rows in no order, so many that they are merged from sorted runs.
+        // Three bulk loads: one of values of all kinds, one during which checkpoints are made and the file is
+        // compacted, and one of unordered rows, enough of them to be merged from sorted runs.
         const LENGTHS: [usize; 8] = [20, 100, 60, 700, 40, 30, 5000, 10];
         self.create(&db, "loaded", 512);
         self.load(&db, "loaded", &Vec::from_iter(0..300), LENGTHS, false);
@@ -208,7 +215,7 @@ impl Script {
         self.create(&db, "sorted", 512);
         let numbers: Vec<u64> = (0..160).map(|number| number * 77 % 160).collect();
         self.load(&db, "sorted", &numbers, [20, 100, 20_000, 700, 20_000, 30, 5000, 20_000], true);
-        // Inner nodes split, then merge, until the root has one child again.
+        // Inner nodes split, then merge until the root has one child again.
         self.create(&db, "deep", 512);
         self.deepen(&db, true);
         self.all_at_once(&db);
@@ -221,9 +228,9 @@ impl Script {
         self.open_again();
     }
 
-    /// A second opening, whose commits follow those of the first, with another number of streams. They begin when the
-    /// pages that were resident have been read. Checkpoints are made by the maintenance thread, which packs an idle
-    /// file only after one of these.
+    /// Opens the database again with another number of streams; its commits follow those of the first opening. They
+    /// begin after the warm start has read the resident pages. The maintenance thread makes the checkpoints, because it
+    /// shortens an idle file only after one of its own.
     fn open_again(&mut self) {
         let config = config(&self.disk, 3 - self.streams).checkpoint_log_bytes(128 << 10);
         let db = config.open("/db").expect("a closed database");
@@ -238,14 +245,16 @@ impl Script {
         drop(db);
     }
 
-    /// An opening that is cut off amid its commits, of which some may be lost. Returns the disk as it leaves it.
+    /// Opens the database and cuts it off amid its commits, some of which may be lost. Returns the disk as the cut
+    /// leaves it.
     fn be_cut_off(&mut self, opening: u64) -> Medium {
         let db = config(&self.disk, self.streams).open("/db").expect("a database that was cut off");
         verify(&db, &self.model).unwrap_or_else(|failure| panic!("opening {opening}: {failure}"));
         if opening == 0 {
             self.create(&db, "before", 512);
         }
-        // Two at once, so that they commit to both streams; values so long that they are written before any is synced.
+        // Two clients at once, so that they commit to both streams. The values are long enough to be written before any
+        // is synced.
         let clients = [0, 1].map(|client| {
             let (mut script, db) = (self.clone(), db.clone());
             script.random = Random(self.random.next());
@@ -259,7 +268,7 @@ impl Script {
         self.disk.medium().cut(Loss::Writes, &mut Random(self.random.next()))
     }
 
-    /// Segments are emptied, and wanted again at once for the values that are stored meanwhile.
+    /// Stores values while the file is compacted, so that segments are reused right after they are emptied.
     fn write_while_compacting(&mut self, db: &Database) {
         let other = db.clone();
         let compacted = self.spawn("compacting", move || {
@@ -274,8 +283,8 @@ impl Script {
         self.note();
     }
 
-    /// Values that fill eight segments are removed again, and a checkpoint is due. Then nothing is asked of the
-    /// database for so long that it makes its file shorter, and it is used again.
+    /// Stores values that fill eight segments, removes them, and makes a checkpoint due. Then leaves the database idle
+    /// until it makes its file shorter, and uses it again.
     fn be_idle(&mut self, db: &Database) {
         for number in 20..25 {
             self.put(db, "rows", number, 600_000, true);
@@ -293,7 +302,7 @@ impl Script {
         }
     }
 
-    /// Counts are asked for in between, and so kept while nodes split and merge.
+    /// Grows or shrinks a deep tree. Counts in between make the engine keep counts while nodes split and merge.
     fn deepen(&mut self, db: &Database, is_put: bool) {
         for first in (0..1200).step_by(150) {
             self.run_of_rows(db, "deep", first..first + 150, is_put);
@@ -302,7 +311,7 @@ impl Script {
         self.note();
     }
 
-    /// Compares counts with the model. Nothing is committed meanwhile.
+    /// Compares counts with the model while no client commits.
     fn count(&self, db: &Database, name: &str) {
         let space = self.model.space(name).expect("created");
         let keyspace = db.existing_keyspace(name).expect("created");
@@ -310,7 +319,7 @@ impl Script {
         check_aggregates(&keyspace, &rows).unwrap_or_else(|failure| panic!("the script: {name:?} {failure}"));
     }
 
-    /// Several clients commit, while one counts, one makes checkpoints and one compacts.
+    /// Lets several clients commit while one thread counts, one makes checkpoints and one compacts.
     fn all_at_once(&mut self, db: &Database) {
         let (other, another) = (db.clone(), db.clone());
         let mut waits: Vec<_> = Vec::new();
@@ -386,7 +395,7 @@ impl Script {
         self.commit(operation, true, move || keyspace.remove(&key));
     }
 
-    /// A value that is stored as it is read.
+    /// Stores a value from a reader.
     fn put_from(&mut self, db: &Database, name: &str, number: u64, length: usize) {
         let space = self.model.space(name).expect("created");
         let keyspace = db.existing_keyspace(name).expect("created");
@@ -396,7 +405,7 @@ impl Script {
         self.commit(operation, true, move || keyspace.insert_from(&key, value));
     }
 
-    /// Neighbouring rows are put or removed.
+    /// Puts or removes a run of neighbouring rows in one transaction.
     fn run_of_rows(&mut self, db: &Database, name: &str, numbers: Range<u64>, is_put: bool) {
         let space = self.model.space(name).expect("created");
         let keyspace = db.existing_keyspace(name).expect("created");
@@ -413,8 +422,8 @@ impl Script {
         self.commit(Operation::Rows(rows), true, move || tx.commit());
     }
 
-    /// Rows are loaded in bulk into an empty keyspace, and before that another load of it is dropped. Each eighth row
-    /// is as long. With `amid`, checkpoints are made and the file is compacted meanwhile.
+    /// Loads rows in bulk into an empty keyspace, after another load of it was dropped. The lengths of the values
+    /// repeat every eight rows. With `amid`, checkpoints are made and the file is compacted during the load.
     fn load(&mut self, db: &Database, name: &str, numbers: &[u64], lengths: [usize; 8], amid: bool) {
         let space = self.model.space(name).expect("created");
         for is_dropped in [true, false] {
@@ -474,7 +483,8 @@ fn key(number: u64) -> Vec<u8> {
     format!("row {number:04}").into_bytes()
 }
 
-/// Opens a disk and compares it with the model. The changes that opening made, and the commit that it stands at.
+/// Recovers a database and compares it with the model. Returns the changes that opening made to the disk, and the
+/// commit at which the database stands.
 fn recover(medium: Medium, model: &Model, streams: u16, seed: u64) -> Result<(Vec<Change>, u64), String> {
     let model = model.fork();
     let outcome = sim::run(schedule(seed), move || {
@@ -483,7 +493,7 @@ fn recover(medium: Medium, model: &Model, streams: u16, seed: u64) -> Result<(Ve
         let db = config(&disk, streams).open("/db").map_err(|error| format!("opening: {error}"))?;
         let changes = disk.recorded();
         let verified = verify(&db, &model);
-        // As a process that is killed leaves it.
+        // Leaves the disk as a killed process would.
         disk.turn_off();
         drop(db);
         verified.map(|last| (changes, last))
@@ -520,7 +530,7 @@ fn verify(db: &Database, model: &Model) -> Result<u64, String> {
     Ok(last)
 }
 
-/// Asks for the number of rows in all and from the middle on, for the row in the middle by its place, and for an
+/// Checks the number of all rows, the number of those from the middle on, the row in the middle by its index, and an
 /// aggregate of all.
 fn check_aggregates(keyspace: &Keyspace, rows: &BTreeMap<Vec<u8>, Content>) -> Result<(), String> {
     let half = rows.len() / 2;
@@ -545,10 +555,10 @@ fn check_aggregates(keyspace: &Keyspace, rows: &BTreeMap<Vec<u8>, Content>) -> R
     }
 }
 
-/// Its bytes tell people which process it is. It is never synced, and nothing depends on it.
+/// The file that names the process which has the database open. It is never synced, and nothing depends on it.
 const LOCK: &str = "/db/lock";
 
-/// The ways in which a cut may go; those that are tried amid recoveries too come first.
+/// Returns the losses to try at a cut. The first list is also used when cutting recoveries.
 fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
     let mut losses = vec![(Loss::All, 0), (Loss::Nothing, 0)];
     let count = medium.uncertain_count();
@@ -561,7 +571,7 @@ fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
     let others = if count <= bounds.subsets_of {
         (0..1 << count).map(Loss::Subset).collect()
     } else {
-        // The last ones matter most: what came before them is likely to be there.
+        // Try the last changes: earlier ones have probably reached the disk.
         let pending = medium.pending_max();
         let alone = pending.saturating_sub(bounds.alone_max)..pending;
         alone.flat_map(|index| [Loss::Only(index), Loss::AllBut(index)]).collect()
@@ -569,7 +579,7 @@ fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
     (losses, others)
 }
 
-/// Goes through a round, calling `tell` after each point.
+/// Tries all points of a round, calling `tell` after each.
 ///
 /// # Panics
 /// If the script itself fails, with the power on.

@@ -1,8 +1,8 @@
-//! A crowded disk: the database has very many pages and keyspaces before the disk has no space left, and what removes
-//! is not refused there.
+//! Crowded disks: the database has very many pages and keyspaces before the disk fills up, and must still accept
+//! removals then.
 //!
-//! The space of a checkpoint is computed beforehand, from the number of dirty pages, of changed tables, of keyspaces.
-//! Small databases hardly reach where such a count may be wrong.
+//! The engine computes the space that a checkpoint needs in advance, from the number of dirty pages, changed tables and
+//! keyspaces. Small databases hardly reach sizes at which such an estimate could be wrong.
 
 use drumlin::internals::io::sim::Random;
 use drumlin::{Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions};
@@ -11,7 +11,10 @@ use crate::client::{DURABLE, numbered, recorded};
 use crate::model::{Content, Model, Operation, SpaceNumber};
 use crate::plan::Plan;
 
-/// A database of many pages: rows in the first keyspaces that all worlds have, and keyspaces beside them.
+/// Creates many keyspaces, and fills one of them and the first two that all worlds have with rows.
+///
+/// # Errors
+/// Errors of the disk.
 ///
 /// # Errors
 /// Those of the disk.
@@ -23,7 +26,7 @@ pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> R
         let options = KeyspaceOptions::new().page_bytes(512 << random.below(4));
         make(model, Operation::Create(name.clone()), true, || db.keyspace_with(&name, options)).map(drop)?;
     }
-    // One of those beside is as large as those that all worlds have.
+    // One of the additional keyspaces gets as many rows as those that all worlds have.
     let large = beside_name(random.below(beside));
     for (name, share) in [(DURABLE[0].0, 100), (DURABLE[1].0, 50), (&large, random.below(100))] {
         let (keyspace, space) = open(db, model, name)?;
@@ -47,17 +50,17 @@ pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> R
     Ok(())
 }
 
-/// Puts rows until there is no space for one more; whether it put any.
+/// Puts rows until there is no space for another. Returns `true` if it put any.
 ///
 /// # Errors
-/// Those of the disk, but that it is full.
+/// Errors of the disk, except that it is full.
 pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool, Error> {
     let name = DURABLE[random.below(2) as usize].0;
     let (keyspace, space) = open(db, model, name)?;
     let mut has_put = false;
     loop {
         let content = Content { length: random.below(3000) as usize, seed: random.next() };
-        // Most of them new, or it would never be full.
+        // Most keys are new, or the disk would never fill up.
         let key = numbered(random.below(90_000));
         let operation = Operation::Rows(vec![(space, key.clone(), Some(content))]);
         match make(model, operation, true, || keyspace.insert(&key, content.bytes())) {
@@ -68,11 +71,11 @@ pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool
     }
 }
 
-/// Removes many of the rows, in every way, alone: none of it is refused, and what is removed makes
-/// room.
+/// Removes many of the rows, in every way, while no client runs. No removal may be refused, and once half of the rows
+/// are gone a new one must fit.
 ///
 /// # Errors
-/// Those of the disk. That it is full is a find, and so a panic.
+/// Errors of the disk. Panics if a removal is refused because the disk is full.
 pub fn thin_out(db: &Database, model: &Model, random: &mut Random) -> Result<(), Error> {
     if random.chance(40) {
         let beside: Vec<_> = model.spaces().into_iter().filter(|(name, _)| name.starts_with(BESIDE)).collect();
@@ -90,7 +93,7 @@ pub fn thin_out(db: &Database, model: &Model, random: &mut Random) -> Result<(),
         let mut keys: Vec<Vec<u8>> = model.rows_at(space, model.last()).into_keys().collect();
         left += keys.len();
         if random.chance(50) {
-            // In no order: many pages become dirty before the first of them is empty.
+            // In random order, many pages become dirty before the first is empty.
             for index in (1..keys.len()).rev() {
                 keys.swap(index, random.below(index as u64 + 1) as usize);
             }
@@ -134,7 +137,7 @@ fn open(db: &Database, model: &Model, name: &str) -> Result<(Keyspace, SpaceNumb
     Ok((db.existing_keyspace(name)?, model.space(name).expect("a keyspace of the model")))
 }
 
-/// Makes a commit that does `deed`.
+/// Makes a commit and enters it into the model.
 fn make<T>(
     model: &Model,
     operation: Operation,

@@ -1,4 +1,4 @@
-//! Running many seeds, and telling what they went through.
+//! Runs many seeds and sums up what happened.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,11 +15,11 @@ pub struct Limits {
     pub seeds_max: u64,
     pub duration_max: Duration,
     pub jobs: usize,
-    /// Finds after which it is enough.
+    /// The exploration ends after this many finds.
     pub finds_max: usize,
-    /// In place of what each seed says.
+    /// Replaces the fault that each seed draws.
     pub trouble: Option<Fault>,
-    /// Simulated time after which it is enough.
+    /// The exploration ends after this much simulated time.
     pub simulated_max: Duration,
 }
 
@@ -31,9 +31,9 @@ pub struct Summary {
     pub points: u64,
     pub report: RunReport,
     pub troubles: BTreeMap<String, u64>,
-    /// Seed and report.
+    /// The seed and report of each find.
     pub finds: Vec<(u64, String)>,
-    /// Its name, where every world had the same.
+    /// The name of the fault, if all worlds had the same one.
     pub trouble: Option<Fault>,
 }
 
@@ -67,23 +67,23 @@ impl Summary {
     }
 }
 
-/// Keeps the calling thread, and those that it starts, on one processor: handing over the baton is several times as
-/// fast there.
+/// Pins the calling thread, and those that it starts, to one processor: handing over control between threads is several
+/// times as fast there.
 pub fn stay_on_one_processor(job: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let processors: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor)).collect();
-    // Where the process began: another that keeps to its own is likely to be elsewhere.
+    // Start with the processor the process began on: another pinned process is probably elsewhere.
     static FIRST: OnceLock<usize> = OnceLock::new();
     let first = *FIRST.get_or_init(rustix::thread::sched_getcpu);
     let Some(place) = processors.iter().position(|processor| *processor == first) else { return };
     let mut one = rustix::thread::CpuSet::new();
     one.set(processors[(place + job) % processors.len()]);
-    // Without it everything works, more slowly.
+    // Pinning only saves time, so a failure is ignored.
     let _ = rustix::thread::sched_setaffinity(None, &one);
 }
 
-/// Runs seeds one after the other until a limit is reached; `tell` is called now and then.
+/// Runs seeds in order until a limit is reached, and calls `tell` from time to time.
 pub fn explore(limits: Limits, tell: impl Fn(&Summary) + Sync) -> Summary {
     let began = Instant::now();
     let next = AtomicU64::new(limits.from);

@@ -1,7 +1,8 @@
-//! Drumlin in a simulated world: the whole engine, many clients, the scheduler, time and the disk under one seed.
+//! Drumlin in a simulated world: the whole engine, many clients, the scheduler, time and the disk, all driven by one
+//! seed.
 //!
-//! [`world::run`] runs a seed, [`explore::explore`] many. What is checked is said in [`model`], what goes wrong on
-//! disks in `drumlin::internals::io::sim`.
+//! [`world::run`] runs one seed, [`explore::explore`] many. [`model`] lists what is checked, and
+//! `drumlin::internals::io::sim` the faults of disks.
 
 pub mod client;
 pub mod crash_points;

@@ -1,4 +1,4 @@
-//! `drumlin-sim`: explores, replays, and goes through crash points.
+//! `drumlin-sim`: explores seeds, replays them, and tries crash points.
 
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -14,39 +14,39 @@ use drumlin_sim::progress::{self, CrashPoints, STORE_EVERY, Worlds};
 use drumlin_sim::report;
 use drumlin_sim::world;
 
-/// Drumlin in a simulated world. Without a command it explores seeds, or replays one.
+/// Runs Drumlin in a simulated world. Without a command it explores seeds, or replays one.
 #[derive(Debug, Parser)]
 #[command(name = "drumlin-sim", version)]
 struct Arguments {
-    /// Replays this seed; with DRUMLIN_SIM_TRACE=1 tells everything done to the disk, with DRUMLIN_SIM_BACKTRACE=1
-    /// where a panic came from.
+    /// Replay this seed; DRUMLIN_SIM_TRACE=1 prints every operation on the disk, DRUMLIN_SIM_BACKTRACE=1 the backtrace
+    /// of a panic
     #[arg(long)]
     seed: Option<u64>,
-    /// Goes on for so long; by default a minute, or what --hours-simulated or --states asks for.
+    /// Stop after this many minutes; by default one, or as long as --hours-simulated or --states take
     #[arg(long)]
     minutes: Option<f64>,
-    /// Explores from seed 0 on until all sittings together have simulated so many hours; keeps count in target/sim.
+    /// Explore from seed 0 on until all runs together have simulated this many hours; progress is kept in target/sim
     #[arg(long, conflicts_with_all = ["from", "seeds", "seed", "jobs", "trouble"])]
     hours_simulated: Option<f64>,
-    /// The first seed to explore; by default one that follows from the time.
+    /// The first seed to explore; by default derived from the time
     #[arg(long)]
     from: Option<u64>,
-    /// Explores so many seeds at the most.
+    /// Explore at most this many seeds
     #[arg(long, default_value_t = u64::MAX)]
     seeds: u64,
-    /// Seeds at a time, each on one processor.
+    /// Run this many seeds at a time, each on one processor
     #[arg(long, default_value_t = 1)]
     jobs: usize,
-    /// Goes on until so many finds.
+    /// Stop after this many finds
     #[arg(long, default_value_t = 20)]
     finds: usize,
-    /// Has this trouble in every world, whatever its seed says.
+    /// Use this fault in every world instead of the one that its seed draws
     #[arg(long, value_enum)]
     trouble: Option<Fault>,
-    /// With --seed: blocking clients only, no serializable transactions.
+    /// With --seed: blocking clients only, no serializable transactions
     #[arg(long)]
     plain: bool,
-    /// With --hours-simulated, --states or `planted`: writes the figures into docs/testing.md.
+    /// With --hours-simulated, --states or `planted`: write the figures into docs/testing.md
     #[arg(long, global = true)]
     update_docs: bool,
     #[command(subcommand)]
@@ -55,39 +55,39 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Lists the marks.
+    /// List the coverage marks
     Marks,
-    /// Plants bugs in copies of the library and shows that each is found.
+    /// Plant bugs in copies of the library and show that each is found
     Planted {
-        /// Only those whose name contains this.
+        /// Only bugs whose name contains this
         #[arg(default_value = "")]
         only: String,
     },
-    /// Cuts the power after every write and sync of a script, and of each recovery.
+    /// Cut the power after every write and sync of a script, and of each recovery
     CrashPoints {
-        /// At a point with no more uncertain changes than this, each subset of them is left.
+        /// At points with at most this many uncertain changes, keep each subset of them in turn
         #[arg(long, default_value_t = 6)]
         subsets: usize,
-        /// At others, the writes that are lost alone, and kept alone.
+        /// At other points, the number of writes that are lost alone and kept alone
         #[arg(long, default_value_t = 4)]
         alone: usize,
-        /// States drawn at random at each point.
+        /// States drawn at random at each point
         #[arg(long, default_value_t = 6)]
         random: usize,
-        /// States at each point of each recovery.
+        /// States at each point of each recovery
         #[arg(long, default_value_t = 2)]
         recovery: usize,
-        /// Only each so many-th point.
+        /// Try only every n-th point
         #[arg(long, default_value_t = 1)]
         stride: usize,
-        /// Goes on from this point, as an earlier run said.
+        /// Continue from this point, as an earlier run printed
         #[arg(long, default_value_t = 0)]
         point: usize,
-        /// The seed of all that is drawn.
+        /// The seed of all that is drawn
         #[arg(long, default_value_t = 1)]
         draw: u64,
-        /// Goes on until all sittings together have gone through so many states; keeps count in target/sim. Each pass
-        /// through the points draws from another seed.
+        /// Continue until all runs together have tried this many states; progress is kept in target/sim. Each pass
+        /// through the points uses another seed
         #[arg(long, conflicts_with_all = ["stride", "point", "draw"])]
         states: Option<u64>,
     },
@@ -139,7 +139,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// In minutes.
+/// Minutes: the limit of runs that end for another reason.
 const FOR_EVER: f64 = 1e7;
 
 fn told(is_well: std::io::Result<bool>) -> ExitCode {
@@ -156,7 +156,7 @@ fn told(is_well: std::io::Result<bool>) -> ExitCode {
 const WORLDS: &str = "worlds.json";
 const CRASH_POINTS: &str = "crash-points.json";
 
-/// Goes on where the last sitting was; true if no sitting has found anything.
+/// Continues where the last run stopped. Returns `true` if no run has found anything.
 fn explore_until(hours: f64, limits: Limits, updates_docs: bool) -> std::io::Result<bool> {
     let before: Worlds = progress::load(WORLDS)?;
     if before.seeds > 0 {
@@ -170,7 +170,7 @@ fn explore_until(hours: f64, limits: Limits, updates_docs: bool) -> std::io::Res
         if stored.elapsed() > STORE_EVERY {
             let progress = before.with(summary);
             println!("{:.1} simulated hours, seed {}", progress.hours(), progress.next_seed);
-            // The next time may do better; the last one tells.
+            // A later attempt may succeed; only the failure of the last one is reported.
             let _ = progress::store(WORLDS, &progress);
             *stored = Instant::now();
         }
@@ -184,7 +184,7 @@ fn explore_until(hours: f64, limits: Limits, updates_docs: bool) -> std::io::Res
     Ok(after.finds.is_empty())
 }
 
-/// Goes on where the last sitting was; true if no sitting has found anything.
+/// Continues where the last run stopped. Returns `true` if no run has found anything.
 fn crash_points_until(states: u64, round: Round, updates_docs: bool) -> std::io::Result<bool> {
     explore::stay_on_one_processor(0);
     let mut progress: CrashPoints = progress::load(CRASH_POINTS)?;

@@ -1,20 +1,21 @@
-//! The oracle: what the database must hold, version by version, in the order of the timestamps that the engine gave
-//! out.
+//! The oracle: what the database must hold, version by version, in the order of the timestamps that the engine
+//! assigned.
 //!
-//! A commit is entered at the moment at which it gets its timestamp. So at any time the model knows every commit that
-//! may ever be read, whether its client was answered or not, and a read at a timestamp has one right answer.
+//! A commit is entered at the moment it gets its timestamp. So the model always knows every commit that can be read,
+//! whether its client has been answered or not, and a read at a timestamp has exactly one right answer.
 //!
 //! # What is checked
-//! - *Durability.* After a cut the database stands at some commit L: not below any acknowledged full commit, not below
-//!   anything that a reader saw while all commits are full, not above the last timestamp given out. It holds exactly
-//!   what the commits up to L left.
-//! - *Snapshots and scans* show exactly the state at their timestamp, plain reads that at some moment of the call.
-//! - *Isolation.* Of a transaction under snapshot isolation no row that it wrote was changed between its snapshot and
-//!   it; of a serializable one also no row that it read, and none in the ranges that it scanned.
-//! - *Conditional changes* tell the row as the commit before theirs left it; one that compares passes for that value
-//!   alone. A pop takes the row at the end, and removing many rows all that there are.
-//! - *Dropped futures.* A commit that had its timestamp stands, and of one that had none there is nothing.
-//! - *Wholeness.* A commit that failed has no timestamp, or its outcome is unknown. One that put rows and was
+//! - *Durability.* After a cut the database stands at some commit L. L is not before any acknowledged full commit, not
+//!   before anything that a reader saw while all commits are full, and not after the last timestamp assigned. The
+//!   database holds exactly what the commits up to L left.
+//! - *Snapshots and scans* show exactly the state at their timestamp. Plain reads show a state that existed at some
+//!   moment during the call.
+//! - *Isolation.* Between the snapshot of a transaction and its commit, no other commit changed a row that it wrote. If
+//!   it is serializable, none changed a row that it read, or any row in a range that it scanned.
+//! - *Conditional changes* return the row as the commit before them left it. A compare-and-swap succeeds only on the
+//!   value that it compares with. A pop takes the row at the end, and a bulk removal takes all rows that there are.
+//! - *Dropped futures.* A commit that had its timestamp stands; one that had none leaves no trace.
+//! - *Atomicity.* A commit that failed has no timestamp, or its outcome is unknown. A commit that put rows and was
 //!   acknowledged has one.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use drumlin::internals::io::sim::Random;
 
-/// A value by what it is made of.
+/// A value, as the length and seed that it is generated from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Content {
     pub length: usize,
@@ -31,13 +32,13 @@ pub struct Content {
 }
 
 impl Content {
-    /// Two thirds of it compress.
+    /// Returns the value's bytes, two thirds of which compress.
     #[must_use]
     pub fn bytes(self) -> Vec<u8> {
         self.head(self.length)
     }
 
-    /// The first bytes, this many at most.
+    /// Returns the first bytes, at most `length_max`.
     #[must_use]
     pub fn head(self, length_max: usize) -> Vec<u8> {
         let length = self.length.min(length_max);
@@ -52,7 +53,7 @@ impl Content {
         bytes
     }
 
-    /// Returns `true` if two values have the same bytes, or there is neither.
+    /// Returns `true` if two values have the same bytes, or both are absent.
     #[must_use]
     pub fn are_same(left: Option<Content>, right: Option<Content>) -> bool {
         left == right || left.zip(right).is_some_and(|(left, right)| left.is(&right.bytes()))
@@ -64,7 +65,8 @@ impl Content {
     }
 }
 
-/// A keyspace from its creation to its end: its name and its number in the model.
+/// The number in the model of a keyspace, from its creation to its drop. A keyspace of the same name that is created
+/// later has another.
 pub type SpaceNumber = usize;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,7 +83,7 @@ struct Space {
     rows: BTreeMap<Vec<u8>, Vec<Version>>,
 }
 
-/// The changes of a commit.
+/// The changes that a commit makes.
 #[derive(Clone, Debug)]
 pub enum Operation {
     Rows(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
@@ -90,7 +92,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns `true` if any row is put: that can't be done without a timestamp.
+    /// Returns `true` if any row is put, which takes a timestamp in any case.
     #[must_use]
     pub fn puts(&self) -> bool {
         matches!(self, Operation::Rows(rows) if rows.iter().any(|(_, _, content)| content.is_some()))
@@ -100,13 +102,13 @@ impl Operation {
 #[derive(Clone, Debug, Default)]
 struct State {
     spaces: Vec<Space>,
-    /// The newest timestamp given out.
+    /// The newest timestamp assigned.
     last: u64,
-    /// No cut may take the database behind this.
+    /// The newest commit that every later opening must have.
     acknowledged: u64,
     /// The newest commit that was answered in this life.
     answered: u64,
-    /// The durable horizon that each commit of this life knew when it got its timestamp: its record says so.
+    /// The durable horizon that each commit of this life knew when it got its timestamp, and stored in its log record.
     known: BTreeMap<u64, u64>,
     commits: u64,
     checked: u64,
@@ -118,17 +120,17 @@ pub enum Tampering {
     None,
     /// One bit was flipped, or one write was lost or landed elsewhere.
     Once,
-    /// Anything may be other than it was written.
+    /// Anything may differ from what was written.
     Much,
 }
 
-/// See the module. Clones share it.
+/// The oracle. Clones share its state.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     state: Arc<Mutex<State>>,
 }
 
-/// The moments that a plain read may have looked at.
+/// The moments at which a plain read may have seen its row: from commit `from` on.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     pub from: u64,
@@ -139,13 +141,14 @@ impl Model {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// A copy that does not share changes.
+    /// Returns a copy that does not share changes.
     #[must_use]
     pub fn fork(&self) -> Model {
         Model { state: Arc::new(Mutex::new(self.lock().clone())) }
     }
 
-    /// The commits that this model knows to last, and those that `later` knows.
+    /// Returns a model with the commits of `later`, of which only those must be durable that `self` knows to be
+    /// acknowledged.
     #[must_use]
     pub fn with_recorded(&self, later: &Model) -> Model {
         let mut state = later.lock().clone();
@@ -157,7 +160,7 @@ impl Model {
 
     // ── commits ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// A commit got its timestamp.
+    /// Enters a commit that has just got its timestamp.
     pub fn enter(&self, timestamp: u64, operation: Operation) {
         let mut state = self.lock();
         assert!(timestamp > 0, "timestamp 0 was given out");
@@ -180,13 +183,13 @@ impl Model {
                         space.dropped
                     );
                     let versions = space.rows.entry(key).or_default();
-                    // Commits on different rows may be told out of order; on one row they have its lock.
+                    // Commits of different rows may be entered out of order; commits of one row hold its lock.
                     if let Some(newest) = versions.last() {
                         let newest = newest.timestamp;
                         assert!(newest < timestamp, "commit {timestamp} came to a row after commit {newest}");
                     }
                     let was_there = versions.last().is_some_and(|newest| newest.content.is_some());
-                    // Removing what is not there changes nothing.
+                    // Removing a row that does not exist changes nothing.
                     if was_there || content.is_some() {
                         versions.push(Version { timestamp, content });
                     }
@@ -195,7 +198,7 @@ impl Model {
         }
     }
 
-    /// A commit was answered.
+    /// Notes that a commit was answered. If it is full, it must survive every cut.
     pub fn answer(&self, timestamp: u64, is_full: bool) {
         let mut state = self.lock();
         state.answered = state.answered.max(timestamp);
@@ -204,7 +207,7 @@ impl Model {
         }
     }
 
-    /// A reader saw the state at this timestamp and may have told others: no cut takes it.
+    /// Notes that a reader saw the state at this timestamp and may have told others, so it must survive every cut.
     pub fn seen(&self, timestamp: u64) {
         let mut state = self.lock();
         state.acknowledged = state.acknowledged.max(timestamp);
@@ -215,7 +218,7 @@ impl Model {
         self.lock().last
     }
 
-    /// No cut may take the database behind this.
+    /// Returns the newest commit that every later opening must have.
     #[must_use]
     pub fn acknowledged(&self) -> u64 {
         self.lock().acknowledged
@@ -226,13 +229,13 @@ impl Model {
         self.lock().commits
     }
 
-    /// Rows compared with what was read.
+    /// Returns the number of rows compared with what was read.
     #[must_use]
     pub fn checked(&self) -> u64 {
         self.lock().checked
     }
 
-    /// Reads that begin now see at least this.
+    /// Returns the newest commit that reads beginning now must see.
     #[must_use]
     pub fn answered(&self) -> u64 {
         self.lock().answered
@@ -245,7 +248,7 @@ impl Model {
 
     // ── keyspaces ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The keyspace that has a name now.
+    /// Returns the keyspace that has this name now.
     #[must_use]
     pub fn space(&self, name: &str) -> Option<SpaceNumber> {
         self.lock().spaces.iter().rposition(|space| space.name == name && space.dropped.is_none())
@@ -263,7 +266,7 @@ impl Model {
 
     // ── reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The version of a row at a timestamp.
+    /// Returns the row as of a timestamp.
     #[must_use]
     pub fn at(&self, space: SpaceNumber, key: &[u8], timestamp: u64) -> Option<Content> {
         let mut state = self.lock();
@@ -271,13 +274,13 @@ impl Model {
         state.spaces[space].rows.get(key).and_then(|versions| at(versions, timestamp))
     }
 
-    /// The newest version of a row.
+    /// Returns the newest version of a row.
     #[must_use]
     pub fn newest(&self, space: SpaceNumber, key: &[u8]) -> Option<Content> {
         self.at(space, key, u64::MAX)
     }
 
-    /// The newest versions of all rows of a keyspace that are there.
+    /// Returns the newest version of every row that exists in a keyspace.
     #[must_use]
     pub fn newest_rows(&self, space: SpaceNumber) -> Vec<(Vec<u8>, Content)> {
         let state = self.lock();
@@ -285,14 +288,14 @@ impl Model {
         rows.filter_map(|(key, versions)| Some((key.clone(), versions.last()?.content?))).collect()
     }
 
-    /// The newest commit that changed a row.
+    /// Returns the newest commit that changed a row, or 0 if none did.
     #[must_use]
     pub fn newest_change(&self, space: SpaceNumber, key: &[u8]) -> u64 {
         let state = self.lock();
         state.spaces[space].rows.get(key).and_then(|versions| versions.last()).map_or(0, |version| version.timestamp)
     }
 
-    /// Returns `true` if a commit between these, both excluded, changed the row.
+    /// Returns a commit between these two, both excluded, that changed the row.
     #[must_use]
     pub fn change_between(&self, space: SpaceNumber, key: &[u8], after: u64, before: u64) -> Option<u64> {
         let state = self.lock();
@@ -300,7 +303,7 @@ impl Model {
         versions.iter().map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
     }
 
-    /// A commit between these, both excluded, that changed a row within the bounds.
+    /// Returns a commit between these two, both excluded, that changed a row within the bounds.
     #[must_use]
     pub fn change_within(
         &self,
@@ -314,7 +317,7 @@ impl Model {
         versions.map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
     }
 
-    /// Checks what a plain read found, and returns the commit that it saw for certain.
+    /// Checks what a plain read found. Returns the oldest commit that the read may have seen.
     ///
     /// # Errors
     /// The reason, if the answer is wrong.
@@ -352,7 +355,7 @@ impl Model {
         ))
     }
 
-    /// Returns `true` if a row was there, or was not, at some moment of the window.
+    /// Returns `true` if a row existed, or did not, at some moment of the window.
     #[must_use]
     pub fn was(&self, window: Window, space: SpaceNumber, key: &[u8], is_there: bool) -> bool {
         let mut state = self.lock();
@@ -364,7 +367,7 @@ impl Model {
         before.is_some() == is_there || versions[first..].iter().any(|version| version.content.is_some() == is_there)
     }
 
-    /// The rows of a keyspace at a timestamp, in the order of their keys.
+    /// Returns the rows of a keyspace as of a timestamp, in key order.
     #[must_use]
     pub fn rows_at(&self, space: SpaceNumber, timestamp: u64) -> BTreeMap<Vec<u8>, Content> {
         let mut state = self.lock();
@@ -375,7 +378,7 @@ impl Model {
         rows
     }
 
-    /// Timestamps above `from` at which something was committed to the keyspace.
+    /// Returns the timestamps above `from` at which the keyspace was changed.
     #[must_use]
     pub fn changes_above(&self, space: SpaceNumber, from: u64) -> BTreeSet<u64> {
         let state = self.lock();
@@ -385,10 +388,10 @@ impl Model {
 
     // ── cuts ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The database was opened and stands at this commit. What came later is as if it had never been.
+    /// Notes that the database was opened and stands at this commit. Later commits are forgotten.
     ///
     /// # Errors
-    /// If that can't be.
+    /// If it must not stand there.
     pub fn reopen(&self, at_commit: u64, tampering: Tampering) -> Result<(), String> {
         let mut state = self.lock();
         if at_commit < state.acknowledged && tampering != Tampering::Much {
@@ -396,7 +399,7 @@ impl Model {
             if tampering == Tampering::None {
                 return Err(text);
             }
-            // One record may be damaged. Is it the last, nobody can know that it was there.
+            // One damaged record is allowed. If it is the last one, no other record knows that it was there.
             let lost = at_commit + 1;
             let mut later = state.known.range(lost + 1..).take_while(|(later, _)| **later <= state.acknowledged);
             if let Some((witness, _)) = later.find(|(_, known)| **known >= lost) {
@@ -410,12 +413,13 @@ impl Model {
         state.acknowledged = at_commit;
         state.answered = at_commit;
         state.known.retain(|timestamp, _| *timestamp <= at_commit);
-        // Those created later are emptied and not taken away: their numbers stay what they are.
+        // Keyspaces created later are emptied, not removed, so that the numbers of the others stay the same.
         for space in &mut state.spaces {
             if space.created > at_commit {
                 *space = Space { name: String::new(), created: 0, dropped: Some(0), rows: BTreeMap::new() };
             }
-            // Older versions stay, and the rows of what was dropped: a drive that lied may go back before them yet.
+            // Older versions stay, and so do rows of dropped keyspaces: a drive that lied may still go back to before
+            // the drop.
             space.dropped = space.dropped.filter(|dropped| *dropped <= at_commit);
             space.rows.retain(|_, versions| {
                 versions.retain(|version| version.timestamp <= at_commit);
@@ -439,7 +443,7 @@ fn at(versions: &[Version], timestamp: u64) -> Option<Content> {
     versions[..count].last().and_then(|version| version.content)
 }
 
-/// A value in a report.
+/// Describes a value in a report.
 #[must_use]
 pub fn tell(bytes: &[u8]) -> String {
     let seed = bytes.get(8..16).map(|seed| u64::from_le_bytes(seed.try_into().expect("eight bytes")));
@@ -450,7 +454,7 @@ pub fn tell(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// Commits from the first one on; each knows of the one before it that it lasts.
+    /// Returns a model of this many full commits, each of which knows that the one before it is durable.
     fn model(commits: u64) -> Model {
         let model = Model::default();
         for timestamp in 1..=commits {
@@ -460,7 +464,7 @@ mod tests {
         model
     }
 
-    /// One damaged record may take itself, where it is the last, and nothing else.
+    /// One damaged record may lose the last commit, and no other.
     #[test]
     fn one_flipped_bit_may_take_the_last_commit() {
         let after = |commit, tampering| model(5).reopen(commit, tampering);

@@ -1,9 +1,9 @@
-//! The plan of a world: all that follows from its seed before anything happens.
+//! The plan of a world: everything that is drawn from its seed before it begins.
 
 use drumlin::Config;
 use drumlin::internals::io::sim::{Disk, Random, Schedule};
 
-/// The faults of a world besides power cuts.
+/// The fault of a world, besides power cuts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Fault {
     None,
@@ -12,53 +12,53 @@ pub enum Fault {
     FailingWrites,
     FailingSyncs,
     FullDisk,
-    /// A full disk, with very many pages and keyspaces on it. No seed has it of itself.
+    /// A full disk with very many pages and keyspaces on it. No seed draws it; only the command line asks for it.
     CrowdedDisk,
-    /// Writes that were reported and did not happen, or happened elsewhere.
+    /// Writes that were reported as done but did not happen, or landed elsewhere.
     LostWrites,
-    /// Bits that flip at rest.
+    /// Bits flip at rest.
     Rot,
-    /// Writes that are reported as durable are not.
+    /// The disk reports writes as durable that are not.
     Lies,
 }
 
 impl Fault {
-    /// The name on the command line.
+    /// Returns its name on the command line.
     #[must_use]
     pub fn name(self) -> String {
         use clap::ValueEnum as _;
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
     }
 
-    /// The one of that name.
+    /// Returns the fault of that name.
     #[must_use]
     pub fn named(name: &str) -> Option<Fault> {
         <Fault as clap::ValueEnum>::from_str(name, false).ok()
     }
 }
 
-/// The choices that follow from a seed before anything happens.
+/// Everything that is drawn from a seed before the world begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
-    /// A trouble that is not the seed's own.
+    /// A fault that replaces the one drawn from the seed.
     pub imposed: Option<Fault>,
     pub schedule: Schedule,
     /// Some transactions are serializable.
     pub serializable: bool,
-    /// Threads that run clients as tasks, and how many each.
+    /// The number of threads that run clients as tasks, and the number of tasks on each.
     pub task_threads: u64,
     pub tasks: u64,
-    /// Runs of neighbouring rows are put and removed.
+    /// Clients put and remove runs of neighbouring rows.
     pub runs: bool,
     /// A client keeps its snapshot until it is too old.
     pub keeps_snapshots: bool,
-    /// No checkpoint is made for the length of the log.
+    /// The log grows without triggering checkpoints.
     pub log_grows: bool,
     pub log_segment_bytes: u64,
-    /// Each life has another number of streams, and log segments of another length.
+    /// Each life has another number of log streams, and log segments of another length.
     pub log_varies: bool,
-    /// Faults occur while the database is opened and closed, too.
+    /// Faults also occur while the database is opened and closed.
     pub troubles_openings: bool,
     pub trouble: Fault,
     pub lives: u64,
@@ -75,11 +75,11 @@ pub struct Plan {
     pub page_bytes: usize,
     pub streams: u16,
     pub checkpoint_log_bytes: u64,
-    /// Clients read in every way there is, and let closures be made again.
+    /// Clients read in every way there is, and use closures that are retried.
     pub reads_all: bool,
-    /// Keyspaces on a crowded disk beside those that all worlds have.
+    /// On a crowded disk, the number of keyspaces in addition to those that all worlds have.
     pub keyspaces_beside: u64,
-    /// Pages that were in memory are read again after each opening.
+    /// Each opening does a warm start: it reads the pages again that were in memory.
     pub warm_start: bool,
 }
 
@@ -121,12 +121,14 @@ impl Plan {
             relaxed_percent: one_of(&[0, 0, 20, 60]),
             upkeep_weight: one_of(&[1, 10, 40]),
             slow_one_in: one_of(&[0, 0, 50, 1000]),
-            // Each log more takes its buffer; with less than these, running operations hold all pages.
+            // Each additional log stream needs a buffer. With less memory than this, running operations could hold all
+            // pages.
             memory_bytes: one_of(&[4 << 20, 5 << 20, 8 << 20]) + (384 << 10) + ((streams - 1) << 19),
             page_bytes: one_of(&[512, 1024, 4096]) as usize,
             streams: streams as u16,
             checkpoint_log_bytes: one_of(&[32 << 10, 128 << 10, 1 << 20]),
-            // What is drawn from here on came later: without it, in a plain world, older seeds mean what they meant.
+            // Draws below were added later. `plain` undoes them, so that the plain worlds of older seeds stay as they
+            // were.
             serializable: one_of(&[0, 1, 1, 1]) == 1,
             task_threads: one_of(&[0, 0, 1, 1, 2]),
             tasks: one_of(&[1, 2, 4]),
@@ -142,7 +144,7 @@ impl Plan {
         }
     }
 
-    /// The same world as it was before this was drawn: blocking clients alone, no serializable transactions.
+    /// The same world without the choices that were added later: blocking clients only, no serializable transactions.
     #[must_use]
     pub fn plain(self) -> Plan {
         Plan {
@@ -160,7 +162,7 @@ impl Plan {
         }
     }
 
-    /// The same world with another trouble.
+    /// The same world with another fault.
     #[must_use]
     pub fn with(self, imposed: Option<Fault>) -> Plan {
         let plan = Plan { imposed, trouble: imposed.unwrap_or(self.trouble), ..self };
@@ -170,20 +172,19 @@ impl Plan {
         }
     }
 
-    /// The same world with many rows, and memory for their pages to be dirty in; with many keyspaces, and memory for
-    /// their page tables.
+    /// The same world with many rows and many keyspaces, and enough memory for their dirty pages and page tables.
     fn crowded(self) -> Plan {
-        // Half of the budget is pages, of which page tables may take three quarters: 12 KiB of these.
+        // Half of the budget is for pages, and page tables may take three quarters of that: 12 KiB of these 32.
         const KEYSPACE_BYTES: u64 = 32 << 10;
         let keyspaces_beside = [2, 20, 100][(self.seed / 3 % 3) as usize];
         let (key_count, more_bytes) = [(2000, 0), (6000, 8 << 20), (15_000, 32 << 20)][(self.seed % 3) as usize];
-        // Each scan is a long one.
+        // Scans of so many rows take long, so clients make fewer steps.
         let (lives, steps) = (self.lives.max(3), self.steps.min(60));
         let memory_bytes = self.memory_bytes + more_bytes + keyspaces_beside * KEYSPACE_BYTES;
         Plan { key_count, memory_bytes, lives, steps, keyspaces_beside, ..self }
     }
 
-    /// The plan of one life.
+    /// Returns the plan of one life.
     #[must_use]
     pub fn of_life(&self, life: u64) -> Plan {
         let mut plan = self.clone();

@@ -1,9 +1,9 @@
-//! Planted bugs, to show that the simulation finds bugs of their kind.
+//! Planted bugs, which show that the simulation finds bugs of their kind.
 //!
-//! Each is a patch in `plants/`: a line that says what the bug is, a line that names its finder, a unified diff. It is
-//! applied to a copy of the sources, which is built, and the finder must find something within a minute of a processor.
-//! The same finders find nothing in a copy without a patch. The library itself knows nothing of this. The profile
-//! `planted` is quick to build and has assertions.
+//! Each bug is a patch in `plants/`: a line that says what the bug is, a line that names its finder, and a unified
+//! diff. The patch is applied to a copy of the sources, which is built with the profile `planted`: quick to build, with
+//! assertions. The finder must then find something within a minute of processor time. On a copy without a patch, the
+//! same finders must find nothing. The library itself knows nothing of this.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -17,18 +17,18 @@ use drumlin_testing::documents;
 /// A command of this program that looks for bugs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finder {
-    /// Power cuts and kills after each change of the disk in one script.
+    /// Power cuts and kills after each disk change of one script.
     CrashPoints,
-    /// Simulated worlds, each from its seed.
+    /// Simulated worlds, one for each seed.
     Worlds,
-    /// The same, on disks that lose and change bytes.
+    /// Simulated worlds whose disks flip bits.
     RottenWorlds,
 }
 
 impl Finder {
     const ALL: [Self; 3] = [Self::CrashPoints, Self::Worlds, Self::RottenWorlds];
 
-    /// Its name in a patch.
+    /// Returns the name that patches use.
     fn name(self) -> &'static str {
         match self {
             Self::CrashPoints => "crash-points",
@@ -37,7 +37,7 @@ impl Finder {
         }
     }
 
-    /// Its name in docs/testing.md.
+    /// Returns the name that docs/testing.md uses.
     fn title(self) -> &'static str {
         match self {
             Self::CrashPoints => "crash points",
@@ -46,7 +46,8 @@ impl Finder {
         }
     }
 
-    /// Its arguments. The work they stand for is the same on every machine; ten minutes only end a run that hangs.
+    /// Returns the arguments of the command. They bound the work, the same on every machine; the ten minutes only end a
+    /// run that hangs.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::CrashPoints => {
@@ -60,17 +61,17 @@ impl Finder {
     }
 }
 
-/// A bug has to be found in so many seconds of a processor.
+/// A bug must be found within this much processor time.
 const SECONDS_MAX: f64 = 60.0;
 
-/// The sources of drumlin-sim, below the root of the workspace.
+/// The sources that drumlin-sim is built from, relative to the root of the workspace.
 const SOURCES: [&str; 6] = [
     "Cargo.lock",
     "crates/drumlin/Cargo.toml",
     "crates/drumlin/src",
     "crates/drumlin-sim/Cargo.toml",
     "crates/drumlin-sim/src",
-    // The library's manifest names it, for its tests.
+    // A dev-dependency in the library's manifest.
     "crates/drumlin-testing",
 ];
 
@@ -86,7 +87,7 @@ pub struct Plant {
 }
 
 impl Plant {
-    /// Reads the patch called `name`.
+    /// Parses the patch called `name`.
     fn parse(name: &str, text: &str) -> Result<Self> {
         let wrong = |what: &str| Error::other(format!("{name}.patch {what}"));
         let (heading, diff) = text.split_once("\n\n").ok_or_else(|| wrong("has no heading above its diff"))?;
@@ -96,7 +97,7 @@ impl Plant {
         Ok(Self { name: name.to_owned(), bug: bug.to_owned(), finder, diff: diff.to_owned() })
     }
 
-    /// Changes the one file below `root` that the patch is for.
+    /// Changes the one file below `root` that the patch names.
     ///
     /// # Errors
     /// If a hunk's old lines are not in that file exactly once, or the file can't be read or written.
@@ -105,10 +106,10 @@ impl Plant {
         fs::write(path, changed)
     }
 
-    /// The file below `root` that the patch is for, and its text with the bug.
+    /// Returns the path of the file that the patch names, and its text with the bug.
     ///
     /// # Errors
-    /// As those of [`Plant::apply`].
+    /// See [`Plant::apply`].
     pub fn changed(&self, root: &Path) -> Result<(PathBuf, String)> {
         let wrong = |what: String| Error::other(format!("{}.patch {what}", self.name));
         let patch = Patch::from_str(&self.diff).map_err(|error| wrong(format!("is no unified diff: {error}")))?;
@@ -132,7 +133,7 @@ impl Plant {
     }
 }
 
-/// The line of the unchanged file, if it has one there.
+/// Returns a diff line's text in the unchanged file, or `None` for an inserted line.
 fn old_line<'l>(line: &Line<'l, str>) -> Option<&'l str> {
     match line {
         Line::Context(text) | Line::Delete(text) => Some(text),
@@ -140,13 +141,13 @@ fn old_line<'l>(line: &Line<'l, str>) -> Option<&'l str> {
     }
 }
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 #[must_use]
 pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Every planted bug, by name: the files of `plants/`.
+/// Returns every planted bug, sorted by name: the files of `plants/`.
 ///
 /// # Errors
 /// If the folder can't be read or holds anything else.
@@ -162,9 +163,11 @@ pub fn plants() -> Result<Vec<Plant>> {
     Ok(plants)
 }
 
-/// Runs each finder on the library as it is, which must find nothing, then builds each bug and runs its finder; true if
-/// that found something. With a name, only those that contain it. With `updates_docs` the table in docs/testing.md is
-/// written, where all were found and all were asked for.
+/// Runs each finder on the unchanged library, where it must find nothing. Then builds the library with each bug and
+/// runs the bug's finder, which must find it within a minute of processor time. Returns `true` if all went as it must.
+///
+/// `only` selects bugs whose name contains it. With `updates_docs`, writes the table in docs/testing.md, provided that
+/// all bugs were selected and found.
 ///
 /// # Errors
 /// If something can't be read, copied, built or run, or a patch does not apply.
@@ -202,7 +205,7 @@ pub fn run(only: &str, updates_docs: bool) -> Result<bool> {
 }
 
 /// Builds drumlin-sim from a copy of its sources in `target/planted`, with the bug if there is one, and returns the
-/// program. The copies share a target folder, where their dependencies are built once.
+/// program's path. The copies share a target folder, so their dependencies are built once.
 fn build(plant: Option<&Plant>) -> Result<PathBuf> {
     let folder = workspace().join("target/planted");
     let name = plant.map_or("no-bug", |plant| &plant.name);
@@ -221,20 +224,20 @@ fn build(plant: Option<&Plant>) -> Result<PathBuf> {
     Ok(folder.join("target/planted/drumlin-sim"))
 }
 
-/// Copies what drumlin-sim is built from to `copy`, in place of what is there, as a workspace of its own.
+/// Replaces `copy` with the sources that drumlin-sim is built from, as a workspace of its own.
 fn copy_sources(copy: &Path) -> Result<()> {
     if copy.exists() {
         fs::remove_dir_all(copy)?;
     }
     fs::create_dir_all(copy)?;
     let manifest = fs::read_to_string(workspace().join("Cargo.toml"))?;
-    // The default members are crates that are not copied.
+    // The default members include crates that are not copied.
     let lines = manifest.lines().filter(|line| !line.starts_with("default-members"));
     fs::write(copy.join("Cargo.toml"), lines.flat_map(|line| [line, "\n"]).collect::<String>())?;
     SOURCES.iter().try_for_each(|source| copy_all(&workspace().join(source), &copy.join(source)))
 }
 
-/// Copies a file, or a folder with all that is in it.
+/// Copies a file, or a folder with everything in it.
 fn copy_all(from: &Path, to: &Path) -> Result<()> {
     if from.is_dir() {
         return fs::read_dir(from)?.try_for_each(|entry| {
@@ -250,9 +253,9 @@ fn copy_all(from: &Path, to: &Path) -> Result<()> {
 struct Outcome {
     found: bool,
     processor_seconds: f64,
-    /// The seed or the change of the disk that it was found by.
+    /// The seed or the disk change by which the bug was found.
     place: String,
-    /// The time that it took, and the find.
+    /// The time it took, and the report of the find.
     text: String,
 }
 
@@ -264,7 +267,7 @@ fn find(program: &Path, finder: Finder) -> Result<Outcome> {
     let found = !output.status.success() && text.contains("FOUND");
     let seconds = text.lines().find_map(|line| line.strip_prefix(PROCESSOR_TIME)?.strip_suffix(" s")?.parse().ok());
     let processor_seconds = seconds.unwrap_or(f64::INFINITY);
-    // How to see it again is for a library without the bug.
+    // Leave out how to repeat the find: that command is for a library without the bug.
     let report = text.lines().skip_while(|line| !line.contains("FOUND")).take(2);
     let report: Vec<&str> = report.map(str::trim).filter(|line| !line.starts_with("again:")).collect();
     let place = report.first().and_then(|line| place_of(line)).unwrap_or_default();
@@ -274,7 +277,7 @@ fn find(program: &Path, finder: Finder) -> Result<Outcome> {
     Ok(Outcome { found, processor_seconds, place, text })
 }
 
-/// The seed, or the change of the disk, that a find's first line names.
+/// Returns the seed or the disk change that the first line of a find names.
 fn place_of(line: &str) -> Option<String> {
     let after = |what: &str, name: &str| {
         let number = line.split_once(what)?.1.split(|c: char| !c.is_ascii_digit()).next()?;
@@ -283,10 +286,10 @@ fn place_of(line: &str) -> Option<String> {
     after("FOUND by seed ", "seed").or_else(|| after(" after change ", "change"))
 }
 
-/// The beginning of a finder's line that says how long it has kept a processor busy.
+/// The beginning of the line in which a finder prints its processor time.
 pub const PROCESSOR_TIME: &str = "processor time: ";
 
-/// That line, for this process.
+/// Returns that line for this process.
 #[must_use]
 pub fn processor_time() -> String {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -297,7 +300,7 @@ pub fn processor_time() -> String {
 mod tests {
     use super::place_of;
 
-    /// Finds of both kinds name their place.
+    /// The place is parsed from finds of both kinds.
     #[test]
     fn finds_name_their_place() {
         let place = |line| place_of(line).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! The progress of long runs, in files: a run that was stopped goes on where it was.
+//! The progress of long runs, kept in files: a run that was stopped continues where it was.
 //!
-//! A file is replaced by a whole one, every few seconds: a run that is killed loses those.
+//! A file is replaced as a whole every few seconds. A run that is killed loses at most that much work.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use crate::crash_points;
 use crate::explore::Summary;
 
-/// The interval at which it is stored.
+/// The interval between two writes of the file.
 pub const STORE_EVERY: Duration = Duration::from_secs(10);
 
-/// Worlds, over all sittings.
+/// The worlds of all runs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Worlds {
@@ -29,22 +29,22 @@ pub struct Worlds {
     pub openings: u64,
     pub cuts: u64,
     pub kills: u64,
-    /// By mark.
+    /// The number of hits of each mark.
     pub hits: BTreeMap<String, u64>,
-    /// The finding of each seed.
+    /// The find of each seed that found something.
     pub finds: BTreeMap<u64, String>,
 }
 
-/// Crash points, over all sittings.
+/// The crash points of all runs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CrashPoints {
-    /// The seed that the pass under way draws from, and its next point.
+    /// The seed and the next point of the current pass.
     pub draw: u64,
     pub point: usize,
     pub states: u64,
     pub recovery_states: u64,
-    /// With the passes they were found in.
+    /// The finds, each with the seed of its pass.
     pub finds: Vec<String>,
 }
 
@@ -54,7 +54,7 @@ impl Worlds {
         self.simulated_millis as f64 / 3_600_000.0
     }
 
-    /// With what this process has run from `next_seed` on.
+    /// Returns the sum with what this process has run from `next_seed` on.
     #[must_use]
     pub fn with(&self, summary: &Summary) -> Worlds {
         let (report, mut sum) = (&summary.report, self.clone());
@@ -75,7 +75,7 @@ impl Worlds {
 }
 
 impl CrashPoints {
-    /// With what the pass under way has gone through since it was taken up.
+    /// Returns the sum with what this process has done of the current pass.
     #[must_use]
     pub fn with(&self, report: &crash_points::Report) -> CrashPoints {
         let mut sum = self.clone();
@@ -92,7 +92,10 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/sim").join(name)
 }
 
-/// The value that was stored under this name, if any.
+/// Loads the value that was stored under this name, or the default if there is none.
+///
+/// # Errors
+/// If the file can't be read or parsed.
 ///
 /// # Errors
 /// If there is something and it can't be read.
@@ -104,7 +107,10 @@ pub fn load<T: DeserializeOwned + Default>(name: &str) -> std::io::Result<T> {
     }
 }
 
-/// Stores it.
+/// Stores a value under this name.
+///
+/// # Errors
+/// Errors of the file system.
 ///
 /// # Errors
 /// Those of the file system.

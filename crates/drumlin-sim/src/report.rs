@@ -1,4 +1,4 @@
-//! Reports of runs, in words.
+//! Reports of runs, as text.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::explore::Summary;
 use crate::progress::{CrashPoints, Worlds};
 use crate::world::RunReport;
 
-/// The report of worlds that ran for so long.
+/// Returns the report of an exploration that took this long.
 #[must_use]
 pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(0.001);
@@ -31,7 +31,7 @@ pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     text
 }
 
-/// The report of operations and faults, in one world or many.
+/// Returns the report of the operations and faults in one world or many.
 #[must_use]
 pub fn of_story(report: &RunReport) -> String {
     let mut text = String::new();
@@ -70,7 +70,7 @@ fn of_harm(harm: &FaultCounts) -> [(u64, &'static str); 10] {
     ]
 }
 
-/// The report of all sittings.
+/// Returns the report of the worlds of all runs.
 #[must_use]
 pub fn of_all_worlds(worlds: &Worlds) -> String {
     let mut text = format!("in all {:.1} simulated hours, {}\n", worlds.hours(), counted(worlds.seeds, "world"));
@@ -84,7 +84,7 @@ pub fn of_all_worlds(worlds: &Worlds) -> String {
     text
 }
 
-/// The same of crash points.
+/// Returns the report of the crash points of all runs.
 #[must_use]
 pub fn of_all_crash_points(points: &CrashPoints) -> String {
     let mut text = format!(
@@ -99,7 +99,7 @@ pub fn of_all_crash_points(points: &CrashPoints) -> String {
     text
 }
 
-/// Writes the rows of worlds and of marks into docs/testing.md.
+/// Writes the rows about worlds and marks into docs/testing.md.
 ///
 /// # Errors
 /// If the page can't be read or written, or has no such table.
@@ -116,7 +116,7 @@ pub fn write_worlds(worlds: &Worlds) -> std::io::Result<()> {
     write_run("marks of rare paths", &format!("{hit} of {} taken", marks.len()), "-")
 }
 
-/// Writes the row of crash points into docs/testing.md.
+/// Writes the row about crash points into docs/testing.md.
 ///
 /// # Errors
 /// If the page can't be read or written, or has no such table.
@@ -136,7 +136,7 @@ fn found(count: usize) -> String {
     if count == 0 { "nothing".into() } else { format!("{count} finds") }
 }
 
-/// The number of marks of rare paths that this process has hit, and the names of those it has not.
+/// Returns the number of coverage marks that this process has hit, and the names of the others.
 #[must_use]
 pub fn own_marks() -> String {
     marks(|mark| sim::marks().iter().any(|(own, hits)| *own == mark && *hits > 0))
@@ -169,14 +169,14 @@ fn row(text: &mut String, name: &str, what: &str) {
     let _ = writeln!(text, "{}", line.trim_end());
 }
 
-/// Those that are not zero, in a list.
+/// Lists the counts that are not zero.
 fn listed<'a>(counts: impl IntoIterator<Item = (u64, &'a str)>) -> String {
     let counts = counts.into_iter().filter(|(count, _)| *count > 0);
     let list: Vec<String> = counts.map(|(count, noun)| counted(count, noun)).collect();
     if list.is_empty() { "nothing".to_owned() } else { list.join(", ") }
 }
 
-/// A count of what a noun says, which ends at the bar where more follows it.
+/// Returns a count with its noun, in the plural if needed. A `|` marks the end of the noun if more words follow.
 fn counted(count: u64, noun: &str) -> String {
     let (noun, rest) = noun.split_once('|').unwrap_or((noun, ""));
     format!("{} {noun}{}{rest}", figure(count), if count == 1 { "" } else { "s" })
@@ -186,7 +186,7 @@ fn counted(count: u64, noun: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Figures are parted, nouns have their plural, and what is zero is left out.
+    /// Counts have thousands separators, nouns their plural, and zeros are left out.
     #[test]
     fn counts_read_well() {
         let counts = [(1, "power cut"), (0, "kill"), (1_234_567, "row| compared"), (12, "whole round")];

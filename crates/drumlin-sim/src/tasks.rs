@@ -1,8 +1,8 @@
 //! A small executor on the simulation's scheduler: several asynchronous clients on one thread.
 //!
-//! Which of the woken futures is polled next is drawn; where none is woken the thread is parked, until the next alarm
-//! at the latest. A future is polled only when it was woken, so a wake-up that gets lost is a deadlock, which the
-//! scheduler tells.
+//! The executor draws which of the woken futures it polls next. If none is woken it parks its thread, until the next
+//! alarm at the latest. It polls a future only after that was woken, so a lost wake-up becomes a deadlock, which the
+//! scheduler reports.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use drumlin::internals::io::sim::{self, Random, Sleeper};
 /// A task of the executor.
 pub type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Says that a future is to be polled.
+/// Marks a future to be polled, and unparks its thread.
 struct Woken {
     is_woken: AtomicBool,
     thread: Sleeper,
@@ -32,19 +32,19 @@ impl Wake for Woken {
     }
 }
 
-/// Wakes the tasks of one executor at a time. Clones share it.
+/// The alarms of an executor's tasks. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Timer(Rc<RefCell<Alarms>>);
 
 #[derive(Debug, Default)]
 struct Alarms {
-    /// By deadline and number.
+    /// Wakers by deadline and a number that keeps the keys distinct.
     waiting: BTreeMap<(Duration, u64), Waker>,
     next_number: u64,
 }
 
 impl Timer {
-    /// Waits.
+    /// Waits for this long.
     pub async fn sleep(&self, duration: Duration) {
         let deadline = sim::now() + duration;
         poll_fn(|context| {
@@ -59,7 +59,7 @@ impl Timer {
         .await;
     }
 
-    /// Wakes the tasks that are due. Returns the time of the next.
+    /// Wakes the tasks whose deadline has passed. Returns the next deadline.
     fn ring(&self) -> Option<Duration> {
         loop {
             let place = self.0.borrow().waiting.first_key_value().map(|(place, _)| *place)?;
@@ -72,7 +72,7 @@ impl Timer {
     }
 }
 
-/// Runs all of them until they have ended.
+/// Runs all tasks until they have ended.
 pub fn run(tasks: Vec<Task>, timer: &Timer, mut random: Random) {
     let thread = Sleeper::current();
     let woken = || Arc::new(Woken { is_woken: AtomicBool::new(true), thread: thread.clone() });
@@ -82,8 +82,7 @@ pub fn run(tasks: Vec<Task>, timer: &Timer, mut random: Random) {
         let ready: Vec<usize> =
             (0..running.len()).filter(|index| running[*index].0.is_woken.load(Ordering::SeqCst)).collect();
         if ready.is_empty() {
-            // Woken or late, that shows in the next round. Where nobody ever wakes it, the scheduler tells of a
-            // deadlock.
+            // The next round sees who was woken or is due. If no task is ever woken, the scheduler reports a deadlock.
             sim::park(next_alarm.map(|deadline| deadline.saturating_sub(sim::now())));
             continue;
         }
@@ -97,7 +96,7 @@ pub fn run(tasks: Vec<Task>, timer: &Timer, mut random: Random) {
     }
 }
 
-/// The future's result; `None` if it was dropped before it had one: when it has waited so often.
+/// Awaits a future for at most `waits_max` waits. Returns `None` if it was dropped before it was ready.
 pub async fn or_drop<T>(waits_max: Option<u64>, future: impl Future<Output = T>) -> Option<T> {
     let mut left = waits_max;
     let mut future = pin!(future);

@@ -1,4 +1,4 @@
-//! One seed's world: a disk, a database on it that is opened again and again, its clients, and what goes wrong.
+//! The world of one seed: a disk, a database on it that is opened again and again, its clients, and its faults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::crowd;
 use crate::model::{Model, Operation, Tampering};
 use crate::plan::{Fault, Plan};
 
-/// The history of a world, in counts.
+/// The counts of what happened in a world.
 #[derive(Clone, Debug, Default)]
 pub struct RunReport {
     pub openings: u64,
-    /// Openings that failed for what went wrong with the disk.
+    /// Openings that failed because of a fault of the disk.
     pub openings_refused: u64,
     pub cuts: u64,
     pub cuts_while_opening: u64,
@@ -26,7 +26,7 @@ pub struct RunReport {
     pub commits: u64,
     pub rows_checked: u64,
     pub damage_reported: u64,
-    /// Openings that stood before the last commit that was to last, after the disk had been harmed.
+    /// Openings at a commit older than the last one that had to be durable, after the disk was damaged.
     pub openings_behind: u64,
     pub counts: BTreeMap<&'static str, u64>,
     pub harm: FaultCounts,
@@ -56,16 +56,16 @@ struct World {
     model: Model,
     counts: Counts,
     report: RunReport,
-    /// Something was changed behind the database's back, at some time.
+    /// The disk was damaged behind the database's back, in this or an earlier life.
     is_damaged: bool,
 }
 
-/// The end of a life.
+/// The way in which a life ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// The power goes amid it.
+    /// The power is cut amid the work.
     Cut,
-    /// The process is killed: nothing is lost, nothing is certain.
+    /// The process is killed: the disk keeps all changes, but uncertain ones stay uncertain.
     Kill,
     Close,
 }
@@ -112,7 +112,7 @@ impl World {
         self.report
     }
 
-    /// A disk with a large database, made in peace.
+    /// Returns a disk with a large database, created without faults.
     fn crowd(&mut self) -> Medium {
         let disk = Disk::new(Medium::default(), self.random.next());
         let db = self.plan.config(&disk).open("/db").expect("a new database");
@@ -122,7 +122,8 @@ impl World {
         disk.medium()
     }
 
-    /// Opens, verifies, works, ends. What the disk holds afterwards; `None` if nothing can be done with it any more.
+    /// Runs one life: opens the database, verifies it, lets clients work, ends. Returns the disk afterwards, or `None`
+    /// if the database can't be opened again.
     fn life(&mut self, medium: Medium, is_last: bool) -> Option<Medium> {
         let disk = Disk::new(medium, self.random.next());
         let end = self.draw_end(is_last);
@@ -133,7 +134,7 @@ impl World {
         disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, lies, ..Faults::default() });
         self.is_damaged |= lies;
         let plan = self.plan.of_life(self.report.openings);
-        // There has to be a database before its opening can fail for ever.
+        // Openings may fail for ever only once there is a database.
         if self.plan.troubles_openings && self.report.openings > 0 {
             self.begin_trouble(&disk);
         }
@@ -181,7 +182,8 @@ impl World {
         end
     }
 
-    /// Has the power go at some change of the disk. The first changes, those of opening, are few and matter.
+    /// Schedules a power cut at some change of the disk. Early cuts are drawn more often: the changes of opening are
+    /// few and matter most.
     fn plan_cut(&mut self, disk: &Disk) {
         let clients = self.plan.clients + self.plan.task_threads * self.plan.tasks;
         let changes = match self.random.below(100) {
@@ -192,7 +194,7 @@ impl World {
         disk.turn_off_at(1 + changes);
     }
 
-    /// Returns what the disk holds after the end.
+    /// Ends the life in this way. Returns the disk afterwards.
     fn end_life(&mut self, db: Database, disk: &Disk, end: End) -> Medium {
         match end {
             End::Cut => {
@@ -244,7 +246,7 @@ impl World {
         }
     }
 
-    /// Flips a bit, once in a world: how far one flip may reach is known.
+    /// Flips a bit, at most one in each world: the model knows how far the damage of one flip may reach.
     fn rot(&mut self, medium: &mut Medium) {
         if self.is_damaged {
             return;
@@ -265,7 +267,7 @@ impl World {
         self.is_damaged && (error.contains("corrupted: ") || error.contains("not a Drumlin database"))
     }
 
-    /// Opening failed with the power on.
+    /// Handles an opening that failed although the power was on: only damage of the disk may explain it.
     fn unopened(&mut self, disk: &Disk, error: &Error) -> Option<Medium> {
         let text = error.to_string();
         assert!(self.may_be_damaged(&text), "opening: {text}");
@@ -274,9 +276,10 @@ impl World {
         None
     }
 
-    /// Opening failed for what went wrong: the process ends, and the power may go. The next life tries again.
+    /// Handles an opening that failed because of a fault: ends the process, maybe with a power cut. The next life tries
+    /// again.
     fn refused(&mut self, disk: &Disk, error: &Error) -> Medium {
-        // A superblock that can't be read counts as damaged, and the older one may not know what the log does.
+        // An unreadable superblock counts as corrupted, and the older one may be behind the log.
         let is_unread = disk.fault_counts().reads_failed > 0 && matches!(error, Error::Corrupted { .. });
         let is_damaged = matches!(error, Error::Corrupted { .. } | Error::NotADatabase { .. });
         assert!(!is_damaged || is_unread, "opening amid trouble: {error}");
@@ -284,12 +287,12 @@ impl World {
         self.add_harm(&disk.fault_counts());
         disk.turn_off();
         let mut medium = if self.random.chance(50) { self.cut(disk) } else { disk.medium() };
-        // What it can't read it may need, for ever.
+        // Let the disk read everything again: the next life may need the blocks that it could not.
         medium.renew();
         medium
     }
 
-    /// The whole database against the model.
+    /// Compares the whole database with the model.
     fn verify(&mut self, db: &Database, disk: &Disk) -> Result<(), String> {
         let text = |error: Error| error.to_string();
         let last = db.opening().last.0;
@@ -365,7 +368,7 @@ impl World {
             sim::spawn(&format!("tasks {number}"), Box::new(body)).expect("a thread")
         }));
         if end == End::Kill {
-            // At some moment, not at the end of everything.
+            // At a random moment, not after all clients have finished.
             let order = 18 + self.random.below(12);
             let nanos = self.random.below(1 << order);
             sim::sleep(Duration::from_nanos(nanos));
@@ -394,17 +397,17 @@ impl World {
         }
     }
 
-    /// Alone: no space is left, then there is some again.
+    /// Fills the disk, then removes rows, while no client runs.
     fn fill_and_thin_out(&mut self, db: &Database, has_put: bool) -> Result<(), Error> {
         let has_filled = crowd::fill_up(db, &self.model, &mut self.random)?;
-        // Before a row is put in it, a life may find too little space for what should be set aside.
+        // Before a row is put in this life, there may be too little space to reserve for removals.
         if has_put || has_filled {
             crowd::thin_out(db, &self.model, &mut self.random)?;
         }
         Ok(())
     }
 
-    /// Makes the keyspaces that are always there.
+    /// Creates the keyspaces that always exist.
     fn prepare(&mut self, db: &Database, disk: &Disk) -> Option<()> {
         for (name, page_bytes) in DURABLE {
             if self.model.space(name).is_some() {
@@ -447,7 +450,7 @@ impl World {
         disk.set_faults(faults);
     }
 
-    /// Ends the faults that a client need not bear: checking takes all that is there.
+    /// Ends the faults, except those of a lying or full disk, before a check that must read the whole database.
     fn end_trouble(&mut self, disk: &Disk) {
         if !matches!(self.plan.trouble, Fault::Lies | Fault::FullDisk | Fault::CrowdedDisk) {
             disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, ..Faults::default() });

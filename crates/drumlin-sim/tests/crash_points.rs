@@ -1,4 +1,4 @@
-//! A short round of the crash points; `drumlin-sim crash-points` goes through all.
+//! A short round of the crash points; `drumlin-sim crash-points` tries all.
 
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use drumlin_sim::crash_points::{Bounds, Round, run};
 
-/// Marks are of the process: a test that reads them runs alone.
+/// Coverage marks belong to the process, so a test that reads them runs alone.
 static MARKS: RwLock<()> = RwLock::new(());
 
-/// The script passes the rare ways that nothing but it would have cut: warm start, the packing of an idle database's
-/// file, the sorting of loads.
+/// The script takes the rare paths that no other test cuts: warm start, shortening an idle database's file, sorting
+/// loads.
 #[test]
 fn the_script_passes_rare_ways() {
     let _alone = MARKS.write().unwrap();
@@ -30,13 +30,13 @@ fn the_script_passes_rare_ways() {
     }
 }
 
-/// A cut after any write or sync of the script, and of a recovery, takes nothing acknowledged and leaves nothing half
+/// A cut after any write or sync of the script, or of a recovery, loses nothing acknowledged and leaves nothing half
 /// done.
 #[test]
 fn a_cut_anywhere_in_the_script_takes_nothing() {
     let _with_others = MARKS.read().unwrap();
     let bounds = Bounds { subsets_of: 3, alone_max: 1, random: 1, of_recovery: 1, stride: 47 };
-    // With one stream of the log, and with two.
+    // Seed 0 has one log stream, seed 1 two.
     for seed in 0..2 {
         let round = Round { bounds, seed, from: 0, duration_max: Duration::from_secs(10), finds_max: 20 };
         let report = run(round, &AtomicBool::new(false), |_| ());
@@ -46,8 +46,8 @@ fn a_cut_anywhere_in_the_script_takes_nothing() {
     }
 }
 
-/// The same for every write, sync and name of a creation, and of what goes on with it after a kill: the database is
-/// made, or can be made again.
+/// A cut after any write, sync or rename of a creation, or of the opening that continues it after a kill, leaves a
+/// database that is complete or can be created again.
 #[test]
 fn a_creation_cut_anywhere_can_be_gone_on_with() {
     let _with_others = MARKS.read().unwrap();
@@ -60,15 +60,15 @@ fn a_creation_cut_anywhere_can_be_gone_on_with() {
     assert!(report.next > 24);
 }
 
-/// Cuts where the superblock lists as many openings as it can: recovery erases what they made void, and may be cut amid
-/// that.
+/// Cuts are survived while the superblock lists as many openings as it can: recovery erases the records that those
+/// openings voided, and may itself be cut.
 #[test]
 fn records_that_openings_voided_are_erased_whatever_is_cut() {
     let _alone = MARKS.write().unwrap();
     let bounds = Bounds { subsets_of: 3, alone_max: 1, random: 2, of_recovery: 4, stride: 5 };
     let round = |bounds, seed| Round { bounds, seed, from: 0, duration_max: Duration::from_secs(60), finds_max: 20 };
-    // These begin with openings that are cut off. It depends on the schedule if that leaves void records; then the
-    // script's first opening erases them.
+    // Seeds that begin with openings that are cut off. The schedule decides whether those leave void records; if they
+    // do, the script's first opening erases them.
     let script_alone = Bounds { subsets_of: 0, alone_max: 0, random: 0, of_recovery: 0, stride: usize::MAX };
     let erases = |seed: &u64| {
         let passed = run(round(script_alone, *seed), &AtomicBool::new(false), |_| ()).script_marks;

@@ -1,12 +1,11 @@
-//! The patches of planted bugs against the sources and the documents.
+//! The patches of planted bugs match the sources and the documents.
 
 use std::collections::BTreeSet;
 use std::fs;
 
 use drumlin_sim::planted;
 
-/// Every planted bug's patch applies to the sources as they are, without fuzz and in one place, and changes the
-/// library.
+/// Every patch applies to the sources as they are, exactly and in one place, and changes the library.
 #[test]
 fn every_patch_applies() {
     let root = planted::workspace();
@@ -17,7 +16,7 @@ fn every_patch_applies() {
     }
 }
 
-/// docs/testing.md tells of every planted bug and of no other.
+/// docs/testing.md lists every planted bug and no other.
 #[test]
 fn every_patch_is_documented() {
     let text = fs::read_to_string(planted::workspace().join("docs/testing.md")).unwrap();

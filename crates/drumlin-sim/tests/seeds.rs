@@ -1,9 +1,9 @@
-//! Seeds that found something once, and that a seed decides everything.
+//! Seeds that once found a bug, and determinism.
 
 use drumlin_sim::plan::{Fault, Plan};
 use drumlin_sim::world;
 
-/// Seeds that once found a bug find none.
+/// Seeds that once found a bug find nothing now.
 #[test]
 fn seeds_that_found_something_find_nothing() {
     let text = include_str!("../seeds.txt");
@@ -18,7 +18,7 @@ fn seeds_that_found_something_find_nothing() {
     }
 }
 
-/// The same seed goes the same way, to the last decision of the scheduler and the last byte on disk.
+/// A seed determines everything, to the last decision of the scheduler and the last byte on disk.
 #[test]
 fn a_seed_goes_one_way() {
     for seed in 1000..1012 {

@@ -1,4 +1,4 @@
-//! Aggregates of ranges: the fingerprint of the rows of a range tells of each that is missing, too much or another.
+//! Aggregates over ranges. The reducer is a fingerprint that reveals every missing, extra or wrong row of a range.
 
 use std::borrow::Cow;
 
@@ -9,13 +9,14 @@ use super::scans::{Bounds, Sight};
 use super::{Client, Stop, by_face};
 use crate::model::{Content, SpaceNumber};
 
-/// A linear function modulo 2⁶⁴: factor and term.
+/// A linear function modulo 2⁶⁴, as its factor and term.
 pub(crate) type Linear = (u64, u64);
 
-/// The composition of a linear function for each row, in their order.
+/// Maps each row to a linear function and composes these functions in key order. Composition is associative but not
+/// commutative, so the result depends on the order too.
 pub(crate) struct Fingerprint;
 
-/// The bytes of a value that go into its row's function.
+/// The number of leading bytes of a value that its row's function depends on.
 const HEAD_BYTES: usize = 16;
 
 fn function_of(key: &[u8], length: usize, head: &[u8]) -> Linear {
@@ -29,7 +30,7 @@ fn composed(left: Linear, right: Linear) -> Linear {
     (left.0.wrapping_mul(right.0), left.1.wrapping_mul(right.0).wrapping_add(right.1))
 }
 
-/// The fingerprint of these rows.
+/// Returns the fingerprint of these rows.
 pub(crate) fn fingerprint_of<'r>(rows: impl Iterator<Item = (&'r Vec<u8>, &'r Content)>) -> Linear {
     rows.map(|(key, content)| function_of(key, content.length, &content.head(HEAD_BYTES))).fold((1, 0), composed)
 }
@@ -110,7 +111,7 @@ impl Client {
         }
     }
 
-    /// A fingerprint is that of a state that may be shown.
+    /// Checks that a fingerprint matches a state that the call may have seen.
     pub(super) fn check_aggregate(&self, found: Linear, space: SpaceNumber, bounds: &Bounds, sight: &Sight<'_>) {
         let model = &self.life.model;
         let is_right = sight.moments(model, space).into_iter().any(|moment| {

@@ -1,4 +1,4 @@
-//! The judgement of answers: errors that are possible, and rows that are right.
+//! Judges answers: whether an error was possible, and whether the rows are right.
 
 use std::sync::atomic::Ordering;
 
@@ -7,25 +7,25 @@ use drumlin::Error;
 use super::{Client, Count, Stop};
 use crate::model::{Content, SpaceNumber, Window, tell};
 
-/// The call of a client: some errors come from some calls only.
+/// The kind of call that a client made. Some errors are possible only for some kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Call {
-    /// Reads of no earlier state, which wait for no row.
+    /// A read of the newest state. It takes no row locks.
     Plain,
     /// A change that is a transaction of its own.
     Change,
-    /// The same that only removes.
+    /// A change of its own that only removes rows.
     Removal,
-    /// The same, of a value whose reader fails.
+    /// A change of its own whose value comes from a reader that fails.
     FailingSource,
     /// Reads of single rows at one snapshot.
     Snapshot,
-    /// Copies of rows at one snapshot: scans, counts, values as streams.
+    /// Reads that copy rows at one snapshot: scans, counts, values as streams.
     Copy,
     Transaction,
 }
 
-/// A call that this part of the memory budget, in use, may refuse.
+/// Returns `true` if this call may be refused because this part of the memory budget is in use.
 fn may_be_in_use(what: &str, call: Call) -> bool {
     match what {
         "writes, locks and reads of open transactions" => {
@@ -41,7 +41,7 @@ fn may_be_in_use(what: &str, call: Call) -> bool {
 }
 
 impl Client {
-    /// Accepts an error that this client may get, and acts on it: a fault must have come before it.
+    /// Accepts an error that this call may return, and updates the counters. Panics if no fault explains the error.
     pub(super) fn accept(&self, error: &Error, call: Call, space: Option<SpaceNumber>) -> Result<(), Stop> {
         let is_off = self.life.disk.is_off();
         let harm = self.life.disk.fault_counts();
@@ -65,12 +65,11 @@ impl Client {
                 }
             }
             Error::Io { .. } if is_off || harm.has_failed_changes() || harm.reads_failed > 0 => {}
-            // What a failed sync dropped may be read before anyone has been told that it failed.
+            // Bytes that a failed sync dropped may be read before anyone learns that the sync failed.
             Error::Corrupted { .. } if is_damaged || harm.syncs_failed > 0 => {}
             Error::KeyspaceDropped { .. } | Error::NoSuchKeyspace { .. }
                 if space.is_some_and(|space| self.life.model.is_dropped(space)) => {}
-            // A transaction that meets a failing read during its checkpoint ends the database for now. A full disk does
-            // not.
+            // A transaction whose checkpoint hits a failing read closes the database for now. A full disk does not.
             Error::Failed { .. } | Error::OutcomeUnknown { .. }
                 if is_off || is_damaged || harm.reads_failed > 0 || harm.has_failed_changes() =>
             {
@@ -81,13 +80,13 @@ impl Client {
         if is_off { Err(Stop) } else { Ok(()) }
     }
 
-    /// Returns `true` if something has gone wrong that may be the cause of any error.
+    /// Returns `true` if something has gone wrong that may cause any error.
     pub(super) fn may_fail(&self) -> bool {
         let harm = self.life.disk.fault_counts();
         self.life.disk.is_off() || self.life.was_damaged || harm.has_damaged() || harm.has_failed()
     }
 
-    /// A commit was answered.
+    /// Judges the result of a commit, and tells the model if it succeeded.
     pub(super) fn settle<T>(
         &self,
         taken: u64,
@@ -140,11 +139,11 @@ impl Client {
         );
     }
 
-    /// The newest state of a row is what a plain read found.
+    /// Checks that a plain read found the row's newest state.
     pub(super) fn check_plain(&self, window: Window, space: SpaceNumber, key: &[u8], found: Option<&[u8]>) {
         match self.life.model.check_plain(window, space, key, found) {
             Ok(timestamp) => self.saw(timestamp),
-            // What is read of a keyspace as it is being dropped is its last state, or nothing.
+            // A read of a keyspace that is being dropped sees its last state, or nothing.
             Err(_) if self.life.model.is_dropped(space) => {}
             Err(reason) => panic!("plain read: {reason}"),
         }

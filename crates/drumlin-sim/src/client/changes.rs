@@ -1,4 +1,4 @@
-//! Changes that depend on a row's newest value, batches, and a queue that rows are popped from.
+//! Changes that depend on a row's newest value, batches, and a queue whose rows are popped.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,10 +10,10 @@ use super::answers::Call;
 use super::{Client, Face, QUEUE, Stop, by_face, numbered};
 use crate::model::{Content, Operation, SpaceNumber};
 
-/// The rows that the queue has at the most: few enough to be removed in one part.
+/// The maximum number of rows in the queue: few enough that one part of a bulk removal takes them all.
 const QUEUE_ROWS_MAX: usize = 60;
 
-/// The change that a call asks for, by its kind.
+/// The kind of conditional change.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Take,
@@ -23,11 +23,11 @@ enum Kind {
     CompareAndSwap,
 }
 
-/// The answer of a call about the row as it was.
+/// What the call returned about the row as it was.
 enum Told {
     Value(Option<Value>),
     IsThere(bool),
-    /// A comparison that it passed.
+    /// The content that a successful comparison found.
     Is(Option<Content>),
 }
 
@@ -43,12 +43,12 @@ impl Client {
         }
     }
 
-    /// A change of one row that depends on its newest value, committed by itself.
+    /// Makes a change of one row that depends on the row's newest value and commits by itself.
     pub(super) async fn conditional(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let key = self.key(space);
         let (kind, after) = self.kind();
-        // Of those that compare, half guess right, unless another changes the row meanwhile.
+        // Half of the comparisons guess right, unless another client changes the row in the meantime.
         let guess = if self.random.chance(50) { self.life.model.newest(space, &key) } else { self.some_content() };
         let durability = self.durability();
         let window = self.life.model.window();
@@ -80,7 +80,7 @@ impl Client {
         Ok(())
     }
 
-    /// Rows of several keyspaces in one commit that reads nothing.
+    /// Commits rows of several keyspaces as one batch, without reading.
     pub(super) async fn batch(&mut self) -> Result<(), Stop> {
         let mut batch = match self.life.db.batch() {
             Ok(batch) => batch,
@@ -102,7 +102,7 @@ impl Client {
                 self.accept(&error, Call::Transaction, Some(space))?;
                 continue;
             }
-            // The later of two writes counts.
+            // The last write to a row wins.
             rows.retain(|row| (row.0, &row.1) != (space, &key));
             rows.push((space, key, content));
         }
@@ -116,7 +116,7 @@ impl Client {
         let (spaces, model) = (rows.iter().map(|row| row.0).collect::<Vec<_>>(), self.life.model.clone());
         let commit = async move {
             match by_face!(face, batch.commit_with(durability), batch.commit_with_async(durability)) {
-                // Which of them it was is known by now.
+                // The model knows by now which keyspace was dropped.
                 Err(Error::KeyspaceDropped { name }) => {
                     assert!(spaces.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
                     Err(Error::Conflict { reason: "a keyspace was dropped" })
@@ -132,8 +132,8 @@ impl Client {
         Ok(())
     }
 
-    /// Rows are put into the queue, popped from its ends, and removed from it. One client at a time, so that it is
-    /// known which row a pop takes at its timestamp.
+    /// Puts rows into the queue, pops them from both ends, and removes them. Only one client at a time does so, so that
+    /// the model knows which row each pop takes at its timestamp.
     pub(super) async fn queue(&mut self) -> Result<(), Stop> {
         let life = std::sync::Arc::clone(&self.life);
         if life.queue_is_busy.swap(true, Ordering::SeqCst) {
@@ -187,8 +187,8 @@ impl Client {
         Ok(())
     }
 
-    /// Removes many rows by one call, in one part. Not while the commit of one of them is on its way, whose call was
-    /// dropped: that row is removed or stays.
+    /// Removes many rows by one call, in one part. Does nothing while a commit of one of these rows, whose future was
+    /// dropped, is in flight: that row may or may not be there.
     async fn remove_many(
         &mut self,
         keyspace: &Keyspace,
@@ -220,7 +220,7 @@ impl Client {
     }
 }
 
-/// Makes a conditional change, and tells what it told.
+/// Makes a conditional change and returns what the call said about the row.
 async fn change(
     face: Face,
     k: Keyspace,

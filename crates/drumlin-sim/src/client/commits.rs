@@ -1,4 +1,4 @@
-//! Commits: of one row, of many, and of keyspaces.
+//! Commits of one row, of many rows, and of keyspaces.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -15,7 +15,8 @@ use super::streams::Slow;
 use super::{Client, Count, DURABLE, Face, PASSING, Stop, by_face, numbered};
 use crate::model::{Content, Model, Operation, SpaceNumber};
 
-/// Makes a commit that blocks, and enters what it does where it gets its timestamp, which is 0 if it gets none.
+/// Makes a blocking commit, and enters its operation into the model when it gets its timestamp. Returns that timestamp,
+/// or 0 if it got none.
 pub fn recorded<T>(
     model: &Model,
     operation: impl FnOnce(&Model) -> Operation + 'static,
@@ -33,8 +34,8 @@ pub fn recorded<T>(
 }
 
 impl Client {
-    /// Runs a commit that does `deed`, and enters it where it gets its timestamp. `None` where it failed and may have,
-    /// or was dropped.
+    /// Runs a commit and enters its operation into the model when it gets its timestamp. Returns `None` if the commit
+    /// failed with an expected error or its future was dropped.
     pub(super) async fn commit<T>(
         &mut self,
         operation: Operation,
@@ -45,13 +46,13 @@ impl Client {
     ) -> Result<Option<(u64, T)>, Stop> {
         let puts = operation.puts();
         let done = self.commit_if(operation, is_full, call, space, commit).await?;
-        // Removing what is not there may be nothing to commit.
+        // A removal of rows that do not exist may have nothing to commit.
         let is_made = done.as_ref().is_none_or(|(taken, _)| *taken > 0);
         assert!(is_made || !puts, "a commit that puts rows was acknowledged and never made");
         Ok(done)
     }
 
-    /// Like [`commit`](Self::commit), where there may be nothing to commit.
+    /// Like [`commit`](Self::commit), for operations that may have nothing to commit.
     pub(super) async fn commit_if<T>(
         &mut self,
         operation: Operation,
@@ -67,7 +68,7 @@ impl Client {
             .or_drop(async move {
                 let mut commit = pin!(commit);
                 poll_fn(|context| {
-                    // Others have their turns on this thread between two polls.
+                    // Other tasks run on this thread between two polls, so the callback is set before each.
                     let (told, model) = (Rc::clone(&told), model.clone());
                     sim::on_timestamp(Some(Box::new(move |timestamp| {
                         let operation = told.borrow_mut().1.take().expect("a commit gets one timestamp");
@@ -85,7 +86,7 @@ impl Client {
         match result {
             Some(result) => self.settle(taken, result, is_full, call, space),
             None => {
-                // With a timestamp it stands, though nobody is told: the model has it.
+                // A commit that got its timestamp stands even if its future was dropped; the model has it.
                 if taken > 0 {
                     self.life.counts.add(Count::DroppedLate);
                 }
@@ -136,7 +137,7 @@ impl Client {
         Ok(())
     }
 
-    /// A transaction that is made again where it conflicts: it copies one row to another.
+    /// Runs a transaction that copies one row to another and is retried after conflicts.
     pub(super) async fn closure(&mut self) -> Result<(), Stop> {
         self.life.counts.add(Count::Transactions);
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
@@ -181,7 +182,8 @@ impl Client {
         Ok(())
     }
 
-    /// Neighbouring rows are put, or removed, all in one transaction: what leaves and inner nodes split and merge by.
+    /// Puts or removes a run of neighbouring rows in one transaction, which makes leaves and inner nodes split and
+    /// merge.
     pub(super) async fn run_of_rows(&mut self) -> Result<(), Stop> {
         self.life.counts.add(Count::Transactions);
         let name = DURABLE[self.random.below(2) as usize].0;
@@ -229,7 +231,7 @@ impl Client {
         let page_bytes = 512 << self.random.below(4);
         let db = self.life.db.clone();
         let options = KeyspaceOptions::new().page_bytes(page_bytes);
-        // It may be there already: then no timestamp is taken.
+        // The keyspace may exist already; then creating it takes no timestamp.
         let model = self.life.model.clone();
         let create =
             move || recorded(&model, |_| Operation::Create(name.to_owned()), || db.keyspace_with(name, options));
@@ -238,12 +240,12 @@ impl Client {
         Ok(())
     }
 
-    /// Rows are loaded in bulk into a keyspace that comes and goes: attached where it is empty, else put by a
-    /// transaction, which has room for all of them; one commit in either case.
+    /// Loads rows in bulk into a keyspace that is created and dropped at random. An empty keyspace gets the tree
+    /// attached; otherwise a transaction puts the rows, few enough for one. Either way there is one commit.
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
         let (db, model) = (self.life.db.clone(), self.life.model.clone());
-        // It may be there already, and may be gone again when the load begins, which then creates it.
+        // The keyspace may exist already, and may be dropped again before the load begins, which then creates it.
         let operation = move |_: &Model| Operation::Create(name.to_owned());
         let begin = move || {
             let (taken, created) = recorded(&model, operation, || db.keyspace(name));
@@ -259,13 +261,13 @@ impl Client {
         let Some((_, mut load)) = self.settle(taken_again, load, true, Call::Transaction, None)? else {
             return Ok(());
         };
-        // Should it have been dropped since, the load fails, whichever this is.
+        // If the keyspace has been dropped since, the load fails, whichever keyspace this number stands for.
         let Some(space) = self.life.model.space(name) else { return Ok(()) };
         let first = self.random.below(self.life.plan.key_count);
         let count = 1 + self.random.below(120);
         let numbers = first..(first + count).min(self.life.plan.key_count);
         let is_dropped = numbers.is_empty() || self.random.chance(20);
-        // What is dropped needs no room in a transaction: it may fill buffers.
+        // A load that will be dropped need not fit a transaction, so it may fill buffers.
         let length_max = if is_dropped { 12_000 } else { self.life.plan.value_bytes.min(100) };
         let mut rows: Vec<(Vec<u8>, Content)> = numbers
             .map(|number| {
@@ -273,7 +275,7 @@ impl Client {
                 (numbered(number), Content { length, seed: self.random.next() })
             })
             .collect();
-        // In order, or in any.
+        // Half of the loads get their rows out of order.
         if self.random.chance(50) {
             for place in (1..rows.len()).rev() {
                 rows.swap(place, self.random.below(place as u64 + 1) as usize);
@@ -302,8 +304,8 @@ impl Client {
         let Some(space) = self.life.model.space(name) else { return Ok(()) };
         let db = self.life.db.clone();
         let model = self.life.model.clone();
-        // Between the look and the drop another may have dropped it, and one more created it anew: which one is dropped
-        // is known when the timestamp is taken.
+        // Another client may drop and recreate the keyspace between the lookup and the drop. The timestamp callback
+        // therefore resolves the name.
         let drop = move || {
             let operation = |model: &Model| Operation::Drop(model.space(name).expect("what is dropped is there"));
             recorded(&model, operation, || db.drop_keyspace(name))

@@ -1,9 +1,9 @@
-//! A client: what it asks of the database, drawn from its seed, and what it makes of the answers.
+//! A client: draws operations from its seed, runs them on the database, and checks the answers.
 //!
-//! A client blocks its thread, or is a task that shares a thread with others and uses the asynchronous calls; the
-//! latter drops some futures at one of their waits. What is checked is the same for both.
+//! A client either blocks its thread, or is a task that shares a thread with others and uses the asynchronous calls. A
+//! task drops some of its futures at one of their waits. The checks are the same for both.
 //!
-//! A wrong answer is a panic, which ends the simulation and is its report.
+//! A wrong answer panics, which ends the simulation; the panic message is the report.
 
 pub(crate) mod aggregates;
 mod answers;
@@ -32,15 +32,15 @@ use crate::model::{Content, Model, SpaceNumber};
 use crate::plan::Plan;
 use crate::tasks::{self, Timer, or_drop};
 
-/// Keyspaces that are always there, and those that come and go.
+/// Keyspaces that always exist, with their page sizes; then those that are created and dropped.
 pub const DURABLE: [(&str, usize); 4] = [("rows", 512), ("more", 2048), (HOT, 1024), (QUEUE, 512)];
 pub const PASSING: [&str; 3] = ["passing a", "passing b", "passing c"];
 
-/// Few rows, so that clients meet.
+/// A keyspace with few rows, so that clients contend for them.
 const HOT: &str = "hot";
 const HOT_ROWS: u64 = 12;
 
-/// Changed by one client at a time.
+/// A keyspace that one client at a time changes.
 const QUEUE: &str = "queue";
 
 /// The state that all clients of a run share.
@@ -51,15 +51,15 @@ pub struct Lifetime {
     pub model: Model,
     pub plan: Plan,
     pub counts: Counts,
-    /// The disk held other bytes than were written before this life began.
+    /// `true` if the disk was damaged before this life began.
     pub was_damaged: bool,
-    /// A row was put in this life: space was set aside for removing.
+    /// A row was put in this life, so space is reserved for removals.
     pub has_put: AtomicBool,
-    /// A client changes the queue.
+    /// A client is changing the queue.
     pub queue_is_busy: AtomicBool,
 }
 
-/// The operations done, over all runs.
+/// Counters of operations, over all lives.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(Arc<[AtomicU64; COUNTS]>);
 
@@ -72,15 +72,15 @@ pub enum Count {
     Scans,
     Transactions,
     Conflicts,
-    /// For want of space; and those of them that only removed, after a row had been put.
+    /// Operations refused for lack of space; of these, pure removals after a row had been put.
     Refused,
     RefusedRemovals,
     Snapshots,
     SnapshotsTooOld,
-    /// Calls that were refused because others have the memory that is for them.
+    /// Calls refused because other operations hold the memory they need.
     MemoryInUse,
     Checkpoints,
-    /// Futures dropped before they were ready, and those of them whose commit stands.
+    /// Futures dropped before they were ready; of these, commits that stand all the same.
     Dropped,
     DroppedLate,
 }
@@ -96,18 +96,18 @@ impl Counts {
     }
 }
 
-/// The client goes no further in this life.
+/// Ends the client's work in this life.
 #[derive(Clone, Copy, Debug)]
 pub struct Stop;
 
-/// The face by which a client calls.
+/// The API that a client uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Face {
     Blocking,
     Tasks,
 }
 
-/// The call by a client's own face.
+/// Makes the call through the client's own API.
 macro_rules! by_face {
     ($face:expr, $blocking:expr, $task:expr) => {
         match $face {
@@ -123,18 +123,18 @@ struct Client {
     random: Random,
     face: Face,
     timer: Timer,
-    /// Taken a while ago.
+    /// A snapshot kept from an earlier step.
     snapshot: Option<Snapshot>,
 }
 
-/// A client that blocks its thread: so many steps, or until the database accepts no more.
+/// Runs a client that blocks its thread, for `steps` steps or until the database accepts no more.
 pub fn run(life: Arc<Lifetime>, seed: u64, steps: u64) {
     let client = Client { life, random: Random(seed), face: Face::Blocking, timer: Timer::default(), snapshot: None };
     let life = pin!(client.live(steps)).poll(&mut Context::from_waker(Waker::noop()));
     assert!(life.is_ready(), "a client that blocks waited as a task does");
 }
 
-/// Clients that share a thread, each a task.
+/// Runs `count` clients as tasks on one thread.
 pub fn run_tasks(life: &Arc<Lifetime>, mut random: Random, count: u64, steps: u64) {
     let timer = Timer::default();
     let mut client = || {
@@ -146,7 +146,7 @@ pub fn run_tasks(life: &Arc<Lifetime>, mut random: Random, count: u64, steps: u6
     tasks::run(tasks, &timer, random);
 }
 
-/// Checks, after all clients have ended, that no row is locked of the keyspace that they contended for.
+/// Checks, after all clients have ended, that no row of the contended keyspace is still locked.
 ///
 /// # Errors
 /// If a row can't be locked.
@@ -180,12 +180,12 @@ impl Client {
         by_face!(self.face, sim::sleep(duration), self.timer.sleep(duration));
     }
 
-    /// After how many waits the next future is dropped, if it is.
+    /// Draws whether to drop the next future, and after how many waits.
     fn waits_max(&mut self) -> Option<u64> {
         (self.face == Face::Tasks && self.random.chance(12)).then(|| self.random.below(8))
     }
 
-    /// Awaits it, or drops it at one of its waits.
+    /// Awaits a future, or drops it at one of its waits and returns `None`.
     async fn or_drop<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
         let waits_max = self.waits_max();
         let result = or_drop(waits_max, future).await;
@@ -195,7 +195,8 @@ impl Client {
         result
     }
 
-    /// Does what takes a timestamp on whatever thread it runs: here where that may block, else on a thread of its own.
+    /// Runs a call whose timestamp callback belongs to its thread: here if this client blocks, otherwise on a thread of
+    /// its own, because tasks share theirs.
     async fn elsewhere<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
         if self.face == Face::Blocking {
             return body();
@@ -247,9 +248,9 @@ impl Client {
         }
     }
 
-    // ── what there is ──────────────────────────────────────────────────────────────────────────────────────────────
+    // ── keyspaces, keys and values ─────────────────────────────────────────────────────────────────────────────────
 
-    /// A keyspace, and what the model knows it by; `None` if it was not there.
+    /// Opens a keyspace and returns it with its number in the model, or `None` if it does not exist.
     fn open(&self, name: &str) -> Option<(Keyspace, SpaceNumber)> {
         let before = self.life.model.space(name)?;
         let opened = self.life.db.existing_keyspace(name);
@@ -302,7 +303,7 @@ impl Client {
         }
     }
 
-    // ── upkeep ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── maintenance ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async fn upkeep(&mut self) -> Result<(), Stop> {
         let (face, db) = (self.face, self.life.db.clone());
@@ -336,12 +337,12 @@ impl Client {
     }
 }
 
-/// The key of a row of the keyspace with few.
+/// Returns the key of a row of the contended keyspace.
 fn hot(number: u64) -> Vec<u8> {
     format!("{number:05}").into_bytes()
 }
 
-/// The key of a number; some are long.
+/// Returns the key for a number. Every tenth key is long.
 #[must_use]
 pub fn numbered(number: u64) -> Vec<u8> {
     let mut key = format!("{number:05}").into_bytes();

@@ -1,4 +1,4 @@
-//! Reads outside of transactions: of what is newest, and of what a snapshot holds.
+//! Reads outside of transactions: of the newest state and of snapshots.
 
 use std::ops::ControlFlow;
 
@@ -90,7 +90,7 @@ impl Client {
         Ok(())
     }
 
-    /// One read of a snapshot, of any kind. Breaks if the snapshot has ended.
+    /// Makes one read of a random kind at a snapshot. Breaks if the snapshot has ended.
     async fn snapshot_read(
         &mut self,
         snapshot: &Snapshot,
@@ -195,7 +195,7 @@ impl Client {
     }
 }
 
-/// The moment that all reads of a snapshot see.
+/// Returns the one moment that every read of a snapshot sees.
 fn seen_by(snapshot: &Snapshot) -> Sight<'static> {
     let at = snapshot.timestamp().0;
     Sight { from: at, to: at, own: None, how: "snapshot" }

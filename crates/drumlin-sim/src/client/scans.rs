@@ -1,4 +1,4 @@
-//! Ranges: scanned from both ends, and counted.
+//! Scans of ranges from both ends, and counts.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -10,14 +10,13 @@ use super::answers::Call;
 use super::{Client, Count, Stop, by_face};
 use crate::model::{Content, Model, SpaceNumber, tell};
 
-/// The bounds of a scan, or what of it was read.
+/// The bounds of a scan, or of the part that was read.
 pub(super) type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
-/// The rows that a transaction has put and removed.
+/// The rows that a transaction has put (`Some`) and removed (`None`).
 pub(super) type Own = BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>;
 
-/// The states that a call may show: that that one of the commits `from..=to` left, and on it a transaction's own
-/// changes.
+/// The states that a call may see: those after any commit in `from..=to`, overlaid with the transaction's own changes.
 pub(super) struct Sight<'a> {
     pub from: u64,
     pub to: u64,
@@ -46,18 +45,18 @@ impl Sight<'_> {
     }
 }
 
-/// The rows that a scan read, from the front and from the back.
+/// The rows that a scan has read from each end.
 #[derive(Default)]
 struct Seen {
     front: Vec<(Value, Value)>,
     back: Vec<(Value, Value)>,
-    /// The two have met.
+    /// The two ends have met.
     is_whole: bool,
 }
 
 impl Seen {
     /// # Errors
-    /// Its first difference to these rows.
+    /// The first difference from these rows.
     fn compare(&self, rows: &BTreeMap<Vec<u8>, Content>, bounds: &Bounds) -> Result<(), String> {
         let mut wanted = rows.range(bounds.clone());
         for (key, value) in &self.front {
@@ -72,7 +71,7 @@ impl Seen {
         }
     }
 
-    /// The parts of the bounds that were read.
+    /// Returns the parts of the bounds that were read.
     fn covered(&self, bounds: &Bounds) -> Vec<Bounds> {
         if self.is_whole {
             return vec![bounds.clone()];
@@ -118,7 +117,7 @@ impl Client {
         Ok(())
     }
 
-    /// The number of rows in a range.
+    /// Counts the rows of a range.
     async fn plain_count(&mut self) -> Result<(), Stop> {
         if self.random.chance(50) {
             return self.plain_aggregate().await;
@@ -139,7 +138,7 @@ impl Client {
         }
     }
 
-    /// A count is that of a state that may be shown.
+    /// Checks that a count matches a state that the call may have seen.
     pub(super) fn check_count(&self, count: u64, space: SpaceNumber, bounds: &Bounds, sight: &Sight) {
         let model = &self.life.model;
         let counted = |moment| sight.rows(model, space, moment).range(bounds.clone()).count() as u64;
@@ -153,7 +152,7 @@ impl Client {
         );
     }
 
-    /// The row at a place is that of a state that may be shown.
+    /// Checks that the row at an index matches a state that the call may have seen.
     pub(super) fn check_nth(
         &self,
         index: u64,
@@ -181,7 +180,7 @@ impl Client {
         );
     }
 
-    /// Has rows of a range shown from one end, until there are `limit` of them.
+    /// Reads rows from one end through a closure, until there are `limit` of them.
     async fn show(&mut self, range: &mut Range, forward: bool, limit: usize, seen: &mut Seen) -> Result<(), Error> {
         let face = self.face;
         loop {
@@ -197,7 +196,7 @@ impl Client {
                     by_face!(face, range.for_each_row_back(look), range.for_each_row_back_async(look))
                 }
             };
-            // Dropped, it has taken no row away, and shown none twice.
+            // A dropped future has consumed no row and shown none twice.
             if let Some(shown) = self.or_drop(shown).await {
                 seen.is_whole = shown?.is_continue();
                 return Ok(());
@@ -205,7 +204,7 @@ impl Client {
         }
     }
 
-    /// Reads a range from both ends and compares it with what it may show. Returns what of it was read.
+    /// Reads a range from both ends and compares it with the states it may show. Returns the parts that were read.
     pub(super) async fn scan(
         &mut self,
         mut range: Range,
@@ -240,7 +239,7 @@ impl Client {
                     by_face!(face, range.next_back(), range.next_back_async())
                 }
             };
-            // Dropped, it has taken no row away.
+            // A dropped future has consumed no row.
             let Some(row) = self.or_drop(next).await else { continue };
             match row {
                 None => {
@@ -250,7 +249,7 @@ impl Client {
                 Some(Ok(row)) if forward => seen.front.push(row),
                 Some(Ok(row)) => seen.back.push(row),
                 Some(Err(error)) => {
-                    // What came before it must be right all the same.
+                    // The rows read before the error must still be right.
                     let call = if sight.own.is_some() { Call::Transaction } else { Call::Copy };
                     if self.accept(&error, call, Some(space)).is_err() {
                         return Vec::new();
@@ -293,7 +292,7 @@ fn compare_row(wanted: Option<(&Vec<u8>, &Content)>, key: &Value, value: &Value)
     }
 }
 
-/// The first key that does not begin with this one.
+/// Returns the first key that does not begin with `prefix`.
 fn after(prefix: &[u8]) -> Vec<u8> {
     let mut after = prefix.to_vec();
     *after.last_mut().expect("a key of digits") += 1;

@@ -1,4 +1,4 @@
-//! Values as streams: readers and writers of either face.
+//! Values as streams: blocking and asynchronous readers.
 
 use std::future::poll_fn;
 use std::io::{Read, Seek, SeekFrom};
@@ -12,7 +12,7 @@ use super::answers::Call;
 use super::{Client, Count, Face, Stop};
 use crate::model::{Content, SpaceNumber};
 
-/// A value as a stream, by either face.
+/// A value reader of either API.
 pub(super) enum Reader {
     Blocking(ValueReader),
     Task(AsyncValueReader),
@@ -26,7 +26,7 @@ impl Reader {
         }
     }
 
-    /// Fills the buffer with what begins at `from`.
+    /// Fills the buffer with the bytes that begin at `from`.
     async fn read_part(&mut self, from: u64, buffer: &mut [u8]) -> std::io::Result<()> {
         match self {
             Reader::Blocking(reader) => reader.seek(SeekFrom::Start(from)).and_then(|_| reader.read_exact(buffer)),
@@ -46,12 +46,12 @@ impl Reader {
     }
 }
 
-/// A reader that gives a little at a time, and may fail.
+/// A source that returns a few bytes at a time, and may fail.
 pub(super) struct Slow {
     bytes: Vec<u8>,
     position: usize,
     pub fails_at: Option<usize>,
-    /// A task has been asked to come again.
+    /// The last poll returned `Pending`, so the next one returns bytes.
     has_waited: bool,
 }
 
@@ -89,7 +89,7 @@ impl AsyncRead for Slow {
 }
 
 impl Client {
-    /// A value as a stream, here and there.
+    /// Opens a value as a stream at a snapshot and reads parts of it.
     pub(super) async fn stream(&mut self) -> Result<(), Stop> {
         if self.life.plan.reads_all && self.random.chance(50) {
             return self.plain_stream().await;
@@ -124,7 +124,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads a value here and there.
+    /// Reads a few random parts of a value and compares them.
     pub(super) async fn read_parts(&mut self, reader: &mut Reader, space: SpaceNumber, wanted: &[u8]) {
         assert_eq!(reader.len(), wanted.len() as u64, "stream: a value's length");
         for _ in 0..4 {
@@ -138,7 +138,7 @@ impl Client {
         }
     }
 
-    /// Reads a value whole; `None` where that failed as it may, or was dropped.
+    /// Reads the whole value. Returns `None` if the read failed with an expected error or its future was dropped.
     pub(super) async fn read_whole(&mut self, reader: &mut Reader, space: SpaceNumber) -> Option<Vec<u8>> {
         let mut bytes = vec![0; reader.len() as usize];
         match self.or_drop(reader.read_part(0, &mut bytes)).await? {
@@ -160,7 +160,7 @@ impl Client {
         assert!(self.life.model.is_dropped(space) || self.may_fail(), "stream: {error}");
     }
 
-    /// A row's newest value as a stream, whole.
+    /// Reads a row's newest value as a stream, to its end.
     async fn plain_stream(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let window = self.life.model.window();

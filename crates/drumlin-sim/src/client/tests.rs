@@ -7,7 +7,7 @@ use super::*;
 use crate::model::Operation;
 use crate::plan::Fault;
 
-/// Runs a client of a new database in a world without trouble.
+/// Runs a client on a new database in a world without faults.
 fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 'static) -> Result<(), String> {
     let plan = Plan { trouble: Fault::None, relaxed_percent: 0, ..Plan::of(1) };
     let outcome = sim::run(plan.schedule, move || {
@@ -35,7 +35,7 @@ fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 's
     outcome.result
 }
 
-/// A future of a client that blocks is ready at once.
+/// Returns the result of a blocking client's future, which is ready at the first poll.
 fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
@@ -43,7 +43,7 @@ fn now<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// An answer without a commit behind it is noticed where rows were to be put.
+/// The client notices a commit of new rows that was acknowledged but never took a timestamp.
 #[test]
 fn a_commit_that_is_acknowledged_and_never_made_is_noticed() {
     let commit = |content: Option<Content>| {
@@ -61,7 +61,7 @@ fn in_use(what: &'static str) -> Error {
     Error::MemoryInUse { what, limit_bytes: 1 }
 }
 
-/// An error that no such call ends in, or whose cause has not been, is noticed.
+/// The client notices an error that the call can't return, or that no fault explains.
 #[test]
 fn an_error_that_can_not_be_is_noticed() {
     type Make = fn() -> Error;
@@ -97,7 +97,7 @@ fn an_error_that_can_not_be_is_noticed() {
     assert!(!accepts(failed, Call::Change) && !accepts(failed, Call::Transaction));
 }
 
-/// A row that stays locked, or a keyspace that is gone, is noticed.
+/// The client notices a row that stays locked, and a keyspace that is gone.
 #[test]
 fn a_row_that_stays_locked_is_noticed() {
     let outcome = with_client(|client, keyspace, _| {

@@ -1,4 +1,4 @@
-//! A transaction of several statements, each checked as it is made, and all of them together when it commits.
+//! Transactions of several statements. Each statement is checked as it is made, and all of them together at the commit.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -13,7 +13,7 @@ use super::streams::{Reader, Slow};
 use super::{Client, Count, Face, Stop, by_face};
 use crate::model::{Content, Operation, SpaceNumber, Window};
 
-/// The row that a statement is about.
+/// The row that a statement reads or changes.
 struct Spot {
     keyspace: Keyspace,
     space: SpaceNumber,
@@ -21,13 +21,13 @@ struct Spot {
 }
 
 impl Spot {
-    /// The keys that this read covers.
+    /// The key range that a read of this row covers.
     fn bounds(&self) -> Bounds {
         (Bound::Included(self.key.clone()), Bound::Included(self.key.clone()))
     }
 }
 
-/// A transaction on its way, and what it must show.
+/// A running transaction, with what the model expects of it.
 struct Running {
     tx: Transaction,
     isolation: Isolation,
@@ -40,12 +40,13 @@ struct Running {
 }
 
 impl Running {
-    /// It reads at its snapshot; else each statement reads what is newest.
+    /// Returns `true` if the transaction reads at its snapshot. At read committed, each statement reads the newest
+    /// state.
     fn is_exact(&self) -> bool {
         self.isolation != Isolation::ReadCommitted
     }
 
-    /// The transaction's own version of a row, if any.
+    /// Returns the transaction's own version of a row, if it has one.
     fn own(&self, spot: &Spot) -> Option<Option<Content>> {
         self.own.get(&(spot.space, spot.key.clone())).copied()
     }
@@ -169,14 +170,14 @@ impl Client {
                 ),
             }
         };
-        // Of a dropped one nothing remains, and the transaction goes on.
+        // A dropped statement leaves no trace, and the transaction continues.
         let Some(done) = self.or_drop(change).await else { return Ok(()) };
         done?;
         running.own.insert((space, key.clone()), content);
         Ok(())
     }
 
-    /// A change that depends on the row's value.
+    /// Makes a change that depends on the row's value.
     async fn tx_conditional(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
         let &Spot { ref keyspace, space, ref key } = spot;
         let (content, is_swap) = (self.some_content(), self.random.chance(50));
@@ -184,7 +185,7 @@ impl Client {
         let (expected, new) = (guess.map(Content::bytes), content.map(Content::bytes));
         let (expected, value) = (expected.as_deref(), new.as_deref());
         let (face, tx) = (self.face, &mut running.tx);
-        // The value that was found, or that the row had the one that was guessed.
+        // Either the value that was found, or whether it was the guessed one.
         let change = async {
             match value {
                 _ if is_swap => by_face!(
@@ -217,7 +218,8 @@ impl Client {
         Ok(())
     }
 
-    /// A row as the transaction has left it, or the newest, which it is as long as the transaction has it locked.
+    /// Returns the transaction's own version of a row, or the newest one, which can't change while the transaction
+    /// holds its lock.
     fn newest(&self, running: &Running, spot: &Spot) -> Option<Content> {
         running.own(spot).unwrap_or_else(|| self.life.model.newest(spot.space, &spot.key))
     }
@@ -233,7 +235,7 @@ impl Client {
         Ok(())
     }
 
-    /// A value as a stream.
+    /// Reads a value as a stream.
     async fn tx_read(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
         let &Spot { ref keyspace, space, ref key } = spot;
         let window = self.life.model.window();
@@ -289,7 +291,7 @@ impl Client {
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
         let found = found?;
         self.life.counts.add(Count::Reads);
-        // While the row is locked no other client changes it.
+        // No other client changes the row while it is locked.
         let wanted = running.own(spot).unwrap_or_else(|| self.life.model.newest(space, key));
         let (snapshot, newest) = (running.snapshot, self.life.model.newest_change(space, key));
         assert!(
@@ -360,14 +362,14 @@ impl Client {
         Ok(())
     }
 
-    /// The state that a statement shows which began after commit `from` and has now looked.
+    /// Returns the states that a statement may see if it began after commit `from` and has read by now.
     fn sight<'a>(&self, running: &'a Running, from: u64) -> Sight<'a> {
         let (from, to) =
             if running.is_exact() { (running.snapshot, running.snapshot) } else { (from, self.life.model.last()) };
         Sight { from, to, own: Some(&running.own), how: "transaction" }
     }
 
-    // ── its end ────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── commit ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async fn end(&mut self, running: Running) -> Result<(), Stop> {
         let Running { tx, isolation, durability, snapshot, own, reads, used, .. } = running;
@@ -378,7 +380,7 @@ impl Client {
         let (face, model) = (self.face, self.life.model.clone());
         let commit = async move {
             let result = by_face!(face, tx.commit(), tx.commit_async());
-            // Which of them was dropped, if one was, is known by now.
+            // If one of its keyspaces was dropped, the model knows by now which.
             match result {
                 Err(Error::KeyspaceDropped { name }) => {
                     assert!(used.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
@@ -391,7 +393,7 @@ impl Client {
         let Some((taken, answered)) = done else { return Ok(()) };
         if rows.is_empty() {
             assert_eq!(taken, 0, "a transaction without changes was given a timestamp");
-            // What it read is what its caller may tell others.
+            // The caller may tell others what the transaction read, so that must be durable.
             let (durable, seen) = (self.life.db.stats().durable.0, answered.0);
             assert!(
                 snapshot <= seen && seen <= durable,
@@ -401,7 +403,7 @@ impl Client {
             return Ok(());
         }
         if taken == 0 {
-            // It removed what was not there.
+            // All it did was to remove rows that did not exist.
             return Ok(());
         }
         assert_eq!(taken, answered.0, "a commit returned another timestamp than it was given");
