@@ -1,11 +1,15 @@
-//! Whole databases, damaged and opened.
+//! Databases whose files are damaged, then opened.
 //!
-//! Small databases are made once: one that was closed, one that was killed with commits in its log, and one with two
-//! streams of the log that was killed, opened again and killed again, after a keyspace was dropped and the rest packed.
-//! A script says what becomes of their bytes. Where it makes no checksum right again, the promise is the whole one: an
-//! error that names a file, or the right value; the log may end early at a whole commit. Where it does make checksums
-//! right, no program can tell, and what is asked is that nothing panics, hangs or takes memory without bound. Before it
-//! is opened it is examined, which changes no byte, and finds damage wherever opening does.
+//! There are three small databases, each created once: one that was closed, one that was killed with commits in its
+//! log, and one with two log streams that was killed, reopened and killed again, after a keyspace had been dropped and
+//! the file compacted. A script says how to damage their files.
+//!
+//! If the script recomputes no checksum, the full promise must hold: reads return the right value or an error that
+//! names a file, although the log may end early, at a whole commit. If it does recompute checksums, no program can
+//! detect the damage; then nothing may panic, hang, or take memory without bound.
+//!
+//! Before a damaged database is opened, `examine` runs on it. It must change no byte, and find damage whenever opening
+//! does.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,7 +38,7 @@ fn config(backend: &Arc<dyn Backend>, life: Life) -> Config {
         .backend(Arc::clone(backend))
 }
 
-/// The fate of a database before it is damaged.
+/// What happened to a database before it was damaged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
     Closed,
@@ -42,26 +46,26 @@ enum Life {
     Reopened,
 }
 
-/// A database's files, where their checksums are, and the rows after each commit since the checkpoint.
+/// A database's files, the places of their checksums, and the rows after each commit since the checkpoint.
 struct Sample {
     life: Life,
     files: Files,
-    /// The same at earlier moments, for files that are put back.
+    /// The files at earlier moments, for the script to put back.
     earlier: Vec<Files>,
     sealed: Vec<(PathBuf, Sealed)>,
     states: Vec<Rows>,
-    /// Of the states, the one that the last opening began with.
+    /// The index in `states` of the state that the last opening recovered.
     opened_at: usize,
 }
 
-/// The one that a script's first byte names.
+/// Returns the sample that a script's first byte selects.
 fn sample(byte: u8) -> &'static Sample {
     static SAMPLES: OnceLock<[Sample; 3]> = OnceLock::new();
     let samples = SAMPLES.get_or_init(|| [Life::Closed, Life::Killed, Life::Reopened].map(Sample::make));
     &samples[if byte >= 192 { 2 } else { usize::from(byte % 2) }]
 }
 
-/// Bytes that compress a little, and differ from one number to the next.
+/// Returns bytes that compress a little and differ between numbers.
 fn value(number: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| (number.wrapping_mul(0x9E37_79B9) >> (at % 13)) as u8 ^ (at / 7) as u8).collect()
 }
@@ -98,7 +102,7 @@ impl Sample {
         Sample { life, sealed: sealed.collect(), files, earlier, states, opened_at }
     }
 
-    /// Stores the rows that are in the checkpoint.
+    /// Stores the rows of the checkpoint.
     fn fill(db: &Database, life: Life) -> drumlin::Result<Vec<Rows>> {
         let keyspace = db.keyspace("rows")?;
         let mut rows = Rows::new();
@@ -131,7 +135,7 @@ impl Sample {
         Ok(vec![rows])
     }
 
-    /// Commits that are in the log alone; enters the rows after each.
+    /// Makes commits that are in the log only, and adds the rows after each to `states`.
     fn commit(db: &Database, commits: Range<u64>, states: &mut Vec<Rows>) -> drumlin::Result<()> {
         let keyspace = db.existing_keyspace("rows")?;
         let mut rows = states.last().expect("the checkpoint's").clone();
@@ -151,7 +155,7 @@ impl Sample {
             }
             tx.insert(&keyspace, b"commit", commit.to_be_bytes())?;
             rows.insert(b"commit".to_vec(), commit.to_be_bytes().to_vec());
-            // Each from another thread: streams are the threads'.
+            // Each thread is assigned a log stream, so new threads use both.
             std::thread::scope(|scope| scope.spawn(|| tx.commit()).join().expect("a commit does not panic"))?;
             states.push(rows.clone());
         }
@@ -191,16 +195,16 @@ fn disk_of(files: &Files) -> Arc<dyn Backend> {
     backend
 }
 
-/// The effects of a script.
+/// What a script damaged.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Damage {
-    /// A checksum was made right again.
+    /// A checksum was recomputed.
     resealed: bool,
     /// Bytes of the log were changed.
     log: bool,
-    /// Bytes of another file were.
+    /// Bytes of another file were changed.
     data: bool,
-    /// Whole files are gone, or others have their names.
+    /// Whole files are missing, old, or swapped.
     lost: bool,
 }
 
@@ -214,13 +218,13 @@ impl Damage {
         self.data |= !is_log(path);
     }
 
-    /// The first state that may be the last without a word: the end of a log that was killed with can't be told from
-    /// its damage, but what an opening began with is known to its superblock. A closed database needs its log only
-    /// where its newest superblock is damaged as well.
+    /// Returns the index of the oldest state at which the database may stand without reporting damage. The end of a
+    /// killed database's log can't be told from damage to it, but the superblock knows the state that an opening began
+    /// with. A closed database needs its log only if its newest superblock is damaged too.
     fn ends_from(self, sample: &Sample) -> usize {
         match sample.life {
             Life::Closed if !self.data => sample.states.len() - 1,
-            // What is lost whole is missed: the newest superblock lists it, unless that was harmed too.
+            // The newest superblock lists the log files, so missing ones are noticed unless it is damaged too.
             _ if !(self.log || self.data && self.lost) => sample.states.len() - 1,
             _ if !self.data => sample.opened_at,
             _ => 0,
@@ -247,7 +251,7 @@ fn lose(sample: &Sample, files: &mut Files, way: u8, script: &mut Script<'_>, do
         _ => {
             let earlier = &sample.earlier[script.number() % sample.earlier.len()];
             let Some(before) = earlier.get(path) else { return };
-            // Of the log the end may be gone with it.
+            // An old log file may lack the end of the log.
             done.log |= is_log(path);
             files.insert(path.clone(), before.clone());
         }
@@ -263,7 +267,7 @@ fn damage(sample: &Sample, files: &mut Files, script: &mut Script<'_>) -> Damage
         let strings =
             [&b""[..], b"\x00", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00\x00\x00\x00\x80", b"dRec", b"DRUMLIN\n"];
         if kind >= 128 && !sample.sealed.is_empty() {
-            // Within something that has a checksum, which is made right again.
+            // Within a part that has a checksum, which is recomputed.
             let (path, sealed) = &sample.sealed[script.number() % sample.sealed.len()];
             let Some(file) = files.get_mut(path) else { continue };
             let Some(part) = file.get_mut(sealed.start..sealed.start + sealed.length) else { continue };
@@ -289,7 +293,7 @@ fn damage(sample: &Sample, files: &mut Files, script: &mut Script<'_>) -> Damage
         let path = &names[script.number() % names.len()];
         let Some(file) = files.get_mut(path) else { continue };
         done.note(path);
-        // Where something is: most of a file may be empty.
+        // Damage only the part up to the last byte that is not zero: most of a file may be empty.
         let last = file.iter().rposition(|&byte| byte != 0).map_or(file.len(), |last| last + 1);
         if last == 0 {
             continue;
@@ -358,7 +362,7 @@ fn read_everything(db: &Database) -> drumlin::Result<usize> {
     let mut count = 0;
     for info in db.keyspaces() {
         let keyspace = db.existing_keyspace(&info.name)?;
-        // Damage that no checksum shows may lead a scan round in circles; it must not go on for ever.
+        // Damage that no checksum reveals may make a scan run in circles, but it must end.
         count += keyspace.iter().take(100_000).take_while(Result::is_ok).count();
         count += keyspace.iter().rev().take(100_000).take_while(Result::is_ok).count();
         assert!(count < 100_000, "a scan does not end");

@@ -1,8 +1,8 @@
-//! Fuzz targets: each takes any bytes and panics if something is not as it has to be.
+//! Fuzz targets: each takes any bytes and panics if the library does something wrong.
 //!
-//! `fuzz/` at the root of the repository hands these functions to libFuzzer; `tests/corpus.rs` replays what it found
-//! worth keeping, with the stable toolchain; the program of this crate damages files by the hundred thousand, and calls
-//! everything public in sequences that a seed decides.
+//! `fuzz/` at the root of the repository hands these functions to libFuzzer. `tests/corpus.rs` replays the inputs worth
+//! keeping, with the stable toolchain. The program of this crate damages and opens databases by the hundred thousand,
+//! and runs seeded sequences of calls of the whole public API.
 
 pub mod face;
 pub mod files;
@@ -11,10 +11,10 @@ mod script;
 
 pub use script::Script;
 
-/// A target's name and what it does.
+/// The name of a target, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets; `fuzz/fuzz_targets` has a file for each.
+/// All targets. `fuzz/fuzz_targets` has a file for each.
 pub const TARGETS: [Target; 14] = [
     ("catalogue", drumlin::fuzzing::catalogue),
     ("counts", drumlin::fuzzing::counts),
@@ -33,6 +33,9 @@ pub const TARGETS: [Target; 14] = [
 ];
 
 /// Runs a target.
+///
+/// # Panics
+/// If the library does something wrong, or no target has that name.
 ///
 /// # Panics
 /// If something is not as it has to be, or no target has that name.

@@ -1,4 +1,11 @@
-//! Damages databases by the hundred thousand and opens them: `drumlin-fuzz --files 100000`.
+//! Two long-running fuzzers.
+//!
+//! `drumlin-fuzz --files 100000` damages databases by the hundred thousand and opens them. The scripts for
+//! [`drumlin_fuzz::files`] are drawn from seeds. The count is kept in `target/fuzz/files`, and a run continues where
+//! the last one ended. Scripts that fail are kept in the same folder, as input of the target `files`.
+//!
+//! `drumlin-fuzz face --seconds 60` runs seeded sequences of calls of the whole public API. Child processes run the
+//! seeds, so that one that hangs can be killed; `drumlin-fuzz face --seed 7` repeats one seed.
 //!
 //! Scripts for [`drumlin_fuzz::files`] are drawn from a seed. The count is kept in `target/fuzz/files`, and a run goes
 //! on where the one before it ended. What fails is kept beside it, as input of the target `files`.
@@ -15,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use drumlin_testing::{Random, documents};
 
-/// A script of one or a few steps. Half of them make no checksum right again.
+/// Returns a script of one or a few steps. Half of the scripts recompute no checksum.
 fn script(number: u64) -> Vec<u8> {
     let mut random = Random(number);
     let mut bytes: Vec<u8> = (0..10 + random.next() % 40).map(|_| random.next() as u8).collect();
@@ -31,10 +38,10 @@ fn folder() -> PathBuf {
     target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")).join("fuzz")
 }
 
-/// Memory that no database of this size has a use for.
+/// More memory than a database of this size can need.
 const PEAK_BYTES_MAX: u64 = 512 << 20;
 
-/// The most memory that this process has had since it was asked the last time; `None` where the system does not tell.
+/// Returns this process's peak memory since the last call, in bytes, or `None` if the system does not report it.
 fn take_peak_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -50,7 +57,7 @@ fn run(goal: u64) -> std::io::Result<u64> {
     let mut said = Instant::now();
     while done < goal {
         let script = script(done);
-        // Where memory runs out, nothing can be caught: then it is this one.
+        // Running out of memory can't be caught; then this file has the script.
         std::fs::write(folder().join("current"), &script)?;
         let is_whole = std::panic::catch_unwind(|| drumlin_fuzz::files::run(&script)).is_ok();
         let peak = take_peak_bytes().unwrap_or(0);
@@ -75,7 +82,7 @@ fn run(goal: u64) -> std::io::Result<u64> {
     Ok(failed)
 }
 
-/// Writes the count of all runs into docs/testing.md, where this one has found nothing.
+/// Writes the count of all runs into docs/testing.md if this run has found nothing.
 fn write_files(failed: u64) -> std::io::Result<u64> {
     let done = std::fs::read_to_string(folder().join("files"))?.trim().parse().unwrap_or(0);
     if failed == 0 {
@@ -87,14 +94,14 @@ fn write_files(failed: u64) -> std::io::Result<u64> {
 
 // ── the face ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// No sequence of calls takes this long, in debug on a busy machine either.
+/// No sequence of calls takes this long, not even a debug build on a busy machine.
 const SEED_DURATION_MAX: Duration = Duration::from_secs(60);
 
-/// Each sequence leaks a database in the end.
+/// Each sequence leaks a database at its end, so a process runs only this many.
 const SEEDS_PER_PROCESS: u64 = 10;
 
-/// Goes through seeds from one on, and says each before it begins and the memory that it took; the body of another
-/// process.
+/// The body of a child process: runs seeds from `from` on, and prints each before it begins and the memory that it
+/// took.
 fn face_worker(from: u64, count: u64) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -109,16 +116,16 @@ fn face_worker(from: u64, count: u64) {
     }
 }
 
-/// The state that the processes which go through seeds share.
+/// The state shared by the threads that start child processes.
 struct Lanes {
     begun: Instant,
     duration: Duration,
-    /// The next seed, and the one behind the last.
+    /// The next seed, and the end of the range (excluded).
     next: AtomicU64,
     end: u64,
     done: AtomicU64,
     failed: AtomicU64,
-    /// The most memory that a sequence took beside what it may.
+    /// The largest excess of memory that a sequence took.
     excess_bytes: AtomicU64,
 }
 
@@ -127,7 +134,7 @@ impl Lanes {
         self.begun.elapsed() >= self.duration
     }
 
-    /// Has the next seeds gone through by a process of their own; `false` if there are none.
+    /// Runs the next seeds in a child process of their own. Returns `false` if there are none.
     fn portion(&self) -> std::io::Result<bool> {
         let from = self.next.fetch_add(SEEDS_PER_PROCESS, Ordering::Relaxed);
         let mut left = self.end.saturating_sub(from).min(SEEDS_PER_PROCESS);
@@ -142,14 +149,14 @@ impl Lanes {
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 println!("FOUND: seed {seed} {reason}; again: drumlin-fuzz face --seed {seed}");
             }
-            // Behind one that failed it goes on.
+            // After a failure, another process runs the remaining seeds.
             left = if reason.is_some() { left.saturating_sub(seed + 1 - next) } else { 0 };
             next = seed + 1;
         }
         Ok(from < self.end && !self.is_over())
     }
 
-    /// Hears what a process says, to its end. Returns the seed that it has come to, and what is wrong with it.
+    /// Reads the output of a child process to its end. Returns its last seed, and how that failed, if it did.
     fn follow(&self, child: &mut Child, first: u64) -> std::io::Result<(u64, Option<&'static str>)> {
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
         let (sender, lines) = mpsc::channel();
@@ -182,7 +189,7 @@ impl Lanes {
     }
 }
 
-/// Has seeds gone through, as many at once as the machine has processors. Returns the number of those that failed.
+/// Runs seeds, as many at once as there are processors. Returns the number of failed ones.
 fn face(from: u64, count: u64, duration: Duration) -> std::io::Result<u64> {
     let (next, end, zero) = (AtomicU64::new(from), from.saturating_add(count), AtomicU64::default);
     let lanes =
@@ -215,7 +222,7 @@ fn main() -> ExitCode {
         ["--files", count] => number(count).map(run),
         ["--files", count, "--update-docs"] => number(count).map(|count| run(count).and_then(write_files)),
         ["face", "--seconds", seconds] => number(seconds).map(|seconds| {
-            // Another place each time.
+            // Begin at another seed each time.
             let from = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
             face(from.as_secs() << 20, u64::MAX, Duration::from_secs(seconds))
         }),

@@ -1,4 +1,4 @@
-//! Sequences of operations on a database and on an ordered map: what one answers, the other must.
+//! Sequences of operations on a database and on an ordered map, whose answers must be the same.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -23,13 +23,13 @@ struct World {
     db: Option<Database>,
     keyspaces: Vec<Keyspace>,
     models: [Model; 2],
-    /// A snapshot, and the rows that it saw.
+    /// A snapshot, and the rows that it must show.
     kept: Option<(Snapshot, [Model; 2])>,
 }
 
 fn key(script: &mut Script<'_>) -> Vec<u8> {
     match script.byte() {
-        // A few that meet, some in a row, some with a long beginning in common.
+        // A few colliding keys, some sequential ones, some with a long common prefix.
         kind @ 0..64 => vec![b'k', kind % 16],
         kind @ 64..160 => vec![b'n', kind, script.byte()],
         kind @ 160..220 => [&[b'p'; 60][..], &[kind, script.byte()]].concat(),
@@ -198,7 +198,7 @@ impl World {
                 self.models[which].remove(&key);
             }
             20 => {
-                // Empty a part, so that leaves merge.
+                // Remove a run of rows, so that leaves merge.
                 let from = key(script);
                 let doomed: Vec<_> = self.models[which].range(from..).take(50).map(|(key, _)| key.clone()).collect();
                 for key in doomed {
@@ -215,7 +215,7 @@ impl World {
     }
 }
 
-/// Does what the bytes say to a database and to a model of it.
+/// Performs the operations that the bytes encode on a database and on its model, and compares them.
 pub fn run(bytes: &[u8]) {
     let mut script = Script(bytes);
     let mut world = World::new();

@@ -1,28 +1,28 @@
-//! Bytes read as instructions: whatever they are, they mean something.
+//! Bytes read as instructions: any bytes are a valid script.
 
-/// The bytes that are left. Behind them everything is zero.
+/// The bytes that are left. After its end, a script reads as zeros.
 #[derive(Clone, Debug)]
 pub struct Script<'b>(pub &'b [u8]);
 
 impl<'b> Script<'b> {
-    /// Returns `true` if there is more.
+    /// Returns `true` if bytes are left.
     pub fn has_more(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// One byte.
+    /// Takes one byte.
     pub fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         *first
     }
 
-    /// Four bytes.
+    /// Takes four bytes as a number.
     pub fn number(&mut self) -> usize {
         (0..4).fold(0, |number, _| number << 8 | usize::from(self.byte()))
     }
 
-    /// As many bytes as there are, up to `length`.
+    /// Takes up to `length` bytes, fewer at the end.
     pub fn bytes(&mut self, length: usize) -> &'b [u8] {
         let (bytes, rest) = self.0.split_at(length.min(self.0.len()));
         self.0 = rest;

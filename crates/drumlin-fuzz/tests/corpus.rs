@@ -1,4 +1,4 @@
-//! The corpus of the fuzzers, replayed: what was found worth keeping stays mended.
+//! Replays the corpus of the fuzzers, so that bugs found once stay fixed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ fn corpus(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target)
 }
 
-/// Every input of every target runs without a panic, and no target is without inputs.
+/// Every input of every target runs without a panic, and every target has inputs.
 #[test]
 fn the_corpus_holds() {
     for (target, run) in TARGETS {
@@ -26,7 +26,7 @@ fn the_corpus_holds() {
     }
 }
 
-/// Each target has its file for libFuzzer, and no file is without a target.
+/// Each target has a file for libFuzzer, and each file a target.
 #[test]
 fn every_target_is_fuzzed() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets");
@@ -38,8 +38,8 @@ fn every_target_is_fuzzed() {
     assert_eq!(found, TARGETS.map(|(target, _)| target));
 }
 
-/// The corpus has samples of all that the encoders write, so that a decoder is fuzzed from valid bytes. With
-/// `DRUMLIN_FUZZ_SAMPLES` set, they are put there.
+/// The corpus has samples of everything that the encoders write, so that fuzzing the decoders begins from valid bytes.
+/// If `DRUMLIN_FUZZ_SAMPLES` is set, the test writes them.
 #[test]
 fn the_corpus_has_the_samples() {
     for (number, (target, bytes)) in drumlin::fuzzing::samples().into_iter().enumerate() {

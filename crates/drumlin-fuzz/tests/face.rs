@@ -1,4 +1,4 @@
-//! The generator of call sequences: it makes every call that there is, and what it found stays mended.
+//! The generator of call sequences makes every public call.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use drumlin_fuzz::face;
 
-/// The public functions of the library, as `Type::function`, read from its sources.
+/// Returns the public functions of the library as `Type::function`, read from its sources.
 fn public_functions() -> BTreeSet<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drumlin/src");
     let mut files: Vec<_> = fs::read_dir(folder.join("db")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -35,7 +35,7 @@ fn public_functions() -> BTreeSet<String> {
     functions
 }
 
-/// The sequences of some seeds make every public call, and each answers as it should.
+/// The sequences of some seeds make every public call, and each answers correctly.
 #[test]
 fn every_call_is_made() {
     let wanted = public_functions();
@@ -44,7 +44,7 @@ fn every_call_is_made() {
         wanted.iter().filter(|name| !called.contains(name.as_str())).cloned().collect()
     };
     let mut seed = 0;
-    // A few hundred do; which ones changes with each draw that is added.
+    // A few hundred seeds are enough; how many changes with every draw that is added.
     while !missing(&wanted).is_empty() && seed < 1000 {
         face::run(&face::script(seed));
         seed += 1;

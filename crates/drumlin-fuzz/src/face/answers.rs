@@ -1,10 +1,10 @@
-//! The answers that calls may give.
+//! Checks of the answers that calls give.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use drumlin::{Error, LockHolder, Recourse, Result};
 
-/// The recourse that the documentation of each error promises.
+/// Returns the recourse that the documentation of each error promises.
 pub(super) fn documented(error: &Error) -> Recourse {
     match error {
         Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
@@ -15,7 +15,7 @@ pub(super) fn documented(error: &Error) -> Recourse {
     }
 }
 
-/// The result, whose error has to be one that `may` allows.
+/// Returns the value of a result, or `None` for an error. Panics unless `may` allows that error.
 #[track_caller]
 pub(super) fn checked<T>(result: Result<T>, may: impl Fn(&Error) -> bool) -> Option<T> {
     match result {
@@ -47,7 +47,7 @@ pub(super) fn is_crowded(error: &Error) -> bool {
     matches!(error, Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. })
 }
 
-/// Runs what panics on purpose, quietly.
+/// Runs a closure that must panic, without printing the panic.
 pub(super) fn panics(body: impl FnOnce()) {
     assert!(catch_unwind(AssertUnwindSafe(body)).is_err(), "the panic was swallowed");
 }
@@ -55,7 +55,7 @@ pub(super) fn panics(body: impl FnOnce()) {
 /// The message of panics that are part of a sequence.
 pub const ON_PURPOSE: &str = "a panic on purpose";
 
-/// The error of a read through `std::io` tells that the value's moment is gone.
+/// Returns `true` if a read through `std::io` failed because its snapshot is too old or its keyspace was dropped.
 pub(super) fn is_gone(error: &std::io::Error) -> bool {
     ["too old", "was dropped"].iter().any(|why| error.to_string().contains(why))
 }

@@ -1,11 +1,11 @@
-//! The public functions that were called.
+//! A record of the public functions that were called.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 static CALLED: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
 
-/// The public functions that were called so far in this process, as `Type::function`.
+/// Returns the public functions that this process has called so far, as `Type::function`.
 pub fn called() -> BTreeSet<&'static str> {
     CALLED.lock().expect("nothing panics with it").clone()
 }
@@ -14,7 +14,7 @@ pub(super) fn note(name: &'static str) {
     CALLED.lock().expect("nothing panics with it").insert(name);
 }
 
-/// Notes a call by its name and makes it.
+/// Makes a call and records its name.
 macro_rules! call {
     ($name:literal, $call:expr) => {{
         $crate::face::calls::note($name);

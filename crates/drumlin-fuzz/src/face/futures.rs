@@ -1,4 +1,4 @@
-//! Futures that are polled to their end, or dropped or leaked on the way.
+//! Futures that are polled to completion, or dropped or leaked before.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// The fate of a future.
+/// Says how often to poll a future, and whether to leak or drop it then.
 #[derive(Clone, Copy)]
 pub(super) struct Fate {
     pub(super) polls: usize,
     pub(super) leaks: bool,
 }
 
-/// Polls a future a number of times, then drops or leaks it.
+/// Polls a future up to this many times, then drops or leaks it. Returns its result if it was ready.
 pub(super) fn poll_some<T>(future: impl Future<Output = T>, fate: Fate) -> Option<T> {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut future = Box::pin(future);

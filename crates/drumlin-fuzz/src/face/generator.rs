@@ -9,17 +9,17 @@ use drumlin_testing::Random;
 use super::futures::Fate;
 use crate::Script;
 
-/// Bytes of a seed.
+/// Returns the first `count` bytes of a seed's random numbers.
 pub(super) fn bytes(seed: u64, count: usize) -> Vec<u8> {
     numbers(seed).bytes(count)
 }
 
-/// The numbers of a seed, spread so that those of neighbours have nothing in common.
+/// Returns the generator of a seed. The multiplication makes neighbouring seeds unrelated.
 fn numbers(seed: u64) -> Random {
     Random(seed.wrapping_mul(0xD134_2543_DE82_EF95))
 }
 
-/// The sequence of a seed.
+/// Returns the script of a seed.
 pub fn script(seed: u64) -> Vec<u8> {
     let mut random = numbers(seed);
     let length = 40 + random.index(280);
@@ -66,7 +66,8 @@ pub(super) fn options(script: &mut Script<'_>) -> TxOptions {
         _ => Isolation::ReadCommitted,
     };
     let durability = if script.byte().is_multiple_of(3) { Durability::Full } else { Durability::Relaxed };
-    // Where none waits for what it holds itself, and where a deadlock is found, even no limit ends.
+    // Even without a limit every wait ends: no thread waits for a lock that it holds itself, and deadlocks are
+    // detected.
     let lock_timeout = [Duration::ZERO, Duration::from_millis(1), Duration::MAX][usize::from(script.byte() % 3)];
     TxOptions { isolation, durability, lock_timeout }
 }

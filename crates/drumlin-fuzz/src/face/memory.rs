@@ -1,19 +1,19 @@
-//! The memory that a sequence takes, against the budgets of its databases.
+//! Checks the memory that a sequence takes against the budgets of its databases.
 //!
-//! A thread looks each millisecond, so that what a single call takes shows too. Only the program's worker asks for it:
-//! under libFuzzer and in tests the process has memory of others.
+//! A thread samples the process's memory every millisecond, so that the peak within a single call is seen too. Only the
+//! worker of the program starts it: under libFuzzer and in tests other code shares the process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Anonymous memory beside budgets and models: stacks, values on their way through a call, what the allocator
-/// keeps, and what a database has beside its budget (threads, and tables of a few pages).
+/// Anonymous memory allowed in addition to budgets and models: stacks, values passed through a call, memory that the
+/// allocator retains, and memory of a database outside its budget (threads, and tables of a few pages).
 pub const ALLOWANCE_BYTES: u64 = 8 << 20;
 
-/// The most that was seen since it was asked the last time; 0: it is not measured.
+/// The peak since the last reset, in bytes; 0 if it is not measured.
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
-/// Anonymous memory of this process; `None` where the system does not tell.
+/// Returns the anonymous memory of this process in bytes, or `None` if the system does not report it.
 fn anonymous_bytes() -> Option<u64> {
     let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
     let mut pages = pages.split(' ').skip(1).map(str::parse::<u64>);
@@ -21,7 +21,7 @@ fn anonymous_bytes() -> Option<u64> {
     Some(resident.saturating_sub(of_files) * 4096)
 }
 
-/// Looks from now on, for as long as the process lives.
+/// Samples the memory from now on, until the process ends.
 pub fn watch() {
     let Some(bytes) = anonymous_bytes() else { return };
     PEAK.store(bytes, Ordering::Relaxed);
@@ -36,7 +36,7 @@ pub fn watch() {
 /// The memory of one sequence.
 pub(super) struct Watch {
     before: u64,
-    /// The most that was above what the sequence may have, without the allowance.
+    /// The largest excess over what the sequence may take, not counting the allowance.
     pub(super) excess: u64,
 }
 
@@ -46,7 +46,7 @@ impl Watch {
         Watch { before: PEAK.load(Ordering::Relaxed), excess: 0 }
     }
 
-    /// Checks that the memory taken since the last look is within the budgets, the bytes that callers hold, and the
+    /// Checks that the peak since the last look is within the budgets, the bytes that the caller holds, and the
     /// allowance.
     pub(super) fn look(&mut self, budget_bytes: u64, held_bytes: impl FnOnce() -> u64) {
         let growth = PEAK.load(Ordering::Relaxed).saturating_sub(self.before);

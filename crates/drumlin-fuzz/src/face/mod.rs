@@ -1,10 +1,10 @@
-//! Sequences of calls over everything public, by a user who is not careful: two databases whose handles are mixed and
-//! dropped in any order, futures dropped and leaked, settings at their extremes, closures and readers that panic,
-//! threads that want the same rows while the database is closed. Most databases are in memory, some are on disk.
+//! Sequences of calls of the whole public API, by a careless user. Handles of two databases are mixed up and dropped in
+//! any order, futures are dropped and leaked, settings are extreme, closures and readers panic, and threads contend for
+//! the same rows while the database is closed. Most databases are in memory, some on disk.
 //!
-//! The answer of a call is compared with an ordered map for each keyspace; a transaction has maps of its own until it
-//! commits. An error must be one that the call may give here, with the recourse that `error.rs` documents. Nothing may
-//! panic but what is told to, and the database must go on afterwards.
+//! The answer of each call is compared with an ordered map for each keyspace; a transaction has maps of its own until
+//! it commits. An error must be one that the call may return here, with the recourse that `error.rs` documents. Nothing
+//! may panic except closures that are meant to, and the database must keep working afterwards.
 
 mod answers;
 mod calls;
@@ -35,15 +35,15 @@ use answers::must;
 use calls::call;
 use side::Side;
 
-/// Does what the bytes say. Returns the bytes of memory that were taken beside budgets and what the sequence itself
-/// holds, where [`memory::watch`] looks.
+/// Runs the sequence that the bytes encode. Returns the bytes of memory taken in excess of the budgets and of what the
+/// sequence itself holds; 0 unless [`memory::watch`] was called.
 ///
 /// # Panics
-/// If a call answers otherwise than it should.
+/// If a call gives a wrong answer.
 pub fn perform(bytes: &[u8]) -> u64 {
     let mut script = Script(bytes);
     let mut memory = memory::Watch::begin();
-    // A disk that waits for each sync is slow: few sequences are long enough for what they find there.
+    // Real syncs are slow, so only about one sequence in eleven uses a disk.
     let is_on_disk = script.byte() < 24;
     let [mut one, mut other] = [(); 2].map(|()| Side::new(is_on_disk, &mut script));
     while script.has_more() {
@@ -64,16 +64,16 @@ pub fn perform(bytes: &[u8]) -> u64 {
             18..24 => one.read(which, &mut script),
             _ => one.write(which, &mut script),
         }
-        // Files in memory come and go within a call, and what they took stays with the allocator.
+        // Not in memory: files there come and go within a call, and the allocator retains what they took.
         if is_on_disk {
-            // The third that is open at times is one of the least.
+            // A third database, open at times, has the smallest budget.
             let budget_bytes = one.budget_bytes + other.budget_bytes + places::BUDGET_BYTES;
             memory.look(budget_bytes, || one.held_bytes() + other.held_bytes());
         }
     }
     one.check();
     other.check();
-    // What is never dropped does not keep the database from being closed.
+    // Leaked handles do not keep the database from being closed.
     std::mem::forget((must(one.db().begin()), one.db().snapshot(), one.keyspaces[0].iter()));
     must(one.db().clone().close());
     let _ = call!("Error::recourse", Error::Invalid(String::new()).recourse());
@@ -81,7 +81,7 @@ pub fn perform(bytes: &[u8]) -> u64 {
     memory.excess
 }
 
-/// Like [`perform`], as a target.
+/// Runs [`perform`] as a fuzz target.
 pub fn run(bytes: &[u8]) {
     perform(bytes);
 }

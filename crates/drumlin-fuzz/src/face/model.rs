@@ -1,4 +1,4 @@
-//! The rows that a keyspace should hold, and the views that its readers must have.
+//! The rows that a keyspace must hold, and checks of everything that reads them.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -30,7 +30,7 @@ pub(super) fn within<'m>(
     model.iter().filter(|(key, _)| contains(key)).collect()
 }
 
-/// Counts all rows, and those below a key.
+/// Counts all rows, and the rows below a key.
 fn count_all(reader: &Reader, k: &Keyspace, model: &Model, key: &[u8], may: &impl Fn(&Error) -> bool) {
     let below = model.keys().take_while(|of| of[..] < *key).count();
     let counts = [
@@ -44,17 +44,17 @@ fn count_all(reader: &Reader, k: &Keyspace, model: &Model, key: &[u8], may: &imp
     }
 }
 
-/// The lengths of values, of which all are taken.
+/// Sums the lengths of all values.
 pub(super) const LENGTHS: Sum<u64> = Sum::of(Field::of("length", |_, value| Some(value.len() as u64)));
 
-/// The first byte of each value that has one.
+/// Finds the greatest first byte among the values that have one.
 pub(super) const FIRST_BYTES: Max<u8> = Max::of(Field::big_endian(0));
 
 pub(super) fn lengths(rows: &[(&Vec<u8>, &Vec<u8>)]) -> i128 {
     rows.iter().map(|(_, value)| value.len() as i128).sum()
 }
 
-/// Fails at rows of one kind, panics at those of another.
+/// A reducer that fails for keys that begin with `p` and panics for the empty key.
 pub(super) struct Careless;
 
 impl Reducer for Careless {
@@ -82,7 +82,7 @@ impl Reducer for Careless {
     fn output(&self, (): ()) {}
 }
 
-/// Reduces a range by reducers that succeed and one that may not.
+/// Reduces a range by two reducers that succeed and one that may fail.
 fn reduce(
     reader: &Reader,
     k: &Keyspace,
@@ -104,7 +104,7 @@ fn reduce(
     assert!(!is_done || !fails, "a reducer that failed has an answer");
 }
 
-/// Reads rows of a range by their places, and at random.
+/// Reads rows of a range by their index, and a random sample.
 fn find_by_place(
     reader: &Reader,
     k: &Keyspace,
@@ -134,7 +134,7 @@ fn find_by_place(
     }
 }
 
-/// Goes through a range from both ends, by both faces, dropping futures on the way.
+/// Iterates over a range from both ends, by blocking and asynchronous calls, some of whose futures are dropped.
 pub(super) fn walk(
     mut range: Range,
     expected: &[(&Vec<u8>, &Vec<u8>)],
@@ -174,7 +174,7 @@ pub(super) fn walk(
             0 => range.next_back(),
             1 => block_on(call!("Range::next_async", range.next_async())),
             2 => block_on(call!("Range::next_back_async", range.next_back_async())),
-            // Leaked, it would keep the database open as the range does.
+            // A leaked future would keep the database open, because it borrows the range.
             3 => match poll_some(range.next_async(), Fate { leaks: false, ..fate(script) }) {
                 Some(row) => row,
                 None => continue,
@@ -196,7 +196,7 @@ pub(super) fn walk(
     assert_eq!(front, back, "a row too few");
 }
 
-/// Has the rows of a range shown from both ends, some at a time, dropping futures on the way.
+/// Shows the rows of a range to a closure from both ends, a few at a time; some futures are dropped.
 fn show(mut range: Range, expected: &[(&Vec<u8>, &Vec<u8>)], may: impl Fn(&Error) -> bool, script: &mut Script<'_>) {
     let (mut front, mut back) = (0, expected.len());
     loop {
@@ -232,7 +232,7 @@ fn show(mut range: Range, expected: &[(&Vec<u8>, &Vec<u8>)], may: impl Fn(&Error
     assert_eq!(front, back, "a row too few");
 }
 
-/// A stream, polled to its end.
+/// Polls a stream to its end.
 fn follow<T>(stream: &mut RowStream<T>) -> Vec<Result<T>> {
     let _ = format!("{stream:?}");
     let mut rows = Vec::new();
@@ -243,7 +243,7 @@ fn follow<T>(stream: &mut RowStream<T>) -> Vec<Result<T>> {
     rows
 }
 
-/// The same of keys, also as a stream.
+/// Like [`walk`], for keys, also as a stream.
 pub(super) fn walk_keys(
     mut keys: Keys,
     expected: &[(&Vec<u8>, &Vec<u8>)],
@@ -266,7 +266,7 @@ pub(super) fn walk_keys(
     }
 }
 
-/// The same of values.
+/// Like [`walk`], for values, also as a stream.
 pub(super) fn walk_values(
     mut values: Values,
     expected: &[(&Vec<u8>, &Vec<u8>)],
@@ -289,7 +289,7 @@ pub(super) fn walk_values(
     }
 }
 
-/// The same of values as streams.
+/// Like [`walk`], for values that are read as streams.
 fn walk_readers(
     mut readers: Readers,
     expected: &[(&Vec<u8>, &Vec<u8>)],
@@ -328,7 +328,7 @@ fn walk_readers(
     assert_eq!(front, back, "a row too few");
 }
 
-/// The values are as expected, up to an error that may be.
+/// Checks that the values are those expected, up to an error that `may` allows.
 fn same(found: Vec<Result<Value>>, expected: &[&Vec<u8>], may: impl Fn(&Error) -> bool) {
     let mut expected = expected.iter();
     for found in found {
@@ -338,19 +338,19 @@ fn same(found: Vec<Result<Value>>, expected: &[&Vec<u8>], may: impl Fn(&Error) -
     assert!(expected.next().is_none(), "a row too few");
 }
 
-/// The first or last row is that of the model.
+/// Checks that the first or last row is that of the model.
 pub(super) fn is_end(found: Option<&(Value, Value)>, expected: Option<(&Vec<u8>, &Vec<u8>)>) {
     let found = found.map(|(key, value)| (&key[..], &value[..]));
     assert_eq!(found, expected.map(|(key, value)| (&key[..], &value[..])));
 }
 
-/// A vector holds the value of a row, or nothing where there is none.
+/// Checks that the vector holds the row's value, or is empty if there is no row.
 pub(super) fn is_in(value: &[u8], found: bool, expected: Option<&Vec<u8>>) {
     assert_eq!(found, expected.is_some(), "a row too many or too few");
     assert_eq!(value, expected.map_or(&[][..], |expected| &expected[..]));
 }
 
-/// A read by a snapshot or a transaction, which sees the rows of `model`.
+/// Reads through a snapshot or a transaction that sees the rows of `model`.
 pub(super) fn read_by(
     reader: &Reader,
     k: &Keyspace,
@@ -368,7 +368,7 @@ pub(super) fn read_by(
     }
 }
 
-/// Reads a row, by the call with this number.
+/// Reads a row by the call that `number` selects.
 fn read_row_by(
     reader: &Reader,
     k: &Keyspace,
@@ -445,7 +445,7 @@ fn read_many_by(reader: &Reader, k: &Keyspace, model: &Model, key: &Vec<u8>, may
     }
 }
 
-/// Scans and counts a range, and finds rows by their place.
+/// Scans and counts a range, and finds rows by their index.
 fn read_range_by(
     reader: &Reader,
     k: &Keyspace,
@@ -468,7 +468,7 @@ fn read_range_by(
     reduce(reader, k, &bounds, &expected, may);
 }
 
-/// Goes through rows, by the call with this number.
+/// Iterates over rows by the call that `number` selects.
 fn scan_by(
     reader: &Reader,
     k: &Keyspace,
@@ -489,7 +489,7 @@ fn scan_by(
     }
 }
 
-/// Reads the first or last row, or whether there is one, by the call with this number.
+/// Reads the first or last row, or whether there is any, by the call that `number` selects.
 fn read_ends_by(reader: &Reader, k: &Keyspace, model: &Model, number: u8, may: &impl Fn(&Error) -> bool) {
     match number {
         9 => {
@@ -517,7 +517,7 @@ fn read_ends_by(reader: &Reader, k: &Keyspace, model: &Model, number: u8, may: &
     }
 }
 
-/// Returns `true` if the value from a place on was read to its end as it is; one whose moment is gone may break off.
+/// Returns `true` if the bytes read are the whole rest of the value, or a part of it before the snapshot was gone.
 fn is_rest(bytes: &[u8], rest: &[u8], end: std::io::Result<()>) -> bool {
     match end {
         Ok(()) => bytes == rest,
@@ -525,7 +525,7 @@ fn is_rest(bytes: &[u8], rest: &[u8], end: std::io::Result<()>) -> bool {
     }
 }
 
-/// A reader and the value that it should read, or neither.
+/// Returns a reader with the value that it should read, or `None` if there is neither.
 fn both<R>(reader: Option<R>, expected: Option<&Vec<u8>>) -> Option<(R, &Vec<u8>)> {
     assert_eq!(reader.is_some(), expected.is_some(), "a row too many or too few");
     reader.zip(expected)
@@ -570,13 +570,13 @@ pub(super) fn read_value_async(reader: Option<AsyncValueReader>, expected: Optio
     assert!(is_rest(&bytes, &expected[from..], end), "a wrong value");
 }
 
-/// The rows are those of the model, in the same order.
+/// Returns `true` if the keyspace has the rows of the model, in the same order.
 pub(super) fn holds(keyspace: &Keyspace, model: &Model) -> bool {
     let rows = keyspace.iter().map(must).map(|(key, value)| (key.to_vec(), value.to_vec()));
     rows.eq(model.iter().map(|(key, value)| (key.clone(), value.clone())))
 }
 
-/// Memory that a model takes.
+/// Returns the memory that the models take, estimated, in bytes.
 pub(super) fn model_bytes(models: &Models) -> u64 {
     let rows = models.iter().flatten();
     rows.map(|(key, value)| (key.len() + value.len() + 128) as u64).sum()

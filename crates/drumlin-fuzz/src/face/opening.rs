@@ -1,4 +1,4 @@
-//! Closing and opening: handles go in some order, and others may be at work meanwhile.
+//! Closing and opening: handles are dropped in any order, maybe while other threads use them.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,8 @@ fn is_locked(error: &Error) -> bool {
 }
 
 impl Side {
-    /// Handles go in some order; while one is left, the folder is locked. Once the database is closed, they say so.
+    /// Closes the database, or drops its handles in any order. The folder is locked while one is left; handles of a
+    /// closed database report that.
     pub(super) fn reopen(&mut self, script: &mut Script<'_>) {
         self.settle();
         let (db, keyspaces) = (self.db.take().expect("open"), std::mem::take(&mut self.keyspaces));
@@ -44,7 +45,7 @@ impl Side {
             let refused =
                 (checked(keyspaces[0].get("k"), is_closed), checked(keyspaces[1].insert("k", "v"), is_closed));
             assert!(refused.0.is_none() && refused.1.is_none(), "a closed database answers");
-            // The folder is free already.
+            // The folder is free although handles are left.
             must(self.config().read_only(true).open(self.place.path()));
         }
         let mut held: Vec<Box<dyn Send>> = vec![Box::new((db, snapshots)), Box::new(keyspaces)];
@@ -59,7 +60,7 @@ impl Side {
         self.check();
     }
 
-    /// Opens it for reading only, several times, and has it refuse what writes.
+    /// Opens the database read-only several times at once, and checks that writes are refused.
     fn read_only(&self, config: &Config) {
         let config = call!("Config::read_only", config.clone().read_only(true));
         let Some(db) = checked(config.open(self.place.path()), is_locked) else { return };
@@ -78,7 +79,7 @@ impl Side {
         must(salvaged.close());
     }
 
-    /// Opens it again, its handles having gone.
+    /// Opens the database again after its handles are gone.
     pub(super) fn open(&mut self, script: &mut Script<'_>) {
         self.settings.redraw(script);
         self.budget_bytes = self.budget_bytes.max(self.settings.memory_bytes);
@@ -94,11 +95,11 @@ impl Side {
         };
         match examined {
             Ok(report) => assert!(report.corruption.is_empty(), "a sound database was examined: {report:?}"),
-            // A dropped future's checkpoint still has it open.
+            // The checkpoint of a dropped future still keeps it open.
             Err(error) => assert!(is_locked(&error), "{error}"),
         }
         self.read_only(&config);
-        // What a dropped future had begun, a checkpoint, ends before the last handle goes.
+        // A checkpoint begun by a dropped future keeps a handle until it ends, so retry for a while.
         let begun = Instant::now();
         let mut opened = open();
         while opened.as_ref().is_err_and(is_locked) && begun.elapsed() < Duration::from_secs(20) {

@@ -1,4 +1,4 @@
-//! The places of databases, and their settings, up to the limits of each.
+//! The places of databases, and their settings up to the limits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use super::calls::call;
 use super::futures::block_on;
 use crate::Script;
 
-/// The least that a database works in.
+/// The smallest budget that a database works with.
 pub(super) const BUDGET_BYTES: u64 = 8 << 20;
 
-/// A folder under the system's folder for temporary files, removed when dropped.
+/// A folder below the system's temporary folder, removed on drop.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
@@ -33,12 +33,12 @@ impl Drop for Folder {
     }
 }
 
-/// The folder of a process's databases; the process that ends it removes the folder.
+/// Returns the folder of a process's databases. The parent removes it if it kills the process.
 pub fn folder_of(process: u32) -> PathBuf {
     std::env::temp_dir().join(format!("drumlin-face-{process}"))
 }
 
-/// The place of a database.
+/// Where a database is stored.
 pub(super) enum Place {
     Memory(Arc<dyn Backend>),
     Disk(Folder),
@@ -57,7 +57,7 @@ impl Place {
     }
 }
 
-/// Settings of a database.
+/// The settings of a database.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) memory_bytes: u64,
@@ -72,7 +72,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Small ones, or each from its least to beyond what there is use for.
+    /// Draws either small settings, or each one between its minimum and more than is useful.
     pub(super) fn draw(script: &mut Script<'_>) -> Settings {
         let is_small = script.byte() < 160;
         let mut one = |choices: &[u64]| match is_small {
@@ -80,7 +80,7 @@ impl Settings {
             false => choices[usize::from(script.byte()) % choices.len()],
         };
         let log_streams = one(&[1, 1, 1, 2, 64]) as u16;
-        // Large ones are filled when they are made: many take gigabytes. `limits` tries the largest.
+        // New segments are filled with zeros, so many large ones take gigabytes. `limits` tries the largest.
         let segments: &[u64] =
             if log_streams > 2 { &[1 << 20, (1 << 20) + 4096] } else { &[1 << 20, 2 << 20, 64 << 20] };
         Settings {
@@ -96,11 +96,11 @@ impl Settings {
         }
     }
 
-    /// Others for the next opening of the same database.
+    /// Draws other settings for the next opening of the same database.
     pub(super) fn redraw(&mut self, script: &mut Script<'_>) {
         let (segment_bytes, page_bytes, memory_bytes) = (self.segment_bytes, self.page_bytes, self.memory_bytes);
         *self = Settings { segment_bytes, page_bytes, ..Settings::draw(script) };
-        // In less memory it may not open.
+        // With less memory it may fail to open.
         self.memory_bytes = self.memory_bytes.max(memory_bytes);
     }
 
@@ -121,7 +121,7 @@ impl Settings {
     }
 }
 
-/// One setting at or beyond its limits: an error that says so, or a database.
+/// Tries one setting at or beyond its limits: either an error says so, or the database works.
 pub(super) fn limits(is_on_disk: bool, script: &mut Script<'_>) {
     let place = Place::new(is_on_disk);
     let mut one = |choices: &[u64]| choices[usize::from(script.byte()) % choices.len()];

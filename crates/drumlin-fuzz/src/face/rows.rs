@@ -1,4 +1,4 @@
-//! Reads and writes outside of transactions, and by snapshots.
+//! Reads and writes outside of transactions, and reads through snapshots.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -18,7 +18,8 @@ use super::writes::Write;
 use crate::Script;
 
 impl Side {
-    /// A write outside of a transaction, by any call; `None`: it was dropped on the way.
+    /// Makes a write outside of a transaction by any of the calls. If its future was dropped, it took place or it did
+    /// not.
     pub(super) fn write(&mut self, which: usize, script: &mut Script<'_>) {
         let (key, value) = (key(script), value(script));
         let durability = if script.byte().is_multiple_of(3) { Durability::Full } else { Durability::Relaxed };
@@ -69,7 +70,7 @@ impl Side {
         let (is_first, fate) = (script.byte().is_multiple_of(2), Fate { leaks: false, ..fate(script) });
         let number = script.byte() % 4;
         let range = if number < 2 { (Bound::Unbounded, Bound::Unbounded) } else { bounds(script) };
-        // A plain scan sees what is durable; a call that pops sees more.
+        // Use the model, not a scan: scans see only durable rows, a pop also sees newer ones.
         let popped = match (is_first, number) {
             (true, 0) => Some(call!("Keyspace::pop_first", k.pop_first())),
             (false, 0) => Some(call!("Keyspace::pop_last", k.pop_last())),
@@ -101,7 +102,7 @@ impl Side {
         }
     }
 
-    /// Removes the rows of a range, by any call.
+    /// Removes the rows of a range by any of the calls.
     fn remove_many(&mut self, which: usize, script: &mut Script<'_>) {
         self.settle();
         let k = &self.keyspaces[which];
@@ -131,7 +132,7 @@ impl Side {
             }
             None => {
                 self.settle();
-                // Those that it has come to.
+                // Remove from the model the rows that it had reached.
                 for key in rows {
                     if !must(self.keyspaces[which].contains_key(&key)) {
                         self.models[which].remove(&key);
@@ -141,7 +142,7 @@ impl Side {
         }
     }
 
-    /// A batch over both keyspaces.
+    /// Commits or drops a batch over both keyspaces.
     fn batch(&mut self, which: usize, script: &mut Script<'_>) {
         self.settle();
         let mut models = self.models.clone();
@@ -199,8 +200,8 @@ impl Side {
         }
     }
 
-    /// A load in bulk, of rows in either order: attached where the keyspace is empty, put by transactions where it is
-    /// not, or dropped.
+    /// Loads rows in bulk, in either order. An empty keyspace gets the tree attached; otherwise transactions put the
+    /// rows. Some loads are dropped.
     fn load(&mut self, which: usize, script: &mut Script<'_>) {
         self.settle();
         let name = self.keyspaces[which].name().to_owned();
@@ -237,7 +238,7 @@ impl Side {
             self.models[which].extend(rows);
             return;
         }
-        // Transactions may have put the first of them.
+        // Transactions may have put some of the rows.
         self.settle();
         for (key, value) in rows {
             if must(self.keyspaces[which].get(&key)).is_some_and(|found| found[..] == value[..]) {
@@ -246,7 +247,7 @@ impl Side {
         }
     }
 
-    /// A read outside of transactions, by any call.
+    /// Makes a read outside of transactions by any of the calls.
     pub(super) fn read(&self, which: usize, script: &mut Script<'_>) {
         let key = key(script);
         match script.byte() % 16 {
@@ -257,7 +258,7 @@ impl Side {
         }
     }
 
-    /// Reads a row, by the call with this number.
+    /// Reads a row by the call that `number` selects.
     fn read_row(&self, which: usize, key: &Vec<u8>, number: u8, script: &mut Script<'_>) {
         let (k, expected) = (&self.keyspaces[which], self.models[which].get(key));
         let is_it = |found: Option<drumlin::Value>| assert_eq!(found.as_deref(), expected.map(Vec::as_slice));
@@ -267,7 +268,7 @@ impl Side {
                 let mut value = b"of another row".to_vec();
                 let found = must(call!("Keyspace::get_into", k.get_into(key, &mut value)));
                 is_in(&value, found, expected);
-                // Within it, another call takes another vector.
+                // A nested call uses another vector of the thread.
                 let look = |shown: &[u8]| {
                     is_it(must(k.get_with(key, |again| again.into())));
                     shown.to_vec()
@@ -323,7 +324,7 @@ impl Side {
         }
     }
 
-    /// Counts rows, and finds rows by their place.
+    /// Counts rows, aggregates a range, and finds rows by their index.
     fn count(&self, which: usize, key: &Vec<u8>, script: &mut Script<'_>) {
         let (k, model) = (&self.keyspaces[which], &self.models[which]);
         let bounds = bounds(script);
@@ -354,7 +355,7 @@ impl Side {
         assert_eq!(sample.len(), rows.len().min(3));
     }
 
-    /// Goes through rows, by the call with this number.
+    /// Iterates over rows by the call that `number` selects.
     fn scan(&self, which: usize, number: u8, script: &mut Script<'_>) {
         let (k, model) = (&self.keyspaces[which], &self.models[which]);
         match number {
@@ -376,7 +377,7 @@ impl Side {
         }
     }
 
-    /// Reads the first or last row, or whether there is one, by the call with this number.
+    /// Reads the first or last row, or whether there is any, by the call that `number` selects.
     fn read_ends(&self, which: usize, number: u8) {
         let (k, model) = (&self.keyspaces[which], &self.models[which]);
         match number {
@@ -429,7 +430,7 @@ impl Side {
     }
 }
 
-/// Of what is sound, all rows are salvaged, by steps of both forms.
+/// Salvages all rows of a sound keyspace, by blocking and asynchronous steps.
 fn salvage_all(k: &Keyspace, model: &BTreeMap<Vec<u8>, Vec<u8>>) {
     let mut salvage = call!("Range::salvage", k.iter().salvage());
     for (number, (key, value)) in model.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A database, its handles, and what it should hold.
+//! One of the two databases: its handles, and the rows that it must hold.
 
 use drumlin::{Config, Database, Keyspace, Snapshot};
 
@@ -11,15 +11,15 @@ use crate::Script;
 pub(super) const NAMES: [&str; 2] = ["first", "second"];
 
 pub(super) struct Side {
-    // In this order: the folder goes last.
-    /// `None`: its last handle is on its way out.
+    // Dropped in this order: the folder last.
+    /// `None` while the database is being reopened.
     pub(super) db: Option<Database>,
     pub(super) keyspaces: Vec<Keyspace>,
     pub(super) models: Models,
     pub(super) snapshots: Vec<(Snapshot, Models, Vec<Keyspace>)>,
     pub(super) settings: Settings,
     pub(super) place: Place,
-    /// The largest of its budgets so far.
+    /// The largest budget that it has had so far.
     pub(super) budget_bytes: u64,
 }
 
@@ -28,7 +28,7 @@ impl Side {
         let place = Place::new(is_on_disk);
         let mut settings = Settings::draw(script);
         let opened = call!("Config::open", settings.config(&place).open(place.path()));
-        // The smallest budget does not do for every other setting.
+        // The smallest budget is not enough for some settings.
         let db = match opened {
             Err(drumlin::Error::BudgetTooSmall { minimum_bytes, .. }) => {
                 settings.memory_bytes = minimum_bytes;
@@ -50,7 +50,7 @@ impl Side {
         self.settings.config(&self.place)
     }
 
-    /// Everything committed is visible afterwards, also what a dropped future had begun.
+    /// Makes all commits visible, including those of dropped futures, by committing after them.
     pub(super) fn settle(&self) {
         must(self.keyspaces[0].insert("settled", "x"));
         must(self.keyspaces[0].remove("settled"));
@@ -64,10 +64,10 @@ impl Side {
         self.keyspaces.iter().zip(models).all(|(keyspace, model)| holds(keyspace, model))
     }
 
-    /// Memory that its models take.
+    /// Returns the memory that its models take, in bytes.
     pub(super) fn held_bytes(&self) -> u64 {
         let kept = self.snapshots.iter().map(|(_, models, _)| model_bytes(models));
-        // A call copies the models once more.
+        // A call may copy the models once.
         2 * model_bytes(&self.models) + kept.sum::<u64>()
     }
 }

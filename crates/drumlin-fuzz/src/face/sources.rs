@@ -1,4 +1,4 @@
-//! Readers of values to store: whole, failing, panicking.
+//! Readers of values to store, which end normally, fail, or panic.
 
 use std::io::Read;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use futures_io::AsyncRead;
 
 use super::answers::ON_PURPOSE;
 
-/// The end of a reader.
+/// How a reader ends.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum End {
     Whole,
@@ -20,7 +20,7 @@ pub(super) struct Source {
     bytes: Vec<u8>,
     position: usize,
     end: End,
-    /// Once before each part, where tasks read.
+    /// Toggled so that each asynchronous read returns `Pending` once first.
     waits: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Threads on few rows: locks, deadlocks, timeouts and conflicts, and a database that is closed beside them.
+//! Threads that contend for few rows: locks, deadlocks, timeouts and conflicts, and a database closed in the meantime.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,29 +11,29 @@ use super::generator::options;
 use super::side::Side;
 use crate::Script;
 
-/// Counters that threads add to. The sum of all is a row of its own.
+/// The counters that threads increment. A further row holds their sum.
 const COUNTER_COUNT_MAX: usize = 5;
 const SUM: usize = COUNTER_COUNT_MAX;
 const ROUNDS: usize = 6;
 
-/// The fate of the database while threads are at work.
+/// What happens to the database while threads work.
 #[derive(Clone, Copy, PartialEq)]
 enum Meanwhile {
     Stays,
-    /// It is closed.
+    /// The database is closed.
     Closes,
-    /// All handles but those of the threads go.
+    /// All handles except those of the threads are dropped.
     Drops,
 }
 
-/// The sums added to a row: by commits that were acknowledged, and by those whose outcome is unknown.
+/// The increments of a row, by commits that were acknowledged and by commits whose outcome is unknown.
 #[derive(Default)]
 struct Added {
     surely: AtomicU64,
     maybe: AtomicU64,
 }
 
-/// The state that threads share.
+/// The state that the threads share.
 struct Crowd {
     counter_count: usize,
     meanwhile: Meanwhile,
@@ -43,7 +43,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Errors that those who meet others get.
+    /// Returns `true` for errors that contention or closing explains.
     fn may(&self, error: &Error) -> bool {
         let is_closed = matches!(error, Error::Closed | Error::Failed { .. } | Error::OutcomeUnknown { .. });
         matches!(error, Error::Conflict { .. } | Error::LockTimeout { .. })
@@ -52,11 +52,11 @@ impl Crowd {
             || self.meanwhile == Meanwhile::Closes && self.ends.load(Ordering::SeqCst) && is_closed
     }
 
-    /// Adds to some counters, in the order in which they come, and to the sum.
+    /// Increments some counters, in any order, and their sum.
     fn add(&self, tx: &mut Transaction, keyspaces: &[Keyspace], counters: &[usize], options: TxOptions) -> Result<()> {
         for &counter in counters.iter().chain(&[SUM]) {
             let (k, key) = place(keyspaces, counter);
-            // A transaction that is not isolated locks what it reads.
+            // Under read committed, locking the row keeps the increment from being lost.
             let before = match options.isolation {
                 Isolation::ReadCommitted => tx.get_for_update(k, key)?,
                 _ if counter.is_multiple_of(2) => block_on(tx.get_for_update_async(k, key))?,
@@ -78,7 +78,7 @@ impl Crowd {
         add(SUM, counters.len());
     }
 
-    /// One transaction. An error: it is not there.
+    /// Runs one transaction. After an error, nothing of it remains.
     fn round(&self, db: &Database, keyspaces: &[Keyspace], script: &mut Script<'_>) -> Result<()> {
         let options = options(script);
         let count = 1 + usize::from(script.byte()) % 3;
@@ -113,7 +113,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// The sum is that of the counters, at any moment.
+    /// Checks that the sum is that of the counters, at one moment.
     fn audit(&self, db: &Database, keyspaces: &[Keyspace], by_snapshot: bool) -> Result<()> {
         let row = |found: Option<drumlin::Value>| number(found.as_deref());
         let numbers: Vec<u64> = if by_snapshot {
@@ -132,7 +132,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// A thread's work. It ends early where the database has been closed.
+    /// The work of one thread, which ends early if the database is closed.
     fn work(&self, db: &Database, keyspaces: &[Keyspace], bytes: &[u8], thread: u8) {
         let mut script = Script(bytes);
         for round in 0..ROUNDS as u8 {
@@ -161,7 +161,7 @@ fn number(value: Option<&[u8]>) -> u64 {
 }
 
 impl Side {
-    /// Threads that add to few counters, each with handles of its own.
+    /// Runs threads that increment few counters, each with handles of its own.
     pub(super) fn crowd(&mut self, script: &mut Script<'_>) {
         self.settle();
         let meanwhile = [Meanwhile::Stays, Meanwhile::Stays, Meanwhile::Closes, Meanwhile::Drops];
@@ -172,7 +172,7 @@ impl Side {
             ends: AtomicBool::new(false),
             added: Default::default(),
         };
-        // A keyspace that was dropped took its counters along.
+        // Dropping a keyspace has dropped its counters.
         let counters = (0..SUM).map(|counter| {
             let (_, key) = place(&self.keyspaces, counter);
             number(self.models[counter % 2].get(key.as_bytes()).map(Vec::as_slice))
@@ -222,7 +222,7 @@ impl Side {
         self.check();
     }
 
-    /// Threads that write rows of their own and read those of all.
+    /// Runs threads that each write rows of their own and read the rows of all.
     pub(super) fn threads(&mut self) {
         const ROW_COUNT: u8 = 6;
         let k = &self.keyspaces[0];

@@ -1,4 +1,4 @@
-//! Transactions: their statements, ends, conflicts, and closures that are run again.
+//! Transactions: statements, ends, conflicts, and closures that are retried.
 
 use std::time::Duration;
 
@@ -57,9 +57,9 @@ fn statement(
             return put(models, done, value);
         }
         8 => {
-            // Of a transaction that goes on, an insert that was dropped is there or not.
+            // A dropped insert leaves no trace. After a completed one, the row is read back.
             let (value, fate) = (value(script), fate(script));
-            // One that is leaked keeps memory for its stream, of which a small budget has one.
+            // A leaked insert of a large value keeps the memory of its stream, and a small budget has memory for one.
             let fate = Fate { leaks: fate.leaks && value.len() < 4096, ..fate };
             if poll_some(tx.insert_async(k, &key, &value), fate).is_none() {
                 let Some(found) = checked(tx.get(k, &key), may) else { return false };
@@ -165,7 +165,7 @@ impl Side {
         self.check();
     }
 
-    /// Two transactions that want the same row, a future that waits and is dropped or leaked.
+    /// Two transactions contend for the same rows; the futures that wait for locks are dropped or leaked.
     pub(super) fn contention(&mut self, script: &mut Script<'_>) {
         self.settle();
         let k = &self.keyspaces[0];
@@ -192,7 +192,7 @@ impl Side {
         }
     }
 
-    /// Closures that are run again, and ones that panic.
+    /// Runs closures that are retried, and closures that panic.
     pub(super) fn closures(&mut self, script: &mut Script<'_>) {
         let mut runs = Runs { count: 0, conflicts: usize::from(script.byte() % 4) };
         let value = value(script);
@@ -330,7 +330,7 @@ impl Side {
     }
 }
 
-/// An error of the caller's own.
+/// An error type of the caller.
 struct Own(Error);
 
 impl From<Error> for Own {
@@ -339,14 +339,14 @@ impl From<Error> for Own {
     }
 }
 
-/// The runs of a closure, of which the first few end with a conflict.
+/// The runs of a closure, the first few of which end with a conflict.
 struct Runs {
     count: usize,
     conflicts: usize,
 }
 
 impl Runs {
-    /// The end of the next run.
+    /// Returns how the next run ends.
     fn next(&mut self) -> Result<()> {
         self.count += 1;
         if self.count <= self.conflicts { Err(Error::Conflict { reason: "made up" }) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! Calls that keep a database in order, and that drop and refuse keyspaces.
+//! Maintenance calls, and calls that drop, create and refuse keyspaces.
 
 use drumlin::{Durability, Error, KeyspaceOptions};
 

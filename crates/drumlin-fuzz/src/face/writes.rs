@@ -1,4 +1,4 @@
-//! Writes of one row outside of transactions, by any call.
+//! Writes of single rows outside of transactions, by all calls.
 
 use drumlin::{Durability, Error, Keyspace, Result, Value};
 
@@ -8,31 +8,31 @@ use super::futures::{Fate, block_on, poll_some};
 use super::sources::{End, Source};
 use crate::Script;
 
-/// The result of a write; `None`: it was dropped on the way.
+/// The result of a write, or `None` if its future was dropped or its source panicked.
 type Done = Option<Result<()>>;
 
-/// A write of a row.
+/// A write of one row.
 pub(super) struct Write {
     pub(super) keyspace: Keyspace,
     pub(super) key: Vec<u8>,
     pub(super) value: Vec<u8>,
     pub(super) durability: Durability,
     pub(super) fate: Fate,
-    /// The end of a source of the value.
+    /// How the source of the value ends.
     pub(super) end: End,
-    /// The row as it was.
+    /// The row before the write.
     pub(super) before: Option<Vec<u8>>,
-    /// The row as the write leaves it if it succeeds.
+    /// The row after the write, if it succeeds.
     pub(super) after: Option<Vec<u8>>,
 }
 
 impl Write {
-    /// Compares the row before with the answer of a call that tells of it.
+    /// Checks the row before the write, as the call returned it.
     fn check_before(&self, found: Option<&Value>) {
         assert_eq!(found.map(|value| &value[..]), self.before.as_deref(), "the row before");
     }
 
-    /// Stores the value, by the call with this number.
+    /// Stores the value by the call that `number` selects.
     pub(super) fn insert(&self, number: u8) -> Done {
         let Write { keyspace: k, key, value, durability, fate, end, .. } = self;
         let source = || Source::new(value, *end);
@@ -54,7 +54,7 @@ impl Write {
         }
     }
 
-    /// Writes a key that is too long, which is refused.
+    /// Writes a key that is too long, which must be refused.
     pub(super) fn refuse_long_key(&self) {
         let k = &self.keyspace;
         let long = vec![7; k.key_bytes_max() + 1];
@@ -63,7 +63,7 @@ impl Write {
         assert!(checked(block_on(k.remove_async(&long)), is_long).is_none());
     }
 
-    /// Removes the row, by the call with this number.
+    /// Removes the row by the call that `number` selects.
     pub(super) fn remove(&mut self, number: u8) -> Done {
         self.after = None;
         let Write { keyspace: k, key, fate, .. } = &*self;
@@ -76,7 +76,7 @@ impl Write {
         }
     }
 
-    /// Puts the value in the place of the one before, by the call with this number.
+    /// Replaces the value by the call that `number` selects.
     pub(super) fn replace(&self, number: u8) -> Done {
         let Write { keyspace: k, key, value, fate, .. } = self;
         let was = |found: Option<Value>| self.check_before(found.as_ref());
@@ -106,7 +106,7 @@ impl Write {
         }
     }
 
-    /// Changes the row by a closure, which may remove it, or panic.
+    /// Changes the row by a closure, which may remove it or panic.
     pub(super) fn update(&mut self, script: &mut Script<'_>) -> Done {
         let Write { keyspace: k, key, value, fate, before, after, .. } = self;
         let changed = (!fate.polls.is_multiple_of(3)).then(|| value.clone());
@@ -129,7 +129,7 @@ impl Write {
         }
     }
 
-    /// Stores the value, or removes the row, if the row is as expected, which it is or is not.
+    /// Stores the value, or removes the row, if the row is as expected. The expectation may be right or wrong.
     pub(super) fn compare_and_swap(&mut self, script: &mut Script<'_>) -> Done {
         let expected = [None, Some(&b"another"[..]), self.before.as_deref()][usize::from(script.byte() % 3)];
         let new = script.byte().is_multiple_of(2).then_some(&self.value[..]);
