@@ -1,9 +1,9 @@
-//! Power cuts without a virtual machine: a real file system, by the host's kernel, on a drive of ours.
+//! Power cuts without a virtual machine: a real file system of the host's kernel, on a drive that the rig serves.
 //!
-//! The drive is a file of our own file system (`fuse`), under a loop device, under ext4, xfs or btrfs. A writer runs on
-//! it as a process of its own, and all that reaches the drive is noted. Then the drive is rebuilt as a power cut may
-//! leave it, mounted (the kernel recovers the file system), opened (Drumlin recovers) and verified. Recovery is itself
-//! noted, and cut again.
+//! The drive is a file of the rig's own FUSE file system (`fuse`). A loop device on it carries ext4, xfs or btrfs. A
+//! writer runs there as a process of its own, and every request that reaches the drive is recorded. Then the drive is
+//! rebuilt as a power cut may leave it, mounted (the kernel recovers the file system), opened (Drumlin recovers) and
+//! verified. The requests of that recovery are recorded too, and sometimes cut.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -19,17 +19,17 @@ use crate::fuse::{self, Mounted, SharedDrive};
 use crate::host::{self, FileSystem, LoopDevice};
 use crate::writers::{PREPARED, Verdict, Writer};
 
-/// The least that xfs takes is 300 MiB. Blocks that were never written cost nothing.
+/// Xfs needs at least 300 MiB. Blocks that were never written take no memory.
 pub const DRIVE_BYTES: u64 = 384 << 20;
-/// A trace ends when this much was written: it is held in memory.
+/// A trace ends after this many bytes written, because it is held in memory.
 const TRACE_BYTES_MAX: usize = 192 << 20;
-/// Whose life a history is, so that its states can be verified later.
+/// Identifies a writer's life, so that states of its history can be verified later.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct About {
     pub system: FileSystem,
     pub writer: String,
     pub seed: u64,
-    /// The acknowledgements verified before this life.
+    /// For each thread, the step after the last one verified before this life.
     pub from: Vec<u64>,
 }
 
@@ -39,7 +39,7 @@ impl About {
     }
 }
 
-/// The cut by which a state was made.
+/// A power cut: when it happens, and what it loses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
     pub moment: usize,
@@ -47,7 +47,7 @@ pub struct Cut {
     pub seed: u64,
 }
 
-/// The outcome of a state.
+/// The result of verifying a state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     Whole(Vec<u64>),
@@ -68,7 +68,7 @@ impl Outcome {
         count
     }
 
-    /// The reason why it is wrong, if it is.
+    /// Returns what is wrong with the state, if anything.
     pub fn reason(&self) -> Option<String> {
         match self {
             Outcome::Whole(_) => None,
@@ -79,7 +79,7 @@ impl Outcome {
     }
 }
 
-/// The drive, and where it is mounted.
+/// The drive, and the folder where it is mounted.
 #[derive(Debug)]
 pub struct Bench {
     drive: SharedDrive,
@@ -106,14 +106,14 @@ impl Bench {
         LoopDevice::attach(&self.path("drive/disk"))
     }
 
-    /// A drive with a file system on it that nothing was done with.
+    /// Returns a drive with a new file system.
     pub fn make(&self, system: FileSystem) -> Result<Image> {
         self.drive.replace(Drive::default());
         system.make(self.attach()?.path())?;
         Ok(self.drive.replace(Drive::default()).into_parts().0)
     }
 
-    /// Lets the writer live on a drive, and kills it. What the drive saw up to then.
+    /// Runs the writer on a drive, then kills it. Returns what the drive saw until then.
     pub fn trace(&self, about: &About, start: Image, life: Duration) -> Result<History> {
         let writer = about.writer()?;
         self.drive.replace(Drive::new(start));
@@ -146,15 +146,15 @@ impl Bench {
         if !from.is_empty() {
             command.args(["--from", &from]);
         }
-        // Ctrl-C is for the rig: the writer dies when the rig has seen it.
+        // Keep Ctrl-C from the writer: the rig kills it after seeing the signal itself.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("starting the writer")
     }
 
-    /// Returns when the writer has lived long enough.
+    /// Waits until the writer has lived long enough.
     fn watch(&self, child: &mut Child, writer: Writer, life: Duration) -> Result<()> {
         let begun = Instant::now();
-        // Opening takes what it takes: a life begins when the writer is ready.
+        // Opening may take any time, so the life begins with the first acknowledgement.
         let mut ready = None;
         let limit = Duration::from_secs(60);
         let mut events_seen = 0;
@@ -184,8 +184,8 @@ impl Bench {
         }
     }
 
-    /// Mounts, recovers and verifies a state of which the world was told so much; what the drive saw meanwhile, with
-    /// what the world was told first.
+    /// Mounts, recovers and verifies a state of which `told` was acknowledged. Returns the outcome and the history of
+    /// the recovery, which begins with those acknowledgements.
     fn verify(&self, about: &About, image: Image, told: &[u64]) -> Result<(Outcome, History)> {
         let writer = about.writer()?;
         let mut drive = Drive::new(image);
@@ -209,8 +209,8 @@ impl Bench {
         Ok((outcome, history))
     }
 
-    /// Makes the state of a cut and verifies it; what the drive saw meanwhile. A torn state that the file system does
-    /// not survive is made again with sectors of 4 KiB.
+    /// Makes the state of a cut and verifies it. Returns it with the history of the recovery. If the file system does
+    /// not survive a torn state, the state is made again with sectors of 4 KiB.
     fn verify_cut(
         &self,
         about: &About,
@@ -230,7 +230,7 @@ impl Bench {
         Ok((Replayed { count, outcome, image, within: None }, seen))
     }
 
-    /// Makes the state of a cut and verifies it. Sometimes recovery is cut, too.
+    /// Makes the state of a cut and verifies it. One recovery in five is cut as well.
     pub fn replay(&self, about: &About, cutter: &mut Cutter<'_>, history: &History, cut: Cut) -> Result<Replayed> {
         let mut random = Random(cut.seed);
         let told = history.told(cut.moment);
@@ -257,17 +257,17 @@ impl Bench {
 #[derive(Debug)]
 pub struct Replayed {
     pub outcome: Outcome,
-    /// That of the state, and of the one after recovery was cut.
+    /// The counts of the state, and of the one after its recovery was cut.
     pub count: Count,
-    /// The drive after the cut, before anything recovered.
+    /// The drive after the cut, before any recovery.
     pub image: Image,
-    /// The recovery whose cut has that outcome, and the cut, if there is one.
+    /// If the outcome is that of a cut recovery, the recovery's history and the cut.
     pub within: Option<(History, Cut)>,
 }
 
-/// Moments to cut a history at, ascending: half of them right after an acknowledgement.
+/// Returns moments to cut a history at, ascending. Half of them are right after an acknowledgement.
 pub fn moments(about: &About, history: &History, count: usize, random: &mut Random) -> Result<Vec<usize>> {
-    // A log's preparation is not what is tested.
+    // Skip the preparation of a log, which is not under test.
     let first = if about.writer()? == Writer::Drumlin { 0 } else { history.moment_of(PREPARED).unwrap_or(0) + 1 };
     let last = history.events.len();
     ensure!(first <= last, "the trace ends before the writer began");

@@ -1,7 +1,7 @@
-//! Copies of a database's folder as people make them: which of them hold the database, and what becomes of the others.
+//! Copies of a database's folder as people make them: which of them are the database, and what happens with the others.
 //!
-//! A writer, a process of its own, runs on btrfs, which takes snapshots of a folder at one instant. Each copy is opened
-//! and compared with what was acknowledged before the copying began.
+//! A writer runs as a process of its own on btrfs, which can take a snapshot of a folder at one instant. Each copy is
+//! opened and compared with what was acknowledged before copying began.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,13 +41,13 @@ impl Copying {
         }
     }
 
-    /// Returns `true` if the copy is the database.
+    /// Returns `true` if the copy must be the database.
     fn is_sound(self) -> bool {
         !matches!(self, Copying::OpenDataFirst | Copying::OpenLogFirst)
     }
 }
 
-/// The fates of the copies of one kind.
+/// The results of one way of copying.
 #[derive(Clone, Copy, Default, Debug)]
 struct Count {
     copies: u64,
@@ -57,9 +57,9 @@ struct Count {
     wrong: u64,
 }
 
-/// A folder on btrfs and the writer in it.
+/// A folder on btrfs, in which the writer runs.
 struct Live {
-    // Unmounted, then detached, then removed.
+    // Dropped in this order: unmounted, then detached, then removed.
     _mount: Mount,
     _device: LoopDevice,
     folder: tempfile::TempDir,
@@ -91,12 +91,12 @@ impl Live {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["write", "--writer", &Writer::Drumlin.to_string(), "--seed", &self.seed.to_string()]);
         command.arg("--folder").arg(self.source()).arg("--told").arg(self.folder.path().join("told"));
-        // Ctrl-C is for the rig.
+        // Keep Ctrl-C from the writer; the rig handles it.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("starting the writer")
     }
 
-    /// Reads what the writer has told since: the file keeps the last 2,048.
+    /// Reads new acknowledgements of the writer. The file holds the last 2,048.
     fn listen(&mut self) -> Result<()> {
         let told = fs::read(self.folder.path().join("told"))?;
         self.told.extend(told_in(&told));
@@ -115,7 +115,7 @@ impl Live {
         Ok(())
     }
 
-    /// Makes a copy, opens it and compares it with what was told before.
+    /// Makes a copy, opens it, and compares it with what was acknowledged before.
     fn verify_copy(&mut self, copying: Copying, random: &mut Random, count: &mut Count) -> Result<()> {
         self.listen()?;
         self.copy_count += 1;
@@ -132,7 +132,7 @@ impl Live {
                 copy(&source, &target, copying == Copying::OpenLogFirst, &mut pause)?;
             }
         }
-        // Acknowledgements of meanwhile may be in the copy.
+        // Acknowledgements made during the copying may or may not be in the copy.
         let known: BTreeSet<u64> = self.told.iter().copied().collect();
         self.listen()?;
         let told = self.told.iter().map(|told| if known.contains(told) { *told } else { not_lasting(*told) });
@@ -154,8 +154,8 @@ impl Live {
     }
 }
 
-/// Copies a folder's files, those of the log's folder before or behind the others, with a pause behind each. Files that
-/// go away meanwhile are left out, as `cp` does.
+/// Copies a folder's files, the log's folder first or last, with a pause after each file. Like `cp`, skips files that
+/// disappear in the meantime.
 fn copy(from: &Path, to: &Path, log_first: bool, pause: &mut dyn FnMut()) -> Result<()> {
     fs::create_dir(to)?;
     let mut entries = fs::read_dir(from)?.collect::<Result<Vec<_>, _>>()?;
@@ -175,8 +175,8 @@ fn copy(from: &Path, to: &Path, log_first: bool, pause: &mut dyn FnMut()) -> Res
     Ok(())
 }
 
-/// Makes copies of all kinds of so many databases, and prints what became of them. Fails if one that should be the
-/// database is not.
+/// Makes copies of every kind of `rounds` databases, and prints the results. Fails if a copy that must be the database
+/// is not.
 pub fn run(rounds: u64, seed: u64) -> Result<()> {
     host::require(&[FileSystem::Btrfs])?;
     ensure!(host::has_program("btrfs"), "this rig needs: btrfs (package btrfs-progs)");
@@ -215,7 +215,7 @@ fn round(seed: u64, counts: &mut [Count]) -> Result<()> {
     child.kill().and_then(|()| child.wait()).context("ending the writer")?;
     copied?;
     live.verify_copy(Copying::Killed, &mut random, &mut counts[Copying::Killed as usize])?;
-    // Opens the database itself, recovers it and closes it.
+    // Opens, recovers and closes the database itself.
     let verdict = Writer::Drumlin.verify(&live.source(), seed, &[], &live.told, &|_| {});
     ensure!(matches!(verdict, Verdict::Whole(_)), "after a kill: {verdict:?}, seed {seed}");
     live.verify_copy(Copying::Closed, &mut random, &mut counts[Copying::Closed as usize])

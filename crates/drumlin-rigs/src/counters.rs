@@ -1,4 +1,4 @@
-//! The counts of long runs, in a file: a run that was stopped goes on counting where it was.
+//! The counts of long runs, kept in a file, so that a run that was stopped can be continued.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,19 +8,19 @@ use anyhow::{Context, Result};
 use drumlin_testing::documents;
 use serde::{Deserialize, Serialize};
 
-/// The outcomes of one writer on one file system with one kind of loss.
+/// The results for one writer on one file system with one kind of loss.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Count {
-    /// States mounted, recovered and verified.
+    /// States that were mounted, recovered and verified.
     pub states: u64,
-    /// Of these, states in which recovery had been cut before.
+    /// Of these, states whose recovery had been cut before.
     #[serde(default)]
     pub cut_again: u64,
     /// States in which acknowledged commits were missing.
     pub lost: u64,
-    /// States with a wrong value, damage, or a database that did not open.
+    /// States with a wrong value, corruption, or a database that did not open.
     pub wrong: u64,
-    /// States that the file system survived with sectors of 4 KiB only.
+    /// States that the file system survived only with sectors of 4 KiB.
     #[serde(default)]
     pub large_sectors: u64,
     /// States that the file system itself did not survive.
@@ -42,7 +42,7 @@ impl Count {
     }
 }
 
-/// A file of counts by name.
+/// Named counts, kept in a file.
 #[derive(Debug)]
 pub struct Counters {
     path: PathBuf,
@@ -50,7 +50,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counters with a name, as an earlier run left them.
+    /// Opens the counters of this name as an earlier run left them.
     pub fn open(name: &str) -> Result<Counters> {
         let path = crate::host::work_folder()?.join(format!("{name}.json"));
         let counts = match fs::read(&path) {

@@ -1,4 +1,4 @@
-//! The commands on a [`Bench`]: a trace to a file, its replay, long runs of both, and the table of methods.
+//! Commands on a [`Bench`]: record a trace to a file, replay one, do both for long, and the short round for merges.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
@@ -14,12 +14,12 @@ use crate::drive::{Cutter, History, Image, Loss};
 use crate::host::{self, FileSystem};
 use crate::writers::Writer;
 
-/// The name of a count.
+/// Returns the name under which a count is kept.
 fn key(system: FileSystem, writer: Writer, kept: bool) -> String {
     format!("{system}/{writer}/{}", if kept { "drive cache kept" } else { "drive cache lost" })
 }
 
-/// Writes a trace to a file.
+/// Records a trace to a file.
 pub fn trace(system: FileSystem, writer: Writer, seed: u64, seconds: f64, out: &Path) -> Result<()> {
     host::require(&[system])?;
     let bench = Bench::new()?;
@@ -70,12 +70,12 @@ pub fn replay(path: &Path, one: Option<Cut>, states: usize, seed: u64) -> Result
     Ok(())
 }
 
-/// The fate of the drive's cache.
+/// What happens to the drive's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Model {
     Kept,
     Lost,
-    /// Kept in every fifth state.
+    /// The cache is kept in every fifth state, lost in the others.
     Both,
 }
 
@@ -88,7 +88,7 @@ fn choose(about: &About, history: &History, count: usize, model: Model, random: 
     Ok(cuts.collect())
 }
 
-/// A long run: traces of a writer and their states, until each file system has had `goal` of them in all runs together.
+/// A long run: traces of a writer and their states, until each file system has had `goal` states in all runs together.
 #[derive(Clone, Debug)]
 pub struct LongRun {
     pub systems: Vec<FileSystem>,
@@ -100,7 +100,7 @@ pub struct LongRun {
     pub updates_docs: bool,
 }
 
-/// A drive that was cut, and what was verified on it.
+/// A drive after a cut, and what was verified on it, for the next life to begin with.
 struct Left {
     image: Image,
     from: Vec<u64>,
@@ -109,7 +109,7 @@ struct Left {
 }
 
 impl LongRun {
-    /// Runs until the goal is reached, the time is over or Ctrl-C. Fails if anything was lost or wrong.
+    /// Runs until the goal is reached, the time is over, or Ctrl-C. Fails if anything was lost or wrong.
     pub fn run(&self) -> Result<()> {
         host::require(&self.systems)?;
         let bench = Bench::new()?;
@@ -135,7 +135,7 @@ impl LongRun {
                 if Instant::now() > deadline || host::is_interrupted() {
                     break;
                 }
-                // States that were counted before had other seeds.
+                // Continue after the seeds of the states counted before.
                 let seed = 1 + total(&counters, system).states;
                 clean &= self.round(&bench, system, seed, left, &mut counters)?;
             }
@@ -166,7 +166,8 @@ impl LongRun {
         Ok(())
     }
 
-    /// One trace and its states.
+    /// Records one trace and verifies its states. Returns `true` if nothing was lost or wrong, or the writer is
+    /// unsound.
     fn round(
         &self,
         bench: &Bench,
@@ -176,7 +177,7 @@ impl LongRun {
         counters: &mut Counters,
     ) -> Result<bool> {
         let mut random = Random(seed);
-        // Half of the lives go on where a cut left off, up to five in a row.
+        // Six of ten lives continue where a cut left off, up to five in a row.
         let (start, from, writer_seed, lives) = match left.take() {
             Some(left) if left.lives < 5 && random.chance(60) => (left.image, left.from, left.seed, left.lives + 1),
             _ => (bench.make(system)?, Vec::new(), seed, 1),
@@ -214,7 +215,7 @@ impl LongRun {
     }
 }
 
-/// Keeps the trace of a state that is not as it should be, and says how to make the state again.
+/// Keeps the trace of a state that is lost or wrong, and prints the command that makes the state again.
 pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, reason: &str) -> Result<()> {
     let (history, cut, place) = match &replayed.within {
         Some((recovery, again)) => (recovery, *again, "-recovery"),
@@ -236,7 +237,7 @@ pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, r
     Ok(())
 }
 
-/// Runs one log on one file system and cuts it.
+/// Runs one log on one file system and verifies states of its trace.
 fn cut_log(bench: &Bench, system: FileSystem, writer: Writer, seed: u64, states: usize, model: Model) -> Result<Count> {
     let about = About { system, writer: writer.to_string(), seed, from: Vec::new() };
     let start = bench.make(system)?;
@@ -258,7 +259,7 @@ pub(crate) fn cut_trace(bench: &Bench, about: &About, history: &History, states:
     Ok(count)
 }
 
-/// Shows that this rig catches writers that lose what they acknowledge. A rig that does not has proved nothing.
+/// Shows that the rig catches writers that lose what they acknowledged. Otherwise its results would prove nothing.
 fn control(bench: &Bench, system: FileSystem) -> Result<()> {
     for name in ["append-nosync", "zeros-syncfilerange"] {
         let writer: Writer = name.parse().map_err(anyhow::Error::msg)?;
@@ -269,7 +270,7 @@ fn control(bench: &Bench, system: FileSystem) -> Result<()> {
     Ok(())
 }
 
-/// A minute's round for every merge: says so where it can't run.
+/// The round for every merge, of this many seconds. Prints what is skipped, and why.
 pub fn short(seconds: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let systems: Vec<FileSystem> = FileSystem::ALL

@@ -1,17 +1,17 @@
-//! A drive with a volatile write cache, and every state that a power cut may leave of it.
+//! A drive with a volatile write cache, and every state in which a power cut may leave it.
 //!
-//! The drive serves reads and writes and notes, in one order: writes, flushes, and what the world was told
-//! (acknowledgements). From the notes it is rebuilt as it may be after a cut at any moment.
+//! The drive serves reads and writes, and records writes, flushes and acknowledgements in one order. From the record,
+//! the drive can be rebuilt as it may be after a cut at any moment.
 //!
-//! Fault model. A write is certain once a flush that began after it has ended, or at once where it carried the *forced
-//! unit access* flag. Of the others, each may be there, be missing, or be torn: of its sectors of 512 bytes, any may be
-//! there. With [`Loss::None`] the drive's cache survives (the host's page cache does not: what was never written to the
-//! drive is gone in every case).
+//! Fault model. A write is certain after a flush that began after it has ended, or at once if it carried the *forced
+//! unit access* flag. Every other write may be there, missing, or torn: any of its sectors of 512 bytes may be there.
+//! With [`Loss::None`] the drive's cache survives. The host's page cache never does: what was not written to the drive
+//! is gone in every case.
 //!
-//! One thing is not torn: the block that holds a file system's own superblock. Ext4 and btrfs take it as whole; drives
-//! whose sectors have 4 KiB make it so. Xfs takes more as whole: a block of its metadata that arrived in part can fail
-//! its checksum in recovery, and the file system is not mounted. A state that a file system does not survive is
-//! therefore made again with [sectors](Sector) of 4 KiB for all blocks.
+//! The block that holds a file system's own superblock is never torn. Ext4 and btrfs rely on that, and drives with
+//! sectors of 4 KiB guarantee it. Xfs relies on more: a metadata block that arrived in part can fail its checksum
+//! during recovery, and then the file system does not mount. A state that a file system does not survive is therefore
+//! made again with [sectors](Sector) of 4 KiB everywhere.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -25,7 +25,7 @@ pub const SECTOR: usize = 512;
 
 type Block = [u8; BLOCK];
 
-/// The contents of a drive: blocks that were never written are zero.
+/// The contents of a drive. Blocks that were never written read as zeros.
 #[derive(Clone, Default, Debug)]
 pub struct Image {
     blocks: HashMap<u64, Arc<Block>>,
@@ -50,7 +50,7 @@ impl Image {
     }
 }
 
-/// Calls `each` with the block's number, the offset in it and the range of the request, for every block touched.
+/// Calls `each` for every block that a request touches: its number, the offset within it, and the range of the request.
 fn each_block(offset: u64, length: usize, mut each: impl FnMut(u64, usize, std::ops::Range<usize>)) {
     let mut done = 0;
     while done < length {
@@ -62,7 +62,7 @@ fn each_block(offset: u64, length: usize, mut each: impl FnMut(u64, usize, std::
     }
 }
 
-/// Something that was done to the drive, or told to the world.
+/// A request to the drive, or an acknowledgement.
 #[derive(Clone, Debug)]
 pub enum Event {
     Write { offset: u64, bytes: Arc<[u8]>, forced: bool },
@@ -71,13 +71,13 @@ pub enum Event {
 }
 
 impl Event {
-    /// The acknowledgement, if it is one.
+    /// Returns the acknowledgement, if the event is one.
     pub fn told(&self) -> Option<u64> {
         if let Event::Told(what) = self { Some(*what) } else { None }
     }
 }
 
-/// The first contents of a drive, and all that happened to it.
+/// The initial contents of a drive, and everything that happened to it since.
 #[derive(Clone, Default, Debug)]
 pub struct History {
     pub start: Image,
@@ -85,12 +85,12 @@ pub struct History {
 }
 
 impl History {
-    /// The acknowledgements before a moment.
+    /// Returns the acknowledgements before a moment.
     pub fn told(&self, moment: usize) -> Vec<u64> {
         self.events[..moment].iter().filter_map(Event::told).collect()
     }
 
-    /// The moment after the first event that tells `what`.
+    /// Returns the moment after the first acknowledgement `what`.
     pub fn moment_of(&self, what: u64) -> Option<usize> {
         self.events.iter().position(|event| event.told() == Some(what)).map(|at| at + 1)
     }
@@ -101,7 +101,7 @@ impl History {
     }
 }
 
-/// The drive itself.
+/// The drive, with its history.
 #[derive(Default, Debug)]
 pub struct Drive {
     now: Image,
@@ -143,23 +143,23 @@ impl Drive {
     }
 }
 
-/// The fate of the writes that were not certain.
+/// What a cut does to the uncertain writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loss {
     /// The drive's cache is kept.
     None,
-    /// All are gone.
+    /// Every one is lost.
     All,
-    /// Each is there or gone.
+    /// Each is kept or lost.
     Some,
-    /// Each is there, gone or torn; few are there.
+    /// Each is kept, lost or torn; few are kept.
     TornFew,
-    /// Each is there, gone or torn; most are there.
+    /// Each is kept, lost or torn; most are kept.
     TornMost,
 }
 
-/// The sectors that are written whole.
+/// The size of the sectors that are written atomically.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sector {
     /// 512 bytes.
@@ -169,20 +169,20 @@ pub enum Sector {
 }
 
 impl Loss {
-    /// Returns `true` if sectors of one write may differ in their fate.
+    /// Returns `true` if some sectors of a write may be kept and others lost.
     pub fn tears(self) -> bool {
         matches!(self, Loss::TornFew | Loss::TornMost)
     }
 
-    /// The drive's cache is lost.
+    /// The losses of a drive whose cache is lost.
     pub const CACHE_LOST: [Loss; 4] = [Loss::All, Loss::Some, Loss::TornFew, Loss::TornMost];
 }
 
-/// Walks through a history and cuts the power at moments that ascend.
+/// Walks through a history and cuts the power at ascending moments.
 #[derive(Debug)]
 pub struct Cutter<'h> {
     history: &'h History,
-    /// All up to the last flush.
+    /// The drive with all writes up to the last flush.
     certain: Image,
     /// The number of events in `certain`.
     certain_events: usize,
@@ -193,7 +193,7 @@ impl<'h> Cutter<'h> {
         Cutter { history, certain: history.start.clone(), certain_events: 0 }
     }
 
-    /// The drive after a cut before event number `moment`, which may have been under way.
+    /// Returns the drive after a cut before event number `moment`. That event may have begun.
     pub fn cut(&mut self, moment: usize, loss: Loss, sector: Sector, random: &mut Random) -> Image {
         assert!(moment >= self.certain_events, "moments ascend");
         let events = &self.history.events;
@@ -221,7 +221,7 @@ impl<'h> Cutter<'h> {
     }
 }
 
-/// Writes what is left of one uncertain write.
+/// Writes what remains of one uncertain write.
 fn keep(image: &mut Image, offset: u64, bytes: &[u8], loss: Loss, sector: Sector, random: &mut Random) {
     let (whole, torn) = match loss {
         Loss::None => (100, 0),
@@ -257,7 +257,7 @@ fn holds_superblock(offset: u64) -> bool {
 const MAGIC: &[u8; 8] = b"dRigTrc1";
 
 impl History {
-    /// Writes the history to a file, to be replayed another time. `about` says whose it is.
+    /// Writes the history to a file for later replay. `about` identifies it.
     pub fn save(&self, about: &str, out: &mut impl Write) -> io::Result<()> {
         out.write_all(MAGIC)?;
         put(out, about.len() as u64)?;
@@ -286,7 +286,7 @@ impl History {
         out.flush()
     }
 
-    /// Reads what [`History::save`] wrote.
+    /// Reads a file that [`History::save`] wrote. Returns `about` and the history.
     pub fn load(input: &mut impl Read) -> io::Result<(String, History)> {
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not a trace of these rigs");
         if &take_bytes(input, 8)?[..] != MAGIC {
@@ -352,7 +352,7 @@ mod tests {
         byte[0]
     }
 
-    /// Writes that were flushed or forced are there after every cut; others may be there or not.
+    /// Flushed and forced writes survive every cut; others may or may not.
     #[test]
     fn what_was_flushed_stays() {
         let history = history();
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(byte(&Cutter::new(&history).cut(1, Loss::All, Sector::Small, &mut random), 4096 * 40), 0);
     }
 
-    /// A history that was saved is the same when it is loaded.
+    /// A history is the same after it was saved and loaded.
     #[test]
     fn a_saved_history_comes_back() {
         let history = history();

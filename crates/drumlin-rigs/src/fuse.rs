@@ -1,9 +1,8 @@
-//! A file system with two files: `disk`, the drive of a loop device, and `told`, where a writer says what it
-//! acknowledged.
+//! A file system with two files: `disk`, the drive below a loop device, and `told`, to which a writer writes what it
+//! has acknowledged.
 //!
-//! Both reach one [`Drive`], so that block writes, flushes and acknowledgements have one order. The kernel's loop
-//! driver turns a block flush into an fsync of its file, which arrives here as one; forced writes it makes a write and
-//! a flush.
+//! Both lead to one [`Drive`], so that block writes, flushes and acknowledgements have one order. The kernel's loop
+//! driver turns a flush of the block device into an fsync of the file, and a forced write into a write and an fsync.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -21,10 +20,10 @@ use crate::writers;
 
 pub const DISK: u64 = 2;
 const TOLD: u64 = 3;
-/// Nothing but the rig changes what is there.
+/// How long the kernel may cache attributes; only the rig changes them.
 pub const TTL: Duration = Duration::from_secs(3600);
 
-/// A drive that others reach too.
+/// A drive that is shared with the server of its file system.
 #[derive(Clone, Default, Debug)]
 pub struct SharedDrive(Arc<Mutex<Drive>>);
 
@@ -33,13 +32,13 @@ impl SharedDrive {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Puts another drive in its place.
+    /// Replaces the drive, and returns the previous one.
     pub fn replace(&self, drive: Drive) -> Drive {
         std::mem::replace(&mut *self.lock(), drive)
     }
 }
 
-/// The mounted file system; unmounted when dropped.
+/// A mounted file system, unmounted on drop.
 #[derive(Debug)]
 pub struct Mounted(Option<fuser::BackgroundSession>);
 
@@ -77,7 +76,7 @@ impl TwoFiles {
     }
 }
 
-/// The attributes of the folder and of the files that the rigs serve.
+/// Returns the attributes of the folder and the files that the rigs serve.
 pub fn attributes(inode: u64, disk_bytes: u64) -> Option<FileAttr> {
     let (kind, size) = match inode {
         1 => (FileType::Directory, 0),
@@ -177,7 +176,7 @@ impl Filesystem for TwoFiles {
     }
 
     fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        // Discards and zeroing: the block layer then writes zeros, or does without.
+        // Not supported, so that the block layer writes zeros instead, or does without a discard.
         reply.error(Errno::EOPNOTSUPP);
     }
 }

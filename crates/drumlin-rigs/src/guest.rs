@@ -1,6 +1,7 @@
-//! The first and only process of the virtual machine: load modules, wait for an order, mount, write.
+//! The only process of the virtual machine: loads modules, waits for an order, mounts, and writes.
 //!
-//! The machine's state is saved while it waits. Every cycle resumes from there: a kernel that has never seen the drive.
+//! The machine's state is saved while it waits, and every cycle resumes from there, with a kernel that has never seen
+//! the drive.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -18,10 +19,10 @@ use crate::writers::{Teller, WAITING};
 
 const DISK: &str = "/dev/vda";
 const TOLD: &str = "/dev/vdb";
-/// Names the modules in the order in which they are loaded, one a line.
+/// The file that names the modules in the order in which they are loaded, one a line.
 pub const MODULES: &str = "modules";
 
-/// An order as the guest reads it: a length and JSON.
+/// Encodes an order for the guest, as its length and JSON.
 pub fn encode(about: &About) -> Result<Vec<u8>> {
     let text = serde_json::to_vec(about)?;
     let mut order = (text.len() as u32).to_le_bytes().to_vec();
@@ -29,11 +30,11 @@ pub fn encode(about: &About) -> Result<Vec<u8>> {
     Ok(order)
 }
 
-/// The first process of the guest. Never returns; where it fails, the machine ends.
+/// Runs as the guest's first process. Returns only on failure, which ends the machine.
 pub fn run() -> Result<()> {
     for (kind, folder) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         fs::create_dir_all(folder)?;
-        // The kernel may have mounted the first itself.
+        // The kernel may have mounted /dev already.
         let _ = mount(kind, folder, kind, MountFlags::empty(), None::<&std::ffi::CStr>);
     }
     for module in fs::read_to_string(Path::new("/").join(MODULES))?.lines() {

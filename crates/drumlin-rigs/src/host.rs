@@ -1,7 +1,7 @@
-//! The host's loop devices and mounts, as the rigs need them: named if they are missing, and put back as they were.
+//! The host's loop devices and mounts, as the rigs use them. Missing parts are named, and everything is put back.
 //!
-//! Everything that is attached is a value whose drop detaches it: after failure and Ctrl-C too. What a killed rig left
-//! behind is swept away by the next one: its folders carry the number of their process.
+//! Each attachment is a value whose drop detaches it, also after a failure and after Ctrl-C. Attachments of a rig that
+//! was killed are removed by the next one, which recognises them by the process number in the names of their folders.
 
 use std::fmt;
 use std::fs;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-/// The file systems that the rigs know.
+/// The file systems that the rigs support.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum FileSystem {
@@ -34,7 +34,7 @@ impl FileSystem {
         }
     }
 
-    /// The program that makes one, and the package that has it.
+    /// Returns the program that creates one, and the package of that program.
     fn maker(self) -> (&'static str, &'static str) {
         match self {
             FileSystem::Ext4 => ("mkfs.ext4", "e2fsprogs"),
@@ -43,10 +43,10 @@ impl FileSystem {
         }
     }
 
-    /// Makes one on `device`.
+    /// Creates one on `device`.
     pub fn make(self, device: &Path) -> Result<()> {
         let options: &[&str] = match self {
-            // Without these the kernel goes on making it for seconds after the mount.
+            // Without these options the kernel keeps initialising tables for seconds after the mount.
             FileSystem::Ext4 => &["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"],
             FileSystem::Xfs => &["-q", "-f", "-K"],
             FileSystem::Btrfs => &["-q", "-f", "-K"],
@@ -54,9 +54,9 @@ impl FileSystem {
         run(Command::new(self.maker().0).args(options).arg(device))
     }
 
-    /// Mounts `device`, as a power cut left it, on `folder`.
+    /// Mounts `device` on `folder`, as a power cut left it.
     pub fn mount(self, device: &Path, folder: &Path) -> Result<Mount> {
-        // Xfs refuses a second file system of the same identity.
+        // Xfs refuses to mount a second file system of the same UUID.
         let options = if self == FileSystem::Xfs { "nouuid" } else { "defaults" };
         run(Command::new("mount").args(["-t", self.name(), "-o", options]).args([device, folder]))?;
         Ok(Mount(folder.to_path_buf()))
@@ -78,11 +78,11 @@ impl FromStr for FileSystem {
     }
 }
 
-/// A mounted file system; unmounted when dropped.
+/// A mounted file system, unmounted on drop.
 #[derive(Debug)]
 pub struct Mount(PathBuf);
 
-/// The time that something may stay busy: a ring of io_uring that was dropped lets go of its files some time later.
+/// The time to wait for a busy mount or device: a dropped io_uring closes its files only some time later.
 const BUSY_LIMIT: Duration = Duration::from_secs(120);
 
 impl Drop for Mount {
@@ -90,7 +90,7 @@ impl Drop for Mount {
         let begun = Instant::now();
         while let Err(error) = run(Command::new("umount").arg(&self.0)) {
             if begun.elapsed() > BUSY_LIMIT {
-                // What is still mounted would write to the next state's drive.
+                // A file system that stays mounted would write to the drive of the next state.
                 eprintln!("drumlin-rigs: {error:#}");
                 std::process::exit(1);
             }
@@ -99,7 +99,7 @@ impl Drop for Mount {
     }
 }
 
-/// A loop device on a file; detached when dropped.
+/// A loop device on a file, detached on drop.
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
@@ -116,7 +116,7 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Returns `true` if the device is still on our file: once it is detached, another may get its number.
+    /// Returns `true` if the device is still on our file: once it is detached, another rig may get its number.
     fn is_attached(&self) -> Result<bool> {
         let list = output(Command::new("losetup").args(["--list", "--noheadings", "--output", "NAME,BACK-FILE"]))?;
         let is_ours = |line: &str| {
@@ -130,7 +130,7 @@ impl LoopDevice {
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         let begun = Instant::now();
-        // A busy device is detached later, and that is no error.
+        // The kernel detaches a busy device later and reports no error, so check.
         while self.is_attached().unwrap_or(true) {
             let detached = run(Command::new("losetup").arg("--detach").arg(&self.path));
             if begun.elapsed() > BUSY_LIMIT {
@@ -144,12 +144,12 @@ impl Drop for LoopDevice {
     }
 }
 
-/// Runs a program that says nothing unless it fails.
+/// Runs a program. Its output appears only in the error if it fails.
 pub fn run(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
 
-/// The output of a program.
+/// Runs a program and returns its output.
 pub fn output(command: &mut Command) -> Result<String> {
     let words = || format!("{command:?}").replace('"', "");
     let words = words();
@@ -165,14 +165,14 @@ pub fn has_program(name: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
-/// The parts that power cuts on loop devices need and that are missing, in words.
+/// Returns what power cuts on loop devices need and is missing here, in words.
 pub fn missing(systems: &[FileSystem]) -> Vec<String> {
     let mut missing = Vec::new();
     if !rustix::process::geteuid().is_root() {
         missing.push("root (loop devices and mounts)".to_owned());
     }
     for device in ["/dev/fuse", "/dev/loop-control"] {
-        // Opening tells what a container forbids, too.
+        // Try to open it: a container may forbid that.
         if let Err(error) = fs::OpenOptions::new().read(true).write(true).open(device) {
             missing.push(format!("{device} ({error})"));
         }
@@ -193,7 +193,7 @@ pub fn missing(systems: &[FileSystem]) -> Vec<String> {
     missing
 }
 
-/// Fails, saying what is missing.
+/// Fails with the list of what is missing, if anything is.
 pub fn require(systems: &[FileSystem]) -> Result<()> {
     let missing = missing(systems);
     if !missing.is_empty() {
@@ -202,7 +202,7 @@ pub fn require(systems: &[FileSystem]) -> Result<()> {
     Ok(())
 }
 
-/// The build folder's part for the rigs: counters, failures, the guest's parts.
+/// Returns the rigs' folder below the build folder: counters, failures, the guest's files.
 pub fn work_folder() -> Result<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let target = target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"));
@@ -211,16 +211,16 @@ pub fn work_folder() -> Result<PathBuf> {
     Ok(folder.canonicalize()?)
 }
 
-/// The beginning of the names of folders that hold mounts; the process's number follows.
+/// The prefix of folders that hold mounts, followed by the process's number.
 const FOLDER_PREFIX: &str = "drumlin-rigs-";
 
-/// A folder of this process for mounts.
+/// Creates a folder for mounts of this process.
 pub fn mount_folder() -> Result<tempfile::TempDir> {
     let prefix = format!("{FOLDER_PREFIX}{}-", std::process::id());
     Ok(tempfile::Builder::new().prefix(&prefix).tempdir()?)
 }
 
-/// Detaches what rigs that were killed left behind.
+/// Detaches and removes what killed rigs left behind.
 pub fn sweep() -> Result<()> {
     let is_stale = |path: &str| {
         let rest = path.split_once(FOLDER_PREFIX)?.1;
@@ -229,7 +229,7 @@ pub fn sweep() -> Result<()> {
     };
     let mounts = fs::read_to_string("/proc/mounts")?;
     let stale: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(1)).collect();
-    // The last mounted first: a drive's file system lies below what is mounted from it.
+    // In reverse order of mounting: a drive's file system is below the mount of its device.
     for path in stale.into_iter().rev().filter(|path| is_stale(path).is_some()) {
         println!("sweeping: {path} was left mounted");
         run(Command::new("umount").arg("--lazy").arg(path))?;
@@ -252,7 +252,7 @@ pub fn sweep() -> Result<()> {
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From here on Ctrl-C and SIGTERM are noted, so that what is attached gets detached.
+/// Makes Ctrl-C and SIGTERM set a flag from now on, so that everything can be detached first.
 pub fn watch_for_interrupts() -> Result<()> {
     Ok(ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed))?)
 }

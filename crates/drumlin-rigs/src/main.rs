@@ -1,13 +1,13 @@
-//! Real power cuts for Drumlin: real file systems on drives whose unflushed writes vanish. Linux only.
+//! Real power cuts for Drumlin: real file systems on drives that lose unflushed writes. Linux only.
 //!
-//! - `drive` is the drive: its volatile cache, and what a cut may leave of it;
-//! - `fuse` serves it to this host's kernel, `host` attaches and detaches;
-//! - `writers` are what runs on it: Drumlin, sound logs and broken ones;
-//! - `nbd` serves it to a virtual machine, `qemu` runs and kills that, `guest` is what runs in it;
-//! - `bench` traces a writer, makes states and verifies them; `cuts` has the commands, `methods` that of the table;
-//!   `counters` keeps what they reached;
-//! - `copies` shows which copies of a folder hold the database;
-//! - `parallel_log` compares streams of a log on drives that are `slow`.
+//! - `drive` is the drive: its volatile cache, and the states in which a cut may leave it.
+//! - `fuse` serves the drive to this host's kernel; `host` attaches and detaches.
+//! - `writers` are the programs that run on it: Drumlin, sound logs and broken ones.
+//! - `nbd` serves the drive to a virtual machine, `qemu` runs and kills that machine, and `guest` runs in it.
+//! - `bench` traces a writer, makes states and verifies them. `cuts` has the commands, except `methods`, which has the
+//!   one for the table; `counters` keeps the counts.
+//! - `copies` shows which copies of a folder are the database.
+//! - `parallel_log` compares numbers of log streams on drives that are `slow`.
 #![allow(unreachable_pub, reason = "a program has no public face")]
 
 mod bench;
@@ -36,7 +36,7 @@ use drive::Loss;
 use host::FileSystem;
 use writers::Writer;
 
-/// Real power cuts: real file systems on drives whose unflushed writes vanish.
+/// Real power cuts: real file systems on drives that lose unflushed writes.
 #[derive(Parser, Debug)]
 #[command(version)]
 struct Arguments {
@@ -46,61 +46,61 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Task {
-    /// A round of a minute on what is there: what a merge has to pass
+    /// The round that every merge must pass, on the file systems that this machine has
     Short {
         #[arg(long, default_value_t = 45)]
         seconds: u64,
     },
-    /// Traces and their states until each file system has had its number; goes on where an earlier run ended
+    /// Trace writers and verify states until each file system has had its number; continues an earlier run
     Cuts {
         /// File systems
         #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
         systems: Vec<FileSystem>,
         #[arg(long, default_value = "drumlin")]
         writer: Writer,
-        /// States on each file system, those of earlier runs included
+        /// States on each file system, including those of earlier runs
         #[arg(long, default_value_t = 300)]
         states: u64,
         #[arg(long, default_value_t = 25)]
         states_per_trace: usize,
         #[arg(long, default_value_t = 2.0)]
         seconds_per_trace: f64,
-        /// End after this many minutes, whatever was reached
+        /// End after this many minutes in any case
         #[arg(long, default_value_t = 600.0)]
         minutes: f64,
-        /// Writes the counts into docs/testing.md
+        /// Write the counts into docs/testing.md
         #[arg(long)]
         update_docs: bool,
     },
-    /// Power cuts of a whole machine, a small guest in QEMU; goes on where an earlier run ended
+    /// Cut the power of a whole machine, a small guest in QEMU; continues an earlier run
     Qemu {
         #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
         systems: Vec<FileSystem>,
-        /// Cuts on each file system, those of earlier runs included
+        /// Cuts on each file system, including those of earlier runs
         #[arg(long, default_value_t = 300)]
         cuts: u64,
-        /// End after this many minutes, whatever was reached
+        /// End after this many minutes in any case
         #[arg(long, default_value_t = 600.0)]
         minutes: f64,
-        /// Writes the counts into docs/testing.md
+        /// Write the counts into docs/testing.md
         #[arg(long)]
         update_docs: bool,
     },
-    /// Which way of writing a log survives on which file system
+    /// Measure which way of writing a log survives on which file system
     Table {
         #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
         systems: Vec<FileSystem>,
         /// States of each trace, under each model of the drive
         #[arg(long, default_value_t = 10)]
         states: usize,
-        /// Traces of each method: one trace has one order of writes
+        /// Traces of each method; each has its own order of writes
         #[arg(long, default_value_t = 2)]
         rounds: u64,
-        /// Writes the table into docs/durability.md
+        /// Write the table into docs/durability.md
         #[arg(long)]
         update_docs: bool,
     },
-    /// Let a writer live on a file system and keep what reached the drive
+    /// Run a writer on a file system and record what reaches the drive
     Trace {
         #[arg(long = "fs", default_value = "ext4")]
         system: FileSystem,
@@ -113,7 +113,7 @@ enum Task {
         #[arg(long)]
         out: PathBuf,
     },
-    /// Cut a trace, mount, recover and verify: many states, or the one that is named
+    /// Cut a trace, mount, recover and verify: many states, or the given one
     Replay {
         trace: PathBuf,
         #[arg(long, default_value_t = 100)]
@@ -126,27 +126,27 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Commits a second by one stream of the log and by two, on one slow drive and on two
+    /// Measure commits a second by one log stream and by two, on one slow drive and on two
     ParallelLog {
         #[arg(long, value_delimiter = ',', default_value = "1,2,8,32")]
         threads: Vec<usize>,
-        /// Bytes of the rows
+        /// Bytes of a row's value
         #[arg(long, value_delimiter = ',', default_value = "100,16384")]
         value_size: Vec<usize>,
         #[arg(long, default_value_t = 3)]
         rounds: usize,
         #[arg(long, default_value_t = 3.0)]
         seconds: f64,
-        /// Milliseconds that a drive takes for a flush
+        /// Milliseconds that a flush takes
         #[arg(long, default_value_t = 10.0)]
         flush_ms: f64,
         /// Megabytes that a drive writes in a second
         #[arg(long, default_value_t = 5.0)]
         megabytes_per_second: f64,
     },
-    /// Copies and snapshots of a database while it is written, and after: which of them hold it
+    /// Copy and snapshot a database while it is written, and after: which copies are the database?
     Copies {
-        /// Databases
+        /// The number of databases
         #[arg(long, default_value_t = 10)]
         rounds: u64,
         #[arg(long, default_value_t = 1)]
@@ -157,7 +157,7 @@ enum Task {
     /// The first process of the virtual machine
     #[command(hide = true)]
     Guest,
-    /// Writes until it is killed; started by the rigs
+    /// Write until killed; started by the rigs
     #[command(hide = true)]
     Write {
         #[arg(long)]

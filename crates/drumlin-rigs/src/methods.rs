@@ -19,18 +19,18 @@ const TABLE: &str = "methods";
 #[derive(Clone, Debug)]
 pub struct Methods {
     pub systems: Vec<FileSystem>,
-    /// States of each trace, under each model of the drive.
+    /// The number of states of each trace, under each model of the drive.
     pub states: usize,
-    /// Traces of each method.
+    /// The number of traces of each method.
     pub rounds: u64,
-    /// Writes the table into docs/durability.md.
+    /// Whether to write the table into docs/durability.md.
     pub updates_docs: bool,
 }
 
-/// The states of one method on one file system, under each model of the drive.
+/// The results of one method on one file system, under each model of the drive.
 #[derive(Clone, Copy, Default, Debug)]
 struct Outcome {
-    /// The page cache is lost, the drive's cache is not.
+    /// The page cache is lost, the drive's cache is kept.
     kept: Count,
     /// The drive's cache is lost too.
     lost: Count,
@@ -41,7 +41,8 @@ fn flawed(count: &Count) -> u64 {
 }
 
 impl Outcome {
-    /// Failures of a sound method that lost something, or of a broken one that was not caught where it must be.
+    /// Returns the failures: a sound method that lost something, or a broken one that was not caught although it must
+    /// be.
     fn failures(&self, writer: Writer, system: FileSystem) -> Vec<String> {
         let must_be_caught = [writer.is_lazy(), !writer.is_sound()];
         let mut failures = Vec::new();
@@ -59,7 +60,7 @@ impl Outcome {
     }
 }
 
-/// The titles of the table, with what was measured: states and kernel.
+/// Returns the titles of the table, which name the number of states and the kernel.
 fn titles(systems: &[FileSystem], states: u64, kernel: &str) -> Vec<String> {
     let columns = systems.iter().flat_map(|system| [format!("{system} kept"), format!("{system} lost")]);
     [format!("lost of {states} states, Linux {kernel}")].into_iter().chain(columns).collect()
@@ -71,14 +72,14 @@ fn row(writer: Writer, outcomes: &[Outcome]) -> Vec<String> {
     [writer.title()].into_iter().chain(cells).collect()
 }
 
-/// The first two numbers of the kernel's version.
+/// Returns the first two numbers of the kernel's version.
 fn kernel() -> Result<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     Ok(release.trim().split('.').take(2).collect::<Vec<_>>().join("."))
 }
 
 impl Methods {
-    /// Prints the table row by row. Fails if a sound method lost something, or a broken one was not caught where it
+    /// Prints the table row by row. Fails if a sound method lost something, or a broken one was not caught although it
     /// must be.
     pub fn run(&self) -> Result<()> {
         let is_whole = self.systems == FileSystem::ALL;
@@ -129,7 +130,7 @@ impl Methods {
 mod tests {
     use super::*;
 
-    /// The table of docs/durability.md has the form that a run writes: these titles, and a row for each method.
+    /// The table in docs/durability.md has the titles that a run writes, and a row for each method.
     #[test]
     fn the_document_has_the_form_of_the_table() {
         let text = fs::read_to_string(documents::durability_page()).unwrap();

@@ -1,8 +1,8 @@
 //! The drive and the acknowledgements as block devices of a virtual machine, by the NBD protocol.
 //!
-//! Two exports on one socket: `disk` is the drive; `told` answers an order to the client that reads its first block,
-//! and takes acknowledgements. Flushes and forced writes arrive as such. Requests of one export are served in their
-//! order, and an answer is sent only when the request is in the drive's history.
+//! One socket has two exports. `disk` is the drive. `told` takes acknowledgements, and its first block holds the order
+//! for the guest. Flushes and forced writes arrive as such. The requests of one export are served in order, and a
+//! request is answered only after it is in the drive's history.
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,7 +23,7 @@ const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 const REPLY_UNSUPPORTED: u32 = 0x8000_0001;
-/// There are flags, flushes and forced writes.
+/// The server has flags, flushes and forced writes.
 const TRANSMISSION_FLAGS: u16 = 1 | 4 | 8;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
@@ -33,10 +33,10 @@ const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
 const FLAG_FORCED: u16 = 1;
 const NOT_SUPPORTED: u32 = 95;
-/// No client asks for more at once.
+/// No client sends longer requests.
 const REQUEST_BYTES_MAX: u32 = 64 << 20;
 
-/// The order to the machine: read from the first block of `told`.
+/// The order for the guest, which reads it from the first block of `told`.
 pub type Order = Arc<Mutex<Vec<u8>>>;
 
 /// Serves both exports on a socket at `path` until the process ends.
@@ -46,7 +46,7 @@ pub fn serve(drive: &SharedDrive, disk_bytes: u64, order: &Order, path: &Path) -
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let server = Server { drive: drive.clone(), order: Arc::clone(&order), disk_bytes };
-            // A machine that is killed ends its connection in the middle of anything.
+            // A killed machine drops its connection at any point, so errors are ignored.
             std::thread::spawn(move || server.serve(&stream));
         }
     });

@@ -1,4 +1,4 @@
-//! One stream of the log against two, on one slow drive and on two: which of them commits more often.
+//! Commit rates of one log stream and of two, on one slow drive and on two.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::slow::{Pace, SlowDrive};
 
 const DRIVE_BYTES: u64 = 1 << 30;
 
-/// Streams, and the drives that they are on.
+/// The number of log streams, and of the drives that they are on.
 #[derive(Clone, Copy)]
 struct Layout {
     name: &'static str,
@@ -28,7 +28,7 @@ const LAYOUTS: [Layout; 3] = [
     Layout { name: "2 streams, 2 drives", streams: 2, drives: 2 },
 ];
 
-/// Measures every layout with these committers and rows, in turns, and prints medians of commits a second.
+/// Measures every layout with each number of committers and each row size, in turns. Prints median commits a second.
 pub fn run(committers: &[usize], value_bytes: &[usize], rounds: usize, seconds: f64, pace: Pace) -> Result<()> {
     host::require(&[FileSystem::Ext4])?;
     ensure!(rounds > 0, "no rounds");
@@ -42,7 +42,7 @@ pub fn run(committers: &[usize], value_bytes: &[usize], rounds: usize, seconds: 
         let device = LoopDevice::attach(&path("drive").join("disk"))?;
         FileSystem::Ext4.make(device.path())?;
         let mount = FileSystem::Ext4.mount(device.path(), &path("mounted"))?;
-        // Unmounted, then detached, then no longer served: in the order of the tuple.
+        // Dropped in the order of the tuple: unmounted, then detached, then no longer served.
         drives.push((mount, device, drive));
     }
     let set_slow = |slow| drives.iter().for_each(|(_, _, drive)| drive.set_slow(slow));
@@ -69,7 +69,8 @@ pub fn run(committers: &[usize], value_bytes: &[usize], rounds: usize, seconds: 
     Ok(())
 }
 
-/// Commits a second of a new database, whose streams are on the drives of `layout` and whose pages are on the host's.
+/// Returns the commits a second of a new database, whose streams are on the drives of `layout` and whose pages are on
+/// the host's.
 fn turn(
     folder: &Path,
     layout: Layout,
@@ -82,12 +83,12 @@ fn turn(
     let config = || Config::new().memory(64 << 20).log_streams(layout.streams).log_segment_bytes(32 << 20);
     config().open(&path)?.close()?;
     let of_stream = |stream: u16| folder.join(format!("mounted-{}/{stream}", usize::from(stream) % layout.drives));
-    // The method was chosen on the host's drive, and need not be the same each time.
+    // The probe measured the host's drive and may choose another method each time, so fix the method.
     let probe = std::fs::read_to_string(path.join("probe"))?;
     let chosen =
         |line: &str| if line.starts_with("chosen") { "chosen = data-sync".to_owned() } else { line.to_owned() };
     std::fs::write(path.join("probe"), probe.lines().map(|line| chosen(line) + "\n").collect::<String>())?;
-    // A closed database needs no log; its spare segments would be used again where they are, on the host's drive.
+    // Remove the spare segments, which are on the host's drive; a closed database needs no log.
     for segment in std::fs::read_dir(path.join("log"))? {
         std::fs::remove_file(segment?.path())?;
     }
@@ -97,7 +98,7 @@ fn turn(
     }
     let database = config().open(&path)?;
     ensure!(database.stats().sync_method == "data-sync", "the sync method was measured again");
-    // While the drive is fast, segments are filled with zeros that what is measured has room in.
+    // While the drive is fast, let segments be filled with zeros, so that the measured commits find them ready.
     commit(&database, threads, value_bytes, seconds / 10.0)?;
     std::thread::sleep(Duration::from_secs(1));
     set_slow(true);
@@ -109,7 +110,7 @@ fn turn(
     rate
 }
 
-/// Commits a second of threads that each wait for the durability of one row after another.
+/// Returns the commits a second of threads that each make one row after another durable.
 fn commit(database: &Database, threads: usize, value_bytes: usize, seconds: f64) -> Result<f64> {
     let rows = database.keyspace("rows")?;
     let (ends, commits) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -1,8 +1,8 @@
-//! Power cuts of a whole machine: a small Linux guest in QEMU, on a drive of ours over NBD.
+//! Power cuts of a whole machine: a small Linux guest in QEMU, on a drive that the rig serves over NBD.
 //!
-//! The guest is started once and its state saved while it waits for an order. Each cycle resumes it with another drive,
-//! lets it mount, recover and write, and kills QEMU: kernel, page cache and all. The drive is then what a cut leaves of
-//! it; the host verifies a copy, and the next guest recovers the other.
+//! The guest is started once, and its state is saved while it waits for an order. Each cycle resumes it with another
+//! drive, lets it mount, recover and write, and then kills QEMU, with the guest's kernel and page cache. The drive is
+//! then what a cut leaves of it. The host verifies a copy, and the next guest recovers the drive itself.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -32,20 +32,20 @@ const PROGRAMS: [(&str, &str); 5] = [
     ("cpio", "cpio"),
     ("dpkg-deb", "dpkg"),
 ];
-/// The guest's kernel, from Debian's archive: small, and with all three file systems as modules or built in.
+/// The guest's kernel, from Debian's archive: small, with all three file systems as modules or built in.
 const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "xfs", "btrfs"];
-/// Emulation on a busy machine is slow: this long nothing may happen.
+/// How long to wait without progress; emulation on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Kernel and first process of the guest.
+/// The guest's kernel and initial file system.
 struct Guest {
     kernel: PathBuf,
     initramfs: PathBuf,
 }
 
 impl Guest {
-    /// Makes what is not there yet.
+    /// Creates the parts that are missing.
     fn prepare() -> Result<Guest> {
         let missing: Vec<String> = PROGRAMS
             .into_iter()
@@ -80,7 +80,7 @@ fn fetch_kernel(folder: &Path, root: &Path) -> Result<()> {
     Ok(fs::remove_file(file)?)
 }
 
-/// This program, static, and the modules.
+/// Creates the initial file system: this program, linked statically, and the modules.
 fn make_initramfs(folder: &Path, root: &Path, version: &str) -> Result<PathBuf> {
     println!("building this program statically, for the guest");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -117,7 +117,7 @@ fn make_initramfs(folder: &Path, root: &Path, version: &str) -> Result<PathBuf> 
     Ok(initramfs)
 }
 
-/// A machine; killed when dropped.
+/// A running virtual machine, killed on drop.
 struct Machine {
     child: Child,
     control: BufReader<UnixStream>,
@@ -131,7 +131,7 @@ impl Drop for Machine {
 }
 
 impl Machine {
-    /// Starts QEMU; the guest does not run yet.
+    /// Starts QEMU with the guest paused.
     fn start(guest: &Guest, folder: &Path, state: Option<&Path>) -> Result<Machine> {
         let (socket, control) = (folder.join("nbd"), folder.join("control"));
         let _ = fs::remove_file(&control);
@@ -173,7 +173,7 @@ impl Machine {
         serde_json::from_str(&line).with_context(|| format!("QEMU said {line:?}"))
     }
 
-    /// Sends a command and returns its answer; events are passed over.
+    /// Sends a command and returns its answer, skipping events.
     fn ask(&mut self, command: &str) -> Result<serde_json::Value> {
         self.control.get_mut().write_all(command.as_bytes())?;
         loop {
@@ -187,7 +187,7 @@ impl Machine {
         }
     }
 
-    /// Waits until a command answers a status among `wanted`.
+    /// Repeats a command until its answer has a status among `wanted`.
     fn wait_for(&mut self, command: &str, wanted: &[&str]) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -222,7 +222,7 @@ impl Rig {
         let mut machine = Machine::start(&rig.guest, rig.folder.path(), None)?;
         machine.ask(r#"{"execute": "cont"}"#)?;
         rig.wait(&mut machine, |told| told.contains(&WAITING))?;
-        // Past the write that said so, into the loop that waits.
+        // Let the guest get past that write, into the loop in which it waits.
         std::thread::sleep(Duration::from_millis(200));
         machine.ask(r#"{"execute": "stop"}"#)?;
         let uri = format!("exec:cat > {}", rig.state().display());
@@ -236,7 +236,7 @@ impl Rig {
         self.folder.path().join("state")
     }
 
-    /// Returns when the world was told enough.
+    /// Waits until the acknowledgements are enough.
     fn wait(&self, machine: &mut Machine, mut is_enough: impl FnMut(&[u64]) -> bool) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -257,7 +257,7 @@ impl Rig {
         }
     }
 
-    /// Lets a guest live on a drive until it has acknowledged so much after it was ready, and kills it.
+    /// Runs a guest on a drive until it is ready and has made more than `acknowledgements`, then kills it.
     fn live(&self, about: &About, start: Image, acknowledgements: usize) -> Result<History> {
         self.drive.replace(Drive::new(start));
         let mut machine = Machine::start(&self.guest, self.folder.path(), Some(&self.state()))?;
@@ -275,7 +275,7 @@ impl Rig {
     }
 }
 
-/// Power cuts of the guest until each file system has had `goal` of them, in all runs together.
+/// Cuts the guest's power until each file system has had `goal` cuts in all runs together.
 pub fn cut(systems: &[FileSystem], goal: u64, minutes: f64, updates_docs: bool) -> Result<()> {
     host::require(systems)?;
     let bench = Bench::new()?;
@@ -340,7 +340,7 @@ fn cycle(
     let loss = if random.chance(20) { Loss::None } else { Loss::CACHE_LOST[random.below(4) as usize] };
     let cut = crate::bench::Cut { moment, loss, seed: random.next() };
     let replayed = bench.replay(&about, &mut Cutter::new(&history), &history, cut)?;
-    // A cut of the host's recovery is no cut of the guest.
+    // Leave out cuts of the host's recovery: they are not cuts of the guest.
     let outcome = replayed.outcome.count();
     counters.add(system.name(), &outcome)?;
     let reason = replayed.outcome.reason();
@@ -362,7 +362,7 @@ fn cycle(
     Ok(outcome.is_clean())
 }
 
-/// Shows that this rig, too, catches writers that lose what they acknowledge.
+/// Shows that this rig, too, catches writers that lose what they acknowledged.
 fn control(rig: &Rig, bench: &Bench, system: FileSystem) -> Result<()> {
     for name in ["append-nosync", "zeros-syncfilerange"] {
         let about = About { system, writer: name.to_owned(), seed: 1, from: Vec::new() };

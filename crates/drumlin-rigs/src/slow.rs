@@ -1,4 +1,4 @@
-//! A slow drive: a FUSE file that serves one request after another, each after the time that the drive takes for it.
+//! A slow drive: a FUSE file that serves one request at a time, each for as long as the drive would take.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -16,23 +16,23 @@ use fuser::{
 use crate::drive::Image;
 use crate::fuse::{DISK, Mounted, TTL, attributes};
 
-/// The time that a drive takes for its work.
+/// The speed of a drive.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// For a flush of its cache.
+    /// The time that a flush takes.
     pub flush: Duration,
-    /// For the bytes of a write.
+    /// The rate of writes.
     pub bytes_per_second: f64,
 }
 
-/// A drive in a folder, as the file `disk`.
+/// A drive, served as the file `disk` of a folder.
 pub struct SlowDrive {
     is_slow: Arc<AtomicBool>,
     _mounted: Mounted,
 }
 
 impl SlowDrive {
-    /// Serves a drive that takes no time, until it is told to be slow.
+    /// Serves a drive that takes no time until [`SlowDrive::set_slow`] is called.
     pub fn serve(pace: Pace, disk_bytes: u64, folder: &Path) -> Result<SlowDrive> {
         let is_slow = Arc::new(AtomicBool::new(false));
         let (queue, requests) = channel();
@@ -51,10 +51,10 @@ impl SlowDrive {
     }
 }
 
-/// The time that a request takes, and its answer.
+/// The time that a request takes, and a closure that answers it.
 type Work = (Duration, Box<dyn FnOnce() + Send>);
 
-/// The drive's one hand: a request begins when the one before has ended.
+/// Answers one request after another: each begins when the one before has ended.
 fn answer(requests: &Receiver<Work>, is_slow: &AtomicBool) {
     let mut free = Instant::now();
     for (time, reply) in requests {
@@ -75,7 +75,7 @@ struct SlowFile {
 
 impl SlowFile {
     fn enqueue(&self, time: Duration, reply: impl FnOnce() + Send + 'static) {
-        // The thread at the other end lives as long as this sender.
+        // The receiving thread lives as long as this sender.
         let _ = self.queue.send((time, Box::new(reply)));
     }
 }
@@ -142,7 +142,7 @@ impl Filesystem for SlowFile {
     }
 
     fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        // Discards and zeroing: the block layer then writes zeros, or does without.
+        // Not supported, so that the block layer writes zeros instead, or does without a discard.
         reply.error(Errno::EOPNOTSUPP);
     }
 }

@@ -1,4 +1,4 @@
-//! The command line: what it refuses, it refuses with a reason and a code.
+//! The command line gives a reason and an exit code for what it refuses.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ fn rigs(words: &[&str]) -> (Option<i32>, String) {
     (ended.status.code(), String::from_utf8(ended.stderr).unwrap())
 }
 
-/// A file system that the rig does not know is refused with those it does.
+/// An unknown file system is refused, and the error names the known ones.
 #[test]
 fn an_unknown_file_system_is_refused() {
     let (code, told) = rigs(&["cuts", "--fs", "zfs"]);
@@ -15,7 +15,7 @@ fn an_unknown_file_system_is_refused() {
     assert!(told.contains("ext4, xfs, btrfs"), "{told}");
 }
 
-/// A trace that is not there is named.
+/// A missing trace is named in the error.
 #[test]
 fn a_missing_trace_is_named() {
     let (code, told) = rigs(&["replay", "/no/such/trace"]);

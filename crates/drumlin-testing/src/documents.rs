@@ -1,12 +1,12 @@
-//! Tables of documents whose figures programs write.
+//! Tables in documents whose figures are written by programs.
 //!
-//! A table lies between two marks, of which the first has its name: `<!-- table planted -->` and `<!-- end -->`. A
-//! program replaces all its rows, or those that it knows.
+//! Such a table is between two marks: `<!-- table planted -->`, which has its name, and `<!-- end -->`. A program
+//! replaces all of its rows, or some.
 
 use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// The mark behind a table.
+/// The mark after a table.
 const END: &str = "<!-- end -->";
 
 /// A table of a document.
@@ -14,9 +14,9 @@ const END: &str = "<!-- end -->";
 pub struct Table {
     /// The name in its mark.
     pub name: String,
-    /// Titles of its columns.
+    /// The titles of its columns.
     pub titles: Vec<String>,
-    /// Rows, of as many cells as there are titles.
+    /// Its rows, each with as many cells as there are titles.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -26,10 +26,10 @@ fn cells(line: &str) -> Option<Vec<String>> {
 }
 
 impl Table {
-    /// Reads a table from its lines.
+    /// Parses a table.
     ///
     /// # Errors
-    /// If a line is no row, or a row has more or fewer cells than there are titles.
+    /// If a line is not a row, or a row has more or fewer cells than there are titles.
     fn parse(name: &str, text: &str) -> Result<Table> {
         let wrong = |line: &str| Error::other(format!("table {name}: no row of it: {line}"));
         let mut lines = text.trim().lines();
@@ -50,10 +50,10 @@ impl Table {
     }
 }
 
-/// The tables of a text that have marks.
+/// Returns the marked tables of a text.
 ///
 /// # Errors
-/// If a mark has no end, or something between two marks is no row.
+/// If a mark has no end, or a line between two marks is not a row.
 pub fn tables(text: &str) -> Result<Vec<Table>> {
     let tables = text.split("<!-- table ").skip(1).map(|rest| {
         let (name, rest) = rest.split_once(" -->\n").ok_or_else(|| Error::other("a mark without an end"))?;
@@ -63,13 +63,13 @@ pub fn tables(text: &str) -> Result<Vec<Table>> {
     tables.collect()
 }
 
-/// The page with the figures of long runs, in the repository that this was built from.
+/// Returns the path of the page with the figures of long runs, in the repository that this was built from.
 #[must_use]
 pub fn testing_page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/testing.md")
 }
 
-/// The page that says what a commit promises, with the figures of what real file systems keep.
+/// Returns the path of the page that says what a commit promises, with the figures of real file systems.
 #[must_use]
 pub fn durability_page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/durability.md")
@@ -124,7 +124,7 @@ pub fn write_row(document: &Path, name: &str, row: [&str; 3]) -> Result<()> {
     })
 }
 
-/// A number with commas between its thousands.
+/// Formats a number with commas between its thousands.
 #[must_use]
 pub fn figure(number: u64) -> String {
     let digits = number.to_string();
@@ -139,7 +139,7 @@ mod tests {
 
     const TEXT: &str = "a\n\n<!-- table t -->\n| a | b | c |\n| --- | --- | --- |\n| x | 1 | 2 |\n<!-- end -->\n\nz\n";
 
-    /// A row takes the place of the one with its name, and all else stays as it was.
+    /// A row replaces the one of the same name, and everything else stays as it was.
     #[test]
     fn a_row_is_replaced_in_its_table() {
         let path = std::env::temp_dir().join(format!("drumlin-documents-{}", std::process::id()));
@@ -154,7 +154,7 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    /// A table is replaced whole, all else stays as it was; rows that do not fit the titles are refused.
+    /// A table is replaced as a whole, and everything else stays as it was. Rows of another length are refused.
     #[test]
     fn a_table_is_replaced_whole() {
         let path = std::env::temp_dir().join(format!("drumlin-documents-whole-{}", std::process::id()));
@@ -168,7 +168,7 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    /// A table that is not whole is an error, not half a table.
+    /// A malformed table is an error, not half a table.
     #[test]
     fn a_broken_table_is_an_error() {
         for (from, to) in [("<!-- end -->", ""), ("| x | 1 | 2 |", "| x | 1 |"), ("| --- | --- | --- |\n", "")] {

@@ -1,4 +1,4 @@
-//! Futures that are dropped on their way, and the list of the calls that return one.
+//! Futures that are polled a number of times and dropped, and the list of the calls that return futures.
 
 use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
@@ -16,7 +16,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Polls a future until it is ready; the thread sleeps while it waits.
+/// Polls a future until it is ready. The thread sleeps while the future waits.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let waker = Arc::new(Unpark(std::thread::current())).into();
@@ -28,7 +28,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Like [`block_on`]; returns the number of polls, too.
+/// Like [`block_on`], but also returns the number of polls.
 pub fn count_polls<T>(future: impl Future<Output = T>) -> (T, usize) {
     let mut future = pin!(future);
     let mut polls = 0;
@@ -39,7 +39,7 @@ pub fn count_polls<T>(future: impl Future<Output = T>) -> (T, usize) {
     (value, polls)
 }
 
-/// Drops a future that is not ready after `polls` polls, while what it waits for is in flight.
+/// Polls a future at most `polls` times, then drops it, while the operation that it waits for is in flight.
 pub async fn within_polls<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut polls_left = polls;
@@ -54,7 +54,7 @@ pub async fn within_polls<T>(polls: usize, future: impl Future<Output = T>) -> O
     .await
 }
 
-/// The public asynchronous methods below a folder of sources, as `Type::method`.
+/// Returns the public asynchronous methods in a folder of sources, as `Type::method`.
 ///
 /// # Panics
 /// If the folder can't be read.
@@ -90,7 +90,7 @@ fn is_async(signature: &str) -> bool {
     signature.split(['<', '(']).next().is_some_and(|name| name.ends_with("_async"))
 }
 
-/// `Range` of `impl<'r> Iterator for Range<'r> {`.
+/// Returns the type of an `impl` line: `Range` for `impl<'r> Iterator for Range<'r> {`.
 fn implementing_type(line: &str) -> String {
     let mut depth = 0;
     let plain: String = line
@@ -110,7 +110,7 @@ fn implementing_type(line: &str) -> String {
 mod tests {
     use super::{block_on, count_polls, methods_of, within_polls};
 
-    /// Methods have the type that their block implements, whatever its parameters.
+    /// Methods are listed under the type of their `impl` block, whatever its parameters.
     #[test]
     fn methods_are_named_by_their_types() {
         let source = "impl<'r, F: FnMut(&K) -> G> Groups<'_, F> {\n    pub async fn next_async(&mut self) {}\n}\n\
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(block_on(within_polls(2, twice())), Some(7));
     }
 
-    /// Each poll is counted, that which answers included.
+    /// Every poll is counted, including the one that is ready.
     #[test]
     fn polls_are_counted() {
         assert_eq!(count_polls(async { 7 }), (7, 1));

@@ -1,17 +1,17 @@
-//! The random generator of the tests, the fuzzers and the rigs, and the tables of documents that they write.
+//! The random generator of tests, fuzzers and rigs, and the tables of documents that they write.
 //!
-//! The simulation has the same algorithm within the library, `drumlin::internals::io::sim::Random`: a published crate
-//! needs nothing of this one but in its tests.
+//! The library has the same algorithm for its simulation, `drumlin::internals::io::sim::Random`, because a published
+//! crate may depend on this one only in its tests.
 
 pub mod documents;
 pub mod futures;
 
-/// SplitMix64 (Steele, Lea, Flood 2014): the same numbers from the same seed.
+/// SplitMix64 (Steele, Lea, Flood 2014). A seed determines all numbers.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     #[allow(clippy::should_implement_trait, reason = "there is no end to iterate to")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -21,27 +21,27 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Returns a number below `limit`, which must not be 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    /// An index into something of this length, which is not 0.
+    /// Returns an index into something of this length, which must not be 0.
     pub fn index(&mut self, length: usize) -> usize {
         self.below(length as u64) as usize
     }
 
-    /// True in so many cases of a hundred.
+    /// Returns `true` with a probability of `percent` in a hundred.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// True once in `count` cases, which is not 0.
+    /// Returns `true` with a probability of one in `count`, which must not be 0.
     pub fn one_in(&mut self, count: u64) -> bool {
         self.below(count) == 0
     }
 
-    /// So many bytes, each drawn by itself.
+    /// Returns `length` independently drawn bytes.
     pub fn bytes(&mut self, length: usize) -> Vec<u8> {
         (0..length).map(|_| self.next() as u8).collect()
     }
@@ -51,7 +51,7 @@ impl Random {
 mod tests {
     use super::Random;
 
-    /// The numbers are those of the published algorithm, so that a seed keeps its meaning.
+    /// The numbers are those of the published algorithm, so seeds keep their meaning.
     #[test]
     fn a_seed_keeps_its_meaning() {
         let mut random = Random(0);

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! Each connection is a task. It reads lines (`get KEY`, `put KEY VALUE`, `add KEY NUMBER`) and answers each when the
-//! database has: a page that is not in memory, a row that another connection holds, and the sync of a commit are
-//! awaited, while the thread serves others. The program connects to itself with a hundred clients, lets them work for a
-//! moment, and shows that nothing was lost.
+//! database has answered. While a task waits for a page that is not in memory, a row that another connection has
+//! locked, or the sync of a commit, the thread serves other connections. The program connects to itself with a hundred
+//! clients, lets them work for two seconds, and shows that nothing was lost.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ async fn answer(db: &Database, rows: &Keyspace, line: &str) -> drumlin::Result<S
             Ok(value.map_or("nothing".to_owned(), |value| String::from_utf8_lossy(&value).into_owned()))
         }
         (Some("put"), Some(key), Some(value)) => {
-            rows.insert_async(key, value).await?; // On the medium when it returns.
+            rows.insert_async(key, value).await?; // Durable when this returns.
             Ok("done".to_owned())
         }
         (Some("add"), Some(key), Some(number)) => {
@@ -37,7 +37,7 @@ async fn answer(db: &Database, rows: &Keyspace, line: &str) -> drumlin::Result<S
             let sum = db.transact_async(|tx| {
                 let (rows, key) = (rows.clone(), key.to_owned());
                 Box::pin(async move {
-                    // The row is this transaction's until it ends: nobody adds at the same time.
+                    // The row is locked until this transaction ends, so no other adds at the same time.
                     let old = tx.get_for_update_async(&rows, &key).await?;
                     let old = old.map_or(0, |old| String::from_utf8_lossy(&old).parse::<u64>().unwrap_or(0));
                     let sum = (old + number).to_string();
@@ -66,7 +66,8 @@ async fn serve(db: Database, rows: Keyspace, connection: TcpStream) -> Result<()
     Ok(())
 }
 
-/// One client: adds to a counter that all share and puts rows of its own; returns how many requests were answered.
+/// Runs one client, which adds to shared counters and puts rows of its own. Returns the numbers of requests and of
+/// additions.
 async fn client(address: std::net::SocketAddr, number: u64) -> Result<(u64, u64)> {
     let connection = TcpStream::connect(address).await?;
     let mut lines = BufReader::new(connection.clone());
@@ -101,7 +102,7 @@ fn main() -> Result<()> {
         let address = listener.local_addr()?;
         println!("serving {address} on one thread, {CLIENTS} clients for {SECONDS} s");
 
-        // Everything runs on this one thread: clients, server, and every wait of the database.
+        // Everything runs on this one thread: clients, server, and all waits of the database.
         let executor = std::rc::Rc::new(smol::LocalExecutor::new());
         let clients: Vec<_> = (0..CLIENTS).map(|number| executor.spawn(client(address, number))).collect();
         let server = executor.spawn({

@@ -1,6 +1,6 @@
-//! Random 4 KiB direct reads per second of each backend, one at a time and 64 in flight, and the processor time each
-//! costs; streams; and what the probe finds in the folder. The file is read through once before, so that all measure
-//! the same state of the drive.
+//! Measures each backend: random 4 KiB direct reads per second, one at a time and 64 in flight, their processor time,
+//! and streams. Also prints what the probe finds in the folder. The file is read once before each, so that all backends
+//! find the drive in the same state.
 //!
 //! `cargo run --release --example io_rates [folder] [MiB]`
 
@@ -89,7 +89,7 @@ fn measure(path: &std::path::Path, file_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens the file, writing it where it is not yet there, and reads it through once.
+/// Opens the file, fills it up if it is too short, and reads it once.
 fn filled(backend: &dyn Backend, path: &std::path::Path, bytes: u64) -> io::Result<FileRef> {
     let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
     let file = backend.open(path, options)?;
@@ -107,7 +107,7 @@ fn filled(backend: &dyn Backend, path: &std::path::Path, bytes: u64) -> io::Resu
     Ok(file)
 }
 
-/// Repeats `work`, which returns how many it did, and prints the rate.
+/// Repeats `work`, which returns how many units it did, and prints the rate.
 fn report(backend: &str, what: &str, mut work: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
     let (started, cpu_before) = (Instant::now(), cpu_time());
     let mut count = 0;
@@ -120,7 +120,7 @@ fn report(backend: &str, what: &str, mut work: impl FnMut() -> io::Result<usize>
     Ok(())
 }
 
-/// The processor time of this process's threads so far; zero where there is no /proc.
+/// Returns the processor time of this process's threads so far, or zero if there is no /proc.
 fn cpu_time() -> Duration {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let nanoseconds = threads.filter_map(|thread| {
@@ -130,7 +130,7 @@ fn cpu_time() -> Duration {
     Duration::from_nanos(nanoseconds.sum())
 }
 
-/// Random block offsets; a linear congruence is random enough for a drive.
+/// Random block offsets. A linear congruential generator is random enough for a drive.
 struct Offsets {
     state: u64,
     blocks: u64,

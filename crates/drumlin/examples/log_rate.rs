@@ -1,4 +1,4 @@
-//! Durable commits in a second, beside what the device can do.
+//! Measures durable commits per second, and compares them with what the device can do.
 //!
 //! `cargo run --release --example log_rate -- <folder> [seconds] [committers,…] [streams,…]`
 
@@ -35,7 +35,7 @@ fn main() {
         for &committers in committers.iter().filter(|&&committers| committers >= streams) {
             course.streams = streams as u16;
             course.committers = committers;
-            // Single runs differ widely where others use the machine: compare within a round, and take medians.
+            // Single runs differ widely if others use the machine, so compare within a round and take medians.
             let mut rounds = Vec::new();
             for _ in 0..ROUNDS {
                 let before = raw_rate(&backend, &course).expect("raw rate").commits;

@@ -1,4 +1,4 @@
-//! Two transactions that change different rows of one keyspace and do not wait for each other; a third that has to.
+//! Two transactions change different rows of one keyspace without waiting for each other. A third has to wait.
 //!
 //! `cargo run --example parallel_writers`
 
@@ -23,8 +23,8 @@ fn main() -> Result<()> {
     other.commit()?;
     println!("The second takes 12b, in the same page, and has committed: it did not wait.");
 
-    // Read committed waits for the row and then works on the newest; snapshot isolation, the default, would end in a
-    // conflict.
+    // Read committed waits for the row and then sees its newest version. Snapshot isolation, the default, would end
+    // with a conflict.
     let options = TxOptions { isolation: Isolation::ReadCommitted, ..TxOptions::default() };
     let (asks, asked) = channel();
     thread::scope(|scope| {

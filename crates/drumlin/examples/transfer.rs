@@ -1,4 +1,4 @@
-//! Money is moved between accounts by several threads; a transfer that was overtaken runs again.
+//! Several threads move money between accounts. A transfer that conflicts with another is retried.
 //!
 //! `cargo run --example transfer`
 
@@ -16,8 +16,8 @@ fn balance(tx: &Transaction, accounts: &Keyspace, name: &str) -> Result<u64> {
     Ok(u64::from_be_bytes(bytes[..].try_into().expect("eight bytes")))
 }
 
-/// Both accounts change or neither does. Where another transaction was first at one of them, `transact` gets a conflict
-/// and runs this again, on what the other has left.
+/// Changes both accounts or neither. If another transaction changed one of them first, `transact` gets a conflict and
+/// retries this closure on the new balances.
 fn transfer(tx: &mut Transaction, accounts: &Keyspace, from: &str, to: &str, amount: u64) -> Result<bool> {
     let (has, gets) = (balance(tx, accounts, from)?, balance(tx, accounts, to)?);
     if has < amount {

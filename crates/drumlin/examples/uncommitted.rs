@@ -1,4 +1,4 @@
-//! Two transactions of which neither sees what the other has not committed.
+//! Two transactions, neither of which sees the uncommitted changes of the other.
 //!
 //! `cargo run --example uncommitted`
 

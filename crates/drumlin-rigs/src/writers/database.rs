@@ -1,5 +1,5 @@
-//! Drumlin under the scripted workload: several threads, large values, keyspaces made and dropped, checkpoints and
-//! compactions meanwhile. The seed decides the configuration.
+//! Drumlin under the scripted workload: several threads, large values, keyspaces that are created and dropped, and
+//! checkpoints and compactions at the same time. The configuration is drawn from the seed.
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -63,7 +63,7 @@ pub fn verify(folder: &Path, seed: u64, from: &[u64], told: &[u64], tell: &dyn F
         for (thread, next) in found.iter().flatten().enumerate().filter(|(_, next)| **next > 0) {
             tell(Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
         }
-        // What was verified is there, and what an opening changes is synced, only when it is closed.
+        // Closing syncs what opening changed; only then is the verified state certain.
         let closed = db.close().map_err(|error| format!("closing: {error}"));
         found.and_then(|next| closed.map(|()| next))
     }));

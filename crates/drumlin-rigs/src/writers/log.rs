@@ -1,4 +1,4 @@
-//! Logs of numbered records, each made durable, or not, in one way.
+//! Logs of numbered records. Each method makes records durable in one way, or not at all.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,19 +15,19 @@ use rustix::io::ReadWriteFlags;
 use super::{PREPARED, Teller, Verdict};
 
 pub const RECORDS: u64 = 400;
-/// Room for all records, made ahead where the method does so.
+/// The space for all records, which some methods allocate in advance.
 const FILE_BYTES: u64 = RECORDS * DIRECT_RECORD_BYTES as u64;
 const RECORD_BYTES: usize = 1024;
 const DIRECT_RECORD_BYTES: usize = 4096;
 
-/// The way in which the file gets its length.
+/// How the file gets its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Growth {
-    /// With every record.
+    /// It grows with every record.
     Append,
     Fallocate,
     Ftruncate,
-    /// Real zeros, synced before the first record.
+    /// Zeros are written and synced before the first record.
     Zeros,
 }
 
@@ -80,7 +80,7 @@ impl Method {
         self.name
     }
 
-    /// The name of the method in documents.
+    /// Returns the name of the method in documents.
     pub fn title(self) -> String {
         let growth = match self.growth {
             Growth::Append => "append",
@@ -137,7 +137,7 @@ impl Method {
     }
 }
 
-/// Starts write-out of a range and waits for it: no metadata, no flush of the drive's cache.
+/// Writes a range back and waits for that. Writes no metadata and does not flush the drive's cache.
 #[expect(unsafe_code, reason = "no crate in use wraps this call")]
 fn sync_file_range(file: &File, offset: u64, length: usize) -> io::Result<()> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -146,7 +146,7 @@ fn sync_file_range(file: &File, offset: u64, length: usize) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// No record is all zeros, and none is like another.
+/// Fills a record with random words that are not zero, so that no two records are alike.
 fn fill(record: &mut [u8], seed: u64, number: u64) {
     let mut random = Random(seed ^ number << 32);
     for word in record.chunks_exact_mut(8) {

@@ -1,12 +1,13 @@
-//! The writers to the drives: Drumlin, and simple logs that sync in one way each, some of them none that lasts.
+//! The programs that write to the drives: Drumlin, and simple logs, each with its own way to sync. Some of those ways
+//! lose records.
 //!
-//! A writer is a process of its own, or a guest's. It tells the world what it acknowledged by one direct write of a
-//! sector to a file or device that nothing else writes to, so that the rig sees acknowledgements and block requests in
-//! one order. It runs until it is killed. What it wrote is known from its seed.
+//! A writer is a process of its own, on the host or in the guest. It reports each acknowledgement by a direct write of
+//! one sector to a file or device that nothing else writes to, so that the rig sees acknowledgements and block requests
+//! in one order. A writer runs until it is killed. Its seed determines what it writes.
 
 mod database;
 mod log;
-// The scripted workload of the library's tests: what a step does follows from seed, thread and number.
+// The scripted workload of the library's tests. Seed, thread and number determine each step.
 #[path = "../../../drumlin/tests/support/workload.rs"]
 mod workload;
 
@@ -27,18 +28,18 @@ use crate::drive::SECTOR;
 pub use log::Method;
 use workload::Ack;
 
-/// Told when all is there that the writer needs; a cut before it may leave anything or nothing.
+/// Reported once the writer has set up everything it needs. Before that, a cut may leave anything.
 pub const PREPARED: u64 = u64::MAX;
 
-/// Told by a guest that waits for its order.
+/// Reported by a guest that waits for its order.
 pub const WAITING: u64 = u64::MAX - 1;
 
-/// The file or device for acknowledgements: they go round in it.
+/// The length of the file or device for acknowledgements, which is used as a ring.
 pub const TOLD_BYTES: u64 = 1 << 20;
 
 const TOLD_MAGIC: &[u8; 8] = b"dRigAck1";
 
-/// The acknowledgements in a write to that file.
+/// Returns the acknowledgements in a write to that file.
 pub fn told_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(SECTOR).filter(|sector| sector.starts_with(TOLD_MAGIC)).map(|sector| {
         let what: [u8; 8] = sector[8..16].try_into().expect("eight bytes");
@@ -46,12 +47,12 @@ pub fn told_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// The acknowledgement as that of a step which need not last.
+/// Returns the acknowledgement as one of a step that need not be durable.
 pub fn not_lasting(told: u64) -> u64 {
     if told >= WAITING { told } else { Ack { full: false, ..Ack::from_bits(told) }.to_bits() }
 }
 
-/// Tells the world.
+/// Reports acknowledgements to the rig.
 #[derive(Debug)]
 pub struct Teller {
     file: File,
@@ -66,7 +67,7 @@ impl Teller {
         Ok(Teller { file, next: AtomicU64::new(0) })
     }
 
-    /// Returns when the rig knows.
+    /// Reports an acknowledgement. Returns when the rig has it.
     pub fn tell(&self, what: u64) -> io::Result<()> {
         let mut sector = AlignedBuffer::zeroed(4096);
         sector[..8].copy_from_slice(TOLD_MAGIC);
@@ -88,7 +89,7 @@ impl Writer {
         Method::ALL.into_iter().map(Writer::Log).chain([Writer::Drumlin]).collect()
     }
 
-    /// The name of the writer in documents.
+    /// Returns the name of the writer in documents.
     pub fn title(self) -> String {
         match self {
             Writer::Drumlin => "Drumlin".to_owned(),
@@ -96,7 +97,7 @@ impl Writer {
         }
     }
 
-    /// Returns `true` if what it acknowledged is on the medium by the contracts of the calls it makes.
+    /// Returns `true` if the calls that it makes guarantee that what it acknowledged is durable.
     pub fn is_sound(self) -> bool {
         match self {
             Writer::Drumlin => true,
@@ -104,12 +105,12 @@ impl Writer {
         }
     }
 
-    /// Returns `true` if it writes nothing at all to the drive before it acknowledges.
+    /// Returns `true` if nothing need have reached the drive when it acknowledges.
     pub fn is_lazy(self) -> bool {
         matches!(self, Writer::Log(method) if method.is_lazy())
     }
 
-    /// The number of acknowledgements after which it stops.
+    /// Returns the number of acknowledgements after which it stops, if it does.
     pub fn told_at_most(self) -> Option<u64> {
         match self {
             Writer::Drumlin => None,
@@ -117,7 +118,7 @@ impl Writer {
         }
     }
 
-    /// Writes in `folder` until it is killed. `from` is what an earlier writer's verification found.
+    /// Writes in `folder` until it is killed. `from` has the steps at which verification said its threads continue.
     pub fn write(self, folder: &Path, told: &Path, seed: u64, from: &[u64]) -> Result<()> {
         let teller = Teller::open(told)?;
         match self {
@@ -130,7 +131,7 @@ impl Writer {
     }
 
     /// Compares what is in `folder` with what was acknowledged: `told` by the writer before the cut, and `from` before
-    /// its life. Tells the world what was found, when readers may have seen it.
+    /// its life. Calls `tell` for what was found, as soon as readers may have seen it.
     pub fn verify(self, folder: &Path, seed: u64, from: &[u64], told: &[u64], tell: &dyn Fn(u64)) -> Verdict {
         match self {
             Writer::Drumlin => database::verify(folder, seed, from, told, tell),
@@ -158,13 +159,13 @@ impl FromStr for Writer {
     }
 }
 
-/// The contents that a state was found to have.
+/// The result of verifying a state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// All that was acknowledged, and nothing that never was. Each thread goes on with that step.
+    /// All that was acknowledged is there, and nothing that never was. Has the step at which each thread continues.
     Whole(Vec<u64>),
     /// Acknowledged commits are missing.
     Lost(String),
-    /// Something is there that can't be.
+    /// Something is there that must not be.
     Wrong(String),
 }
