@@ -1,19 +1,22 @@
-//! Stalls of an executor: by a store whose pages are not in memory, and by long calls on pages that are.
+//! Measures how long an executor stalls: on a store whose pages are not in memory, and during long calls on pages that
+//! are.
 //!
-//! One tokio worker thread runs 256 tasks that read rows at random from a database larger than memory, and a timer task
-//! that ticks every millisecond. A store that maps its file stops the thread at every page that is not there: the tick
-//! comes late, and the reads wait for each other. Drumlin's reads are futures: the thread goes on.
+//! First, one tokio worker thread runs 256 tasks that read random rows of a database larger than memory, and a timer
+//! task that ticks every millisecond. A store that maps its file blocks the thread at every page that is not in memory,
+//! so ticks are late and reads wait for each other. Drumlin's reads are futures, so the thread continues with other
+//! tasks.
 //!
-//! Then the same tick runs beside one long call after another on a database that is in memory as a whole. Such calls
-//! find nothing to wait for, and have to give way by themselves.
+//! Then the timer ticks while the tasks make one long call after another on a database that fits in memory. Such calls
+//! never have to wait, so they must yield to the executor on their own.
 //!
 //! ```text
 //! cargo run --release -p drumlin-bench --example executor_stall [disk | cached [SECONDS [CASE]]]
 //! ```
 //!
-//! The map (LMDB through heed) is made larger than memory by a memory cgroup where this process may make one (it needs
-//! root and cgroup v1 or v2); elsewhere its file's pages are dropped from the cache before it is read, and the first
-//! touches are what is measured. It says which. The files, 1.3 GB together, lie in the system's temporary directory.
+//! A memory cgroup keeps the map (LMDB through heed) from having all its pages in memory. This needs root and cgroup v1
+//! or v2. Without a cgroup, the file's pages are dropped from the page cache before it is read, and only the first
+//! touches of pages are slow. The program prints which of the two it does. The files, 1.3 GB together, are in the
+//! system's temporary directory.
 
 use std::error::Error;
 use std::fs;
@@ -32,10 +35,10 @@ const ROWS: u64 = 4_000_000;
 const VALUE_BYTES: usize = 100;
 const TASKS: u64 = 256;
 const SECONDS: u64 = 8;
-/// The memory that Drumlin may use, and the group of the map, page cache included.
+/// The memory budget of Drumlin. The group of the map, page cache included, has 32 MiB more.
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// The database that is in memory as a whole.
+/// The database that fits in memory.
 const CACHED_ROWS: u64 = 2_000_000;
 const CACHED_BYTES: u64 = 1 << 30;
 
@@ -54,13 +57,13 @@ fn value(number: u64) -> [u8; VALUE_BYTES] {
     value
 }
 
-/// The ticks and reads of one store.
+/// The lateness of ticks, and the reads, of one store.
 struct Outcome {
     lateness_us: Histogram<u64>,
     reads: u64,
 }
 
-/// Ticks every millisecond for so long, and returns how late that was.
+/// Ticks every millisecond for `duration`, and returns how late the ticks were.
 async fn tick(duration: Duration) -> Result<Histogram<u64>> {
     let mut lateness_us = Histogram::<u64>::new_with_bounds(1, 60_000_000, 3)?;
     let end = Instant::now() + duration;
@@ -72,7 +75,7 @@ async fn tick(duration: Duration) -> Result<Histogram<u64>> {
     Ok(lateness_us)
 }
 
-/// Runs the tasks and the tick on one thread.
+/// Runs the reading tasks and the ticks on one thread.
 fn measure<R, F>(read: R) -> Result<Outcome>
 where
     R: Fn(u64) -> F + Clone + Send + Sync + 'static,
@@ -89,7 +92,7 @@ where
             while !stop.load(Ordering::Relaxed) {
                 read(random.below(ROWS)).await?;
                 reads.fetch_add(1, Ordering::Relaxed);
-                // As fair as a task can be, whatever the store.
+                // Yield after each read, so that the tasks are fair with any store.
                 tokio::task::yield_now().await;
             }
             Result::<()>::Ok(())
@@ -132,8 +135,8 @@ fn drumlin(folder: &Path) -> Result<Outcome> {
     outcome
 }
 
-/// LMDB; the group is entered once the rows are on disk, and the pages that were cached meanwhile are not charged to
-/// it.
+/// Measures LMDB. The process enters the group after the rows are on disk and their pages dropped, so that pages cached
+/// earlier are not charged to another group.
 fn mapped(folder: &Path) -> Result<Outcome> {
     let path = folder.join("lmdb");
     fs::create_dir(&path)?;
@@ -148,7 +151,7 @@ fn mapped(folder: &Path) -> Result<Outcome> {
         }
         tx.commit()?;
     }
-    // What was just written would be in memory still.
+    // Otherwise the pages just written would still be in memory.
     let file = fs::File::open(path.join("data.mdb"))?;
     file.sync_all()?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
@@ -159,7 +162,7 @@ fn mapped(folder: &Path) -> Result<Outcome> {
             println!("No memory cgroup ({error}): the map's pages were dropped once, and then stay in memory.");
         }
     }
-    // The tasks share it until the process ends.
+    // Leaked, because the tasks share it until the process ends.
     let env: &'static heed::Env = Box::leak(Box::new(open_map(&options, &path)?));
     let rows = table(env)?;
     measure(move |number| async move {
@@ -182,12 +185,12 @@ fn table(env: &heed::Env) -> Result<Table<'_>> {
 #[expect(unsafe_code, reason = "heed says so of every map: nobody else may change the file")]
 fn open_map(options: &heed::EnvOpenOptions, path: &Path) -> Result<heed::Env> {
     let mut options = options.clone();
-    // SAFETY: the file is in a folder of this process's own; without read-ahead random reads are as fast as a map's can
-    // be.
+    // SAFETY: the file is in a folder of this process's own. Without read-ahead, random reads are as fast as a map
+    // allows.
     Ok(unsafe { options.flags(heed::EnvFlags::NO_READ_AHEAD).open(path)? })
 }
 
-/// A memory cgroup that this process is in; it leaves and removes it when dropped.
+/// A memory cgroup that contains this process. On drop the process leaves it and removes it.
 struct Group {
     path: PathBuf,
     home: PathBuf,
@@ -218,17 +221,17 @@ impl Drop for Group {
 
 type Task = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-/// The state that the tasks beside the tick share.
+/// The state that the tasks share.
 #[derive(Clone)]
 struct Cached {
     db: Database,
     rows: Keyspace,
-    /// The relaxed handle of the same rows.
+    /// A handle of the same rows whose commits are relaxed.
     relaxed: Keyspace,
     other: Keyspace,
     queue: Keyspace,
     stop: Arc<AtomicBool>,
-    /// Rows that were read, written or removed.
+    /// The number of rows that were read, written or removed.
     done: Arc<AtomicU64>,
 }
 
@@ -280,7 +283,7 @@ impl Cached {
         Ok(())
     }
 
-    /// Sums that no state was kept for: a name is summed once.
+    /// Computes sums for which no states are kept: every name is used once.
     async fn aggregate(self) -> Result<()> {
         let mut salt = 0;
         while self.goes_on() {
@@ -331,7 +334,7 @@ impl Cached {
         let keys: Vec<[u8; 8]> = (0..20_000).map(|_| key(random.below(CACHED_ROWS))).collect();
         while self.goes_on() {
             let values = self.rows.get_many_async(&keys).await?;
-            // To free so many takes a millisecond, which is not the call's.
+            // Freeing this many values takes a millisecond, which is not part of the call.
             tokio::task::spawn_blocking(move || assert!(values.iter().all(Option::is_some)));
             self.count(20_000);
         }
@@ -373,7 +376,7 @@ impl Cached {
         Ok(())
     }
 
-    /// Runs a case beside the tick; returns what it did in a second, too.
+    /// Runs a case while the timer ticks. Returns the lateness, and the rows a second that it handled.
     fn measure(&self, seconds: u64, tasks: impl Fn(&Cached) -> Vec<Task>) -> Result<(Histogram<u64>, f64)> {
         self.stop.store(false, Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);
@@ -398,7 +401,7 @@ impl Cached {
     }
 }
 
-/// The name of a case, and its tasks.
+/// A case: its name, and its tasks.
 type Case = (&'static str, fn(&Cached) -> Vec<Task>);
 
 const CASES: &[Case] = &[

@@ -1,9 +1,9 @@
 //! Counts how many of an engine's durable commits flush the device, on a file system of its own.
 //!
-//! A commit that was acknowledged may still be in the volatile cache of the drive unless the drive was told to flush
-//! it, or to write it through. Commits of one thread that are durable one by one need about one flush each. The count
-//! is taken at a loop device that nothing else uses, so it needs root; elsewhere the engine's own device is counted,
-//! with the flushes of everybody.
+//! An acknowledged commit may still be in the drive's volatile cache unless the drive was told to flush it or to write
+//! it through. If one thread makes durable commits one by one, each needs about one flush. The flushes are counted at a
+//! loop device that nothing else uses, which needs root. Without root, the device of the engine's folder is counted,
+//! including flushes by other processes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,37 +14,35 @@ use crate::engine::{Durability, Engine, Peer, Result, Settings};
 use crate::measure::Meter;
 use crate::rows::{fill, key};
 
-/// Commits that are counted.
+/// The number of commits that are counted.
 const COMMITS: u64 = 500;
-/// Bytes of a row's value: S2's.
+/// The bytes of a value, as in the source of S2.
 const VALUE_BYTES: usize = 1024;
-/// The size of the file system.
 const IMAGE_BYTES: u64 = 2 << 30;
-/// Below this, commits are acknowledged before they are safe.
+/// With fewer flushes per commit than this, commits are acknowledged before they are safe.
 const FLUSHES_MIN: f64 = 0.9;
 
-/// An engine's syncs.
+/// The syncs of an engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Audit {
-    /// The engine.
     pub engine: String,
-    /// Flushes of the device for each durable commit.
+    /// Flushes of the device per durable commit.
     pub flushes_per_commit: f64,
-    /// Bytes written to the device for each commit of a row of 1 KiB.
+    /// Bytes written to the device per commit of a row of 1 KiB.
     pub bytes_per_commit: f64,
-    /// The device was the engine's alone.
+    /// `true` if nothing else used the device.
     pub alone: bool,
 }
 
 impl Audit {
-    /// Returns `true` if a commit that has returned may be lost with the drive's cache.
+    /// Returns `true` if an acknowledged commit may be lost with the drive's cache.
     #[must_use]
     pub fn acknowledges_early(&self) -> bool {
         self.flushes_per_commit < FLUSHES_MIN
     }
 }
 
-/// Commits rows one after another and counts; within the worker.
+/// Commits rows one after another and returns the flushes and bytes of each. Runs in the worker.
 pub(crate) fn perform(peer: &Peer, folder: &Path) -> Result<(f64, f64)> {
     let settings = Settings { memory_bytes: 64 << 20, durability: Durability::Full, threads: 1 };
     let engine = (peer.open)(folder, &settings)?;
@@ -61,7 +59,7 @@ fn commits(engine: &dyn Engine, folder: &Path) -> Result<(f64, f64)> {
         fill(&mut row[0].1, number, 0, VALUE_BYTES);
         session.write(&row)
     };
-    // The first commits make files grow.
+    // Leave out the first commits, which make files grow.
     (0..100).try_for_each(&mut commit)?;
     let meter = Meter::start(folder);
     (100..100 + COMMITS).try_for_each(&mut commit)?;
@@ -70,7 +68,7 @@ fn commits(engine: &dyn Engine, folder: &Path) -> Result<(f64, f64)> {
     Ok((per_commit(costs.device_flushes), per_commit(costs.device_write_bytes)))
 }
 
-/// A file system in a file, mounted; gone when dropped.
+/// A file system in a file, mounted. Unmounted and removed on drop.
 #[derive(Debug)]
 pub(crate) struct LoopMount {
     image: PathBuf,
@@ -78,7 +76,7 @@ pub(crate) struct LoopMount {
 }
 
 impl LoopMount {
-    /// Makes an ext4 file system below `parent`; the error tells why none could be made.
+    /// Creates an ext4 file system below `parent` and mounts it.
     pub(crate) fn create(parent: &Path) -> std::io::Result<LoopMount> {
         let mount = LoopMount { image: parent.join("audit.image"), folder: parent.join("audit") };
         std::fs::create_dir(&mount.folder)?;
@@ -88,7 +86,6 @@ impl LoopMount {
         Ok(mount)
     }
 
-    /// The mounted folder.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }

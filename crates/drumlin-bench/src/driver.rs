@@ -1,4 +1,4 @@
-//! Running operations on threads: as fast as they go, or at a rate that is held.
+//! Runs operations on threads: as fast as possible, or at a fixed rate.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,34 +9,33 @@ use hdrhistogram::Histogram;
 use crate::engine::Result;
 use crate::measure::{histogram, record};
 
-/// Buckets of a timeline.
+/// The length of a timeline's buckets.
 pub const BUCKET: Duration = Duration::from_millis(100);
-/// A wait longer than this is slept, except for its end; shorter ones are spun.
+/// Longer waits are slept, except for their end; shorter ones are spun.
 const SLEEP_MIN: Duration = Duration::from_micros(150);
 /// Sleeps end late by less than this.
 const SLEEP_LATENESS: Duration = Duration::from_micros(60);
 
-/// A thread's operations, on a session of its own.
+/// The operations of one thread, on a session of its own.
 pub trait Actor {
-    /// Does one operation. Returns the units that it came to: rows, commits, operations.
+    /// Performs one operation. Returns its units: rows, commits or operations.
     ///
     /// # Errors
-    /// Those of the engine; or a value that was read is not that of its row.
+    /// The engine's error; or a value that was read is not that of its row.
     fn step(&mut self) -> Result<u64>;
 }
 
-/// Operations of all threads together.
+/// The operations of all threads together.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Operations.
     pub operations: u64,
-    /// Units of them.
     pub units: u64,
-    /// From the first operation to the end of the last.
+    /// The time from the first operation to the end of the last.
     pub elapsed: Duration,
-    /// Of single operations, in nanoseconds; at a held rate from the moment at which they were due.
+    /// Latencies of single operations, in nanoseconds. At a fixed rate they count from the moment at which the
+    /// operation was due.
     pub latencies: Histogram<u64>,
-    /// Units by bucket of time.
+    /// The units in each bucket of time.
     pub timeline: Vec<u64>,
     /// The longest time in which no operation of any thread ended.
     pub longest_gap: Duration,
@@ -45,10 +44,10 @@ pub struct Outcome {
 /// The pace of operations.
 #[derive(Clone, Copy, Debug)]
 pub enum Pace {
-    /// Each thread begins an operation when its last one has ended.
+    /// Each thread begins an operation when its previous one has ended.
     Closed,
-    /// So many operations a second of all threads together, due at even distances whether or not earlier ones have
-    /// ended.
+    /// All threads together make this many operations a second, due at regular intervals whether or not earlier ones
+    /// have ended.
     Open(f64),
 }
 
@@ -61,10 +60,10 @@ struct Share {
     ends: Vec<(Instant, Instant)>,
 }
 
-/// Gaps between the ends of a thread's operations that are kept, to find those of all threads.
+/// Shorter gaps between the ends of a thread's operations are not kept when looking for those common to all threads.
 const GAP_MIN: Duration = Duration::from_millis(10);
 
-/// Runs an actor on each of `threads` threads for `duration`. Each is made on its thread.
+/// Runs an actor on each of `threads` threads for `duration`. Each actor is created on its thread.
 ///
 /// # Errors
 /// The first error of any actor.
@@ -184,7 +183,7 @@ fn merge(shares: Vec<Share>, begun: Instant) -> Outcome {
     outcome
 }
 
-/// The longest time that lies in a gap of each thread.
+/// Returns the longest time that is within a gap of every thread.
 fn longest_gap(threads: Vec<&[(Instant, Instant)]>) -> Duration {
     let mut threads = threads.into_iter();
     let mut common: Vec<(Instant, Instant)> = threads.next().unwrap_or_default().to_vec();
@@ -207,7 +206,7 @@ fn longest_gap(threads: Vec<&[(Instant, Instant)]>) -> Duration {
 mod tests {
     use super::*;
 
-    /// A pause is one of the whole store only where all threads pause.
+    /// A pause counts only while all threads pause.
     #[test]
     fn a_gap_is_common_to_all_threads() {
         let zero = Instant::now();

@@ -1,4 +1,4 @@
-//! The machine that figures come from.
+//! The machine that the figures come from.
 
 use std::io;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::process::Command;
 
 use drumlin_lab::Machine;
 
-/// Facts about the machine and the file system of a folder, by name.
+/// Returns facts about the machine and the file system of a folder, by name.
 ///
 /// # Errors
-/// If the folder can't be examined.
+/// If the folder can't be examined or is in memory.
 pub fn describe(folder: &Path) -> io::Result<Vec<(String, String)>> {
     let machine = Machine::of(folder)?;
     if machine.in_memory {
@@ -36,13 +36,13 @@ pub fn describe(folder: &Path) -> io::Result<Vec<(String, String)>> {
     Ok(facts.map(|(name, text)| (name.to_owned(), text)).into())
 }
 
-/// The allocator of all engines of this build.
+/// Returns the allocator that all engines of this build use.
 #[must_use]
 pub fn allocator() -> &'static str {
     if cfg!(feature = "mimalloc") { "mimalloc, for all engines" } else { "the system's, for all engines" }
 }
 
-/// Today's date, in UTC.
+/// Returns today's date, in UTC.
 #[must_use]
 pub fn date() -> String {
     let output = Command::new("date").args(["-u", "+%Y-%m-%d"]).output();

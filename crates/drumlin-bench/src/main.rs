@@ -10,7 +10,7 @@ use drumlin_bench::results::{EngineFacts, Results};
 use drumlin_bench::run::{Plan, run};
 use drumlin_bench::{engines, machine, plan, report, worker};
 
-/// Drumlin beside its peers: the same work for each engine, measured in turns.
+/// Drumlin compared with other stores: the same work for each engine, measured in turns.
 #[derive(Parser)]
 #[command(version, disable_help_subcommand = true)]
 struct Program {
@@ -22,9 +22,9 @@ struct Program {
 enum Command {
     /// List the workloads, and the engines of this build with their settings.
     List,
-    /// Run workloads; all of them take hours.
+    /// Run workloads; running all takes hours.
     Run(RunArgs),
-    /// Show the results of runs; where files have the same workload, the last one counts.
+    /// Show the results of runs; if several files have the same workload, the last one counts.
     Show(ShowArgs),
     #[command(name = worker::COMMAND, hide = true)]
     Worker,
@@ -32,12 +32,12 @@ enum Command {
 
 #[derive(Args)]
 struct RunArgs {
-    /// Names of workloads or their beginnings, or rows of the table; all by default.
+    /// Names of workloads or their prefixes, or rows of the table; all by default.
     workloads: Vec<String>,
     /// Engines, separated by commas; all of this build by default.
     #[arg(long, value_delimiter = ',')]
     engines: Vec<String>,
-    /// The folder for the engines' files; not one in memory.
+    /// The folder for the engines' files; must not be in memory.
     #[arg(long, default_value = ".")]
     folder: PathBuf,
     /// Turns of each engine.
@@ -46,13 +46,13 @@ struct RunArgs {
     /// Seconds of each measurement.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// The share of the rows and of the memory.
+    /// Factor for the rows and the memory.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// One turn of a tenth of a second on small data: to see that it runs. Its figures compare nothing.
+    /// One turn of a tenth of a second on small data, to see that it runs. Its figures are not comparable.
     #[arg(long)]
     quick: bool,
-    /// Count the flushes of durable commits first, on a loop device (as root).
+    /// First count the flushes of durable commits, on a loop device (as root).
     #[arg(long)]
     audit: bool,
     #[command(flatten)]
@@ -61,7 +61,7 @@ struct RunArgs {
 
 #[derive(Args)]
 struct ShowArgs {
-    /// JSON of earlier runs.
+    /// JSON files of earlier runs.
     #[arg(required = true)]
     results: Vec<PathBuf>,
     #[command(flatten)]
@@ -70,7 +70,7 @@ struct ShowArgs {
 
 #[derive(Args)]
 struct Output {
-    /// Write the results as JSON; an earlier file's other workloads are kept.
+    /// Write the results as JSON; other workloads in an existing file are kept.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Write the tables as Markdown.
@@ -79,7 +79,7 @@ struct Output {
     /// Write tables and plots as one HTML page.
     #[arg(long)]
     html: Option<PathBuf>,
-    /// Write the tables of docs/benchmarks.md in the repository that this was built from.
+    /// Write the tables into docs/benchmarks.md of the repository that this was built from.
     #[arg(long)]
     update_docs: bool,
 }
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to stdout. A reader that has seen enough, `head` say, is no error.
+/// Writes to stdout. It is no error if the reader, such as `head`, stops reading.
 fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
@@ -152,7 +152,7 @@ fn run_plan(args: &RunArgs) -> Result<()> {
         audit: args.audit,
     };
     let json = args.output.json.clone();
-    // After each workload, so that a run that is interrupted leaves what it has.
+    // After each workload, so that an interrupted run keeps what it has.
     let keep = |results: &Results| match &json {
         Some(path) => merged(path, results.clone())?.write(path),
         None => Ok(()),
@@ -165,7 +165,7 @@ fn run_plan(args: &RunArgs) -> Result<()> {
     write(&results, &args.output)
 }
 
-/// The results with those that a file has of other workloads.
+/// Returns the results together with those of other workloads in a file.
 fn merged(path: &std::path::Path, newer: Results) -> std::io::Result<Results> {
     if !path.exists() {
         return Ok(newer);
@@ -191,7 +191,7 @@ fn show(args: &ShowArgs) -> Result<()> {
     write(&results, &args.output)
 }
 
-/// Writes the results in the forms that were asked for, and the tables to the terminal if none was.
+/// Writes the results in the requested forms, or the tables to the terminal if none was requested.
 fn write(results: &Results, output: &Output) -> Result<()> {
     let markdown = report::markdown(results);
     if let Some(path) = &output.markdown {

@@ -1,4 +1,4 @@
-//! Counting: latencies, processor time, bytes and flushes of the device.
+//! Measurements: latencies, processor time, and bytes and flushes of the device.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,11 +9,11 @@ use drumlin_lab::Counters;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// The longest latency that is told apart: 10 minutes.
+/// The longest latency that a histogram distinguishes: 10 minutes.
 const LATENCY_NS_MAX: u64 = 600_000_000_000;
 
-/// A histogram of latencies in nanoseconds, to 1 %. It takes 40 KiB: with three digits, those of 32 threads would take
-/// a third of what the group has beyond the budget.
+/// Returns an empty histogram of latencies in nanoseconds, precise to 1 %. It takes 40 KiB. With three digits, the
+/// histograms of 32 threads would take a third of the group's memory beyond the budget.
 ///
 /// # Panics
 /// Never: the bounds are valid.
@@ -22,7 +22,6 @@ pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("valid bounds")
 }
 
-/// Records a latency.
 pub fn record(histogram: &mut Histogram<u64>, latency: Duration) {
     histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
 }
@@ -30,13 +29,10 @@ pub fn record(histogram: &mut Histogram<u64>, latency: Duration) {
 /// Latencies of single operations, in microseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Latencies {
-    /// Operations that were timed.
+    /// The number of operations timed.
     pub count: u64,
-    /// The shortest.
     pub min_us: f64,
-    /// The average.
     pub mean_us: f64,
-    /// The standard deviation.
     pub deviation_us: f64,
     /// The median.
     pub p50_us: f64,
@@ -44,11 +40,10 @@ pub struct Latencies {
     pub p99_us: f64,
     /// 99.9 % are at most this long.
     pub p999_us: f64,
-    /// The longest.
     pub max_us: f64,
     /// The share of operations that took more than 10 times the median.
     pub outliers: f64,
-    /// Quantile and latency, from the median up.
+    /// Pairs of quantile and latency, from the median up.
     pub tail: Vec<(f64, f64)>,
 }
 
@@ -56,7 +51,7 @@ pub struct Latencies {
 const QUANTILES: [f64; 9] = [0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9995, 0.9999];
 
 impl Latencies {
-    /// The summary of a histogram of nanoseconds.
+    /// Summarises a histogram of nanoseconds.
     #[must_use]
     pub fn of(histogram: &Histogram<u64>) -> Latencies {
         if histogram.is_empty() {
@@ -81,24 +76,24 @@ impl Latencies {
     }
 }
 
-/// Counts of a stretch of work.
+/// What some work has cost.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Costs {
-    /// Processor time of the process, all its threads together.
+    /// Processor time of the process, all threads together.
     pub cpu_seconds: f64,
-    /// Bytes that the process made the device read, page faults included.
+    /// Bytes that the process made the device read, including page faults.
     pub read_bytes: u64,
     /// Bytes that the process wrote directly, or made dirty in the page cache.
     pub write_bytes: u64,
-    /// Bytes written to the whole device meanwhile, by everybody.
+    /// Bytes written to the whole device in that time, by all processes.
     pub device_write_bytes: u64,
-    /// Flushes of the whole device's cache meanwhile, by everybody.
+    /// Flushes of the whole device's cache in that time, by all processes.
     pub device_flushes: u64,
-    /// Processor time of the whole machine meanwhile, by everybody.
+    /// Processor time of the whole machine in that time, by all processes.
     pub machine_cpu_seconds: f64,
 }
 
-/// Counts from a moment on.
+/// Counts costs from a moment on.
 #[derive(Debug)]
 pub struct Meter {
     before: Counters,
@@ -108,7 +103,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Begins to count; `folder` decides which device.
+    /// Begins to count. `folder` determines the device.
     #[must_use]
     pub fn start(folder: &Path) -> Meter {
         let device = device_of(folder);
@@ -116,7 +111,7 @@ impl Meter {
         Meter { before: Counters::now(), device, device_before, machine_before: machine_cpu_seconds() }
     }
 
-    /// The counts since then.
+    /// Returns the costs since the start.
     #[must_use]
     pub fn costs(&self) -> Costs {
         let counters = Counters::now().since(&self.before);
@@ -132,27 +127,27 @@ impl Meter {
     }
 }
 
-/// Processor time that the machine has spent on anything but waiting.
+/// Returns the processor time that the machine has spent on anything but waiting.
 fn machine_cpu_seconds() -> f64 {
     busy_ticks(&fs::read_to_string("/proc/stat").unwrap_or_default()) as f64
         / rustix::param::clock_ticks_per_second() as f64
 }
 
-/// From the first line of /proc/stat: user, nice, system, idle, waiting, interrupts, soft interrupts.
+/// Parses the first line of /proc/stat: user, nice, system, idle, I/O wait, interrupts, soft interrupts.
 fn busy_ticks(text: &str) -> u64 {
     let numbers = text.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1);
     let numbers: Vec<u64> = numbers.map_while(|word| word.parse().ok()).take(7).collect();
     numbers.iter().sum::<u64>() - numbers.iter().skip(3).take(2).sum::<u64>()
 }
 
-/// Counts of a block device since it exists.
+/// Counts of a block device since it was attached.
 #[derive(Clone, Copy, Debug, Default)]
 struct Device {
     write_bytes: u64,
     flushes: u64,
 }
 
-/// The statistics of the device below a folder.
+/// Returns the path of the statistics of the device below a folder.
 fn device_of(folder: &Path) -> Option<PathBuf> {
     let number = fs::metadata(folder).ok()?.dev();
     let path = format!("/sys/dev/block/{}:{}/stat", rustix::fs::major(number), rustix::fs::minor(number));
@@ -164,7 +159,7 @@ impl Device {
         Device::parse(&fs::read_to_string(stat).unwrap_or_default())
     }
 
-    /// From the text of a device's `stat`: sectors of 512 bytes written are its 7th number, flushes its 16th.
+    /// Parses a device's `stat`: the 7th number is the sectors of 512 bytes written, the 16th the flushes.
     fn parse(text: &str) -> Device {
         let numbers: Vec<u64> = text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
         let number = |index: usize| numbers.get(index).copied().unwrap_or(0);
@@ -172,13 +167,13 @@ impl Device {
     }
 }
 
-/// Bytes that the files below a folder occupy.
+/// Returns the bytes that the files below a folder occupy on disk.
 #[must_use]
 pub fn disk_bytes(folder: &Path) -> u64 {
     files(folder).iter().filter_map(|path| fs::metadata(path).ok()).map(|metadata| metadata.blocks() * 512).sum()
 }
 
-/// All files below a folder.
+/// Returns all files below a folder.
 #[must_use]
 pub fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -199,7 +194,7 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
 /// Writes the files of a folder back and drops them from the page cache.
 ///
 /// # Errors
-/// Those of opening or syncing a file.
+/// Errors of opening or syncing a file.
 pub fn drop_caches(folder: &Path) -> std::io::Result<()> {
     for path in files(folder) {
         let file = fs::File::open(path)?;
@@ -209,7 +204,7 @@ pub fn drop_caches(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The median of some numbers, of an even count the lower one; `NaN` of none.
+/// Returns the median of some numbers: the lower one of an even count, `NaN` of none.
 #[must_use]
 pub fn median(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
@@ -236,7 +231,7 @@ mod tests {
         assert_eq!(Latencies::of(&super::histogram()).count, 0);
     }
 
-    /// The kernel's statistics of a device are read, with and without flushes.
+    /// The kernel's statistics of a device are parsed, with and without flushes.
     #[test]
     fn device_statistics_are_read() {
         let text = " 1 2 3 4 5 6 70 8 0 10 11 12 13 14 15 160 17\n";

@@ -1,4 +1,4 @@
-//! The workloads: for each row of the table in docs/benchmarks.md, its data, limits and job.
+//! The workloads: the data, limits and job of each row of the table in docs/benchmarks.md.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,43 +6,43 @@ use crate::commerce::{Size, Traffic};
 use crate::engine::{Capabilities, Durability, Order, Peer};
 use crate::rows::Choice;
 
-/// Memory that the group grants beyond the engines' budget: the program, stacks, and for engines that read through the
-/// page cache some of that.
+/// The memory that the group has beyond the engine's budget: for the program, stacks, and, for engines that read
+/// through the page cache, some of that.
 const GROUP_BEYOND_BUDGET_BYTES: u64 = 48 << 20;
-/// The least budget: a transaction of 1,000 rows of 1 KiB fits the thirty-second that Drumlin allows it.
+/// The smallest budget, of which Drumlin allows a transaction a thirty-second part: enough for 1,000 rows of 1 KiB.
 const BUDGET_BYTES_MIN: u64 = 48 << 20;
 
 /// The rows that a workload begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Data {
-    /// Rows, numbered from 0.
+    /// The number of rows, which are numbered from 0.
     pub rows: u64,
-    /// Bytes of a value; keys have 8.
+    /// The bytes of a value; keys have 8.
     pub value_bytes: usize,
     /// The order in which they were loaded.
     pub order: Order,
-    /// Rows that are updated at random, one commit each, after the load.
+    /// The number of updates of random rows after the load.
     pub updates: u64,
-    /// The engine's budget.
+    /// The engine's memory budget.
     pub budget_bytes: u64,
-    /// The bytes that a get larger than memory has to reach, relative to the limit: `true` if data exceed memory.
+    /// `true` if the data exceed the memory of the group.
     pub exceeds_memory: bool,
 }
 
 impl Data {
-    /// The limit of the group.
+    /// Returns the memory limit of the group.
     #[must_use]
     pub fn group_bytes(&self) -> u64 {
         self.budget_bytes + GROUP_BEYOND_BUDGET_BYTES
     }
 
-    /// Keys and values.
+    /// Returns the bytes of all keys and values.
     #[must_use]
     pub fn user_bytes(&self) -> u64 {
         self.rows * (8 + self.value_bytes as u64)
     }
 
-    /// The same for a share of the rows and of the budget.
+    /// Returns the data with the rows and the budget scaled.
     #[must_use]
     fn scaled(self, scale: f64) -> Data {
         let share = |number: u64| (number as f64 * scale) as u64;
@@ -50,7 +50,7 @@ impl Data {
         Data { rows: share(self.rows).max(1000), updates: share(self.updates), budget_bytes, ..self }
     }
 
-    /// A name for its folder.
+    /// Returns a name for its folder.
     #[must_use]
     pub fn name(&self) -> String {
         let order = if self.order == Order::Sorted { "sorted" } else { "random" };
@@ -58,7 +58,7 @@ impl Data {
     }
 }
 
-/// 54 MB that stay in memory.
+/// 54 MB, which stay in memory.
 const SMALL: Data = Data {
     rows: 500_000,
     value_bytes: 100,
@@ -78,10 +78,10 @@ const LARGE_1K: Data = Data {
 };
 /// 454 MB in a group of 128 MiB.
 const LARGE_100: Data = Data { rows: 4_200_000, value_bytes: 100, ..LARGE_1K };
-/// 162 MB: 1.5 times the group's memory.
+/// 201 MB: 1.7 times the group's memory.
 const TIGHT: Data = Data { rows: 1_860_000, budget_bytes: 64 << 20, ..LARGE_100 };
 
-/// A mix of reads and writes of YCSB.
+/// A YCSB mix of reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Mix {
     /// Half reads, half writes of whole rows.
@@ -94,64 +94,63 @@ pub enum Mix {
     D,
     /// 95 % scans of up to 100 rows, 5 % inserts.
     E,
-    /// Half reads, half changes of a row that was read in the same transaction.
+    /// Half reads, half changes that read and write a row in one transaction.
     F,
 }
 
-/// The work that is repeated.
+/// The work of a workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// One get.
     Get(Choice),
     /// One `get_many` of this many rows, drawn uniformly.
     GetMany(usize),
-    /// One commit of this many rows, drawn uniformly, that exist.
+    /// One commit that replaces this many rows, drawn uniformly.
     Commit(usize),
     /// One commit of a new row.
     Insert,
-    /// Loading all rows by transactions of 1,000.
+    /// A load of all rows in transactions of 1,000.
     Load,
-    /// Loading all rows in the engine's fastest way.
+    /// A load of all rows in the engine's fastest way.
     BulkLoad,
-    /// An operation of a mix.
+    /// One operation of a mix.
     Ycsb(Mix),
-    /// Half gets, half commits of one row, uniformly.
+    /// Half gets, half commits of one row, drawn uniformly.
     Half,
-    /// Reading this many rows in order.
+    /// One scan of this many rows in key order.
     Scan(u64),
-    /// Reading all rows in order.
+    /// One scan of all rows in key order.
     FullScan,
-    /// Counting this many rows.
+    /// One count of this many rows.
     Count(u64),
-    /// Opening, and one get; after a kill or a close.
+    /// Opening and one get, after a kill or a close.
     Open {
-        /// The process that wrote last was killed.
+        /// `true` if the process that wrote last was killed.
         killed: bool,
     },
-    /// The operations of shoppers, in a shop of its own.
+    /// The operations of shoppers, in a shop of their own.
     Shop {
-        /// The shop that they find.
+        /// The size of the shop.
         size: Size,
-        /// The share of their writes.
+        /// The mix of reads and writes.
         traffic: Traffic,
     },
 }
 
-/// Caches before the measurement.
+/// The state of the caches before the measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Caches {
     /// Dropped.
     Cold,
     /// Dropped, then all rows are read once.
     Filled,
-    /// Dropped, then the same work goes on, unmeasured, as long as it is measured, at least for 3 seconds.
+    /// Dropped, then warmed by the same work, unmeasured, for as long as the measurement but at least 3 seconds.
     Warmed,
 }
 
-/// A workload.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Workload {
-    /// The name by which it is chosen.
+    /// The name that selects it.
     pub name: &'static str,
     /// Its row in the table of docs/benchmarks.md, or `S2`.
     pub row: &'static str,
@@ -159,15 +158,13 @@ pub struct Workload {
     pub title: &'static str,
     /// The rows at the beginning.
     pub data: Data,
-    /// The work.
     pub job: Job,
-    /// Threads that do it at once.
+    /// The number of threads that do the job at once.
     pub threads: usize,
-    /// The promise of each commit.
+    /// The guarantee of each commit.
     pub durability: Durability,
-    /// Caches before it.
     pub caches: Caches,
-    /// Seconds of measurement if they differ from those of the run.
+    /// The length of the measurement if it differs from that of the run.
     pub seconds: Option<f64>,
 }
 
@@ -190,7 +187,7 @@ impl Workload {
         Workload { caches: Caches::Cold, ..self }
     }
 
-    /// Returns `true` if it changes the rows.
+    /// Returns `true` if it changes rows.
     #[must_use]
     pub fn writes(&self) -> bool {
         match self.job {
@@ -201,19 +198,19 @@ impl Workload {
         }
     }
 
-    /// Returns `true` if it makes its rows itself.
+    /// Returns `true` if it creates its rows itself.
     #[must_use]
     pub fn begins_empty(&self) -> bool {
         matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert | Job::Shop { .. })
     }
 
-    /// Returns `true` for work that is repeated until the time is over, so that its rate can be held.
+    /// Returns `true` for work that repeats until the time is over, so that it can also run at a fixed rate.
     #[must_use]
     pub fn repeats(&self) -> bool {
         !matches!(self.job, Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. } | Job::Shop { .. })
     }
 
-    /// Returns `true` if it is work for this engine at all, and its report has a place for it.
+    /// Returns `true` if this engine takes part in the workload at all.
     #[must_use]
     pub fn is_for(&self, peer: &Peer) -> bool {
         match self.job {
@@ -223,7 +220,7 @@ impl Workload {
         }
     }
 
-    /// The reason why an engine can't do it, if there is one.
+    /// Returns why an engine can't do it, if there is a reason.
     #[must_use]
     pub fn refusal(&self, capabilities: &Capabilities) -> Option<&'static str> {
         if !capabilities.recovers && self.job == (Job::Open { killed: true }) {
@@ -232,7 +229,7 @@ impl Workload {
         None
     }
 
-    /// The unit of its rate.
+    /// Returns the unit of its rate.
     #[must_use]
     pub fn unit(&self) -> &'static str {
         match self.job {
@@ -246,7 +243,7 @@ impl Workload {
         }
     }
 
-    /// The same for a share of the rows and of the memory.
+    /// Returns the workload with the rows and the memory scaled.
     #[must_use]
     pub fn scaled(self, scale: f64) -> Workload {
         let data = self.data.scaled(scale);
@@ -264,13 +261,13 @@ const SORTED_1K: Data = Data { order: Order::Sorted, ..LARGE_1K };
 const SORTED_100: Data = Data { order: Order::Sorted, ..LARGE_100 };
 const UPDATED_1K: Data = Data { updates: 512_000, ..LARGE_1K };
 const UPDATED_100: Data = Data { updates: 2_000_000, ..LARGE_100 };
-/// 500 k rows of 100 bytes, in the order of their keys.
+/// 500,000 rows of 100 bytes, in key order.
 const SMALL_SORTED: Data = Data { order: Order::Sorted, ..SMALL };
-/// The rows of the load that is larger than 1 KiB, in memory for those who fill it.
+/// The rows of the loads of 1 KiB.
 const LOAD_1K: Data = Data { rows: 500_000, value_bytes: 1024, ..SMALL };
 const LOAD_100: Data = Data { rows: 2_000_000, ..SMALL };
 const LOAD_100_SORTED: Data = Data { order: Order::Sorted, ..LOAD_100 };
-/// Shops bring their own data.
+/// Shops have their own data.
 const SHOP: Data = Data { rows: 0, value_bytes: 0, budget_bytes: 64 << 20, ..SMALL };
 const S2: Data = Data { rows: 1000, value_bytes: 1024, budget_bytes: 64 << 20, ..SMALL };
 
@@ -380,10 +377,10 @@ pub const WORKLOADS: &[Workload] = &{
     ]
 };
 
-/// The workloads whose name or row is among `chosen`, or begins with one of them; all if it is empty.
+/// Returns the workloads whose row is among `chosen` or whose name begins with one of these; all if `chosen` is empty.
 ///
 /// # Errors
-/// Names what fits none.
+/// Names the first word that selects nothing.
 pub fn select(chosen: &[String]) -> Result<Vec<Workload>, String> {
     let fits = |workload: &Workload, word: &String| workload.row == word || workload.name.starts_with(word.as_str());
     if let Some(word) = chosen.iter().find(|word| !WORKLOADS.iter().any(|workload| fits(workload, word))) {
@@ -397,13 +394,13 @@ pub fn select(chosen: &[String]) -> Result<Vec<Workload>, String> {
 mod tests {
     use super::*;
 
-    /// Names differ, each row of the table that is a workload has one, and a name chooses by its beginning.
+    /// No two names are equal, every row of the table that is a workload has one, and a prefix of a name selects it.
     #[test]
     fn the_rows_of_the_table_are_there() {
         let mut names: Vec<&str> = WORKLOADS.iter().map(|workload| workload.name).collect();
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
-        // Rows 16 and 17, size and memory, are read off the others.
+        // Rows 16 and 17, size and memory, are taken from the others.
         for row in (1..=15).map(|row| row.to_string()).chain(["S2".to_owned()]) {
             assert!(WORKLOADS.iter().any(|workload| workload.row == row), "row {row}");
         }

@@ -1,8 +1,7 @@
-//! The device's own limits, on the files of the engine that is measured: direct random reads of 4 KiB.
+//! The device's own limits for direct random reads of 4 KiB, on the files of the engine that is measured.
 //!
-//! The drive may sit behind a cache of the host, and neighbours share it, so a limit is worth something only on the
-//! same blocks at nearly the same time. [`heat`] reads them through once, so that they are in the same state for each
-//! engine.
+//! The drive may be behind a cache of the host and shared with neighbours, so a limit is comparable only on the same
+//! blocks at nearly the same time. [`heat`] reads the files once, so that they are in the same state for each engine.
 
 use std::io;
 use std::path::Path;
@@ -15,23 +14,20 @@ use serde::{Deserialize, Serialize};
 use crate::measure::files;
 
 const BLOCK_BYTES: usize = 4096;
-/// Bytes of a sequential read.
+/// The bytes of a sequential read.
 const SEQUENTIAL_BYTES: usize = 1 << 20;
-/// Files smaller than this are left out.
+/// Smaller files are left out.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
 /// Reads a second, by the number in flight.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RawReads {
-    /// One at a time.
     pub depth_1: f64,
-    /// 32 at once.
     pub depth_32: f64,
-    /// 64 at once.
     pub depth_64: f64,
 }
 
-/// The files of a folder that are large, with their lengths in whole blocks.
+/// Opens the large files of a folder. Returns them with their lengths in whole blocks.
 fn open_files(folder: &Path) -> io::Result<Vec<(FileRef, u64)>> {
     let io = backend(IoBackend::Auto)?;
     let mut found = Vec::new();
@@ -45,10 +41,11 @@ fn open_files(folder: &Path) -> io::Result<Vec<(FileRef, u64)>> {
     Ok(found)
 }
 
-/// Measures random reads for `duration` at each depth. `None` if the files are small or direct reads impossible.
+/// Measures random reads for `duration` at each depth. Returns `None` if all files are small or direct reads
+/// impossible.
 ///
 /// # Errors
-/// Those of the reads.
+/// Errors of the reads.
 pub fn reads(folder: &Path, duration: Duration) -> io::Result<Option<RawReads>> {
     let files = open_files(folder)?;
     if files.is_empty() {
@@ -81,7 +78,7 @@ fn reads_at(files: &[(FileRef, u64)], depth: usize, duration: Duration) -> io::R
             let (file, offset) = place();
             queue.push_read(file, offset, buffer, 0);
         }
-        // A quarter at once: to reap one by one would measure the calls.
+        // Wait for a quarter at a time: reaping one by one would measure the calls.
         queue.wait((depth / 4).max(1), &mut finished)?;
         for completion in finished.drain(..) {
             completion.result?;
@@ -92,10 +89,10 @@ fn reads_at(files: &[(FileRef, u64)], depth: usize, duration: Duration) -> io::R
     Ok(count as f64 / begun.elapsed().as_secs_f64())
 }
 
-/// Reads all files of a folder once, past the page cache.
+/// Reads all files of a folder once, bypassing the page cache.
 ///
 /// # Errors
-/// Those of the reads.
+/// Errors of the reads.
 pub fn heat(folder: &Path) -> io::Result<()> {
     let mut buffer = AlignedBuffer::zeroed(SEQUENTIAL_BYTES);
     for (file, blocks) in open_files(folder)? {

@@ -1,4 +1,4 @@
-//! The figures of a run, as they are kept in JSON and merged with those of earlier runs.
+//! The figures of a run, which are kept in JSON and merged with those of earlier runs.
 
 use std::path::Path;
 
@@ -13,36 +13,33 @@ use crate::workloads::Figures;
 /// The version of the JSON.
 const VERSION: u32 = 1;
 
-/// All figures.
+/// The figures of a run, or of several merged ones.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
-    /// The version of this form.
+    /// The version of the JSON.
     pub version: u32,
     /// Facts about the machine, by name.
     pub machine: Vec<(String, String)>,
-    /// The engines.
     pub engines: Vec<EngineFacts>,
     /// The workloads that were run, in the order of the table.
     pub workloads: Vec<Measured>,
-    /// Syncs that reached the device, by engine.
+    /// The syncs that reached the device, by engine.
     pub audits: Vec<Audit>,
 }
 
 /// An engine, as the report lists it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineFacts {
-    /// Its name.
     pub name: String,
     /// The version of its crate.
     pub version: String,
-    /// Its settings.
     pub settings: String,
-    /// Abilities that it lacks, in words.
+    /// The abilities that it lacks, in words.
     pub lacks: Vec<String>,
 }
 
 impl EngineFacts {
-    /// The facts of an engine of this build.
+    /// Returns the facts of an engine of this build.
     #[must_use]
     pub fn of(peer: &Peer) -> EngineFacts {
         EngineFacts {
@@ -68,7 +65,6 @@ fn lacks(capabilities: &Capabilities) -> Vec<String> {
 /// A workload with the figures of each engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measured {
-    /// The workload's name.
     pub name: String,
     /// Its row in the table.
     pub row: String,
@@ -80,51 +76,48 @@ pub struct Measured {
     pub setting: String,
     /// The date of the run, in UTC.
     pub date: String,
-    /// `true` if data and times were made small: such figures compare nothing.
+    /// `true` if data and times were made small; such figures are not comparable.
     pub quick: bool,
-    /// Each commit had to be durable.
+    /// `true` if each commit had to be durable.
     pub durable: bool,
-    /// Keys and values of all rows.
+    /// The bytes of all keys and values.
     pub user_bytes: u64,
-    /// The engine's budget.
+    /// The engine's memory budget.
     pub budget_bytes: u64,
-    /// Each engine, in the order of the turns.
+    /// The engines, in the order of their turns.
     pub entries: Vec<Entry>,
 }
 
 /// An engine's turns at a workload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Entry {
-    /// The engine.
     pub engine: String,
     /// The turns that it finished.
     pub turns: Vec<Turn>,
-    /// The reason why there are no more, if there is one.
+    /// Why there are no more turns, if there is a reason.
     pub failure: Option<String>,
 }
 
-/// One turn.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Turn {
-    /// The figures.
     pub figures: Figures,
-    /// The most memory that the group held, page cache included.
+    /// The peak memory of the group, page cache included.
     pub group_bytes_max: Option<u64>,
 }
 
 impl Entry {
-    /// A figure's median over the turns.
+    /// Returns the median of a figure over the turns.
     pub fn median(&self, figure: impl Fn(&Figures) -> f64) -> f64 {
         median(&self.turns.iter().map(|turn| figure(&turn.figures)).collect::<Vec<_>>())
     }
 
-    /// A figure's least and greatest value.
+    /// Returns the least and the greatest value of a figure.
     pub fn range(&self, figure: impl Fn(&Figures) -> f64) -> (f64, f64) {
         let values = self.turns.iter().map(|turn| figure(&turn.figures));
         values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)))
     }
 
-    /// The turn whose rate is the median.
+    /// Returns the turn with the median rate.
     #[must_use]
     pub fn typical(&self) -> Option<&Turn> {
         let rate = self.median(|figures| figures.rate);
@@ -132,7 +125,7 @@ impl Entry {
     }
 }
 
-/// The data at the beginning, and the limits, in words.
+/// Describes the data at the beginning and the limits, in words.
 fn setting(workload: &Workload) -> String {
     let data = workload.data;
     let limits = format!("budget {} MiB in a group of {} MiB", data.budget_bytes >> 20, data.group_bytes() >> 20);
@@ -151,7 +144,7 @@ fn setting(workload: &Workload) -> String {
 }
 
 impl Measured {
-    /// The workload before any engine ran.
+    /// Returns the workload before any engine ran.
     #[must_use]
     pub fn new(workload: &Workload, date: String, quick: bool) -> Measured {
         Measured {
@@ -169,14 +162,14 @@ impl Measured {
         }
     }
 
-    /// An engine's entry.
+    /// Returns an engine's entry, if it has finished a turn.
     #[must_use]
     pub fn entry(&self, engine: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.engine == engine && !entry.turns.is_empty())
     }
 
-    /// The share of the processors' time that other work took while this was measured, the kernel's work on behalf of
-    /// it included: the median over all turns.
+    /// Returns the median share of processor time that other work took during the measurement. It includes the kernel's
+    /// work on behalf of the engine.
     #[must_use]
     pub fn other_work(&self) -> f64 {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
@@ -191,14 +184,14 @@ impl Measured {
 }
 
 impl Results {
-    /// No figures yet.
+    /// Returns results without figures.
     #[must_use]
     pub fn new(machine: Vec<(String, String)>) -> Results {
         Results { version: VERSION, machine, engines: Vec::new(), workloads: Vec::new(), audits: Vec::new() }
     }
 
-    /// Returns `true` if this engine was seen to acknowledge durable commits without a sync, where this workload has
-    /// any: its rate is then that of another promise.
+    /// Returns `true` if the workload's commits must be durable and the audit saw the engine acknowledge such commits
+    /// without a sync. The rate is then for a weaker guarantee.
     #[must_use]
     pub fn breaks_promise(&self, workload: &Measured, engine: &str) -> bool {
         workload.durable && self.audits.iter().any(|audit| audit.engine == engine && audit.acknowledges_early())
@@ -207,7 +200,7 @@ impl Results {
     /// Reads the JSON of an earlier run.
     ///
     /// # Errors
-    /// If the file can't be read, or is of another form.
+    /// If the file can't be read, or is of another version.
     pub fn read(path: &Path) -> std::io::Result<Results> {
         let results: Results = serde_json::from_slice(&std::fs::read(path)?)?;
         if results.version != VERSION {
@@ -225,7 +218,7 @@ impl Results {
         std::fs::write(path, serde_json::to_vec_pretty(self)?)
     }
 
-    /// Takes in the figures of another run: its workloads and audits replace those of the same name.
+    /// Merges the figures of another run: its workloads and audits replace those of the same name.
     pub fn merge(&mut self, newer: Results) {
         self.machine = newer.machine;
         for engine in newer.engines {
@@ -240,7 +233,7 @@ impl Results {
         self.sort();
     }
 
-    /// Brings engines and workloads into the order of the table.
+    /// Sorts engines and workloads in the order of the table.
     fn sort(&mut self) {
         let place = |name: &str| crate::plan::WORKLOADS.iter().position(|workload| workload.name == name);
         self.workloads.sort_by_key(|workload| place(&workload.name));

@@ -1,21 +1,21 @@
 //! The rows: the same keys, values and choices for each engine, from a seed.
 //!
-//! A row has a number and a version. Its value can be computed from both, so every value that is read is verified. The
-//! first half of a value does not compress, the second half does: engines that compress store about half.
+//! A row has a number and a version, which determine its value, so every value that is read can be verified. The first
+//! half of a value does not compress and the second half does, so engines that compress store about half.
 
 use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{Key, Order, Source};
 
-/// The seed from which all choices derive.
+/// The seed of all choices.
 pub const SEED: u64 = 0x5EED;
-/// The skew of a zipfian choice, that of YCSB.
+/// The skew of a zipfian choice, as in YCSB.
 const SKEW: f64 = 0.99;
-/// Number and version at the start of a value.
+/// The bytes of number and version at the start of a value.
 const HEADER_BYTES: usize = 16;
 
-/// The key of the row with this number.
+/// Returns the key of the row with this number.
 #[must_use]
 pub fn key(number: u64) -> Key {
     number.to_be_bytes()
@@ -27,7 +27,7 @@ fn word(number: u64, version: u64, index: u64) -> u64 {
     z ^ (z >> 29)
 }
 
-/// The words of a value behind its header.
+/// Returns the words of a value after its header.
 fn words(number: u64, version: u64, bytes: usize) -> impl Iterator<Item = [u8; 8]> {
     let random_words = (bytes / 2) as u64 / 8;
     (0..)
@@ -35,7 +35,7 @@ fn words(number: u64, version: u64, bytes: usize) -> impl Iterator<Item = [u8; 8
         .map(u64::to_le_bytes)
 }
 
-/// Computes a row's value of `bytes`, at least 16.
+/// Computes a row's value of `bytes` bytes, at least 16.
 pub fn fill(value: &mut Vec<u8>, number: u64, version: u64, bytes: usize) {
     value.clear();
     value.extend_from_slice(&number.to_le_bytes());
@@ -49,21 +49,22 @@ pub fn fill(value: &mut Vec<u8>, number: u64, version: u64, bytes: usize) {
     }
 }
 
-/// The version of a row's value, or `None` if the value is not one of this row.
+/// Returns the version of a row's value, or `None` if it is not a value of this row.
 #[must_use]
 pub fn version(value: &[u8], number: u64, bytes: usize) -> Option<u64> {
     if value.len() != bytes || value[..8] != number.to_le_bytes() {
         return None;
     }
     let version = u64::from_le_bytes(value[8..HEADER_BYTES].try_into().expect("eight bytes"));
-    // Whole words inline, not by calls that compare bytes: of a scan of small rows these took half of the time.
+    // Compare whole words inline: calls that compare bytes took half of the time of a scan of small rows.
     let (parts, rest) = value[HEADER_BYTES..].as_chunks::<8>();
     let mut words = words(number, version, bytes);
     let matches = parts.iter().zip(&mut words).all(|(part, word)| *part == word);
     (matches && words.next().is_some_and(|word| *rest == word[..rest.len()])).then_some(version)
 }
 
-/// A permutation of `0..count`: a Feistel network over the next power of four, walked until it is below `count`.
+/// A permutation of `0..count`: a Feistel network over the next power of four, applied until the result is below
+/// `count`.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     count: u64,
@@ -72,14 +73,14 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of this seed.
+    /// Returns the permutation of this seed.
     #[must_use]
     pub fn new(count: u64, seed: u64) -> Permutation {
         let bits = 64 - count.saturating_sub(1).leading_zeros();
         Permutation { count, half_bits: bits.div_ceil(2).max(1), seed }
     }
 
-    /// The place of `index`, which is below `count`.
+    /// Returns the image of `index`, which must be below `count`.
     #[must_use]
     pub fn at(&self, mut index: u64) -> u64 {
         let mask = (1u64 << self.half_bits) - 1;
@@ -96,16 +97,16 @@ impl Permutation {
     }
 }
 
-/// The distribution of the chosen rows.
+/// The distribution of the rows drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Choice {
-    /// Each row is as likely as any other.
+    /// All rows have the same probability.
     Uniform,
-    /// Few rows are chosen often, as in YCSB: the frequent ones lie scattered among the keys.
+    /// A few rows are drawn often, as in YCSB; these are scattered among the keys.
     Zipf,
 }
 
-/// Numbers from 0 with zipfian frequencies (Gray et al. 1994): 0 is the most frequent.
+/// Draws numbers from 0 with zipfian frequencies (Gray et al. 1994); 0 is the most frequent.
 #[derive(Clone, Copy, Debug)]
 pub struct Zipf {
     count: f64,
@@ -115,7 +116,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Over `count` numbers. O(count).
+    /// Returns the distribution over `count` numbers. Takes O(count).
     #[must_use]
     pub fn new(count: u64) -> Zipf {
         let zeta: f64 = (1..=count).map(|rank| (rank as f64).powf(-SKEW)).sum();
@@ -139,7 +140,7 @@ impl Zipf {
     }
 }
 
-/// Draws rows of a table of `count`.
+/// Draws rows of a table.
 #[derive(Clone, Debug)]
 pub struct Chooser {
     random: Random,
@@ -148,14 +149,14 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// The chooser of a thread; `zipf` makes the choice zipfian.
+    /// Returns the chooser of a thread. With `zipf` the choice is zipfian.
     #[must_use]
     pub fn new(seed: u64, count: u64, zipf: Option<Zipf>) -> Chooser {
         let zipf = zipf.map(|zipf| (zipf, Permutation::new(count, SEED)));
         Chooser { random: Random(seed), count, zipf }
     }
 
-    /// The number of a row.
+    /// Draws the number of a row.
     pub fn draw(&mut self) -> u64 {
         match &self.zipf {
             Some((zipf, scattered)) => scattered.at(zipf.draw(&mut self.random)),
@@ -163,7 +164,7 @@ impl Chooser {
         }
     }
 
-    /// Any other draw from the same seed.
+    /// Returns the generator, for other draws from the same seed.
     pub fn random(&mut self) -> &mut Random {
         &mut self.random
     }
@@ -180,7 +181,7 @@ pub struct AllRows {
 }
 
 impl AllRows {
-    /// Rows `0..count` in an order.
+    /// Returns the rows `0..count` in this order.
     #[must_use]
     pub fn new(count: u64, value_bytes: usize, order: Order) -> AllRows {
         let order = (order == Order::Random).then(|| Permutation::new(count, SEED));
@@ -204,7 +205,7 @@ impl Source for AllRows {
 mod tests {
     use super::*;
 
-    /// A value is recognised as that of its row and version, and any changed byte is not.
+    /// A value is recognised as that of its row and version, and a change of any byte is detected.
     #[test]
     fn values_are_verified() {
         let mut value = Vec::new();
@@ -223,7 +224,7 @@ mod tests {
         }
     }
 
-    /// A random load brings each row once, and not in order.
+    /// A random order has each row once and is not sorted.
     #[test]
     fn a_random_order_has_each_row_once() {
         for count in [1, 2, 1000, 4097] {

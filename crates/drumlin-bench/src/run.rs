@@ -14,25 +14,24 @@ use crate::worker::{self, Ending, Stage, Task};
 /// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The workloads, as the list has them.
+    /// The workloads, in the order of the list.
     pub workloads: Vec<Workload>,
-    /// The engines.
     pub peers: Vec<Peer>,
-    /// The folder in which each engine gets one of its own. What it held is kept, what the run made is removed.
+    /// The folder in which the run creates its own. Other files in it are kept; the run's are removed.
     pub folder: PathBuf,
-    /// Turns of each engine.
+    /// The number of turns of each engine.
     pub turns: u64,
-    /// Seconds of each measurement.
+    /// The seconds of each measurement.
     pub seconds: f64,
-    /// The share of the rows and of the memory.
+    /// The factor for the rows and the memory.
     pub scale: f64,
-    /// Short runs on small data.
+    /// Makes short runs on small data.
     pub quick: bool,
-    /// Count the flushes of durable commits too.
+    /// Also counts the flushes of durable commits.
     pub audit: bool,
 }
 
-/// The run's own folder; removed at its end.
+/// The run's own folder, removed on drop.
 struct OwnFolder(PathBuf);
 
 impl OwnFolder {
@@ -51,10 +50,10 @@ impl Drop for OwnFolder {
     }
 }
 
-/// Runs the plan; `keep` gets the results after each workload, `say` a line for each turn.
+/// Runs the plan. Calls `keep` with the results after each workload, and `say` with a line after each turn.
 ///
 /// # Errors
-/// If folders or groups can't be made. What goes wrong in an engine is part of the results.
+/// If folders or groups can't be created. An engine's failures are part of the results.
 pub fn run(
     plan: &Plan,
     mut keep: impl FnMut(&Results) -> io::Result<()>,
@@ -94,7 +93,7 @@ impl Bench<'_> {
         }
         for turn in 0..self.plan.turns {
             for entry in &mut measured.entries {
-                // A failure is told once; another try would take as long as the first.
+                // Do not retry after a failure: that would take as long again.
                 if entry.failure.is_none() {
                     match self.take_turn(&entry.engine, turn)? {
                         Ok(taken) => {
@@ -113,7 +112,7 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// Each engine's folder for the workload: those that only read share one.
+    /// Returns an engine's folder for the workload. Workloads that only read the same data share one.
     fn place(&self, engine: &str) -> PathBuf {
         let data = self.workload.data.name();
         let own = if self.workload.writes() { format!("-{}", self.workload.name) } else { String::new() };
@@ -162,10 +161,10 @@ impl Bench<'_> {
             procs_file: None,
             answer: self.folder.join("answer.json"),
         };
-        // Only the measurement is held to the limit.
+        // The memory limit applies to the measurement only.
         let limit_bytes = (stage == Stage::Measure).then(|| self.workload.data.group_bytes());
         match worker::run(task.clone(), limit_bytes) {
-            // Without the right to make a group, figures in memory are still worth having.
+            // Figures for data in memory are useful even if this process may not create a group.
             Err(_) if !self.workload.data.exceeds_memory => worker::run(task, None),
             other => other,
         }
@@ -189,7 +188,7 @@ impl Bench<'_> {
     }
 }
 
-/// A turn in a line.
+/// Returns a line about a turn.
 fn line(workload: &Workload, turn: u64, entry: &Entry, taken: &Turn) -> String {
     let figures = &taken.figures;
     let per_unit = |amount: f64| amount / figures.units.max(1) as f64;

@@ -1,8 +1,8 @@
-//! A process for each engine, workload and turn: it begins with nothing in memory, has its own counters and its own
+//! A process for each engine, workload and turn. It begins with nothing in memory, has its own counters and its own
 //! memory limit, and may be killed without ending the run.
 //!
 //! The run starts its own program again with the hidden command `worker`, writes a `Task` to its stdin, and reads the
-//! figures from a file: engines may print what they like.
+//! figures from a file, so that engines may print anything.
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -20,19 +20,18 @@ use crate::{audit, engines, plan};
 
 /// The command that makes the program a worker.
 pub const COMMAND: &str = "worker";
-/// No turn takes this long, unless something hangs.
+/// No turn takes this long unless something hangs.
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// The part of a turn that a process does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Stage {
-    /// Makes the rows.
+    /// Creates the rows.
     Prepare,
-    /// Writes, and dies.
+    /// Writes, then kills itself.
     Crash,
-    /// Measures.
     Measure,
-    /// Commits that are counted at the device.
+    /// Makes the commits whose flushes are counted at the device.
     Audit,
 }
 
@@ -53,18 +52,18 @@ pub(crate) struct Task {
     pub(crate) answer: PathBuf,
 }
 
-/// The end of a process.
+/// How a process ended.
 #[derive(Debug)]
 pub(crate) struct Ending {
     /// Its answer, or the reason why there is none.
     pub(crate) answer: Result<Value, String>,
-    /// The signal that killed it.
+    /// The signal that killed it, if any.
     pub(crate) signal: Option<i32>,
-    /// The most memory that the group held.
+    /// The peak memory of the group.
     pub(crate) group_bytes_max: Option<u64>,
 }
 
-/// Runs a task in a process of its own, within a group of `limit_bytes` if one can be made.
+/// Runs a task in a process of its own. With `limit_bytes`, creates a group with that limit for it.
 pub(crate) fn run(mut task: Task, limit_bytes: Option<u64>) -> std::io::Result<Ending> {
     let group = limit_bytes.map(Cgroup::create).transpose()?;
     task.procs_file = group.as_ref().map(Cgroup::procs_file);
@@ -72,10 +71,10 @@ pub(crate) fn run(mut task: Task, limit_bytes: Option<u64>) -> std::io::Result<E
     let program = std::env::current_exe()?;
     let mut child = Command::new(program)
         .arg(COMMAND)
-        // mimalloc gives memory back as soon as it is freed: the group is to hold what an engine uses.
+        // Let mimalloc return memory as soon as it is freed, so that the group contains what an engine uses.
         .env("MIMALLOC_PURGE_DELAY", "0")
-        // Nor does it ask for huge pages: the first bytes of a thread would take 2 MiB, and what is given back of a
-        // huge page counts until the system splits it. Groups of 96 MiB were full while processes had 64.
+        // Keep mimalloc from using huge pages. The first bytes of a thread would take 2 MiB, and freed parts of a huge
+        // page count until the system splits it: groups of 96 MiB were full while processes used 64.
         .env("MIMALLOC_ALLOW_THP", "0")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -110,22 +109,22 @@ pub(crate) fn run(mut task: Task, limit_bytes: Option<u64>) -> std::io::Result<E
     Ok(Ending { answer, signal: status.signal(), group_bytes_max })
 }
 
-/// The body of a worker.
+/// Runs as a worker.
 ///
 /// # Errors
-/// If its task can't be read or its answer not written; what goes wrong in between is its answer.
+/// If the task can't be read or the answer not written. Other failures are part of the answer.
 pub fn serve() -> Result<()> {
-    // Its files are removed by the process that started it.
+    // Die with the parent process, which removes this one's files.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    // Sleeps of a held rate end in time; threads inherit it.
+    // Make sleeps end in time for fixed rates; threads inherit this.
     let _ = std::fs::write("/proc/self/timerslack_ns", "1000");
-    // mimalloc has refused huge pages for the whole process; engines that ask for some of their own get them.
+    // Undo mimalloc's refusal of huge pages for the whole process: engines may ask for some of their own.
     let _ = rustix::thread::disable_transparent_huge_pages(false);
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text)?;
     let task: Task = serde_json::from_str(&text)?;
     let answer = perform(&task).map_err(|error| error.to_string());
-    // Elsewhere than the file, so that it is there as a whole or not at all.
+    // Rename the finished file, so that the answer is there as a whole or not at all.
     let unfinished = task.answer.with_extension("part");
     std::fs::write(&unfinished, serde_json::to_vec(&answer)?)?;
     Ok(std::fs::rename(unfinished, &task.answer)?)

@@ -1,4 +1,4 @@
-//! The shops of this build beside the model in memory.
+//! The shops of this build, compared with the model in memory.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ fn opened(open: Open, folder: &Path, agents: u64) -> Box<dyn Shop> {
     open(folder, &settings(agents)).unwrap()
 }
 
-/// Each answer of every engine is the model's, and so is all that it holds in the end, also after it was opened again.
+/// Every answer of every engine equals the model's, and so do the contents at the end, also after reopening.
 #[test]
 fn shops_answer_like_the_model() {
     for ((name, open), size) in shops::all().into_iter().flat_map(|shop| [(shop, Size::Small), (shop, Size::Medium)]) {
@@ -43,7 +43,7 @@ fn shops_answer_like_the_model() {
     }
 }
 
-/// Several agents at once leave what one after another would.
+/// Several agents at once leave the same contents as one after another.
 #[test]
 fn agents_at_once_leave_what_the_model_has() {
     const AGENTS: u64 = 4;
@@ -77,7 +77,7 @@ fn agents_at_once_leave_what_the_model_has() {
     }
 }
 
-/// A missing product is none, a missing cart an error, and neither changes anything.
+/// A missing product is `None`, a missing cart is an error, and neither changes anything.
 #[test]
 fn missing_carts_and_products_are_told() {
     for (name, open) in shops::all() {

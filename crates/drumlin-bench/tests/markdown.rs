@@ -1,4 +1,4 @@
-//! The tables of a report, from results that are written down here.
+//! The tables of a report on results that are given here.
 
 use drumlin_bench::plan::WORKLOADS;
 use drumlin_bench::report;
@@ -43,7 +43,7 @@ fn results() -> Results {
     results
 }
 
-/// The table of rates has the medians, what killed an engine, and Drumlin's share of the best.
+/// The table of rates has the medians, the reason why an engine was killed, and Drumlin's share of the best.
 #[test]
 fn the_table_of_rates_is_as_expected() {
     let text = report::markdown(&results());
@@ -60,7 +60,7 @@ acknowledged without a sync; they are no best peer.
     assert!(text.contains(expected), "{text}");
 }
 
-/// A workload's own table has a row for each engine, the killed one too, and no column without a figure.
+/// A workload's own table has a row for each engine, including the killed one, and no column without figures.
 #[test]
 fn the_table_of_a_workload_is_as_expected() {
     let text = report::markdown(&results());

@@ -1,4 +1,4 @@
-//! Every engine of the build, over small data: all give the same answers, and a quick run measures each.
+//! Every engine of the build, on small data: all give the same answers, and a quick run measures each.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn get(session: &mut dyn Session, key: Key) -> Option<Vec<u8>> {
     found
 }
 
-/// Random writes of all kinds, and the state that they must lead to.
+/// Makes random writes of all kinds, and the same changes to the model.
 fn change(session: &mut dyn Session, model: &mut BTreeMap<Key, Vec<u8>>) {
     let mut random = Random(7);
     for round in 1..300u64 {
@@ -55,7 +55,7 @@ fn change(session: &mut dyn Session, model: &mut BTreeMap<Key, Vec<u8>>) {
     }
 }
 
-/// Every way of reading gives the model's rows.
+/// Compares every way of reading with the model.
 fn compare(name: &str, session: &mut dyn Session, model: &BTreeMap<Key, Vec<u8>>) {
     for number in (0..ROWS + 120).step_by(7) {
         assert_eq!(get(session, key(number)).as_ref(), model.get(&key(number)), "{name}: row {number}");
@@ -82,7 +82,7 @@ fn compare(name: &str, session: &mut dyn Session, model: &BTreeMap<Key, Vec<u8>>
     }
 }
 
-/// Loads, updates and batches lead to the same rows in every engine, now and after it was opened again.
+/// Loads, updates and batches lead to the same rows in every engine, also after reopening.
 #[test]
 fn all_engines_give_the_same_answers() {
     for peer in engines::all().into_iter().filter(|peer| !peer.capabilities.inserts_only) {
@@ -111,7 +111,7 @@ fn all_engines_give_the_same_answers() {
     }
 }
 
-/// Engines that only insert keep what they were given.
+/// Engines that only insert keep their rows.
 #[test]
 fn engines_that_insert_keep_their_rows() {
     for peer in engines::all().into_iter().filter(|peer| peer.capabilities.inserts_only) {
@@ -129,11 +129,11 @@ fn engines_that_insert_keep_their_rows() {
     }
 }
 
-/// A quick run of the program measures every engine at every kind of work, verifies what it reads, and its report names
-/// them all.
+/// A quick run of the program measures every engine at every kind of work and verifies what it reads, and the report
+/// names all engines.
 #[test]
 fn a_quick_run_measures_every_engine() {
-    // The system's folder for temporary files may be in memory, where nothing is durable.
+    // Not the system's temporary folder, which may be in memory, where nothing is durable.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let json = folder.path().join("results.json");
     let workloads = [

@@ -1,4 +1,4 @@
-//! The data that a shop begins with, from a seed.
+//! The initial data of a shop, generated from a seed.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::{Category, Customer, Order, Product, Review};
 use crate::rows::SEED;
 
-/// An order of the beginning has fewer products than this.
+/// Initial orders have fewer products than this.
 const ORDER_PRODUCTS_LIMIT: u64 = 20;
-/// The share of the reviews that have text, in percent.
+/// The percentage of reviews that have text.
 const TEXT_PERCENT: u64 = 25;
-/// A text has 1 to this many paragraphs.
+/// Texts have 1 to this many paragraphs.
 const PARAGRAPHS_MAX: u64 = 4;
 
 /// The size of a shop.
@@ -26,7 +26,7 @@ pub enum Size {
     Large,
 }
 
-/// Documents of each kind.
+/// The number of documents of each kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
     pub(crate) customers: u32,
@@ -37,7 +37,6 @@ pub(crate) struct Counts {
 }
 
 impl Size {
-    /// All sizes.
     pub const ALL: [Size; 3] = [Size::Small, Size::Medium, Size::Large];
 
     pub(crate) fn counts(self) -> Counts {
@@ -69,20 +68,20 @@ impl std::fmt::Display for Size {
 /// The documents of a shop before the first shopper comes. Keys count from 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InitialData {
-    /// Customers, in the order of their keys.
+    /// The customers, in key order.
     pub customers: Vec<Customer>,
-    /// Categories, in the order of their keys.
+    /// The categories, in key order.
     pub categories: Vec<Category>,
-    /// Products, in the order of their keys.
+    /// The products, in key order.
     pub products: Vec<Product>,
-    /// Orders, in the order of their keys.
+    /// The orders, in key order.
     pub orders: Vec<Order>,
-    /// Reviews of ordered products, in no order.
+    /// Reviews of ordered products, in no particular order.
     pub reviews: Vec<Review>,
 }
 
 impl InitialData {
-    /// The data of a size: always the same.
+    /// Generates the data of a size, always the same.
     #[must_use]
     pub fn new(size: Size) -> InitialData {
         let (counts, mut random) = (size.counts(), Random(SEED));
@@ -94,7 +93,7 @@ impl InitialData {
         InitialData { customers, categories, products, orders, reviews }
     }
 
-    /// The product with this key, which there is.
+    /// Returns the product with this key.
     ///
     /// # Panics
     /// If there is none.
@@ -187,7 +186,7 @@ fn category(random: &mut Random, id: u32) -> Category {
     Category { id, name: format!("{} things {id}", one_of(random, &QUALITIES)) }
 }
 
-/// Distinct numbers below `limit`, of which there are enough.
+/// Draws `count` distinct numbers below `limit`, which must be large enough.
 fn distinct(random: &mut Random, count: u64, limit: u32) -> Vec<u32> {
     let mut drawn = Vec::new();
     while (drawn.len() as u64) < count {
@@ -199,7 +198,7 @@ fn distinct(random: &mut Random, count: u64, limit: u32) -> Vec<u32> {
     drawn
 }
 
-/// A product in fewer than half of the categories.
+/// Draws a product that is in fewer than half of the categories.
 fn product(random: &mut Random, id: u32, counts: Counts) -> Product {
     let count = random.below(u64::from(counts.categories).div_ceil(2));
     let mut categories = distinct(random, count, counts.categories);
@@ -207,14 +206,14 @@ fn product(random: &mut Random, id: u32, counts: Counts) -> Product {
     Product { id, name: format!("{} {} {id}", one_of(random, &QUALITIES), one_of(random, &THINGS)), categories }
 }
 
-/// An order of fewer than a third of the products.
+/// Draws an order of fewer than a third of the products, and fewer than [`ORDER_PRODUCTS_LIMIT`].
 fn order(random: &mut Random, id: u32, counts: Counts) -> Order {
     let count = random.below(u64::from(counts.products).div_ceil(3).min(ORDER_PRODUCTS_LIMIT));
     let products = distinct(random, count, counts.products);
     Order { id: u64::from(id), customer: random.below(u64::from(counts.customers)) as u32, products }
 }
 
-/// Reviews of products by customers who have ordered them, which are enough.
+/// Draws reviews of products by customers who have ordered them. There must be enough orders.
 fn reviews(random: &mut Random, count: u32, orders: &[Order]) -> Vec<Review> {
     let mut left: Vec<(u32, u32)> = orders
         .iter()
@@ -232,7 +231,7 @@ fn reviews(random: &mut Random, count: u32, orders: &[Order]) -> Vec<Review> {
     reviews
 }
 
-/// Paragraphs of 3 to 6 sentences.
+/// Draws paragraphs of 3 to 6 sentences.
 fn text(random: &mut Random) -> String {
     let sentence = |random: &mut Random| {
         let (quality, thing) = (one_of(random, &QUALITIES), one_of(random, &THINGS));
@@ -248,7 +247,8 @@ fn text(random: &mut Random) -> String {
 mod tests {
     use super::*;
 
-    /// The data of a size are always the same, have its counts, unique names, and references to what there is.
+    /// The data of a size are always the same, have its counts and unique names, and refer only to documents that
+    /// exist.
     #[test]
     fn data_are_the_same_and_hold_together() {
         for size in Size::ALL {

@@ -1,15 +1,15 @@
-//! The commerce benchmark of BonsaiDb (S2): shoppers look for products, fill carts, check out and review.
+//! The commerce benchmark of BonsaiDb (S2): shoppers search for products, fill carts, check out and write reviews.
 //!
-//! - `data`: the products, customers, orders and reviews of the beginning, in three sizes;
-//! - `shopper`: the operations of each shopper, from a seed, in three kinds of traffic;
-//! - `model`: the same shop as plain maps, whose answers and contents every engine has to give;
+//! - `data`: the initial products, customers, orders and reviews, in three sizes.
+//! - `shopper`: the operations of each shopper, from a seed, for three kinds of traffic.
+//! - `model`: the same shop as plain maps, with which every engine's answers and contents are compared.
 //! - `tally`: the ratings that are right while other agents write reviews.
 //!
-//! The model, the sizes and the chances are BonsaiDb's. Two things differ. Carts and orders have the shopper's number,
-//! given by the plan, so that all engines store the same rows. And the customers are divided among the agents, so that
-//! the last review of a product by a customer, and with it every rating, does not depend on the order of the threads.
+//! The model, the sizes and the probabilities are those of BonsaiDb, with two differences. The plan gives carts and
+//! orders the shopper's number, so that all engines store the same rows. And each customer belongs to one agent, so
+//! that a customer's last review of a product, and with it every rating, does not depend on the order of the threads.
 //!
-//! Each engine's shop is in `shops/`.
+//! `shops/` has each engine's shop.
 
 mod data;
 mod model;
@@ -27,22 +27,18 @@ pub use model::Model;
 pub use shopper::{Shoppers, Traffic};
 pub(crate) use tally::{Delta, Tally};
 
-/// A customer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Customer {
-    /// The key.
     pub id: u32,
-    /// Unlike that of any other.
+    /// Unique among customers.
     pub name: String,
-    /// Unlike that of any other.
+    /// Unique among customers.
     pub email: String,
     /// Number and street.
     pub address: String,
-    /// Of the address.
     pub city: String,
-    /// Of the address.
     pub region: String,
-    /// Two letters.
+    /// A code of two letters.
     pub country: String,
     /// Five digits.
     pub postal_code: String,
@@ -53,116 +49,92 @@ pub struct Customer {
 /// A category of products.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Category {
-    /// The key.
     pub id: u32,
-    /// Its name.
     pub name: String,
 }
 
-/// A product.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Product {
-    /// The key.
     pub id: u32,
-    /// Unlike that of any other: products are found by it.
+    /// Unique, so that products can be found by name.
     pub name: String,
-    /// Ascending.
+    /// The keys of its categories, ascending.
     pub categories: Vec<u32>,
 }
 
 /// A shopper's cart.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cart {
-    /// The key: the shopper's number.
+    /// The shopper's number.
     pub id: u64,
-    /// In the order in which they were added; a product may be there twice.
+    /// The keys of the products in the order of adding. A product may occur twice.
     pub products: Vec<u32>,
 }
 
 /// An order of a customer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Order {
-    /// The key.
     pub id: u64,
-    /// The customer's key.
     pub customer: u32,
-    /// In the order of the cart.
+    /// The keys of the products, in the order of the cart.
     pub products: Vec<u32>,
 }
 
-/// A review; a customer has at most one of a product.
+/// A review. A customer has at most one for each product.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Review {
     /// The first part of the key.
     pub customer: u32,
     /// The second part of the key.
     pub product: u32,
-    /// 1 to 5.
+    /// From 1 to 5.
     pub rating: u8,
-    /// Some have text.
+    /// Only some reviews have text.
     pub text: Option<String>,
 }
 
 impl Review {
-    /// Its share of the product's rating.
+    /// Returns its contribution to the product's rating.
     #[must_use]
     pub fn as_rating(&self) -> Rating {
         Rating { count: 1, total: u64::from(self.rating) }
     }
 }
 
-/// The reviews of a product, summed up.
+/// The sum of a product's reviews.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Rating {
-    /// Reviews.
+    /// The number of reviews.
     pub count: u64,
     /// The sum of their ratings.
     pub total: u64,
 }
 
 impl Rating {
-    /// That of both together.
+    /// Returns the sum of two ratings.
     #[must_use]
     pub fn plus(self, other: Rating) -> Rating {
         Rating { count: self.count + other.count, total: self.total + other.total }
     }
 }
 
-/// An operation of a shopper. Each that writes is one durable commit.
+/// An operation of a shopper. Each one that writes is one durable commit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// A product by its key, with its rating.
-    LookUp {
-        /// The product.
-        product: u32,
-    },
-    /// A product by its name, with its rating.
+    /// Reads a product by its key, with its rating.
+    LookUp { product: u32 },
+    /// Reads a product by its name, with its rating.
     Find {
-        /// The product, which the engine is not told.
+        /// The product, of which the engine gets only the name.
         product: u32,
     },
-    /// A new, empty cart.
-    CreateCart {
-        /// Its key.
-        cart: u64,
-    },
-    /// A product is appended to a cart.
-    AddToCart {
-        /// The cart.
-        cart: u64,
-        /// The product.
-        product: u32,
-    },
-    /// A cart becomes an order and is removed, at once.
-    Checkout {
-        /// The cart.
-        cart: u64,
-        /// The key of the order.
-        order: u64,
-        /// The customer.
-        customer: u32,
-    },
-    /// A review, in place of the one that the customer may have written of the product before.
+    /// Creates an empty cart.
+    CreateCart { cart: u64 },
+    /// Appends a product to a cart.
+    AddToCart { cart: u64, product: u32 },
+    /// Turns a cart into an order and removes the cart, atomically.
+    Checkout { cart: u64, order: u64, customer: u32 },
+    /// Stores a review, replacing an earlier one of the same customer and product.
     Review(Review),
 }
 
@@ -188,7 +160,7 @@ impl Kind {
     pub const ALL: [Kind; 6] =
         [Kind::LookUp, Kind::Find, Kind::CreateCart, Kind::AddToCart, Kind::Checkout, Kind::Review];
 
-    /// The name in the reports.
+    /// Returns the name in the reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -203,7 +175,7 @@ impl Kind {
 }
 
 impl Operation {
-    /// Its kind.
+    /// Returns the kind of this operation.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -217,79 +189,49 @@ impl Operation {
     }
 }
 
-/// An engine's shop: open, with the tables or collections that it needs.
+/// An engine's shop: open, with the tables or collections that it needs. Its methods return the engine's own errors.
 pub trait Shop: Send + Sync {
-    /// Stores the data of the beginning, in transactions of [`LOAD_BATCH`] documents.
-    ///
-    /// # Errors
-    /// The engine's own.
+    /// Stores the initial data, in transactions of [`LOAD_BATCH`] documents.
     fn load(&self, data: &InitialData) -> Result<()>;
 
-    /// An agent's access to it.
-    ///
-    /// # Errors
-    /// The engine's own.
+    /// Opens a session for an agent.
     fn session(&self) -> Result<Box<dyn Session + '_>>;
 
-    /// Reads all that it holds.
-    ///
-    /// # Errors
-    /// The engine's own.
+    /// Reads everything in the shop.
     fn contents(&self) -> Result<Contents>;
 
-    /// Closes it.
-    ///
-    /// # Errors
-    /// The engine's own.
     fn close(self: Box<Self>) -> Result<()>;
 }
 
-/// Documents in a transaction of the load.
+/// The number of documents in a transaction of the load.
 pub const LOAD_BATCH: usize = 100;
 
-/// An agent's access to a shop. Reads see one moment of products and reviews; a write is durable when it returns.
+/// An agent's access to a shop. A read sees products and reviews as of one moment, and a write is durable when it
+/// returns. The methods return the engine's own errors.
 pub trait Session {
-    /// [`Operation::LookUp`]: none if there is no such product.
-    ///
-    /// # Errors
-    /// The engine's own.
+    /// Performs [`Operation::LookUp`]. Returns `None` if there is no such product.
     fn look_up(&mut self, product: u32) -> Result<Option<(Product, Rating)>>;
 
-    /// [`Operation::Find`]: none if there is no such product.
-    ///
-    /// # Errors
-    /// The engine's own.
+    /// Performs [`Operation::Find`]. Returns `None` if there is no such product.
     fn find(&mut self, name: &str) -> Result<Option<(Product, Rating)>>;
 
-    /// [`Operation::CreateCart`].
-    ///
-    /// # Errors
-    /// The engine's own.
+    /// Performs [`Operation::CreateCart`].
     fn create_cart(&mut self, cart: u64) -> Result<()>;
 
-    /// [`Operation::AddToCart`].
-    ///
-    /// # Errors
-    /// The engine's own; or there is no such cart.
+    /// Performs [`Operation::AddToCart`]. Fails if there is no such cart.
     fn add_to_cart(&mut self, cart: u64, product: u32) -> Result<()>;
 
-    /// [`Operation::Checkout`].
-    ///
-    /// # Errors
-    /// The engine's own; or there is no such cart.
+    /// Performs [`Operation::Checkout`]. Fails if there is no such cart.
     fn check_out(&mut self, cart: u64, order: u64, customer: u32) -> Result<()>;
 
-    /// [`Operation::Review`].
-    ///
-    /// # Errors
-    /// The engine's own.
+    /// Performs [`Operation::Review`].
     fn review(&mut self, review: &Review) -> Result<()>;
 }
 
-/// Performs an operation. Returns the product of one that reads.
+/// Performs an operation. Returns the product if the operation reads one.
 ///
 /// # Errors
-/// Those of the session.
+/// Errors of the session.
 pub fn perform(
     session: &mut dyn Session,
     operation: &Operation,
@@ -306,30 +248,26 @@ pub fn perform(
     Ok(None)
 }
 
-/// The error of a cart that is not there.
+/// Returns the error for a cart that does not exist.
 pub(crate) fn missing_cart(cart: u64) -> crate::engine::Failure {
     format!("cart {cart} is missing").into()
 }
 
-/// All that a shop holds, each kind in the order of its keys.
+/// Everything in a shop, each kind in key order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Contents {
-    /// Customers.
     pub customers: Vec<Customer>,
-    /// Categories.
     pub categories: Vec<Category>,
-    /// Products, each with the rating that a look-up returns.
+    /// Each product with the rating that a look-up returns.
     pub products: Vec<(Product, Rating)>,
-    /// Carts that were not checked out.
+    /// The carts that were not checked out.
     pub carts: Vec<Cart>,
-    /// Orders.
     pub orders: Vec<Order>,
-    /// Reviews.
     pub reviews: Vec<Review>,
 }
 
 impl Contents {
-    /// Compares what a shop holds with what it has to hold.
+    /// Compares the contents of a shop with the expected ones.
     ///
     /// # Errors
     /// Names the first difference.
@@ -358,7 +296,7 @@ fn same<T: PartialEq + Debug>(what: &str, found: &[T], expected: &[T]) -> Result
 mod tests {
     use super::*;
 
-    /// A document that is missing, differs, or is one too many is found and named.
+    /// A document that is missing, differs or is unexpected is found and named.
     #[test]
     fn contents_that_differ_are_told() {
         let cart = |id| Cart { id, products: vec![1] };

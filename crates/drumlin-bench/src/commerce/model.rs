@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use super::{Cart, Contents, InitialData, Operation, Order, Product, Rating, Review};
 
-/// A shop in memory, for one thread: what every engine has to answer and to hold.
+/// A shop in memory, for one thread, with which every engine's answers and contents are compared.
 #[derive(Clone, Debug)]
 pub struct Model<'d> {
     data: &'d InitialData,
     carts: BTreeMap<u64, Vec<u32>>,
     orders: BTreeMap<u64, Order>,
-    /// By customer and product.
+    /// Reviews by customer and product.
     reviews: BTreeMap<(u32, u32), Review>,
 }
 
 impl<'d> Model<'d> {
-    /// The shop before the first shopper.
+    /// Returns the shop before the first shopper.
     #[must_use]
     pub fn new(data: &'d InitialData) -> Model<'d> {
         let orders = data.orders.iter().map(|order| (order.id, order.clone())).collect();
@@ -23,10 +23,10 @@ impl<'d> Model<'d> {
         Model { data, carts: BTreeMap::new(), orders, reviews }
     }
 
-    /// Performs an operation. Returns the product of one that reads.
+    /// Performs an operation. Returns the product if the operation reads one.
     ///
     /// # Panics
-    /// If a cart is not there.
+    /// If a cart does not exist.
     pub fn perform(&mut self, operation: &Operation) -> Option<(Product, Rating)> {
         match operation {
             Operation::LookUp { product } | Operation::Find { product } => {
@@ -45,13 +45,13 @@ impl<'d> Model<'d> {
         None
     }
 
-    /// O(reviews).
+    /// Takes O(reviews).
     fn rating(&self, product: u32) -> Rating {
         let of_product = self.reviews.values().filter(|review| review.product == product);
         of_product.fold(Rating::default(), |rating, review| rating.plus(review.as_rating()))
     }
 
-    /// All that the shop holds.
+    /// Returns everything in the shop.
     #[must_use]
     pub fn contents(&self) -> Contents {
         let mut ratings = vec![Rating::default(); self.data.products.len()];

@@ -6,23 +6,22 @@ use serde::{Deserialize, Serialize};
 use super::{InitialData, Operation, Review};
 use crate::rows::SEED;
 
-/// A shopper looks for 1 to this many products.
+/// A shopper searches for 1 to this many products.
 const SEARCHES_MAX: u64 = 10;
 
-/// The shares of reads and writes.
+/// The mix of reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Traffic {
-    /// A quarter of the found products go into the cart, of the carts become orders, of the ordered products are
-    /// reviewed.
+    /// A quarter of the products found go into carts, a quarter of the carts become orders, and a quarter of the
+    /// products ordered are reviewed.
     Balanced,
-    /// A tenth of each.
+    /// A tenth at each of these three stages.
     ReadHeavy,
-    /// Nine tenths of each.
+    /// Nine tenths at each of these three stages.
     WriteHeavy,
 }
 
 impl Traffic {
-    /// All kinds of traffic.
     pub const ALL: [Traffic; 3] = [Traffic::Balanced, Traffic::ReadHeavy, Traffic::WriteHeavy];
 
     fn percent(self) -> u64 {
@@ -34,25 +33,23 @@ impl Traffic {
     }
 }
 
-/// All shoppers: those with numbers `agent`, `agent + agents`, `agent + 2 * agents` and so on are served by the same
-/// agent.
+/// All shoppers. One agent serves those with the numbers `agent`, `agent + agents`, `agent + 2 * agents` and so on.
 #[derive(Clone, Copy, Debug)]
 pub struct Shoppers<'d> {
-    /// The data that they find.
+    /// The data that they search.
     pub data: &'d InitialData,
-    /// The share of their writes.
     pub traffic: Traffic,
-    /// Agents, at most as many as customers.
+    /// The number of agents, at most the number of customers.
     pub agents: u64,
-    /// Each turn has shoppers of its own.
+    /// The turn. Each has shoppers of its own.
     pub turn: u64,
 }
 
 impl Shoppers<'_> {
-    /// The operations of the shopper with this number, one after another: always the same.
+    /// Returns the operations of the shopper with this number, always the same, in order.
     #[must_use]
     pub fn operations(&self, number: u64) -> Vec<Operation> {
-        // A seed of two numbers is drawn, not mixed: those of neighbours would overlap.
+        // Draw a seed instead of using the combined number itself: the sequences of neighbouring seeds would overlap.
         let mut random = Random(Random(SEED ^ (self.turn << 48) ^ number).next());
         let percent = self.traffic.percent();
         let mut operations = Vec::new();
@@ -83,7 +80,7 @@ impl Shoppers<'_> {
         operations
     }
 
-    /// A customer of the agent that serves the shopper.
+    /// Draws a customer of the agent that serves this shopper.
     fn customer(&self, random: &mut Random, number: u64) -> u32 {
         let of_each_agent = self.data.customers.len() as u64 / self.agents;
         (random.below(of_each_agent) * self.agents + number % self.agents) as u32
@@ -99,7 +96,7 @@ mod tests {
         Shoppers { data, traffic, agents, turn: 0 }
     }
 
-    /// A shopper's operations are the same whenever they are drawn, and unlike those of others.
+    /// A shopper's operations are the same every time, and differ from those of others.
     #[test]
     fn plans_are_deterministic() {
         let (data, again) = (InitialData::new(Size::Small), InitialData::new(Size::Small));
@@ -115,7 +112,7 @@ mod tests {
         }
     }
 
-    /// Shoppers look for 5.5 products on average, and put the traffic's share of them into their carts.
+    /// Shoppers search for 5.5 products on average, and put the traffic's share of these into their carts.
     #[test]
     fn traffic_has_its_shares() {
         let data = InitialData::new(Size::Medium);
@@ -131,7 +128,7 @@ mod tests {
         }
     }
 
-    /// No customer is served by two agents.
+    /// No customer belongs to two agents.
     #[test]
     fn customers_are_divided_among_agents() {
         let data = InitialData::new(Size::Small);

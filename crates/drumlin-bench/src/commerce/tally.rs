@@ -1,22 +1,22 @@
 //! The ratings that are right while other agents write reviews.
 //!
-//! A rating is the sum of changes. Of those that had ended when a read began, it has all; of those that had not begun
-//! when the read ended, none; of the others any. So a product has sums of the changes that have begun and of those that
-//! have ended, increases and decreases apart: read before and after, they bound what a read may return. With one agent
-//! both are the same, and one rating is right.
+//! A rating is the sum of changes. A read must include every change that ended before the read began, none that began
+//! after the read ended, and any of the others. So each product has a sum of the changes that have begun and one of
+//! those that have ended, with increases and decreases apart. Their values before and after a read bound what the read
+//! may return. With one agent both sums are equal, and exactly one rating is right.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Rating;
 
-/// A sum that only grows, by changes that take their time.
+/// A sum that only grows. Each addition begins and ends.
 #[derive(Debug, Default)]
 struct Sum {
     begun: AtomicU64,
     ended: AtomicU64,
 }
 
-/// The change of a rating by a review.
+/// The change that a review makes to a rating.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Delta {
     count: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
-    /// Of a rating in place of the one that the customer gave before.
+    /// Returns the change from the customer's earlier rating, if any, to this one.
     pub(crate) fn new(before: Option<u8>, after: u8) -> Delta {
         let (old, new) = (u64::from(before.unwrap_or(0)), u64::from(after));
         Delta {
@@ -44,7 +44,7 @@ pub(crate) struct Tally {
     decrease: Sum,
 }
 
-/// Sums as they were before a read.
+/// The sums before a read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Before {
     count: u64,
@@ -57,27 +57,27 @@ impl Tally {
         [(&self.count, delta.count), (&self.increase, delta.increase), (&self.decrease, delta.decrease)]
     }
 
-    /// A review is about to be written.
+    /// Notes that a review is about to be written.
     pub(crate) fn begin(&self, delta: Delta) {
         for (sum, amount) in self.sums(delta) {
             sum.begun.fetch_add(amount, Ordering::SeqCst);
         }
     }
 
-    /// The review is written.
+    /// Notes that the review was written.
     pub(crate) fn end(&self, delta: Delta) {
         for (sum, amount) in self.sums(delta) {
             sum.ended.fetch_add(amount, Ordering::SeqCst);
         }
     }
 
-    /// A read is about to begin.
+    /// Returns the sums to compare a read with that is about to begin.
     pub(crate) fn before(&self) -> Before {
         let ended = |sum: &Sum| sum.ended.load(Ordering::SeqCst);
         Before { count: ended(&self.count), increase: ended(&self.increase), decrease: ended(&self.decrease) }
     }
 
-    /// Returns `true` if a read that has ended may return this rating.
+    /// Returns `true` if a read that has just ended may return this rating.
     pub(crate) fn allows(&self, before: Before, rating: Rating) -> bool {
         let begun = |sum: &Sum| sum.begun.load(Ordering::SeqCst);
         let least = before.increase.saturating_sub(begun(&self.decrease));
@@ -92,7 +92,7 @@ mod tests {
 
     const NEW: Delta = Delta { count: 1, increase: 4, decrease: 0 };
 
-    /// Without a review in flight one rating is right, and none that is nearly so.
+    /// Without a review in flight exactly one rating is right, and its neighbours are not.
     #[test]
     fn one_rating_is_right_when_nothing_is_in_flight() {
         let tally = Tally::default();
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    /// A review that is written while a rating is read may be in it or not; one that ended before has to be.
+    /// A review that is written during a read may or may not be included; one that ended before must be.
     #[test]
     fn a_review_in_flight_may_be_seen() {
         let tally = Tally::default();
@@ -117,7 +117,7 @@ mod tests {
         tally.end(NEW);
         assert!(tally.allows(before, rating(0, 0)) && !tally.allows(before, rating(1, 5)));
         assert!(!tally.allows(tally.before(), rating(0, 0)));
-        // One that begins during the read.
+        // A review that begins during the read.
         let before = tally.before();
         tally.begin(Delta::new(Some(4), 1));
         assert!(tally.allows(before, rating(1, 1)) && tally.allows(before, rating(1, 4)));

@@ -24,9 +24,9 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// The largest value here, with room to spare. Scans and reads need a buffer that no row exceeds.
+/// The largest record, with space to spare. Scans and reads need a buffer of this size.
 const RECORD_BYTES_MAX: usize = 1952;
-/// Locks for updates, which Bf-Tree has no way to make atomic.
+/// The number of locks for updates, which Bf-Tree can't make atomic.
 const LOCK_COUNT: usize = 256;
 
 struct Tree {
@@ -40,7 +40,7 @@ fn snapshot_path(folder: &Path) -> PathBuf {
 }
 
 fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
-    // The largest power of two within half of the budget: inner nodes and the mapping table come on top.
+    // The largest power of two within half of the budget, because inner nodes and the mapping table need memory too.
     let buffer_bytes = 1usize << (usize::try_from(settings.memory_bytes)? / 2).ilog2();
     let log = (settings.durability == Durability::Full).then(|| {
         let mut log = WalConfig::new(folder.join("log.bftree"));
@@ -74,7 +74,7 @@ impl Engine for Tree {
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        // A snapshot must not replace the file that the tree was restored from while the tree lives.
+        // A snapshot must not replace the file that the tree was restored from while the tree is open.
         let (next, path) = (self.folder.join("next.bftree"), snapshot_path(&self.folder));
         self.tree.cpr_snapshot(&next);
         drop(self.tree);
@@ -133,7 +133,7 @@ impl Session for Access<'_> {
         let mut rows = rows.map_err(|error| format!("{error:?}"))?;
         let mut count = 0;
         while let Some((key_bytes, _)) = rows.next(&mut self.buffer) {
-            // The end may be included.
+            // A scan may include the end.
             count += u64::from(self.buffer[..key_bytes] < end[..]);
         }
         Ok(count)

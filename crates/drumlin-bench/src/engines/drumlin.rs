@@ -24,7 +24,7 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// The same with larger pages, to find the best size.
+/// Drumlin with larger pages, to find the best size.
 pub(super) const PEER_OF_8_KIB: Peer = Peer {
     name: "drumlin-8k",
     settings: "like drumlin, with pages of 8 KiB in place of 4",
@@ -84,7 +84,7 @@ impl Engine for Drumlin {
 struct Access<'e> {
     db: &'e Database,
     rows: Keyspace,
-    /// Of the last get.
+    /// The value of the last get.
     value: Vec<u8>,
 }
 

@@ -23,7 +23,7 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// Rows in a batch of a bulk load that is not sorted.
+/// The number of rows in a batch of an unsorted bulk load.
 const BULK_ROWS: usize = 1000;
 
 struct Fjall {

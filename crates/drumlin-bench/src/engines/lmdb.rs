@@ -1,4 +1,4 @@
-//! LMDB, by heed.
+//! LMDB, through heed.
 #![allow(unsafe_code)]
 
 use std::ops::Bound;
@@ -26,9 +26,9 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// Address space for the map: more than any workload needs.
+/// The address space of the map: more than any workload needs.
 const MAP_BYTES: usize = 64 << 30;
-/// Rows in a transaction of a bulk load.
+/// The number of rows in a transaction of a bulk load.
 const BULK_ROWS: usize = 100_000;
 
 type Rows<'e> = heed::Database<'e, Bytes, Bytes>;
@@ -44,8 +44,8 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
     if settings.durability == Durability::Relaxed {
         flags |= EnvFlags::NO_SYNC;
     }
-    // SAFETY: the folder belongs to this benchmark; no other program opens or changes its files, and a power cut with
-    // NO_SYNC leaves files that nothing reads again.
+    // SAFETY: the folder belongs to this benchmark. No other program opens or changes its files, and files left by a
+    // power cut with NO_SYNC are never read again.
     let env = unsafe { options.flags(flags).open(folder)? };
     let engine = Lmdb { env };
     engine.rows()?;
@@ -53,7 +53,7 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
 }
 
 impl Lmdb {
-    /// The unnamed table; created by the first call.
+    /// Opens the unnamed table, which the first call creates.
     fn rows(&self) -> Result<Rows<'_>> {
         let tx = self.env.write_txn()?;
         let opened = self.env.create_databases_and_commit(tx, |opener, tx| {
@@ -116,7 +116,7 @@ impl Session for Access<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
-        // One transaction for all, which is the most that LMDB offers.
+        // LMDB offers no more than one transaction for all reads.
         let tx = self.env.read_txn()?;
         let mut count = 0;
         for (index, key) in keys.iter().enumerate() {

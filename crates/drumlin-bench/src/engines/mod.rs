@@ -1,4 +1,4 @@
-//! The engines that are built in, one file each.
+//! The engines of this build, one file each.
 
 mod drumlin;
 
@@ -21,7 +21,7 @@ mod sqlite;
 
 use crate::engine::Peer;
 
-/// All engines of this build, Drumlin first.
+/// Returns all engines of this build, Drumlin first.
 #[must_use]
 pub fn all() -> Vec<Peer> {
     vec![
@@ -47,13 +47,13 @@ pub fn all() -> Vec<Peer> {
     ]
 }
 
-/// Engines that run only if they are named: Drumlin in other ways than its default.
+/// Returns the engines that run only if they are named: Drumlin with other settings.
 #[must_use]
 pub fn variants() -> Vec<Peer> {
     vec![drumlin::PEER_OF_8_KIB, drumlin::PEER_OF_16_KIB]
 }
 
-/// The engine or variant of this name.
+/// Returns the engine or variant of this name.
 #[must_use]
 pub fn named(name: &str) -> Option<Peer> {
     all().into_iter().chain(variants()).find(|peer| peer.name == name)
@@ -63,7 +63,7 @@ pub fn named(name: &str) -> Option<Peer> {
 mod tests {
     use super::{all, variants};
 
-    /// The versions in the reports are those that the manifest pins, and the names differ.
+    /// The versions in the reports are those that the manifest pins, and no two names are equal.
     #[test]
     fn versions_are_those_of_the_manifest() {
         let manifest = include_str!("../../Cargo.toml");

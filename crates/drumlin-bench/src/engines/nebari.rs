@@ -1,4 +1,4 @@
-//! Nebari, for the source's insert.
+//! Nebari, for the insert of S2 only.
 
 use std::path::Path;
 

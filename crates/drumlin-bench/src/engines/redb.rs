@@ -23,7 +23,7 @@ pub(super) const PEER: Peer = Peer {
 };
 
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
-/// Rows in a transaction of a bulk load.
+/// The number of rows in a transaction of a bulk load.
 const BULK_ROWS: usize = 100_000;
 
 struct Redb {
@@ -86,7 +86,7 @@ impl Session for Access<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
-        // One transaction for all, which is the most that redb offers.
+        // redb offers no more than one transaction for all reads.
         let table = self.0.db.begin_read()?.open_table(ROWS)?;
         let mut count = 0;
         for (index, key) in keys.iter().enumerate() {

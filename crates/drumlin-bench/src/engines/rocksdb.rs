@@ -38,8 +38,8 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
     let budget = usize::try_from(settings.memory_bytes)?;
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&Cache::new_lru_cache(budget / 4 * 3));
-    // Indexes and filters in partitions of a block each, as its manual has it for caches that do not hold them all: a
-    // whole index is half a megabyte, as large as a shard of a small cache.
+    // Partition indexes and filters into blocks, as RocksDB's manual advises for caches that can't hold them all: a
+    // whole index takes half a megabyte, as much as a shard of a small cache.
     table.set_cache_index_and_filter_blocks(true);
     table.set_index_type(BlockBasedIndexType::TwoLevelIndexSearch);
     table.set_partition_filters(true);
@@ -56,7 +56,7 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
     options.set_db_write_buffer_size(budget / 4);
     options.set_write_buffer_size(budget / 8);
     options.set_max_background_jobs(2);
-    // Opened by its name, as reads of many rows ask for it.
+    // Open the column family by name, because multi-get needs its handle.
     let family = ColumnFamilyDescriptor::new(DEFAULT_COLUMN_FAMILY_NAME, options.clone());
     let db = Db::open_cf_descriptors(&options, folder, [family])?;
     Ok(Box::new(Rocks { db, durability: settings.durability }))
@@ -103,7 +103,7 @@ impl Engine for Rocks {
                 break;
             }
         }
-        // Rows that bypass the log are durable once they are in tables.
+        // Rows that bypass the log are durable only once they are in tables.
         Ok(self.db.flush()?)
     }
 

@@ -1,4 +1,4 @@
-//! SQLite, by rusqlite, with its own C sources.
+//! SQLite, through rusqlite, with the bundled C sources.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -34,7 +34,7 @@ pub(super) const ROLLBACK_PEER: Peer = Peer {
     open: open_rollback,
 };
 
-/// Rows in a transaction of a bulk load.
+/// The number of rows in a transaction of a bulk load.
 const BULK_ROWS: usize = 100_000;
 
 struct Sqlite {
@@ -42,11 +42,11 @@ struct Sqlite {
     synchronous: &'static str,
     journal: &'static str,
     cache_kib: u64,
-    /// For syncing and closing; sessions have connections of their own.
+    /// The connection for syncing and closing; sessions have their own.
     own: Mutex<Connection>,
-    /// Connections of ended sessions: a connection's cache goes on to the next session.
+    /// Connections of ended sessions, which the next sessions take over with their caches.
     idle: Mutex<Vec<Connection>>,
-    /// Held by the one who writes.
+    /// Held by the session that writes.
     writer: Mutex<()>,
 }
 
@@ -96,7 +96,7 @@ impl Engine for Sqlite {
     }
 
     fn sync(&self) -> Result<()> {
-        // A checkpoint syncs the log before it copies it, and the database after.
+        // A checkpoint syncs the log before copying it, and the database afterwards.
         let own = self.own.lock().expect("no call panics");
         own.query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(()))?;
         Ok(())
@@ -114,13 +114,13 @@ impl Engine for Sqlite {
     }
 }
 
-/// A key as SQLite's integer. The keys here are below 2^63, so their order stays.
+/// Returns a key as SQLite's integer. The keys are below 2^63, so their order is kept.
 fn integer(key: Key) -> i64 {
     i64::from_be_bytes(key)
 }
 
 struct Access<'e> {
-    /// There until the session ends.
+    /// `Some` until the session ends.
     connection: Option<Connection>,
     idle: &'e Mutex<Vec<Connection>>,
     writer: &'e Mutex<()>,

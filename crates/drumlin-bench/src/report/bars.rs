@@ -1,4 +1,4 @@
-//! Bars: the median of each engine, with the range of its turns.
+//! Bar charts: the median of each engine, with the range of its turns.
 
 use std::fmt::Write;
 
@@ -11,12 +11,12 @@ const BAR_HEIGHT: f64 = 20.0;
 const LABEL_WIDTH: f64 = 110.0;
 const VALUE_WIDTH: f64 = 80.0;
 
-/// Text as HTML.
+/// Escapes text for HTML.
 pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The figure of a workload's rates; times for openings. Empty without any turn.
+/// Draws a workload's rates, or its times for openings. Returns an empty string if there are no turns.
 pub(super) fn render(workload: &Measured) -> String {
     let is_opening = super::tables::is_opening(workload);
     let form = if is_opening { Form::Micros } else { Form::Rate };

@@ -1,4 +1,4 @@
-//! The tables of docs/benchmarks.md.
+//! The tables in docs/benchmarks.md.
 
 use std::io::Result;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use drumlin_testing::documents::write_table;
 use super::tables::{self, Table};
 use crate::results::Results;
 
-/// The page, in the repository that this was built from.
+/// Returns the path of the page in the repository that this was built from.
 fn page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/benchmarks.md")
 }
@@ -47,7 +47,7 @@ pub fn update_docs(results: &Results) -> Result<()> {
     Ok(())
 }
 
-/// When the figures were taken, and beside how much other work.
+/// Returns when the figures were taken, and how much other work ran at the same time.
 fn dates(results: &Results) -> Vec<String> {
     let mut dates: Vec<&str> = results.workloads.iter().map(|workload| workload.date.as_str()).collect();
     dates.sort_unstable();
@@ -64,7 +64,7 @@ fn dates(results: &Results) -> Vec<String> {
 mod tests {
     use drumlin_testing::documents::tables;
 
-    /// The page has a whole table for each that the program writes.
+    /// The page has a complete table for each one that the program writes.
     #[test]
     fn the_page_has_its_tables() {
         let text = std::fs::read_to_string(super::page()).unwrap();

@@ -1,4 +1,4 @@
-//! The page: self-contained, no script, no font, no file.
+//! The HTML page: self-contained, without scripts, fonts or other files.
 
 use drumlin_lab::{Form, Plot, Scale};
 
@@ -8,15 +8,15 @@ use crate::driver::BUCKET;
 use crate::measure::Latencies;
 use crate::results::{Measured, Results};
 
-/// Rules beyond those of the lab's pages.
+/// Rules in addition to those of the lab's pages.
 const STYLE: &str = "svg .bar{fill:var(--soft);opacity:.45}svg .own{fill:var(--accent);opacity:.9}\
 tbody th{min-width:3.5rem}td.words{min-width:15rem}svg .range{stroke:var(--ink);stroke-width:1.5;fill:none}td:nth-child(2){white-space:normal}\
 nav{display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.9rem}nav a{color:var(--accent);text-decoration:none}";
 
-/// Seconds that a point of a timeline stands for.
+/// The seconds that a point of a timeline stands for.
 const POINT_SECONDS: f64 = 0.5;
 
-/// All tables and plots as one HTML page.
+/// Returns all tables and plots as one HTML page.
 #[must_use]
 pub fn html(results: &Results) -> String {
     let mut page = String::from("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
@@ -59,7 +59,7 @@ fn contents(results: &Results) -> String {
 
 fn table(table: &Table) -> String {
     let mut html = String::from("<div class=\"frame\" tabindex=\"0\"><table><thead><tr>");
-    // Words stand left; figures and what stands for them right.
+    // Align words left, and figures right.
     let is_words = |column: usize| table.rows.iter().any(|row| row[column].len() > 40);
     let class = |column: usize| if is_words(column) { " class=\"words\"" } else { "" };
     for (column, title) in table.titles.iter().enumerate() {
@@ -76,7 +76,7 @@ fn table(table: &Table) -> String {
     html + "</tbody></table></div>"
 }
 
-/// One workload: its bars, its latencies, its course, its table.
+/// Returns one workload: bars, latencies, rate over time, table.
 fn workload(workload: &Measured) -> String {
     let detail = tables::detail(workload);
     let plots: String =
@@ -90,7 +90,7 @@ fn workload(workload: &Measured) -> String {
     )
 }
 
-/// The latencies of all engines, as fast as they go or at 70 % of that.
+/// Plots the latencies of all engines, at the highest rate or at 70 % of it.
 fn tails(workload: &Measured, steady: bool) -> String {
     let title = if steady { "Latency at a steady 70 % of the highest rate" } else { "Latency at the highest rate" };
     let mut plot = Plot::new(
@@ -109,7 +109,7 @@ fn tails(workload: &Measured, steady: bool) -> String {
     if plot.lines.is_empty() { String::new() } else { plot.html() }
 }
 
-/// The rates over the time of a long measurement.
+/// Plots the rates over the time of a long measurement.
 fn course(workload: &Measured) -> String {
     let per_point = (POINT_SECONDS / BUCKET.as_secs_f64()) as usize;
     let mut plot = Plot::new(
@@ -119,7 +119,7 @@ fn course(workload: &Measured) -> String {
     );
     for entry in &workload.entries {
         let Some(turn) = entry.typical() else { continue };
-        // Less than 20 points show no course.
+        // With fewer than 20 points there is nothing to see.
         if turn.figures.timeline.len() < 20 * per_point {
             continue;
         }

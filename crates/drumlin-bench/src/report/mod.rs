@@ -1,4 +1,4 @@
-//! The figures for people: Markdown, one HTML page, the tables of docs/benchmarks.md.
+//! The figures for people: Markdown, one HTML page, the tables in docs/benchmarks.md.
 
 mod bars;
 mod docs;
@@ -13,10 +13,10 @@ pub use docs::update_docs;
 pub use html::html;
 pub use tables::Table;
 
-/// All tables as Markdown.
+/// Returns all tables as Markdown.
 ///
 /// # Panics
-/// Never: a string takes any text.
+/// Never: writing to a string can't fail.
 #[must_use]
 pub fn markdown(results: &Results) -> String {
     let mut text = String::from("# Drumlin beside its peers\n\n");

@@ -1,4 +1,4 @@
-//! The tables.
+//! The tables of the report.
 
 use drumlin_lab::Form;
 
@@ -8,18 +8,17 @@ use crate::results::{Entry, Measured, Results};
 /// A table of texts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
-    /// Its title.
     pub title: String,
-    /// The setting, in sentences; each line of it ends in a newline.
+    /// The setting, in sentences; each line ends in a newline.
     pub about: String,
-    /// Titles of the columns.
+    /// The titles of the columns.
     pub titles: Vec<String>,
-    /// Rows, of as many cells.
+    /// The rows, each with as many cells as there are titles.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// The table in Markdown, with a mark where a cell's text would end it.
+    /// Returns the table in Markdown. A `|` in a cell becomes a `/`, because it would end the cell.
     #[must_use]
     pub fn markdown(&self) -> String {
         let line = |cells: &[String]| {
@@ -33,7 +32,7 @@ impl Table {
 }
 
 pub(super) const NOTHING: &str = "–";
-/// The workload of the table of inserts.
+/// The workload in the table of inserts.
 const INSERT: &str = "insert-1k";
 
 fn texts(words: &[&str]) -> Vec<String> {
@@ -44,7 +43,7 @@ fn show(form: Form, number: f64) -> String {
     if number.is_finite() { form.show(number) } else { NOTHING.to_owned() }
 }
 
-/// All tables of the report.
+/// Returns all tables of the report.
 pub(super) fn all(results: &Results) -> Vec<Table> {
     let mut tables = vec![rates(results), engines(results)];
     if !results.audits.is_empty() {
@@ -57,19 +56,19 @@ pub(super) fn all(results: &Results) -> Vec<Table> {
     tables
 }
 
-/// The names of the engines that have figures of more than the insert of 1 KiB, which has a table of its own.
+/// Returns the engines that have figures for more than the insert of 1 KiB, which has a table of its own.
 fn columns(results: &Results) -> Vec<String> {
     let others = || results.workloads.iter().filter(|workload| workload.name != INSERT);
     let has_figures = |name: &str| others().any(|workload| workload.entry(name).is_some());
     results.engines.iter().map(|engine| engine.name.clone()).filter(|name| has_figures(name)).collect()
 }
 
-/// The better of two rates: openings are told in time, all else in units a second.
+/// Returns `true` if the workload is reported in time instead of units a second.
 pub(super) fn is_opening(workload: &Measured) -> bool {
     workload.unit == "openings"
 }
 
-/// Units a second, or the time of an opening.
+/// Returns the units a second, or the time of an opening.
 pub(super) fn rate(workload: &Measured, entry: &Entry) -> String {
     if is_opening(workload) {
         return show(Form::Micros, entry.median(|figures| figures.latencies.mean_us));
@@ -77,7 +76,7 @@ pub(super) fn rate(workload: &Measured, entry: &Entry) -> String {
     show(Form::Rate, entry.median(|figures| figures.rate))
 }
 
-/// Each workload's medians, one engine beside the other, and Drumlin's relative to the best of the others.
+/// Builds the table of each workload's medians, one column for each engine, with Drumlin's relative to the best other.
 pub(super) fn rates(results: &Results) -> Table {
     let engines = columns(results);
     let mut titles = texts(&["row", "workload"]);
@@ -102,7 +101,7 @@ pub(super) fn rates(results: &Results) -> Table {
 
 fn cell(results: &Results, workload: &Measured, engine: &str) -> String {
     if let Some(entry) = workload.entry(engine) {
-        // With fewer turns than asked for, the reason is in the workload's own table.
+        // If there are fewer turns than requested, the workload's own table has the reason.
         let fewer = if entry.failure.is_some() { " (!)" } else { "" };
         let early = if results.breaks_promise(workload, engine) { " *" } else { "" };
         return rate(workload, entry) + early + fewer;
@@ -116,7 +115,7 @@ fn cell(results: &Results, workload: &Measured, engine: &str) -> String {
     }
 }
 
-/// Drumlin's rate divided by that of the best other engine that keeps the promise.
+/// Returns Drumlin's rate divided by that of the best other engine that syncs its durable commits.
 fn relative(results: &Results, workload: &Measured) -> Option<f64> {
     let ours = workload.entry("drumlin")?.median(|figures| figures.rate);
     let others = workload.entries.iter().filter(|entry| {
@@ -141,7 +140,7 @@ fn engines(results: &Results) -> Table {
     }
 }
 
-/// The flushes behind durable commits.
+/// Builds the table of the flushes of durable commits.
 pub(super) fn audits(results: &Results) -> Table {
     let row = |audit: &crate::audit::Audit| {
         let verdict = if audit.acknowledges_early() { "acknowledges **without a sync**" } else { "syncs each commit" };
@@ -160,7 +159,7 @@ pub(super) fn audits(results: &Results) -> Table {
     }
 }
 
-/// The durable insert of 1 KiB by store, with all that a mean hides.
+/// Builds the table of the durable insert of 1 KiB, with everything that a mean hides.
 pub(super) fn inserts(results: &Results) -> Table {
     let measured = results.workloads.iter().filter(|workload| workload.name == INSERT);
     let entries = measured.flat_map(|workload| &workload.entries).filter(|entry| !entry.turns.is_empty());
@@ -203,7 +202,7 @@ pub(super) fn inserts(results: &Results) -> Table {
     }
 }
 
-/// The latencies of each kind of operation of the workloads that `shows` chooses, one engine beside the other.
+/// Builds the table of latencies by kind of operation, for the workloads that `shows` selects.
 pub(super) fn operations(results: &Results, shows: impl Fn(&Measured) -> bool) -> Table {
     let has_kinds = |entry: &Entry| entry.turns.iter().any(|turn| !turn.figures.kinds.is_empty());
     let workloads: Vec<&Measured> =
@@ -231,7 +230,7 @@ pub(super) fn operations(results: &Results, shows: impl Fn(&Measured) -> bool) -
     }
 }
 
-/// Mean, median and p99 of a kind of operation.
+/// Returns the mean, median and p99 of a kind of operation.
 fn kind_cells(entry: Option<&Entry>, kind: Kind) -> [String; 3] {
     let cell = |figure: fn(&crate::measure::Latencies) -> f64| {
         let of_turn = |figures: &crate::workloads::Figures| {
@@ -243,7 +242,7 @@ fn kind_cells(entry: Option<&Entry>, kind: Kind) -> [String; 3] {
     [cell(|latencies| latencies.mean_us), cell(|latencies| latencies.p50_us), cell(|latencies| latencies.p99_us)]
 }
 
-/// Median, p99 and p99.9 of single operations at a steady 70 % of each engine's own highest rate.
+/// Builds the table of the median, p99 and p99.9 of single operations at 70 % of each engine's own highest rate.
 pub(super) fn tails(results: &Results) -> Table {
     let cell = |entry: Option<&Entry>| {
         let quantile = |figure: fn(&crate::measure::Latencies) -> f64| {
@@ -266,7 +265,7 @@ pub(super) fn tails(results: &Results) -> Table {
     )
 }
 
-/// Work that writes on and on: bytes written for each byte of keys and values, and the longest pause.
+/// Builds the table of sustained writes: bytes written per byte of keys and values, and the longest pause.
 pub(super) fn writes(results: &Results) -> Table {
     let cell = |entry: Option<&Entry>| {
         let Some(entry) = entry else { return NOTHING.to_owned() };
@@ -284,7 +283,7 @@ pub(super) fn writes(results: &Results) -> Table {
     )
 }
 
-/// A row a workload, a column an engine.
+/// Builds a table with a row for each workload and a column for each engine.
 fn side_by_side<'r>(
     results: &'r Results,
     title: &str,
@@ -302,7 +301,7 @@ fn side_by_side<'r>(
     Table { title: title.to_owned(), about: about.to_owned(), rows: rows.collect(), titles }
 }
 
-/// The most memory of each engine.
+/// Builds the table of each engine's peak memory.
 pub(super) fn memory(results: &Results) -> Table {
     let most = |engine: &str, exceeds: bool, bytes: &dyn Fn(&crate::results::Turn) -> Option<u64>| {
         let workloads =
@@ -336,7 +335,7 @@ pub(super) fn memory(results: &Results) -> Table {
     }
 }
 
-/// Sizes on disk after loads, relative to keys and values.
+/// Builds the table of sizes on disk after loads, relative to keys and values.
 pub(super) fn sizes(results: &Results) -> Table {
     side_by_side(
         results,
@@ -352,7 +351,7 @@ pub(super) fn sizes(results: &Results) -> Table {
     )
 }
 
-/// One workload in detail.
+/// Builds the table of one workload in detail.
 pub(super) fn detail(workload: &Measured) -> Table {
     let titles = [
         "engine",
@@ -391,7 +390,7 @@ pub(super) fn detail(workload: &Measured) -> Table {
     table
 }
 
-/// Columns in which no row has a figure are left out.
+/// Removes the columns in which no row has a figure.
 fn drop_empty_columns(table: &mut Table) {
     for index in (1..table.titles.len()).rev() {
         if table.rows.iter().all(|row| row[index] == NOTHING || row[index].is_empty()) {

@@ -1,5 +1,5 @@
-//! Drumlin's shop: typed documents, by the collections. A unique index has the products by name, an index those of each
-//! category, and a view the ratings of each product.
+//! Drumlin's shop: typed documents of drumlin-collections. A unique index finds products by name, an index finds those
+//! of a category, and a view has the rating of each product.
 
 use std::path::Path;
 
@@ -168,7 +168,7 @@ struct Agent<'s> {
 }
 
 impl Agent<'_> {
-    /// The product that `find` finds in a snapshot, with its rating there.
+    /// Returns the product that `find` finds in a snapshot, with its rating in that snapshot.
     fn rated(
         &self,
         find: impl FnOnce(&drumlin::Snapshot) -> drumlin_collections::Result<Option<Product>>,

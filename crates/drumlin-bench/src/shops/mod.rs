@@ -10,10 +10,10 @@ use std::path::Path;
 use crate::commerce::Shop;
 use crate::engine::{Result, Settings};
 
-/// Opens a shop in a folder that exists, and creates it if the folder is empty.
+/// Opens a shop in an existing folder, and creates it if the folder is empty.
 pub type Open = fn(&Path, &Settings) -> Result<Box<dyn Shop>>;
 
-/// The shops of this build, by the names of their engines.
+/// Returns the shops of this build, by the names of their engines.
 #[must_use]
 pub fn all() -> Vec<(&'static str, Open)> {
     vec![
@@ -23,7 +23,7 @@ pub fn all() -> Vec<(&'static str, Open)> {
     ]
 }
 
-/// The shop of the engine of this name, if it has one.
+/// Returns the shop of the engine of this name, if it has one.
 #[must_use]
 pub fn named(engine: &str) -> Option<Open> {
     all().into_iter().find(|(name, _)| *name == engine).map(|(_, open)| open)

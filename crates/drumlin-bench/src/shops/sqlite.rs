@@ -1,5 +1,5 @@
-//! SQLite's shop: a table for each kind of document, and one for each list in it. Statements are prepared once for a
-//! connection; the settings are those of the engine `sqlite`.
+//! SQLite's shop: one table for each kind of document, and one for each list in a document. Each connection prepares
+//! its statements once. The settings are those of the engine `sqlite`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -13,7 +13,8 @@ use crate::commerce::{
 };
 use crate::engine::{Durability, Failure, Result, Settings};
 
-/// Rows of lists lie beside those of the same cart, order or product. The index of reviews has all that a rating takes.
+/// The rows of a list are clustered by their cart, order or product. The index of reviews covers everything that a
+/// rating needs.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS customers (
         id INTEGER PRIMARY KEY, name TEXT, email TEXT, address TEXT, city TEXT, region TEXT, country TEXT,
@@ -33,7 +34,7 @@ const SCHEMA: &str = "
         customer INTEGER, product INTEGER, rating INTEGER, text TEXT, PRIMARY KEY (customer, product)) WITHOUT ROWID;
     CREATE INDEX IF NOT EXISTS reviews_by_product ON reviews (product, rating);";
 
-/// A product with its rating; of none, `NULL`.
+/// Selects a product with its rating; the sum of no reviews is `NULL`.
 macro_rules! rated {
     ($condition:literal) => {
         concat!(
@@ -48,16 +49,16 @@ const RATED_BY_KEY: &str = rated!("products.id = ?1");
 const RATED_BY_NAME: &str = rated!("products.name = ?1");
 const REVIEW: &str = "INSERT INTO reviews VALUES (?1, ?2, ?3, ?4) \
                       ON CONFLICT DO UPDATE SET rating = excluded.rating, text = excluded.text";
-/// Statements that a connection keeps prepared: all that are here.
+/// The number of prepared statements that a connection keeps: more than there are.
 const STATEMENTS: usize = 64;
 
 struct SqliteShop {
     path: PathBuf,
     synchronous: &'static str,
     cache_kib: u64,
-    /// For loading and closing; sessions have connections of their own.
+    /// The connection for loading and closing; sessions have their own.
     own: Mutex<Connection>,
-    /// Held by the one who writes: those that find the database busy sleep.
+    /// Held by the session that writes. Without it, sessions that find the database busy would sleep.
     writer: Mutex<()>,
 }
 
@@ -83,7 +84,7 @@ fn connect(path: &Path, synchronous: &str, cache_kib: u64) -> Result<Connection>
     Ok(connection)
 }
 
-/// Runs `body` between two statements that begin and commit; what it did is undone if it fails.
+/// Runs `body` between a begin and a commit statement. If it fails, rolls its changes back.
 fn within<T>(connection: &Connection, begin: &str, body: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
     connection.prepare_cached(begin)?.execute([])?;
     let done = body(connection);
@@ -130,7 +131,7 @@ fn put_review(connection: &Connection, review: &Review) -> Result<()> {
     Ok(())
 }
 
-/// The rows of a query, each made by `row`.
+/// Returns the rows of a query, each converted by `row`.
 fn rows<T>(
     connection: &Connection,
     sql: &str,
@@ -142,7 +143,7 @@ fn rows<T>(
     Ok(found)
 }
 
-/// A product with its rating, of one moment.
+/// Returns a product with its rating, both of the same moment.
 fn rated(connection: &Connection, sql: &str, key: impl rusqlite::ToSql) -> Result<Option<(Product, Rating)>> {
     within(connection, "BEGIN", |connection| {
         let (id, name, rating) = connection.prepare_cached(sql)?.query_row([key], |row| {
@@ -157,12 +158,12 @@ fn rated(connection: &Connection, sql: &str, key: impl rusqlite::ToSql) -> Resul
     })
 }
 
-/// A number of a cart or order as SQLite's integer.
+/// Returns the number of a cart or order as SQLite's integer.
 fn integer(number: u64) -> Result<i64> {
     Ok(i64::try_from(number)?)
 }
 
-/// An integer of SQLite that is a number, a count or a sum.
+/// Returns an integer of SQLite as a number, a count or a sum.
 fn number(integer: i64) -> rusqlite::Result<u64> {
     u64::try_from(integer).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(0, integer))
 }

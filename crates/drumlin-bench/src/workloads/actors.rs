@@ -1,4 +1,4 @@
-//! A thread's operations, by job.
+//! The operations of a thread, for each job.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use crate::engine::{Engine, Key, Result, Row, Session};
 use crate::plan::{Job, Mix, Workload};
 use crate::rows::{Choice, Chooser, SEED, Zipf, fill, key, version};
 
-/// Rows that a scan of YCSB E reads at most.
+/// The maximum number of rows that a scan of YCSB E reads.
 const YCSB_SCAN_ROWS: u64 = 100;
 
 /// State that the actors of all threads share.
@@ -18,9 +18,9 @@ pub(crate) struct Shared<'w> {
     workload: &'w Workload,
     turn: u64,
     zipf: Option<Zipf>,
-    /// Bytes of keys and values written.
+    /// The bytes of keys and values written.
     written: AtomicU64,
-    /// Differs for each actor, so that the phases of a turn do not repeat their choices.
+    /// The number of actors so far, so that the phases of a turn do not repeat their choices.
     actors: AtomicU64,
 }
 
@@ -35,9 +35,9 @@ impl<'w> Shared<'w> {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// The actor of a thread.
+    /// Returns the actor of a thread.
     pub(crate) fn actor<'a>(&'a self, engine: &'a dyn Engine, thread: usize) -> Result<Box<dyn Actor + 'a>> {
-        // Threads are started in order within a phase, but draw this number in any: what decides is the phase.
+        // The threads of a phase draw these numbers in any order, so only the phase is derived from them.
         let threads = self.workload.threads as u64;
         let phase = self.actors.fetch_add(1, Ordering::Relaxed) / threads;
         let seed = Random(SEED ^ (self.turn << 32) ^ (phase << 16) ^ thread as u64).next();
@@ -140,7 +140,7 @@ impl Work<'_> {
         if right == count { Ok(count as u64) } else { Err(wrong(numbers[0])) }
     }
 
-    /// Puts a new version of rows that exist.
+    /// Puts new versions of rows that exist.
     fn commit(&mut self, session: &mut dyn Session, count: usize) -> Result<u64> {
         let bytes = self.value_bytes();
         self.rows.resize_with(count, Default::default);
@@ -173,7 +173,7 @@ impl Work<'_> {
         let first = next;
         let mut is_right = true;
         session.scan(key(first), rows, &mut |key, value| {
-            // Behind the rows of the load are those that threads have inserted.
+            // After the rows of the load come those that threads have inserted.
             is_right &= next >= count || (*key == next.to_be_bytes() && version(value, next, bytes).is_some());
             next += 1;
         })?;
@@ -209,7 +209,7 @@ impl Work<'_> {
         }
     }
 
-    /// The number of a row of which the newest are the most frequent: those of this thread, then those of the load.
+    /// Draws a row with the newest ones the most frequent: those of this thread, then those of the load.
     fn latest(&mut self) -> u64 {
         let zipf = self.shared.zipf.expect("YCSB has one");
         let rank = zipf.draw(self.chooser.random());

@@ -1,4 +1,4 @@
-//! Loads: those that are measured, and those that other work begins with.
+//! Loads: those that are measured, and those that prepare the data of other work.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,13 @@ use crate::rows::{AllRows, SEED, fill, key};
 
 /// The budget of a load that is not measured.
 const PREPARE_BUDGET_BYTES: u64 = 256 << 20;
-/// Rows in a commit of the updates after it.
+/// The number of rows in a commit of the updates after the load.
 const UPDATE_BATCH_ROWS: u64 = 100;
 
-/// Makes the rows that a workload begins with, and leaves the engine closed and idle.
+/// Creates the rows that a workload begins with, and leaves the engine closed and idle.
 pub(crate) fn prepare(peer: &Peer, folder: &std::path::Path, data: &Data) -> Result<()> {
-    // Within a small budget a random load takes minutes; what is measured afterwards is the same.
-    // An engine that restores its cache from a snapshot can't begin with a smaller one.
+    // A larger budget for loading saves minutes of random loads and changes nothing in the later measurement. Engines
+    // that restore their cache from a snapshot need the same budget then as now.
     let memory_bytes =
         if peer.capabilities.recovers { PREPARE_BUDGET_BYTES.max(data.budget_bytes) } else { data.budget_bytes };
     let settings = Settings { memory_bytes, durability: Durability::Relaxed, threads: 1 };
@@ -32,7 +32,7 @@ pub(crate) fn prepare(peer: &Peer, folder: &std::path::Path, data: &Data) -> Res
     engine.close()
 }
 
-/// Puts new versions of rows that are drawn at random.
+/// Puts new versions of random rows.
 fn update(engine: &dyn Engine, data: &Data) -> Result<()> {
     let mut session = engine.session()?;
     let mut random = Random(SEED);
@@ -50,7 +50,7 @@ fn update(engine: &dyn Engine, data: &Data) -> Result<()> {
     Ok(())
 }
 
-/// Loads all rows into an empty database: until they are durable is what is measured.
+/// Measures loading all rows into an empty database, until they are durable.
 pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     let data = turn.workload.data;
     let engine = turn.open()?;
@@ -67,7 +67,7 @@ pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     let elapsed = begun.elapsed();
     record(&mut latencies, elapsed);
     let at_once = disk_bytes(turn.folder);
-    // The background's writes belong to the load, in its costs but not in its time.
+    // Writes in the background count in the costs of the load but not in its time.
     engine.settle()?;
     let costs_settled = meter.costs();
     let settled = begun.elapsed();
@@ -88,7 +88,7 @@ pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Reads some rows back, among them the first and the last.
+/// Reads back some rows, including the first and the last.
 fn verify(engine: &dyn Engine, data: &Data) -> Result<()> {
     let mut session = engine.session()?;
     let mut random = Random(SEED);

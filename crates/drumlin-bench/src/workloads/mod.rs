@@ -21,11 +21,11 @@ pub(crate) use actors::Shared;
 pub(crate) use loads::prepare;
 pub(crate) use open::crash;
 
-/// The share of the highest rate that is held in the steady part.
+/// The fixed rate of the steady part, as a share of the highest rate.
 const STEADY_SHARE: f64 = 0.7;
-/// The least warm-up.
+/// The shortest warm-up.
 const WARM_UP_MIN: Duration = Duration::from_secs(3);
-/// A full scan ends here if it has not come to its end.
+/// A full scan stops after this time even if it is not finished.
 const SCAN_LIMIT: Duration = Duration::from_secs(30);
 
 /// The place and the settings of a turn.
@@ -35,9 +35,9 @@ pub(crate) struct Turn<'t> {
     pub(crate) workload: &'t Workload,
     pub(crate) folder: &'t Path,
     pub(crate) turn: u64,
-    /// Seconds of each measurement.
+    /// The seconds of each measurement.
     pub(crate) seconds: f64,
-    /// Short runs on small data.
+    /// Makes short runs on small data.
     pub(crate) quick: bool,
 }
 
@@ -59,41 +59,41 @@ impl Turn<'_> {
     }
 }
 
-/// Figures of one turn.
+/// The figures of one turn.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Figures {
-    /// Operations.
+    /// The number of operations.
     pub operations: u64,
-    /// Units of them: see [`Workload::unit`].
+    /// The number of units, as in [`Workload::unit`].
     pub units: u64,
-    /// Seconds that they took.
+    /// The seconds that they took.
     pub seconds: f64,
     /// Units a second.
     pub rate: f64,
-    /// Of single operations.
+    /// Latencies of single operations.
     pub latencies: Latencies,
-    /// Costs of all of them.
+    /// The costs of all operations.
     pub costs: Costs,
-    /// The latencies at 70 % of the rate, from the moment at which an operation was due.
+    /// Latencies at 70 % of the highest rate, counted from the moment at which an operation was due.
     pub steady: Option<Latencies>,
-    /// Operations a second that were asked for then.
+    /// The rate of the steady part, in operations a second.
     pub steady_rate: f64,
-    /// Limits of the device on the same files, before and after.
+    /// The device's limits on the same files, before and after.
     pub raw: Option<(RawReads, RawReads)>,
-    /// Units in each tenth of a second.
+    /// The units in each tenth of a second.
     pub timeline: Vec<u64>,
     /// The longest time in which no operation ended.
     pub longest_pause_seconds: f64,
-    /// Bytes of keys and values that the work wrote.
+    /// The bytes of keys and values that the work wrote.
     pub written_user_bytes: u64,
-    /// The files' size when it was closed.
+    /// The size of the files after closing.
     pub disk_bytes: u64,
-    /// Peak resident memory of the process.
+    /// The peak resident memory of the process.
     pub resident_bytes_max: u64,
-    /// Latencies by kind of operation, where there are several.
+    /// Latencies by kind of operation, if there are several kinds.
     #[serde(default)]
     pub kinds: Vec<(String, Latencies)>,
-    /// Anything else, by name.
+    /// Other figures, by name.
     pub more: BTreeMap<String, f64>,
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// The limits of the device, where they matter.
+/// Measures the limits of the device, for workloads to which they matter.
 fn raw_reads(turn: &Turn<'_>) -> Result<Option<RawReads>> {
     let matters = turn.workload.data.exceeds_memory && matches!(turn.workload.job, Job::Get(_) | Job::GetMany(_));
     if !matters {
@@ -138,7 +138,7 @@ fn raw_reads(turn: &Turn<'_>) -> Result<Option<RawReads>> {
     Ok(raw::reads(turn.folder, duration)?)
 }
 
-/// Work that is repeated: as fast as it goes, then at a rate that is held.
+/// Measures work that repeats: as fast as possible, then at a fixed rate.
 fn repeated(turn: &Turn<'_>) -> Result<Figures> {
     let workload = turn.workload;
     if workload.data.exceeds_memory {
@@ -182,7 +182,7 @@ fn fill_caches(engine: &dyn Engine, workload: &Workload) -> Result<()> {
     Ok(())
 }
 
-/// One scan of everything, with its values verified.
+/// Measures one scan of all rows, and verifies their values.
 fn full_scan(turn: &Turn<'_>) -> Result<Figures> {
     let data = turn.workload.data;
     raw::heat(turn.folder)?;
@@ -192,7 +192,7 @@ fn full_scan(turn: &Turn<'_>) -> Result<Figures> {
     let meter = Meter::start(turn.folder);
     let begun = std::time::Instant::now();
     let mut rows = 0;
-    // Stretches, so that a scan that takes too long can be ended.
+    // Scan in parts, so that a scan that takes too long can stop.
     let stretch = (data.rows / 10).max(1);
     while rows < data.rows && begun.elapsed() < SCAN_LIMIT {
         let mut wrong = None;

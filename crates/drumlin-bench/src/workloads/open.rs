@@ -8,12 +8,12 @@ use crate::engine::{Result, Row};
 use crate::measure::{Meter, histogram, record};
 use crate::rows::{Chooser, SEED, fill, key, version};
 
-/// Rows that are updated before the kill: about 30 MB of log.
+/// The number of rows that are updated before the kill: about 30 MB of log.
 const CRASH_UPDATES: u64 = 250_000;
-/// Rows in a commit of them.
+/// The number of rows in a commit of these updates.
 const CRASH_BATCH_ROWS: usize = 10;
 
-/// Opens the database and gets one row.
+/// Measures opening the database and getting one row.
 pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     let data = turn.workload.data;
     let meter = Meter::start(turn.folder);
@@ -39,7 +39,7 @@ pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Updates rows, makes them durable, and dies without closing.
+/// Updates rows, makes them durable, and kills the process without closing.
 pub(crate) fn crash(turn: &Turn<'_>) -> Result<()> {
     let data = turn.workload.data;
     let engine = turn.open()?;

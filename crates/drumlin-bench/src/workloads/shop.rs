@@ -1,4 +1,4 @@
-//! Agents that serve shoppers, and the comparison of what they find and leave with what is right.
+//! Agents that serve shoppers, and the comparison of their answers and of the final contents with the model.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -15,7 +15,7 @@ use crate::engine::Result;
 use crate::measure::{Latencies, Meter, histogram, record};
 use crate::shops;
 
-/// Serves shoppers until the time is over, then compares all that the shop holds with the model.
+/// Serves shoppers until the time is over, then compares the contents of the shop with the model.
 pub(super) fn measure(turn: &Turn<'_>, size: Size, traffic: Traffic) -> Result<Figures> {
     let data = InitialData::new(size);
     let agents = turn.workload.threads;
@@ -37,22 +37,22 @@ pub(super) fn measure(turn: &Turn<'_>, size: Size, traffic: Traffic) -> Result<F
     Ok(figures)
 }
 
-/// The agents, and the ratings that their reviews come to.
+/// The agents, and the tallies of their reviews.
 struct Floor<'d> {
     shoppers: Shoppers<'d>,
-    /// By product.
+    /// Tallies by product.
     tallies: Vec<Tally>,
     agents: Vec<Mutex<Own>>,
 }
 
-/// The part of an agent that outlasts its thread.
+/// The part of an agent that outlives its thread.
 struct Own {
-    /// The shopper who is served, and all before.
+    /// The current shopper; all with smaller numbers have been served.
     shopper: u64,
     operations: Vec<Operation>,
-    /// The operations of this shopper that are done.
+    /// The number of this shopper's operations that are done.
     done: usize,
-    /// By customer and product: those of the agent's customers.
+    /// Ratings by customer and product, for the agent's customers.
     ratings: BTreeMap<(u32, u32), u8>,
     latencies: BTreeMap<Kind, Histogram<u64>>,
 }
@@ -93,8 +93,8 @@ impl<'d> Floor<'d> {
         all.iter().map(|(kind, latencies)| (kind.name().to_owned(), Latencies::of(latencies))).collect()
     }
 
-    /// The model after all that the agents have done. Agents share no cart, order or review, so their order is no
-    /// matter.
+    /// Returns the model after everything that the agents have done. Agents share no cart, order or review, so their
+    /// order does not matter.
     fn model(&self) -> Model<'d> {
         let mut model = Model::new(self.shoppers.data);
         for agent in 0..self.agents.len() {
@@ -109,7 +109,7 @@ impl<'d> Floor<'d> {
     }
 }
 
-/// An agent on its thread.
+/// An agent, on its thread.
 struct Agent<'f, 'd> {
     floor: &'f Floor<'d>,
     session: Box<dyn Session + 'f>,
@@ -155,7 +155,7 @@ impl Actor for Agent<'_, '_> {
     }
 }
 
-/// An operation's answer, and its time.
+/// Performs an operation. Returns its answer and the time that it took.
 fn timed(
     session: &mut dyn Session,
     operation: &Operation,
