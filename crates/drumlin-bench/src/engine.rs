@@ -15,7 +15,7 @@ pub type Key = [u8; 8];
 /// A row to be written.
 pub type Row = (Key, Vec<u8>);
 
-/// What a commit that has returned guarantees.
+/// The guarantee of a commit that has returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Durability {
     /// It survives a power cut, as far as the engine keeps its word.

@@ -76,7 +76,7 @@ impl Latencies {
     }
 }
 
-/// What some work has cost.
+/// The costs of some work.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Costs {
     /// Processor time of the process, all threads together.

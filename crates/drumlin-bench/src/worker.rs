@@ -52,7 +52,7 @@ pub(crate) struct Task {
     pub(crate) answer: PathBuf,
 }
 
-/// How a process ended.
+/// The end of a process, with its answer.
 #[derive(Debug)]
 pub(crate) struct Ending {
     /// Its answer, or the reason why there is none.

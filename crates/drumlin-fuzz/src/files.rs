@@ -38,7 +38,7 @@ fn config(backend: &Arc<dyn Backend>, life: Life) -> Config {
         .backend(Arc::clone(backend))
 }
 
-/// What happened to a database before it was damaged.
+/// The life of a database before it was damaged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
     Closed,
@@ -195,7 +195,7 @@ fn disk_of(files: &Files) -> Arc<dyn Backend> {
     backend
 }
 
-/// What a script damaged.
+/// The damage that a script did.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Damage {
     /// A checksum was recomputed.

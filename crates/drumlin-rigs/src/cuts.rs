@@ -70,7 +70,7 @@ pub fn replay(path: &Path, one: Option<Cut>, states: usize, seed: u64) -> Result
     Ok(())
 }
 
-/// What happens to the drive's cache.
+/// The fate of the drive's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Model {
     Kept,

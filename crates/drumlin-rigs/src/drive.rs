@@ -143,7 +143,7 @@ impl Drive {
     }
 }
 
-/// What a cut does to the uncertain writes.
+/// The effect of a cut on the uncertain writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loss {

@@ -20,7 +20,7 @@ use crate::writers;
 
 pub const DISK: u64 = 2;
 const TOLD: u64 = 3;
-/// How long the kernel may cache attributes; only the rig changes them.
+/// The time for which the kernel may cache attributes; only the rig changes them.
 pub const TTL: Duration = Duration::from_secs(3600);
 
 /// A drive that is shared with the server of its file system.

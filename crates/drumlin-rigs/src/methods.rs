@@ -23,7 +23,7 @@ pub struct Methods {
     pub states: usize,
     /// The number of traces of each method.
     pub rounds: u64,
-    /// Whether to write the table into docs/durability.md.
+    /// Also writes the table into docs/durability.md.
     pub updates_docs: bool,
 }
 

@@ -35,7 +35,7 @@ const PROGRAMS: [(&str, &str); 5] = [
 /// The guest's kernel, from Debian's archive: small, with all three file systems as modules or built in.
 const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "xfs", "btrfs"];
-/// How long to wait without progress; emulation on a busy machine is slow.
+/// The longest wait without progress; emulation on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The guest's kernel and initial file system.

@@ -38,7 +38,7 @@ pub fn folder_of(process: u32) -> PathBuf {
     std::env::temp_dir().join(format!("drumlin-face-{process}"))
 }
 
-/// Where a database is stored.
+/// The storage of a database.
 pub(super) enum Place {
     Memory(Arc<dyn Backend>),
     Disk(Folder),

@@ -8,7 +8,7 @@ use futures_io::AsyncRead;
 
 use super::answers::ON_PURPOSE;
 
-/// How a reader ends.
+/// The way in which a reader ends.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum End {
     Whole,

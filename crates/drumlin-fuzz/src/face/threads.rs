@@ -16,7 +16,7 @@ const COUNTER_COUNT_MAX: usize = 5;
 const SUM: usize = COUNTER_COUNT_MAX;
 const ROUNDS: usize = 6;
 
-/// What happens to the database while threads work.
+/// The fate of the database while threads use it.
 #[derive(Clone, Copy, PartialEq)]
 enum Meanwhile {
     Stays,

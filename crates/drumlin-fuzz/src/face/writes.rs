@@ -18,7 +18,7 @@ pub(super) struct Write {
     pub(super) value: Vec<u8>,
     pub(super) durability: Durability,
     pub(super) fate: Fate,
-    /// How the source of the value ends.
+    /// The way in which the source of the value ends.
     pub(super) end: End,
     /// The row before the write.
     pub(super) before: Option<Vec<u8>>,

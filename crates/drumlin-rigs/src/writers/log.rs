@@ -20,7 +20,7 @@ const FILE_BYTES: u64 = RECORDS * DIRECT_RECORD_BYTES as u64;
 const RECORD_BYTES: usize = 1024;
 const DIRECT_RECORD_BYTES: usize = 4096;
 
-/// How the file gets its length.
+/// The way in which the file gets its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Growth {
     /// It grows with every record.

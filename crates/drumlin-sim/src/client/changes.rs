@@ -23,7 +23,7 @@ enum Kind {
     CompareAndSwap,
 }
 
-/// What the call returned about the row as it was.
+/// The old row, as the call returned it.
 enum Told {
     Value(Option<Value>),
     IsThere(bool),

@@ -1,4 +1,4 @@
-//! Aggregates of ranges: exact at every snapshot, whatever happens to the tree meanwhile, and cheap when asked again.
+//! Aggregates of ranges: exact at every snapshot, whatever happens to the tree, and cheap when asked again.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,13 +19,13 @@ type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 const NUMBER: Field<u32> = Field::big_endian(0);
 const FLOAT: Field<f64> = Field::of("a float", |_, value| Some(f64::from(*value.first()?) * 0.1));
 
-/// A fingerprint of the rows of a range, which tells of each row that is missing, is there twice or is in another
-/// place: the composition of a linear function for each row.
+/// A fingerprint of the rows of a range: the composition of one linear function for each row. It reveals every row that
+/// is missing, repeated or out of place.
 #[derive(Default)]
 struct Fingerprint {
-    /// The rows that were read for it.
+    /// The number of rows read.
     row_count: AtomicU64,
-    /// Of several, which have states of their own.
+    /// Distinguishes fingerprints that must not share states.
     name: &'static str,
 }
 
@@ -79,7 +79,8 @@ fn key(number: u64) -> Vec<u8> {
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes().to_vec()
 }
 
-/// Values begin with a number; some are too short for one, and some lie outside of their leaf.
+/// Returns a value that begins with a number. Some values are too short for one, and some are stored outside of their
+/// leaf.
 fn value(random: &mut Random) -> Vec<u8> {
     let length = match random.below(50) {
         0 => random.below(4),
@@ -110,7 +111,7 @@ fn random_bounds(random: &mut Random, key_max: u64) -> Bounds {
     (bound(), bound())
 }
 
-/// All aggregates of one range, by either way of waiting.
+/// Compares all aggregates of one random range with the model, by blocking and asynchronous calls.
 fn check(reader: &Reader, k: &Keyspace, model: &Model, random: &mut Random, key_max: u64) {
     let bounds = random_bounds(random, key_max);
     let rows: Vec<(&Vec<u8>, &Vec<u8>)> = model.iter().filter(|(key, _)| bounds.contains(*key)).collect();
@@ -128,7 +129,7 @@ fn check(reader: &Reader, k: &Keyspace, model: &Model, random: &mut Random, key_
     assert_eq!(reader.aggregate(k, &Max::of(FLOAT), bounds).unwrap(), greatest);
 }
 
-/// Aggregates are those of a model after inserts, removals and replacements, at snapshots of different ages, and in
+/// Aggregates match a model after inserts, removals and replacements, at snapshots of different ages, and in
 /// transactions with changes of their own.
 #[test]
 fn aggregates_are_those_of_a_model() {
@@ -180,8 +181,8 @@ fn aggregates_are_those_of_a_model() {
     }
 }
 
-/// The second aggregate of a range reads the rows at its two ends; after some changes it reads their leaves too, and
-/// once more the ends alone.
+/// The second aggregate of a range reads rows only at its two ends. After some changes it also reads the changed
+/// leaves, once; then only the ends again.
 #[test]
 fn states_are_kept() {
     let (_db, k) = opened();
@@ -200,7 +201,7 @@ fn states_are_kept() {
     assert!(again <= 2 * leaf_rows_max, "{again} rows were read again");
     let between = read(vec![0x30]..vec![0x90]);
     assert!(between <= 2 * leaf_rows_max, "{between} rows were read for a range within");
-    // A value that is replaced by the same one changes nothing but what is kept.
+    // Writing the same values again changes no answer but invalidates the states of their leaves.
     for (key, value) in model.range(vec![0x20]..vec![0xD0]).step_by(200) {
         k.insert(key, value).unwrap();
     }
@@ -210,7 +211,7 @@ fn states_are_kept() {
     assert!(settled <= 2 * leaf_rows_max, "{settled} rows were read once the changes were folded");
 }
 
-/// Threads change rows while others reduce ranges at snapshots: every answer is the fold of the same snapshot.
+/// While threads change rows, every aggregate at a snapshot equals the fold of the same snapshot's rows.
 #[test]
 fn aggregates_are_exact_beside_writers() {
     const KEY_MAX: u64 = 12_000;
@@ -228,7 +229,7 @@ fn aggregates_are_exact_beside_writers() {
             let rows: Result<Vec<_>, _> = snapshot.range(&k, bounds.clone()).collect();
             let (reduced, rows) = match (reduced, rows) {
                 (Ok(reduced), Ok(rows)) => (reduced, rows),
-                // The writers have left too many versions for one that was kept.
+                // The writers have left too many versions for a snapshot that was kept.
                 (Err(Error::SnapshotTooOld { .. }), _) | (_, Err(Error::SnapshotTooOld { .. })) => continue,
                 (Err(error), _) | (_, Err(error)) => panic!("{error}"),
             };
@@ -265,8 +266,8 @@ fn aggregates_are_exact_beside_writers() {
     });
 }
 
-/// Aggregates go through removals that merge all leaves, a cleared keyspace, a bulk load into it, and a keyspace of the
-/// same name.
+/// Aggregates stay right through removals that merge all leaves, a cleared keyspace, a bulk load into it, and its
+/// replacement by a keyspace of the same name.
 #[test]
 fn aggregates_survive_all_that_happens_to_a_keyspace() {
     let (db, k) = opened();
@@ -302,7 +303,7 @@ fn aggregates_survive_all_that_happens_to_a_keyspace() {
     assert_eq!(db.keyspace("k").unwrap().aggregate(&sum, ..).unwrap(), 0);
 }
 
-/// A snapshot from before a bulk load sees nothing of it, though the leaves of the load tell no commit.
+/// A snapshot from before a bulk load does not see the load, although leaves of a load carry no commit timestamp.
 #[test]
 fn aggregates_before_a_load_do_not_see_it() {
     let (db, k) = opened();
@@ -317,7 +318,7 @@ fn aggregates_before_a_load_do_not_see_it() {
     }
 }
 
-/// In little memory no state may be kept, or only those of inner nodes, and every answer is right all the same.
+/// In little memory few states or none are kept, but every answer is right.
 #[test]
 fn aggregates_in_little_memory_are_right() {
     for memory in [8 << 20, 12 << 20, 24 << 20] {
@@ -338,7 +339,7 @@ fn aggregates_in_little_memory_are_right() {
     }
 }
 
-/// The sum of all bytes among the first ones of each value, and the longest value that was shown.
+/// Sums the first bytes of each value, and records the longest value that it was shown.
 struct FirstBytes {
     prefix_bytes: usize,
     longest: AtomicU64,
@@ -381,8 +382,8 @@ impl Reducer for FirstBytes {
     }
 }
 
-/// Of values of all lengths a reducer is shown the bytes that it looks at and no others: of those in leaves, in one
-/// extent and in several, committed and put by the transaction that asks.
+/// A reducer is shown only the bytes that it looks at, for values of all lengths: stored in leaves, in one extent or in
+/// several, committed or put by the asking transaction.
 #[test]
 fn reducers_are_shown_the_bytes_that_they_look_at() {
     const LENGTHS: [usize; 9] = [0, 7, 300, 5_000, 65_000, 66_000, 262_100, 262_200, 700_000];
@@ -415,8 +416,8 @@ fn reducers_are_shown_the_bytes_that_they_look_at() {
     }
 }
 
-/// The states of 3,300 leaves, of two reducers, fit into the least memory: each range again reads the rows at its two
-/// ends alone, and the figures tell the memory of states.
+/// The states of two reducers over 3,300 leaves fit into the smallest budget. Asked again, each range reads only the
+/// rows at its two ends, and the statistics include the memory of states.
 #[test]
 fn reducers_share_the_least_memory() {
     let db = Config::in_memory().memory(8 << 20).page_bytes(1024).open("").unwrap();
@@ -456,7 +457,7 @@ fn reducers_share_the_least_memory() {
     }
 }
 
-/// A serializable transaction that has reduced a range is in conflict with one that changes a row of it.
+/// A serializable transaction that has aggregated a range conflicts with a commit that changes a row of it.
 #[test]
 fn an_aggregate_is_a_read_of_its_range() {
     let (db, k) = opened();
@@ -485,7 +486,7 @@ enum Fault {
     Output,
 }
 
-/// Counts rows in eight bits, and fails.
+/// Counts rows in eight bits, and fails in one of its functions.
 struct Faulty(Fault);
 
 impl Reducer for Faulty {
@@ -524,8 +525,8 @@ impl Reducer for Faulty {
     }
 }
 
-/// A reducer that fails or panics, in whatever function, ends the call with an error that names it; the database goes
-/// on, and other aggregates of it are right.
+/// A reducer that fails or panics, in any of its functions, ends the call with an error that names it. The database
+/// keeps working, and its other aggregates stay right.
 #[test]
 fn reducers_that_fail_harm_nothing() {
     use Fault::{CombinePanics, Decode, Encode, Identity, Name, Output, Overflow, Row, RowPanics};
@@ -545,7 +546,7 @@ fn reducers_that_fail_harm_nothing() {
     }
 }
 
-/// An exact sum of floats is the same however the tree lies: loaded in bulk, in order, or at random.
+/// An exact sum of floats does not depend on the shape of the tree: loaded in bulk, inserted in order, or at random.
 #[test]
 fn sums_of_floats_do_not_depend_on_the_tree() {
     let (db, _) = opened();
@@ -572,7 +573,7 @@ fn sums_of_floats_do_not_depend_on_the_tree() {
     }
 }
 
-/// A reducer with a name of so many bytes.
+/// A reducer whose name has this many bytes.
 struct Named(usize);
 
 impl Reducer for Named {
@@ -596,7 +597,7 @@ impl Reducer for Named {
     fn output(&self, (): ()) {}
 }
 
-/// The name of a reducer has a limit, and the error says so without repeating all of the name.
+/// A reducer's name may have a limited length, and the error for a longer one quotes only its beginning.
 #[test]
 fn the_name_of_a_reducer_has_a_limit() {
     let (_db, k) = opened();

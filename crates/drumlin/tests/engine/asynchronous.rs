@@ -1,5 +1,5 @@
-//! The asynchronous face: the same answers on every executor, no thread for a waiting task, and no harm from a future
-//! that is dropped at any of its awaits.
+//! The asynchronous API gives the same answers on every executor, occupies no thread while a task waits, and is
+//! unharmed by a future that is dropped at any await.
 
 use crate::support;
 
@@ -29,12 +29,12 @@ impl Wake for Unpark {
     }
 }
 
-/// The simplest executor there is.
+/// A minimal executor: polls a future until it is ready, and parks in between.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     poll_at_most(future, usize::MAX).expect("polled until it is ready")
 }
 
-/// Polls a future, parking in between, at most `limit` times; then drops it.
+/// Polls a future at most `limit` times, parking in between, then drops it.
 fn poll_at_most<T>(future: impl Future<Output = T>, limit: usize) -> Option<T> {
     let mut future = pin!(future);
     let unpark = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
@@ -55,7 +55,7 @@ fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()
 }
 
-/// Rows many times the budget, on disk and out of memory.
+/// Returns a database with many more rows than fit its budget, most of them not in memory.
 fn filled(config: &Config, folder: &Folder, rows: u64) -> (Database, Keyspace) {
     let db = config.open(folder.path()).unwrap();
     let keyspace = db.keyspace("rows").unwrap();
@@ -75,7 +75,7 @@ fn filled(config: &Config, folder: &Folder, rows: u64) -> (Database, Keyspace) {
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Every call once, and what it must answer.
+/// Makes every call once and checks its answer.
 async fn everything(config: Config, folder: &Folder) {
     let db = config.open_async(folder.path()).await.unwrap();
     let keyspace = db.keyspace_async("rows").await.unwrap();
@@ -95,7 +95,7 @@ async fn everything(config: Config, folder: &Folder) {
     db.close_async().await.unwrap();
 }
 
-/// Inserts, removals and a checkpoint; returns the rows that are there then.
+/// Makes inserts, removals and a checkpoint. Returns the resulting rows.
 async fn rows_are_written(db: &Database, keyspace: &Keyspace) -> Model {
     let mut model = Model::new();
     for number in 0..300u64 {
@@ -146,7 +146,7 @@ async fn a_scan_reads_from_both_ends(keyspace: &Keyspace, model: &Model) {
     assert!(front.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).eq(model.clone()));
 }
 
-/// Values are written from readers, and read in order and from a position. Returns the larger one, of row `film`.
+/// Writes values from readers, and reads them in order and from a position. Returns the larger one, of row `film`.
 async fn a_value_is_a_stream(keyspace: &Keyspace) -> Vec<u8> {
     let film = Random(9).bytes(1_000_000);
     assert_eq!(keyspace.insert_from_async(b"film", &film[..]).await.unwrap(), 1_000_000);
@@ -163,8 +163,9 @@ async fn a_value_is_a_stream(keyspace: &Keyspace) -> Vec<u8> {
     film
 }
 
-/// A transaction sees its own writes, others see them once it has committed, and an older snapshot never; a savepoint
-/// undoes those after it. Returns the snapshot. The keyspace has the rows of `model`, `film` and `short`.
+/// A transaction sees its own writes, others see them once it has committed, and an older snapshot never does. Rolling
+/// back to a savepoint undoes later writes. Returns the snapshot. The keyspace must have the rows of `model`, `film`
+/// and `short`.
 async fn a_transaction_sees_its_own_writes_alone(
     db: &Database,
     keyspace: &Keyspace,
@@ -192,7 +193,8 @@ async fn a_transaction_sees_its_own_writes_alone(
     before
 }
 
-/// A row that another transaction has locked is waited for up to the time limit; one that it has changed is a conflict.
+/// A write waits up to the time limit for a row that another transaction has locked, and conflicts once that has
+/// changed the row.
 async fn a_changed_row_is_a_conflict(db: &Database, keyspace: &Keyspace) {
     let mut first = db.begin().unwrap();
     first.insert_async(keyspace, b"row", b"first").await.unwrap();
@@ -207,7 +209,7 @@ async fn a_changed_row_is_a_conflict(db: &Database, keyspace: &Keyspace) {
     assert!(waited.unwrap_err().is_conflict());
 }
 
-/// `transact_async` runs its body again, on the row as it has become.
+/// `transact_async` retries its body, which then sees the changed row.
 async fn a_conflict_runs_the_body_again(db: &Database, keyspace: &Keyspace) {
     let mut attempts = 0;
     let answer = db.transact_async(|tx| {
@@ -227,7 +229,7 @@ async fn a_conflict_runs_the_body_again(db: &Database, keyspace: &Keyspace) {
     assert_eq!((&answer[..], attempts), (&b"third"[..], 2));
 }
 
-/// The whole face on a hand-made executor, tokio with one and with many threads, and smol; on both I/O backends.
+/// The whole API works on a handwritten executor, tokio with one and with many threads, and smol, on both I/O backends.
 #[test]
 fn every_call_works_on_every_executor() {
     for backend in BACKENDS {
@@ -237,12 +239,13 @@ fn every_call_works_on_every_executor() {
         let single = tokio::runtime::Builder::new_current_thread().build().unwrap();
         single.block_on(everything(config.clone(), &Folder::new()));
         let many = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-        // Spawned: the futures can be sent between threads.
+        // Spawning shows that the futures are `Send`.
         many.block_on(many.spawn(async move { everything(config, &Folder::new()).await })).unwrap();
     }
 }
 
-/// Hundreds of tasks that wait for pages, rows and the log need no thread each. The portable backend reads by threads.
+/// Hundreds of tasks that wait for pages, rows and the log need no thread each. The portable backend reads with
+/// threads, so this holds for io_uring.
 #[cfg(not(drumlin_portable))]
 #[test]
 fn waiting_tasks_cost_no_threads() {
@@ -284,13 +287,13 @@ fn waiting_tasks_cost_no_threads() {
             drop(holder);
         };
         block_on(join(join_all(tasks), watch));
-        // Pages, rare work, the timer.
+        // Threads for pages, for rare work, and for the timer.
         assert!(most < before + 200, "{before} threads became {most}");
         assert_eq!(keyspace.count(key(1_000_000).to_vec()..).unwrap(), TASKS + 1);
     });
 }
 
-/// Commits without a waiter collect garbage and begin checkpoints like those that are waited for.
+/// Commits whose futures are dropped also trigger the collection of old versions and checkpoints.
 #[test]
 fn commits_that_nobody_waits_for_are_looked_after() {
     let folder = Folder::new();
@@ -311,8 +314,8 @@ fn commits_that_nobody_waits_for_are_looked_after() {
     }
 }
 
-/// A commit whose future is dropped after any number of polls is there whole or not at all, holds no lock, and leaves a
-/// database that goes on.
+/// A commit whose future is dropped after any number of polls is there as a whole or not at all, holds no lock, and
+/// leaves a working database.
 #[test]
 fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
     const ROWS: u64 = 40_000;
@@ -324,7 +327,7 @@ fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
     let mut finished = 0;
     for round in 0..400u64 {
         let polls = if round % 4 == 0 { usize::MAX } else { 1 + (round % 13) as usize };
-        // In leaves that are mostly on disk.
+        // In leaves most of which are on disk.
         let numbers: Vec<u64> = (0..12).map(|part| (round * 7919 + part * 3301) % ROWS).collect();
         let value = format!("round {round}").into_bytes();
         let committed = poll_at_most(
@@ -340,7 +343,7 @@ fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
             },
             polls,
         );
-        // Every row can be locked and read at once: nothing is held.
+        // Every row can be locked and read at once, so nothing holds it.
         let changed: Vec<bool> = numbers
             .iter()
             .map(|number| {
@@ -366,7 +369,7 @@ fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
         "{aborted} aborted, {completed} completed by themselves, {finished} finished"
     );
     assert!(db.check().unwrap().corruption.is_empty());
-    // Nothing of what was given up stays in the data file's books.
+    // Aborted writes leave nothing allocated in the data file.
     db.checkpoint().unwrap();
     drop(keyspace);
     db.close().unwrap();
@@ -374,7 +377,7 @@ fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// The same for single writes, reads, scans and waits for rows.
+/// Single writes, reads, scans and waits for rows whose futures are dropped at any await do no harm.
 #[test]
 fn any_call_dropped_at_any_await_does_no_harm() {
     let folder = Folder::new();
@@ -396,7 +399,7 @@ fn any_call_dropped_at_any_await_does_no_harm() {
                 let found = poll_at_most(keyspace.get_async(key(number)), polls);
                 assert!(found.is_none_or(|found| found.unwrap().unwrap() == Random(number).bytes(200)));
                 let mut range = keyspace.range(key(number).to_vec()..);
-                // Dropped between any two rows, a scan skips none.
+                // A scan whose futures are dropped between any two rows skips none.
                 for expected in number..(number + 40).min(6000) {
                     let row = loop {
                         if let Some(row) = poll_at_most(range.next_async(), 1) {
@@ -419,7 +422,7 @@ fn any_call_dropped_at_any_await_does_no_harm() {
                     let waker = std::task::Waker::noop();
                     assert!(waiting.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
                     if polls > 10 {
-                        // Handed over to one that is dropped before it hears of it.
+                        // The lock is handed over to a future that is dropped before it notices.
                         drop(std::mem::replace(&mut holder, db.begin().unwrap()));
                     }
                 }
@@ -434,7 +437,7 @@ fn any_call_dropped_at_any_await_does_no_harm() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// The answer of a future, if it comes within a time that is more than enough.
+/// Returns the result of a future, or `None` if it takes unreasonably long.
 fn within_reason<T>(future: impl Future<Output = T>) -> Option<T> {
     let limit = async {
         smol::Timer::after(Duration::from_secs(20)).await;
@@ -443,8 +446,8 @@ fn within_reason<T>(future: impl Future<Output = T>) -> Option<T> {
     smol::block_on(smol::future::or(async { Some(future.await) }, limit))
 }
 
-/// Commits that wait for space in the log, which another holds while it waits for a page, leave the database's threads
-/// to those who need them.
+/// One commit holds space in the log while it waits for a page. Commits that wait for that space occupy no thread of
+/// the database, so others still get them.
 #[test]
 fn tasks_that_wait_for_the_log_occupy_no_thread() {
     let folder = Folder::new();
@@ -455,7 +458,7 @@ fn tasks_that_wait_for_the_log_occupy_no_thread() {
     let large = Random(5).bytes(300_000);
     warm.insert(b"large", &large).unwrap();
     warm.get(b"large").unwrap();
-    // Together more than the log's buffer holds.
+    // Together these commits exceed the log's buffer.
     let commit = |keyspace: &Keyspace, prefix: u64| {
         let options = TxOptions { isolation: Isolation::ReadCommitted, ..TxOptions::default() };
         let mut tx = db.begin_with(options).unwrap();
@@ -486,8 +489,8 @@ fn tasks_that_wait_for_the_log_occupy_no_thread() {
     assert_eq!(warm.count(..).unwrap(), 1 + 2 * 360);
 }
 
-/// Large commits of several tasks in little memory: those that wait for space in the log do not keep the one that has
-/// it from getting frames, nor do keyspaces that are being made.
+/// Large commits of several tasks in little memory all end. Neither those that wait for space in the log nor keyspaces
+/// being created keep the commit that has the space from getting frames.
 #[test]
 fn large_commits_of_tasks_in_little_memory_all_end() {
     let (send, receive) = std::sync::mpsc::channel();
@@ -503,7 +506,7 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
                         for _ in 0..40 {
                             let new: Vec<_> = (0..140).map(|_| (key(random.next()), random.bytes(950))).collect();
                             let new = Arc::new(new);
-                            // Again where all of them together keep too much.
+                            // Retried if all tasks together keep too much.
                             db.transact_async(|tx| {
                                 let (rows, new) = (rows.clone(), Arc::clone(&new));
                                 Box::pin(async move {
@@ -528,13 +531,13 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
         assert_eq!(rows.count(..).unwrap(), 6 * 40 * 140);
         send.send(()).unwrap();
     };
-    // Left behind where it does not end.
+    // The thread is left running if it does not end.
     std::thread::spawn(commits);
     receive.recv_timeout(Duration::from_secs(60)).expect("tasks wait for each other for ever");
 }
 
-/// A queue that fails to wait, with reads that have finished and others in flight, fails no task for ever, and later
-/// reads have another.
+/// If a queue fails to wait while some reads have finished and others are in flight, every task still gets an answer,
+/// and later reads use another queue.
 #[test]
 fn a_queue_that_fails_leaves_no_task_waiting() {
     const ENOMEM: i32 = 12;
@@ -556,7 +559,7 @@ impl Wake for Panics {
     }
 }
 
-/// A waker that panics ends the thread that reads for tasks, and leaves no task waiting for it.
+/// A waker that panics ends the thread that reads for tasks, but no task waits for that thread for ever.
 #[test]
 fn a_waker_that_panics_leaves_no_task_waiting() {
     let folder = Folder::new();

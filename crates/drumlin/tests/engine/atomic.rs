@@ -1,5 +1,5 @@
-//! Calls that change a row according to its newest value, remove many rows, or commit a batch: alone, among other
-//! writers, and where they end early.
+//! Calls that change a row depending on its newest value, remove many rows, or commit a batch: alone, among other
+//! writers, and ended early.
 
 use crate::support;
 
@@ -34,7 +34,7 @@ fn vec(value: Option<Value>) -> Option<Vec<u8>> {
     value.map(Value::into_vec)
 }
 
-/// Each call, in both forms and with values of all sizes, answers as a map does.
+/// Each call, blocking and asynchronous, with values of all sizes, answers as an ordered map does.
 #[test]
 fn every_call_answers_as_a_map_does() {
     let (_db, k) = opened();
@@ -118,8 +118,8 @@ fn every_call_answers_as_a_map_does() {
     assert!(k.iter().map(Result::unwrap).map(|(key, value)| (key.into_vec(), value.into_vec())).eq(model));
 }
 
-/// Of calls from several threads for the same rows none is lost and none counts twice, and no thread is told to try
-/// again.
+/// If several threads make such calls on the same rows, each call takes effect exactly once, and no caller has to
+/// retry.
 #[test]
 fn calls_for_one_row_take_effect_one_after_the_other() {
     let (db, k) = opened();
@@ -143,7 +143,7 @@ fn calls_for_one_row_take_effect_one_after_the_other() {
                     }
                     let is_mine = k.insert_if_absent(format!("first {round}"), format!("{thread}")).unwrap();
                     won.fetch_add(u64::from(is_mine), Ordering::Relaxed);
-                    // A transaction in the midst of them.
+                    // Some transactions in between.
                     db.transact(|tx| {
                         let old = tx.get_for_update(k, "updates")?;
                         tx.insert(k, "updates", add_one(old.as_deref()).unwrap())
@@ -160,8 +160,8 @@ fn calls_for_one_row_take_effect_one_after_the_other() {
     assert_eq!(won.load(Ordering::Relaxed), rounds);
 }
 
-/// Rows that are popped from both ends and taken by several threads while others insert: each row goes to one of them,
-/// and none is lost.
+/// While several threads insert rows and several pop them from both ends or take them, each row goes to exactly one
+/// thread.
 #[test]
 fn every_row_is_popped_once() {
     let (_db, k) = opened();
@@ -211,13 +211,13 @@ fn every_row_is_popped_once() {
     assert!(k.is_empty().unwrap());
 }
 
-/// The keys of rows that were popped; of a pop that found none, nothing.
+/// Returns the key of a popped row, or `None` if there was none.
 fn key_of(popped: drumlin::Result<Option<(Value, Value)>>) -> Option<Vec<u8>> {
     popped.unwrap().map(|(key, _)| key.into_vec())
 }
 
-/// Pops pass over rows that others have locked, however many, and pop them once they are free: from the front of any
-/// range, so that the oldest goes first. Where all are locked, a pop of a range has none, and the others wait.
+/// A pop skips rows that others have locked, however many, and takes them once they are free. In any range the oldest
+/// free row goes first. If all rows are locked, a pop of a range returns none, while the other pops wait.
 #[test]
 fn pops_pass_over_rows_that_are_locked() {
     let (db, k) = opened();
@@ -229,7 +229,7 @@ fn pops_pass_over_rows_that_are_locked() {
         }
     };
     insert_all();
-    // More than a copy of a scan holds, in several leaves.
+    // More rows than a scan copies at once, in several leaves.
     let mut holder = db.begin().unwrap();
     (0..500).chain(700..rows).for_each(|number| drop(holder.get_for_update(&k, key(number)).unwrap()));
     assert_eq!(key_of(k.pop_first()), Some(key(500).into()));
@@ -245,7 +245,7 @@ fn pops_pass_over_rows_that_are_locked() {
     assert_eq!(key_of(block_on(k.pop_first_in_async(key(3)..))), Some(key(3).into()));
     assert_eq!(key_of(k.pop_last_in(..)), Some(key(rows - 1).into()));
 
-    // All that are left are locked.
+    // All remaining rows are locked.
     k.clear().unwrap();
     k.insert("a", "1").unwrap();
     k.insert("b", "2").unwrap();
@@ -261,13 +261,13 @@ fn pops_pass_over_rows_that_are_locked() {
     });
 }
 
-/// A pop that finds no memory for the lock of its row waits for it, and does not say that there is no row.
+/// A pop that finds no memory for its row's lock waits for memory instead of reporting that there is no row.
 #[test]
 fn a_pop_waits_for_memory() {
     let (db, k) = opened();
     let other = db.keyspace("other").unwrap();
     k.insert("a", "1").unwrap();
-    // All that transactions may have: first in large pieces, then by the row.
+    // Take all the memory that transactions may have: first in large pieces, then row by row.
     let mut holders = Vec::new();
     for bytes in [2000, 0] {
         let mut is_full = false;
@@ -293,8 +293,8 @@ fn a_pop_waits_for_memory() {
     assert_eq!(popped, Some(b"a".to_vec()));
 }
 
-/// Consumers of a range, beside transactions that hold some of its rows for a while, others that put rows back, and
-/// producers: each row is popped once, and at the end none is left, the oldest included.
+/// Consumers pop from a range while transactions hold some of its rows for a while, others put rows back, and producers
+/// insert. Each row is popped once, and at the end none is left, not even the oldest.
 #[test]
 fn consumers_of_a_range_get_every_row_once() {
     let (db, k) = opened();
@@ -319,7 +319,7 @@ fn consumers_of_a_range_get_every_row_once() {
                         0 | 1 => k.pop_first_in(..),
                         2 => block_on(k.pop_first_in_async(..)),
                         3 => block_on(k.pop_last_in_async(..)),
-                        // Takes a row, and puts it back in half of the cases.
+                        // Takes a row in a transaction, and puts it back in half of the cases.
                         _ => {
                             let isolation = [Isolation::Snapshot, Isolation::ReadCommitted][random.index(2)];
                             let mut tx = db.begin_with(TxOptions { isolation, ..db.tx_options() }).unwrap();
@@ -353,8 +353,8 @@ fn consumers_of_a_range_get_every_row_once() {
     assert!(all.iter().copied().eq(0..u64::from(rows)), "{} rows were popped", all.len());
 }
 
-/// Of transactions that pop from a range at the same time each gets another row, without a wait or a conflict. What
-/// others have locked, or changed since, is passed over; what the transaction has locked itself is not.
+/// Transactions that pop from a range at the same time each get another row, without a wait or a conflict. A pop skips
+/// rows that others have locked or changed since, but not rows that its own transaction has locked.
 #[test]
 fn transactions_pop_rows_that_are_free() {
     let (db, k) = opened();
@@ -370,7 +370,7 @@ fn transactions_pop_rows_that_are_free() {
         assert_eq!(key_of(all[1].pop_last_in(&k, .."e")), Some(b"d".to_vec()));
         all.remove(0).commit().unwrap();
         drop(all.remove(0));
-        // "a" is gone; "b" and "d" are back. Of two transactions that began before, both see "a".
+        // Now "a" is gone, and "b" and "d" are back. The two transactions that began before still see "a".
         k.insert("b", "changed since").unwrap();
         let first = key_of(all[0].pop_first_in(&k, ..));
         let after = if isolation == Isolation::ReadCommitted { b"b" } else { b"c" };
@@ -386,7 +386,7 @@ fn transactions_pop_rows_that_are_free() {
     }
 }
 
-/// A closure that panics leaves the row as it was and free, in both forms.
+/// An update whose closure panics leaves the row unchanged and unlocked, blocking and asynchronous.
 #[test]
 fn an_update_that_panics_releases_its_row() {
     let (_db, k) = opened();
@@ -403,7 +403,7 @@ fn an_update_that_panics_releases_its_row() {
     assert!(began.elapsed() < Duration::from_secs(5), "it waited for the row");
 }
 
-/// Polls a future some times and drops it.
+/// Polls a future this many times, then drops it.
 fn poll_some<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
     let mut future = pin!(future);
     for _ in 0..polls {
@@ -415,7 +415,7 @@ fn poll_some<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
     None
 }
 
-/// Futures that are dropped at any point leave a row as it was or as it should become, and unlocked.
+/// A future that is dropped at any point leaves its row as it was or as it should become, and unlocked.
 #[test]
 fn dropped_futures_do_all_or_nothing() {
     let config = support::small().backend(drumlin::internals::io::in_memory());
@@ -449,7 +449,7 @@ fn dropped_futures_do_all_or_nothing() {
                     }
                 }
                 drop(holder);
-                // Free, and settled.
+                // The row is free; these commits also wait for the dropped one.
                 k.insert("settled", "").unwrap();
                 k.remove("settled").unwrap();
                 let rows: Vec<(Value, Value)> = k.iter().map(Result::unwrap).collect();
@@ -457,7 +457,7 @@ fn dropped_futures_do_all_or_nothing() {
                 let large = vec![7; 100_000];
                 let both: [(&[u8], &[u8]); 2] = [(b"a", b"1"), (b"b", b"2")];
                 let after: Vec<(&[u8], &[u8])> = match call {
-                    // A pop passes over the row that is held.
+                    // A pop skips the row that is held.
                     5 | 7 if is_held => vec![both[0]],
                     0 | 4 | 5 | 7 => vec![both[1]],
                     1 | 3 => vec![(b"a", b"x"), both[1]],
@@ -472,7 +472,7 @@ fn dropped_futures_do_all_or_nothing() {
     assert!(began.elapsed() < Duration::from_secs(60), "a row stayed locked");
 }
 
-/// Removing more rows than a transaction could, of all sizes, leaves none, and others' rows are untouched.
+/// Removing more rows than fit in a transaction, of all sizes, removes them all and leaves other keyspaces untouched.
 #[test]
 fn any_number_of_rows_is_removed() {
     let (db, k) = opened();
@@ -495,7 +495,7 @@ fn any_number_of_rows_is_removed() {
     assert_eq!(k.clear().unwrap(), 30_000 - 356);
     assert_eq!(block_on(k.clear_async()).unwrap(), 0);
     assert!(k.is_empty().unwrap());
-    // Rows of a page each: the old values of a part are more than one transaction may replace.
+    // Each row takes a page, so the old values of one part exceed what one transaction may replace.
     let large = db.keyspace_with("large", drumlin::KeyspaceOptions::new().page_bytes(64 << 10)).unwrap();
     for row in 0..200u32 {
         large.insert(row.to_be_bytes(), vec![7; 15_000]).unwrap();
@@ -506,7 +506,7 @@ fn any_number_of_rows_is_removed() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Writers that insert while a keyspace is cleared lose no row that comes after, and two that clear it count each row
+/// Clearing a keyspace does not lose rows that writers insert afterwards, and two calls that clear it count each row
 /// once.
 #[test]
 fn clearing_beside_others_counts_each_row_once() {
@@ -522,8 +522,8 @@ fn clearing_beside_others_counts_each_row_once() {
     assert!(k.is_empty().unwrap());
 }
 
-/// A batch is committed whole or not at all, sees no conflict in what others have committed since it began, and holds
-/// nothing before its commit.
+/// A batch is committed as a whole or not at all, does not conflict with commits since it began, and locks nothing
+/// before its commit.
 #[test]
 fn a_batch_reads_nothing() {
     let (db, k) = opened();
@@ -536,7 +536,7 @@ fn a_batch_reads_nothing() {
     block_on(batch.insert_from_async(&other, "c", &[7; 300_000][..])).unwrap();
     batch.remove(&k, "missing").unwrap();
     assert_eq!(batch.len(), 4);
-    // An open batch locks nothing, and a change of its row is no conflict.
+    // An open batch locks nothing, and another change of its row is no conflict.
     let options = TxOptions { lock_timeout: Duration::ZERO, ..TxOptions::default() };
     let mut tx = db.begin_with(options).unwrap();
     tx.insert(&k, "a", "transaction").unwrap();
@@ -546,13 +546,13 @@ fn a_batch_reads_nothing() {
     batch.commit_with(Durability::Full).unwrap();
     assert_eq!(k.get("a").unwrap().unwrap(), "batch");
     assert_eq!(other.count(..).unwrap(), 2);
-    // Dropped: nothing.
+    // A dropped batch changes nothing.
     let mut batch = db.batch().unwrap();
     batch.insert(&k, "a", "dropped").unwrap();
     drop(batch);
     assert_eq!(k.get("a").unwrap().unwrap(), "batch");
     db.batch().unwrap().commit().unwrap();
-    // A keyspace of another database is refused, and the batch goes on.
+    // A keyspace of another database is refused, and the batch can continue.
     let (_foreign_db, foreign) = opened();
     let mut batch = db.batch().unwrap();
     batch.insert(&k, "a", "1").unwrap();
@@ -563,7 +563,7 @@ fn a_batch_reads_nothing() {
     assert_eq!(k.get("a").unwrap().unwrap(), "1");
 }
 
-/// A write that a batch has no room for is an error that says so; what was there before is committed.
+/// A write that does not fit into a batch is refused with an error that says so; the earlier writes can be committed.
 #[test]
 fn a_full_batch_can_be_committed() {
     let (db, k) = opened();
@@ -576,7 +576,7 @@ fn a_full_batch_can_be_committed() {
     assert_eq!(k.count(..).unwrap(), u64::from(full));
 }
 
-/// Batches and transactions that lock the same rows in all orders: each batch is committed, whole, and none hangs.
+/// Batches and transactions that lock the same rows in all orders: every batch is committed as a whole, and none hangs.
 #[test]
 fn batches_never_fail_for_a_deadlock() {
     let (db, k) = opened();
@@ -615,7 +615,8 @@ fn batches_never_fail_for_a_deadlock() {
     });
 }
 
-/// The durability of a handle, of the database and of one call: after `sync` all is durable, and `Full` needs none.
+/// The durability of a handle, of the database and of one call: after `sync` everything is durable, and a `Full` commit
+/// needs no sync.
 #[test]
 fn relaxed_commits_are_durable_after_a_sync() {
     let config = support::small().backend(drumlin::internals::io::in_memory());
@@ -645,7 +646,7 @@ fn relaxed_commits_are_durable_after_a_sync() {
     assert_eq!(db.path(), std::path::Path::new("/db"));
 }
 
-/// A database that was closed refuses these calls, and is none the worse for it.
+/// A closed database refuses these calls and stays intact.
 #[test]
 fn a_closed_database_refuses_changes() {
     let config = support::small().backend(drumlin::internals::io::in_memory());
@@ -670,7 +671,7 @@ fn a_closed_database_refuses_changes() {
     assert_eq!(config.open("/db").unwrap().existing_keyspace("k").unwrap().count(..).unwrap(), 1);
 }
 
-/// An async closure borrows what it uses and is run again after a conflict.
+/// An async closure may borrow its environment, and is retried after a conflict.
 #[test]
 fn a_transaction_takes_an_async_closure() {
     let (db, k) = opened();
@@ -696,7 +697,7 @@ fn a_transaction_takes_an_async_closure() {
     });
 }
 
-/// The calls that depend on a row's value work in a transaction on what it sees, and lock the row for it.
+/// Within a transaction, the calls that depend on a row's value work on what the transaction sees, and lock the row.
 #[test]
 fn a_transaction_changes_rows_by_their_values() {
     let (db, k) = opened();
@@ -714,7 +715,7 @@ fn a_transaction_changes_rows_by_their_values() {
         assert_eq!(tx.compare_and_swap(&k, "b", None, Some(b"x")).unwrap(), Err(Some("b".into())));
         assert_eq!(tx.pop_first(&k).unwrap().unwrap().0, "b");
         assert_eq!(block_on(tx.pop_last_async(&k)).unwrap().unwrap(), ("d".into(), "d".into()));
-        // What is popped, or found to be there, stays so until the end.
+        // A row that was popped, or found to exist, stays locked until the end.
         let outside = std::thread::scope(|scope| {
             let write = || {
                 let options = TxOptions { lock_timeout: Duration::ZERO, ..db.tx_options() };
@@ -730,7 +731,7 @@ fn a_transaction_changes_rows_by_their_values() {
     }
 }
 
-/// Of two transactions that pop, the second waits; it has a conflict, or read committed gets the next row.
+/// If two transactions pop, the second waits; then it gets a conflict or, at read committed, the next row.
 #[test]
 fn transactions_pop_different_rows() {
     let (db, k) = opened();

@@ -1,4 +1,4 @@
-//! Bulk loads: all of their rows or none, for readers, writers, power cuts and full disks.
+//! Bulk loads are all or nothing for readers, writers, power cuts and full disks.
 
 use crate::support;
 
@@ -9,7 +9,7 @@ use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, Keyspace
 use smol::block_on;
 use support::{Model, Random, compare, faulty, number, small};
 
-/// Rows with keys of several lengths and prefixes, and values of every kind, the large ones rare.
+/// Returns rows with keys of several lengths and prefixes and values of every kind, few of them large.
 fn some_rows(seed: u64, count: u64) -> Model {
     let mut random = Random(seed);
     let mut rows = Model::new();
@@ -26,7 +26,7 @@ fn some_rows(seed: u64, count: u64) -> Model {
     rows
 }
 
-/// Loads rows into a keyspace; `true` if they were attached.
+/// Loads rows into a keyspace. Returns `true` if they were attached.
 fn load(db: &Database, name: &str, rows: &Model) -> drumlin::Result<bool> {
     let mut load = db.bulk_load(name)?;
     rows.iter().try_for_each(|(key, value)| load.insert(key, value))?;
@@ -35,7 +35,7 @@ fn load(db: &Database, name: &str, rows: &Model) -> drumlin::Result<bool> {
     Ok(report.attached)
 }
 
-/// Loads rows in any order. Each tenth row comes twice, first with another value.
+/// Loads rows in any order. Every tenth row is loaded twice, first with another value.
 fn load_in_any_order(db: &Database, name: &str, rows: &Model, seed: u64) -> drumlin::Result<bool> {
     let mut load = db.bulk_load(name)?;
     insert_in_any_order(rows, seed, |key, value| load.insert(key, value))?;
@@ -69,7 +69,7 @@ fn insert_in_any_order(
     Ok(())
 }
 
-/// The keyspace holds these rows and no others, by scans from both ends too, and the database is sound.
+/// Checks that the keyspace has exactly these rows, also by scans from both ends, and that the database is sound.
 fn assert_holds(db: &Database, keyspace: &Keyspace, rows: &Model) {
     compare(keyspace, rows);
     let unwrapped = |row: drumlin::Result<(drumlin::Value, drumlin::Value)>| {
@@ -82,7 +82,7 @@ fn assert_holds(db: &Database, keyspace: &Keyspace, rows: &Model) {
     assert!(report.corruption.is_empty(), "{report:#?}");
 }
 
-/// Any number of sorted rows, of every kind and at every size of pages, are there at once, after reopening, after a
+/// Any number of sorted rows, of every kind and at every page size, are there at once, after reopening, after a
 /// checkpoint, and with changes on top.
 #[test]
 fn sorted_rows_are_loaded() {
@@ -118,8 +118,8 @@ fn sorted_rows_are_loaded() {
     }
 }
 
-/// Rows in any order, of every kind and at every size of pages: few that are sorted in memory, and many that are sorted
-/// by runs, which with large pages are merged more than once.
+/// Rows in any order, of every kind and at every page size, are loaded: few rows are sorted in memory, many as runs,
+/// which with large pages are merged more than once.
 #[test]
 fn rows_in_any_order_are_loaded() {
     for (seed, count) in (0..).zip([1, 2, 40, 1000, 30_000]) {
@@ -135,7 +135,7 @@ fn rows_in_any_order_are_loaded() {
             }
             assert!(load_in_any_order(&db, "k", &rows, seed).unwrap(), "{count} rows");
             let user_bytes: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
-            // The result lies where the runs were that it was merged from.
+            // The merged result reuses the space of the runs that it was merged from.
             let file_bytes = db.stats().data_file_bytes as usize;
             println!("{count} rows of {user_bytes} bytes in pages of {page_bytes}: {file_bytes} bytes of file");
             assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
@@ -151,8 +151,8 @@ fn rows_in_any_order_are_loaded() {
     }
 }
 
-/// Rows that ascend for long, and then do not: those that were packed already are the first run. They lose against
-/// later ones of the same key, in whatever run these are.
+/// If rows arrive in order for long and then no longer do, the part packed so far becomes the first run. Its rows lose
+/// to later ones of the same key, whatever run those are in.
 #[test]
 fn the_latest_row_counts_among_runs() {
     let (_, config) = faulty();
@@ -179,7 +179,7 @@ fn the_latest_row_counts_among_runs() {
     assert!(live_bytes < large_bytes + (3 << 20), "{live_bytes} bytes live: values that were replaced are kept");
 }
 
-/// Of rows with the same key the last counts, also if its value is large and the one before was.
+/// Of rows with the same key the last one wins, even if both values are large.
 #[test]
 fn the_last_of_equal_keys_counts() {
     let (_, config) = faulty();
@@ -200,7 +200,7 @@ fn the_last_of_equal_keys_counts() {
     assert!(live_bytes < 60_000, "{live_bytes} bytes live: values that were replaced are not given back");
 }
 
-/// Far more rows than memory.
+/// A load may have far more rows than fit in memory.
 #[test]
 fn a_load_is_larger_than_memory() {
     let (_, config) = faulty();
@@ -224,7 +224,7 @@ fn a_load_is_larger_than_memory() {
     assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 400_000);
 }
 
-/// Keys that are too long are refused, and the load goes on without them.
+/// Keys that are too long are refused, and the load continues without them.
 #[test]
 fn what_is_refused_is_not_loaded() {
     let (_, config) = faulty();
@@ -237,7 +237,8 @@ fn what_is_refused_is_not_loaded() {
     assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 2);
 }
 
-/// Values are read from sources of any length; one that fails leaves no row, takes none back, and the load goes on.
+/// Values may come from sources of any length. A source that fails adds no row and removes none, and the load
+/// continues.
 #[test]
 fn values_come_from_sources() {
     for is_sorted in [true, false] {
@@ -263,7 +264,7 @@ fn values_come_from_sources() {
     }
 }
 
-/// A source that fails after so many bytes.
+/// A source that fails after this many bytes.
 struct Failing {
     left: usize,
 }
@@ -280,7 +281,7 @@ impl std::io::Read for Failing {
     }
 }
 
-/// A load that is dropped leaves no row, no page and no byte.
+/// A dropped load leaves no row, no page and no byte.
 #[test]
 fn a_load_that_is_dropped_leaves_nothing() {
     let (_, config) = faulty();
@@ -298,7 +299,7 @@ fn a_load_that_is_dropped_leaves_nothing() {
             insert_in_any_order(&rows, round, |key, value| load.insert(key, value)).unwrap();
         }
         if round % 2 == 0 {
-            // A checkpoint amid it records nothing of it.
+            // A checkpoint during the load records nothing of it.
             keyspace.insert("other", [round as u8; 10]).unwrap();
             db.checkpoint().unwrap();
             keyspace.remove("other").unwrap();
@@ -312,7 +313,8 @@ fn a_load_that_is_dropped_leaves_nothing() {
     assert!(load(&db, "k", &some_rows(7, 500)).unwrap());
 }
 
-/// Rows that are there, or that a snapshot still sees, or a row that is locked: the rows are put by transactions.
+/// If the keyspace has rows, or rows that only a snapshot still sees, or a locked row, transactions put the rows of the
+/// load.
 #[test]
 fn a_keyspace_in_use_gets_the_rows_by_transactions() {
     let rows = some_rows(5, 2500);
@@ -367,7 +369,7 @@ fn a_keyspace_in_use_gets_the_rows_by_transactions() {
     }
 }
 
-/// A keyspace that was emptied, and of whose rows no snapshot tells, takes a load like a new one.
+/// A keyspace that was emptied, and whose rows no snapshot sees, accepts a load like a new one.
 #[test]
 fn an_emptied_keyspace_takes_a_load() {
     let (_, config) = faulty();
@@ -384,8 +386,8 @@ fn an_emptied_keyspace_takes_a_load() {
     }
 }
 
-/// A keyspace that is filled, emptied and filled again, by loads and by transactions, uses its page numbers again. It
-/// is right after that, after reopening and after recovering, whatever of it checkpoints have seen.
+/// A keyspace that is filled, emptied and filled again, by loads and by transactions, reuses its page numbers. It is
+/// right afterwards, after reopening and after recovery, whichever states checkpoints have saved.
 #[test]
 fn page_numbers_are_used_again() {
     for ways in 0..16u32 {
@@ -404,7 +406,7 @@ fn page_numbers_are_used_again() {
             } else {
                 assert!(load(&db, "k", &rows).unwrap(), "ways {ways}, round {round}");
             }
-            // After it was filled, and after it was emptied.
+            // First as filled, then as emptied.
             for is_filled in [true, false] {
                 if !is_filled {
                     db.keyspace("k").unwrap().clear().unwrap();
@@ -431,8 +433,8 @@ fn page_numbers_are_used_again() {
     }
 }
 
-/// Readers and transactions from before the load see an empty keyspace, by every way of reading it; what they write
-/// there, or have read there, is in conflict with it.
+/// Snapshots and transactions from before the load see an empty keyspace, by every way of reading it. The load
+/// conflicts with what such transactions write there or have read there.
 #[test]
 fn readers_from_before_do_not_see_the_rows() {
     let (_, config) = faulty();
@@ -447,7 +449,7 @@ fn readers_from_before_do_not_see_the_rows() {
     let mut reader = begin(Isolation::Serializable);
     let mut scanner = begin(Isolation::Serializable);
     let mut bystander = begin(Isolation::Serializable);
-    // A row that the load brings and no commit changes afterwards: the load alone is in conflict with these.
+    // A row of the load that no later commit changes, so that only the load can conflict.
     let untouched = rows.keys().nth(rows.len() / 2).unwrap();
     assert_eq!(reader.get(&keyspace, untouched).unwrap(), None);
     assert_eq!(scanner.count(&keyspace, ..).unwrap(), 0);
@@ -459,7 +461,7 @@ fn readers_from_before_do_not_see_the_rows() {
         assert_eq!(snapshot.count(&keyspace, ..).unwrap(), 0);
         assert_eq!(snapshot.iter(&keyspace).rev().count() + snapshot.prefix(&keyspace, "customer").count(), 0);
         assert!(snapshot.first(&keyspace).unwrap().is_none() && snapshot.last(&keyspace).unwrap().is_none());
-        // Changes on top of the load change nothing of that.
+        // Changes on top of the load do not alter that.
         keyspace.insert(first, "changed").unwrap();
         keyspace.remove(last).unwrap();
     }
@@ -474,8 +476,8 @@ fn readers_from_before_do_not_see_the_rows() {
     assert_eq!(db.snapshot().count(&keyspace, ..).unwrap(), rows.len() as u64 - 1);
 }
 
-/// Of two loads into one keyspace at once, one is attached; the rows of the other are put over it. Loads into different
-/// keyspaces are attached both.
+/// Of two simultaneous loads into one keyspace, one is attached and the rows of the other are put over it. Loads into
+/// different keyspaces are all attached.
 #[test]
 fn loads_go_on_beside_each_other() {
     let (_, config) = faulty();
@@ -495,7 +497,7 @@ fn loads_go_on_beside_each_other() {
     assert_holds(&db, &db.keyspace("m").unwrap(), &rows[3]);
 }
 
-/// Loads begin until their memory is taken, four in the least, and each that has begun takes rows in any order.
+/// Loads can begin until their memory is used up, at least four in most budgets. Each that has begun can sort rows.
 #[test]
 fn loads_that_have_begun_can_sort() {
     for (memory, page_bytes, least) in
@@ -525,8 +527,8 @@ fn loads_that_have_begun_can_sort() {
     }
 }
 
-/// A row of a load is replaced so often that whole segments of it become free, which others take at once, while its
-/// newest buffer is still being written.
+/// A load replaces one row so often that whole segments become free. Others reuse these at once, while the load's
+/// newest buffer is still being written; the load must not overwrite them.
 #[test]
 fn segments_that_a_load_gives_up_are_not_written_again() {
     let (_, config) = faulty();
@@ -552,8 +554,8 @@ fn segments_that_a_load_gives_up_are_not_written_again() {
     assert_holds(&db, &rows, &model);
 }
 
-/// Others write to the keyspace while it is loaded: each of their writes and each row is there in the end, and no
-/// reader sees a part of an attached load.
+/// While a keyspace is loaded, others write to it. All of their writes and all rows of the load are there at the end,
+/// and no reader sees a part of an attached load.
 #[test]
 fn a_keyspace_is_loaded_beside_writers() {
     for seed in 0..12 {
@@ -598,7 +600,7 @@ fn a_keyspace_is_loaded_beside_writers() {
     }
 }
 
-/// A keyspace that is dropped meanwhile ends the load with an error, whenever that is; nothing is lost for good.
+/// Dropping the keyspace at any time during a load ends the load with an error and leaks nothing.
 #[test]
 fn a_keyspace_that_is_dropped_ends_its_load() {
     let rows = some_rows(1, 3000);
@@ -626,7 +628,7 @@ fn a_keyspace_that_is_dropped_ends_its_load() {
     }
 }
 
-/// A disk that fills up, wherever the load is, is an error that leaves nothing; with more space it works.
+/// A disk that fills up at any point of a load makes it fail and leaves nothing of it; with more space a load works.
 #[test]
 fn a_full_disk_leaves_nothing_of_a_load() {
     let rows = some_rows(2, 4000);
@@ -661,7 +663,7 @@ fn a_full_disk_leaves_nothing_of_a_load() {
     assert!((3..24).contains(&refused), "{refused} of 24 loads found the disk full");
 }
 
-/// A page table that the budget has no room for is an error that leaves nothing.
+/// A load whose page table exceeds the budget fails and leaves nothing.
 #[test]
 fn full_memory_leaves_nothing_of_a_load() {
     let (_, config) = faulty();
@@ -679,7 +681,7 @@ fn full_memory_leaves_nothing_of_a_load() {
     db.keyspace("another").unwrap().insert("a", "b").unwrap();
 }
 
-/// The same by futures; one that is dropped ends the load.
+/// Loads also work with futures; dropping one ends the load.
 #[test]
 fn tasks_load_too() {
     let (_, config) = faulty();
@@ -705,7 +707,7 @@ fn cut_config(disk: &Disk) -> Config {
     small().page_bytes(512).checkpoint_log_bytes(1 << 30).backend(disk.backend())
 }
 
-/// The answers of a life of the database.
+/// The last acknowledgement in a life of the database.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Told {
     Created,
@@ -713,7 +715,8 @@ enum Told {
     Changed,
 }
 
-/// One life: a load amid checkpoints, then a commit on top. Returns what was answered when.
+/// Runs one life: a load with checkpoints, then a commit on top. Returns each acknowledgement with the number of disk
+/// changes before it.
 fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(u64, Told)> {
     let mut told = Vec::new();
     let db = cut_config(disk).open("/db").unwrap();
@@ -750,7 +753,8 @@ fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(
     told
 }
 
-/// Opens what a cut has left: all of the load or nothing of it, what was answered is there, and no space is lost.
+/// Opens the database after a cut, and checks that all of the load is there or nothing of it, that everything
+/// acknowledged is there, and that no space is lost. Returns the recovered disk.
 fn assert_whole(medium: Medium, rows: &Model, told: Option<Told>, place: &str) -> Medium {
     let disk = Disk::new(medium, 1);
     disk.record();
@@ -791,7 +795,8 @@ fn assert_whole(medium: Medium, rows: &Model, told: Option<Told>, place: &str) -
     recovered
 }
 
-/// Cuts the power after each write and sync of a life, by `step`, and again amid the recovery.
+/// Cuts the power after each write and sync of a life, taking one in `step` states, and sometimes again during
+/// recovery.
 fn cut_everywhere(rows: &Model, is_sorted: bool, moments: [bool; 3], step: usize) {
     let disk = Disk::new(Medium::default(), 7);
     disk.record();
@@ -827,8 +832,8 @@ fn cut_rows(count: u32) -> Model {
     rows
 }
 
-/// The power is cut after each write and sync of a load, with and without checkpoints before and after its commit; and
-/// again amid the recovery.
+/// Power cuts after each write and sync of a load, with and without checkpoints before and after its commit, and again
+/// during recovery, leave all of the load or nothing.
 #[test]
 fn a_power_cut_leaves_all_of_a_load_or_nothing() {
     for moments in [[false, false, false], [true, false, false], [true, true, true], [false, false, true]] {
@@ -836,13 +841,13 @@ fn a_power_cut_leaves_all_of_a_load_or_nothing() {
     }
 }
 
-/// The same while rows are sorted by runs, and merged.
+/// So do power cuts while rows are sorted as runs and merged.
 #[test]
 fn a_power_cut_leaves_all_of_a_sorted_load_or_nothing() {
     cut_everywhere(&cut_rows(20_000), false, [true, true, false], 5);
 }
 
-/// A damaged page of a load that only the log names is found, and named; the database does not give wrong rows.
+/// Damage to a page of a load that only the log names is found, and the database returns no wrong rows.
 #[test]
 fn a_damaged_load_is_noticed() {
     let rows: Model = (0..3000u32).map(|row| (row.to_be_bytes().to_vec(), vec![row as u8; 40])).collect();
@@ -869,7 +874,7 @@ fn a_damaged_load_is_noticed() {
 
 const SEGMENT: usize = support::SEGMENT_BYTES as usize;
 
-/// A load writes each byte once, and no more log than the record.
+/// A load writes each byte once, and only one record to the log.
 #[test]
 fn a_load_is_written_once() {
     let (_, config) = faulty();
@@ -890,7 +895,7 @@ fn a_load_is_written_once() {
     assert!(after.log_bytes_written - before.log_bytes_written < 4096);
 }
 
-/// A load that is put by transactions goes on in smaller ones where its rows replace long values, or lie in many large
+/// A load whose rows are put by transactions uses smaller ones if its rows replace long values or are in many large
 /// leaves.
 #[test]
 fn rows_in_the_way_of_a_load_may_be_long() {

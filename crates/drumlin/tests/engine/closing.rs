@@ -26,13 +26,13 @@ fn fill(db: &Database, rows: u32) -> Keyspace {
     k
 }
 
-/// The error of a call as a stream's or an iterator's; `None` if it has none.
+/// Returns the library's error within an `io::Error`, or `None` for a success.
 fn of_io<T>(result: std::io::Result<T>) -> Option<Error> {
     result.err().map(|error| error.into_inner().unwrap().downcast_ref::<Error>().unwrap().clone())
 }
 
-/// Calls of each kind of handle, made while the database was open and called after it was closed and its folder opened
-/// again: all say `Closed`, and none keeps the folder.
+/// Handles of each kind, created while the database was open and called after it was closed and its folder opened
+/// again, all return `Closed`, and none keeps the folder locked.
 #[test]
 fn every_handle_ends_with_the_database() {
     for backend in BACKENDS {
@@ -158,13 +158,12 @@ fn every_handle_ends_with_the_database() {
     }
 }
 
-/// Threads that read, write, scan, and load large values while the database is closed and opened again get their own
-/// results or `Closed`, never damage. Acknowledged
-/// rows are there afterwards.
+/// While the database is closed and opened again, threads that read, write, scan and load get their own results or
+/// `Closed`, never corruption. Acknowledged rows are there afterwards.
 #[test]
 fn a_database_is_closed_beside_calls_of_other_threads() {
     let folder = Folder::new();
-    // Less memory than data: calls read and write the disk.
+    // Less memory than data, so that calls read and write the disk.
     let config = small().memory(8 << 20).checkpoint_log_bytes(1 << 20);
     let acknowledged = Arc::new(AtomicU64::new(0));
     let mut late = Vec::new();
@@ -214,8 +213,8 @@ fn a_database_is_closed_beside_calls_of_other_threads() {
     assert!(report.corruption.is_empty(), "{:?}", report.corruption);
 }
 
-/// A commit of many rows is made by a thread of the database. Its task is told so, even if it asks only after the
-/// database was closed.
+/// A thread of the database makes a commit of many rows. The task learns that it was made, even if it polls only after
+/// the database was closed.
 #[test]
 fn a_commit_that_was_made_says_so_after_closing() {
     const ROWS: u32 = 600;
@@ -242,12 +241,12 @@ fn has_stream(db: &Database) -> bool {
     db.existing_keyspace("k").unwrap().contains_key("stream").unwrap()
 }
 
-/// A write that is on its way to the disk ends before the folder is free; a future that was dropped or leaked keeps
-/// nothing, and what it would still do is not done.
+/// A write that is in flight ends before the folder is free. A future that was dropped or leaked keeps nothing locked,
+/// and its remaining work is not done.
 #[test]
 fn a_write_under_way_ends_before_the_folder_is_free() {
     let (disk, config) = support::faulty();
-    // Several writers of large values at a time.
+    // Enough memory for several writers of large values.
     let config = config.memory(64 << 20);
     let db = config.open("/db").unwrap();
     let k = fill(&db, 100);
@@ -290,7 +289,7 @@ fn a_write_under_way_ends_before_the_folder_is_free() {
     std::mem::forget(leaked);
 }
 
-/// A database that has failed gives up its folder too, and a database in memory says `Closed` like others.
+/// A failed database frees its folder too, and handles of a closed database in memory also return `Closed`.
 #[test]
 fn a_failed_database_is_opened_again_beside_its_handles() {
     let (disk, config) = support::faulty();

@@ -1,8 +1,9 @@
-//! Many threads on few hot keyspaces of small pages, with checkpoints, compaction and eviction under a small budget.
+//! Many threads work on few hot keyspaces of small pages, with checkpoints, compaction and eviction under a small
+//! budget.
 //!
-//! Invariants that hold at every moment: each reader of one snapshot sees the same sum over all accounts; rows that are
-//! never removed are found, and in their order; a value says which row it is of. `DRUMLIN_TEST_SECONDS` is how long it
-//! runs (default 5). Meant to run under ThreadSanitizer and AddressSanitizer too.
+//! Invariants that hold at every moment: all reads of one snapshot see the same sum over all accounts; rows that are
+//! never removed are found, in order; a value names its row. `DRUMLIN_TEST_SECONDS` is the duration (default 5). The
+//! test is also meant to run under ThreadSanitizer and AddressSanitizer.
 
 use crate::support;
 
@@ -30,12 +31,12 @@ fn sum(rows: impl Iterator<Item = drumlin::Result<(drumlin::Value, drumlin::Valu
     Ok(Some(total))
 }
 
-/// An account's key: long enough that inner nodes are small and split often.
+/// Returns an account's key, long enough that inner nodes hold few keys and split often.
 fn account(number: u64) -> Vec<u8> {
     format!("account/{number:08}/{}", "x".repeat((number % 60) as usize)).into_bytes()
 }
 
-/// A value that says whose it is.
+/// Returns a value that names its row.
 fn stamped(key: &[u8], random: &mut Random) -> Vec<u8> {
     let length = match random.below(200) {
         0 => 70_000 + random.below(100_000),
@@ -54,7 +55,7 @@ fn check_stamp(key: &[u8], value: &[u8]) {
     assert!(value[key.len() + 1..].iter().all(|&byte| byte == filler), "{}: a torn value", key.escape_ascii());
 }
 
-/// Even numbers are there always; odd ones come and go.
+/// Returns the key of a number. Rows with even numbers always exist; others come and go.
 fn churned(number: u64) -> Vec<u8> {
     let mut key = number.to_be_bytes().to_vec();
     key.extend(vec![b'-'; (number.wrapping_mul(7919) % 100) as usize]);
@@ -69,7 +70,7 @@ struct Stage {
     churn: Keyspace,
     stop: AtomicBool,
     done: AtomicU64,
-    /// Scans of churned rows that came to their end.
+    /// The number of complete scans of churned rows.
     whole_scans: AtomicU64,
 }
 
@@ -79,7 +80,7 @@ impl Stage {
         !self.stop.load(Ordering::Acquire)
     }
 
-    /// Money moves between accounts; snapshot isolation keeps the sum.
+    /// Moves money between accounts; snapshot isolation keeps the sum constant.
     fn transfer(&self, seed: u64) {
         let mut random = Random(seed);
         while self.goes_on() {
@@ -149,7 +150,7 @@ impl Stage {
         let mut random = Random(seed);
         let mut at = random.below(CHURNED);
         while self.goes_on() {
-            // Runs of neighbours, so that leaves fill, split, empty and merge.
+            // Mostly runs of neighbours, so that leaves fill, split, empty and merge.
             at = if random.chance(3) { random.below(CHURNED) } else { (at + 1) % CHURNED };
             let key = churned(at);
             if at.is_multiple_of(2) || random.chance(45) {
@@ -176,7 +177,7 @@ impl Stage {
                     let mut previous = Vec::new();
                     let mut is_whole = true;
                     for row in self.churn.range(churned(from)..).take(300) {
-                        // The writers left more than 512 KiB of versions while it read pages from the disk.
+                        // The writers left more than 512 KiB of versions while this scan read pages from disk.
                         if matches!(row, Err(Error::SnapshotTooOld { .. })) {
                             is_whole = false;
                             break;
@@ -296,8 +297,8 @@ fn stress(config: &drumlin::Config, path: &std::path::Path, seed: u64) -> u64 {
     done.into_inner()
 }
 
-/// Transfers, audits, churn, looks, checkpoints, compactions and dropped keyspaces at once keep every promise, on both
-/// backends, and so does what is reopened.
+/// Transfers, audits, churn, single reads, checkpoints, compactions and dropped keyspaces at the same time keep every
+/// promise, on both backends, and so does the reopened database.
 #[test]
 fn many_threads_keep_every_promise() {
     for (seed, backend) in (1..).zip(BACKENDS) {

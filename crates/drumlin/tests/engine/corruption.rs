@@ -1,10 +1,11 @@
-//! Bytes flipped, zeroed, overwritten and cut off, in every file, of a database that was closed and of one that was
-//! killed.
+//! Damage by flipped, zeroed, overwritten and truncated bytes, in every file, of a database that was closed and of one
+//! that was killed.
 //!
-//! Whatever is done to the files: no panic, and never a wrong answer. Either an error that names a file, or everything
-//! right; what is not damaged stays readable; and a check that finds nothing means that all is right. One thing can't
-//! be told from an ordinary end: the log's last records, with all that was written behind them, gone. So a damaged log
-//! may also end early, at a whole commit. `DRUMLIN_TEST_MUTATIONS` is the number of mutations per test (default 500).
+//! However the files are damaged, the engine never panics and never gives a wrong answer. Either an error names a file,
+//! or everything is right. Undamaged parts stay readable, and a check that finds nothing means that everything is
+//! right. One case can't be told from a normal end: if the log's last records, with everything after them, are gone. So
+//! a damaged log may also end early, at a whole commit. `DRUMLIN_TEST_MUTATIONS` is the number of mutations per test
+//! (default 500).
 
 use crate::support;
 
@@ -24,7 +25,7 @@ const FOLDER: &str = "/db";
 const COMMITS: u64 = 60;
 
 fn config(backend: &Arc<dyn Backend>) -> Config {
-    // One log segment is never full here, so that all commits since the checkpoint are in it.
+    // A large limit prevents checkpoints, so the log keeps all commits since the sample's last one.
     small().checkpoint_log_bytes(64 << 20).backend(Arc::clone(backend))
 }
 
@@ -53,7 +54,7 @@ fn disk_of(files: &Files) -> Arc<dyn Backend> {
     backend
 }
 
-/// The rows after each commit since the checkpoint; the last is what must be there.
+/// The files, and the rows after each commit since the checkpoint. The last state is the one that must be there.
 struct Sample {
     files: Files,
     states: Vec<Rows>,
@@ -78,13 +79,13 @@ impl Sample {
             rows.insert(key, value);
         }
         db.checkpoint().unwrap();
-        // A second one, so that both superblocks and summaries are in use.
+        // A second checkpoint, so that both superblocks and summaries are in use.
         rows.insert(b"a".to_vec(), b"b".to_vec());
         keyspace.insert(b"a", b"b").unwrap();
         db.checkpoint().unwrap();
         let mut states = vec![rows.clone()];
         for commit in 0..COMMITS {
-            // Each fills more than a block of the log, so that a damaged block costs three commits at the most.
+            // Each commit fills more than a block of the log, so that a damaged block affects at most three.
             let mut tx = db.begin().unwrap();
             for _ in 0..3 {
                 let key = format!("row {:05}", random.below(3200)).into_bytes();
@@ -112,7 +113,7 @@ impl Sample {
         Sample { files, states }
     }
 
-    /// Opens and reads everything of files that were tampered with. `log_ends` allows an early end of the log.
+    /// Opens damaged files and reads everything. `log_ends` allows the log to end early.
     fn verify(&self, files: &Files, log_ends: bool, figures: &mut Figures) -> Result<(), String> {
         let backend = disk_of(files);
         let examined = config(&backend).examine(FOLDER);
@@ -130,14 +131,14 @@ impl Sample {
                 }
                 return match error {
                     Error::Corrupted { path, .. } if path.starts_with(FOLDER) => Ok(()),
-                    // Where the bytes that say so were hit.
+                    // The damage hit the bytes that identify the format.
                     Error::NewerFormat { .. } | Error::OlderFormat { .. } | Error::NotADatabase { .. } => Ok(()),
                     other => Err(format!("opening: {other:?}")),
                 };
             }
         };
         let result = self.verify_open(&db, log_ends, figures);
-        // Whatever is damaged, writing and closing does not panic.
+        // Writing and closing must not panic, whatever is damaged.
         if let Ok(keyspace) = db.existing_keyspace("rows") {
             let _ = keyspace.insert(b"row 01500", b"new");
             let _ = keyspace.remove(b"row 00007");
@@ -193,7 +194,7 @@ impl Sample {
                 }
             }
         }
-        // A scan yields the same rows up to where it fails.
+        // A scan yields the same rows up to its failure.
         let mut scanned = 0;
         for row in &keyspace {
             match row {
@@ -228,18 +229,18 @@ impl Sample {
 struct Figures {
     refused: u64,
     partly_readable: u64,
-    /// All was readable, and the check found damage.
+    /// Everything was readable, and the check found damage.
     noticed: u64,
     ended_early: u64,
 }
 
-/// Changes a file in one of several ways; says how.
+/// Changes a file in one of several ways. Returns a description.
 fn tamper(bytes: &mut Vec<u8>, random: &mut Random) -> String {
     if bytes.is_empty() {
         bytes.extend([7; 100]);
         return "100 bytes added".into();
     }
-    // Most of a file may be empty: half of the time where something is.
+    // Prefer a byte that is not zero, because most of a file may be empty.
     let mut at = random.below(bytes.len() as u64) as usize;
     for _ in 0..40 {
         if bytes[at] != 0 || random.chance(5) {
@@ -278,7 +279,7 @@ fn tamper(bytes: &mut Vec<u8>, random: &mut Random) -> String {
             format!("64 bytes from {at} overwritten")
         }
         8 => {
-            // A block that went to the wrong place.
+            // A block that was written to the wrong place.
             let from = random.below(bytes.len() as u64) as usize / 4096 * 4096;
             at = at / 4096 * 4096;
             let length = 4096.min(bytes.len() - at).min(bytes.len() - from);
@@ -341,39 +342,39 @@ fn is_data(path: &Path) -> bool {
     path.ends_with("data")
 }
 
-/// The data file of a closed database: an error, or all right; and mostly the rest stays readable.
+/// With a damaged data file, a closed database gives an error or right answers, and other parts stay readable.
 #[test]
 fn a_damaged_data_file_is_noticed() {
     let figures = mutate(false, 1, is_data);
     assert!(figures.partly_readable > 0 && figures.refused > 0, "{figures:?}");
 }
 
-/// The data file of a killed database, which is recovered from it and the log.
+/// Damage to the data file of a killed database is noticed in recovery, which reads the file and the log.
 #[test]
 fn a_damaged_data_file_is_noticed_by_recovery() {
     let figures = mutate(true, 2, is_data);
     assert!(figures.refused > 0, "{figures:?}");
 }
 
-/// Log and lock of a killed database: damage, or a whole number of commits.
+/// With a damaged log or lock file, a killed database reports damage or has a whole number of commits.
 #[test]
 fn a_damaged_log_is_noticed() {
     let figures = mutate(true, 3, |path| !is_data(path));
     assert!(figures.refused > 0, "{figures:?}");
 }
 
-/// Log and lock of a closed database: nothing in them is needed.
+/// A closed database needs nothing of its log and lock files.
 #[test]
 fn a_closed_database_is_whole_without_its_log() {
     mutate(false, 4, |path| !is_data(path));
 }
 
-/// Damage on disk to catalogue, summary or a chunk of a page table, while the database is open, is found by a check and
-/// mended by the next checkpoint.
+/// If the catalogue, a summary or a chunk of a page table is damaged on disk while the database is open, a check finds
+/// it, and the next checkpoint repairs it.
 #[test]
 fn a_checkpoint_mends_what_a_check_found() {
     let backend = drumlin::internals::io::in_memory();
-    // Memory enough that no checkpoint is made meanwhile: which structures there are depends on how many there were.
+    // Enough memory to avoid automatic checkpoints, whose number determines which structures there are.
     let db = config(&backend).memory(64 << 20).page_bytes(512).open(FOLDER).unwrap();
     let keyspace = db.keyspace("rows").unwrap();
     let data = Path::new(FOLDER).join("data");
@@ -390,23 +391,24 @@ fn a_checkpoint_mends_what_a_check_found() {
         }
         tx.commit().unwrap();
     };
-    // So many pages that a base image is written.
+    // Enough pages that a base image is written.
     for _ in 0..30 {
         put(&mut rows, 500);
     }
     db.checkpoint().unwrap();
     for structure in ["the catalogue", "the table of segments", "a summary", "chunk"] {
-        // Among what a checkpoint writes it comes last. The one that mends a summary writes a base image, so the next
-        // has chunks.
+        // The newest checkpoint wrote the structure near the end. The checkpoint that repairs a summary writes a base
+        // image, so the next one has chunks.
         let before = read_files(&*backend).remove(&data).unwrap();
-        // What is damaged is not lost: pages change, come and go as ever.
+        // The damaged structure is also in memory, so pages can still change, appear and disappear.
         put(&mut rows, 200);
         db.checkpoint().unwrap();
         let report = db.check().unwrap();
         assert!(report.corruption.is_empty(), "{mended:?}: {report:?}");
         let after = read_files(&*backend).remove(&data).unwrap();
         let changed = (0..after.len()).rev().filter(|&at| before.get(at) != Some(&after[at]));
-        // Few are needed; where the machine is so slow that the idle database was packed meanwhile, none may do.
+        // A few attempts are enough. On a machine so slow that the idle database was compacted in the meantime, none
+        // may succeed.
         let found = changed.step_by(50).take(2000).find_map(|at| {
             file.write_at(&[after[at] ^ 0x10], at as u64, Persist::Later).unwrap();
             let report = db.check().unwrap();
@@ -422,7 +424,7 @@ fn a_checkpoint_mends_what_a_check_found() {
     }
     put(&mut rows, 200);
     db.checkpoint().unwrap();
-    // As after a kill: of what it holds in memory nothing is written.
+    // As after a kill: nothing in memory gets written.
     let db = config(&disk_of(&read_files(&*backend))).open(FOLDER).unwrap();
     let keyspace = db.existing_keyspace("rows").unwrap();
     let there: Rows =
@@ -432,8 +434,8 @@ fn a_checkpoint_mends_what_a_check_found() {
     assert!(report.corruption.is_empty(), "{report:?}");
 }
 
-/// A salvage yields each row as it was stored or tells a gap around its key, whatever page is corrupted; a check, and
-/// an examination, tell the same keys.
+/// Whichever page is corrupted, a salvage yields each row as it was stored or reports a gap around its key. A check and
+/// an examination report the same keys.
 #[test]
 fn a_salvage_loses_no_more_than_the_gaps() {
     let sample = Sample::new(false);
@@ -482,8 +484,8 @@ fn a_salvage_loses_no_more_than_the_gaps() {
     assert!(gap_count > 10 && lost_count > 10, "{gap_count} gaps, {lost_count} rows");
 }
 
-/// Of a database that does not open, a salvage reads the rows that are left: a keyspace whose page table is sound is
-/// whole, the rows of another are as they were or in gaps, and every corruption is listed. Nothing is written.
+/// A database that does not open can be salvaged. A keyspace whose page table is sound is complete, rows of another are
+/// right or in gaps, every corruption is listed, and nothing is written.
 #[test]
 fn what_does_not_open_is_salvaged() {
     let backend = drumlin::internals::io::in_memory();
@@ -498,7 +500,7 @@ fn what_does_not_open_is_salvaged() {
         }
     }
     db.checkpoint().unwrap();
-    // In the log alone, and left out where the database is not closed.
+    // This row is only in the log, which a salvage skips if the database was not closed.
     db.keyspace("one").unwrap().insert("late", "late").unwrap();
     let killed = read_files(&*backend);
     db.close().unwrap();
@@ -508,7 +510,7 @@ fn what_does_not_open_is_salvaged() {
     let (mut whole_count, mut gap_count, mut nothing_count) = (0, 0, 0);
     for (files, is_closed) in [(&closed, true), (&killed, false)] {
         let used = files[&data].iter().rposition(|&byte| byte != 0).unwrap();
-        // The tables were written last.
+        // The page tables were written last.
         for at in (used - (120 << 10)..used).step_by(if is_closed { 709 } else { 2003 }) {
             let mut files = files.clone();
             files.get_mut(&data).unwrap()[at] ^= 0x40;
@@ -527,7 +529,7 @@ fn what_does_not_open_is_salvaged() {
             let is_log_left_out = passed_over.iter().any(|error| matches!(error, Error::NotClosed { commits: 1, .. }));
             assert_eq!(is_log_left_out, !is_closed, "{passed_over:?}");
             assert!(passed_over.iter().any(|error| matches!(error, Error::Corrupted { .. })), "{passed_over:?}");
-            // Then page tables are those of an earlier time.
+            // In this case the page tables are those of an earlier time.
             let is_outdated = format!("{passed_over:?}").contains("a summary of changes");
             let mut gaps_of = BTreeMap::new();
             for name in ["one", "other"] {

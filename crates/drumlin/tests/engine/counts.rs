@@ -1,4 +1,4 @@
-//! Counts of ranges: exact at every snapshot, whatever happens to the tree meanwhile.
+//! Counts of ranges: exact at every snapshot, whatever happens to the tree.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -22,7 +22,7 @@ fn key(number: u64) -> Vec<u8> {
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes().to_vec()
 }
 
-/// Rows that make many leaves, and a few levels.
+/// Inserts rows that fill many leaves and a few levels.
 fn filled(k: &Keyspace, row_count: u64) -> Model {
     let rows: Model = (0..row_count).map(|number| (key(number), vec![7; 60])).collect();
     for (key, value) in &rows {
@@ -47,7 +47,7 @@ fn within<'m>(model: &'m Model, bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Ve
     model.keys().filter(|key| std::ops::RangeBounds::contains(bounds, *key)).collect()
 }
 
-/// All that counts answer, of one range.
+/// Compares all count calls for a random range with the model.
 fn check(reader: &Reader, k: &Keyspace, model: &Model, random: &mut Random, key_max: u64) {
     let bounds = random_bounds(random, key_max);
     let expected = within(model, &bounds);
@@ -66,8 +66,8 @@ fn check(reader: &Reader, k: &Keyspace, model: &Model, random: &mut Random, key_
     assert!(sample.iter().all(|(key, _)| model.contains_key(&key[..])));
 }
 
-/// Counts are those of a model after inserts, removals and replacements, at snapshots of different ages, and in
-/// transactions with changes of their own.
+/// Counts match a model after inserts, removals and replacements, at snapshots of different ages, and in transactions
+/// with changes of their own.
 #[test]
 fn counts_are_those_of_a_model() {
     let (db, k) = opened();
@@ -117,8 +117,8 @@ fn counts_are_those_of_a_model() {
     }
 }
 
-/// A count goes through removals that merge all leaves, a cleared keyspace, a bulk load into it, and a keyspace of the
-/// same name.
+/// Counts stay right through removals that merge all leaves, a cleared keyspace, a bulk load into it, and its
+/// replacement by a keyspace of the same name.
 #[test]
 fn counts_survive_all_that_happens_to_a_keyspace() {
     let (db, k) = opened();
@@ -152,7 +152,7 @@ fn counts_survive_all_that_happens_to_a_keyspace() {
     assert_eq!(db.keyspace("k").unwrap().len().unwrap(), 0);
 }
 
-/// A serializable transaction that has counted a range is in conflict with one that inserts into it.
+/// A serializable transaction that has counted a range conflicts with a commit that inserts into it.
 #[test]
 fn a_count_is_a_read_of_its_range() {
     let (db, k) = opened();
@@ -167,8 +167,8 @@ fn a_count_is_a_read_of_its_range() {
 
 const KEY_MAX: u64 = 30_000;
 
-/// Threads insert and remove rows while others count at snapshots: every answer is what a walk at the same snapshot
-/// finds.
+/// While threads insert and remove rows, every count at a snapshot equals the number of rows that a scan of that
+/// snapshot finds.
 #[test]
 fn counts_are_exact_beside_writers() {
     let (db, k) = opened();
@@ -182,7 +182,7 @@ fn counts_are_exact_beside_writers() {
                 let mut random = Random(seed);
                 while !stop.load(Ordering::Relaxed) {
                     if random.below(10) == 0 {
-                        // Some at once.
+                        // Some commits have many rows.
                         let mut batch = db.batch().unwrap();
                         for _ in 0..20 {
                             batch.insert(k, key(random.below(KEY_MAX)), "batch").unwrap();
@@ -205,7 +205,7 @@ fn counts_are_exact_beside_writers() {
     });
 }
 
-/// Compares counts with walks, at snapshots that it takes or that were kept by another.
+/// Compares counts with scans, at new snapshots and at ones that another thread has kept.
 fn check_beside_writers(db: &Database, k: &Keyspace, kept: &Mutex<Vec<Snapshot>>, seed: u64) {
     let mut random = Random(seed);
     for _ in 0..150 {
@@ -229,7 +229,7 @@ fn check_beside_writers(db: &Database, k: &Keyspace, kept: &Mutex<Vec<Snapshot>>
     }
 }
 
-/// Counts in little memory, whose list is soon full: they end, and every answer is right all the same.
+/// In little memory the list of changes is soon full and kept counts are discarded, but every answer is right.
 #[test]
 fn counts_that_end_for_their_memory_are_right() {
     let db = Config::in_memory().memory(8 << 20).durability(Durability::Relaxed).open("").unwrap();

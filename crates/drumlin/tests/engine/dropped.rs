@@ -1,4 +1,4 @@
-//! Futures dropped on their way: no call loses, repeats or halves anything, whichever of its waits it is dropped at.
+//! Dropped futures: no call loses, repeats or half-applies anything, whichever of its waits it is dropped at.
 #![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 #![allow(
     clippy::await_holding_refcell_ref,
@@ -22,14 +22,14 @@ use futures_util::{FutureExt, TryStreamExt};
 use smol::io::AsyncReadExt;
 use support::{Folder, Model, Random, small};
 
-/// More than any call here waits for.
+/// More polls than any call here needs.
 const POLLS_MAX: usize = 400;
 const ROWS: u64 = 300;
 const FILLER_ROWS: u64 = 8000;
 const LARGE_BYTES: usize = 300_000;
 type Row = (Value, Value);
 
-/// Pages that have room for several rows.
+/// Returns a configuration whose pages have room for several rows.
 fn config() -> Config {
     small().page_bytes(4096)
 }
@@ -50,7 +50,7 @@ fn sum() -> Sum<u64> {
     Sum::of(Field::<u64>::big_endian(0))
 }
 
-/// A database larger than its memory, and the calls that were tried on it.
+/// A database larger than its memory, and the names of the calls that were tried on it.
 struct Trial {
     db: Database,
     k: Keyspace,
@@ -73,7 +73,7 @@ impl Trial {
         trial
     }
 
-    /// Puts the rows back that are there before each change.
+    /// Restores the rows that every change begins with.
     fn reset(&self) {
         let put_back = |tx: &mut Transaction| -> drumlin::Result<()> {
             let there: Vec<Value> = tx.keys(&self.k).collect::<drumlin::Result<_>>()?;
@@ -88,15 +88,15 @@ impl Trial {
         self.k.iter().map(|row| row.map(|(key, value)| (key.to_vec(), value.to_vec())).unwrap()).collect()
     }
 
-    /// Writes all pages, and has those of the filler take their place in memory.
+    /// Writes all dirty pages, and evicts them by reading the filler's.
     fn forget_pages(&self) {
         self.db.checkpoint().unwrap();
         let keys: Vec<[u8; 8]> = (0..FILLER_ROWS).step_by(3).map(key).collect();
         assert!(self.filler.contains_many(&keys).unwrap().into_iter().all(|is_there| is_there));
     }
 
-    /// Ends the thread's turn, after which the next call gives way when it begins: calls that are always ready do until
-    /// one gives way, and then as many as fit into a turn.
+    /// Ends the thread's turn so that the next call yields when it begins. Makes calls that never wait until one
+    /// yields, then as many as fit into a turn.
     fn end_turn(&self) {
         let is_ready = || self.db.existing_keyspace_async("k").now_or_never().is_some();
         while is_ready() {}
@@ -104,8 +104,8 @@ impl Trial {
         (0..calls).for_each(|_| assert!(is_ready(), "turns differ"));
     }
 
-    /// Runs a call until it answers, with one poll more each time; `dropped` looks at what each dropped future leaves.
-    /// Each run gives way when it begins.
+    /// Runs a call until it completes, with one poll more each time, and calls `dropped` after each dropped future.
+    /// Each run yields when it begins.
     fn until_done<T>(
         &self,
         name: &'static str,
@@ -126,14 +126,14 @@ impl Trial {
         panic!("{name} waits for ever");
     }
 
-    /// A call that reads.
+    /// Tries a call that reads.
     fn answers<T: PartialEq + Debug>(&self, name: &'static str, expected: T, mut call: impl AsyncFnMut() -> T) {
         self.forget_pages();
         let answer = self.until_done(name, async |_| call().await, |_| self.forget_pages());
         assert_eq!(answer, expected, "{name}");
     }
 
-    /// An iterator each of whose steps is dropped once at least, where it waits.
+    /// Tries an iterator, dropping each of its steps at every wait.
     fn steps<T: PartialEq + Debug>(
         &self,
         name: &'static str,
@@ -148,8 +148,8 @@ impl Trial {
         assert!(found == expected, "{name}: {} rows of {}", found.len(), expected.len());
     }
 
-    /// A call that changes rows: after each drop they are as before or as after, and at last as the blocking call
-    /// leaves them. `is_whole` is false for calls that commit row by row.
+    /// Tries a call that changes rows. After each drop the rows must be as before or as after, and at the end as the
+    /// blocking call leaves them. `is_whole` is false for calls that commit in parts.
     fn changes<T: PartialEq + Debug>(
         &self,
         name: &'static str,
@@ -178,7 +178,7 @@ impl Trial {
         self.reset();
     }
 
-    /// A call that changes rows within a transaction, which commits what a dropped future leaves.
+    /// Tries a call that changes rows within a transaction, which commits whatever a dropped future leaves.
     fn changes_in_transaction<T: PartialEq + Debug>(
         &self,
         name: &'static str,
@@ -216,8 +216,8 @@ impl Trial {
     }
 }
 
-/// Every asynchronous call is dropped at each of its waits, and then called again: the answer is that of the blocking
-/// call, iterators skip and repeat nothing, and changes are whole or not there.
+/// Every asynchronous call is dropped at each of its waits and then called again. The answer must be that of the
+/// blocking call, iterators must skip and repeat nothing, and changes must be applied as a whole or not at all.
 #[test]
 fn any_call_dropped_at_any_wait_changes_no_answer() {
     let folder = Folder::new();
@@ -371,7 +371,7 @@ fn ranges_lose_nothing(trial: &Trial) {
     }
 }
 
-/// Streams, whose calls have the names of traits.
+/// Streams, whose methods are those of traits.
 fn streams_lose_nothing(trial: &Trial) {
     let k = &trial.k;
     let rows: Vec<Row> = k.iter().map(Result::unwrap).collect();
@@ -539,7 +539,7 @@ fn transactions_commit_whole(trial: &Trial) {
         };
         trial.changes(name, true, blocking, call);
     }
-    // The batch is committed with what a dropped future leaves.
+    // The batch commits whatever a dropped future leaves in it.
     for (name, is_stream) in [("Batch::insert_async", false), ("Batch::insert_from_async", true)] {
         let batch = RefCell::new(db.batch().unwrap());
         let before = trial.state();
@@ -596,7 +596,7 @@ fn loads_are_whole(trial: &Trial) {
     trial.until_done("BulkLoad::finish_async", call, look);
 }
 
-/// Calls about the database as a whole: they run to their end once they have begun, and can be called again.
+/// Calls on the database as a whole. Once begun they run to their end, and they can be called again.
 fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     let Trial { db, k, .. } = trial;
     let before = trial.state();
@@ -621,7 +621,7 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     };
     let look = |polls| {
         if let Ok(k) = db.existing_keyspace(&format!("dropped {polls}")) {
-            // It may be dropped at any moment.
+            // The keyspace may be dropped at any moment.
             assert!(matches!(k.get("k"), Ok(Some(_)) | Err(Error::KeyspaceDropped { .. })));
         }
     };
@@ -638,7 +638,7 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     trial.until_done("Database::check_async", call, |_| {});
     assert!(trial.state() == before);
 
-    // An opening or closing that is dropped ends by itself, and the next one waits for nothing but that.
+    // A dropped opening or closing ends on its own; the next opening waits only for that.
     let other = folder.path().with_file_name("other");
     let opened = |open: &dyn Fn() -> Option<drumlin::Result<Database>>| loop {
         match open()? {

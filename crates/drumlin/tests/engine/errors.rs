@@ -1,4 +1,4 @@
-//! Bad input and bad luck end in a clear error that says what to do; nothing is lost, nothing panics.
+//! Bad input and bad luck end in a clear error that says what to do; nothing is lost and nothing panics.
 //!
 //! `DRUMLIN_TEST_FULL_DISKS` is the number of disks that are filled (default 12).
 
@@ -14,10 +14,10 @@ use drumlin::internals::io::{Backend, OpenOptions, Persist};
 use drumlin::{Config, Database, Durability, Error, Recourse, TxOptions};
 use support::{Folder, Model, Random, compare, faulty, small, some_value};
 
-/// The system's number for a file system that is mounted for reading only.
+/// The system's error number for a file system that is mounted read-only.
 const EROFS: i32 = 30;
 
-/// A file, a folder of other things, and a data file of noise are no databases, and stay as they are.
+/// A file, a folder of other things, and a data file of noise are not databases, and stay as they are.
 #[test]
 fn other_things_are_not_databases() {
     let folder = Folder::new();
@@ -43,7 +43,7 @@ fn other_things_are_not_databases() {
     }
 }
 
-/// Without leave to create, nothing is made where nothing is.
+/// With `create(false)`, opening creates nothing where there is no database.
 #[test]
 fn nothing_is_made_without_leave() {
     let folder = Folder::new();
@@ -55,7 +55,7 @@ fn nothing_is_made_without_leave() {
     assert!(matches!(error, Error::NotADatabase { .. }), "{error:?}");
 }
 
-/// A newer format is refused, by its number.
+/// A newer format is refused, and the error names its number.
 #[test]
 fn a_newer_format_is_refused() {
     let folder = Folder::new();
@@ -72,7 +72,7 @@ fn a_newer_format_is_refused() {
     }
 }
 
-/// A database of the format before this one is refused, left as it is, and the error says how its rows come over.
+/// A database of the previous format is refused and left as it is, and the error says how to bring its rows over.
 #[test]
 fn an_older_format_is_refused() {
     let folder = Folder::new();
@@ -94,7 +94,7 @@ fn an_older_format_is_refused() {
     assert_eq!(std::fs::read(&data).unwrap(), bytes, "a database that was refused has changed");
 }
 
-/// If one superblock can't be read, or is of a newer format, the other counts.
+/// If one superblock can't be read or has a newer format, the other one is used.
 #[test]
 fn one_superblock_is_enough() {
     let (faulty, config) = faulty();
@@ -114,14 +114,14 @@ fn one_superblock_is_enough() {
         file.read_at(&mut version, slot + 8).unwrap();
         file.write_at(&[99], slot + 8, Persist::Later).unwrap();
         let db = config.open("/db").unwrap();
-        // A check tells of it, though it has been written again.
+        // A check reports it, although it has been rewritten.
         let report = db.check().unwrap();
         assert!(report.corruption.is_empty() && report.mended.len() == 1, "{report:?}");
         assert!(report.mended[0].what.starts_with("superblock"), "{report:?}");
         close(db);
-        // The one that was of another format has been overwritten, by this opening or the next.
+        // This opening or the next overwrites the superblock of the other format.
         close(config.open("/db").unwrap());
-        // Each is tried twice; the first to be read is the one at 0.
+        // Each superblock is tried twice, first the one at 0.
         let first = if slot == 0 { 1 } else { 2 };
         faulty.fail_nth(Operation::Read, first, EIO);
         faulty.fail_nth(Operation::Read, first + 1, EIO);
@@ -133,7 +133,7 @@ fn one_superblock_is_enough() {
     assert!(matches!(error, Error::Io { .. }), "{error:?}");
 }
 
-/// A closed database whose log was removed opens without either of its superblocks.
+/// A closed database whose log was removed opens even if either superblock is damaged.
 #[test]
 fn one_superblock_of_a_closed_database_is_enough() {
     for slot in [0, 8 * 4096] {
@@ -151,8 +151,8 @@ fn one_superblock_of_a_closed_database_is_enough() {
     }
 }
 
-/// The first write of an opening is that of the superblock that it found, once more, before the other one is written
-/// over: the sync of the process that ended may have failed, and the system shows what it dropped.
+/// An opening first writes the superblock that it found once more, before it overwrites the other one. The last sync of
+/// the previous process may have failed, and the page cache still shows what that sync dropped.
 #[test]
 fn the_superblock_that_was_found_is_written_again() {
     let (faulty, config) = faulty();
@@ -176,8 +176,8 @@ fn the_superblock_that_was_found_is_written_again() {
     }
 }
 
-/// The name of a new database is durable: that of its folder too where the path is relative, and where a creation that
-/// was killed left the folder.
+/// The directory entry of a new database's folder is durable before its data file is renamed, also for a relative path,
+/// and if a creation that was killed left the folder.
 #[test]
 fn the_name_of_the_folder_is_durable() {
     for (path, left, above) in [("db", false, ""), ("/a/b/db", false, "b"), ("/above/db", true, "above")] {
@@ -198,12 +198,12 @@ fn is_rename(event: &Event) -> bool {
     matches!(event, Event::Rename { .. })
 }
 
-/// A process that finds the folder empty, and gets the lock when another process has made the database meanwhile, opens
-/// that one.
+/// If a process finds the folder empty but gets the lock only after another process has created the database, it opens
+/// that database.
 #[test]
 fn a_database_made_meanwhile_is_not_overwritten() {
     let (faulty, config) = faulty();
-    // The first file to be opened is the lock.
+    // The lock is the first file to be opened.
     faulty.hold_nth(Operation::Open, 1);
     std::thread::scope(|scope| {
         let late = scope.spawn(|| config.open("/db").unwrap());
@@ -218,7 +218,8 @@ fn a_database_made_meanwhile_is_not_overwritten() {
     });
 }
 
-/// The same where it finds no data file, and looks at what else there is when another process has made one meanwhile.
+/// If a process finds no data file, and another one creates it before the first lists the folder, the first opens that
+/// database.
 #[test]
 fn a_database_made_meanwhile_is_no_folder_of_other_things() {
     let (faulty, config) = faulty();
@@ -233,8 +234,8 @@ fn a_database_made_meanwhile_is_no_folder_of_other_things() {
     });
 }
 
-/// A database that was made within a budget can be opened in it again: a new keyspace without memory for its page table
-/// is refused, and so are rows, but not removals, once page tables have come to three quarters of the pages' part.
+/// A database that was created within a budget can be opened with it again. Once page tables take three quarters of the
+/// memory for pages, a new keyspace is refused, and so are rows, but not removals.
 #[test]
 fn page_tables_leave_memory_for_frames() {
     let (_, config) = faulty();
@@ -257,8 +258,8 @@ fn page_tables_leave_memory_for_frames() {
     assert_eq!(db.existing_keyspace("keyspace 7").unwrap().get(b"k").unwrap().as_deref(), Some(&b"v"[..]));
 }
 
-/// A budget that page tables leave nothing of is refused at the next opening, with one that works; the one in which
-/// they were made works too.
+/// A budget that page tables use up is refused at the next opening, with an error that names one that works. That one
+/// works, and so does the one in which the tables were created.
 #[test]
 fn a_budget_too_small_for_page_tables_says_which_works() {
     let (_, config) = faulty();
@@ -275,7 +276,7 @@ fn a_budget_too_small_for_page_tables_says_which_works() {
     assert!(matches!(examined, Err(Error::BudgetTooSmall { .. })), "{examined:?}");
     for memory_bytes in [minimum_bytes, 24 << 20] {
         let db = config(memory_bytes).open("/db").unwrap();
-        // Room for the growth that a put may bring.
+        // Make room for the growth that a put may cause.
         db.drop_keyspace(&db.keyspaces()[0].name).unwrap();
         db.drop_keyspace(&db.keyspaces()[0].name).unwrap();
         db.existing_keyspace("keyspace 7").unwrap().insert(b"k", b"v").unwrap();
@@ -284,7 +285,7 @@ fn a_budget_too_small_for_page_tables_says_which_works() {
     }
 }
 
-/// The sync method is measured again if the file system is not the one that was measured, and not otherwise.
+/// The sync method is measured again only if the file system is not the one that was measured.
 #[test]
 fn a_place_that_has_changed_is_measured_again() {
     let folder = Folder::new();
@@ -301,7 +302,7 @@ fn a_place_that_has_changed_is_measured_again() {
     assert_eq!(again.lines().find(is_place), Some(place), "{again}");
 }
 
-/// The number of the process in the lock file is for people: a disk that has no space for it opens.
+/// The process number in the lock file is only informative: a disk without space for it can be opened.
 #[test]
 fn a_lock_that_cannot_be_written_locks() {
     let (faulty, config) = faulty();
@@ -314,7 +315,7 @@ fn a_lock_that_cannot_be_written_locks() {
 
 const CHILD_VARIABLE: &str = "DRUMLIN_TEST_LOCK_CHILD";
 
-/// Not a test of its own: the second process.
+/// Not a test of its own, but the second process.
 #[test]
 fn child() {
     let Ok(path) = std::env::var(CHILD_VARIABLE) else { return };
@@ -324,7 +325,7 @@ fn child() {
     }
 }
 
-/// A second handle and a second process are told who has the database; when it is closed they can have it.
+/// A second handle and a second process are told who has the database, and can open it once it is closed.
 #[test]
 fn the_second_to_open_is_told_who_was_first() {
     let folder = Folder::new();
@@ -334,7 +335,7 @@ fn the_second_to_open_is_told_who_was_first() {
         matches!(error, Error::Locked { pid, by_this_process: true, .. } if pid == std::process::id()),
         "{error:?}"
     );
-    // One that was not closed is in use as long as it has handles.
+    // A database that was not closed stays in use as long as it has handles.
     let (keyspace, again) = (db.keyspace("k").unwrap(), db.clone());
     drop(db);
     let error = small().open(folder.path()).unwrap_err().to_string();
@@ -356,7 +357,7 @@ fn the_second_to_open_is_told_who_was_first() {
     small().open(folder.path()).unwrap();
 }
 
-/// A medium that can't be written is named with the system's reason.
+/// If the medium can't be written, the error names it, with the system's reason.
 #[test]
 fn a_medium_for_reading_only_is_named() {
     let (faulty, config) = faulty();
@@ -365,8 +366,8 @@ fn a_medium_for_reading_only_is_named() {
     assert!(error.to_string().contains("Read-only"), "{error}");
 }
 
-/// An opening that fails when its threads start, or in one of its syncs, leaves no thread behind: nobody holds the
-/// backend any more, nor the folder's lock.
+/// An opening that fails when it starts threads, or in one of its syncs, leaves no thread running, nothing that holds
+/// the backend, and no lock.
 #[test]
 fn an_opening_that_fails_leaves_nothing_running() {
     const EAGAIN: i32 = 11;
@@ -388,7 +389,7 @@ fn an_opening_that_fails_leaves_nothing_running() {
     assert!(failures >= 6, "two threads of the log, four of the database");
     faulty.heal();
 
-    // Not closed: opening it writes.
+    // The database is not closed, so opening it writes.
     let db = config.open("/db").unwrap();
     db.keyspace("rows").unwrap().insert("k", "v").unwrap();
     faulty.fail_from(Operation::Write, 1, EIO);
@@ -404,7 +405,7 @@ fn an_opening_that_fails_leaves_nothing_running() {
     assert!(failed_openings > 0);
 }
 
-/// A budget too small says which one works, and that one does.
+/// A budget that is too small is refused with the minimum, and that one works.
 #[test]
 fn a_budget_too_small_says_which_works() {
     let Error::BudgetTooSmall { given_bytes: 1000, minimum_bytes } =
@@ -420,8 +421,7 @@ fn a_budget_too_small_says_which_works() {
     }
 }
 
-/// With many logs a transaction may be as large as with one: a thirty-second of the memory, and at most 8
-/// MiB.
+/// With many log streams a transaction may be as large as with one: a thirty-second of the memory, and at most 8 MiB.
 #[test]
 fn more_logs_take_no_value_away() {
     const VALUE_BYTES: usize = 60_000;
@@ -432,7 +432,7 @@ fn more_logs_take_no_value_away() {
         let keyspace = db.keyspace("k").unwrap();
         let share = (memory as usize / 32).min(8 << 20);
         let mut expected = Vec::new();
-        // By other threads, so that each has a log of its own.
+        // Commit on other threads, so that each has a stream of its own.
         for thread in 0..4u8 {
             let (db, keyspace) = (&db, &keyspace);
             std::thread::scope(|scope| {
@@ -461,7 +461,7 @@ fn more_logs_take_no_value_away() {
     }
 }
 
-/// Keys up to the limit work, the next byte is too much; empty keys and values are rows like others.
+/// Keys up to the limit work and one more byte is refused. Empty keys and values are allowed.
 #[test]
 fn keys_have_a_limit_and_may_be_empty() {
     let db = Config::in_memory().open("").unwrap();
@@ -491,7 +491,8 @@ fn keys_have_a_limit_and_may_be_empty() {
     assert!(keyspace.get(b"").unwrap().is_none());
 }
 
-/// Unknown keyspaces are named; handles of dropped ones say so, whatever they are asked, and so does one made again.
+/// Unknown keyspaces are named. All calls on the handle of a dropped keyspace say that it was dropped, even after one
+/// of that name was created again.
 #[test]
 fn keyspaces_that_are_not_there() {
     let db = Config::in_memory().open("").unwrap();
@@ -522,7 +523,7 @@ fn keyspaces_that_are_not_there() {
     assert_eq!(again.count(..).unwrap(), 1);
 }
 
-/// A transaction over its share is refused, goes on in smaller parts, and leaves nothing behind.
+/// A transaction that exceeds its share is refused, and leaves nothing behind.
 #[test]
 fn a_transaction_has_a_limit() {
     let (_, config) = faulty();
@@ -537,7 +538,7 @@ fn a_transaction_has_a_limit() {
         }
     };
     assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
-    // What the log can't take in one piece is refused at the commit.
+    // Writes that the log can't take as one record are refused at the commit.
     let result = tx.commit();
     assert!(matches!(result, Ok(_) | Err(Error::TransactionTooLarge { .. })), "{result:?}");
     let found = keyspace.count(..).unwrap();
@@ -545,8 +546,8 @@ fn a_transaction_has_a_limit() {
     keyspace.insert(b"k", b"v").unwrap();
 }
 
-/// A write that waits too long for a row fails in time, and its transaction goes on; of two that wait for each other
-/// one gets a conflict, at once.
+/// A write that waits too long for a row fails in time, and its transaction can continue. If two transactions wait for
+/// each other, one gets a conflict at once.
 #[test]
 fn waiting_for_rows_ends() {
     let db = Config::in_memory().open("").unwrap();
@@ -559,7 +560,7 @@ fn waiting_for_rows_ends() {
     let error = second.insert(&keyspace, b"a", b"2").unwrap_err();
     assert!(matches!(error, Error::LockTimeout { .. }) && error.recourse() == Recourse::Change, "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(5));
-    // Not a row of the circle: the first transaction, which is older than this commit, could not change it.
+    // A row outside of the cycle, because the older first transaction could not change it after this commit.
     second.insert(&keyspace, b"c", b"2").unwrap();
     second.commit().unwrap();
 
@@ -567,7 +568,7 @@ fn waiting_for_rows_ends() {
     second.insert(&keyspace, b"b", b"2").unwrap();
     let began = Instant::now();
     let ended = std::thread::scope(|scope| {
-        // The transaction that closes the circle is refused, whichever it is, and the other goes on.
+        // The transaction that closes the cycle is refused, whichever it is, and the other continues.
         let first = scope.spawn(|| first.insert(&keyspace, b"b", b"1").and_then(|()| first.commit().map(drop)));
         let second = second.insert(&keyspace, b"a", b"2").and_then(|()| second.commit().map(drop));
         [first.join().unwrap(), second]
@@ -576,13 +577,14 @@ fn waiting_for_rows_ends() {
     let winner = ended.iter().position(Result::is_ok).expect("one of the two goes on");
     assert!(ended[1 - winner].as_ref().is_err_and(Error::is_conflict), "{ended:?}");
     assert_eq!(keyspace.get(b"b").unwrap().unwrap(), [b"1", b"2"][winner]);
-    // Of two that change the same row, the second gets a conflict, and its retry sees the first.
+    // If two transactions change the same row, the second gets a conflict, and its retry sees the first.
     let mut late = db.begin().unwrap();
     keyspace.insert(b"a", b"3").unwrap();
     assert!(late.insert(&keyspace, b"a", b"4").unwrap_err().is_conflict());
 }
 
-/// A snapshot whose versions no longer fit says so, and a new one works; it never shows something newer.
+/// A snapshot whose versions no longer fit in memory reports that, never shows anything newer, and a new snapshot
+/// works.
 #[test]
 fn an_old_snapshot_ends_with_an_error() {
     let (_, config) = faulty();
@@ -618,7 +620,8 @@ fn an_old_snapshot_ends_with_an_error() {
     assert_eq!(db.snapshot().count(&keyspace, ..).unwrap(), 500);
 }
 
-/// A failed transfer: commits end with clear errors that stay, reads go on, and reopening finds what was acknowledged.
+/// Makes a write or sync fail. Commits then end with clear errors that stay, reads continue, and reopening finds
+/// everything that was acknowledged.
 fn fail(operation: Operation, nth: u64, lasting: bool, by_checkpoint: bool) {
     let place = format!("{operation:?} {nth}, lasting: {lasting}");
     let (faulty, config) = faulty();
@@ -664,7 +667,7 @@ fn fail(operation: Operation, nth: u64, lasting: bool, by_checkpoint: bool) {
         }
     }
     let failure = failure.unwrap_or_else(|| panic!("{place}: nothing failed"));
-    // Commits of all kinds stay refused, with the reason, though the fault may be gone.
+    // All kinds of commits stay refused, with the reason, even though the fault may be gone.
     faulty.heal();
     let again = keyspace.insert(b"more", b"v").unwrap_err();
     assert!(
@@ -673,7 +676,7 @@ fn fail(operation: Operation, nth: u64, lasting: bool, by_checkpoint: bool) {
     );
     assert!(matches!(keyspace.remove(b"durable"), Err(Error::Failed { .. })), "{place}");
     assert!(matches!(db.checkpoint(), Err(Error::Failed { .. })), "{place}");
-    // Reads go on, and show nothing that was not answered.
+    // Reads continue, and show nothing that was not acknowledged.
     compare(&keyspace, &model);
     drop((keyspace, db));
     let db = config.open("/db").unwrap_or_else(|error| panic!("{place}: reopening: {error:?}"));
@@ -688,7 +691,7 @@ fn fail(operation: Operation, nth: u64, lasting: bool, by_checkpoint: bool) {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Failing writes and syncs, of the log, the data file and the superblock.
+/// Failed writes and syncs of the log, the data file and the superblock are final until the database is reopened.
 #[test]
 fn a_failed_transfer_is_final_until_reopened() {
     for nth in [1, 2, 3, 7, 20] {
@@ -701,7 +704,7 @@ fn a_failed_transfer_is_final_until_reopened() {
     }
 }
 
-/// An error passes `?` in functions that speak of `std::io`, and is found again within.
+/// The library's error can be returned by `?` from functions of `std::io`, and be found within their error.
 #[test]
 fn an_error_becomes_one_of_io() {
     fn get(db: &Database) -> std::io::Result<()> {
@@ -715,7 +718,7 @@ fn an_error_becomes_one_of_io() {
     assert!(matches!(within, Some(Error::NoSuchKeyspace { name }) if name == "missing"), "{within:?}");
 }
 
-/// Long names and keys are shortened where errors quote them.
+/// Errors shorten long names and keys.
 #[test]
 fn errors_quote_no_more_than_a_line() {
     let db = Config::in_memory().open("").unwrap();

@@ -1,4 +1,4 @@
-//! Figures of an open database, and its lines in the program's log.
+//! Statistics of an open database, and its lines in the program's log.
 
 use crate::support;
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use drumlin::{Config, Durability, Error, TxOptions};
 use support::{Folder, small};
 
-/// `Stats` counts conflicts, waits for row locks, lock timeouts and repeated runs of `transact`, one for each.
+/// `Stats` counts each conflict, wait for a row lock, lock timeout and retry of `transact`.
 #[test]
 fn contention_is_counted() {
     let db = Config::in_memory().memory(8 << 20).open("").unwrap();
@@ -39,7 +39,7 @@ fn contention_is_counted() {
     assert_eq!((stats.lock_waits, stats.lock_timeouts), (1, 1));
     assert!(stats.lock_wait_time >= waited, "{stats:?}");
 
-    // A serializable commit that is refused.
+    // A serializable commit is refused.
     drop((holder, other));
     let serializable = TxOptions { isolation: drumlin::Isolation::Serializable, ..TxOptions::default() };
     let mut tx = db.begin_with(serializable).unwrap();
@@ -50,7 +50,7 @@ fn contention_is_counted() {
     assert_eq!(db.stats().conflicts, 3);
 }
 
-/// Rows that are found in memory are hits, pages that come from the disk misses.
+/// Rows found in memory count as hits, pages read from disk as misses.
 #[test]
 fn hits_and_misses_are_counted() {
     let config = small().backend(drumlin::internals::io::in_memory());
@@ -69,7 +69,7 @@ fn hits_and_misses_are_counted() {
     assert_eq!((then.page_hits - first.page_hits, then.page_misses - first.page_misses), (100, 0));
 }
 
-/// Snapshots that end for the memory of their versions are counted, each of them.
+/// Each snapshot that ends because its versions need too much memory is counted.
 #[test]
 fn ended_snapshots_are_counted() {
     let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();
@@ -99,7 +99,7 @@ impl log::Log for Lines {
     fn flush(&self) {}
 }
 
-/// The program's log tells how much was recovered, and nothing if there was nothing to recover.
+/// The program's log says how much was recovered, and nothing if there was nothing to recover.
 #[test]
 fn recovery_is_logged() {
     support::alone("figures::recovery_is_logged", &[], || {

@@ -1,5 +1,5 @@
-//! Accidents of a database's files, on real folders: they are removed, emptied, put back, moved; the
-//! working directory changes, the lock's file goes, others put theirs in between.
+//! Accidents of a database's files, in real folders. Files are removed, emptied, put back and moved, the working
+//! directory changes, the lock file disappears, and other programs put their own files there.
 
 use crate::support;
 
@@ -13,7 +13,7 @@ fn config() -> Config {
     small().checkpoint_log_bytes(64 << 20)
 }
 
-/// Commits `count` rows of 20 KiB each, from number `first` on: fifty fill a segment of the log.
+/// Commits `count` rows of 20 KiB each, numbered from `first`. Fifty fill a log segment.
 fn commit(db: &Database, first: u64, count: u64) {
     let keyspace = db.keyspace("rows").unwrap();
     for number in first..first + count {
@@ -33,8 +33,8 @@ fn segments(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder.join("log")).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// A stream whose folder is elsewhere makes its segments there, and finds those that it made before. Rows of all
-/// streams come back after a kill. Without that folder the database does not open.
+/// A log stream whose folder is elsewhere creates its segments there, and finds earlier ones there. Rows of all streams
+/// are there after a kill. Without that folder the database does not open.
 #[cfg(unix)]
 #[test]
 fn a_stream_may_have_a_folder_of_its_own() {
@@ -76,7 +76,7 @@ fn a_stream_may_have_a_folder_of_its_own() {
     let there: Vec<PathBuf> = fs::read_dir(elsewhere.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(!there.is_empty() && there.iter().all(|path| name(path).starts_with("1-")), "{there:?}");
     assert!(segments(&path).iter().all(|path| !name(path).starts_with("1-")));
-    // The copy has a folder in the link's place.
+    // In the copy, a folder replaces the link.
     for path in [&path, &killed.path()] {
         let db = config().log_streams(2).open(path).unwrap();
         assert_eq!(db.keyspace("rows").unwrap().iter().count(), 320);
@@ -88,8 +88,8 @@ fn a_stream_may_have_a_folder_of_its_own() {
     fs::rename(elsewhere.path().with_extension("away"), elsewhere.path()).unwrap();
 }
 
-/// The log, or any one segment of it, is missed in whatever way it is gone, where the database was not closed; the
-/// message names the log.
+/// If a database was not closed and its log, or any one segment of it, is missing, emptied or zeroed, opening fails and
+/// the error names the log.
 #[test]
 fn a_database_that_was_killed_needs_its_whole_log() {
     for (streams, checkpoint_after) in [(1, None), (1, Some(130)), (3, Some(20))] {
@@ -134,7 +134,7 @@ fn a_database_that_was_killed_needs_its_whole_log() {
                     "emptied" => fs::write(path, b"").unwrap(),
                     _ => fs::write(&path, vec![0; fs::metadata(&path).unwrap().len() as usize]).unwrap(),
                 }
-                // A spare is not needed; then every row is there.
+                // A spare segment is not needed; then every row is there.
                 match opens(&lost.path()) {
                     Ok(()) => {}
                     Err(Error::Corrupted { path, .. }) if path.starts_with(lost.path().join("log")) => missed += 1,
@@ -147,7 +147,7 @@ fn a_database_that_was_killed_needs_its_whole_log() {
     }
 }
 
-/// A closed database needs nothing of its log.
+/// A closed database needs no log.
 #[test]
 fn a_database_that_was_closed_needs_no_log() {
     let folder = Folder::new();
@@ -165,8 +165,8 @@ fn a_database_that_was_closed_needs_no_log() {
     assert_rows(&config().open(folder.path()).unwrap(), 180);
 }
 
-/// A database that was opened by a relative path goes on when the working directory changes, and touches nothing of
-/// another that has the same name there.
+/// A database that was opened by a relative path keeps working when the working directory changes, and does not touch
+/// another database with the same relative path there.
 #[test]
 fn the_working_directory_does_not_matter() {
     alone("files::the_working_directory_does_not_matter", &[], || {
@@ -175,7 +175,7 @@ fn the_working_directory_does_not_matter() {
         for folder in [&here, &there] {
             fs::create_dir_all(folder.path()).unwrap();
         }
-        // The other's log has segments of the same names, with commits in them.
+        // The other database's log has segments with the same names, with commits in them.
         let other = config().open(there.path().join("shop.drumlin")).unwrap();
         commit(&other, 0, 240);
         let before_files: Vec<_> = segments(&there.path().join("shop.drumlin"))
@@ -201,7 +201,8 @@ fn the_working_directory_does_not_matter() {
     });
 }
 
-/// A folder that is moved while the database is open stays the database's; a new one can be made at the old path.
+/// A folder that is moved while its database is open still belongs to it, and a new database can be created at the old
+/// path.
 #[test]
 fn a_folder_may_be_moved() {
     let folder = Folder::new();
@@ -221,7 +222,7 @@ fn a_folder_may_be_moved() {
     assert_rows(&config().open(&old).unwrap(), 60);
 }
 
-/// No file that is removed or replaced lets a second handle in: not the one that names the process, nor the data file.
+/// Removing or replacing a file lets no second handle in, neither the file with the process number nor the data file.
 #[test]
 fn the_lock_can_not_be_removed() {
     let folder = Folder::new();
@@ -238,8 +239,8 @@ fn the_lock_can_not_be_removed() {
     drop(db);
 }
 
-/// A foreign file in the log's folder is not written to. The database stops accepting commits, and
-/// goes on once the file is gone.
+/// A foreign file in the log's folder is not written to. The database stops accepting commits, and continues once the
+/// file is gone.
 #[test]
 fn files_of_others_are_not_written_to() {
     let folder = Folder::new();
@@ -270,7 +271,7 @@ fn files_of_others_are_not_written_to() {
     assert_rows(&config().open(folder.path()).unwrap(), committed);
 }
 
-/// Something that is no file of a database, at the path of one.
+/// Something at the path of a database's file that is not such a file.
 #[derive(Clone, Copy, Debug)]
 enum Foreign {
     File,
@@ -284,7 +285,7 @@ impl Foreign {
     const ALL: [Foreign; 5] = [Foreign::File, Foreign::Link, Foreign::DanglingLink, Foreign::Folder, Foreign::Pipe];
     const TEXT: &[u8] = b"somebody's\n";
 
-    /// Puts it in place of what is at the path. A link leads to `target`.
+    /// Puts it at the path, replacing what is there. A link leads to `target`.
     fn put(self, path: &Path, target: &Path) {
         let _ = fs::remove_file(path);
         match self {
@@ -314,8 +315,8 @@ impl Foreign {
     }
 }
 
-/// The database writes to no foreign file that has the name of a file of advice, and follows no link there. It works
-/// without that file, and writes one once the name is free.
+/// The database does not write to a foreign file that has the name of one of its advisory files, and follows no link
+/// there. It works without that file, and writes one once the name is free.
 #[test]
 fn files_of_advice_of_others_are_left_alone() {
     let config = || config().warm_start(true);
@@ -355,7 +356,7 @@ fn files_of_advice_of_others_are_left_alone() {
     }
 }
 
-/// A file of advice of which a power cut left nothing, or zeros alone, is written again.
+/// An advisory file that a power cut left empty or zeroed is written again.
 #[test]
 fn empty_files_of_advice_are_written_again() {
     for name in ["lock", "probe"] {
@@ -370,13 +371,13 @@ fn empty_files_of_advice_are_written_again() {
     }
 }
 
-/// A data file or a log segment that is none stays as it is, whatever is there in its place: opening fails, for reading
-/// too, and names it.
+/// If something else is at the path of the data file, the log or a log segment, it stays as it is. Opening fails, also
+/// read-only, and the error names it.
 #[test]
 fn the_places_of_others_are_not_written_to() {
     for name in ["data", "log/0-1.seg", "log"] {
         for foreign in Foreign::ALL {
-            // An empty folder is a log that nothing is in.
+            // An empty folder is a valid log without segments.
             if name == "log" && matches!(foreign, Foreign::Folder) {
                 continue;
             }
@@ -388,7 +389,7 @@ fn the_places_of_others_are_not_written_to() {
             }
             foreign.put(&path, &target);
             for read_only in [false, true] {
-                // Reading needs no log of a database that was closed.
+                // Read-only, a closed database needs no log.
                 if read_only && name == "log" && matches!(foreign, Foreign::DanglingLink) {
                     continue;
                 }
@@ -402,7 +403,7 @@ fn the_places_of_others_are_not_written_to() {
     }
 }
 
-/// A creation continues with the file of one that was interrupted; anything else under that name stays as it is.
+/// A creation continues with the file of one that was interrupted; anything else of that name stays as it is.
 #[test]
 fn a_creation_goes_on_with_its_own_file_alone() {
     for foreign in Foreign::ALL {
@@ -428,7 +429,7 @@ fn a_creation_goes_on_with_its_own_file_alone() {
     }
 }
 
-/// The data file and the log may lie elsewhere, behind symbolic links: they prove to be the database's.
+/// The data file and the log may be elsewhere, behind symbolic links, if they prove to belong to the database.
 #[test]
 fn data_and_log_may_lie_elsewhere() {
     let (folder, elsewhere) = (Folder::new(), Folder::new());

@@ -1,5 +1,5 @@
-//! Handles of two databases, or of two openings of one, that are mixed: a call with a foreign one is refused with
-//! `Invalid`, before anything else, and both databases stay as they are.
+//! Handles of two databases, or of two openings of one, are mixed up: a call with a foreign handle is refused with
+//! `Invalid` before any other error, and both databases stay as they are.
 
 use crate::support;
 
@@ -12,7 +12,7 @@ use smol::block_on;
 
 const ROWS: u32 = 2000;
 
-/// A database of rows that each tell whose they are; most of them are not in memory.
+/// Returns a database whose rows name their owner; most of them are not in memory.
 fn database(name: &str) -> (Database, Keyspace) {
     let db = Config::in_memory().memory(8 << 20).page_bytes(512).open("").unwrap();
     let k = db.keyspace("k").unwrap();
@@ -47,7 +47,7 @@ fn refused_rows(mut range: drumlin::Range) {
     assert!(range.next().is_none() && range.next_back().is_none() && block_on(range.next_async()).is_none());
 }
 
-/// Every call of a snapshot that takes a keyspace.
+/// Makes every call of a snapshot that takes a keyspace.
 fn ask_snapshot(snapshot: &Snapshot, k: &Keyspace) {
     for key in [&[0, 0, 0, 1][..], b"large", b"missing", &[7; 5000]] {
         refused(snapshot.get(k, key));
@@ -68,7 +68,7 @@ fn ask_snapshot(snapshot: &Snapshot, k: &Keyspace) {
     refused_rows(snapshot.prefix(k, "l"));
 }
 
-/// A reader that no refused call may touch.
+/// A reader that a refused call must not read from.
 struct Untouched;
 
 impl Read for Untouched {
@@ -87,7 +87,7 @@ impl futures_io::AsyncRead for Untouched {
     }
 }
 
-/// Every call of a transaction that takes a keyspace.
+/// Makes every call of a transaction that takes a keyspace.
 fn ask_transaction(tx: &mut Transaction, k: &Keyspace) {
     for key in [&[0, 0, 0, 1][..], b"large", b"missing", &[7; 5000]] {
         refused(tx.get(k, key));
@@ -116,7 +116,7 @@ fn ask_transaction(tx: &mut Transaction, k: &Keyspace) {
     refused_rows(tx.prefix(k, "l"));
 }
 
-/// Every call with a keyspace of another database is refused; both databases go on.
+/// Every call with a keyspace of another database is refused, and both databases keep working.
 #[test]
 fn keyspaces_of_another_database_are_refused() {
     let (first, second) = (database("first"), database("second"));
@@ -135,7 +135,7 @@ fn keyspaces_of_another_database_are_refused() {
     assert_sound(&second, "second");
 }
 
-/// A handle of another database is refused before any other error of the call, also by a transaction that has no room
+/// A handle of another database is refused before any other error of the call, even by a transaction that has no room
 /// for another row.
 #[test]
 fn whose_a_handle_is_is_asked_first() {
@@ -146,7 +146,7 @@ fn whose_a_handle_is_is_asked_first() {
     ask_transaction(&mut tx, &second.1);
 }
 
-/// A savepoint outlives its opening, and is none of the next one's, whose transactions have the same numbers.
+/// A savepoint of an earlier opening is refused, although transactions of the next opening have the same numbers.
 #[test]
 fn savepoints_of_an_earlier_opening_are_refused() {
     let config = support::small().backend(drumlin::internals::io::in_memory());

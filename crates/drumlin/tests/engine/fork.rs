@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use drumlin::{Durability, Error, Keyspace};
 use support::{Folder, alone, small};
 
-/// Runs `body` in a fork; whether it ended by itself, and well.
+/// Runs `body` in a forked child. Returns `true` if the child exited normally and `body` returned `true`.
 fn in_a_fork(body: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs on one thread, calls the library and ends without going back into the test.
+    // SAFETY: the child runs on one thread, calls the library and exits without returning into the test.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
         let is_right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
-        // SAFETY: ends the child at once, with no destructor of the parent's run twice.
+        // SAFETY: exits the child at once, so that none of the parent's destructors run twice.
         unsafe { libc::_exit(if is_right { 0 } else { 1 }) };
     }
     let began = Instant::now();
@@ -42,8 +42,9 @@ fn is_forked<T>(result: Result<T, Error>) -> bool {
     matches!(result, Err(Error::Forked { .. }))
 }
 
-/// In a fork every call is an error that says so, and dropping handles, the last ones too, does nothing and hangs
-/// nowhere, whatever the parent's threads were at. The parent goes on, and what it leaves when it is killed is whole.
+/// In a fork every call returns an error that says so. Dropping handles there, even the last ones, does nothing and
+/// does not hang, whatever the parent's threads were doing. The parent continues, and what it leaves when killed is
+/// intact.
 #[test]
 fn a_fork_touches_nothing() {
     alone("fork::a_fork_touches_nothing", &[], || {
@@ -79,7 +80,7 @@ fn a_fork_touches_nothing() {
                 let mut reader = keyspace.read(b"film").unwrap().unwrap();
                 let handles = (db.clone(), keyspace.clone());
                 let mut batch = db.batch().unwrap();
-                // Its newest buffer may be on its way to the disk.
+                // The load's newest buffer may be in flight to the disk.
                 let mut load = db.bulk_load("loaded").unwrap();
                 let noise =
                     |number: u32| (0..1000).map(move |at| ((number + at).wrapping_mul(0x9e37_79b1) >> 24) as u8);
@@ -123,7 +124,7 @@ fn a_fork_touches_nothing() {
                     is_right && is_forked(db.close())
                 }));
             }
-            // The very last handles.
+            // The last handles of a database.
             let alone = small().open(folder.path().join("../other")).unwrap();
             alone.keyspace("rows").unwrap().insert(b"k", b"v").unwrap();
             let mut alone = Some(alone);
@@ -146,14 +147,14 @@ fn a_fork_touches_nothing() {
     });
 }
 
-/// Bytes that this process has had the disk read.
+/// Returns the bytes that this process has made the disk read.
 fn bytes_read() -> u64 {
     let text = std::fs::read_to_string("/proc/self/io").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: ")).unwrap();
     line.parse().unwrap()
 }
 
-/// A range that its parent has begun reads nothing in a fork, nor the values that it would come to next.
+/// In a fork, a range that the parent has begun reads nothing, not even the values that would come next.
 #[test]
 fn a_fork_reads_no_values_ahead() {
     alone("fork::a_fork_reads_no_values_ahead", &[], || {
@@ -180,8 +181,8 @@ fn a_fork_reads_no_values_ahead() {
                 assert_eq!(next(rows).unwrap().unwrap().1, "in the leaf");
             }
             assert!(in_a_fork(|| {
-                // The system counts what it reads of the program too. After the other keyspace went the same way, all
-                // of the program that is needed is mapped.
+                // The system also counts reads of the program's own file. The same calls on the other keyspace first
+                // make sure that all of the program needed is mapped.
                 bytes_read();
                 let is_first_forked = next(&mut others).is_some_and(is_forked);
                 let before = bytes_read();
@@ -195,25 +196,25 @@ fn a_fork_reads_no_values_ahead() {
     });
 }
 
-/// A database that its process closes can be opened again while a fork still lives, with copies of its handles.
+/// A database that its process has closed can be opened again while a fork with copies of its handles still lives.
 #[test]
 fn a_fork_keeps_no_lock() {
     alone("fork::a_fork_keeps_no_lock", &[], || {
         let folder = Folder::new();
         let mut db = Some(small().open(folder.path()).unwrap());
         let (mut wait, tell) = std::io::pipe().unwrap();
-        // SAFETY: the child reads from a pipe and ends.
+        // SAFETY: the child reads from a pipe and exits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
             let _ = wait.read(&mut [0]);
-            // SAFETY: ends the child at once.
+            // SAFETY: exits the child at once.
             unsafe { libc::_exit(0) };
         }
         db.take().unwrap().close().unwrap();
         let again = small().open(folder.path());
         drop(tell);
-        // SAFETY: the child is this process's own; it ends by itself.
+        // SAFETY: the child is this process's own; it may have exited already.
         unsafe {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, &mut 0, 0);

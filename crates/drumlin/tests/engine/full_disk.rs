@@ -1,5 +1,4 @@
-//! A disk that is full: nothing is lost, what removes is not refused, and what is removed makes room, without
-//! reopening.
+//! A full disk: nothing is lost, removals are not refused, and they make room without reopening.
 
 use crate::support;
 
@@ -7,7 +6,7 @@ use drumlin::internals::io::fault::FaultyBackend;
 use drumlin::{Config, Database, Durability, Error, Keyspace, TxOptions};
 use support::{Model, Random, compare, faulty, number, some_value};
 
-/// A database on a disk that fills up, and what its keyspace `rows` should hold.
+/// A database on a disk that fills up, and the rows that its keyspace `rows` should have.
 struct Filling {
     seed: u64,
     random: Random,
@@ -22,7 +21,7 @@ impl Filling {
         Filling { seed, random: Random(seed), faulty, config, model: Model::new() }
     }
 
-    /// Commits, creates keyspaces and makes checkpoints while the disk fills up, until many were refused.
+    /// Commits, creates keyspaces and makes checkpoints while the disk fills up, until many of these were refused.
     fn fill(&mut self, db: &Database, keyspace: &Keyspace) {
         let moment = self.random.below(2000);
         let mut refused = 0;
@@ -66,7 +65,7 @@ impl Filling {
         }
     }
 
-    /// Removing works, one by one and many at once, until half is gone; what was removed makes room.
+    /// Removes half of the rows, one by one and many at once, which must work and make room.
     fn remove_half(&mut self, db: &Database, keyspace: &Keyspace) {
         let seed = self.seed;
         let doomed: Vec<Vec<u8>> = self.model.keys().step_by(2).cloned().collect();
@@ -90,7 +89,7 @@ impl Filling {
         assert!(db.check().unwrap().corruption.is_empty());
     }
 
-    /// Opening works on a disk as full as it is.
+    /// Reopens the database, which must work on a disk as full as it is.
     fn reopen(&mut self, db: Database) -> Database {
         if !self.random.chance(50) {
             return db;
@@ -99,7 +98,7 @@ impl Filling {
         self.config.open("/db").unwrap_or_else(|error| panic!("seed {}: opening on a full disk: {error:?}", self.seed))
     }
 
-    /// A disk that has space again takes rows, which are there when the database is opened the next time.
+    /// Gives the disk space again. It must then accept rows, which are there at the next opening.
     fn go_on(&mut self, keyspace: &Keyspace) {
         self.faulty.set_space_limit(None);
         for number in 0..300u64 {
@@ -110,8 +109,8 @@ impl Filling {
     }
 }
 
-/// Fills a disk from some moment on; then everything earlier must be there, removing and compacting must work, and with
-/// more space all must go on.
+/// Fills a disk at some moment. Then all earlier rows must be there, removing and compacting must work, and with more
+/// space everything must work again.
 fn fill(seed: u64) {
     let mut filling = Filling::new(seed);
     let db = filling.config.open("/db").unwrap();
@@ -150,8 +149,8 @@ fn fill_up(keyspace: &drumlin::Keyspace) {
     assert!(matches!(refused, Error::DiskFull { .. }), "{refused:?}");
 }
 
-/// A load that finds the disk full, or is dropped, gives its space back, though checkpoints that it waited for lie
-/// after its pages. The rows from before it are still there.
+/// A load that finds the disk full, or is dropped, gives its space back, even if checkpoints that it waited for are
+/// behind its pages in the file. The rows from before it are still there.
 #[test]
 fn a_load_that_ends_without_success_gives_its_space_back() {
     for (is_sorted, is_dropped) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -185,8 +184,7 @@ fn a_load_that_ends_without_success_gives_its_space_back() {
     }
 }
 
-/// Dropping a keyspace of very many pages needs no space to tell of each of them: what it held is free after a
-/// checkpoint.
+/// Dropping a keyspace of very many pages needs no disk space for each page, and its space is free after a checkpoint.
 #[test]
 fn a_large_keyspace_can_be_dropped() {
     let (faulty, config) = faulty();
@@ -220,7 +218,8 @@ fn a_large_keyspace_can_be_dropped() {
     assert!(matches!(db.existing_keyspace("large"), Err(Error::NoSuchKeyspace { .. })));
 }
 
-/// Pages in memory that compress well do not keep a checkpoint from being made for which they count whole.
+/// A checkpoint counts pages in memory at their full size, but pages that compress well must not keep it from being
+/// made.
 #[test]
 fn rows_that_compress_can_be_removed() {
     const COUNT: u64 = 12_000;
@@ -247,8 +246,8 @@ fn rows_that_compress_can_be_removed() {
     assert_eq!(keyspace.count(..).unwrap(), 0);
 }
 
-/// With page tables of several segments, the reserve for removals is more than a few segments: a checkpoint after
-/// removals may rewrite all tables, and frees nothing yet.
+/// If the page tables take several segments, so does the reserve for removals: a checkpoint after removals may rewrite
+/// all tables while it frees nothing yet.
 #[test]
 fn rows_of_very_many_pages_can_be_removed() {
     const COUNT: u32 = 100_000;
@@ -278,7 +277,7 @@ fn rows_of_very_many_pages_can_be_removed() {
     keyspace.insert(b"room", b"again").unwrap();
 }
 
-/// Creating keyspaces is refused as putting rows is, and what is set aside for removing stays.
+/// A full disk refuses new keyspaces just as it refuses rows, and the reserve for removals stays.
 #[test]
 fn creating_keyspaces_leaves_the_reserve() {
     let (faulty, config) = faulty();

@@ -1,33 +1,33 @@
-//! The exact order of writes and syncs, frozen: each file in `tests/traces` is a script of operations, each with what
-//! it did to the files.
+//! Golden traces: the exact order of writes and syncs. Each file in `tests/traces` is a script of operations, each
+//! followed by its effects on the files.
 //!
-//! A change of what an operation does is a change of what durability rests on: look at it line by line.
-//! `DRUMLIN_TEST_BLESS=1` writes what was seen into the scripts.
+//! A changed trace is a change of what durability rests on, so review it line by line. `DRUMLIN_TEST_BLESS=1` writes
+//! the observed traces into the scripts.
 //!
-//! A script is a list of steps with empty lines between them: comments, the operation, `----`, what came of it. Events
-//! are [`drumlin::internals::io::fault::Event`]s in the order in which they were asked for, `superblock 0` and
-//! `superblock 1` are the slots in `data`, `=` is an answer and `!` an error. `tally` before an operation counts events
-//! of a kind on one file; `quiet` leaves events out.
+//! A script is a list of steps separated by empty lines: comments, the operation, `----`, and the effects. Events are
+//! [`drumlin::internals::io::fault::Event`]s in the order in which they were requested. `superblock 0` and `superblock
+//! 1` are the slots in `data`, `=` marks an answer and `!` an error. `tally` before an operation counts the events of
+//! each kind and file; `quiet` omits the events.
 //!
-//! The database is small, its disk is a simulated one, and the log has no threads: what it prepares ahead of need is
-//! prepared by the operation that asks for it.
+//! The database is small, its disk is simulated, and the log has no threads: segments that threads would prepare in
+//! advance are prepared by the operation that needs them.
 //!
-//! | operation | what is done |
+//! | operation | effect |
 //! | --- | --- |
-//! | `open [STREAMS]` | opens the database, with so many streams of the log |
+//! | `open [STREAMS]` | opens the database, with this number of log streams |
 //! | `close` | closes it |
-//! | `kill` | ends the process: nothing that was written is lost |
-//! | `cut` | cuts the power: all is lost that is not certain |
+//! | `kill` | ends the process; everything written is kept |
+//! | `cut` | cuts the power; all uncertain writes are lost |
 //! | `keyspace NAME`, `drop NAME` | creates or drops a keyspace |
 //! | `insert NAME KEY BYTES`, `remove NAME KEY` | commits one row |
-//! | `fill NAME FROM..TO BYTES`, `empty NAME FROM..TO` | commits numbered rows one by one, to the first refusal |
+//! | `fill NAME FROM..TO BYTES`, `empty NAME FROM..TO` | commits numbered rows one by one, up to the first refusal |
 //! | `transaction NAME FROM..TO BYTES`, `removal NAME FROM..TO` | commits numbered rows together |
 //! | `load NAME FROM..TO BYTES` | loads numbered rows in bulk |
 //! | `stream NAME KEY BYTES` | commits a value that is read from a stream |
 //! | `count NAME` | counts rows |
-//! | `checkpoint`, `compact` | these |
-//! | `space BYTES`, `space none` | sets how much more the files may take |
-//! | `fail write NTH`, `fail sync NTH` | fails this request of the operations that follow |
+//! | `checkpoint`, `compact` | calls the method of that name |
+//! | `space BYTES`, `space none` | limits how much more space the files may take, or ends the limit |
+//! | `fail write NTH`, `fail sync NTH` | makes this write or sync of the following operations fail |
 
 use crate::support;
 
@@ -42,14 +42,14 @@ use drumlin::internals::io::sim::{self, Disk, Loss, Medium};
 use drumlin::{Config, Database, Keyspace};
 use support::{Random, small};
 
-/// A step of a script: comments, an operation, and what came of it.
+/// A step of a script: comments, an operation, and its effects.
 struct Step {
     comments: Vec<String>,
     operation: String,
     outcome: Vec<String>,
 }
 
-/// Parts the text of a script into its steps. One without an operation is a comment on its own.
+/// Splits the text of a script into its steps. A step without an operation is a comment.
 fn parse(text: &str) -> Vec<Step> {
     let steps = text.split("\n\n").map(|paragraph| {
         let (head, outcome) = paragraph.split_once("\n----").unwrap_or((paragraph, ""));
@@ -73,14 +73,14 @@ fn render(steps: &[Step]) -> String {
     paragraphs.collect::<Vec<_>>().join("\n\n") + "\n"
 }
 
-/// A line of the trace: an event, with the superblock by its name.
+/// Formats an event as a line of the trace, naming the superblocks.
 fn line(event: &Event) -> String {
     let text = event.to_string();
     let slots = [("write data 0+4096", "write superblock 0"), ("write data 32768+4096", "write superblock 1")];
     slots.iter().fold(text, |text, (place, name)| text.replace(place, name))
 }
 
-/// Events of a kind on a file, counted; with the bytes of writes.
+/// Counts the events of each kind and file, with the bytes of writes.
 fn tally(events: &[Event]) -> Vec<String> {
     let mut counts: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for event in events {
@@ -96,12 +96,12 @@ fn tally(events: &[Event]) -> Vec<String> {
     counts.into_iter().map(|(kind, (count, bytes))| format!("{count} x {kind}{}", of(bytes))).collect()
 }
 
-/// A value that does not compress, the same for the same key.
+/// Returns a value that does not compress and depends on the key alone.
 fn value_of(key: &[u8], bytes: usize) -> Vec<u8> {
     Random(key.iter().fold(7, |seed: u64, byte| seed.wrapping_mul(257) + u64::from(*byte))).bytes(bytes)
 }
 
-/// Numbered rows, as `3..7` says.
+/// Parses a range of numbers, such as `3..7`.
 fn numbers(text: &str) -> Range<u64> {
     let (from, to) = text.split_once("..").expect("a range");
     from.parse().unwrap()..to.parse().unwrap()
@@ -123,7 +123,7 @@ impl Machine {
         Machine { disk, faulty, db: None }
     }
 
-    /// Ends the process, and goes on with what `after` leaves of its disk.
+    /// Ends the process and continues with the disk that `after` returns.
     fn end(&mut self, after: impl FnOnce(Medium) -> Medium) {
         self.disk.turn_off();
         self.db = None;
@@ -132,7 +132,7 @@ impl Machine {
 
     fn config(&self, streams: u16) -> Config {
         let backend: Arc<dyn Backend> = Arc::new(self.faulty.clone());
-        // No checkpoints but the script's, and no page is evicted to make room.
+        // Only the script makes checkpoints, and no page is evicted to make room.
         small().memory(64 << 20).log_streams(streams).checkpoint_log_bytes(1 << 30).backend(backend)
     }
 
@@ -144,7 +144,7 @@ impl Machine {
         self.db().existing_keyspace(name).unwrap()
     }
 
-    /// Runs an operation; what it answers, and what it did to the files.
+    /// Runs an operation. Returns its answer and its effects on the files.
     fn run(&mut self, operation: &str) -> Vec<String> {
         let mut words: Vec<&str> = operation.split(' ').collect();
         let told = words[0];
@@ -236,7 +236,7 @@ impl Machine {
     }
 }
 
-/// Commits numbered rows one by one, to the first refusal, and answers how far it came where there was one.
+/// Commits numbered rows one by one. At the first refusal, returns how many were committed before it.
 fn each(range: &str, commit: impl Fn([u8; 8]) -> drumlin::Result<()>) -> drumlin::Result<Option<String>> {
     let numbers = numbers(range);
     let from = numbers.start;
@@ -248,7 +248,7 @@ fn each(range: &str, commit: impl Fn([u8; 8]) -> drumlin::Result<()>) -> drumlin
     Ok(None)
 }
 
-/// Runs a script and compares what it did with what it says, or writes it down.
+/// Runs a script and compares its effects with those it lists, or writes them down.
 fn check(path: &Path) {
     let text = std::fs::read_to_string(path).unwrap();
     let mut machine = Machine::new(Medium::default());
@@ -281,26 +281,27 @@ macro_rules! scripts {
 }
 
 scripts! {
-    /// Creation and commits: what is on the medium, and in which order, when each returns.
+    /// Creation and commits: what is durable when each returns, and in which order it was written.
     commit;
-    /// Pages, tables and catalogue before the superblock; the superblocks in turns.
+    /// Pages, tables and catalogue are written before the superblock, and the superblocks alternate.
     checkpoint;
-    /// Opening makes certain what it finds before it writes anything new: after a kill, a power cut and a clean end.
+    /// Opening makes everything it finds durable before it writes anything new: after a kill, a power cut and a clean
+    /// close.
     recovery;
-    /// Sparse segments are emptied, and segments of the log used again, only once nothing durable needs them.
+    /// Sparse segments are freed, and log segments reused, only once nothing durable needs them.
     cleaning;
-    /// A full disk refuses before anything is written, and passes.
+    /// A full disk refuses an operation before anything is written, and works again once there is space.
     full_disk;
-    /// Many rows at once, and large values: few writes, and none of the log before what it names.
+    /// Many rows at once, and large values: few writes, and log records only after the extents that they name.
     bulk;
     /// A bulk load: its pages, one sync, and only then the record that attaches them.
     bulk_load;
-    /// A failed write or sync is final: nothing is tried again, and reopening settles it.
+    /// A failed write or sync is final: nothing is retried, and reopening resolves it.
     failure;
 }
 
-/// The statistics count every byte that an open database gives its data file and its log, with padding, headers and
-/// zeros.
+/// The statistics count every byte that an open database writes to its data file and its log, including padding,
+/// headers and zeros.
 #[test]
 fn statistics_count_all_bytes_written() {
     let mut machine = Machine::new(Medium::default());
@@ -324,7 +325,7 @@ fn statistics_count_all_bytes_written() {
     assert!(written[1] > 300 * 4096, "{written:?}");
 }
 
-/// Each script has its test.
+/// Every script has a test.
 #[test]
 fn no_script_is_forgotten() {
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../drumlin/tests/traces")).unwrap();

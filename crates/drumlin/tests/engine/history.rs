@@ -1,8 +1,8 @@
-//! Random transactions of all levels, by both faces, on few hot rows; what they read and wrote is checked for what each
-//! level promises.
+//! Random transactions of all isolation levels, by both APIs, on few hot rows. The checker decides whether each read
+//! and write fits what its level promises.
 //!
-//! `support/history.rs` says what is checked. `DRUMLIN_TEST_HISTORY_TRANSACTIONS` is how many transactions are run
-//! (default 12,000), `DRUMLIN_TEST_SEED` where the random choices begin.
+//! `support/history.rs` lists what is checked. `DRUMLIN_TEST_HISTORY_TRANSACTIONS` is the number of transactions
+//! (default 12,000), `DRUMLIN_TEST_SEED` the seed of the random choices.
 
 use crate::support;
 
@@ -20,19 +20,20 @@ use support::{Folder, Random, number, small};
 
 const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
 
-/// Hot rows. Those below `CHAINED` are there always, and whoever writes one has read what it replaces, so that their
-/// versions are ordered without asking the engine. The others come and go, and are written blindly too.
+/// The number of hot rows. Rows below `CHAINED` always exist, and their writers always read the version that they
+/// replace, so the order of their versions is known without asking the engine. The others come and go, and may be
+/// written without reading.
 const ROWS: Key = 16;
 const CHAINED: Key = 6;
-/// Every other of them has tasks, which call the asynchronous face.
+/// The number of threads. Every other one runs tasks, which use the asynchronous API.
 const THREADS: u64 = 6;
 const TASKS: u64 = 3;
-/// Transactions from one checkpoint to the next.
+/// The number of transactions between two checkpoints.
 const PER_CHECKPOINT: u64 = 40;
-/// Transactions whose history is checked as one.
+/// The number of transactions whose history is checked together.
 const ROUND: u64 = 4000;
 
-/// Keys so long that a page of 512 bytes has room for a few rows.
+/// Returns a key so long that a page of 512 bytes has room for few rows.
 fn key(row: Key) -> Vec<u8> {
     format!("hot row {row:04} {}", "-".repeat(70)).into_bytes()
 }
@@ -41,7 +42,7 @@ fn row(key: &[u8]) -> Key {
     std::str::from_utf8(&key[8..12]).unwrap().parse().unwrap()
 }
 
-/// A value of a length of its own: what is written splits leaves and merges them.
+/// Returns a value whose length depends on the version, so that writes split and merge leaves.
 fn value(version: Version) -> Vec<u8> {
     let mut value = [version.writer.to_le_bytes(), version.number.to_le_bytes()].concat();
     value.resize(16 + (version.writer * 31 + version.number * 17) as usize % 90, b'.');
@@ -53,7 +54,7 @@ fn version(value: &[u8]) -> Version {
     Version { writer: number(0), number: number(8) }
 }
 
-/// The calls by which a transaction is run.
+/// The API that runs a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Face {
     Blocking,
@@ -61,7 +62,7 @@ enum Face {
 }
 
 impl Face {
-    /// Others get their turn.
+    /// Lets other threads or tasks run.
     async fn step_aside(self) {
         match self {
             Face::Blocking => std::thread::yield_now(),
@@ -70,7 +71,7 @@ impl Face {
     }
 }
 
-/// A transaction by either face.
+/// A transaction, with the API that it is used by.
 struct Tx(drumlin::Transaction, Face);
 
 impl Tx {
@@ -144,7 +145,7 @@ impl Stage {
         self.moment.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// One transaction, recorded; a conflict ends it.
+    /// Runs and records one transaction. A conflict ends it.
     async fn run(&self, face: Face, level: Isolation, random: &mut Random) -> Transaction {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let began = self.moment();
@@ -182,7 +183,7 @@ impl Stage {
                 }
                 3..5 => self.scan(&tx, row, steps, random).await?,
                 _ if row < CHAINED => {
-                    // Read committed needs the lock to know what it replaces; the others need not.
+                    // Read committed needs the lock to know which version it replaces; the other levels do not.
                     let locks = level == ReadCommitted || random.chance(30);
                     let found = if locks {
                         tx.get_for_update(&self.rows, &key).await?
@@ -214,7 +215,7 @@ impl Stage {
         tx.commit().await.map(Some)
     }
 
-    /// Reads a range, from either end and perhaps not to its end; rows passed over are read as absent.
+    /// Reads a range from either end, maybe not to its other end. Rows that do not appear are recorded as absent.
     async fn scan(&self, tx: &Tx, first: Key, steps: &mut Vec<Step>, random: &mut Random) -> Result<()> {
         let last = (first + random.below(6) as Key).min(ROWS - 1);
         let mut scan = tx.0.range(&self.rows, (Bound::Included(key(first)), Bound::Included(key(last))));
@@ -239,7 +240,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Transactions, one after the other, while there are some left.
+    /// Runs one transaction after another while some are left.
     async fn run_all(
         &self,
         face: Face,
@@ -258,7 +259,8 @@ impl Stage {
         recorded
     }
 
-    /// Many transactions from several threads and tasks, with checkpoints beside them; ends with a look at everything.
+    /// Runs many transactions on several threads and tasks, with checkpoints at the same time. Ends with a transaction
+    /// that reads every row.
     fn record(&self, mut history: History, levels: &[Isolation], count: u64, seed: u64) -> History {
         let left = AtomicU64::new(count);
         let stop = AtomicBool::new(false);
@@ -267,7 +269,7 @@ impl Stage {
             let upkeep = scope.spawn(move || {
                 while !stop.load(Ordering::Acquire) {
                     self.db.checkpoint().unwrap();
-                    // Woken as the transactions go on.
+                    // Transactions unpark this thread from time to time.
                     std::thread::park();
                 }
             });
@@ -323,7 +325,7 @@ fn in_memory() -> Config {
     Config::in_memory().memory(16 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20)
 }
 
-/// Transactions of all levels together get what each of their levels promises; in memory, and the last on files.
+/// Transactions of all levels together get what their levels promise: in memory, and in the last round on files.
 #[test]
 fn every_level_keeps_its_promise() {
     let count = number("DRUMLIN_TEST_HISTORY_TRANSACTIONS", 3 * ROUND);
@@ -335,7 +337,7 @@ fn every_level_keeps_its_promise() {
         let folder = Folder::new();
         let on_files = round + 1 == rounds;
         let config = if on_files { small() } else { in_memory() };
-        // A level alone, or all together.
+        // Some rounds use a single level, others several.
         let levels = match round % 6 {
             3 => &LEVELS[1..2],
             4 => &LEVELS[2..],
@@ -355,7 +357,8 @@ fn every_level_keeps_its_promise() {
     assert!(all.ambiguous < all.reads / 10, "too many reads say nothing");
 }
 
-/// A history made at one level and checked at the next: the checker finds the anomaly that the next would have refused.
+/// A history recorded at one level and checked at the next one contains an anomaly that only the next one forbids, and
+/// the checker finds it.
 #[test]
 fn an_engine_that_does_not_validate_is_caught() {
     for (done, taken_for, expected) in [(Snapshot, Serializable, "G2"), (ReadCommitted, Snapshot, "G-nonadjacent")] {
@@ -374,7 +377,7 @@ fn an_engine_that_does_not_validate_is_caught() {
     }
 }
 
-// ── the checker itself ─────────────────────────────────────────────────────────────────────────────────────────────
+// ── tests of the checker ───────────────────────────────────────────────────────────────────────────────────────────
 
 #[track_caller]
 fn refused(text: &str, level: Isolation, name: &str) {
@@ -392,7 +395,7 @@ fn allowed(text: &str, level: Isolation) {
     }
 }
 
-/// The checker refuses each bad history at the levels that forbid it, and lets it pass at the others.
+/// The checker refuses each bad history at the levels that forbid it, and accepts it at the others.
 #[test]
 fn bad_histories_are_refused() {
     let all = [
@@ -419,15 +422,15 @@ fn bad_histories_are_refused() {
     let by_snapshot = [
         // Read skew.
         "r1(x=0) w2(x) w2(y) c2 r1(y=2) c1",
-        // The same row twice.
+        // A row read twice changes.
         "r1(x=0) w2(x) c2 r1(x=2) c1",
-        // A phantom: the row was absent and is there.
+        // A phantom: the row is first absent, then there.
         "r1(a=-) w2(a) c2 r1(a=2) c1",
-        // And one that is gone.
+        // A row that disappears.
         "r1(x=0) d2(x) c2 r1(x=-) c1",
         // A lost update.
         "r1(x=0) r2(x=0) w2(x) c2 w1(x) c1",
-        // And by a row that goes.
+        // A lost update of a row that is removed.
         "r1(y=0) w2(y) d2(x) c2 w1(x) c1",
         // A long fork.
         "r1(y=0) r2(x=0) w3(x) w4(y) c3 c4 r1(x=3) r2(y=4) c1 c2",
@@ -440,9 +443,9 @@ fn bad_histories_are_refused() {
     let by_serializable = [
         // Write skew.
         "r1(x=0) r1(y=0) r2(x=0) r2(y=0) w1(x) w2(y) c1 c2",
-        // By phantoms.
+        // Write skew by phantoms.
         "r1(a=-) r1(b=-) r2(a=-) r2(b=-) w1(a) w2(b) c1 c2",
-        // By rows that go.
+        // Write skew by removed rows.
         "r1(x=0) r2(y=0) d1(y) d2(x) c1 c2",
         // The read-only anomaly.
         "r1(x=0) r1(y=0) w2(y) c2 r3(x=0) r3(y=2) c3 w1(x) c1",
@@ -454,7 +457,7 @@ fn bad_histories_are_refused() {
     }
 }
 
-/// Good histories pass at every level.
+/// Good histories are accepted at every level.
 #[test]
 fn good_histories_pass() {
     let good = [
@@ -464,7 +467,7 @@ fn good_histories_pass() {
         "w1(a) r1(a=1) d1(a) r1(a=-) c1 r2(a=-) c2",
         "w1(a) c1 d2(a) c2 w3(a) c3 r4(a=3) c4",
         "r1(a=-) w2(a) c2 c1",
-        // Removing what is not there is no change, so 1 overtakes nobody.
+        // Removing an absent row is no change, so transaction 1 loses no update.
         "r1(y=0) w2(y) d2(a) c2 w1(a) c1",
         "w1(x) w1(x) a1 r2(x=0) c2",
     ];
@@ -473,7 +476,7 @@ fn good_histories_pass() {
     }
 }
 
-/// In a mix of levels each transaction is held to its own: the reader who was promised less closes no cycle.
+/// In a mix of levels each transaction is held to its own level: a reader with a weaker promise closes no cycle.
 #[test]
 fn levels_are_held_to_what_they_promise() {
     let skew = "r1(x=0) r1(y=0) r2(x=0) r2(y=0) w1(x) w2(y) c1 c2";
@@ -486,7 +489,7 @@ fn levels_are_held_to_what_they_promise() {
     assert_eq!(check(&parse(read_skew, &[Snapshot, ReadCommitted])).unwrap_err().name, "G-nonadjacent");
 }
 
-/// Two writes that both say they replaced the same version are a lost update, whatever the order of commits.
+/// Two writes that both replaced the same version are a lost update, whatever the order of commits.
 #[test]
 fn two_successors_are_a_lost_update() {
     for level in LEVELS {
@@ -502,7 +505,7 @@ fn two_successors_are_a_lost_update() {
     }
 }
 
-/// Long cycles are found among many transactions that are in order.
+/// A long cycle is found among many transactions that are in order.
 #[test]
 fn a_cycle_is_found_among_many() {
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! A read that is under way while what it reads is moved, replaced, dropped, and its space used again: the reader gets
-//! what was there, or what is there now, and never an error for what somebody else wrote.
+//! A read is in flight while the page or value that it reads is moved, replaced or dropped and its space reused. The
+//! reader gets the old row or the current one, never an error caused by others' writes.
 
 use crate::support;
 
@@ -21,7 +21,7 @@ fn write(rows: &Keyspace, number: u64, seed: u64, bytes: usize) {
     rows.insert_with(key(number), Random(seed ^ number << 8).bytes(bytes), Durability::Relaxed).unwrap();
 }
 
-/// A database just opened, whose rows are on disk, on a backend that can hold reads.
+/// Returns a database that was just opened, whose rows are on disk, on a backend that can hold reads.
 fn opened() -> (FaultyBackend, Database, Keyspace) {
     let backend = FaultyBackend::new(drumlin::internals::io::in_memory());
     let shared: Arc<dyn Backend> = Arc::new(backend.clone());
@@ -48,7 +48,7 @@ const FACES: [(&str, Get); 3] = [
     ("a task", |rows, number| smol::block_on(rows.get_async(key(number)))),
 ];
 
-/// Reads a row in a thread whose next read is held, does `meanwhile`, and lets the read go on.
+/// Reads a row on another thread, holds that read while `meanwhile` runs, then lets it continue.
 fn read_during(
     backend: &FaultyBackend,
     rows: &Keyspace,
@@ -66,7 +66,7 @@ fn read_during(
     })
 }
 
-/// Writes more than there is, several times, so that whatever is free is written over.
+/// Rewrites all rows several times, so that free space is overwritten.
 fn churn(db: &Database, rows: &Keyspace, numbers: &(impl Iterator<Item = u64> + Clone)) {
     for round in 1..5 {
         numbers.clone().for_each(|number| write(rows, number, round, 200));
@@ -75,12 +75,12 @@ fn churn(db: &Database, rows: &Keyspace, numbers: &(impl Iterator<Item = u64> + 
     }
 }
 
-/// All around it is rewritten and moved, and the segments around are used again.
+/// Everything around a page is rewritten and moved, and the neighbouring segments are reused.
 #[test]
 fn a_page_around_which_everything_moves() {
     for (face, get) in FACES {
         let (backend, db, rows) = opened();
-        // The way to it is in memory, it is not.
+        // The inner nodes above the page are in memory, but the page is not.
         let number = ROWS / 2;
         rows.get(key(number - 20)).unwrap();
         let others = (0..number - 20).chain(number + 20..ROWS);
@@ -90,13 +90,13 @@ fn a_page_around_which_everything_moves() {
     }
 }
 
-/// A value is replaced, or removed, and its extents are written over by others.
+/// A value is replaced or removed, and its extents are overwritten.
 #[test]
 fn a_value_that_is_replaced() {
     for (face, get) in FACES {
         for replaced in [true, false] {
             let (backend, db, rows) = opened();
-            // Its leaf is in memory.
+            // The leaf with the value's reference is in memory.
             assert!(rows.contains_key(key(ROWS)).unwrap());
             let found = read_during(&backend, &rows, ROWS, get, || {
                 if replaced {
@@ -109,7 +109,7 @@ fn a_value_that_is_replaced() {
             let found = found.unwrap_or_else(|error| panic!("{face}: {error}"));
             let expected = [Random(ROWS << 8).bytes(300_000), Random(9 ^ ROWS << 8).bytes(290_000)];
             match (found, replaced) {
-                // What was there when the read began, or what is there now.
+                // Either the value when the read began, or the current one.
                 (Some(found), true) => assert!(expected.iter().any(|value| value[..] == found[..]), "{face}"),
                 (Some(found), false) => assert!(expected[0][..] == found[..], "{face}"),
                 (None, false) => {}
@@ -120,7 +120,7 @@ fn a_value_that_is_replaced() {
     }
 }
 
-/// The keyspace is dropped, and its space is another's.
+/// A keyspace is dropped, and another one reuses its space.
 #[test]
 fn a_keyspace_that_is_dropped() {
     for (face, get) in FACES {

@@ -1,6 +1,6 @@
-//! The anomalies that each level of isolation refuses and allows, one a test; deadlocks; transactions that scan.
+//! The anomalies that each isolation level allows and refuses, one for each test; deadlocks; scans within transactions.
 //!
-//! The names of the anomalies are those of Berenson et al. (1995) and Adya (1999).
+//! The anomalies are named as by Berenson et al. (1995) and Adya (1999).
 
 use crate::support;
 
@@ -22,9 +22,10 @@ use support::{Random, faulty};
 
 const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
 
-/// A keyspace `k` in small pages, with these rows.
+/// Creates a keyspace `k` with small pages and these rows.
 fn stage(rows: &[(&str, i64)]) -> (Database, Keyspace) {
-    // Memory that is not used is not taken: versions for long transactions beside fast writers.
+    // A large budget, so that long transactions keep their versions while others write fast. Unused memory is not
+    // taken.
     let config = Config::in_memory().memory(512 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20);
     let db = config.open("").unwrap();
     let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
@@ -68,7 +69,7 @@ fn assert_conflict<T: std::fmt::Debug>(result: Result<T>) {
 
 // ── anomalies ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// Dirty read (G1a, G1b): no level sees what was not committed, nor what a transaction wrote on its way.
+/// Dirty read (G1a, G1b): no level sees uncommitted writes, or writes that their transaction later replaced.
 #[test]
 fn dirty_reads_are_refused_by_all() {
     for level in LEVELS {
@@ -90,7 +91,7 @@ fn dirty_reads_are_refused_by_all() {
     }
 }
 
-/// Lost update (P4): read committed allows it, snapshot isolation refuses the second writer when he writes.
+/// Lost update (P4): read committed allows it; the other levels refuse the second write.
 #[test]
 fn lost_updates_are_allowed_by_read_committed_alone() {
     for level in LEVELS {
@@ -112,7 +113,7 @@ fn lost_updates_are_allowed_by_read_committed_alone() {
     }
 }
 
-/// A row locked before it is read is never a lost update; read committed then sees the newest.
+/// A row that is locked before it is read loses no update; read committed then reads its newest version.
 #[test]
 fn locked_rows_lose_no_update() {
     for level in LEVELS {
@@ -134,7 +135,8 @@ fn locked_rows_lose_no_update() {
     }
 }
 
-/// Read skew (A5A): read committed sees one row before a commit and another after it, the others one moment.
+/// Read skew (A5A): read committed sees one row before a commit and another after it, while the other levels see one
+/// moment.
 #[test]
 fn read_skew_is_allowed_by_read_committed_alone() {
     for level in LEVELS {
@@ -151,7 +153,7 @@ fn read_skew_is_allowed_by_read_committed_alone() {
     }
 }
 
-/// Write skew (A5B): two doctors go off duty, each seeing that the other is on. Serializable alone refuses it.
+/// Write skew (A5B): two doctors go off duty, each seeing that the other is on duty. Only serializable refuses it.
 #[test]
 fn write_skew_is_refused_by_serializable_alone() {
     for level in LEVELS {
@@ -173,8 +175,8 @@ fn write_skew_is_refused_by_serializable_alone() {
     }
 }
 
-/// Under snapshot isolation locking what was read refuses write skew; and locks spare serializable the conflict at the
-/// end.
+/// Locking the rows that were read prevents write skew under snapshot isolation, and spares a serializable transaction
+/// the conflict at its end.
 #[test]
 fn locks_refuse_write_skew() {
     for level in [Snapshot, Serializable] {
@@ -190,7 +192,7 @@ fn locks_refuse_write_skew() {
     }
 }
 
-/// Phantom (P3, A3): a range read twice. Read committed sees the row that came, the others do not.
+/// Phantom (P3, A3): a range is read twice. Only read committed sees the row that was inserted in between.
 #[test]
 fn phantoms_are_seen_by_read_committed_alone() {
     for level in LEVELS {
@@ -204,8 +206,8 @@ fn phantoms_are_seen_by_read_committed_alone() {
     }
 }
 
-/// Write skew by phantoms (G2): both see eight hours of tasks at the most and add one. Serializable alone refuses it,
-/// whichever way the range was read, and where it was empty.
+/// Write skew by phantoms (G2): two transactions each see at most eight hours of tasks and add one. Only serializable
+/// refuses it, however the range is read, and even if it was empty.
 #[test]
 fn phantoms_that_skew_are_refused_by_serializable_alone() {
     type Look = fn(&Transaction, &Keyspace) -> i64;
@@ -234,8 +236,8 @@ fn phantoms_that_skew_are_refused_by_serializable_alone() {
     }
 }
 
-/// Long fork: of two writes that nothing orders, one reader sees the first alone, another the second alone. Snapshots
-/// are moments of one order, so they refuse it; read committed, which reads each row at another moment, allows it.
+/// Long fork: of two unordered writes, one reader sees only the first, another only the second. Snapshots are moments
+/// of one order, so they refuse it. Read committed, which reads each row at another moment, allows it.
 #[test]
 fn long_forks_are_allowed_by_read_committed_alone() {
     for level in LEVELS {
@@ -252,14 +254,15 @@ fn long_forks_are_allowed_by_read_committed_alone() {
         let forked = (read(&one, &k, "x"), one_y, other_x, read(&other, &k, "y"));
         let is_fork = forked == (Some(1), Some(0), Some(0), Some(1));
         assert_eq!(is_fork, level == ReadCommitted, "{level:?}: {forked:?}");
-        // Between the two commits there is one order only.
+        // A snapshot between the two commits sees one order only.
         assert_eq!(between_x, Some(1));
         assert_eq!(read(&between, &k, "y"), Some(i64::from(level == ReadCommitted)));
     }
 }
 
-/// The read-only anomaly (Fekete, O'Neil, O'Neil 2004): without the report, deposit and withdrawal are in order; it
-/// shows the deposit and not the withdrawal, which did not know of the deposit. Serializable refuses the withdrawal.
+/// The read-only anomaly (Fekete, O'Neil, O'Neil 2004). Without the report, deposit and withdrawal are serializable.
+/// The report shows the deposit but not the withdrawal, which did not see the deposit. Serializable refuses the
+/// withdrawal.
 #[test]
 fn the_read_only_anomaly_is_refused_by_serializable_alone() {
     for level in LEVELS {
@@ -285,7 +288,7 @@ fn the_read_only_anomaly_is_refused_by_serializable_alone() {
     }
 }
 
-/// A conflict ends its transaction: asked again, or told to commit, it answers the same.
+/// A conflict ends its transaction: further calls and the commit return the same error.
 #[test]
 fn conflicts_are_not_forgotten() {
     for level in [Snapshot, Serializable] {
@@ -302,9 +305,9 @@ fn conflicts_are_not_forgotten() {
     }
 }
 
-// ── what a serializable commit takes for a conflict ────────────────────────────────────────────────────────────────
+// ── which changes make a serializable commit conflict ──────────────────────────────────────────────────────────────
 
-/// Runs a serializable transaction that reads, then a change by others, then the commit of a write elsewhere.
+/// Runs a serializable transaction that reads, then a change by others, then commits a write of another row.
 fn read_change_commit(
     rows: &[(&str, i64)],
     look: impl FnOnce(&mut Transaction, &Keyspace),
@@ -318,7 +321,7 @@ fn read_change_commit(
     tx.commit().map(drop)
 }
 
-/// Rows are compared, not leaves: what others change beside what was read is no conflict.
+/// Validation compares rows, not leaves: changes next to the rows that were read are no conflict.
 #[test]
 fn neighbours_are_no_conflict() {
     let rows = [("b", 1), ("d", 2), ("f", 3)];
@@ -328,7 +331,7 @@ fn neighbours_are_no_conflict() {
     read_change_commit(&rows, get, put("b")).unwrap();
     assert_conflict(read_change_commit(&rows, get, put("d")));
     assert_conflict(read_change_commit(&rows, get, |k| k.remove("d").unwrap()));
-    // A row that was not there and still is not.
+    // A row that was absent and still is.
     let absent = |tx: &mut Transaction, k: &Keyspace| assert!(tx.get(k, "c").unwrap().is_none());
     read_change_commit(&rows, absent, |k| k.remove("c").unwrap()).unwrap();
     read_change_commit(&rows, absent, put("ca")).unwrap();
@@ -340,12 +343,12 @@ fn neighbours_are_no_conflict() {
     read_change_commit(&rows, scan, put("a")).unwrap();
     assert_conflict(read_change_commit(&rows, scan, put("b")));
     assert_conflict(read_change_commit(&rows, scan, put("e")));
-    // A value as a stream is a read as well.
+    // Reading a value as a stream counts as a read.
     let stream = |tx: &mut Transaction, k: &Keyspace| drop(tx.read(k, "d").unwrap());
     assert_conflict(read_change_commit(&rows, stream, put("d")));
 }
 
-/// Bounds are what they say: included, excluded, open.
+/// Included, excluded and open bounds are exact.
 #[test]
 fn bounds_are_exact() {
     use std::ops::Bound::{Excluded, Included, Unbounded};
@@ -372,7 +375,7 @@ fn bounds_are_exact() {
     }
 }
 
-/// Rows that a scan has not come to were not read, from whichever end it comes.
+/// Rows that a scan has not reached were not read, from whichever end it comes.
 #[test]
 fn scans_read_as_far_as_they_come() {
     let names: Vec<String> = (0..400).map(|number| format!("row/{number:04}/with a key of some length")).collect();
@@ -403,7 +406,7 @@ fn scans_read_as_far_as_they_come() {
     read_change_commit(&rows, all, |k| k.insert("rox", 1i64.to_be_bytes()).unwrap()).unwrap();
 }
 
-/// Rows of its own that a transaction reads are not others' business, but what lies between them is.
+/// A transaction may read its own writes without a conflict, but others' inserts between them conflict.
 #[test]
 fn own_writes_are_no_conflict() {
     let (db, k) = stage(&[("b", 1), ("d", 1)]);
@@ -424,12 +427,12 @@ fn own_writes_are_no_conflict() {
     assert_conflict(tx.commit());
 }
 
-/// Rows that were read stay validated wherever splits and merges have moved them since.
+/// Rows that were read stay validated wherever splits and merges have moved them.
 #[test]
 fn reads_are_found_after_splits_and_merges() {
     let names: Vec<String> = (0..300).map(|number| format!("row/{:04}/{}", number * 2, "x".repeat(40))).collect();
     let rows: Vec<(&str, i64)> = names.iter().map(|name| (&name[..], 1)).collect();
-    // Rows between those that are there, which make leaves split; and their removal, which makes them merge.
+    // Rows inserted between the existing ones make leaves split, and removing them makes leaves merge.
     let grow = |k: &Keyspace| {
         for number in 0..300 {
             k.insert(format!("row/{:04}/between", number * 2 + 1), [7; 40]).unwrap();
@@ -466,12 +469,12 @@ fn reads_are_found_after_splits_and_merges() {
         k.remove("row/0100").unwrap();
         shrink(k);
     }));
-    // As a range all of it was read.
+    // The range covers the inserted and removed rows too.
     let range = |tx: &mut Transaction, k: &Keyspace| assert_eq!(tx.prefix(k, "row/").count(), 300);
     assert_conflict(read_change_commit(&rows, range, both));
 }
 
-/// A commit that splits a leaf it has read finds its rows behind the split, and does not wait for a latch of its own.
+/// A commit that splits a leaf which it has read finds its rows in the new leaf, and does not wait for its own latch.
 #[test]
 fn commits_split_leaves_that_they_have_read() {
     let names: Vec<String> = (0..8).map(|number| format!("row {number}")).collect();
@@ -490,7 +493,7 @@ fn commits_split_leaves_that_they_have_read() {
     }
 }
 
-/// Without changes of its own a serializable transaction never conflicts; a level is told from the next by its reads.
+/// A serializable transaction without changes of its own never conflicts.
 #[test]
 fn readers_never_conflict() {
     let (db, k) = stage(&[("x", 1), ("y", 1)]);
@@ -508,7 +511,7 @@ fn readers_never_conflict() {
     writer.commit().unwrap();
 }
 
-/// Several keyspaces are validated together.
+/// Reads in several keyspaces are validated together.
 #[test]
 fn keyspaces_are_validated_together() {
     let (db, k) = stage(&[("x", 1)]);
@@ -528,7 +531,7 @@ fn keyspaces_are_validated_together() {
     assert_eq!(now(&k, "mine"), None);
 }
 
-/// A keyspace that is dropped takes with it what was read in it.
+/// Dropping a keyspace makes the commit of a serializable transaction fail that has read it.
 #[test]
 fn dropped_keyspaces_end_those_who_read_them() {
     let (db, k) = stage(&[("x", 1)]);
@@ -542,8 +545,8 @@ fn dropped_keyspaces_end_those_who_read_them() {
     assert_eq!(now(&k, "x"), Some(1));
 }
 
-/// A scan that goes on after its serializable transaction was committed says so instead of reading what is not
-/// validated.
+/// A scan that continues after its serializable transaction was committed returns an error instead of rows that would
+/// not be validated.
 #[test]
 fn scans_end_with_their_serializable_transaction() {
     let names: Vec<String> = (0..100).map(|number| format!("row/{number:04}/with a key of some length")).collect();
@@ -564,8 +567,8 @@ fn scans_end_with_their_serializable_transaction() {
     }
 }
 
-/// Reads that can't be validated within the budget are refused with a word on what to do; nothing of the commit
-/// remains.
+/// Reads that can't be validated within the budget are refused with an error that says what to do, and nothing of the
+/// commit remains.
 #[test]
 fn too_many_reads_are_refused() {
     let config = Config::in_memory().memory(8 << 20).page_bytes(4096);
@@ -581,7 +584,7 @@ fn too_many_reads_are_refused() {
         load.insert(&k, number.to_be_bytes(), vec![number as u8; 500]).unwrap();
     }
     load.commit().unwrap();
-    // One interval, of more leaves than can be held.
+    // One range, of more leaves than can be held.
     let mut tx = begin(&db, Serializable);
     assert_eq!(tx.count(&k, ..).unwrap(), u64::from(ROWS));
     tx.insert(&k, b"mine", b"1").unwrap();
@@ -589,7 +592,7 @@ fn too_many_reads_are_refused() {
     assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
     assert!(error.to_string().contains("Isolation::Snapshot"), "{error}");
     assert!(k.get(b"mine").unwrap().is_none());
-    // Many single keys, in more memory than one transaction may take.
+    // Many single keys, which need more memory than one transaction may take.
     let tx = begin(&db, Serializable);
     let mut absent = 0u64;
     let error = loop {
@@ -600,7 +603,7 @@ fn too_many_reads_are_refused() {
         assert!(absent < 100_000, "there is a limit");
     };
     assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
-    // Part of it goes.
+    // A part of the range can be validated.
     let mut tx = begin(&db, Serializable);
     assert_eq!(tx.count(&k, ..200u32.to_be_bytes().to_vec()).unwrap(), 200);
     tx.insert(&k, b"mine", b"1").unwrap();
@@ -609,7 +612,7 @@ fn too_many_reads_are_refused() {
 
 // ── deadlocks ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// Of two, or three, that wait for each other in a ring, one gets a conflict and all others commit.
+/// If two or three transactions wait for each other in a cycle, one gets a conflict and all others commit.
 #[test]
 fn of_a_ring_one_is_the_victim() {
     for level in LEVELS {
@@ -647,7 +650,7 @@ fn keys(rows: impl Iterator<Item = Result<(drumlin::Value, drumlin::Value)>>) ->
     rows.map(|row| String::from_utf8(row.unwrap().0.to_vec()).unwrap()).collect()
 }
 
-/// A savepoint counts as long as no roll-back has gone back beyond it, whatever was written since.
+/// A savepoint stays valid until the transaction rolls back beyond it, whatever was written since.
 #[test]
 fn savepoints_end_with_the_roll_back_that_passes_them() {
     let (db, rows) = stage(&[]);
@@ -675,7 +678,8 @@ fn savepoints_end_with_the_roll_back_that_passes_them() {
     assert!(keys.contains(&b"e".to_vec()) && !keys.iter().any(|key| b"abcdf".contains(&key[0])), "{keys:?}");
 }
 
-/// Scans see the transaction's changes, those before a savepoint after a roll-back; one that has begun stays as it was.
+/// Scans see the transaction's changes, and after a rollback those before the savepoint. A scan that has begun stays as
+/// it was.
 #[test]
 fn scans_follow_savepoints() {
     for level in LEVELS {
@@ -705,8 +709,8 @@ fn scans_follow_savepoints() {
     }
 }
 
-/// Numbers up to here are keys; those that leave 0 are there from the start, those that leave 1 come and go by others,
-/// those that leave 2 are the transaction's to put.
+/// Keys are the numbers below this. Numbers divisible by 3 exist from the start, those with remainder 1 come and go by
+/// others, and those with remainder 2 are put by the transaction.
 const NUMBERS: u64 = 600;
 
 fn wide_key(number: u64) -> Vec<u8> {
@@ -727,7 +731,7 @@ impl Drop for Stopped<'_> {
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A scan from one end, from the other, or from both ends in turns; with pauses in which leaves split and merge.
+/// Scans from either end, or from both ends in turns, sometimes yielding so that leaves split and merge in between.
 fn scan(tx: &Transaction, k: &Keyspace, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>), random: &mut Random) -> Rows {
     let mut scan = tx.range(k, bounds);
     let (mut front, mut back): (Vec<_>, Vec<_>) = Default::default();
@@ -756,13 +760,13 @@ fn random_bounds(random: &mut Random) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
         _ => Bound::Included(wide_key(number)),
     };
     let (lower, upper) = (bound(ends[0]), bound(ends[1]));
-    // What the standard map refuses is tested beside the scans.
+    // Bounds that the standard map refuses are tested elsewhere.
     let is_refused = matches!((&lower, &upper), (Bound::Excluded(one), Bound::Excluded(other)) if one == other);
     if is_refused { (Bound::Unbounded, Bound::Unbounded) } else { (lower, upper) }
 }
 
-/// A transaction's scans show its snapshot with its own changes over it, forwards, backwards and from both ends, across
-/// leaves, while others make the leaves split and merge.
+/// A transaction's scans show its snapshot overlaid with its own changes, forwards, backwards and from both ends,
+/// across leaves, while others make leaves split and merge.
 #[test]
 fn scans_see_own_writes_among_splits_and_merges() {
     let (db, k) = stage(&[]);
@@ -791,14 +795,14 @@ fn scans_see_own_writes_among_splits_and_merges() {
                 }
             });
         }
-        // Set when this thread ends, by a failed assertion too.
+        // Set when this thread ends, even by a failed assertion.
         let _stopped = Stopped(&stop);
         let mut random = Random(7);
         for _ in 0..support::number("DRUMLIN_TEST_SCANS", 60) {
             let level = LEVELS[random.below(3) as usize];
             let mut tx = begin(&db, level);
             let mut expected = scan(&tx, &k, (Bound::Unbounded, Bound::Unbounded), &mut random);
-            // What others change shows only in read committed, and only in their rows.
+            // Others' changes are visible only in read committed, and only in their rows.
             let is_mine = |key: &[u8]| level != ReadCommitted || number_of(key) % 3 != 1;
             let check = |tx: &Transaction, expected: &Rows, random: &mut Random| {
                 for _ in 0..6 {
@@ -849,9 +853,9 @@ fn scans_see_own_writes_among_splits_and_merges() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-// ── what was read is durable ───────────────────────────────────────────────────────────────────────────────────────
+// ── durability of reads ────────────────────────────────────────────────────────────────────────────────────────────
 
-/// Lets what is held go on, however the test ends.
+/// Releases held requests, however the test ends.
 struct Released<'d>(&'d FaultyBackend);
 
 impl Drop for Released<'_> {
@@ -860,8 +864,8 @@ impl Drop for Released<'_> {
     }
 }
 
-/// Has a row `a` changed from "old" to "new", and calls `meanwhile` when that is published and not yet on the medium,
-/// with what `before` began before it. The record is held until `meanwhile` releases it, or has ended.
+/// Changes row `a` from "old" to "new", and calls `meanwhile` once the change is published but not yet durable, with
+/// the value that `before` returned earlier. The record is held until `meanwhile` releases it or returns.
 fn while_a_record_is_held<T>(before: impl Fn(&Database) -> T, meanwhile: impl Fn(&FaultyBackend, &Keyspace, T)) {
     let (disk, config) = support::faulty();
     let db = config.open("/db").unwrap();
@@ -883,11 +887,11 @@ fn while_a_record_is_held<T>(before: impl Fn(&Database) -> T, meanwhile: impl Fn
     });
 }
 
-/// While a commit waits for the medium, the version that it left counts as much as that of a commit that has ended.
+/// While a commit waits to become durable, its old version takes the same memory as one whose commit has finished.
 #[test]
 fn a_commit_on_its_way_counts_its_versions_once() {
     let before = |db: &Database| {
-        // Keeps all versions. The leaf has one already, so that those which follow differ in nothing.
+        // The snapshot keeps all versions. The leaf has one already, so that later ones take equal memory.
         let snapshot = db.snapshot();
         db.keyspace("k").unwrap().insert("a", "old").unwrap();
         let bytes = db.stats().version_bytes;
@@ -901,12 +905,12 @@ fn a_commit_on_its_way_counts_its_versions_once() {
     });
 }
 
-/// Reads a row that is published while its record is on the way to the medium, and polls the reader's commit: it must
-/// not end before the medium has the record. `read` is the reader's way of reading.
+/// Reads a row that is published but not yet durable, and polls the reader's commit, which must not end before the
+/// record is durable. `read` is the way of reading.
 fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keyspace) -> Option<Value>) {
     let before = |db: &Database| (db.clone(), begin(db, level));
     while_a_record_is_held(before, |disk, k, (db, early)| {
-        // One at a moment of its own has to begin now to see it.
+        // A transaction with a snapshot must begin now to see the row.
         let tx = if level == ReadCommitted { early } else { begin(&db, level) };
         assert_eq!(read(&tx, k).unwrap(), b"new", "{level:?}");
         let before = db.stats().durable;
@@ -921,8 +925,8 @@ fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keys
     });
 }
 
-/// A transaction without writes ends well only once all that it has read is durable, whenever it began and however it
-/// read.
+/// The commit of a transaction without writes succeeds only once everything that it read is durable, whenever it began
+/// and however it read.
 #[test]
 fn what_was_read_is_durable_when_the_commit_returns() {
     for level in LEVELS {
@@ -937,7 +941,7 @@ fn what_was_read_is_durable_when_the_commit_returns() {
     }
 }
 
-/// A read-committed transaction waits for what it has read, not for what others commit meanwhile.
+/// A read-committed transaction waits for what it has read to be durable, not for other commits.
 #[test]
 fn what_was_not_read_is_not_waited_for() {
     let before = |db: &Database| {
@@ -953,8 +957,7 @@ fn what_was_not_read_is_not_waited_for() {
     });
 }
 
-/// A read-committed transaction that has not ended keeps no versions and never grows too old; its reads show the
-/// newest.
+/// An open read-committed transaction keeps no versions and never becomes too old, and its reads see the newest state.
 #[test]
 fn read_committed_does_not_grow_old() {
     let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();
@@ -979,7 +982,7 @@ fn read_committed_does_not_grow_old() {
     assert_eq!(k.get("mine").unwrap().unwrap(), b"1");
 }
 
-/// Removing many rows goes on where the snapshot that it finds them with is ended for its memory.
+/// A bulk removal continues after the snapshot that it finds rows with was ended to free memory.
 #[test]
 fn a_removal_does_not_grow_old() {
     let (faulty, config) = faulty();
@@ -1009,7 +1012,7 @@ fn a_removal_does_not_grow_old() {
     assert_eq!(cold.count(..).unwrap(), 0);
 }
 
-/// A transaction that grows too old is run again by `transact`, as its recourse says.
+/// `transact` retries a transaction that became too old, as the error's recourse says.
 #[test]
 fn transact_runs_again_what_grew_too_old() {
     let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();

@@ -1,4 +1,4 @@
-//! Counts that are kept over closing and opening: the first count reads no leaves, and is right in every state that a
+//! Counts that are kept across closing and opening. The first count reads no leaves, and is right in every state that a
 //! kill or a power cut leaves.
 
 use crate::support;
@@ -34,7 +34,7 @@ fn fill(db: &Database, row_count: u64) -> Model {
     (0..row_count).map(|number| (key(number), vec![7; 60])).collect()
 }
 
-/// Random inserts and removals; now and then a whole interval goes, so that leaves merge.
+/// Makes random inserts and removals, and sometimes removes a whole range so that leaves merge.
 fn change(k: &Keyspace, model: &mut Model, random: &mut Random, count: u64) {
     for _ in 0..count {
         let number = random.below(KEY_MAX);
@@ -56,7 +56,7 @@ fn change(k: &Keyspace, model: &mut Model, random: &mut Random, count: u64) {
     }
 }
 
-/// Counts of ranges, of places and of all rows are those of the model.
+/// Compares counts of ranges, ranks and the total count with the model.
 fn check(reader: &Reader, k: &Keyspace, model: &Model, random: &mut Random) {
     assert_eq!(reader.len(k).unwrap(), model.len() as u64);
     for _ in 0..20 {
@@ -78,7 +78,7 @@ fn files(folder: &Path) -> [PathBuf; 2] {
     ["counts-0", "counts-1"].map(|name| folder.join(name))
 }
 
-/// Opens with nothing in memory, counts all rows, and returns the pages that were read for it.
+/// Opens the database without warm pages, counts all rows, and returns the number of pages read for that.
 fn first_count(config: &Config, folder: &Path, expected: u64) -> (Database, u64) {
     let _ = fs::remove_file(folder.join("resident"));
     let db = config.open(folder).unwrap();
@@ -88,8 +88,8 @@ fn first_count(config: &Config, folder: &Path, expected: u64) -> (Database, u64)
     (db, reads)
 }
 
-/// After closing, the first count of the next opening reads inner nodes alone; and so does that of an opening which
-/// followed one that only counted, for which there was no file.
+/// After closing, the first count of the next opening reads only inner nodes. So it does after an opening that only
+/// counted, before which there was no file of counts.
 #[test]
 fn the_first_count_after_closing_reads_no_leaves() {
     let folder = Folder::new();
@@ -121,7 +121,7 @@ fn the_first_count_after_closing_reads_no_leaves() {
     db.close().unwrap();
     let again = files(&folder.path()).map(|file| fs::metadata(file).unwrap().modified().unwrap());
     assert_eq!(again, written, "nothing was counted that was not known");
-    // A reader takes them up too, and so does an opening without warm start.
+    // A read-only opening uses the counts too, and so does one without warm start.
     let (db, reads) = first_count(&config().read_only(true), &folder.path(), model.len() as u64);
     db.close().unwrap();
     assert!(reads < 10, "{reads} reads");
@@ -130,7 +130,8 @@ fn the_first_count_after_closing_reads_no_leaves() {
     assert!(reads < 10, "{reads} reads");
 }
 
-/// An opening without warm start keeps what it counted, and the counts that it found across its changes.
+/// Without warm start, an opening also keeps what it counted, and keeps the counts that it found right through its
+/// changes.
 #[test]
 fn counts_are_kept_without_warm_start() {
     let folder = Folder::new();
@@ -149,8 +150,8 @@ fn counts_are_kept_without_warm_start() {
     assert!(reads < 100, "{reads} reads");
 }
 
-/// After a kill with commits behind the checkpoint, which split and merge leaves, the replayed log has added to the
-/// counts: they are right, at snapshots too, and leaves are read only beneath pages that have changed.
+/// After a kill, recovery updates the counts with the commits after the checkpoint, which split and merge leaves. The
+/// counts are right, also at snapshots, and leaves are read only beneath pages that have changed.
 #[test]
 fn the_first_count_after_a_kill_is_right() {
     for seed in 0..support::number("DRUMLIN_TEST_SEEDS", 3) {
@@ -161,7 +162,7 @@ fn the_first_count_after_a_kill_is_right() {
         let k = db.keyspace("k").unwrap();
         assert_eq!(k.len().unwrap(), 20_000);
         change(&k, &mut model, &mut random, 300 * seed);
-        // Some changes are folded, and some are in the list when the checkpoint begins.
+        // When the checkpoint begins, some changes are folded and some are in the list.
         check(&db.snapshot(), &k, &model, &mut random);
         change(&k, &mut model, &mut random, 100);
         db.checkpoint().unwrap();
@@ -187,8 +188,8 @@ fn the_first_count_after_a_kill_is_right() {
     }
 }
 
-/// The pages of a load in no order have numbers behind those of its sorted runs, which are free afterwards: they are
-/// counted all the same.
+/// The pages of an unordered load are numbered after those of its sorted runs, which are free afterwards. They are
+/// counted nevertheless.
 #[test]
 fn the_first_count_after_a_load_in_no_order_reads_no_leaves() {
     let folder = Folder::new();
@@ -202,8 +203,8 @@ fn the_first_count_after_a_load_in_no_order_reads_no_leaves() {
     assert!(reads < 100, "{reads} reads");
 }
 
-/// The first count of a loaded keyspace reads no leaves, whether its rows came in order, were sorted in memory or in
-/// runs. Nor does the first count after closing, and commits keep the counts right.
+/// The first count of a loaded keyspace reads no leaves, whether its rows came in order, were sorted in memory, or as
+/// runs. Neither does the first count after closing, and commits keep the counts right.
 #[test]
 fn the_first_count_of_a_load_reads_no_leaves() {
     for (is_sorted, row_count) in [(true, 60_000), (false, 2_000), (false, 150_000)] {
@@ -232,7 +233,7 @@ fn the_first_count_of_a_load_reads_no_leaves() {
     }
 }
 
-/// Snapshots from before a load, of it and of the commits after it get the right counts.
+/// Snapshots from before a load, of it, and of later commits get the right counts.
 #[test]
 fn a_load_begins_with_its_counts() {
     let db = config().open(Folder::new().path()).unwrap();
@@ -249,7 +250,7 @@ fn a_load_begins_with_its_counts() {
     check(&db.snapshot(), &k, &model, &mut Random(2));
 }
 
-/// After a check the first count of the next opening reads no leaves: the check has met all rows.
+/// A check counts all rows, so the first count of the next opening reads no leaves.
 #[test]
 fn a_check_leaves_counts_behind() {
     let folder = Folder::new();
@@ -264,9 +265,9 @@ fn a_check_leaves_counts_behind() {
     check(&db.snapshot(), &db.existing_keyspace("k").unwrap(), &model, &mut Random(1));
 }
 
-/// A bulk load that only the log names takes the place of a tree whose counts were kept, as are the removals of its
-/// rows that the log has too: the load is counted by itself, whether the first count finds so many removals in the list
-/// that it folds them, or so few that it adds them to what it counts.
+/// After a kill, a bulk load that only the log has replaces a tree with kept counts, after removals that only the log
+/// has too. The load is counted by itself, whether the first count finds so many removals in the list that it folds
+/// them, or so few that it adds them up.
 #[test]
 fn the_first_count_of_a_load_after_a_kill_is_right() {
     for row_count in [1_500, 20_000] {
@@ -287,8 +288,8 @@ fn the_first_count_of_a_load_after_a_kill_is_right() {
     }
 }
 
-/// A file that is damaged, cut, of another database, of another checkpoint, or of another state at the same commit and
-/// with the same number, is passed over: the count walks, and is right.
+/// A file of counts that is damaged, truncated, of another database, of another checkpoint, or of another state at the
+/// same commit and checkpoint number is ignored. The count then walks the leaves and is right.
 #[test]
 fn a_file_of_another_state_is_passed_over() {
     let (folder, other) = (Folder::new(), Folder::new());
@@ -299,7 +300,7 @@ fn a_file_of_another_state_is_passed_over() {
     assert_eq!(k.len().unwrap(), 20_000);
     drop(k);
     db.close().unwrap();
-    // Two copies go on apart: as many commits, and as many checkpoints.
+    // Two copies diverge, with equal numbers of commits and checkpoints.
     copy_folder(&folder.path(), &other.path());
     for (folder, from) in [(&folder, 0), (&other, 500)] {
         let db = config().open(folder.path()).unwrap();
@@ -322,7 +323,7 @@ fn a_file_of_another_state_is_passed_over() {
             1 => damaged = foreign.clone(),
             2 => damaged.swap(0, 1),
             3 => damaged.iter_mut().for_each(|bytes| bytes.truncate(bytes.len() / 2 / 4096 * 4096)),
-            // A head of this writing before parts of another, and the other way.
+            // The head of this state with parts of the other, and the other way round.
             4 => (0..2)
                 .for_each(|file| damaged[file].splice(4096.., foreign[file][4096..].iter().copied()).for_each(drop)),
             5 => (0..2).for_each(|file| damaged[file][..4096].copy_from_slice(&foreign[file][..4096])),
@@ -350,8 +351,8 @@ fn a_file_of_another_state_is_passed_over() {
     db.close().unwrap();
 }
 
-/// A kill after a keyspace with counts was cleared, loaded in bulk, and another was dropped and made again: the counts
-/// of neither are those of before.
+/// After a kill, neither a keyspace that was cleared and bulk loaded nor one that was dropped and created again has its
+/// earlier counts.
 #[test]
 fn keyspaces_that_are_loaded_or_made_again_begin_without_counts() {
     let (folder, killed) = (Folder::new(), Folder::new());
@@ -389,8 +390,8 @@ fn keyspaces_that_are_loaded_or_made_again_begin_without_counts() {
     }
 }
 
-/// Power cuts at every write and sync of a stretch with checkpoints, commits and counts: the disk keeps of what was not
-/// synced anything, the files of counts included, and every count of the next opening is that of a walk.
+/// Power cuts at every write and sync of a period with checkpoints, commits and counts. The disk keeps any of the
+/// unsynced writes, including those of the files of counts, and every count of the next opening equals that of a walk.
 #[test]
 fn counts_after_a_power_cut_are_those_of_a_walk() {
     let config = |disk: &Disk| {
@@ -440,8 +441,8 @@ fn counts_after_a_power_cut_are_those_of_a_walk() {
     }
 }
 
-/// The first count of a database larger than memory, cold, after closing and after a kill: `--ignored --nocapture`
-/// prints the reads and times. The number of rows comes from `DRUMLIN_TEST_ROWS` (default 1,500,000).
+/// Measures the first count of a cold database larger than memory, after closing and after a kill. `--ignored
+/// --nocapture` prints the reads and times. `DRUMLIN_TEST_ROWS` is the number of rows (default 1,500,000).
 #[test]
 #[ignore = "takes a minute"]
 fn the_first_count_of_many_rows_is_cheap() {

@@ -1,9 +1,9 @@
 //! SIGKILL at random moments, again and again, on real files.
 //!
-//! The test runs itself as a child that writes the scripted workload and acknowledges through a pipe; the parent kills
-//! it, opens the database, verifies that every acknowledged commit is there, whole, and nothing else but what was in
-//! flight, and lets the next child go on. Quick by default; `DRUMLIN_TEST_KILLS` is the number of kills per
-//! configuration (default 6).
+//! The test starts its own program as a child, which runs the scripted workload and acknowledges through a pipe. The
+//! parent kills the child, opens the database, and verifies that every acknowledged commit is there as a whole, and
+//! nothing else except what was in flight. Then the next child continues. Quick by default; `DRUMLIN_TEST_KILLS` is the
+//! number of kills per configuration (default 6).
 
 use crate::support;
 
@@ -29,7 +29,7 @@ fn workload(seed: u64) -> Workload {
     Workload { seed, threads: 4, large_percent: 6, relaxed_percent: 20 }
 }
 
-/// Not a test of its own: what the child process does.
+/// Not a test of its own, but the child process.
 #[test]
 fn child() {
     let Ok(order) = std::env::var(CHILD_VARIABLE) else { return };
@@ -46,7 +46,7 @@ fn child() {
     let tell = |bits: u64| {
         let mut line = b"ack ".to_vec();
         line.extend(format!("{bits:016x}\n").bytes());
-        // One write to a pipe: whole or not at all.
+        // One write to a pipe is atomic.
         std::io::stderr().write_all(&line).unwrap();
     };
     tell(u64::MAX);
@@ -57,7 +57,7 @@ fn child() {
     });
 }
 
-/// Runs a child until it is killed; what it acknowledged.
+/// Runs a child until it is killed. Returns its acknowledgements.
 fn run_child(path: &Path, backend: IoBackend, streams: u16, seed: u64, from: &[u64], life: Duration) -> Vec<u64> {
     let order = [u64::from(backend == IoBackend::Portable), u64::from(streams), seed];
     let order = order.iter().chain(from).fold(path.display().to_string(), |order, number| format!("{order}\n{number}"));
@@ -94,12 +94,12 @@ fn survive(backend: IoBackend, streams: u16) {
     let mut prepared = false;
     let mut acked: Vec<Ack> = Vec::new();
     for kill in 0..kills {
-        // A few while it opens and recovers.
+        // Some kills happen while the child opens and recovers.
         let life = Duration::from_millis(if random.chance(30) { random.below(60) } else { 100 + random.below(500) });
         let told = run_child(&folder.path(), backend, streams, seed, &next, life);
         prepared |= told.contains(&u64::MAX);
         acked.extend(told.into_iter().filter(|bits| *bits != u64::MAX).map(Ack::from_bits));
-        // Half of the time a copy is looked at, so that the next child meets what the kill left.
+        // Half of the time, verify a copy, so that the next child recovers what the kill left.
         let copy = Folder::new();
         let mut looked_at = folder.path();
         if random.chance(50) {
@@ -118,20 +118,20 @@ fn survive(backend: IoBackend, streams: u16) {
     println!("{kills} kills on {backend:?} with {streams} streams, {} steps", next.iter().sum::<u64>());
 }
 
-/// Every acknowledged commit survives the process; io_uring.
+/// Every acknowledged commit survives the process, with io_uring.
 #[cfg(not(drumlin_portable))]
 #[test]
 fn killed_on_uring() {
     survive(IoBackend::Uring, 1);
 }
 
-/// Every acknowledged commit survives the process; the portable backend.
+/// Every acknowledged commit survives the process, with the portable backend.
 #[test]
 fn killed_on_portable() {
     survive(IoBackend::Portable, 1);
 }
 
-/// Every acknowledged commit survives the process, with two parallel logs.
+/// Every acknowledged commit survives the process, with two log streams.
 #[test]
 fn killed_with_two_logs() {
     survive(IoBackend::Auto, 2);

@@ -14,7 +14,7 @@ use drumlin::internals::io::fault::{EIO, FaultyBackend, Operation};
 use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, Transaction, TxOptions};
 use smol::block_on;
 
-/// Rows and a large value on a disk of its own, of which nothing is in memory.
+/// Returns a database with rows and a large value on a disk of its own, none of them in memory.
 fn opened() -> (Config, Database, Keyspace) {
     let config = support::small().backend(drumlin::internals::io::in_memory());
     let db = config.open("/db").unwrap();
@@ -29,8 +29,8 @@ fn opened() -> (Config, Database, Keyspace) {
     (config, db, k)
 }
 
-/// Opening a closed database, reading it and closing it writes nothing but the number of the process, whose file people
-/// look at.
+/// Opening, reading and closing a closed database writes nothing but the process number, in the file that people look
+/// at.
 #[test]
 fn reading_a_closed_database_writes_nothing() {
     let faulty = FaultyBackend::new(drumlin::internals::io::in_memory());
@@ -54,8 +54,8 @@ fn reading_a_closed_database_writes_nothing() {
     }
 }
 
-/// A range and a reader of a value are handles like others: they go on when all others have gone, also as tasks, and
-/// when they have gone too, the folder is free.
+/// A range and a value reader keep the database open after all other handles are gone, also for tasks. After they are
+/// gone too, the folder is free.
 #[test]
 fn readers_keep_the_database_open() {
     let (config, db, k) = opened();
@@ -84,13 +84,13 @@ fn readers_keep_the_database_open() {
     config.open("/db").unwrap();
 }
 
-/// A range ends with its first error, from either end: rows that it has fetched from the other do not follow.
+/// A range ends with its first error, at both ends: rows already fetched from the other end are not returned.
 #[test]
 fn a_range_ends_with_its_first_error() {
     for forward in [true, false] {
         let (_, db, k) = opened();
         let mut range = k.iter();
-        // Of both ends' leaves rows are left when the keyspace goes.
+        // Rows of the leaves at both ends are still fetched when the keyspace is dropped.
         range.next().unwrap().unwrap();
         range.next_back().unwrap().unwrap();
         db.drop_keyspace("k").unwrap();
@@ -101,7 +101,7 @@ fn a_range_ends_with_its_first_error() {
     }
 }
 
-/// Of two who close a database at once both get the same answer, also where closing fails, and nothing committed is
+/// If two threads close a database at once, both get the same answer, even if closing fails, and nothing committed is
 /// lost.
 #[test]
 fn closing_twice_has_one_answer() {
@@ -123,8 +123,8 @@ fn closing_twice_has_one_answer() {
     }
 }
 
-/// Closing a database that no longer accepts commits says so, by either face and each time it is asked; the folder is
-/// free afterwards, and what the log has is there.
+/// Closing a database that no longer accepts commits returns an error, by either API and every time. The folder is free
+/// afterwards, and what the log has is there.
 #[test]
 fn closing_after_a_failure_tells_of_it() {
     for (is_task, log_fails) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -149,8 +149,8 @@ fn closing_after_a_failure_tells_of_it() {
     }
 }
 
-/// A step of a range that is leaked on its way keeps the database open, as a range that is leaked does. It keeps nobody
-/// from closing it, nor from opening it again.
+/// A leaked step of a range keeps the database open, as a leaked range does. It does not keep anyone from closing the
+/// database and opening it again.
 #[test]
 fn a_leaked_step_of_a_range_is_a_leaked_handle() {
     for forward in [true, false] {
@@ -178,7 +178,8 @@ fn a_leaked_step_of_a_range_is_a_leaked_handle() {
     }
 }
 
-/// A path that names no folder is refused, and leaves nothing where the process is; in memory the path does not matter.
+/// A path that names no folder is refused, and nothing is created in the working directory. In memory the path does not
+/// matter.
 #[test]
 fn an_empty_path_is_refused() {
     let before = std::fs::read_dir(".").unwrap().count();
@@ -189,7 +190,7 @@ fn an_empty_path_is_refused() {
     Config::in_memory().open("").unwrap();
 }
 
-/// A budget that no address space has is refused at once, however large it is.
+/// A budget that exceeds the address space is refused at once.
 #[test]
 fn a_budget_beyond_all_memory_is_refused() {
     for bytes in [u64::MAX, u64::MAX / 2, 1 << 50, (1 << 40) + 1] {
@@ -198,7 +199,7 @@ fn a_budget_beyond_all_memory_is_refused() {
     }
 }
 
-/// A log segment that no memory has an index for is refused at once, the largest that is documented is not.
+/// A log segment too long for an index in memory is refused at once, but the documented maximum is not.
 #[test]
 fn a_log_segment_beyond_its_limit_is_refused() {
     for bytes in [u64::MAX - 4095, 1 << 62, 1 << 40, (1 << 30) + 4096] {
@@ -209,7 +210,7 @@ fn a_log_segment_beyond_its_limit_is_refused() {
     db.keyspace("k").unwrap().insert("a", "1").unwrap();
 }
 
-/// Waiting for a row without a limit is possible, for threads and tasks.
+/// Threads and tasks can wait for a row without a time limit.
 #[test]
 fn rows_are_waited_for_without_a_limit() {
     let db = Config::in_memory().memory(8 << 20).open("").unwrap();
@@ -237,8 +238,8 @@ fn rows_are_waited_for_without_a_limit() {
     }
 }
 
-/// A future that waits for a row and is leaked keeps its transaction from nothing, and others from the row no longer
-/// than the transaction lives.
+/// A leaked future that waits for a row does not restrict its transaction, and others wait for the row only as long as
+/// the transaction lives.
 #[test]
 fn a_leaked_wait_ends_with_its_transaction() {
     let db = Config::in_memory().memory(8 << 20).open("").unwrap();
@@ -270,8 +271,7 @@ fn a_leaked_wait_ends_with_its_transaction() {
     }
 }
 
-/// A leaked future of a write keeps its transaction's database from nothing: the folder is free when the handles have
-/// gone.
+/// A leaked write future does not keep its database open: the folder is free once the handles are gone.
 #[test]
 fn a_leaked_write_keeps_no_database_open() {
     let config = support::small().backend(drumlin::internals::io::in_memory());
@@ -287,7 +287,7 @@ fn a_leaked_write_keeps_no_database_open() {
     config.open("/db").unwrap();
 }
 
-/// A database on a disk that fails when it is told to, its keyspace with one row, and the page of that not in memory.
+/// Returns a database on a disk that fails on request, with one row whose page is not in memory.
 fn one_row() -> (FaultyBackend, Config, Database, Keyspace) {
     let (disk, config) = support::faulty();
     let db = config.open("/db").unwrap();
@@ -298,7 +298,7 @@ fn one_row() -> (FaultyBackend, Config, Database, Keyspace) {
     (disk, config, db, k)
 }
 
-/// Opens a database that was closed, without its log.
+/// Opens a closed database after removing its log.
 fn reopened_without_log(disk: &FaultyBackend, config: &Config) -> (Database, Keyspace) {
     for segment in disk.list("/db/log".as_ref()).unwrap() {
         disk.remove(&segment).unwrap();
@@ -308,7 +308,7 @@ fn reopened_without_log(disk: &FaultyBackend, config: &Config) -> (Database, Key
     (db, k)
 }
 
-/// Polls until the future is ready, for ten seconds at the most.
+/// Polls a future until it is ready, for at most ten seconds.
 fn complete<T>(future: impl Future<Output = T>) -> Option<T> {
     block_on(smol::future::or(async { Some(future.await) }, async {
         smol::Timer::after(Duration::from_secs(10)).await;
@@ -324,8 +324,8 @@ impl Wake for Woken {
     }
 }
 
-/// A commit with space in the log, but no timestamp yet, does not delay closing the database: it is refused afterwards,
-/// and nothing of it is there when the database is opened again.
+/// A commit that has space in the log but no timestamp yet does not delay closing. It is refused afterwards, and
+/// nothing of it is there when the database is opened again.
 #[test]
 fn a_commit_that_comes_too_late_for_closing_is_refused() {
     for durability in [Durability::Relaxed, Durability::Full] {
@@ -359,8 +359,8 @@ fn a_commit_that_comes_too_late_for_closing_is_refused() {
     }
 }
 
-/// While the checkpoint that closes a database is being made, commits are refused, and keyspaces are neither created
-/// nor dropped. So it covers all that was answered with Ok, and the log may be removed.
+/// While the checkpoint that closes a database runs, commits are refused and keyspaces are neither created nor dropped.
+/// So the checkpoint covers everything that was acknowledged, and the log may be removed.
 #[test]
 fn a_database_that_is_being_closed_takes_no_commit() {
     let (disk, config, db, k) = one_row();
@@ -391,8 +391,8 @@ fn a_database_that_is_being_closed_takes_no_commit() {
     assert_eq!(db.keyspaces().len(), 1);
 }
 
-/// Commits whose records are on their way when a database is closed are in it, also where the future of one is polled
-/// only afterwards.
+/// Commits whose records are in flight when a database is closed are in it, even if the future of one is polled only
+/// afterwards.
 #[test]
 fn commits_on_their_way_are_closed_with_the_database() {
     let (disk, config, db, k) = one_row();
@@ -420,8 +420,8 @@ fn commits_on_their_way_are_closed_with_the_database() {
     assert_eq!(k.count(..).unwrap(), 5);
 }
 
-/// A keyspace that is dropped while the database is being closed is gone afterwards if and only if that was the answer:
-/// the drop has space in the log, and waits for a checkpoint.
+/// A keyspace that is dropped while the database is being closed is gone afterwards exactly if the drop said so. The
+/// drop has space in the log and waits for a checkpoint.
 #[test]
 fn a_drop_beside_closing_is_whole() {
     let (disk, config, db, k) = one_row();

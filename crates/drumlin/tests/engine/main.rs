@@ -1,7 +1,7 @@
-//! Tests of the library through its public face, each file about what its head says.
+//! Tests of the library through its public API. The head of each file says what it tests.
 //!
-//! One program, which is linked once. Tests that change their process (forks, limits, the working folder) or measure it
-//! run in a process of their own: [`support::alone`].
+//! They are one program, which is linked once. Tests that change or measure their process (forks, limits, the working
+//! directory) run in a process of their own: [`support::alone`].
 
 mod aggregates;
 mod asynchronous;

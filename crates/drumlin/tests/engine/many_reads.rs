@@ -1,5 +1,5 @@
-//! Many rows take few reads of the disk: rows of ordinary size one for each leaf, longer values one for many
-//! neighbours.
+//! Many rows take few disk reads: one per leaf for rows of ordinary size, and one for many neighbours for longer
+//! values.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ fn value(number: u32, length: usize) -> Vec<u8> {
     Random(u64::from(number) + 1).bytes(length)
 }
 
-/// A database with rows of this length, inserted in the order of their keys. It was closed since, so that none is in
-/// memory, nor is brought there unasked.
+/// Returns a database with rows of this length, inserted in key order. It was closed and reopened without warm start,
+/// so nothing is in memory.
 fn stage(length: usize) -> (Database, Keyspace) {
     let backend: Arc<dyn Backend> = drumlin::internals::io::in_memory();
     let open = || {
@@ -32,15 +32,15 @@ fn stage(length: usize) -> (Database, Keyspace) {
     open()
 }
 
-/// The requests to the disk that `body` makes.
+/// Returns the number of disk reads that `body` makes.
 fn reads_of(db: &Database, body: impl FnOnce()) -> u64 {
     let before = db.stats().device_reads;
     body();
     db.stats().device_reads - before
 }
 
-/// Values outside of their leaves are read together where they are neighbours on disk: those of `get_many`, and those
-/// of a range from either end.
+/// Values outside of their leaves are read together if they are neighbours on disk, by `get_many` and by a range from
+/// either end.
 #[test]
 fn values_outside_of_leaves_are_read_together() {
     let numbers = 500..756u32;
@@ -80,11 +80,11 @@ fn values_outside_of_leaves_are_read_together() {
         let found = smol::block_on(keyspace.get_many_async(&keys)).unwrap();
         numbers.clone().zip(found).for_each(|(number, found)| check(number, &found.unwrap()));
     });
-    // Tasks' reads are not joined: one for each value, and none twice.
+    // Reads of tasks are not merged: one for each value, and none twice.
     assert!(reads <= 300, "{reads} reads of 256 values");
 }
 
-/// A row of 1 KiB lies in its leaf: one read brings it, once the nodes above are in memory.
+/// A row of 1 KiB is stored in its leaf and takes one read once the nodes above are in memory.
 #[test]
 fn a_row_of_one_kib_is_one_read() {
     let (db, keyspace) = stage(1_024);

@@ -1,8 +1,7 @@
-//! The memory budget holds: what is resident stays within it, whatever is done.
+//! Resident memory stays within the budget, whatever is done.
 //!
-//! Each test runs in a process of its own, whose anonymous memory (`RssAnon`) is looked at every millisecond. It may
-//! exceed what it was before the database was opened, and what the test itself holds, by the budget and an allowance
-//! ([`allowance_bytes`]).
+//! Each test runs in a process of its own, whose anonymous memory (`RssAnon`) is sampled every millisecond. It may
+//! grow, beyond the memory that the test itself holds, by the budget and an allowance ([`allowance_bytes`]).
 #![cfg(target_os = "linux")]
 
 use crate::support;
@@ -22,21 +21,21 @@ use support::{Folder, Random, copy_folder, number};
 
 const MIB: u64 = 1 << 20;
 
-/// Under a sanitizer (`scripts/sanitize`), which takes memory and time of its own.
+/// Returns `true` under a sanitizer (`scripts/sanitize`), which takes memory and time of its own.
 fn is_sanitized() -> bool {
     std::env::var_os("DRUMLIN_TEST_SANITIZED").is_some()
 }
 
-/// The bytes that a process may take beyond the budget: stacks of the database's dozen threads, free memory that the
-/// allocator keeps between what is in use (a sixteenth), and handles, which are the program's. Any number under a
-/// sanitizer, which keeps notes on every byte: what the database itself tells of its memory is checked there.
+/// Returns the bytes that a process may take beyond the budget. They cover the stacks of the database's dozen threads,
+/// free memory that the allocator retains between used parts (a sixteenth), and handles, which belong to the program.
+/// Under a sanitizer, which keeps data about every byte, only the database's own figure is checked.
 fn allowance_bytes(budget: u64) -> u64 {
     if is_sanitized() { u64::MAX / 2 } else { 2 * MIB + budget / 16 }
 }
 
-/// Runs a test in a process of its own, with one heap for all threads, from which large buffers are kept out: glibc
-/// otherwise moves its threshold for them up as they are freed, and what then lies free between them came to the budget
-/// again at 8 MiB. What the allocator keeps free is no matter here.
+/// Runs a test in a process of its own, with one heap for all threads and large buffers outside of it. Otherwise glibc
+/// raises its threshold for such buffers as they are freed, and the free memory between them reached the size of the
+/// budget at 8 MiB. What the allocator retains is not under test.
 fn alone(test: &str, body: impl FnOnce()) {
     support::alone(test, &[("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "65536")], body);
 }
@@ -47,7 +46,7 @@ fn resident_bytes() -> u64 {
     line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// The largest mappings of anonymous memory, to find a culprit.
+/// Returns the largest mappings of anonymous memory, to help find the cause of an excess.
 fn largest_mappings() -> String {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut found: Vec<(u64, String)> = Vec::new();
@@ -66,7 +65,7 @@ fn largest_mappings() -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Watches what is resident, and how much of it is the test's own.
+/// Samples the resident memory, and how much of it belongs to the test.
 struct Meter {
     budget: u64,
     before: u64,
@@ -88,7 +87,7 @@ impl Meter {
         Meter { budget, before: resident_bytes(), worst, stop, thread: Some(thread) }
     }
 
-    /// Checks that the most that was resident is within the budget, and so is the database's own figure.
+    /// Checks that the peak resident memory and the database's own figure are within the budget.
     fn check(mut self, db: &Database, what: &str) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap();
@@ -138,14 +137,14 @@ fn fill(db: &Database, keyspace: &Keyspace, rows: u64, value_bytes: usize) {
     }
 }
 
-/// The documented error of a part of the budget that is in use, which says to try again.
+/// Returns `true` for the documented error of a part of the budget that is in use, whose recourse is to retry.
 fn is_refused<T>(result: &Result<T, Error>) -> bool {
     let Err(error @ Error::MemoryInUse { .. }) = result else { return false };
     assert_eq!(error.recourse(), drumlin::Recourse::Retry);
     true
 }
 
-/// The writes of all open transactions together have a bound, and the error says so.
+/// The writes of all open transactions together are limited, and the error says so.
 #[test]
 fn open_transactions_stay_within_the_budget() {
     alone("memory::open_transactions_stay_within_the_budget", || {
@@ -170,14 +169,14 @@ fn open_transactions_stay_within_the_budget() {
             open.push(tx);
         }
         assert!(refused > 0);
-        // One that ends makes room for others.
+        // A transaction that ends makes room for others.
         open.remove(0).commit().unwrap();
         open.last_mut().unwrap().insert(&keyspace, b"more", vec![1; 2000]).unwrap();
         meter.check(&db, "open transactions");
     });
 }
 
-/// Likewise what serializable transactions have read.
+/// The reads of all open serializable transactions together are limited too.
 #[test]
 fn serializable_readers_stay_within_the_budget() {
     alone("memory::serializable_readers_stay_within_the_budget", || {
@@ -205,8 +204,8 @@ fn serializable_readers_stay_within_the_budget() {
     });
 }
 
-/// Versions count by their bytes, those that nobody needs any more too: in large pages a row's is as large as a page of
-/// others.
+/// Versions count with their full size, including those that no snapshot needs. In large pages the version of one row
+/// may be as large as a whole small page.
 #[test]
 fn versions_stay_within_the_budget() {
     alone("memory::versions_stay_within_the_budget", || {
@@ -247,8 +246,8 @@ fn headers_of_all_page_sizes_stay_within_the_budget() {
     });
 }
 
-/// Commits of several leaves, by more threads than there is memory for at once, all go on: what a commit will hold is
-/// reserved before it holds anything.
+/// Commits of many leaves, on more threads than memory suffices for, all make progress: a commit reserves its memory
+/// before it holds any.
 #[test]
 fn commits_of_many_leaves_do_not_starve_each_other() {
     alone("memory::commits_of_many_leaves_do_not_starve_each_other", || {
@@ -266,7 +265,7 @@ fn commits_of_many_leaves_do_not_starve_each_other() {
                 let began = Instant::now();
                 let mut tx = db.begin().unwrap();
                 for row in 0..16 {
-                    // Rows of its own: no thread waits for a row.
+                    // Rows of its own, so that no thread waits for a row.
                     let row_key = key((random.below(750) + row * 750) / THREADS * THREADS + thread);
                     tx.insert(&keyspace, row_key, random.bytes(1000)).unwrap();
                 }
@@ -286,8 +285,8 @@ fn commits_of_many_leaves_do_not_starve_each_other() {
     });
 }
 
-/// Does what a seed says for a while: open transactions, serializable readers, snapshots, rows of all sizes, futures
-/// that are dropped, scans.
+/// Does random work until a deadline: open transactions, serializable readers, snapshots, rows of all sizes, dropped
+/// futures, scans.
 fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
     let mut random = Random(seed);
     let mut open: Vec<Transaction> = Vec::new();
@@ -301,7 +300,7 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
             10..60 => 2000,
             _ => 100,
         };
-        // What is in use passes; a transaction that is too large ends.
+        // Memory in use is a passing condition; a transaction that is too large ends.
         let done = match random.below(12) {
             0..3 => keyspace.insert_with(row, random.bytes(length), Durability::Relaxed),
             3 => keyspace.remove(row),
@@ -318,7 +317,7 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
                 let at = random.below(open.len() as u64) as usize;
                 let tx = &mut open[at];
                 let done = (0..random.below(300)).try_for_each(|_| {
-                    // Of their own: a plain write would wait for an open one's row.
+                    // Rows of this thread only: a plain write would wait for the row of an open transaction.
                     let row = key(1 << 40 | random.below(20_000));
                     tx.get(keyspace, key(random.below(20_000)))?;
                     tx.insert(keyspace, row, random.bytes(100))
@@ -361,7 +360,7 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
     }
 }
 
-/// Random work by several threads, from seeds, in budgets and page sizes that they choose.
+/// Random work by several threads, with budgets and page sizes drawn from seeds.
 #[test]
 fn random_work_stays_within_the_budget() {
     alone("memory::random_work_stays_within_the_budget", || {
@@ -390,7 +389,7 @@ fn random_work_stays_within_the_budget() {
     });
 }
 
-/// A source of so many bytes of noise.
+/// A source of this many bytes of noise.
 struct Source {
     left: usize,
     random: Random,
@@ -405,11 +404,11 @@ impl std::io::Read for Source {
     }
 }
 
-/// Values that are written and read as streams by many at once: buffers for their chunks have a bound. Writers wait for
-/// each other, readers keep less of a chunk each.
+/// Many values written and read as streams at once: the buffers for their chunks are limited. Writers wait for each
+/// other, and readers buffer less of a chunk each.
 #[test]
 fn streams_of_values_stay_within_the_budget() {
-    // A writer waits ten seconds for the others at the most, whatever slows them.
+    // A writer waits at most ten seconds for others, however slow they are.
     let streams: u64 = if is_sanitized() { 50 } else { 200 };
     const VALUE_BYTES: usize = 700_000;
     alone("memory::streams_of_values_stay_within_the_budget", || {
@@ -442,8 +441,8 @@ fn streams_of_values_stay_within_the_budget() {
     });
 }
 
-/// A scan of values as streams reads none of them by itself: rows of 32 MiB pass through a budget of 8 MiB, forwards
-/// and backwards, as do short rows among them and those that a transaction wrote.
+/// A scan of value readers reads no value on its own. Rows of 32 MiB pass through a budget of 8 MiB, forwards and
+/// backwards, as do short rows among them and those that a transaction wrote.
 #[test]
 fn rows_of_any_size_stay_within_the_budget() {
     const VALUE_BYTES: usize = 32 << 20;
@@ -481,8 +480,8 @@ fn rows_of_any_size_stay_within_the_budget() {
     });
 }
 
-/// A large value that a call returns is in memory once, on its way into a vector too: beside the budget there is the
-/// value.
+/// A large value that a call returns is in memory only once, also when read into a vector: the process takes the budget
+/// and the value.
 #[test]
 fn a_large_value_is_in_memory_once() {
     const VALUE_BYTES: usize = 64 << 20;
@@ -509,8 +508,8 @@ fn a_large_value_is_in_memory_once() {
     });
 }
 
-/// Open scans of transactions that have written much: they look at what their transaction wrote, and have no copies of
-/// it. Scans of rows on disk keep a leaf each, or less.
+/// Open scans of transactions with many writes refer to those writes instead of copying them. Scans of rows on disk
+/// hold at most one leaf each.
 #[test]
 fn open_scans_stay_within_the_budget() {
     alone("memory::open_scans_stay_within_the_budget", || {
@@ -538,7 +537,7 @@ fn open_scans_stay_within_the_budget() {
                 open.push(range);
             }
             if number % 10 == 0 {
-                // A scan sees what it saw when it began.
+                // A scan keeps the state that it began with.
                 let before = tx.iter(&empty);
                 tx.remove(&empty, key(number << 32)).unwrap();
                 let count = tx.count(&empty, ..);
@@ -554,13 +553,13 @@ fn open_scans_stay_within_the_budget() {
     });
 }
 
-/// A database that was killed recovers within the budget from a log of many streams with records of any length, which
-/// are read at once; also where fewer streams are asked for, and when it is examined or checked.
+/// A killed database recovers within the budget from a log of many streams, read in parallel, with records of any
+/// length. So it does with fewer streams than before, and while it is examined or checked.
 #[test]
 fn recovery_stays_within_the_budget() {
     const STREAMS: u64 = 16;
     const ROWS: u64 = 12;
-    // Up to 26,000 bytes, nearly all that such a stream takes, and more than is read at once.
+    // Up to 26,000 bytes: nearly the maximum for such a stream, and longer than one read.
     let value = |row: u64| Random(row).bytes(4_000 + 2_000 * (row as usize % ROWS as usize));
     alone("memory::recovery_stays_within_the_budget", || {
         let (folder, killed) = (Folder::new(), Folder::new());
@@ -587,7 +586,7 @@ fn recovery_stays_within_the_budget() {
         copy_folder(&folder.path(), &killed.path());
         drop((keyspace, db));
         for streams in [1, STREAMS as u16] {
-            // What the first opening took, the allocator may have kept.
+            // The allocator may have retained what the first opening took.
             let meter = Meter { before, ..Meter::new(8 * MIB) };
             let examined = config(streams).examine(killed.path()).unwrap();
             assert!(examined.corruption.is_empty(), "{examined:?}");
@@ -604,8 +603,8 @@ fn recovery_stays_within_the_budget() {
     });
 }
 
-/// A transaction whose writes take nearly all that one may have goes on while one of its scans is open: there is room
-/// for the copy that the scan keeps looking at.
+/// A transaction whose writes take nearly all the memory it may have continues while one of its scans is open: there is
+/// room for the copy that the scan refers to.
 #[test]
 fn a_large_transaction_writes_while_its_scan_is_open() {
     for budget in [8 * MIB, 64 * MIB] {
@@ -613,7 +612,8 @@ fn a_large_transaction_writes_while_its_scan_is_open() {
         let keyspace = db.keyspace("k").unwrap();
         let mut tx = db.begin().unwrap();
         let mut rows = 0;
-        // Vectors of the write set grow by quarters: at the last step it has most of what it may have.
+        // The vectors of the write set grow by a quarter at a time, so at the last step it has most of what it may
+        // have.
         while tx.insert(&keyspace, key(rows), [1; 100]).is_ok() {
             rows += 1;
         }
@@ -628,15 +628,15 @@ fn a_large_transaction_writes_while_its_scan_is_open() {
     }
 }
 
-/// Any number of plain writes may wait for rows, as tasks: of the longest keys, of rows that are theirs by now and that
-/// they have not noticed. Those whose locks there is no memory for wait in turn; each goes on in the end.
+/// Any number of plain writes may wait for rows as tasks, with the longest keys, some without having noticed that the
+/// row is theirs. Writes without memory for their locks wait in turn, and each one finishes.
 #[test]
 fn plain_writes_that_wait_stay_within_the_budget() {
     const KEY_BYTES: usize = 16_000;
     const ROWS: usize = 4000;
     alone("memory::plain_writes_that_wait_stay_within_the_budget", || {
         let folder = Folder::new();
-        // Keys overlap, so that the test does not keep them.
+        // Keys overlap, so that the test itself stores few bytes.
         let bytes = Random(1).bytes(KEY_BYTES + ROWS);
         let key = |row: usize| &bytes[row..row + KEY_BYTES];
         let db = Config::new().memory(8 * MIB).page_bytes(64 << 10).open(folder.path()).unwrap();
@@ -661,7 +661,7 @@ fn plain_writes_that_wait_stay_within_the_budget() {
                 let poll = write.as_mut().map(|write| write.as_mut().poll(&mut context));
                 match poll {
                     Some(std::task::Poll::Ready(Ok(()))) => *write = None,
-                    // On a busy machine the others take longer than the ten seconds for which one waits.
+                    // On a busy machine, others may take longer than the ten seconds for which a write waits.
                     Some(std::task::Poll::Ready(Err(Error::MemoryInUse { .. }))) => {
                         *write = Some(Box::pin(keyspace.insert_async(key(row), b"")));
                     }
@@ -675,8 +675,8 @@ fn plain_writes_that_wait_stay_within_the_budget() {
     });
 }
 
-/// A scan of a snapshot comes by all rows of then, in both directions, where most have been removed and what they were
-/// lies with few leaves: it looks at a part of it at a time.
+/// A snapshot's scan in either direction yields all rows of its time after most have been removed. Then few leaves hold
+/// all old versions, and the scan reads these in parts.
 #[test]
 fn a_scan_of_removed_rows_sees_them_all() {
     const ROWS: u64 = 2000;
@@ -713,7 +713,7 @@ fn a_scan_of_removed_rows_sees_them_all() {
     assert_eq!(now, (0..ROWS).step_by(100).map(|number| key(number).to_vec()).collect::<Vec<_>>());
 }
 
-/// The number of rows whose values are not below a limit.
+/// Counts the rows whose values are not below a limit.
 struct NotBelow(u64);
 
 impl Reducer for NotBelow {
@@ -743,7 +743,7 @@ impl Reducer for NotBelow {
     }
 }
 
-/// Reducers of any number of names, as those with a parameter have: the states of a few are kept.
+/// Reducers may have any number of names, as parameterised ones do; the states of only a few are kept.
 #[test]
 fn reducers_of_many_names_stay_within_the_budget() {
     const ROWS: u64 = 2_000;
@@ -761,8 +761,8 @@ fn reducers_of_many_names_stay_within_the_budget() {
     });
 }
 
-/// Places and aggregates that hundreds of tasks ask for, while an older snapshot keeps many changes from being folded:
-/// none of them copies the list of changes.
+/// Hundreds of tasks ask for ranks and aggregates while an older snapshot keeps many changes from being folded. None of
+/// them copies the list of changes.
 #[test]
 fn places_and_aggregates_asked_at_once_stay_within_the_budget() {
     const ROWS: u64 = 120_000;
@@ -786,7 +786,7 @@ fn places_and_aggregates_asked_at_once_stay_within_the_budget() {
         for (count, number) in numbers.iter().filter(|number| *number % 2 == 1).enumerate() {
             keyspace.insert_with(long_key(*number), b"new", Durability::Relaxed).unwrap();
             if count % 200 == 0 {
-                // Counts whose list of changes grows on and on unasked end.
+                // Ask regularly: kept counts whose list grows without being asked are discarded.
                 assert_eq!(keyspace.len().unwrap(), ROWS + count as u64 + 1);
             }
         }
@@ -809,7 +809,7 @@ fn places_and_aggregates_asked_at_once_stay_within_the_budget() {
             let (found, _) = smol::block_on(call).unwrap().expect("there are more rows");
             assert_eq!(&found[..], long_key(numbers[place as usize]), "row {place}");
         }
-        // Each reads all leaves with changes, a few suffice.
+        // Each of these reads all changed leaves, so a few are enough.
         for (place, call) in sums.into_iter().take(5) {
             assert_eq!(smol::block_on(call).unwrap(), numbers.len() as u64 - place, "from row {place} on");
         }
@@ -818,7 +818,7 @@ fn places_and_aggregates_asked_at_once_stay_within_the_budget() {
     });
 }
 
-/// The number of bytes of all values.
+/// Sums the lengths of all values.
 struct Bytes;
 
 impl Reducer for Bytes {
@@ -848,8 +848,8 @@ impl Reducer for Bytes {
     }
 }
 
-/// Aggregates that read values of all lengths at once: of long ones one at a time is in memory, and of those that a
-/// reducer looks only at the beginning of, no more than that.
+/// Aggregates read values of all lengths on many threads at once. Only one long value at a time is in memory, and of a
+/// value whose beginning is enough for the reducer, only that.
 #[test]
 fn aggregates_of_large_values_stay_within_the_budget() {
     const THREADS: u64 = 12;
@@ -894,7 +894,7 @@ fn aggregates_of_large_values_stay_within_the_budget() {
     });
 }
 
-/// A large value that a task adds to a bulk load is written as it lies: the load holds a chunk of it.
+/// A large value that a task adds to a bulk load is written directly, and the load holds one chunk of it.
 #[test]
 fn large_values_of_tasks_are_loaded_within_the_budget() {
     const VALUE_BYTES: usize = 100 << 20;
@@ -925,7 +925,7 @@ fn large_values_of_tasks_are_loaded_within_the_budget() {
 
 type Workload = fn(&Database);
 
-/// Work whose memory [`allocators`] looks at.
+/// The work whose memory [`allocators`] measures.
 const WORKLOADS: [(&str, Workload); 4] = [
     ("rows of 100 bytes", |db| fill_and_read(db, 600_000, 100)),
     ("rows of 1 KiB", |db| fill_and_read(db, 120_000, 1 << 10)),
@@ -964,8 +964,8 @@ fn fill_and_read(db: &Database, rows: u64, value_bytes: usize) {
     }
 }
 
-/// Prints the resident memory beside the figure of `stats`, with the allocator as it is and with two heaps. It shows
-/// the memory that the allocator keeps, and fails only where a workload does.
+/// Prints the resident memory next to the figure of `stats`, with the default allocator and with two heaps. This shows
+/// the memory that the allocator retains. It fails only if a workload fails.
 #[test]
 #[ignore = "a measurement"]
 fn allocators() {

@@ -1,4 +1,4 @@
-//! The database against an ordered map: whatever one answers, the other must.
+//! The database gives the same answers as an ordered map.
 
 use crate::support;
 
@@ -63,7 +63,7 @@ fn compare_range(keyspace: &Keyspace, model: &Model, random: &mut Random) {
     assert!(scan.next().is_none() && scan.next_back().is_none());
 }
 
-/// A database of two keyspaces and the maps that it should equal.
+/// A database of two keyspaces, and the maps that it must equal.
 struct World {
     db: Database,
     keyspaces: Vec<Keyspace>,
@@ -81,7 +81,7 @@ impl World {
         World { folder, db, keyspaces, models: Default::default(), random: Random(seed) }
     }
 
-    /// Closes the database, or drops it, and finds all rows again.
+    /// Closes or drops the database, opens it again and finds all rows.
     fn reopened(self) -> World {
         let World { folder, db, keyspaces, models, mut random } = self;
         drop(keyspaces);
@@ -188,7 +188,7 @@ fn run(seed: u64, steps: u64) {
     }
 }
 
-/// Random calls, transactions, checkpoints, compactions and reopenings leave what the map has.
+/// Random calls, transactions, checkpoints, compactions and reopenings leave the rows of the map.
 #[test]
 fn a_database_behaves_like_a_map() {
     let seeds: u64 = std::env::var("DRUMLIN_TEST_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
@@ -200,7 +200,7 @@ fn a_database_behaves_like_a_map() {
     });
 }
 
-/// A database in memory works alike.
+/// A database in memory works the same way.
 #[test]
 fn a_database_in_memory_works() {
     let db: Database = drumlin::Config::in_memory().memory(8 << 20).open("").unwrap();
@@ -211,8 +211,8 @@ fn a_database_in_memory_works() {
     assert_eq!(keyspace.count(..).unwrap(), 20_000);
 }
 
-/// Compacting leaves the file no longer than it found it but for the segment of its last checkpoint, and near to what
-/// lives in it, however little is sparse; doing it again and again adds nothing.
+/// Compacting lengthens the file by at most the segment of its last checkpoint, and brings it near the size of the live
+/// data, however few segments are sparse. Repeating it adds nothing.
 #[test]
 fn compacting_never_lengthens_the_file() {
     let folder = Folder::new();

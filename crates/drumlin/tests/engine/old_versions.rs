@@ -1,4 +1,5 @@
-//! Old versions of rows that outgrow memory: snapshots go on to see what they saw, from a file that comes and goes.
+//! Old versions of rows that outgrow memory: snapshots keep their view, from a file that is created and removed as
+//! needed.
 
 use std::ops::Bound;
 
@@ -12,7 +13,7 @@ fn key(number: u64) -> Vec<u8> {
     format!("row {number:08}").into_bytes()
 }
 
-/// A database in which old versions have little memory, and whose commits return at once.
+/// Returns a configuration with little memory for old versions, whose commits return at once.
 fn config() -> Config {
     Config::new()
         .memory(8 * MIB)
@@ -22,7 +23,7 @@ fn config() -> Config {
         .version_disk_bytes(1 << 30)
 }
 
-/// Puts, replaces and removes rows at random: bunches of them too, so that leaves split and merge.
+/// Puts, replaces and removes random rows, sometimes many neighbours, so that leaves split and merge.
 struct Writer {
     random: Random,
     key_count: u64,
@@ -72,7 +73,7 @@ impl Writer {
     }
 }
 
-/// The snapshot is the model, in whatever way it is asked.
+/// Compares a snapshot with the model by every way of reading.
 fn compare(snapshot: &Snapshot, k: &Keyspace, model: &Model, random: &mut Random) {
     let rows = |(key, value): (Value, Value)| (key.to_vec(), value.to_vec());
     let mut expected = model.clone().into_iter();
@@ -112,7 +113,7 @@ fn versions_file(folder: &Folder) -> std::path::PathBuf {
     folder.path().join("versions")
 }
 
-/// Waits until a condition holds that a thread of the database brings about.
+/// Waits until a thread of the database makes a condition true.
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !holds() {
@@ -121,8 +122,8 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Snapshots of several ages see their own rows after many times the memory for versions was changed, through splits
-/// and merges, and the file goes with the last of them.
+/// Snapshots of several ages keep seeing their rows after changes of many times the memory for versions, across splits
+/// and merges. The file is removed with the last of them.
 #[test]
 #[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn snapshots_outlive_the_memory_for_their_versions() {
@@ -143,7 +144,7 @@ fn snapshots_outlive_the_memory_for_their_versions() {
     for (snapshot, then) in &snapshots {
         compare(snapshot, &k, then, &mut random);
     }
-    // The oldest and one amid the others end first.
+    // The oldest snapshot and some between others end first.
     for index in [0, 1, 1, 0] {
         snapshots.remove(index);
         (0..1_500).for_each(|_| writer.change(&db, &k, &mut model));
@@ -162,7 +163,7 @@ fn snapshots_outlive_the_memory_for_their_versions() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Updates rows until versions were spilled, in commits of one row: those of `numbers`, again and again.
+/// Updates random rows of `numbers`, each in a commit of its own, until versions were spilled.
 fn spill(db: &Database, k: &Keyspace, numbers: std::ops::Range<u64>) {
     let mut random = Random(1);
     let before = db.stats().version_disk_bytes;
@@ -178,8 +179,8 @@ fn spill(db: &Database, k: &Keyspace, numbers: std::ops::Range<u64>) {
     }
 }
 
-/// Writers beside an old snapshot find conflicts with what was spilled, and no others: in the leaf of a row that has
-/// changed, rows that have not can be changed, and serializable transactions pass that read such rows alone.
+/// While an old snapshot is open, writers conflict with spilled changes, and with nothing else. Unchanged rows in the
+/// leaf of a changed one can be written, and serializable transactions that read only such rows can commit.
 #[test]
 #[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn conflicts_with_spilled_changes_are_found() {
@@ -212,7 +213,7 @@ fn conflicts_with_spilled_changes_are_found() {
     assert_eq!(k.get(key(3_003)).unwrap().unwrap(), [7; 40]);
 }
 
-/// Without space for them on disk, old versions end the oldest snapshot; the newest commits need none.
+/// If no space on disk is allowed, old versions end the oldest snapshot, and new commits continue.
 #[test]
 #[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn without_disk_the_oldest_snapshot_ends() {
@@ -229,7 +230,7 @@ fn without_disk_the_oldest_snapshot_ends() {
     assert!(!versions_file(&folder).exists());
 }
 
-/// A limit on disk is kept, nearly: the snapshot ends that needs more, and writers go on.
+/// The limit on disk is kept approximately: the snapshot that would need more ends, and writers continue.
 #[test]
 #[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn a_limit_on_disk_ends_the_oldest_snapshot() {
@@ -253,7 +254,7 @@ fn a_limit_on_disk_ends_the_oldest_snapshot() {
     });
 }
 
-/// Large values that a snapshot alone still sees are kept by what was spilled, and freed with it.
+/// Large values that only a snapshot sees are kept by the spilled versions and freed with them.
 #[test]
 #[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn large_values_live_as_long_as_they_are_seen() {
@@ -268,7 +269,7 @@ fn large_values_live_as_long_as_they_are_seen() {
     (0..10).for_each(|number| k.insert(key(number), film(number + 100)).unwrap());
     (10..15).for_each(|number| k.remove(key(number)).unwrap());
     spill(&db, &k, 1_000..4_000);
-    // The pages of values that were freed too early would be others' by now.
+    // If values were freed too early, other values would have their pages by now.
     (0..10).for_each(|number| k.insert(key(number), film(number + 200)).unwrap());
     spill(&db, &k, 1_000..4_000);
     db.checkpoint().unwrap();
@@ -286,8 +287,8 @@ fn large_values_live_as_long_as_they_are_seen() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// A file that a kill has left is removed by the next opening, a foreign file of that name is left as it is and costs
-/// old snapshots, and a kept database in which both were tried is sound.
+/// A file that a kill has left is removed at the next opening. A foreign file of that name stays as it is, and old
+/// snapshots end early. A database that went through both is sound.
 #[test]
 #[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn a_file_that_is_left_goes_and_a_foreign_one_stays() {
@@ -322,7 +323,7 @@ fn a_file_that_is_left_goes_and_a_foreign_one_stays() {
     assert_eq!(std::fs::read(versions_file(&folder)).unwrap(), b"somebody's");
 }
 
-/// Ends the writers of a test, also where it fails.
+/// Stops the writers of a test, even if it fails.
 struct Stops<'s>(&'s std::sync::atomic::AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -331,7 +332,7 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Scans of all rows and single reads beside writers that never pause see one state, and none of them ends.
+/// Scans of all rows and single reads, while writers never pause, see one state and never end early.
 #[test]
 #[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn readers_beside_writers_do_not_end() {

@@ -1,10 +1,12 @@
 //! Power cuts at every moment, on a simulated disk whose unsynced writes may vanish or be torn.
 //!
-//! A scripted workload runs once; from what it did to the disk, the disk is rebuilt as a cut after any of its writes
-//! and syncs may leave it, opened, verified, written to, and cut again: also in the middle of its recovery. Quick by
-//! default; `DRUMLIN_TEST_CUTS` is the number of first cuts per configuration (default 40), `DRUMLIN_TEST_SEED` where
-//! the random choices begin. A failure names the seed and the cut; with `DRUMLIN_TEST_TRACE` it prints what had been
-//! done.
+//! A scripted workload runs once, and its changes of the disk are recorded. The disk is then rebuilt as a cut after any
+//! write or sync may leave it. The rebuilt disk is opened, verified, written to, and cut again, also in the middle of
+//! its recovery.
+//!
+//! Quick by default. `DRUMLIN_TEST_CUTS` is the number of first cuts per configuration (default 40),
+//! `DRUMLIN_TEST_SEED` the seed of the random choices. A failure names the seed and the cut; with `DRUMLIN_TEST_TRACE`
+//! it prints what was done before.
 
 use crate::support;
 
@@ -17,14 +19,14 @@ use drumlin::{Config, Database};
 use support::workload::{Ack, Workload, disturb};
 use support::{Random, number, small};
 
-/// Told when the keyspaces of the workload are there.
+/// Noted when the keyspaces of the workload exist.
 const PREPARED: u64 = u64::MAX;
 
 fn config(disk: &Disk, streams: u16) -> Config {
     small().log_streams(streams).checkpoint_log_bytes(256 << 10).backend(disk.backend())
 }
 
-/// Notes of what the database answered, each with the number of changes of the disk before it.
+/// Notes of acknowledgements, each with the number of disk changes before it.
 #[derive(Default)]
 struct Notes(Mutex<Vec<(u64, u64)>>);
 
@@ -34,7 +36,7 @@ impl Notes {
     }
 }
 
-/// One disk's life, and what had been acknowledged before it.
+/// One life of a disk, and what had been acknowledged before it.
 struct Life {
     start: Medium,
     end: Medium,
@@ -45,7 +47,7 @@ struct Life {
 }
 
 impl Life {
-    /// Returns whether the keyspaces were there, and all that had been acknowledged, after so many of its changes.
+    /// Returns whether the keyspaces existed, and everything acknowledged, after this many of its changes.
     fn told_by(&self, moment: usize) -> (bool, Vec<Ack>) {
         let notes = self.notes.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, note)| *note);
         let prepared = self.prepared || notes.clone().any(|note| note == PREPARED);
@@ -61,8 +63,8 @@ struct Rig {
 }
 
 impl Rig {
-    /// A life of one process or, sometimes, of two: the first was killed and lost nothing, but what it had not synced
-    /// is as uncertain as before when the second runs.
+    /// Runs one process or, sometimes, two. The first is killed, which loses nothing, but its unsynced changes remain
+    /// uncertain while the second runs.
     fn live(&mut self, medium: Medium, seed: u64, prepared: bool, acked: &[Ack], steps: u64) -> Result<Life, String> {
         let first = self.live_once(medium, seed, prepared, acked, steps)?;
         if steps == 0 || Random(seed ^ 1).chance(70) {
@@ -72,7 +74,7 @@ impl Rig {
         self.live_once(first.end, seed ^ 2, true, &acked, steps)
     }
 
-    /// Opens the disk, verifies what must be there, goes on with `steps` of each thread and closes.
+    /// Opens the disk, verifies it, takes `steps` more of each thread, and closes the database or not.
     fn live_once(
         &mut self,
         medium: Medium,
@@ -89,7 +91,7 @@ impl Rig {
         let next = self.workload.verify(&db, prepared, acked)?;
         self.workload.prepare(&db).map_err(|error| format!("preparing: {error}"))?;
         notes.add(&disk, PREPARED);
-        // What was verified is there from now on: readers have seen it.
+        // From now on, verified rows must stay: readers have seen them.
         for (thread, &next) in next.iter().enumerate().filter(|(_, next)| **next > 0) {
             notes.add(&disk, Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
         }
@@ -102,7 +104,7 @@ impl Rig {
         if !crash {
             db.close().map_err(|error| format!("closing: {error}"))?;
         }
-        // A process that was killed does no more, and nothing is lost.
+        // As after a kill: the process does no more, and nothing is lost.
         disk.turn_off();
         let (changes, end) = (disk.recorded(), disk.medium());
         let notes = notes.0.into_inner().unwrap();
@@ -127,7 +129,7 @@ impl Rig {
         })
     }
 
-    /// Cuts a life at these moments, each in a way of its own, and lives on; `depth` more times.
+    /// Cuts a life at these moments, each in another way, and continues from the result, `depth` more times.
     fn cut(&mut self, life: &Life, moments: &[usize], depth: u32, random: &mut Random) -> Result<(), String> {
         let mut medium = life.start.clone();
         let mut done = 0;
@@ -149,7 +151,7 @@ impl Rig {
             }
             let next = lived.map_err(|reason| format!("{}: {reason}", place()))?;
             if depth > 0 {
-                // Half of the cuts while it recovers: its first changes are those of the opening.
+                // Half of the cuts happen during recovery: the first changes are those of the opening.
                 let mut moments: Vec<usize> = (0..3)
                     .map(|_| {
                         let limit = if random.chance(50) { next.changes.len().min(60) } else { next.changes.len() };
@@ -177,7 +179,7 @@ fn survive(seed: u64, threads: u64, streams: u16, large_percent: u64, steps: u64
     let first = rig.live(Medium::default(), seed, false, &[], steps).unwrap();
     let mut random = Random(seed);
     let mut moments: Vec<usize> = (0..cuts).map(|_| random.below(first.changes.len() as u64 + 1) as usize).collect();
-    // The first moments of a database's life are few and matter.
+    // The first moments of a database are few but important.
     moments.extend((0..cuts / 4).map(|_| random.below(40) as usize));
     moments.sort_unstable();
     if let Err(reason) = rig.cut(&first, &moments, 1, &mut random) {
@@ -186,32 +188,34 @@ fn survive(seed: u64, threads: u64, streams: u16, large_percent: u64, steps: u64
     println!("{} states of {} changes verified", rig.states, first.changes.len());
 }
 
-/// One thread, one log: after any cut exactly the acknowledged commits are there, and perhaps the one in flight.
+/// With one thread and one log stream, after any cut exactly the acknowledged commits are there, and maybe the one in
+/// flight.
 #[test]
 fn a_power_cut_takes_nothing_acknowledged() {
     survive(1, 1, 1, 5, 300);
 }
 
-/// The same with several threads, whose commits share writes and are published together.
+/// A cut loses nothing acknowledged with several threads, whose commits share writes and are published together.
 #[test]
 fn a_power_cut_takes_nothing_from_several_threads() {
     survive(2, 4, 1, 3, 120);
 }
 
-/// The same with two parallel logs, where a cut may leave a gap between them.
+/// A cut loses nothing acknowledged with two log streams, between which it may leave a gap.
 #[test]
 fn a_power_cut_takes_nothing_from_two_logs() {
     survive(3, 4, 2, 3, 120);
 }
 
-/// The same where most commits hold large values, whose extents are on the medium before the record that names them.
+/// A cut loses nothing acknowledged if most commits have large values, whose extents become durable before the record
+/// that names them.
 #[test]
 fn a_power_cut_takes_no_large_value() {
     survive(4, 2, 1, 60, 80);
 }
 
-/// A database that is killed at each of many openings, with commits in between and no checkpoint, opens for ever: as
-/// one on a disk that is full at each of them. The superblock has room for 64.
+/// A database that is killed at each of many openings, with commits but no checkpoint in between, can still be opened.
+/// The same happens if its disk is full at every opening. The superblock has room for 64 openings.
 #[test]
 fn openings_without_checkpoints_are_not_limited() {
     let mut medium = Medium::default();

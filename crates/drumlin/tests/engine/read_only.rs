@@ -1,4 +1,4 @@
-//! Databases that are opened for reading only: what they answer, who may have them, and that nothing is written.
+//! Databases that are opened read-only: their answers, who may open them, and that nothing is written.
 
 use crate::support;
 
@@ -11,7 +11,7 @@ use drumlin::{Config, Database, Durability, Error, Keyspace};
 use smol::block_on;
 use support::{Folder, copy_folder, faulty, small};
 
-/// Rows of several pages and a large value, in a database that is closed.
+/// Creates rows of several pages and a large value, and closes the database.
 fn closed(config: &Config) {
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
@@ -36,7 +36,7 @@ fn refused_async<T>(answer: impl Future<Output = Result<T, Error>>) {
     refused(block_on(answer));
 }
 
-/// A reader tells the sync method that the folder's own measurement chose, whichever that was.
+/// A read-only opening reports the sync method that was measured in the folder, whichever that is.
 #[test]
 fn a_reader_tells_the_sync_method_of_the_database() {
     let folder = Folder::new();
@@ -51,8 +51,8 @@ fn a_reader_tells_the_sync_method_of_the_database() {
     }
 }
 
-/// Rows, ranges, snapshots, transactions, values as streams, many keys, the checks and the figures: all of it reads,
-/// and no file is written to, locked by name or made.
+/// Rows, ranges, snapshots, transactions, values as streams, many keys, checks and statistics can be read, and no file
+/// is written, created or locked by name.
 #[test]
 fn everything_reads_and_nothing_is_written() {
     let (faulty, config) = faulty();
@@ -82,7 +82,7 @@ fn everything_reads_and_nothing_is_written() {
     assert_eq!(faulty.take_events(), []);
 }
 
-/// Each kind of call that writes is refused, and leaves the rest as it is.
+/// Every kind of call that writes is refused, and leaves the rest as it is.
 #[test]
 fn calls_that_write_are_refused() {
     let (faulty, config) = faulty();
@@ -117,7 +117,8 @@ fn calls_that_write_are_refused() {
     assert_eq!(k.count(..).unwrap(), 2001);
 }
 
-/// Any number of readers at once, and no writer beside them; nor a reader beside a writer.
+/// Any number of readers can open a database at once, but neither a writer next to readers nor a reader next to a
+/// writer.
 #[test]
 fn readers_share_and_writers_do_not() {
     let folder = Folder::new();
@@ -139,8 +140,8 @@ fn readers_share_and_writers_do_not() {
     writing.open(folder.path()).unwrap();
 }
 
-/// A database that was killed is refused with the number of commits that it would lack, and is left as it is; once it
-/// was opened for writing and closed, it is read. So is one whose log was removed after closing.
+/// A database that was killed is refused with the number of commits that would be missing, and is left as it is. Once
+/// opened for writing and closed, it can be read, and so can one whose log was removed after closing.
 #[test]
 fn a_database_that_was_not_closed_is_refused() {
     let (folder, killed) = (Folder::new(), Folder::new());
@@ -163,7 +164,7 @@ fn a_database_that_was_not_closed_is_refused() {
     assert!(!killed.path().join("log").exists());
 }
 
-/// Nothing is made where there is no database, and one in memory can't be read only.
+/// Nothing is created where there is no database, and a database in memory can't be read-only.
 #[test]
 fn reading_creates_nothing() {
     let folder = Folder::new();

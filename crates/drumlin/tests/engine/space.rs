@@ -1,4 +1,4 @@
-//! The space that rows take: what is replaced needs no more of it, what is removed gives it back, what is sparse moves.
+//! The space of rows: replacing them takes no more, removing them gives it back, and sparse segments are emptied.
 
 use crate::support;
 
@@ -21,8 +21,8 @@ fn page_count(db: &Database) -> u64 {
     db.keyspaces()[0].page_count
 }
 
-/// Rows that are replaced by others of their length, many of a leaf in one transaction, split no leaf; nor do they when
-/// they are replayed together after a power cut.
+/// Replacing rows by others of the same length, many in a leaf by one transaction, splits no leaf, and neither does
+/// their replay after a power cut.
 #[test]
 fn rows_that_replace_others_split_no_leaf() {
     let config = |disk: &Disk| Config::new().memory(16 << 20).checkpoint_log_bytes(64 << 20).backend(disk.backend());
@@ -57,7 +57,7 @@ fn rows_that_replace_others_split_no_leaf() {
     assert_eq!(k.iter().filter(|row| row.as_ref().unwrap().1[99] > 0).count() as u64, ROWS);
 }
 
-/// Large values that do not compress are moved with the least memory, also those that were written with more.
+/// Large incompressible values can be moved with the smallest budget, even if they were written with a larger one.
 #[test]
 fn values_are_moved_in_little_memory() {
     let noise = |seed: u64| Random(seed).bytes(1 << 20);
@@ -79,7 +79,7 @@ fn values_are_moved_in_little_memory() {
     }
 }
 
-/// A checkpoint frees the values that were removed, unless a reader needs them.
+/// A checkpoint frees values that were removed, unless a reader needs them.
 #[test]
 fn a_checkpoint_frees_values_that_were_removed() {
     let db = Config::in_memory().memory(64 << 20).open("").unwrap();

@@ -1,4 +1,4 @@
-//! `transact`: bodies with errors of their own, which of them are run again, and calls that would wait for themselves.
+//! `transact`: bodies with errors of their own, which errors are retried, and calls that would wait for their own body.
 
 use crate::support;
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use drumlin::{Config, Database, Error, Isolation, Keyspace, LockHolder, Recourse, Transaction, TxOptions};
 use smol::block_on;
 
-/// An application's error, of which Drumlin knows nothing.
+/// An application's error type, which Drumlin does not know.
 #[derive(Debug)]
 enum AppError {
     NoMoney,
@@ -26,7 +26,8 @@ fn opened() -> (Database, Keyspace) {
     (db, k)
 }
 
-/// The number of runs of a body by each form of `transact`: it is told its run, and what it answers.
+/// Runs a body by each form of `transact`. Passes it the number of its run, and returns the runs and the answer of each
+/// form.
 fn runs_of<E: From<Error> + Send + std::fmt::Debug + 'static>(
     db: &Database,
     mut body: impl FnMut(&mut Transaction, u32) -> Result<(), E>,
@@ -50,7 +51,7 @@ fn runs_of<E: From<Error> + Send + std::fmt::Debug + 'static>(
     runs.map(|runs| (runs, answers.next().unwrap()))
 }
 
-/// An error of the application's own ends the transaction at once, and nothing of it remains.
+/// An application error ends the transaction at once, and nothing of it remains.
 #[test]
 fn an_error_of_ones_own_ends_the_transaction() {
     let (db, k) = opened();
@@ -62,7 +63,7 @@ fn an_error_of_ones_own_ends_the_transaction() {
         assert!(runs == 1 && matches!(answer, Err(AppError::NoMoney)), "{runs} runs: {answer:?}");
     }
     assert!(k.is_empty().unwrap());
-    // Any type will do that an error converts into.
+    // Any type works into which the library's error converts.
     let boxed: Result<(), Box<dyn std::error::Error + Send + Sync>> = db.try_transact(|tx| {
         tx.insert(&k, "a", "1")?;
         "seven".parse::<u32>()?;
@@ -72,7 +73,7 @@ fn an_error_of_ones_own_ends_the_transaction() {
     assert!(k.is_empty().unwrap());
 }
 
-/// After a conflict the body runs again, whatever it has made of the error: its own type, or a text.
+/// A conflict is retried even if the body wraps it, in a type of its own or as text.
 #[test]
 fn a_wrapped_conflict_is_run_again() {
     let (db, k) = opened();
@@ -96,7 +97,8 @@ fn a_wrapped_conflict_is_run_again() {
     }
 }
 
-/// An error of the commit is converted; a conflict of it, which a serializable body does not see, is run again before.
+/// An error of the commit is converted to the application's type, but a conflict of the commit, which the body never
+/// sees, is retried first.
 #[test]
 fn the_error_of_a_commit_is_converted() {
     let (db, k) = opened();
@@ -108,7 +110,7 @@ fn the_error_of_a_commit_is_converted() {
         }
         Ok::<_, AppError>(())
     });
-    // The other two are not serializable.
+    // The other two forms are not serializable.
     let runs = answers.map(|(runs, answer)| (runs, answer.unwrap()).0);
     assert_eq!(runs, [3, 1, 1]);
     let answer: Result<(), AppError> = db.try_transact(|tx| {
@@ -119,7 +121,7 @@ fn the_error_of_a_commit_is_converted() {
     assert!(matches!(answer, Err(AppError::Store { cause: Error::KeyspaceDropped { .. } })), "{answer:?}");
 }
 
-/// A snapshot that grew too old, and memory that was in use, are reasons to run again too, in the application's type.
+/// A snapshot that became too old and memory in use are retried too, in the application's type.
 #[test]
 fn what_passes_is_run_again() {
     let (_, config) = support::faulty();
@@ -138,7 +140,7 @@ fn what_passes_is_run_again() {
     });
     assert!(runs == 2 && answer.is_ok(), "{runs} runs: {answer:?}");
 
-    // Others have all the memory that open transactions share, until the third run.
+    // Other transactions have all the shared memory until the third run.
     let mut others = Vec::new();
     let mut number = 0u64;
     'full: loop {
@@ -163,7 +165,7 @@ fn what_passes_is_run_again() {
     assert!(runs == 3 && answer.is_ok(), "{runs} runs: {answer:?}");
 }
 
-/// A body may ask for another run, in its own type too.
+/// A body may request a retry, also with an error type of its own.
 #[test]
 fn a_body_asks_for_another_run() {
     let (db, k) = opened();
@@ -183,8 +185,7 @@ fn a_body_asks_for_another_run() {
     assert!(k.get("b").unwrap().is_none());
 }
 
-/// `k.insert` instead of `tx.insert` in a body would wait for the body itself: it fails at once, tells so, and is not
-/// run again.
+/// `k.insert` instead of `tx.insert` in a body would wait for that body. It fails at once, says so, and is not retried.
 #[test]
 fn a_body_that_waits_for_itself_is_told_at_once() {
     let (db, k) = opened();
@@ -224,7 +225,7 @@ fn a_body_that_waits_for_itself_is_told_at_once() {
     });
     assert!(inner.unwrap().is_some());
     assert!(began.elapsed() < Duration::from_secs(5), "it waited");
-    // Other rows, rows of another database with the same transaction numbers, and rows after the body are no matter.
+    // Not affected: other rows, rows of another database with equal transaction numbers, and calls after the body.
     let (_other_db, other) = opened();
     db.transact(|tx| {
         tx.insert(&k, "a", "1")?;
@@ -235,7 +236,7 @@ fn a_body_that_waits_for_itself_is_told_at_once() {
     k.insert("a", "3").unwrap();
 }
 
-/// A call of a task that shares its thread with a body is none of the body's: it waits for the row, and gets it.
+/// A call of another task on the same thread does not belong to the body: it waits for the row and gets it.
 #[test]
 fn a_neighbour_of_the_thread_waits() {
     let (db, k) = opened();
@@ -256,8 +257,8 @@ fn a_neighbour_of_the_thread_waits() {
     assert_eq!(k.get("a").unwrap().unwrap(), "2");
 }
 
-/// A row that a transaction of the same thread has locked is given up after one timeout, and the error tells whose it
-/// is; it tells of another thread's too. The transaction goes on after it.
+/// A call waits for one timeout for a row that a transaction of the same thread has locked. The error names the holder:
+/// this thread or another. The transaction can continue afterwards.
 #[test]
 fn a_lock_that_is_not_given_back_is_named() {
     let (db, k) = opened();
@@ -277,7 +278,7 @@ fn a_lock_that_is_not_given_back_is_named() {
     let other = std::thread::scope(|scope| scope.spawn(|| second.remove(&k, long_key)).join().unwrap().unwrap_err());
     assert!(matches!(other, Error::LockTimeout { holder: LockHolder::Other, .. }), "{other:?}");
     assert_eq!(other.recourse(), Recourse::Retry);
-    // A row that was handed over is the one's who got it, from then on.
+    // A row that was handed over belongs to its new holder from then on.
     let options = TxOptions { isolation: Isolation::ReadCommitted, ..db.tx_options() };
     let mut third = db.begin_with(options).unwrap();
     let mut waiting = Box::pin(third.insert_async(&k, long_key, "3"));
@@ -297,7 +298,7 @@ fn a_lock_that_is_not_given_back_is_named() {
     assert_eq!(k.get(long_key).unwrap().unwrap(), "2");
 }
 
-/// A call that does not wait for a row says whose transaction has it: a body's only if it comes from that body.
+/// A call that does not wait for a row names the holder, and says "own body" only if it comes from that body.
 #[test]
 fn a_lock_that_is_not_waited_for_is_named() {
     let (db, k) = opened();
@@ -307,7 +308,7 @@ fn a_lock_that_is_not_waited_for_is_named() {
     let mut second = db.begin_with(options).unwrap();
     let same_thread = second.insert(&k, "a", "2").unwrap_err();
     let other = std::thread::scope(|scope| scope.spawn(|| second.insert(&k, "a", "2")).join().unwrap().unwrap_err());
-    // Within the body of another transaction, too.
+    // The same within the body of another transaction.
     let beside = db.transact_with(options, |tx| tx.insert(&k, "a", "2")).unwrap_err();
     let own_body = db.transact_with(options, |tx| {
         tx.insert(&k, "b", "1")?;
@@ -330,7 +331,7 @@ fn a_lock_that_is_not_waited_for_is_named() {
     }
 }
 
-/// A transaction whose row another thread has locked waits for it once: its body does not run again.
+/// A transaction waits once for a row that another thread has locked; its body does not run again.
 #[test]
 fn a_row_is_waited_for_once() {
     let (db, k) = opened();
@@ -350,15 +351,15 @@ fn a_row_is_waited_for_once() {
     assert_eq!((answer.unwrap_err().recourse(), runs), (Recourse::Retry, 1));
 }
 
-/// The row that the bodies below count in, one up.
+/// Increments the row that the bodies below count in.
 fn counted_up(tx: &mut Transaction, k: &Keyspace) -> drumlin::Result<u8> {
     let count = tx.get_for_update(k, "count")?.map_or(0, |bytes| bytes[0]) + 1;
     tx.insert(k, "count", [count])?;
     Ok(count)
 }
 
-/// A body that ends with `Ok` names no type, whatever error `?` converts into outside: Drumlin's own, that of the
-/// application, `anyhow`'s, or a boxed one.
+/// A body that ends with `Ok` need not name an error type, whatever type `?` converts to outside: the library's, the
+/// application's, `anyhow`'s, or a boxed one.
 #[test]
 fn a_plain_body_names_no_error() {
     fn plain(db: &Database, k: &Keyspace) -> drumlin::Result<u8> {
@@ -417,7 +418,7 @@ fn a_plain_body_names_no_error() {
     assert_eq!(k.get("count").unwrap().unwrap(), [6]);
 }
 
-/// A body may end with `anyhow`'s error, which keeps what it was made of; a conflict within it is run again.
+/// A body may return `anyhow`'s error, which keeps its cause; a conflict within it is retried.
 #[test]
 fn a_body_of_any_error() {
     let (db, k) = opened();

@@ -1,5 +1,5 @@
-//! Warm start: pages that were in memory when a database was closed are there again after it was opened, without a
-//! request for them; and nothing depends on it.
+//! Warm start: pages that were in memory when a database was closed are in memory again after it is opened, without
+//! being requested. Nothing depends on it.
 
 use crate::support;
 
@@ -16,7 +16,7 @@ fn config() -> Config {
     Config::new().memory(32 << 20).log_segment_bytes(1 << 20)
 }
 
-/// Every eighth value has an extent of its own.
+/// Returns a value; every eighth has an extent of its own.
 fn value(number: u64) -> Vec<u8> {
     let mut random = Random(number);
     let length = if number.is_multiple_of(8) { 3000 } else { 150 };
@@ -41,7 +41,7 @@ fn assert_rows(db: &Database, rows: u64) {
     }
 }
 
-/// The figures once the list has been read.
+/// Waits until the list has been processed, and returns the statistics.
 fn warmed(db: &Database) -> Stats {
     let began = Instant::now();
     loop {
@@ -63,10 +63,10 @@ fn list(folder: &Folder) -> PathBuf {
 fn rows_that_were_in_memory_cost_no_read() {
     let folder = Folder::new();
     fill(&folder, &config(), ROWS);
-    // Values with extents of their own come into memory when they are read.
+    // Values with extents of their own are cached when they are read.
     let db = config().open(folder.path()).unwrap();
     assert_rows(&db, ROWS);
-    // The list is written again only once it has been read to its end.
+    // The list is rewritten only after it was processed to its end.
     warmed(&db);
     db.close().unwrap();
     let written = fs::read(list(&folder)).unwrap();
@@ -82,7 +82,7 @@ fn rows_that_were_in_memory_cost_no_read() {
     }
 }
 
-/// Without warm start nothing is read but what requests need, and the list stays as it is.
+/// Without warm start only requested pages are read, and the list stays as it is.
 #[test]
 fn switched_off_it_reads_nothing() {
     let folder = Folder::new();
@@ -104,7 +104,7 @@ fn switched_off_it_reads_nothing() {
     assert_eq!(fs::read(list(&folder)).unwrap(), written);
 }
 
-/// A list that is damaged, cut, foreign or no file harms nothing.
+/// A list that is damaged, truncated, foreign or not a file does no harm.
 #[test]
 fn a_damaged_list_harms_nothing() {
     let (folder, other) = (Folder::new(), Folder::new());
@@ -142,7 +142,7 @@ fn a_damaged_list_harms_nothing() {
     }
 }
 
-/// The list of another state names pages that are elsewhere, are other pages now, or are gone.
+/// A list of another state, whose pages have moved, are other pages now, or are gone, does no harm.
 #[test]
 fn a_list_of_another_state_harms_nothing() {
     let folder = Folder::new();
@@ -174,7 +174,7 @@ fn a_list_of_another_state_harms_nothing() {
     db.close().unwrap();
 }
 
-/// Data larger than memory, and a smaller budget at the second opening: the budget is kept, and no page is evicted for
+/// If data exceed memory and the second opening has a smaller budget, the budget is kept, and no page is evicted for
 /// one of the list.
 #[test]
 fn the_budget_is_kept() {
@@ -193,7 +193,7 @@ fn the_budget_is_kept() {
     }
 }
 
-/// Closing ends the reading of the list at once, and what was read of it is not taken for the list.
+/// Closing stops the processing of the list at once, and the part processed so far does not replace the list.
 #[test]
 fn closing_amid_warming_keeps_the_list() {
     let folder = Folder::new();
@@ -211,7 +211,7 @@ fn closing_amid_warming_keeps_the_list() {
     assert!(warmed(&db).pages_warmed > 100);
 }
 
-/// A process that is killed leaves the list of a checkpoint.
+/// A killed process leaves the list of its last checkpoint.
 #[test]
 fn a_checkpoint_writes_the_list() {
     let folder = Folder::new();

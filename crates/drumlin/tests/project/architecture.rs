@@ -1,10 +1,10 @@
-//! The arrows of ARCHITECTURE.md, and some of what it says is absent, checked against the sources.
+//! Checks the arrows of ARCHITECTURE.md, and some of the absences that it claims, against the sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each part of the library and the parts that it may name. What is not listed, it may not.
+/// Each part of the library, with the parts that it may name. It may name no others.
 const ARROWS: [(&str, &[&str]); 16] = [
     ("collections", &[]),
     ("sync", &[]),
@@ -41,7 +41,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("fuzzing", &["format", "io", "tree"]),
 ];
 
-/// The parts that this one may use; `+txn` in the list stands for txn and all that it may use.
+/// Returns the parts that this one may use. `+txn` in the list stands for `txn` and everything that it may use.
 fn arrows_of(part: &str) -> Option<Vec<&'static str>> {
     let (_, names) = ARROWS.iter().find(|(name, _)| *name == part)?;
     let mut parts = Vec::new();
@@ -60,11 +60,11 @@ fn arrows_of(part: &str) -> Option<Vec<&'static str>> {
 /// The files that may contain `unsafe`.
 const UNSAFE_FILES: [&str; 4] = ["io/buffer.rs", "io/process.rs", "io/uring.rs", "pool/frames.rs"];
 
-/// The parts whose invariants are asserted, with the assertions that there are for a thousand functions. One that is
-/// true and not obvious raises the number; a filler is worse than none.
+/// The parts whose invariants are asserted, with the number of assertions per thousand functions. Raise the number with
+/// assertions that are true and not obvious; a filler is worse than none.
 const ASSERTIONS: [(&str, usize); 5] = [("pool", 500), ("space", 500), ("txn", 500), ("seglog", 500), ("tree", 500)];
 
-/// Names that reach around `io` to the outside world.
+/// Names that bypass `io` to reach the outside world.
 const AMBIENT: [&str; 8] = [
     "std::fs",
     "Instant::now",
@@ -80,14 +80,14 @@ fn source_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../drumlin/src")
 }
 
-/// Every source file of the library: its path below `src`, and its text without comments.
+/// Returns every source file of the library: its path below `src`, and its text without comments.
 fn sources() -> Vec<(String, String)> {
     let found = sources_in(&source_dir());
     assert!(found.len() > 50, "the sources are somewhere else");
     found
 }
 
-/// The same of any folder.
+/// Returns every source file of a folder, likewise.
 fn sources_in(root: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -99,7 +99,7 @@ fn sources_in(root: &Path) -> Vec<(String, String)> {
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
                 let text = fs::read_to_string(&path).unwrap();
-                // Models are no part of the library.
+                // Loom models are not part of the library.
                 let text = text.split("#[cfg(all(test, drumlin_loom))]").next().unwrap();
                 let code = text.lines().map(|line| line.split("//").next().unwrap());
                 found.push((name, code.collect::<Vec<_>>().join("\n")));
@@ -114,17 +114,17 @@ fn part_of(file: &str) -> &str {
     file.split('/').next().unwrap().trim_end_matches(".rs")
 }
 
-/// Modules that are there in tests only.
+/// Returns `true` for modules that exist only in tests.
 fn is_test(file: &str) -> bool {
     file.contains("/tests") || file == "format/document.rs"
 }
 
-/// A file's code without its unit tests, which stand at its end.
+/// Returns a file's code without its unit tests, which are at its end.
 fn without_tests(code: &str) -> &str {
     code.split("#[cfg(test)]\nmod tests {").next().unwrap()
 }
 
-/// The names that follow each `crate::` in the code, those in braces included.
+/// Returns the names that follow each `path` in the code, including those in braces.
 fn names_after<'c>(code: &'c str, path: &str) -> Vec<&'c str> {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     let mut names = Vec::new();
@@ -148,7 +148,7 @@ fn names_after<'c>(code: &'c str, path: &str) -> Vec<&'c str> {
     names
 }
 
-/// Parts name only the parts below them.
+/// Parts name only parts below them.
 #[test]
 fn arrows_point_down() {
     let mut wrong = Vec::new();
@@ -166,7 +166,7 @@ fn arrows_point_down() {
                 }
             }
         }
-        // What `lib.rs` exports is the public face, which is above everything.
+        // The exports of `lib.rs` are the public API, which is above everything.
         let faces = names_after(without_tests(&code), "crate::").into_iter().filter(|_| !is_test(&file));
         let faces = faces.filter(|name| name.starts_with(char::is_uppercase));
         wrong.extend(faces.map(|name| format!("{file} uses crate::{name}")));
@@ -174,7 +174,7 @@ fn arrows_point_down() {
     assert!(wrong.is_empty(), "against the arrows of ARCHITECTURE.md:\n{}", wrong.join("\n"));
 }
 
-/// Files, time and threads come through `io` alone.
+/// Files, time and threads come only through `io`.
 #[test]
 fn nothing_is_ambient() {
     let mut wrong = Vec::new();
@@ -188,7 +188,7 @@ fn nothing_is_ambient() {
     assert!(wrong.is_empty(), "around io:\n{}", wrong.join("\n"));
 }
 
-/// Threads wait through `sync` alone.
+/// Threads wait only through `sync`.
 #[test]
 fn waiting_has_one_place() {
     let wrong: Vec<String> = sources()
@@ -199,7 +199,7 @@ fn waiting_has_one_place() {
     assert!(wrong.is_empty(), "around sync: {wrong:?}");
 }
 
-/// `unsafe` stays in the files that are listed, and the list is not longer than it has to be.
+/// `unsafe` appears only in the listed files, and every listed file needs it.
 #[test]
 fn unsafe_code_is_where_it_is_expected() {
     let allows = |code: &str| code.contains("allow(unsafe_code") || code.contains("expect(unsafe_code");
@@ -208,7 +208,7 @@ fn unsafe_code_is_where_it_is_expected() {
     assert_eq!(found, UNSAFE_FILES);
 }
 
-/// The code map names every folder, and every file it names exists.
+/// The code map names every folder, and every file that it names exists.
 #[test]
 fn the_code_map_is_true() {
     let text = fs::read_to_string(source_dir().join("../../../ARCHITECTURE.md")).unwrap();
@@ -225,7 +225,7 @@ fn the_code_map_is_true() {
     }
 }
 
-/// A crate's files, by module path, without those that are there in tests only; with their code.
+/// Returns a crate's files by module path, with their code, except those that exist only in tests.
 fn modules(krate: &Path) -> BTreeMap<Vec<String>, String> {
     let root = if krate.join("src/lib.rs").exists() { "lib" } else { "main" };
     let mut modules = BTreeMap::new();
@@ -241,8 +241,8 @@ fn modules(krate: &Path) -> BTreeMap<Vec<String>, String> {
     modules
 }
 
-/// The paths that a piece of code names. A group in braces names each of its members: `a::{b, c::d}` names `a::b` and
-/// `a::c::d`.
+/// Returns the paths that a piece of code names. A group in braces names each of its members: `a::{b, c::d}` names
+/// `a::b` and `a::c::d`.
 fn paths(code: &str) -> Vec<Vec<String>> {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     let mut found = Vec::new();
@@ -265,7 +265,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
         } else {
             rest = &rest[c.len_utf8()..];
         }
-        // A name that no `::` follows ends a path; so does anything else.
+        // A path ends at a name that is not followed by `::`, and at any other token.
         if !path.is_empty() {
             found.push(groups.last().cloned().unwrap_or_default().into_iter().chain(path.drain(..)).collect());
         }
@@ -278,7 +278,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// The use statements of a file, from `use` to the semicolon; with whether they are public.
+/// Returns the use statements of a file, from `use` to the semicolon, and whether they are public.
 fn uses(code: &str) -> Vec<(bool, &str)> {
     let starts = code.match_indices("use ").filter(|(at, _)| {
         let line = code[..*at].rsplit('\n').next().unwrap().trim();
@@ -291,7 +291,7 @@ fn uses(code: &str) -> Vec<(bool, &str)> {
     uses.collect()
 }
 
-/// A crate's modules, and what each brings into its scope.
+/// A crate's modules, and the names that each imports.
 struct Crate {
     modules: BTreeMap<Vec<String>, String>,
     imports: BTreeMap<(Vec<String>, String), Vec<String>>,
@@ -310,7 +310,7 @@ impl Crate {
         Self { modules, imports }
     }
 
-    /// The module that a path in `module` leads to, past what other modules export again; none outside of the crate.
+    /// Returns the module that a path in `module` leads to, following re-exports, or `None` outside of the crate.
     fn resolve(&self, module: &[String], path: &[String]) -> Option<Vec<String>> {
         let mut at = module.to_vec();
         let mut rest = path;
@@ -338,8 +338,8 @@ impl Crate {
         Some(at)
     }
 
-    /// The modules that each module names, without those that contain it: with them it is one. To export a name again
-    /// is not to use it.
+    /// Returns the modules that each module names, except those that contain it, which count as one with it. A
+    /// re-export is not a use.
     fn arrows(&self) -> BTreeMap<&Vec<String>, BTreeSet<Vec<String>>> {
         let arrows = self.modules.iter().map(|(module, code)| {
             let exports: Vec<Vec<String>> =
@@ -355,7 +355,7 @@ impl Crate {
     }
 }
 
-/// No two files of a crate need each other, neither directly nor through others.
+/// No two files of a crate need each other, directly or through others.
 #[test]
 fn files_form_no_circles() {
     let mut circles = Vec::new();
@@ -363,7 +363,7 @@ fn files_form_no_circles() {
         let folder = entry.unwrap().path();
         let krate = Crate::read(&folder);
         let mut arrows = krate.arrows();
-        // What no arrow leaves or none reaches is in no circle.
+        // Remove what no arrow leaves or reaches: it is in no cycle.
         loop {
             let count = arrows.len();
             let left: BTreeSet<Vec<String>> = arrows.keys().map(|module| (*module).clone()).collect();
@@ -383,7 +383,7 @@ fn files_form_no_circles() {
     assert!(circles.is_empty(), "circles of files:\n{}", circles.join("\n"));
 }
 
-/// The functions that a numbered list names first in each of its steps.
+/// Returns the first function named in each step of a numbered list.
 fn steps(list: &str) -> Vec<String> {
     let step = |line: &str| {
         let (number, rest) = line.trim_start_matches("//! ").split_once(". `")?;
@@ -393,25 +393,25 @@ fn steps(list: &str) -> Vec<String> {
     list.lines().filter_map(step).collect()
 }
 
-/// A section of ARCHITECTURE.md.
+/// Returns a section of ARCHITECTURE.md.
 fn section(title: &str) -> String {
     let text = fs::read_to_string(source_dir().join("../../../ARCHITECTURE.md")).unwrap();
     text.split(title).nth(1).expect("the section is there").split("\n## ").next().unwrap().to_owned()
 }
 
-/// The body of a method of a source file.
+/// Returns the body of a method of a source file.
 fn body(source: &str, name: &str) -> String {
     let rest = source.split(&format!(" fn {name}(")).nth(1).unwrap_or_else(|| panic!("no method {name}"));
     rest.split("\n    }").next().unwrap().to_owned()
 }
 
-/// Each step of a checkpoint is called where the list in ARCHITECTURE.md has it.
+/// ARCHITECTURE.md lists the steps of a checkpoint in the order in which they are called.
 #[test]
 fn the_steps_of_a_checkpoint_are_told_in_order() {
     let told = steps(&section("## The life of a checkpoint"));
     let read = |file: &str| fs::read_to_string(source_dir().join(file)).unwrap();
     let store = read("store/checkpoint.rs");
-    // The call of the one in the other's place.
+    // Inline the call of one function in the other.
     let called = body(&store, "checkpoint_of").replace("self.make_checkpoint(", &body(&store, "make_checkpoint"));
     let places: Vec<usize> = told
         .iter()
@@ -425,7 +425,7 @@ fn the_steps_of_a_checkpoint_are_told_in_order() {
     assert!(told.len() == 11 && places.is_sorted(), "{told:?} at {places:?}");
 }
 
-/// The steps of recovery are told as they are called: in the head of their file, and in ARCHITECTURE.md.
+/// The head of recovery's file and ARCHITECTURE.md list its steps in the order in which they are called.
 #[test]
 fn the_steps_of_recovery_are_told_in_order() {
     let source = fs::read_to_string(source_dir().join("store/recovery.rs")).unwrap();
@@ -436,7 +436,7 @@ fn the_steps_of_recovery_are_told_in_order() {
     assert!(told.len() == 8 && places.is_sorted(), "{told:?}");
 }
 
-/// The tests that let time pass: where, how often, and why no condition could be waited for instead.
+/// The tests that sleep: where, how often, and why there is no condition to wait for.
 const SLEEPS: [(&str, usize, &str); 14] = [
     ("drumlin-cli/tests/cli/in_use.rs", 1, "polls whether another process has the database yet"),
     ("drumlin-cli/tests/cli/lab.rs", 1, "polls whether another process has made its folder yet"),
@@ -471,7 +471,7 @@ fn tests_wait_for_conditions() {
     assert_eq!(found, listed, "wait for a condition, or shorten the list");
 }
 
-/// The parts that hold the data assert as much of what they rely on as they did.
+/// The parts that hold the data keep their density of assertions.
 #[test]
 fn invariants_are_asserted() {
     const MACROS: [&str; 6] =

@@ -1,4 +1,4 @@
-//! The documents and comments against the repository: links lead somewhere, tests that are named exist, lines fit, and
+//! Checks documents and comments against the repository: links have targets, named tests exist, lines fit, and the
 //! prose gets no worse.
 
 use std::collections::BTreeSet;
@@ -45,7 +45,8 @@ fn links_lead_somewhere() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Whatever a document names like a test, in backticks and with at least three words, is a function in the sources.
+/// Everything that a document names like a test, in backticks and with at least three words, is a function in the
+/// sources.
 #[test]
 fn tests_that_are_named_exist() {
     let mut sources = Vec::new();
@@ -68,7 +69,7 @@ fn tests_that_are_named_exist() {
     assert!(wrong.is_empty(), "no such function:\n{}", wrong.join("\n"));
 }
 
-/// The tables that programs write are where they look for them, whole, and have the rows that are known here.
+/// The tables that programs write are where the programs look for them, complete, and with the known rows.
 #[test]
 fn tables_of_figures_are_whole() {
     let text = fs::read_to_string(testing_page()).unwrap();
@@ -90,7 +91,7 @@ fn tables_of_figures_are_whole() {
         "marks of rare paths",
     ];
     assert_eq!(firsts(1), runs.map(str::to_owned).into());
-    // Seconds, and counts with commas.
+    // Seconds are numbers, and counts have commas.
     assert!(tables[0].rows.iter().all(|row| row[2].trim_start_matches("below ").parse::<f64>().is_ok()));
     let is_count = |word: &str| word.split(',').skip(1).all(|part| part.len() == 3);
     let words =
@@ -98,7 +99,7 @@ fn tables_of_figures_are_whole() {
     assert!(words.filter(|word| word.starts_with(|c: char| c.is_ascii_digit())).all(is_count));
 }
 
-/// The table of what real file systems keep has its marks: Drumlin lost nothing in it, a log without a sync did.
+/// The table of real file systems has its marks. Drumlin lost nothing in it, a log without a sync did.
 #[test]
 fn the_table_of_file_systems_is_whole() {
     let text = fs::read_to_string(durability_page()).unwrap();
@@ -110,7 +111,7 @@ fn the_table_of_file_systems_is_whole() {
     assert!(row("append, no sync").iter().all(|lost| lost != "0"));
 }
 
-/// The comment in a line of source, without what introduces it.
+/// Returns the comment in a line of source, without the comment mark.
 fn comment(line: &str) -> Option<&str> {
     let text = line.trim_start().strip_prefix("//")?;
     Some(text.trim_start_matches(['/', '!']).trim_start())
@@ -123,7 +124,7 @@ fn sources() -> Vec<(PathBuf, String)> {
     paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// Comments keep to 120 columns, to which rustfmt keeps code. Tables and addresses may be wider.
+/// Comments have at most 120 columns, as rustfmt gives code. Tables and addresses may be wider.
 #[test]
 fn comments_keep_to_their_columns() {
     let mut wide = Vec::new();
@@ -138,16 +139,16 @@ fn comments_keep_to_their_columns() {
     assert!(wide.is_empty(), "comments beyond 120 columns:\n{}", wide.join("\n"));
 }
 
-/// Beginnings of sentences that describe a thing by a clause in place of naming it, or put the verb first for an `if`;
-/// how many lines of doc comments begin with them, and how many sentences of documents.
+/// Beginnings of sentences that describe a thing by a clause instead of naming it, or put the verb first for an `if`.
+/// Each has the number of doc comment lines that begin with it, and of sentences of documents.
 const BEGINNINGS: [(&str, usize, usize); 6] =
     [("What ", 0, 0), ("How ", 1, 0), ("Where ", 0, 0), ("Whether ", 0, 0), ("As [", 0, 0), ("Is ", 0, 0)];
 
-/// Words that leave the actor unnamed or read as translated, and how many are left in comments and in documents.
+/// Words that leave the actor unnamed or read as translated, with how often they occur in comments and in documents.
 const WORDS: [(&str, usize, usize); 5] =
     [("whoever", 2, 0), ("somebody", 1, 1), ("nobody", 13, 2), ("any more", 6, 0), ("anew", 1, 0)];
 
-/// The pages that a reader of the project is led to. Decisions and reports are kept as they were written.
+/// Returns the pages that readers are led to. Decisions and reports are kept as they were written.
 fn prose() -> Vec<String> {
     let folder = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
     let pages = folder.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
@@ -156,7 +157,7 @@ fn prose() -> Vec<String> {
     pages.into_iter().map(|path| fs::read_to_string(path).unwrap()).collect()
 }
 
-/// The number of sentences in a line of a document that begin so. Headings are none.
+/// Returns the number of sentences in a line of a document that begin this way. Headings do not count.
 fn sentences(line: &str, beginning: &str) -> usize {
     if line.starts_with('#') {
         return 0;
@@ -165,8 +166,8 @@ fn sentences(line: &str, beginning: &str) -> usize {
     usize::from(text.starts_with(beginning)) + line.matches(&format!(". {beginning}")).count()
 }
 
-/// The sentences that CONTRIBUTING.md advises against become fewer, never more: where one has gone, its number here
-/// goes down with it.
+/// The sentences that CONTRIBUTING.md advises against become fewer, never more. A number here is lowered when one is
+/// removed.
 #[test]
 fn prose_gets_no_worse() {
     let (sources, prose) = (sources(), prose());

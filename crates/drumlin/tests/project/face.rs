@@ -1,4 +1,4 @@
-//! The public face as its users expect it: ranges of anything that has bytes, the same methods on every reader, and
+//! The public API as its users expect it: ranges of anything that has bytes, the same methods on every reader, and
 //! their answers.
 
 use crate::support;
@@ -18,13 +18,13 @@ fn opened() -> (Database, Keyspace) {
     (db, k)
 }
 
-/// The public methods of a type in the sources.
+/// Returns the public methods of a type, read from the sources.
 fn methods(of: &str) -> BTreeSet<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drumlin/src/db");
     let mut methods = BTreeSet::new();
     for entry in fs::read_dir(folder).unwrap() {
         let text = fs::read_to_string(entry.unwrap().path()).unwrap();
-        // Those of the simulation are none.
+        // Methods for the simulation are not public.
         let text = text.replace("pub fn snapshot_timestamp", "fn snapshot_timestamp");
         for block in text.split(&format!("\nimpl {of} {{\n")).skip(1) {
             let block = block.split("\n}").next().unwrap();
@@ -37,7 +37,7 @@ fn methods(of: &str) -> BTreeSet<String> {
     methods
 }
 
-/// A keyspace reads by the methods by which snapshots and transactions do.
+/// A keyspace has the reading methods of snapshots and transactions.
 #[test]
 fn all_readers_have_the_same_methods() {
     let of_readers = methods("Reader");
@@ -88,13 +88,13 @@ const KEYSPACE_ALONE: &[&str] = &[
     "with_durability",
 ];
 
-/// A transaction changes rows by the methods by which a keyspace does, where one commit can hold what they change.
+/// A transaction has a keyspace's methods for changing rows, if one commit can hold their changes.
 #[test]
 fn transactions_write_by_the_methods_of_keyspaces() {
     let of_transactions = methods("Transaction");
     let others: Vec<_> = (KEYSPACE_ALONE.iter()).filter(|name| !of_transactions.contains(**name)).collect();
     let expected = [
-        // Any number of rows, in parts.
+        // Removes any number of rows, in parts.
         "clear",
         "clear_async",
         "disk_bytes",
@@ -112,13 +112,13 @@ fn transactions_write_by_the_methods_of_keyspaces() {
     assert!(others.into_iter().eq(&expected), "methods that Transaction has not: add them, or list them");
 }
 
-/// Every method that may wait is there for threads and for tasks.
+/// Every method that may wait has a blocking and an asynchronous form.
 #[test]
 fn every_call_that_waits_has_both_forms() {
     const NEVER_WAIT: &[&str] = &[
         "Batch::is_empty",
         "Batch::len",
-        // Writes to memory, but for what `insert` waits for.
+        // Only writes to memory, except for what `insert` waits for.
         "Batch::remove",
         "Database::batch",
         "Database::begin",
@@ -149,7 +149,7 @@ fn every_call_that_waits_has_both_forms() {
         "Transaction::rollback_to",
         "Transaction::savepoint",
     ];
-    // Of these the other form differs in more than its waiting.
+    // The other form of these differs in more than waiting.
     const ALONE: &[&str] = &[
         "Database::check_with",
         "Database::transact_local",
@@ -174,7 +174,7 @@ fn every_call_that_waits_has_both_forms() {
     assert!(wrong.is_empty(), "with one form alone: {wrong:?}");
 }
 
-/// Ranges take keys of any kind, and `..`.
+/// Ranges accept keys of any kind, and `..`.
 #[test]
 fn ranges_take_anything_that_has_bytes() {
     let (db, k) = opened();
@@ -195,7 +195,7 @@ fn ranges_take_anything_that_has_bytes() {
     assert_eq!(keys(k.range(k.first().unwrap().unwrap().0..k.last().unwrap().unwrap().0)), ["a", "ab", "b"]);
     let bounds: std::ops::Range<Vec<u8>> = b"a".to_vec()..b"c".to_vec();
     assert_eq!(keys(k.range(&bounds)), ["a", "ab", "b"]);
-    // A range that ends before it starts is empty; `BTreeMap` panics.
+    // A range that ends before it starts is empty, while `BTreeMap` panics.
     let (start, end) = ("c", "a");
     assert_eq!(k.count(start..end).unwrap(), 0);
     assert_eq!(k.count((Bound::Excluded("a"), Bound::Excluded("a"))).unwrap(), 0);
@@ -212,7 +212,7 @@ fn ranges_take_anything_that_has_bytes() {
     .unwrap();
 }
 
-/// The answers of a reader, by every method and in both forms, are those of the model.
+/// Compares the answers of a reader, by every method and in both forms, with the model.
 fn read_everything(reader: &Reader, k: &Keyspace, model: &BTreeMap<Vec<u8>, Vec<u8>>) {
     let row = |row: Option<(Value, Value)>| row.map(|(key, value)| (key.into_vec(), value.into_vec()));
     let of_model = |row: Option<(&Vec<u8>, &Vec<u8>)>| row.map(|(key, value)| (key.clone(), value.clone()));
@@ -308,7 +308,7 @@ fn a_transaction_reads_its_changes_by_every_method() {
     read_everything(&db.snapshot(), &k, &model);
 }
 
-/// A loop that reads into one vector uses the vector's memory, for values of every size and wherever they are.
+/// A loop that reads into one vector reuses its memory, for values of every size, wherever they are stored.
 #[test]
 fn reading_into_a_vector_keeps_its_memory() {
     let (db, k) = opened();
@@ -340,7 +340,7 @@ fn reading_into_a_vector_keeps_its_memory() {
     assert!(snapshot.get_into(&other, "a", &mut value).is_err() && value.is_empty());
 }
 
-/// A closure that is shown a value may write the row, and rows of the same leaf, read on, wait for a thread that
+/// A closure that is shown a value may write that row and rows of the same leaf, read others, wait for a thread that
 /// writes, and panic: it holds nothing.
 #[test]
 fn a_closure_that_sees_a_value_holds_nothing() {
@@ -368,8 +368,8 @@ fn a_closure_that_sees_a_value_holds_nothing() {
     assert_eq!(k.get_with(first, <[u8]>::to_vec).unwrap().unwrap(), b"after the panic");
 }
 
-/// A range that shows rows, broken off at any of them from either end, goes on at the next: by another call, or as an
-/// iterator. It yields the rows that an iterator does, large values and those of many leaves.
+/// A range that shows rows can be stopped at any row, from either end, and continued at the next one, by another call
+/// or as an iterator. It yields the rows of an iterator, including large values, across many leaves.
 #[test]
 fn a_range_goes_on_where_it_was_broken_off() {
     let (_db, k) = opened();
@@ -404,8 +404,8 @@ fn a_range_goes_on_where_it_was_broken_off() {
     }
 }
 
-/// A closure that is shown rows may change them, and rows of the same leaf, and panic: it holds nothing, and the range
-/// goes on behind the row at which it panicked.
+/// A closure that is shown rows may change these and rows of the same leaf, and panic: it holds nothing, and the range
+/// continues after the row at which it panicked.
 #[test]
 fn a_closure_that_sees_rows_holds_nothing() {
     let (db, k) = opened();
@@ -430,7 +430,7 @@ fn a_closure_that_sees_rows_holds_nothing() {
     assert_eq!(k.get(4u32.to_be_bytes()).unwrap().unwrap(), "changed");
 }
 
-/// The first and last rows are found past rows that are removed while an older snapshot still sees them.
+/// The first and last rows are found beyond removed rows that an older snapshot still sees.
 #[test]
 fn the_ends_are_found_past_what_was_removed() {
     let (db, k) = opened();
@@ -451,7 +451,7 @@ fn the_ends_are_found_past_what_was_removed() {
     assert_eq!(before.last(&k).unwrap().unwrap().0, key(1999));
 }
 
-/// A serializable transaction's reads are validated, whichever method they are by.
+/// A serializable transaction's reads are validated, whichever method makes them.
 #[test]
 fn serializable_reads_are_recorded_by_every_method() {
     type Read = fn(&Reader, &Keyspace) -> Result<()>;
@@ -477,7 +477,7 @@ fn serializable_reads_are_recorded_by_every_method() {
     }
 }
 
-/// A stream yields what the iterator does, waits without a thread, ends with its first error, and can be dropped.
+/// A stream yields the iterator's rows, waits without a thread, ends with its first error, and can be dropped.
 #[test]
 fn ranges_are_streams() {
     let config = support::small().backend(drumlin::internals::io::in_memory());
@@ -488,18 +488,18 @@ fn ranges_are_streams() {
     }
     k.insert("large", vec![7; 300_000]).unwrap();
     drop((db, k));
-    // Nothing is in memory.
+    // After reopening, nothing is in memory.
     let db = config.open("/db").unwrap();
     let k = db.existing_keyspace("k").unwrap();
     block_on(async {
         let rows = k.iter().into_stream();
         let count = rows.map(|row| assert_eq!(row.unwrap().1[0], 7)).count().await;
         assert_eq!(count, 3001);
-        // One that is polled once and dropped while it waits for a leaf.
+        // A stream that is polled once and dropped while it waits for a leaf.
         let mut dropped = k.range(1500u32.to_be_bytes()..).into_stream();
         let _ = futures_util::future::poll_immediate(dropped.next()).await;
         drop(dropped);
-        // The first part of a range by the iterator, the rest as a stream.
+        // Read the first part of a range by the iterator, and the rest as a stream.
         let mut range = k.iter();
         assert_eq!(range.next().unwrap().unwrap().0, 0u32.to_be_bytes());
         assert_eq!(range.next_back_async().await.unwrap().unwrap().0, "large");

@@ -1,4 +1,4 @@
-//! The glossary against the sources: every type has a line, and no retired word is a name.
+//! Checks the glossary against the sources: every type has a line, and no retired word is a name.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ fn glossary() -> String {
     fs::read_to_string(path).unwrap().replace("\r\n", "\n")
 }
 
-/// The words in backticks in a column of a table's rows.
+/// Returns the words in backticks in a column of a table's rows.
 fn quoted(rows: &str, column: usize) -> BTreeSet<String> {
     let cells = rows.lines().filter(|line| line.starts_with('|')).filter_map(|line| line.split('|').nth(column));
     cells.flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()).collect()
@@ -26,7 +26,7 @@ fn source_files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Every source file of the library, with the names in its code: comments and texts left out.
+/// Returns every source file of the library with the names in its code, without comments and string literals.
 fn names() -> Vec<(String, Vec<String>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drumlin/src");
     let mut paths = Vec::new();
@@ -42,7 +42,7 @@ fn names() -> Vec<(String, Vec<String>)> {
     paths.iter().map(|path| (file(path), names_in(&fs::read_to_string(path).unwrap()))).collect()
 }
 
-/// A type that more than its module sees has a line in the glossary.
+/// Every type that is visible outside of its module has a line in the glossary.
 #[test]
 fn every_type_has_a_line() {
     let text = glossary();
@@ -68,7 +68,7 @@ fn every_type_has_a_line() {
     assert!(missing.is_empty(), "docs/glossary.md has no line for\n{}", missing.join("\n"));
 }
 
-/// A type that the glossary names is there.
+/// Every type that the glossary names exists.
 #[test]
 fn every_line_has_its_types() {
     let text = glossary();
@@ -78,7 +78,7 @@ fn every_line_has_its_types() {
     assert!(gone.is_empty(), "docs/glossary.md names what is not in the sources: {}", gone.join(", "));
 }
 
-/// Words that were replaced by the field's own do not come back as names.
+/// Words that were replaced by the field's own do not return as names.
 #[test]
 fn no_retired_word_is_a_name() {
     let text = glossary();

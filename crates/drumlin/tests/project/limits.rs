@@ -1,4 +1,4 @@
-//! The table of limits against the limits.
+//! Checks the table in docs/limits.md against the limits.
 
 use std::fmt::Write;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use drumlin::{Config, Limits};
 
-/// A size as the table has it: in KiB or MiB if nothing is lost by it, or to three digits.
+/// Formats a size as the table does: in KiB or MiB if that is exact, otherwise with three digits.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} bytes"),
@@ -17,7 +17,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// The lines of the table in docs/limits.md are what databases of these budgets say.
+/// The lines of the table in docs/limits.md are what databases of these budgets report.
 #[test]
 fn the_table_of_limits_is_true() {
     let databases = [64 << 20, 256 << 20, 1 << 30].map(|bytes| Config::in_memory().memory(bytes).open("").unwrap());

@@ -1,4 +1,4 @@
-//! Rules of the project that its sources and documents keep.
+//! Rules of the project for its sources and documents.
 
 mod architecture;
 mod documents;

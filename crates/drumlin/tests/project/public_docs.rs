@@ -1,4 +1,4 @@
-//! The public documentation: an example for every type, and handles that print as one line.
+//! The public documentation has an example for every type, and handles print as one line.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use drumlin::{Config, Isolation, TxOptions};
 
-/// The documentation of every public item of the sources, by its name.
+/// Collects the documentation of every public item of the sources, by name.
 fn documented(folder: &Path, found: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -21,7 +21,7 @@ fn documented(folder: &Path, found: &mut BTreeMap<String, String>) {
                 docs.push('\n');
                 continue;
             }
-            // Attributes stand between the documentation and the item, also ones of several lines.
+            // Attributes, also of several lines, are between the documentation and the item.
             let kinds = ["pub struct ", "pub enum ", "pub trait ", "pub type "];
             let name = kinds.iter().find_map(|kind| line.strip_prefix(kind));
             let name = name.or_else(|| line.strip_suffix("(u64)").filter(|_| !docs.is_empty()));
@@ -55,7 +55,7 @@ fn every_public_type_has_an_example() {
     assert!(missing.is_empty(), "without an example: {missing:?}");
 }
 
-/// Handles print as one short line, which tells what they are of, and no rows.
+/// Handles print as one short line, which names what they belong to and shows no rows.
 #[test]
 fn handles_print_as_a_line() {
     let db = Config::in_memory().memory(16 << 20).open("").unwrap();

@@ -1,24 +1,24 @@
-//! A checker of histories: who read and wrote what, and whether the levels of isolation were kept.
+//! A checker of histories: given who read and wrote what, it decides whether the isolation levels were kept.
 //!
-//! Every value written is unique, so a read names its writer. With the order of the versions of each row this gives the
-//! dependencies between transactions (Adya 1999): *ww*, from the writer of a version to that of the next; *wr*, from
-//! the writer to whoever read it; *rw*, from the reader to the writer of the next. What a level forbids is a cycle of
-//! some kind, or a read that no committed state explains. The idea of finding them in recorded histories is Elle's
-//! (Kingsbury, Alvaro 2020).
+//! Every value written is unique, so a read identifies its writer. Together with the order of the versions of each row,
+//! this gives the dependencies between transactions (Adya 1999): *ww* from the writer of a version to that of the next
+//! version, *wr* from the writer to each reader, and *rw* from a reader to the writer of the next version. A level
+//! forbids certain cycles of these, and reads that no committed state explains. Finding them in recorded histories is
+//! Elle's idea (Kingsbury, Alvaro 2020).
 //!
-//! Transactions of several levels run together. Then an rw edge counts only where its reader was promised that nobody
+//! Transactions of several levels run together. An rw edge then counts only if its reader's level promises that nothing
 //! overtakes what it read (Adya's mixed graph):
 //!
 //! | cycle | forbidden to | rw edges that count |
 //! | --- | --- | --- |
-//! | G0: ww alone | all | none |
+//! | G0: only ww | all | none |
 //! | G1c: ww and wr | all | none |
-//! | G-nonadjacent: no two rw next to each other; G-single has one | snapshot | of snapshot and serializable readers |
+//! | G-nonadjacent: no two rw in a row; G-single has one | snapshot | of snapshot and serializable readers |
 //! | G2: any | serializable | of serializable readers |
 //!
-//! Beyond cycles: G1a (a read of what was never committed), G1b (of what its writer replaced itself), a lost update
-//! (two versions that replaced the same one), a stale read (of what had been replaced before the transaction began),
-//! and a transaction that does not see its own writes.
+//! Besides cycles, the checker finds G1a (a read of a value that was never committed), G1b (a read of a value that its
+//! writer replaced itself), lost updates (two versions that replaced the same one), stale reads (of a version that had
+//! been replaced before the transaction began), and transactions that do not see their own writes.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -32,7 +32,7 @@ pub type Key = u32;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version {
     pub writer: u64,
-    /// The number of the write among those of its transaction.
+    /// The number of the write within its transaction.
     pub number: u64,
 }
 
@@ -44,31 +44,31 @@ impl fmt::Debug for Version {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
-    /// `None`: the row was absent.
+    /// A read; `None` if the row was absent.
     Read { key: Key, found: Option<Version> },
-    /// `replaced` is what the transaction knows that it replaced, having read it first.
+    /// A write. `replaced` is the version that it replaced, if the transaction had read that first.
     Write { key: Key, version: Version, removes: bool, replaced: Option<Version> },
 }
 
 #[derive(Clone, Debug)]
 pub struct Transaction {
-    /// From 1 on: 0 has written what was there at the start.
+    /// From 1 on; 0 stands for the writer of the initial rows.
     pub number: u64,
     pub level: Isolation,
-    /// Moments, in one order over all transactions: before its first step, after its last.
+    /// Moments in one order over all transactions: before the first step, and after the last.
     pub began: u64,
     pub ended: u64,
-    /// Its place in the order of commits; `None`: it ended without one.
+    /// The place in the order of commits, or `None` if the transaction ended without a commit.
     pub committed: Option<u64>,
     pub steps: Vec<Step>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// Rows that were there at the start. Their writer is 0.
+    /// The initial rows. Their writer is 0.
     pub initial: BTreeMap<Key, Version>,
     pub transactions: Vec<Transaction>,
-    /// Orders of versions that are known otherwise than by what was replaced and by commits.
+    /// Orders of versions that are known by other means than replaced versions and commits.
     pub orders: BTreeMap<Key, Vec<Version>>,
 }
 
@@ -78,7 +78,7 @@ pub struct Summary {
     pub committed: u64,
     pub ended: u64,
     pub reads: u64,
-    /// Reads of absent rows that more than one version may explain: they give no edges.
+    /// Reads of absent rows that more than one version explains. They give no edges.
     pub ambiguous: u64,
     pub edges: u64,
 }
@@ -108,7 +108,7 @@ fn violation<T>(name: &'static str, story: String) -> Result<T, Violation> {
 enum Kind {
     Ww,
     Wr,
-    /// By the level of its reader.
+    /// With the level of the reader.
     Rw(Isolation),
 }
 
@@ -128,7 +128,7 @@ struct Written {
 
 const ABSENT_AT_START: Version = Version { writer: 0, number: u64::MAX };
 
-/// The versions of all rows, in their orders.
+/// The versions of all rows, in order.
 struct Versions<'h> {
     history: &'h History,
     written: HashMap<Version, Written>,
@@ -142,7 +142,7 @@ impl<'h> Versions<'h> {
         for (&key, &version) in &history.initial {
             written.insert(version, Written { transaction: None, key, removes: false, is_last: true });
         }
-        // The last write of each transaction to each row, with what the first replaced.
+        // The last write of each transaction to each row, with the version that its first write replaced.
         let mut last: BTreeMap<Key, Vec<(Version, usize, Option<Version>)>> = BTreeMap::new();
         for (index, transaction) in history.transactions.iter().enumerate() {
             let mut of_row: HashMap<Key, (Version, Option<Version>)> = HashMap::new();
@@ -178,7 +178,8 @@ impl<'h> Versions<'h> {
         Ok(versions)
     }
 
-    /// By what each replaced where all say so, else by the order of commits.
+    /// Returns the order of a row's versions, by the versions they replaced if all of these are known, otherwise by the
+    /// order of commits.
     fn order(&self, key: Key, mut last: Vec<(Version, usize, Option<Version>)>) -> Result<Vec<Version>, Violation> {
         let mut order = vec![self.history.initial.get(&key).copied().unwrap_or(ABSENT_AT_START)];
         if let Some(known) = self.history.orders.get(&key) {
@@ -197,7 +198,7 @@ impl<'h> Versions<'h> {
         }
         if next.len() < last.len() {
             for &(version, ..) in &last {
-                // Who removes a row that is not there writes nothing.
+                // Removing an absent row writes nothing.
                 let changes = !(self.is_absence(version) && self.is_absence(order[order.len() - 1]));
                 order.extend(changes.then_some(version));
             }
@@ -229,7 +230,7 @@ impl<'h> Versions<'h> {
         })
     }
 
-    /// The version that a read found, by its place in the row's order; `None` where several absences may be meant.
+    /// Returns the place of the version that a read found, or `None` if several absences may explain it.
     fn resolve(&self, reader: &Transaction, key: Key, found: Option<Version>) -> Result<Option<usize>, Violation> {
         let story = |what: &str| {
             let Transaction { number, level, .. } = reader;
@@ -285,11 +286,10 @@ impl Graph<'_> {
         }
     }
 
-    /// The shortest cycle found among edges that count, if there is one. With `apart`, no two rw edges may follow each
-    /// other in it.
+    /// Returns a short cycle of edges that count, if there is any. With `apart`, it must not have two rw edges in a
+    /// row.
     fn cycle(&self, counts: impl Fn(Kind) -> bool, apart: bool) -> Option<Vec<(usize, Edge)>> {
-        // With `apart` each transaction is two nodes: the second is where one arrives by an rw edge, and leaves by
-        // another.
+        // With `apart` each transaction is two nodes. The second one is reached by rw edges and left only by others.
         let count = self.edges.len();
         let states = if apart { 2 * count } else { count };
         let next = |state: usize| {
@@ -300,7 +300,7 @@ impl Graph<'_> {
                     .then_some((if apart && is_rw { edge.to + count } else { edge.to }, (from, *edge)))
             })
         };
-        // What nothing leads to is taken away until only cycles, and what they lead to, remain.
+        // Remove nodes that nothing leads to, until only cycles and what they lead to remain.
         let mut arriving = vec![0u32; states];
         for state in 0..states {
             next(state).for_each(|(to, _)| arriving[to] += 1);
@@ -317,7 +317,7 @@ impl Graph<'_> {
         let mut shortest: Option<Vec<(usize, Edge)>> = None;
         let left = (0..states).filter(|&state| arriving[state] > 0);
         for start in left {
-            // Short enough to be read.
+            // Short enough to understand.
             if shortest.as_ref().is_some_and(|cycle| cycle.len() <= 3) {
                 break;
             }
@@ -402,7 +402,7 @@ pub fn check(history: &History) -> Result<Summary, Violation> {
                 }
                 continue;
             }
-            // What a transaction saw that did not commit has to be explained as well, but nobody depends on it.
+            // A read of a transaction that did not commit must be explained too, but nothing depends on it.
             let place = versions.resolve(transaction, key, found)?;
             summary.ambiguous += u64::from(place.is_none());
             if let (Some(place), true, Some(order)) = (place, is_committed, versions.orders.get(&key)) {
@@ -428,10 +428,10 @@ pub fn check(history: &History) -> Result<Summary, Violation> {
     Ok(summary)
 }
 
-/// A history as text, one step after the other: `r1(x=0)` transaction 1 reads in row x what was there at the start,
-/// `r2(x=1)` what 1 wrote last, `r2(x=1*)` what 1 wrote first, `r1(x=-)` no row; `w1(x)` writes, `d1(x)` removes; `c1`
-/// commits, `a1` aborts. Rows x, y and z are there at the start, others are not. Commits are in the order of time;
-/// `x:2,1` at the end says in which order the versions of x came instead.
+/// Parses a history from text, one step after another. `r1(x=0)` means that transaction 1 reads the initial version of
+/// row x, `r2(x=1)` what 1 wrote last, `r2(x=1*)` what 1 wrote first, `r1(x=-)` no row. `w1(x)` writes, `d1(x)`
+/// removes, `c1` commits, `a1` aborts. Rows x, y and z exist initially, others do not. Versions are ordered by commits,
+/// unless `x:2,1` at the end gives the order of x.
 pub fn parse(text: &str, levels: &[Isolation]) -> History {
     let key_of = |name: &str| u32::from(name.as_bytes()[0]);
     let mut history = History::default();

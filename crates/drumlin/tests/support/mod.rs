@@ -14,7 +14,7 @@ use drumlin::{Config, IoBackend, Keyspace};
 
 pub use drumlin_testing::Random;
 
-/// A database's folder in the system's temporary directory, removed when dropped.
+/// A database's folder in the system's temporary directory, removed on drop.
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -27,11 +27,11 @@ impl Folder {
     }
 }
 
-/// The length of a segment in the data file of a [`small`] database.
+/// The segment length of a [`small`] database's data file.
 pub const SEGMENT_BYTES: u64 = 256 << 10;
 
-/// Small everything, so that splits, evictions, segment switches and checkpoints happen in tests. Openings begin with
-/// nothing in memory: tests count reads, and hold one up.
+/// Returns a configuration with small sizes, so that splits, evictions, segment switches and checkpoints happen in
+/// tests. Without warm start, because tests count reads and hold some.
 pub fn small() -> Config {
     Config::new()
         .memory(8 << 20)
@@ -42,23 +42,23 @@ pub fn small() -> Config {
         .warm_start(false)
 }
 
-/// A [`small`] database in memory, on a disk that fails when it is told to.
+/// Returns a [`small`] configuration in memory, on a disk that fails on request.
 pub fn faulty() -> (FaultyBackend, Config) {
     let faulty = FaultyBackend::new(drumlin::internals::io::in_memory());
     let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
     (faulty, small().backend(backend))
 }
 
-/// Has the next write of log records wait; others, such as the preparation of a segment, pass.
+/// Holds the next write of log records. Other writes, such as the preparation of a segment, pass.
 pub fn hold_records(disk: &FaultyBackend) {
     let is_records = |path: &Path, offset| path.extension().is_some_and(|extension| extension == "seg") && offset > 0;
     disk.hold_nth_at(Operation::Sync, 1, is_records);
 }
 
-/// The rows that a keyspace should hold.
+/// The rows that a keyspace must have.
 pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Copies a database's folder: what a kill at this moment leaves, if nothing writes meanwhile.
+/// Copies a database's folder as a kill at this moment would leave it, provided that nothing writes at the same time.
 pub fn copy_folder(from: &Path, to: &Path) {
     for folder in [from.to_path_buf(), from.join("log")] {
         let target = to.join(folder.strip_prefix(from).unwrap());
@@ -71,7 +71,7 @@ pub fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// It holds what it should.
+/// Checks that a keyspace has the rows of the model.
 pub fn compare(keyspace: &Keyspace, model: &Model) {
     for (key, value) in model {
         let found = keyspace.get(key).unwrap();
@@ -80,7 +80,7 @@ pub fn compare(keyspace: &Keyspace, model: &Model) {
     assert_eq!(keyspace.count(..).unwrap(), model.len() as u64);
 }
 
-/// A short value, mostly; now and then a large one.
+/// Returns a value: usually short, sometimes large.
 pub fn some_value(random: &mut Random) -> Vec<u8> {
     let length = match random.below(40) {
         0 => 70_000 + random.below(200_000),
@@ -90,8 +90,8 @@ pub fn some_value(random: &mut Random) -> Vec<u8> {
     random.bytes(length as usize)
 }
 
-/// Runs a test, which is named with its module, in a process of its own with these variables: what it does to its
-/// process, or measures of it, is no other test's. Prints the figures of memory that it tells.
+/// Runs a test, given by its module and name, in a process of its own with these environment variables, so that tests
+/// which change or measure their process do not disturb each other. Prints the memory figures that it reports.
 pub fn alone(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     const VARIABLE: &str = "DRUMLIN_TEST_ALONE";
     if std::env::var(VARIABLE).is_ok_and(|name| name == test) {
@@ -112,7 +112,7 @@ pub const BACKENDS: [IoBackend; 2] = [IoBackend::Uring, IoBackend::Portable];
 #[cfg(drumlin_portable)]
 pub const BACKENDS: [IoBackend; 1] = [IoBackend::Portable];
 
-/// A number from the environment.
+/// Returns a number from the environment.
 pub fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }

@@ -1,8 +1,8 @@
 //! A scripted workload whose every state is known, and its verifier.
 //!
-//! Each thread takes numbered steps. What a step does follows from the seed, the thread and the number alone, so that
-//! a verifier, in another process if need be, knows the rows that any number of steps leaves. Every commit also puts
-//! its number into the thread's *counter* row: the counter found tells how far the thread's commits have come.
+//! Each thread takes numbered steps. Seed, thread and number alone determine a step, so that a verifier, even in
+//! another process, knows the rows that any number of steps leaves. Every commit also stores its number in the thread's
+//! *counter* row, which therefore shows how far the thread's commits have come.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use drumlin::{Database, Durability, KeyspaceOptions, TxOptions};
 
 use super::Random;
 
-/// The keyspaces of all threads: one with the database's page size, one with another.
+/// The keyspaces shared by all threads: one with the database's page size, one with another.
 const SHARED: [(&str, usize); 2] = [("rows", 1024), ("more", 2048)];
 const COUNTERS: &str = "counters";
-/// A thread's own keyspace is made at the step with the first remainder, and dropped at that with the second.
+/// In every 50 steps a thread creates its own keyspace at the first of these numbers and drops it at the second.
 const OWN_STEPS: u64 = 50;
 const OWN_MADE: u64 = 12;
 const OWN_DROPPED: u64 = 38;
 
-/// A value by what it is made of: length and seed.
+/// A value, as the length and seed that it is generated from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Content(usize, u64);
 
 impl Content {
     fn bytes(self) -> Vec<u8> {
-        // Half of it compressible.
+        // Half of the bytes compress.
         let mut random = Random(self.1);
         let mut bytes = vec![self.1 as u8; self.0];
         for byte in bytes.iter_mut().step_by(2) {
@@ -37,11 +37,11 @@ impl Content {
 
 #[derive(Debug)]
 enum Step {
-    /// The thread's own keyspace is created.
+    /// Creates the thread's own keyspace.
     Create,
     Drop,
-    /// Rows by keyspace: 0 and 1 are shared, 2 is the thread's own. With none, the counter is written outside of a
-    /// transaction.
+    /// Changes rows, given with their keyspaces: 0 and 1 are shared, 2 is the thread's own. Without rows, writes the
+    /// counter outside of a transaction.
     Commit {
         rows: Vec<(usize, Vec<u8>, Option<Content>)>,
         durability: Durability,
@@ -53,16 +53,16 @@ enum Step {
 pub struct Workload {
     pub seed: u64,
     pub threads: u64,
-    /// Percent of commits with large values.
+    /// The percentage of commits with large values.
     pub large_percent: u64,
-    /// Percent of commits that are relaxed.
+    /// The percentage of relaxed commits.
     pub relaxed_percent: u64,
 }
 
-/// The rows of one thread: keyspace and key.
+/// The rows of one thread, by keyspace and key.
 type Rows = BTreeMap<(usize, Vec<u8>), Content>;
 
-/// An acknowledgement: a thread, the number of its step, and `true` if it was promised to last.
+/// An acknowledgement: a thread, the number of its step, and whether that was promised to be durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ack {
     pub thread: u64,
@@ -118,7 +118,7 @@ impl Workload {
         format!("own {thread}")
     }
 
-    /// Makes what all threads need. Acknowledged before any thread begins.
+    /// Creates the shared keyspaces. Must return before any thread begins.
     pub fn prepare(&self, db: &Database) -> drumlin::Result<()> {
         for (name, page_bytes) in SHARED {
             db.keyspace_with(name, KeyspaceOptions::new().page_bytes(page_bytes))?;
@@ -126,7 +126,8 @@ impl Workload {
         db.keyspace(COUNTERS).map(drop)
     }
 
-    /// Takes steps `from..to` of one thread, telling `ack` of each that was answered. Ends at the first error.
+    /// Takes steps `from..to` of one thread, and calls `ack` after each one that was acknowledged. Ends at the first
+    /// error.
     pub fn run(&self, db: &Database, thread: u64, from: u64, to: u64, ack: &dyn Fn(Ack)) -> drumlin::Result<()> {
         let shared = SHARED.map(|(name, _)| db.existing_keyspace(name));
         let [first, second] = shared;
@@ -136,7 +137,7 @@ impl Workload {
             match self.step(thread, number) {
                 Step::Create => drop(db.keyspace(&Self::own_name(thread))?),
                 Step::Drop => match db.drop_keyspace(&Self::own_name(thread)) {
-                    // Dropped by the step that a cut left without an answer.
+                    // Already dropped, by a step that a cut left without an answer.
                     Err(drumlin::Error::NoSuchKeyspace { .. }) => {}
                     other => other?,
                 },
@@ -172,7 +173,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Takes steps of all threads at once, each from its number in `from`, `count` of them. Errors are returned.
+    /// Takes `count` steps of all threads at once, each thread beginning at its number in `from`. Returns their errors.
     pub fn run_all(
         &self,
         db: &Database,
@@ -191,7 +192,7 @@ impl Workload {
         })
     }
 
-    /// The rows that a thread's steps below `end` leave, and whether its own keyspace is there.
+    /// Returns the rows that a thread's steps below `end` leave, and whether its own keyspace exists then.
     fn model(&self, thread: u64, end: u64) -> (Rows, bool) {
         let mut rows = Rows::new();
         let mut own = false;
@@ -215,12 +216,12 @@ impl Workload {
         (rows, own)
     }
 
-    /// Checks that the database holds, of each thread, every step acknowledged as lasting and whole steps only, at most
-    /// one of them not acknowledged at all, and that nothing is damaged. `acked` are the acknowledgements in any order.
-    /// Returns the step that each thread goes on with.
+    /// Checks the database against the acknowledgements `acked`, in any order. Each thread must have every step that
+    /// was acknowledged as durable, only whole steps, and at most one that was not acknowledged. Nothing may be
+    /// corrupted. Returns the step at which each thread continues.
     ///
     /// # Errors
-    /// Compares the database with the acknowledgements; returns the first difference in words.
+    /// Describes the first difference.
     pub fn verify(&self, db: &Database, prepared: bool, acked: &[Ack]) -> Result<Vec<u64>, String> {
         let text = |error: drumlin::Error| error.to_string();
         let names: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
@@ -241,7 +242,7 @@ impl Workload {
                 None => 0,
             };
             let has_own = names.contains(&Self::own_name(thread));
-            // Steps that write no counter may have come behind it; whether the last did is seen from the keyspace.
+            // Steps that write no counter may follow; whether the last one did is visible from the keyspace.
             let mut end = counter;
             while matches!(self.step(thread, end), Step::Create | Step::Drop)
                 && self.model(thread, end + 1).1 == has_own
@@ -297,7 +298,7 @@ impl Workload {
     }
 }
 
-/// Upkeep at random moments until `stop`: checkpoints, and now and then a compaction.
+/// Makes checkpoints and sometimes compacts, at random moments until `stop`.
 pub fn disturb(db: &Database, seed: u64, stop: &Arc<std::sync::atomic::AtomicBool>) {
     let mut random = Random(seed);
     while !stop.load(std::sync::atomic::Ordering::Acquire) {
