@@ -15,7 +15,6 @@
 //! Each of these disks is opened and compared with the model row by row, by counts and by an aggregate. Each recovery
 //! is itself cut after each of its own writes and syncs, and the result is checked likewise. After the last of these
 //! the database must stand where the recovery did.
-//! them it has to stand where the recovery did.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;

@@ -15,9 +15,6 @@ use crate::plan::Plan;
 ///
 /// # Errors
 /// Errors of the disk.
-///
-/// # Errors
-/// Those of the disk.
 pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> Result<(), Error> {
     let relaxed = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
     let (beside, row_count, value_bytes) = (plan.keyspaces_beside, plan.key_count, plan.value_bytes);

@@ -241,7 +241,10 @@ fn crash_points(round: Round) -> ExitCode {
     println!("{}", planted::processor_time());
     print!("{}", report::own_marks());
     if report.next < report.points && report.finds.is_empty() {
-        println!("go on with: cargo run --release -p drumlin-sim -- --minutes 60 crash-points --point {}", report.next);
+        println!(
+            "continue with: cargo run --release -p drumlin-sim -- --minutes 60 crash-points --point {}",
+            report.next
+        );
     }
     for find in &report.finds {
         println!("FOUND: {find}");

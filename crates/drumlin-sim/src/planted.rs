@@ -112,7 +112,7 @@ impl Plant {
     /// See [`Plant::apply`].
     pub fn changed(&self, root: &Path) -> Result<(PathBuf, String)> {
         let wrong = |what: String| Error::other(format!("{}.patch {what}", self.name));
-        let patch = Patch::from_str(&self.diff).map_err(|error| wrong(format!("is no unified diff: {error}")))?;
+        let patch = Patch::from_str(&self.diff).map_err(|error| wrong(format!("is not a unified diff: {error}")))?;
         let named = patch.original().and_then(|path| path.strip_prefix("a/"));
         let named = named.ok_or_else(|| wrong("names no file to change".to_owned()))?;
         let path = root.join(named);
@@ -156,7 +156,7 @@ pub fn plants() -> Result<Vec<Plant>> {
     for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("plants"))? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".patch"));
-        let name = name.ok_or_else(|| Error::other(format!("{} is no patch", path.display())))?;
+        let name = name.ok_or_else(|| Error::other(format!("{} is not a patch", path.display())))?;
         plants.push(Plant::parse(name, &fs::read_to_string(&path)?)?);
     }
     plants.sort_by(|one, other| one.name.cmp(&other.name));
@@ -273,7 +273,7 @@ fn find(program: &Path, finder: Finder) -> Result<Outcome> {
     let place = report.first().and_then(|line| place_of(line)).unwrap_or_default();
     let report: String = report.into_iter().flat_map(|line| ["\n    ", line]).collect();
     let seconds = began.elapsed().as_secs_f64();
-    let text = format!("{processor_seconds:.1} s of a processor, {seconds:.1} s in all{report}");
+    let text = format!("{processor_seconds:.1} s of processor time, {seconds:.1} s in total{report}");
     Ok(Outcome { found, processor_seconds, place, text })
 }
 

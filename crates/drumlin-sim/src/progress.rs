@@ -96,9 +96,6 @@ fn path(name: &str) -> PathBuf {
 ///
 /// # Errors
 /// If the file can't be read or parsed.
-///
-/// # Errors
-/// If there is something and it can't be read.
 pub fn load<T: DeserializeOwned + Default>(name: &str) -> std::io::Result<T> {
     match std::fs::read(path(name)) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),
@@ -111,9 +108,6 @@ pub fn load<T: DeserializeOwned + Default>(name: &str) -> std::io::Result<T> {
 ///
 /// # Errors
 /// Errors of the file system.
-///
-/// # Errors
-/// Those of the file system.
 pub fn store<T: Serialize>(name: &str, progress: &T) -> std::io::Result<()> {
     let (path, fresh) = (path(name), path(&format!("{name}.new")));
     std::fs::create_dir_all(path.parent().expect("a file in a folder"))?;

@@ -15,7 +15,7 @@ use crate::world::RunReport;
 pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(0.001);
     let hours = summary.simulated.as_secs_f64() / 3600.0;
-    let mut text = format!("{} in {seconds:.0} s, {hours:.2} hours of their time\n", counted(summary.seeds, "world"));
+    let mut text = format!("{} in {seconds:.0} s, {hours:.2} simulated hours\n", counted(summary.seeds, "world"));
     text += &of_story(&summary.report);
     let troubles = summary.troubles.iter().map(|(name, count)| format!("{} {name}", figure(*count)));
     row(&mut text, "troubles", &troubles.collect::<Vec<_>>().join(", "));
@@ -49,7 +49,7 @@ pub fn of_story(report: &RunReport) -> String {
     row(&mut text, "disks", &listed(of_harm(&report.harm)));
     let damage = [
         (report.damage_reported, "time| reported"),
-        (report.openings_behind, "opening| without the last acknowledged commits, after harm"),
+        (report.openings_behind, "opening| without the last acknowledged commits, after damage"),
     ];
     row(&mut text, "damage", &listed(damage));
     text
@@ -61,19 +61,19 @@ fn of_harm(harm: &FaultCounts) -> [(u64, &'static str); 10] {
         (harm.reads_failed, "failed read"),
         (harm.writes_failed, "failed write"),
         (harm.syncs_failed, "failed sync"),
-        (harm.names_failed, "failed name"),
-        (harm.refused_full, "request| refused for want of space"),
+        (harm.names_failed, "failed change| of a name"),
+        (harm.refused_full, "request| refused for lack of space"),
         (harm.writes_lost, "lost write"),
         (harm.writes_misdirected, "misdirected write"),
         (harm.bits_flipped, "flipped bit"),
-        (harm.lies, "lie| about what is durable"),
+        (harm.lies, "lie| about durability"),
     ]
 }
 
 /// Returns the report of the worlds of all runs.
 #[must_use]
 pub fn of_all_worlds(worlds: &Worlds) -> String {
-    let mut text = format!("in all {:.1} simulated hours, {}\n", worlds.hours(), counted(worlds.seeds, "world"));
+    let mut text = format!("in total {:.1} simulated hours, {}\n", worlds.hours(), counted(worlds.seeds, "world"));
     let database = [(worlds.commits, "commit"), (worlds.rows_compared, "row| compared"), (worlds.openings, "opening")];
     row(&mut text, "database", &listed(database));
     row(&mut text, "ended by", &listed([(worlds.cuts, "power cut"), (worlds.kills, "kill")]));
@@ -88,7 +88,7 @@ pub fn of_all_worlds(worlds: &Worlds) -> String {
 #[must_use]
 pub fn of_all_crash_points(points: &CrashPoints) -> String {
     let mut text = format!(
-        "in all {}, {} of cut recoveries, {}\n",
+        "in total {}, {} of cut recoveries, {}\n",
         counted(points.states, "state"),
         figure(points.recovery_states),
         counted(points.draw, "whole round")
@@ -107,7 +107,7 @@ pub fn write_worlds(worlds: &Worlds) -> std::io::Result<()> {
     let [seeds, commits, openings, cuts, kills] =
         [worlds.seeds, worlds.commits, worlds.openings, worlds.cuts, worlds.kills].map(figure);
     let much = format!(
-        "{seeds}, {:.0} hours of their time: {commits} commits, {openings} openings, {cuts} power cuts, {kills} kills",
+        "{seeds}, {:.0} simulated hours: {commits} commits, {openings} openings, {cuts} power cuts, {kills} kills",
         worlds.hours()
     );
     write_run("simulated worlds", &much, &found(worlds.finds.len()))?;

@@ -97,12 +97,12 @@ impl World {
             ("scan", Count::Scans),
             ("transaction", Count::Transactions),
             ("conflict", Count::Conflicts),
-            ("refusal| for want of space", Count::Refused),
+            ("refusal| for lack of space", Count::Refused),
             ("removal| refused, after rows had been put", Count::RefusedRemovals),
             ("snapshot", Count::Snapshots),
             ("snapshot| too old", Count::SnapshotsTooOld),
-            ("call| refused for want of memory", Count::MemoryInUse),
-            ("checkpoint| asked for", Count::Checkpoints),
+            ("call| refused for lack of memory", Count::MemoryInUse),
+            ("checkpoint| requested", Count::Checkpoints),
             ("future| dropped", Count::Dropped),
             ("commit| dropped with a timestamp", Count::DroppedLate),
         ];
@@ -177,7 +177,7 @@ impl World {
             _ => End::Close,
         };
         if sim::is_told() {
-            eprintln!("life {}, to end by {end:?}", self.report.openings);
+            eprintln!("life {}, which will end by {end:?}", self.report.openings);
         }
         end
     }
@@ -226,7 +226,7 @@ impl World {
     fn cut(&mut self, disk: &Disk) -> Medium {
         let loss = Loss::ALL[self.random.below(4) as usize];
         if sim::is_told() {
-            eprintln!("the power is cut, of what was not certain is lost: {loss:?}");
+            eprintln!("the power is cut; uncertain writes lost: {loss:?}");
         }
         let mut medium = disk.medium().cut(loss, &mut self.random);
         if self.plan.trouble == Fault::Rot && self.random.chance(40) {
@@ -282,7 +282,7 @@ impl World {
         // An unreadable superblock counts as corrupted, and the older one may be behind the log.
         let is_unread = disk.fault_counts().reads_failed > 0 && matches!(error, Error::Corrupted { .. });
         let is_damaged = matches!(error, Error::Corrupted { .. } | Error::NotADatabase { .. });
-        assert!(!is_damaged || is_unread, "opening amid trouble: {error}");
+        assert!(!is_damaged || is_unread, "opening with faults: {error}");
         self.report.openings_refused += 1;
         self.add_harm(&disk.fault_counts());
         disk.turn_off();

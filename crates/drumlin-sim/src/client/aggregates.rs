@@ -120,7 +120,7 @@ impl Client {
         });
         assert!(
             is_right || model.is_dropped(space),
-            "{}: the rows of {bounds:?} are reduced to what they never were between commits {} and {}",
+            "{}: the fingerprint of {bounds:?} matches no state between commits {} and {}",
             sight.how,
             sight.from,
             sight.to

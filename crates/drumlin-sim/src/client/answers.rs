@@ -75,7 +75,7 @@ impl Client {
             {
                 return Err(Stop);
             }
-            other => panic!("an error that can't be, of {call:?}: {other} ({other:?})"),
+            other => panic!("an unexpected error of {call:?}: {other} ({other:?})"),
         }
         if is_off { Err(Stop) } else { Ok(()) }
     }

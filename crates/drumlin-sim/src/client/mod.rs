@@ -131,7 +131,7 @@ struct Client {
 pub fn run(life: Arc<Lifetime>, seed: u64, steps: u64) {
     let client = Client { life, random: Random(seed), face: Face::Blocking, timer: Timer::default(), snapshot: None };
     let life = pin!(client.live(steps)).poll(&mut Context::from_waker(Waker::noop()));
-    assert!(life.is_ready(), "a client that blocks waited as a task does");
+    assert!(life.is_ready(), "a blocking client waited like a task");
 }
 
 /// Runs `count` clients as tasks on one thread.

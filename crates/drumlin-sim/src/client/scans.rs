@@ -145,7 +145,7 @@ impl Client {
         let is_right = sight.moments(model, space).into_iter().any(|moment| counted(moment) == count);
         assert!(
             is_right || model.is_dropped(space),
-            "{}: {count} rows of {bounds:?} counted, as many as never were between commits {} and {}",
+            "{}: a count of {bounds:?} is {count}, which matches no state between commits {} and {}",
             sight.how,
             sight.from,
             sight.to
