@@ -36,9 +36,6 @@ pub const TARGETS: [Target; 14] = [
 ///
 /// # Panics
 /// If the library does something wrong, or no target has that name.
-///
-/// # Panics
-/// If something is not as it has to be, or no target has that name.
 pub fn run(target: &str, bytes: &[u8]) {
     let (_, run) = TARGETS.iter().find(|(name, _)| *name == target).expect("a target of that name");
     run(bytes);

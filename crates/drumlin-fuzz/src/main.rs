@@ -6,12 +6,6 @@
 //!
 //! `drumlin-fuzz face --seconds 60` runs seeded sequences of calls of the whole public API. Child processes run the
 //! seeds, so that one that hangs can be killed; `drumlin-fuzz face --seed 7` repeats one seed.
-//!
-//! Scripts for [`drumlin_fuzz::files`] are drawn from a seed. The count is kept in `target/fuzz/files`, and a run goes
-//! on where the one before it ended. What fails is kept beside it, as input of the target `files`.
-//!
-//! Calls everything public in sequences that a seed decides: `drumlin-fuzz face --seconds 60`. Another process goes
-//! through the seeds, so that one that hangs can be ended; `drumlin-fuzz face --seed 7` is one of them again.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -92,7 +86,7 @@ fn write_files(failed: u64) -> std::io::Result<u64> {
     Ok(failed)
 }
 
-// ── the face ───────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── sequences of public calls ──────────────────────────────────────────────────────────────────────────────────────
 
 /// No sequence of calls takes this long, not even a debug build on a busy machine.
 const SEED_DURATION_MAX: Duration = Duration::from_secs(60);
@@ -206,7 +200,7 @@ fn face(from: u64, count: u64, duration: Duration) -> std::io::Result<u64> {
     let Lanes { begun, done, failed, excess_bytes, .. } = lanes;
     let (done, failed, excess_bytes) = (done.into_inner(), failed.into_inner(), excess_bytes.into_inner());
     println!(
-        "{done} sequences of calls in {:.0} s, {failed} failures; up to {} KiB of memory beside the budgets",
+        "{done} sequences of calls in {:.0} s, {failed} failures; up to {} KiB of memory beyond the budgets",
         begun.elapsed().as_secs_f64(),
         excess_bytes >> 10
     );

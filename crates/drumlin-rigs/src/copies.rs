@@ -108,7 +108,7 @@ impl Live {
     fn wait_until_ready(&mut self) -> Result<()> {
         let begun = Instant::now();
         while !self.told.contains(&PREPARED) {
-            ensure!(begun.elapsed() < Duration::from_secs(60), "the writer does not get ready");
+            ensure!(begun.elapsed() < Duration::from_secs(60), "the writer is not ready after 60 s");
             std::thread::sleep(Duration::from_millis(5));
             self.listen()?;
         }

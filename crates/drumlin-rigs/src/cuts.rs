@@ -265,7 +265,7 @@ fn control(bench: &Bench, system: FileSystem) -> Result<()> {
         let writer: Writer = name.parse().map_err(anyhow::Error::msg)?;
         let count = cut_log(bench, system, writer, 1, 8, Model::Lost)?;
         println!("{system:5} control {name}: {} of {} states lost acknowledged records", count.lost, count.states);
-        ensure!(count.lost > 0, "the rig does not catch {name} on {system}: what it says is worth nothing");
+        ensure!(count.lost > 0, "the rig does not catch {name} on {system}: its results prove nothing");
     }
     Ok(())
 }

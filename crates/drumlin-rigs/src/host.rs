@@ -231,14 +231,14 @@ pub fn sweep() -> Result<()> {
     let stale: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(1)).collect();
     // In reverse order of mounting: a drive's file system is below the mount of its device.
     for path in stale.into_iter().rev().filter(|path| is_stale(path).is_some()) {
-        println!("sweeping: {path} was left mounted");
+        println!("unmounting {path}, which a killed rig left mounted");
         run(Command::new("umount").arg("--lazy").arg(path))?;
     }
     for line in output(Command::new("losetup").args(["--list", "--noheadings", "--output", "NAME,BACK-FILE"]))?.lines()
     {
         if is_stale(line).is_some() {
             let device = line.split_whitespace().next().unwrap_or_default();
-            println!("sweeping: {device} was left attached");
+            println!("detaching {device}, which a killed rig left attached");
             run(Command::new("losetup").arg("--detach").arg(device))?;
         }
     }

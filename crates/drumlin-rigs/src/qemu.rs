@@ -371,7 +371,7 @@ fn control(rig: &Rig, bench: &Bench, system: FileSystem) -> Result<()> {
         let replayed = bench.replay(&about, &mut Cutter::new(&history), &history, cut)?;
         let count: Count = replayed.count;
         println!("{system:5} control {name}: {}", replayed.outcome.reason().unwrap_or_else(|| "whole".into()));
-        ensure!(count.lost > 0, "the rig does not catch {name} on {system}: what it says is worth nothing");
+        ensure!(count.lost > 0, "the rig does not catch {name} on {system}: its results prove nothing");
     }
     Ok(())
 }

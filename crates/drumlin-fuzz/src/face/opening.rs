@@ -65,7 +65,10 @@ impl Side {
         let config = call!("Config::read_only", config.clone().read_only(true));
         let Some(db) = checked(config.open(self.place.path()), is_locked) else { return };
         let other = must(config.open(self.place.path()));
-        assert!(checked(self.config().open(self.place.path()), is_locked).is_none(), "it was opened beside readers");
+        assert!(
+            checked(self.config().open(self.place.path()), is_locked).is_none(),
+            "it was opened for writing while readers have it open"
+        );
         let is_read_only = |error: &Error| matches!(error, Error::ReadOnly { .. });
         for name in NAMES {
             let (keyspace, same) = (must(db.existing_keyspace(name)), must(other.existing_keyspace(name)));
