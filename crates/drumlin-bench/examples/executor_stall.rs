@@ -424,7 +424,7 @@ const CASES: &[Case] = &[
 
 fn cached(folder: &Path, seconds: u64, only: Option<&str>) -> Result<()> {
     println!("\nOne worker thread and {CACHED_ROWS} rows of {VALUE_BYTES} bytes in memory, {seconds} s each.\n");
-    println!("{:<22} {:>36} {:>10}", "beside", "lateness of a 1 ms tick, ms", "rows/s");
+    println!("{:<22} {:>36} {:>10}", "while running", "lateness of a 1 ms tick, ms", "rows/s");
     println!("{:<22} {:>8} {:>8} {:>8} {:>9}", "", "p50", "p99", "p99.9", "max");
     let cached = Cached::open(folder)?;
     for (name, tasks) in CASES.iter().filter(|(name, _)| only.is_none_or(|only| name.starts_with(only))) {

@@ -212,7 +212,7 @@ fn audits(plan: &Plan, folder: &Path, say: &mut dyn FnMut(&str)) -> io::Result<V
         let place = match &mount {
             Ok(mount) => mount.folder().join(peer.name),
             Err(error) => {
-                say(&format!("audit  {}  on the shared device, as no other can be made: {error}", peer.name));
+                say(&format!("audit  {}  on the shared device, because no other could be created: {error}", peer.name));
                 folder.join(format!("audit-{}", peer.name))
             }
         };

@@ -43,7 +43,7 @@ fn results() -> Results {
     results
 }
 
-/// The table of rates has the medians, the reason why an engine was killed, and Drumlin's share of the best.
+/// The table of rates has the medians, and Drumlin's rate divided by that of the best peer.
 #[test]
 fn the_table_of_rates_is_as_expected() {
     let text = report::markdown(&results());
@@ -51,7 +51,7 @@ fn the_table_of_rates_is_as_expected() {
 ## Rates
 
 Medians of units a second by workload; openings in time, where less is better. A star marks commits that were \
-acknowledged without a sync; they are no best peer.
+acknowledged without a sync; such engines do not count as the best peer.
 
 | row | workload | drumlin | lmdb | Drumlin / best peer |
 | --- | --- | --- | --- | --- |

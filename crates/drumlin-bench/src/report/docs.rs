@@ -54,7 +54,9 @@ fn dates(results: &Results) -> Vec<String> {
     dates.dedup();
     let shares: Vec<f64> = results.workloads.iter().map(crate::results::Measured::other_work).collect();
     let beside = match crate::measure::median(&shares) {
-        share if share > 0.1 => format!("; **beside other work**, which took {:.0} % of the processors", share * 100.0),
+        share if share > 0.1 => {
+            format!("; **other work** took {:.0} % of the processors at the same time", share * 100.0)
+        }
         _ => String::new(),
     };
     vec!["taken".to_owned(), format!("{}{beside}", dates.join(", "))]

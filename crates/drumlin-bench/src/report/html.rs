@@ -21,9 +21,9 @@ const POINT_SECONDS: f64 = 0.5;
 pub fn html(results: &Results) -> String {
     let mut page = String::from("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
     page += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">";
-    page += "<meta name=\"color-scheme\" content=\"light dark\"><title>Drumlin beside its peers</title>";
+    page += "<meta name=\"color-scheme\" content=\"light dark\"><title>Drumlin and its peers</title>";
     page += &format!("<style>{}{STYLE}</style></head><body>", Plot::STYLE);
-    page += "<header><h1>Drumlin beside its peers</h1><p class=\"lead\">The same work for each engine, on the same keys and \
+    page += "<header><h1>Drumlin and its peers</h1><p class=\"lead\">The same work for each engine, on the same keys and \
              values, measured in turns, each in a process and a memory group of its own.</p></header><main>";
     page += &machine(results);
     page += &contents(results);

@@ -19,7 +19,7 @@ pub use tables::Table;
 /// Never: writing to a string can't fail.
 #[must_use]
 pub fn markdown(results: &Results) -> String {
-    let mut text = String::from("# Drumlin beside its peers\n\n");
+    let mut text = String::from("# Drumlin and its peers\n\n");
     for (name, fact) in &results.machine {
         writeln!(text, "- {name}: {fact}").expect("a string takes any text");
     }

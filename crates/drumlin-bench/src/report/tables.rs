@@ -92,7 +92,7 @@ pub(super) fn rates(results: &Results) -> Table {
         title: "Rates".to_owned(),
         about:
             "Medians of units a second by workload; openings in time, where less is better. A star marks commits that \
-                were acknowledged without a sync; they are no best peer.\n"
+                were acknowledged without a sync; such engines do not count as the best peer.\n"
                 .to_owned(),
         rows: rows.collect(),
         titles,
@@ -375,11 +375,11 @@ pub(super) fn detail(workload: &Measured) -> Table {
     let rows: Vec<Vec<String>> = workload.entries.iter().map(|entry| detail_row(workload, entry)).collect();
     let other_work = workload.other_work();
     let beside = if other_work > 0.1 {
-        format!(" Beside other work, which took {} of the processors.", Form::Share.show(other_work))
+        format!(" Other work took {} of the processors at the same time.", Form::Share.show(other_work))
     } else {
         String::new()
     };
-    let quick = if workload.quick { " A quick run: these figures compare nothing." } else { "" };
+    let quick = if workload.quick { " A quick run: these figures are not comparable." } else { "" };
     let about = format!(
         "{}. {}; CPU, bytes read and written are for each of the {}.{beside}{quick}\n",
         workload.setting, workload.date, workload.unit
