@@ -1,4 +1,4 @@
-//! Copies of a database's folder as people make them: which of them are the database, and what happens with the others.
+//! Tests common ways of copying a database's folder: which copies can be relied on, and what happens with the others.
 //!
 //! A writer runs as a process of its own on btrfs, which can take a snapshot of a folder at one instant. Each copy is
 //! opened and compared with what was acknowledged before copying began.
@@ -175,8 +175,8 @@ fn copy(from: &Path, to: &Path, log_first: bool, pause: &mut dyn FnMut()) -> Res
     Ok(())
 }
 
-/// Makes copies of every kind of `rounds` databases, and prints the results. Fails if a copy that must be the database
-/// is not.
+/// Makes copies of every kind of `rounds` databases, and prints the results. Fails if a copy that must be complete is
+/// not.
 pub fn run(rounds: u64, seed: u64) -> Result<()> {
     host::require(&[FileSystem::Btrfs])?;
     ensure!(host::has_program("btrfs"), "this rig needs: btrfs (package btrfs-progs)");

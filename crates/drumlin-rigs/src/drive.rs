@@ -149,9 +149,9 @@ impl Drive {
 pub enum Loss {
     /// The drive's cache is kept.
     None,
-    /// Every one is lost.
+    /// All of them are lost.
     All,
-    /// Each is kept or lost.
+    /// Each of them is kept or lost.
     Some,
     /// Each is kept, lost or torn; few are kept.
     TornFew,
@@ -174,7 +174,7 @@ impl Loss {
         matches!(self, Loss::TornFew | Loss::TornMost)
     }
 
-    /// The losses of a drive whose cache is lost.
+    /// The effects of a cut on a drive that loses its cache.
     pub const CACHE_LOST: [Loss; 4] = [Loss::All, Loss::Some, Loss::TornFew, Loss::TornMost];
 }
 

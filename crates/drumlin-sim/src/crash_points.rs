@@ -621,7 +621,7 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
         if began.elapsed() > round.duration_max || stop.load(Ordering::Relaxed) {
             return report;
         }
-        // A commit whose answer came with this very change may count already: of the acknowledgements those before it.
+        // A commit that was answered during this very change may be there already, but need not be.
         let (acknowledged, recorded) = around(&moments, point);
         let model = acknowledged.with_recorded(&recorded);
         let known = report.finds.len();
@@ -639,7 +639,8 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
     report
 }
 
-/// The commits acknowledged before the change at `point` was made, and those that had a timestamp by its end.
+/// Returns a model of the commits acknowledged before the change at `point`, and one of those that had a timestamp at
+/// its end.
 fn around(moments: &Moments, point: usize) -> (Model, Model) {
     let before = moments.iter().rev().find(|(count, _)| *count <= point).map(|(_, model)| model);
     let after = moments.iter().find(|(count, _)| *count > point).or(moments.last()).map(|(_, model)| model);
@@ -659,7 +660,7 @@ fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: 
     for (loss, draw, is_gone_into) in losses.chain(others.into_iter().map(|loss| (loss, 0, false))) {
         let seed = own_seed ^ draw;
         let after = medium.cut(loss, &mut Random(seed));
-        // Another state only if it differs.
+        // Skip states that have been listed already.
         if seen.insert(after.digest()) {
             states.push((format!("a cut after change {point}, loss {loss:?}, draw {draw}"), after, seed, is_gone_into));
         }
@@ -680,10 +681,10 @@ fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: 
 /// A recovery that is to be cut.
 struct Recovery<'a> {
     place: &'a str,
-    /// The state that it began with.
+    /// The disk before the recovery.
     state: Medium,
     changes: Vec<Change>,
-    /// The commit that it stood at.
+    /// The commit at which the database stood after it.
     last: u64,
     seed: u64,
 }

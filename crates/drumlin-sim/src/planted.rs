@@ -289,7 +289,7 @@ fn place_of(line: &str) -> Option<String> {
 /// The beginning of the line in which a finder prints its processor time.
 pub const PROCESSOR_TIME: &str = "processor time: ";
 
-/// Returns that line for this process.
+/// Returns the line with this process's processor time.
 #[must_use]
 pub fn processor_time() -> String {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

@@ -47,7 +47,7 @@ pub fn told_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Returns the acknowledgement as one of a step that need not be durable.
+/// Turns an acknowledgement into one of a step that need not be durable.
 pub fn not_lasting(told: u64) -> u64 {
     if told >= WAITING { told } else { Ack { full: false, ..Ack::from_bits(told) }.to_bits() }
 }
@@ -105,7 +105,7 @@ impl Writer {
         }
     }
 
-    /// Returns `true` if nothing need have reached the drive when it acknowledges.
+    /// Returns `true` if it may acknowledge a record before anything has reached the drive.
     pub fn is_lazy(self) -> bool {
         matches!(self, Writer::Log(method) if method.is_lazy())
     }

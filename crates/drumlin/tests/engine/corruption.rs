@@ -484,8 +484,8 @@ fn a_salvage_loses_no_more_than_the_gaps() {
     assert!(gap_count > 10 && lost_count > 10, "{gap_count} gaps, {lost_count} rows");
 }
 
-/// A database that does not open can be salvaged. A keyspace whose page table is sound is complete, rows of another are
-/// right or in gaps, every corruption is listed, and nothing is written.
+/// A database that does not open can be salvaged. A keyspace with a sound page table is complete; rows of others are
+/// right or in reported gaps. Every corruption is listed, and nothing is written.
 #[test]
 fn what_does_not_open_is_salvaged() {
     let backend = drumlin::internals::io::in_memory();

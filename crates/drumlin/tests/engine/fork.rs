@@ -138,7 +138,7 @@ fn a_fork_touches_nothing() {
             stop.store(true, Ordering::Relaxed);
             writers.into_iter().map(|writer| writer.join().unwrap()).sum::<u64>()
         });
-        // As a kill leaves it.
+        // The folder as a kill would leave it.
         let killed = Folder::new();
         support::copy_folder(&folder.path(), &killed.path());
         let left = small().open(killed.path()).unwrap();

@@ -129,7 +129,7 @@ fn fill(seed: u64) {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Disks that fill up at any moment: see `fill`.
+/// A disk may fill up at any moment (see `fill`).
 #[test]
 fn a_full_disk_loses_nothing_and_recovers() {
     for seed in 0..number("DRUMLIN_TEST_FULL_DISKS", 12) {

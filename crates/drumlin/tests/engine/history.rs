@@ -71,7 +71,7 @@ impl Face {
     }
 }
 
-/// A transaction, with the API that it is used by.
+/// A transaction, and the API through which it is used.
 struct Tx(drumlin::Transaction, Face);
 
 impl Tx {

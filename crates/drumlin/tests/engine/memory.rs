@@ -34,8 +34,8 @@ fn allowance_bytes(budget: u64) -> u64 {
 }
 
 /// Runs a test in a process of its own, with one heap for all threads and large buffers outside of it. Otherwise glibc
-/// raises its threshold for such buffers as they are freed, and the free memory between them reached the size of the
-/// budget at 8 MiB. What the allocator retains is not under test.
+/// raises its threshold for large buffers as they are freed and retains free memory between them, as much as the budget
+/// if that is 8 MiB. Memory that the allocator retains is not under test.
 fn alone(test: &str, body: impl FnOnce()) {
     support::alone(test, &[("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "65536")], body);
 }

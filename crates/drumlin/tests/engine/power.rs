@@ -47,7 +47,7 @@ struct Life {
 }
 
 impl Life {
-    /// Returns whether the keyspaces existed, and everything acknowledged, after this many of its changes.
+    /// Returns, for the moment after this many changes, whether the keyspaces existed, and everything acknowledged.
     fn told_by(&self, moment: usize) -> (bool, Vec<Ack>) {
         let notes = self.notes.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, note)| *note);
         let prepared = self.prepared || notes.clone().any(|note| note == PREPARED);

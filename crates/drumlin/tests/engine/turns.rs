@@ -83,7 +83,7 @@ fn repeated_reads_give_way() {
     repeated_gives_way("sync", async |_| db.sync_async().await);
 }
 
-/// So does a loop of writes, or of calls that find nothing to take.
+/// A loop of writes yields too, and so does one of calls that find nothing to take.
 #[test]
 fn repeated_writes_give_way() {
     let (db, k) = filled();

@@ -148,7 +148,7 @@ fn names_after<'c>(code: &'c str, path: &str) -> Vec<&'c str> {
     names
 }
 
-/// Parts name only parts below them.
+/// Each part uses only parts below it.
 #[test]
 fn arrows_point_down() {
     let mut wrong = Vec::new();

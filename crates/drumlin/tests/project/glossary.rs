@@ -78,7 +78,7 @@ fn every_line_has_its_types() {
     assert!(gone.is_empty(), "docs/glossary.md names what is not in the sources: {}", gone.join(", "));
 }
 
-/// Words that were replaced by the field's own do not return as names.
+/// No name uses a word that was replaced by the usual term.
 #[test]
 fn no_retired_word_is_a_name() {
     let text = glossary();
