@@ -1,27 +1,27 @@
-//! Requests of a block device, by the kernel's own count: the flushes of its cache above all.
+//! Request counters of a block device as the kernel keeps them, mainly to count cache flushes.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// Counts of a whole disk; the kernel counts no flushes for partitions. Other programs' requests are among them, unless
-/// the disk is a loop device of the lab's own.
+/// Request counts of a whole disk, because the kernel counts no flushes for partitions. They include requests of other
+/// programs, unless the disk is a loop device that the lab attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlockCounts {
     pub(crate) writes: u64,
     pub(crate) write_bytes: u64,
-    /// Flushes that reached the device. Those that wait at the same time become one.
+    /// Flushes that reached the device. The kernel merges flushes that are waiting at the same time into one.
     pub(crate) flushes: u64,
 }
 
 impl BlockCounts {
-    /// The counts of the disk with this kernel's name (`vda`, `loop0`) since it was attached. `None` if there is no
-    /// such disk, or the kernel is older than Linux 5.5, which counts no flushes.
+    /// Returns the counts since the disk with this kernel name (`vda`, `loop0`) was attached. Returns `None` if there
+    /// is no such disk, or if the kernel is older than Linux 5.5 and counts no flushes.
     pub(crate) fn of(name: &str) -> Option<BlockCounts> {
         parse(&fs::read_to_string(format!("/sys/block/{name}/stat")).ok()?)
     }
 
-    /// The requests since an earlier count.
+    /// Returns the requests made since an earlier count.
     pub(crate) fn since(self, earlier: BlockCounts) -> BlockCounts {
         BlockCounts {
             writes: self.writes.saturating_sub(earlier.writes),
@@ -31,7 +31,7 @@ impl BlockCounts {
     }
 }
 
-/// Reads the 17 fields of a `stat` file; sectors have 512 bytes whatever the disk's blocks are.
+/// Parses the 17 fields of a `stat` file. A sector is 512 bytes, whatever the disk's block size.
 fn parse(text: &str) -> Option<BlockCounts> {
     let fields: Vec<u64> = text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
     Some(BlockCounts { writes: *fields.get(4)?, write_bytes: fields.get(6)? * 512, flushes: *fields.get(15)? })
@@ -41,7 +41,7 @@ fn parse(text: &str) -> Option<BlockCounts> {
 mod tests {
     use super::*;
 
-    /// The fields are those that the kernel documents; a kernel that counts no flushes gives nothing.
+    /// The parser takes the fields that the kernel documents, and returns `None` for a kernel that counts no flushes.
     #[test]
     fn the_kernels_fields_are_read() {
         let text = "110 1 4314 12 34 92 33848 85 0 92 137 2 0 1048584 0 16 39\n";

@@ -1,8 +1,8 @@
-//! A limit on memory that counts the page cache too: a control group for the workers.
+//! A control group for the workers: a memory limit that also counts the page cache.
 //!
-//! With one, a file larger than memory has to be larger than a small limit, not than the machine's memory. A group of
-//! version 1 is created below the process's own. One of version 2 is created beside it, because there a group that
-//! holds processes may have no controllers for its children.
+//! With a limit, a file only has to be larger than the limit to be larger than memory. A version 1 group is created
+//! below the process's own group. A version 2 group is created as a sibling of it, because in version 2 a group that
+//! contains processes cannot enable controllers for its children.
 
 use std::fs;
 use std::io;
@@ -11,10 +11,9 @@ use std::sync::OnceLock;
 
 use crate::temp_folder;
 
-/// The file of a group that lists its members; writing a process to it adds a member.
+/// The file that lists a group's members. Writing a process id to it moves that process into the group.
 const MEMBERS: &str = "cgroup.procs";
 
-/// The version of a control group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     CgroupV1,
@@ -30,7 +29,7 @@ impl Way {
     }
 }
 
-/// A control group with a memory limit; removed when dropped.
+/// A control group with a memory limit. Dropping it removes the group.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
@@ -39,10 +38,10 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Creates a group that holds its members to `limit_bytes`.
+    /// Creates a group that limits the memory of its members to `limit_bytes`.
     ///
     /// # Errors
-    /// If none could be made: the reason.
+    /// If no group could be created; the error says why.
     pub fn create(limit_bytes: u64) -> io::Result<Cgroup> {
         let membership = fs::read_to_string("/proc/self/cgroup")?;
         let mounts = fs::read_to_string("/proc/self/mounts")?;
@@ -72,7 +71,7 @@ impl Cgroup {
                 Way::CgroupV1 => cgroup.set("memory.limit_in_bytes", &limit_bytes.to_string())?,
                 Way::CgroupV2 => {
                     cgroup.set("memory.max", &limit_bytes.to_string())?;
-                    // With swap, members could exceed the limit. Some kernels have no such file.
+                    // With swap, members could exceed the limit. Some kernels lack this file.
                     let _ = cgroup.set("memory.swap.max", "0");
                 }
             }
@@ -82,7 +81,7 @@ impl Cgroup {
     }
 
     fn set(&self, name: &str, value: &str) -> io::Result<()> {
-        // Opened without creating: in a folder that is no control group there is nothing to set.
+        // Do not create the file: if it is missing, the folder is not a control group.
         let mut file = fs::File::options().write(true).open(self.path.join(name))?;
         io::Write::write_all(&mut file, value.as_bytes())
     }
@@ -91,18 +90,18 @@ impl Cgroup {
         self.way
     }
 
-    /// The file to which a process writes its id to enter the group.
+    /// Returns the file to which a process writes its id to enter the group.
     #[must_use]
     pub fn procs_file(&self) -> PathBuf {
         self.path.join(MEMBERS)
     }
 
-    /// The members file of the group that this process is in, for leaving the new one.
+    /// Returns the members file of this process's own group, which a worker joins to leave the new group.
     pub(crate) fn outside(&self) -> PathBuf {
         self.outside.clone()
     }
 
-    /// The most memory that the group held at once, page cache included; `None` if the kernel doesn't report it.
+    /// Returns the peak memory use of the group, page cache included, or `None` if the kernel does not report it.
     #[must_use]
     pub fn used_bytes_max(&self) -> Option<u64> {
         let name = match self.way {
@@ -115,7 +114,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The last member may still be listed for a moment after its end was seen.
+        // The kernel may still list the last member for a moment after its exit was reported.
         for _ in 0..100 {
             if fs::read_to_string(self.procs_file()).is_ok_and(|members| members.is_empty()) {
                 break;
@@ -126,24 +125,24 @@ impl Drop for Cgroup {
     }
 }
 
-/// The members file of the group that a worker returns to.
+/// The members file of the group to which a worker returns.
 static WAY_OUT: OnceLock<PathBuf> = OnceLock::new();
 
-/// Sets the members file of the group that this process, a worker, returns to.
+/// Sets the members file of the group to which this process, a worker, returns.
 pub(crate) fn set_way_out(path: PathBuf) {
     WAY_OUT.get_or_init(|| path);
 }
 
-/// Leaves the control group, if this process is a worker in one, so that threads that wait for memory come to an end.
-/// Under a tight limit they could wait for a minute.
+/// Leaves the control group if this process is a worker in one. Threads that wait for memory under a tight limit could
+/// otherwise take a minute to exit.
 pub(crate) fn leave() {
     if let Some(way_out) = WAY_OUT.get() {
-        // If this fails, ending takes longer.
+        // If this fails, exiting only takes longer.
         let _ = fs::write(way_out, std::process::id().to_string());
     }
 }
 
-/// The memory limit of the group that this process is in, if it has one.
+/// Returns the memory limit of the group that this process is in, if it has one.
 pub(crate) fn own_limit_bytes() -> Option<u64> {
     let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
@@ -157,16 +156,16 @@ pub(crate) fn own_limit_bytes() -> Option<u64> {
     limits.min()
 }
 
-/// A place where a group may be made.
+/// A place in which a group may be created.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     way: Way,
     parent: PathBuf,
-    /// The group that this process is in.
+    /// This process's own group.
     outside: PathBuf,
 }
 
-/// The places for a group, in the order in which to try.
+/// Returns the places for a group, in the order in which to try them.
 fn places(membership: &str, mounts: &str) -> Vec<Place> {
     let mount = |kind: &str, option: Option<&str>| {
         mounts.lines().find_map(|line| {
@@ -184,7 +183,7 @@ fn places(membership: &str, mounts: &str) -> Vec<Place> {
         if controllers.split(',').any(|controller| controller == "memory")
             && let Some(point) = mount("cgroup", Some("memory"))
         {
-            // In a container the group's path may be the host's, which is not visible here.
+            // In a container the path may be the host's, which is not visible here.
             for parent in [point.join(group), point] {
                 found.push(Place { way: Way::CgroupV1, outside: parent.clone(), parent });
             }
@@ -203,7 +202,8 @@ fn places(membership: &str, mounts: &str) -> Vec<Place> {
 mod tests {
     use super::*;
 
-    /// Version 1 goes below the process's own group, version 2 beside it, and without mounts there is no place.
+    /// A version 1 group goes below the process's own group, a version 2 group next to it. Without mounts there is no
+    /// place.
     #[test]
     fn the_place_for_a_group_is_found() {
         let mounts =
@@ -217,7 +217,7 @@ mod tests {
         assert!(places(membership, "").is_empty());
     }
 
-    /// If groups are permitted, one is made and removed again.
+    /// If groups are permitted, one can be created, and dropping it removes it.
     #[test]
     fn a_group_is_made_and_removed() {
         let Ok(cgroup) = Cgroup::create(64 << 20) else { return };

@@ -1,17 +1,17 @@
-//! Comparisons of cases that know how far a case differs from itself.
+//! Comparisons of cases that account for how far a case differs from itself.
 //!
 //! # Invariants
-//! 1. A figure is never a single run's: a [`Spread`] has the median of the rounds, the least and the most.
-//! 2. A [`Ratio`] has an interval: from the least to the most of the rounds, and at least as wide as the difference
-//!    between the same case at the beginning and at the end of each round.
-//! 3. A judgement that another point of the interval would turn round is [`Holds::CannotTell`].
+//! 1. A figure never comes from a single run: a [`Spread`] has the median, minimum and maximum of the rounds.
+//! 2. A [`Ratio`] has an interval: from the minimum to the maximum of the rounds, and at least as wide as the
+//!    difference between the first case of a round and its repetition at the end of the round.
+//! 3. A judgement that another point of the interval would reverse is [`Holds::CannotTell`].
 //! 4. Effects are compared by logarithm: half of a ninefold effect is a threefold one. See [`Size`].
 
 use crate::figures::{self, Form};
 use crate::measure::median;
 use crate::report::{Chapter, Holds, Judgement, QUIETER};
 
-/// A figure over the rounds.
+/// A figure measured in several rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -20,7 +20,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// `None` without any round.
+    /// Returns the spread of these rounds, or `None` if there are none.
     pub(crate) fn of(rounds: &[f64]) -> Option<Spread> {
         if rounds.is_empty() {
             return None;
@@ -30,7 +30,7 @@ impl Spread {
         Some(Spread { median: median(rounds.to_vec()), least, most })
     }
 
-    /// `42.3 k/s (40.1 k/s to 43.0 k/s)`; `unit` follows each number.
+    /// Formats the spread like `42.3 k/s (40.1 k/s to 43.0 k/s)`, with `unit` after each number.
     pub(crate) fn show(&self, form: Form, unit: &str) -> String {
         let show = |number| format!("{}{unit}", form.show(number));
         let [middle, least, most] = [self.median, self.least, self.most].map(show);
@@ -38,7 +38,7 @@ impl Spread {
     }
 }
 
-/// The factor, at least 1, by which a figure of the same case differs between the beginning and the end of the rounds.
+/// Returns the factor, at least 1, by which the same case differs between the beginning and the end of the rounds.
 pub(crate) fn noise(first: &[f64], again: &[f64]) -> f64 {
     let factor = median(again.to_vec()) / median(first.to_vec());
     if factor.is_finite() && factor > 0.0 { factor.max(1.0 / factor) } else { 1.0 }
@@ -46,85 +46,87 @@ pub(crate) fn noise(first: &[f64], again: &[f64]) -> f64 {
 
 /// The size of an effect that a source claims, as a factor above 1.
 ///
-/// The effect is the factor's logarithm. With a claim of `c` times, an effect begins to be a part of it at a third,
-/// `c^(1/3)`, and is far more from twice on, `c^2`: a claim of 2 times holds in part from 1.26 on, and 4 times are far
-/// more; a claim of 400 times holds in part from 7.4 on.
+/// The effect is the factor's logarithm. For a claim of `c` times, an effect counts as a part of it from a third of it
+/// on, `c^(1/3)`, and as far more than claimed from twice it on, `c^2`. So a claim of 2 times holds in part from 1.26
+/// on, and 4 times is far more; a claim of 400 times holds in part from 7.4 on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Size {
     claimed: f64,
-    /// The least factor that is taken for the claimed one.
+    /// The least factor that counts as the claimed one.
     from: f64,
-    /// The source gives the factor; otherwise it is a bound of the lab's own, and no effect is too large for it.
+    /// `true` if the source gives the factor. Otherwise the lab chose it as a bound, and no effect is far more than
+    /// claimed.
     has_figure: bool,
 }
 
 impl Size {
-    /// The factor that a source gives.
+    /// Creates the size for a factor that the source gives.
     pub(crate) const fn of(claimed: f64) -> Size {
         assert!(claimed > 1.0, "a claim of no effect has no size");
         Size { claimed, from: claimed, has_figure: true }
     }
 
-    /// A bound of the lab's own, for a source that says "more" without a figure.
+    /// Creates a bound chosen by the lab, for a source that says "more" without a figure.
     pub(crate) const fn bound(least: f64) -> Size {
         Size { has_figure: false, ..Size::of(least) }
     }
 
-    /// Takes factors from this one on for the claimed one: sources' figures are of other machines, and often rounded.
+    /// Accepts factors from `from` on as the claimed one, because sources measured on other machines and often rounded.
     pub(crate) const fn from(self, from: f64) -> Size {
         assert!(from > 1.0 && from <= self.claimed, "less than the claimed factor, and an effect");
         Size { from, ..self }
     }
 
-    /// The factor from which on an effect is a part of the claimed one.
+    /// Returns the least factor that is a part of the claimed effect.
     fn part(self) -> f64 {
         self.claimed.cbrt().min(self.from)
     }
 
-    /// The factor from which on an effect is far more than the claimed one.
+    /// Returns the least factor that is far more than the claimed one.
     fn far(self) -> f64 {
         if self.has_figure { self.claimed * self.claimed } else { f64::INFINITY }
     }
 
-    /// The largest factor that is taken for the claimed one, where more is as wrong as less: by logarithm as far above
-    /// it as [`Size::from`] is below.
+    /// Returns the largest factor that counts as the claimed one, for claims that a larger effect refutes too. By
+    /// logarithm it is as far above the claimed factor as [`Size::from`] is below it.
     fn to(self) -> f64 {
         self.claimed * self.claimed / self.from
     }
 }
 
-/// A figure of one case divided by that of another.
+/// The figure of one case divided by that of another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ratio {
     pub(crate) median: f64,
     pub(crate) least: f64,
     pub(crate) most: f64,
-    /// See [`noise`].
+    /// The factor by which the same case differs from itself; see [`noise`].
     pub(crate) noise: f64,
 }
 
 impl Ratio {
-    /// Divides the medians; the range is that of the rounds, in which both were measured one soon after the other.
-    /// `None` if a case has no figure, or the divisor none above zero.
+    /// Divides the medians. The range is that of the ratios within each round, where both cases were measured one
+    /// shortly after the other. Returns `None` if a case has no figures, or if the divisor is zero in a round.
     pub(crate) fn of(left: &[f64], right: &[f64], noise: f64) -> Option<Ratio> {
         let ratios: Vec<f64> = left.iter().zip(right).map(|(left, right)| left / right).collect();
         let spread = Spread::of(&ratios).filter(|spread| spread.least.is_finite() && spread.most.is_finite())?;
-        // Rounds that one case lacks would shift the medians.
+        // Ignore the rounds that one of the cases lacks: they would shift the medians.
         let rounds = ratios.len();
         let middle = median(left[..rounds].to_vec()) / median(right[..rounds].to_vec());
         Some(Ratio { median: middle, least: spread.least.min(middle), most: spread.most.max(middle), noise })
     }
 
-    /// The interval within which the true ratio is taken to lie.
+    /// Returns the interval that is taken to contain the true ratio.
     pub(crate) fn interval(&self) -> (f64, f64) {
         (self.least.min(self.median / self.noise), self.most.max(self.median * self.noise))
     }
 
-    /// Judges the claim that the ratio is at least this size. Surely a third of the effect is partly.
+    /// Judges the claim that the ratio is at least this size. It holds partly if the whole interval is above a third of
+    /// the effect.
     ///
-    /// An effect that is surely not the whole, and perhaps less than a third, is not in this size. If the interval
-    /// holds no effect too, the claim does not hold. An interval that holds the claimed effect and less than a third of
-    /// it tells nothing.
+    /// The claim is not in this size if the interval ends below the claimed effect and begins between 1 and a third of
+    /// it. If the interval begins at 1 or less instead, the claim does not hold. An interval that includes the claimed
+    /// effect and begins below a third of it tells nothing.
     pub(crate) fn at_least(&self, size: Size) -> Holds {
         let (low, high) = self.interval();
         match () {
@@ -136,8 +138,8 @@ impl Ratio {
         }
     }
 
-    /// Judges the claim that the ratio is about this size: like [`Ratio::at_least`], but a larger effect is not the
-    /// claimed one either. One that is surely far more is not in this size.
+    /// Judges the claim that the ratio is about this size. Unlike in [`Ratio::at_least`], a larger effect does not
+    /// fully support the claim, and one that is certainly far larger is not in this size.
     pub(crate) fn about(&self, size: Size) -> Holds {
         let (low, high) = self.interval();
         match self.at_least(size) {
@@ -147,23 +149,23 @@ impl Ratio {
         }
     }
 
-    /// The sentence on an effect that is surely far more than the claimed one; otherwise nothing.
+    /// Returns a sentence if the effect is certainly far more than claimed, and an empty text otherwise.
     pub(crate) fn excess(&self, size: Size) -> &'static str {
         if self.interval().0 >= size.far() { " That is far more than claimed." } else { "" }
     }
 
-    /// [`Ratio::at_least`] with these figures, which are told to be far more than claimed if they are.
+    /// Judges by [`Ratio::at_least`] and gives these figures. The text says so if the effect is far more than claimed.
     pub(crate) fn judge_at_least(&self, size: Size, figures: impl Into<String>) -> Judgement {
         self.judge(self.at_least(size), figures.into() + self.excess(size))
     }
 
-    /// [`Ratio::about`] with these figures, which are told to be far more than claimed if they are.
+    /// Judges by [`Ratio::about`] and gives these figures. The text says so if the effect is far more than claimed.
     pub(crate) fn judge_about(&self, size: Size, figures: impl Into<String>) -> Judgement {
         self.judge(self.about(size), figures.into() + self.excess(size))
     }
 
-    /// Judges the claim that both are alike, up to this factor above 1. A difference that is certain, and perhaps
-    /// within the factor, is partly.
+    /// Judges the claim that both cases are alike within this factor, which is above 1. The claim holds partly if there
+    /// is certainly a difference, but it may be within the factor.
     pub(crate) fn alike(&self, factor: f64) -> Holds {
         assert!(factor > 1.0, "no two measurements are equal");
         let (low, high) = self.interval();
@@ -176,13 +178,13 @@ impl Ratio {
         }
     }
 
-    /// `1.82 times (1.70 to 1.95)`
+    /// Formats the ratio like `1.82 times (1.70 to 1.95)`.
     pub(crate) fn show(&self) -> String {
         let [middle, least, most] = [self.median, self.least, self.most].map(figures::digits);
         if least == most { format!("{middle} times") } else { format!("{middle} times ({least} to {most})") }
     }
 
-    /// The condition that is missing where this ratio tells nothing.
+    /// Returns the condition that is missing if this ratio cannot tell.
     pub(crate) fn doubt(&self) -> String {
         format!(
             "{QUIETER} (the rounds gave {} to {} times, and the same case run again differs by {} times)",
@@ -192,7 +194,7 @@ impl Ratio {
         )
     }
 
-    /// A judgement with these figures; names the missing condition if it is none.
+    /// Creates a judgement with these figures. If it cannot tell, it names the missing condition.
     pub(crate) fn judge(&self, holds: Holds, figures: impl Into<String>) -> Judgement {
         match holds {
             Holds::CannotTell => Judgement::cannot_tell(self.doubt(), figures),
@@ -201,8 +203,8 @@ impl Ratio {
     }
 }
 
-/// Judges the claim that a ratio is at least this size, by figures that `told` puts into words. A ratio that could not
-/// be measured, for want of the condition `missing`, tells nothing.
+/// Judges the claim that a ratio is at least this size; `told` puts the figures into words. If the ratio could not be
+/// measured because the condition `missing` was not met, the judgement is that it cannot be told.
 pub(crate) fn at_least(
     ratio: Option<Ratio>,
     size: Size,
@@ -212,7 +214,7 @@ pub(crate) fn at_least(
     measured(ratio, missing, |ratio| ratio.judge_at_least(size, told(ratio)))
 }
 
-/// Judges by a figure that may be missing, with the condition for want of which it is.
+/// Judges by a figure that may be absent. `missing` is the condition that prevented the measurement.
 pub(crate) fn measured<T>(figure: Option<T>, missing: Option<&str>, judge: impl FnOnce(T) -> Judgement) -> Judgement {
     match figure {
         Some(figure) => judge(figure),
@@ -220,8 +222,8 @@ pub(crate) fn measured<T>(figure: Option<T>, missing: Option<&str>, judge: impl 
     }
 }
 
-/// A source's claim, and the way in which it is judged by an experiment's figures. `judge` is a pure function, so that
-/// a test shows each verdict that it can come to.
+/// A source's claim, and the rule that judges it by an experiment's figures. `judge` is a pure function, so that a test
+/// can show every verdict it may reach.
 #[derive(Debug)]
 pub(crate) struct Claim<F: ?Sized> {
     pub(crate) source: &'static str,
@@ -235,8 +237,8 @@ impl<F: ?Sized> Claim<F> {
     }
 }
 
-/// Combines the parts of a claim: it holds if all parts do, does not if none does, and cannot be told if one cannot. If
-/// none holds even in part, but one has some of its effect, the claim is not in this size.
+/// Combines the parts of a claim. The claim holds if all parts do, fails if all parts fail, and cannot be told if any
+/// part cannot. If no part holds even partly, but at least one shows some effect, the claim is not in this size.
 pub(crate) fn all(parts: impl IntoIterator<Item = Holds>) -> Holds {
     let parts: Vec<Holds> = parts.into_iter().collect();
     let every = |holds: &[Holds]| parts.iter().all(|part| holds.contains(part));
@@ -257,7 +259,8 @@ mod tests {
         Ratio::of(&rounds, &[1.0; 3], noise).unwrap()
     }
 
-    /// A claim of twice as much comes out each way, and not at all once the same case differs from itself by as much.
+    /// A claim of "twice as much" gets each verdict, and cannot be told if the same case differs from itself by as
+    /// much.
     #[test]
     fn a_claim_of_more_comes_out_each_way() {
         let twice = Size::of(2.0);
@@ -271,23 +274,23 @@ mod tests {
         assert_eq!(ratio([0.8, 2.5, 1.5], 1.0).at_least(twice), Holds::CannotTell);
     }
 
-    /// Part of an effect begins at a third of its logarithm: the cube root of the factor.
+    /// A part of an effect begins at a third of its logarithm, which is the cube root of the factor.
     #[test]
     fn a_part_is_a_third_of_the_effect() {
         assert!((Size::of(2.0).part() - 1.26).abs() < 0.001 && (Size::of(400.0).part() - 7.37).abs() < 0.01);
         assert_eq!(ratio([1.25, 1.25, 1.25], 1.0).at_least(Size::of(2.0)), Holds::NotInSize);
         assert_eq!(ratio([1.27, 1.27, 1.27], 1.0).at_least(Size::of(2.0)), Holds::Partly);
-        // The copy of 8 KiB pieces: 200 times short of the claim.
+        // Copying pieces of 8 KiB, an effect 200 times smaller than claimed.
         assert_eq!(ratio([1.91, 1.98, 2.0], 1.01).at_least(Size::of(400.0)), Holds::NotInSize);
-        // A fall by 6 % of a claimed collapse.
+        // A fall by 6 % while a collapse was claimed.
         assert_eq!(ratio([1.04, 1.06, 1.21], 1.03).at_least(Size::bound(1.5)), Holds::NotInSize);
         assert_eq!(ratio([1.7, 1.8, 1.9], 1.0).at_least(Size::of(2.0).from(1.6)), Holds::Yes);
     }
 
-    /// An effect of more than twice the claimed logarithm is told, and is not the size of a claim that more refutes.
+    /// An effect of more than twice the claimed logarithm is reported, and refutes a claim of "about" that size.
     #[test]
     fn far_more_than_claimed_is_told() {
-        // Half of 128 KiB read ahead was claimed, a twentieth was seen.
+        // The source claims half of the rate with 128 KiB of read-ahead; the lab measured a twentieth.
         let (half, twentieth) = (Size::of(2.04).from(1.6), ratio([18.6, 19.8, 22.4], 1.1));
         let judged = twentieth.judge_at_least(half, "19.8 times.");
         assert_eq!((judged.holds, judged.why.as_str()), (Holds::Yes, "19.8 times. That is far more than claimed."));
@@ -298,12 +301,12 @@ mod tests {
         assert_eq!(ratio([1.3, 1.35, 1.4], 1.0).about(half), Holds::Partly);
         assert_eq!(ratio([1.0, 1.1, 1.2], 1.0).about(half), Holds::No);
         assert_eq!(ratio([1.1, 3.0, 9.0], 1.0).about(half), Holds::CannotTell);
-        // No figure of the source, nothing to exceed.
+        // If the source gives no figure, no effect exceeds it.
         assert_eq!(twentieth.judge_at_least(Size::bound(1.5), "19.8 times.").why, "19.8 times.");
         assert_eq!(ratio([3.9, 4.0, 4.1], 1.0).judge_at_least(half, "").why, "");
     }
 
-    /// A claim of "the same" comes out each way.
+    /// A claim of "the same" gets each verdict.
     #[test]
     fn a_claim_of_likeness_comes_out_each_way() {
         assert_eq!(ratio([0.95, 1.1, 1.0], 1.05).alike(1.25), Holds::Yes);
@@ -314,10 +317,10 @@ mod tests {
         assert_eq!(ratio([0.9, 1.5, 1.3], 1.0).alike(1.25), Holds::CannotTell);
     }
 
-    /// Ratios are those of the same rounds; a case without figures has none.
+    /// Ratios are taken within a round; a case without figures has no ratio.
     #[test]
     fn ratios_are_taken_within_rounds() {
-        // The drive halved its rate in the third round, for both.
+        // The drive halved its rate in the third round, for both cases.
         let found = Ratio::of(&[200.0, 210.0, 100.0], &[100.0, 105.0, 50.0], 1.0).unwrap();
         assert_eq!((found.median, found.least, found.most), (2.0, 2.0, 2.0));
         assert_eq!(Ratio::of(&[], &[1.0], 1.0), None);
@@ -329,7 +332,7 @@ mod tests {
         assert_eq!(spread.show(Form::Rate, "/s"), "2.00/s (1.00/s to 3.00/s)");
     }
 
-    /// Claims of several parts.
+    /// The verdicts on the parts of a claim combine into one.
     #[test]
     fn parts_are_combined() {
         use Holds::{CannotTell, No, NotInSize, Partly, Yes};
@@ -341,7 +344,7 @@ mod tests {
         assert_eq!(all([Yes, CannotTell]), CannotTell);
     }
 
-    /// A verdict that cannot be told always names what is missing.
+    /// A verdict that cannot be told always names the missing condition.
     #[test]
     #[should_panic(expected = "names the missing condition")]
     fn a_doubt_without_a_reason_is_refused() {

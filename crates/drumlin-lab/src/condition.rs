@@ -1,8 +1,8 @@
-//! The conditions on which the sources' findings rest, and whether this machine has them: many processors, a fast
-//! drive, memory that is really full.
+//! The conditions on which the sources' findings rest, such as many processors, a fast drive or memory that is really
+//! full, and the checks whether this machine meets them.
 //!
-//! A machine that lacks a condition can't refute a finding: see [`Judgement::unless_lacking`]. Half of what the
-//! source's machine had is taken to do.
+//! A machine that does not meet a condition can't refute a finding: see [`Judgement::unless_lacking`]. Half of what the
+//! source's machine had is enough to meet it.
 //!
 //! [`Judgement::unless_lacking`]: crate::report::Judgement::unless_lacking
 
@@ -12,63 +12,63 @@ use crate::figures::Form;
 use crate::measure::Sample;
 
 const S1_PROCESSORS: usize = 64;
-/// S1's ten drives brought this many random reads of 4 KiB a second.
+/// Random reads of 4 KiB a second that S1's ten drives delivered together.
 const S1_READS_PER_SECOND: f64 = 900e3;
-/// S1's drives read this much from start to end.
+/// The sequential read rate of each of S1's drives.
 const S1_DRIVE_BYTES_PER_SECOND: f64 = 7e9;
-/// S4's drive and processor read 463 MB/s in blocks of 4 KiB, one at a time.
+/// The time of a 4 KiB read in S4, whose drive and processor read 463 MB/s in such blocks, one at a time.
 const S4_READ_MICROS: f64 = 4096.0 / 463.0;
 
-/// The condition that is missing if this machine has fewer processors than half of S1's.
+/// Returns the missing condition if this machine has fewer than half of the processors of S1's.
 pub(crate) fn processors(here: usize) -> Option<String> {
     (here * 2 < S1_PROCESSORS).then(|| format!("{S1_PROCESSORS} processors (here {here})"))
 }
 
-/// The condition that is missing if the drive brings fewer random reads than half of S1's.
+/// Returns the missing condition if the drive delivers fewer than half of the random reads of S1's.
 pub(crate) fn read_rate(here: f64) -> Option<String> {
     let show = |rate| Form::Rate.show(rate);
     let lacks = here < S1_READS_PER_SECOND / 2.0;
     lacks.then(|| format!("drives of {} reads/s (here {})", show(S1_READS_PER_SECOND), show(here)))
 }
 
-/// The condition that is missing if the drive has less than half of the bandwidth of one of S1's.
+/// Returns the missing condition if the drive has less than half of the bandwidth of one of S1's.
 pub(crate) fn bandwidth(here: f64) -> Option<String> {
     let show = |rate| Form::Bandwidth.show(rate);
     let lacks = here < S1_DRIVE_BYTES_PER_SECOND / 2.0;
     lacks.then(|| format!("a drive of {} (here {})", show(S1_DRIVE_BYTES_PER_SECOND), show(here)))
 }
 
-/// The condition that is missing if the drive takes more than twice the time of S4's for a read of 4 KiB.
+/// Returns the missing condition if the drive takes more than twice as long as S4's for a read of 4 KiB.
 pub(crate) fn read_micros(here: f64) -> Option<String> {
     let show = |micros| Form::Micros.show(micros);
     let lacks = here > S4_READ_MICROS * 2.0;
     lacks.then(|| format!("a drive that answers a read of 4 KiB in {} (here {})", show(S4_READ_MICROS), show(here)))
 }
 
-/// All missing conditions in one text.
+/// Joins all missing conditions in one text.
 pub(crate) fn all(missing: impl IntoIterator<Item = Option<String>>) -> Option<String> {
     missing.into_iter().flatten().reduce(|all, next| format!("{all}; {next}"))
 }
 
-/// Memory counts as full once this share of the pages read in is matched by pages taken back.
+/// Memory counts as full once the kernel evicts this share of the pages that it reads in.
 const FULL_SHARE: f64 = 0.9;
 
-/// The number of samples over which the two are compared: the kernel takes pages back in batches.
+/// The number of samples over which pages evicted and pages read in are compared: the kernel evicts in batches.
 const WINDOW: usize = 5;
 
-/// Watches the samples of reads through a mapping for the moment at which memory is full.
+/// Finds the moment at which memory is full, from samples taken during reads through a mapping.
 ///
-/// Each page that a fault brings in becomes resident. What the resident memory does not grow by was taken back. That
-/// holds in a control group and on a whole machine alike, for every way of taking pages back.
+/// Each page that a fault reads in becomes resident. If resident memory grows by less than was read, the kernel evicted
+/// the difference. That is true in a control group and on a whole machine, whichever thread evicts.
 #[derive(Debug, Default)]
 pub(crate) struct Filling {
-    /// Bytes read in and bytes taken back by sample.
+    /// Bytes read in and bytes evicted, by sample.
     window: VecDeque<(f64, f64)>,
     last: Option<Sample>,
 }
 
 impl Filling {
-    /// Adds a sample. Returns `true` if pages taken back matched pages read in over the window that it ends.
+    /// Adds a sample. Returns `true` if the kernel evicted as many pages as it read in over the window that ends here.
     pub(crate) fn is_full(&mut self, sample: &Sample) -> bool {
         let Some(last) = self.last.replace(*sample) else { return false };
         let read = sample.device_bytes_per_second * (sample.at_seconds - last.at_seconds);
@@ -85,20 +85,20 @@ impl Filling {
 /// The phases of reads through a mapping, in blocks a second that came from the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Phases {
-    /// While memory filled; `None` if it was full from the beginning.
+    /// The rate while memory filled, or `None` if it was full from the beginning.
     pub(crate) filling: Option<f64>,
     pub(crate) full: f64,
-    /// The lowest sample of all.
+    /// The rate of the lowest sample in either phase.
     pub(crate) lowest: f64,
     /// The time until memory was full.
     pub(crate) filling_seconds: f64,
 }
 
-/// Splits a run where memory was full; `None` if it never was.
+/// Splits a run at the moment when memory was full. Returns `None` if that never happened.
 pub(crate) fn phases(samples: &[Sample], block_bytes: f64) -> Option<Phases> {
     let mut filling = Filling::default();
     let end = samples.iter().position(|sample| filling.is_full(sample))?;
-    // The window belongs to the full phase.
+    // The samples of the window belong to the full phase.
     let (before, after) = samples.split_at((end + 1).saturating_sub(WINDOW));
     let rate = |samples: &[Sample]| {
         let rates: Vec<f64> = samples.iter().map(|sample| sample.device_bytes_per_second / block_bytes).collect();
@@ -113,7 +113,7 @@ pub(crate) fn phases(samples: &[Sample], block_bytes: f64) -> Option<Phases> {
 mod tests {
     use super::*;
 
-    /// Half of the source's condition does, less is named with what is here.
+    /// Half of the source's condition is enough. Anything less is reported together with this machine's figure.
     #[test]
     fn missing_conditions_are_named() {
         assert_eq!(processors(32), None);
@@ -129,7 +129,8 @@ mod tests {
         assert_eq!(all([None, None]), None);
     }
 
-    /// Samples of a tenth of a second with these rates of reads; memory grows by all that is read up to its limit.
+    /// Creates samples of a tenth of a second with these read rates. Resident memory grows by the bytes read, up to the
+    /// limit.
     fn run(rates: &[f64], limit_bytes: f64) -> Vec<Sample> {
         let mut resident = 1e6;
         let sample = |(index, rate): (usize, &f64)| {
@@ -144,8 +145,8 @@ mod tests {
         rates.iter().enumerate().map(sample).collect()
     }
 
-    /// A fall to half once memory is full, with a stop at its beginning, is seen though the run ends faster: the rates
-    /// are those of a round whose second half told of no fall.
+    /// A fall to half once memory is full, with a short stall at its beginning, is found even if the run ends soon
+    /// after. The rates are those of a measured round whose second half on its own showed no fall.
     #[test]
     fn phases_are_split_where_memory_is_full() {
         let rates = [vec![96e3; 12], vec![2e3; 2], vec![58.7e3; 16]].concat();
@@ -154,9 +155,9 @@ mod tests {
         assert!((found.filling.unwrap() - 96e3).abs() < 1.0, "{found:?}");
         assert!(found.full > 50e3 && found.full < 58.7e3, "{found:?}");
         assert!((found.lowest - 2e3).abs() < 1.0 && (found.filling_seconds - 1.2).abs() < 0.11, "{found:?}");
-        // The same run, with more memory than it reads.
+        // The same run with more memory than it reads.
         assert_eq!(phases(&run(&rates, 1e12), 4096.0), None);
-        // Memory that was full before.
+        // Memory that was full from the beginning.
         let full = phases(&run(&[50e3; 20], 1e6), 4096.0).unwrap();
         assert!(full.filling.is_none_or(|rate| (rate - 50e3).abs() < 1.0) && (full.full - 50e3).abs() < 1.0);
         assert_eq!(phases(&[], 4096.0), None);

@@ -1,4 +1,4 @@
-//! Counters of the kernel: faults, processor time, interrupts, memory, bytes from the device.
+//! Kernel counters of faults, processor time, interrupts, memory and bytes read from the device.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,33 +7,33 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Counters of this process or, where noted, of the machine: at one moment, or the difference between two.
+/// Counters of this process or, where noted, of the whole machine: their values at one moment, or a difference of two.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
     /// Page faults that needed no I/O.
     pub faults_minor: u64,
-    /// Page faults that did.
+    /// Page faults that needed I/O.
     pub faults_major: u64,
     /// Processor time of all threads.
     pub cpu_seconds: f64,
-    /// The kernel's part of the processor time. Counted in ticks, so it says little of short runs.
+    /// The kernel's part of the processor time. It is counted in clock ticks, so it is too coarse for short runs.
     pub system_seconds: f64,
-    /// Bytes that this process made devices read, faults included.
+    /// Bytes that devices read for this process, page faults included.
     pub device_read_bytes: u64,
-    /// Bytes that this process wrote directly or made dirty in the page cache.
+    /// Bytes that this process wrote directly or dirtied in the page cache.
     pub device_write_bytes: u64,
-    /// Pages that the kernel's own thread took back, on the whole machine.
+    /// Pages that the kernel's background thread (kswapd) reclaimed, on the whole machine.
     pub kswapd_pages: u64,
-    /// Pages that processes had to take back themselves for want of free ones, on the whole machine, those of control
-    /// groups not included.
+    /// Pages that processes reclaimed themselves because none were free (direct reclaim), on the whole machine. Reclaim
+    /// in control groups is not included.
     pub direct_reclaim_pages: u64,
     /// Interrupts of the whole machine, by name: `TLB` (shootdowns), `RES` (rescheduling), `CAL` (function calls),
-    /// `LOC` (timer), `device` (all numbered ones).
+    /// `LOC` (timer), `device` (all numbered interrupts together).
     pub interrupts: BTreeMap<String, u64>,
 }
 
 impl Counters {
-    /// The counters now.
+    /// Reads the counters.
     #[must_use]
     pub fn now() -> Counters {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
@@ -53,7 +53,7 @@ impl Counters {
         }
     }
 
-    /// The difference from earlier counters.
+    /// Returns the difference from earlier counters.
     #[must_use]
     pub fn since(&self, before: &Counters) -> Counters {
         let interrupts = self.interrupts.iter().map(|(name, count)| {
@@ -77,29 +77,29 @@ impl Counters {
     }
 }
 
-/// Page faults of the calling thread since it began.
+/// Returns the page faults of the calling thread since it began.
 pub(crate) fn thread_faults() -> u64 {
     let (minor, major, _) = parse_stat(&fs::read_to_string("/proc/thread-self/stat").unwrap_or_default());
     minor + major
 }
 
-/// Processor time of all threads of this process.
+/// Returns the processor time of all threads of this process.
 pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Memory that the kernel could give to a process without swapping.
+/// Returns the memory that the kernel could give to a process without swapping.
 pub(crate) fn memory_available_bytes() -> u64 {
     field(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:") * 1024
 }
 
-/// Resident memory now.
+/// Returns the resident memory of this process, in bytes.
 pub(crate) fn resident_bytes() -> u64 {
     status("VmRSS:")
 }
 
-/// Peak resident memory of this process, in bytes.
+/// Returns the peak resident memory of this process, in bytes.
 #[must_use]
 pub fn resident_bytes_max() -> u64 {
     status("VmHWM:")
@@ -109,22 +109,23 @@ fn status(name: &str) -> u64 {
     field(&fs::read_to_string("/proc/self/status").unwrap_or_default(), name) * 1024
 }
 
-/// The number after a name at the start of a line.
+/// Returns the number after `name` at the start of a line, or 0 if there is none.
 pub(crate) fn field(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|rest| rest.split_ascii_whitespace().next()).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// Minor faults, major faults and ticks in the kernel, of /proc/PID/stat.
+/// Parses the minor faults, major faults and kernel ticks of /proc/PID/stat.
 fn parse_stat(text: &str) -> (u64, u64, u64) {
-    // The second field is the program's name in parentheses and may hold anything; fields are counted behind it.
+    // The second field is the program's name in parentheses. It may contain anything, so count fields after the last
+    // ')'.
     let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let number = |index: usize| fields.get(index).and_then(|word| word.parse().ok()).unwrap_or(0);
     (number(7), number(9), number(12))
 }
 
-/// Interrupts by name, summed over all processors. Numbered ones belong to devices and are counted together.
+/// Sums interrupts by name over all processors. Numbered interrupts belong to devices and are counted together.
 fn parse_interrupts(text: &str) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     for line in text.lines().skip(1) {
@@ -141,7 +142,7 @@ fn parse_interrupts(text: &str) -> BTreeMap<String, u64> {
 mod tests {
     use super::*;
 
-    /// The kernel's texts are understood, a program with spaces and parentheses in its name included.
+    /// The kernel's texts are parsed correctly, even if the program's name contains spaces and parentheses.
     #[test]
     fn the_kernels_texts_are_read() {
         let stat = "42 (a ) b) R 1 42 42 0 -1 4194304 111 0 22 0 7 33 0 0 20 0 1 0 5 6 7";
@@ -154,14 +155,15 @@ mod tests {
         assert_eq!(field("", "read_bytes:"), 0);
     }
 
-    /// The counters count: work takes processor time, touched memory is resident.
+    /// The counters count: work takes processor time, and touched memory is resident.
     #[test]
     fn counters_move() {
         let before = Counters::now();
         let memory: Vec<u8> = (0..16u32 << 20).map(|index| index as u8).collect();
         let after = Counters::now().since(&before);
         assert!(after.cpu_seconds > 0.0 && after.faults_minor > 0, "{after:?}");
-        // Other tests of this process take and give memory meanwhile, so both are compared with what is held here.
+        // Other tests of this process allocate and free memory at the same time, so compare both with what this test
+        // holds.
         let held = memory.len() as u64 / 2;
         assert!(resident_bytes() > held && resident_bytes_max() > held);
     }

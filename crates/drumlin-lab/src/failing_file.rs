@@ -1,6 +1,6 @@
-//! A file on a drive with bad blocks, served to the kernel by FUSE: some of it can't be read, some can't be written.
+//! A file on a drive with bad blocks, served to the kernel by FUSE. Some blocks can't be read, others can't be written.
 //!
-//! The lab's process serves it and the workers use it, so that a worker that is killed by an error leaves it whole.
+//! The lab's process serves the file and the workers use it. So the file survives when an error kills a worker.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,19 +14,19 @@ use fuser::{
     ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, ReplyXattr, Request, WriteFlags,
 };
 
-/// The bytes of the file.
+/// Size of the file.
 pub(crate) const BYTES: usize = 128 << 10;
-/// Each byte of the file at first.
+/// The initial value of each byte.
 pub(crate) const FILL: u8 = 0x11;
-/// The part that can't be read.
+/// The range that can't be read.
 pub(crate) const UNREADABLE: Range<usize> = (64 << 10)..(68 << 10);
-/// The part that can't be written.
+/// The range that can't be written.
 pub(crate) const UNWRITABLE: Range<usize> = (96 << 10)..(100 << 10);
 
 const FILE: INodeNo = INodeNo(2);
 const NAME: &str = "file";
 
-/// The file system with the file; unmounted and removed when dropped.
+/// The file system with the file. Dropping it unmounts and removes it.
 #[derive(Debug)]
 pub(crate) struct FailingFile {
     session: Option<fuser::BackgroundSession>,
@@ -35,7 +35,7 @@ pub(crate) struct FailingFile {
 }
 
 impl FailingFile {
-    /// Mounts the file system on a new folder. Fails if FUSE is not to be had: without /dev/fuse, or without root and
+    /// Mounts the file system on a new folder. Fails if FUSE is not available: without /dev/fuse, or without root and
     /// `fusermount3`.
     pub(crate) fn mount(folder: &Path) -> io::Result<FailingFile> {
         std::fs::create_dir(folder)?;
@@ -55,12 +55,12 @@ impl Drop for FailingFile {
         if let Some(Err(error)) = self.session.take().map(fuser::BackgroundSession::umount_and_join) {
             eprintln!("unmounting {}: {error}", self.folder.display());
         }
-        // If it stays, the folder in which it is goes with all that is mounted there.
+        // If this fails, the folder is removed later with the temporary folder that contains it.
         let _ = std::fs::remove_dir(&self.folder);
     }
 }
 
-/// The folder and its file.
+/// The FUSE file system: a folder with the one file.
 struct BadBlocks {
     bytes: Mutex<Vec<u8>>,
 }
@@ -163,7 +163,7 @@ impl Filesystem for BadBlocks {
     }
 
     fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
-        // The kernel asks before each write otherwise.
+        // Without this answer the kernel would ask before each write.
         reply.error(Errno::ENOSYS);
     }
 }
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    /// The bad blocks fail, the others are read and keep what is written.
+    /// Accesses to the bad blocks fail; the other blocks can be read and keep what is written.
     #[test]
     fn bad_blocks_fail_and_others_do_not() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
-/// The form in which the numbers of a column are shown, and their unit in the JSON.
+/// The form in which a column's numbers are shown, and their unit in the JSON.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// Text, no number.
+    /// Text instead of a number.
     Text,
     /// A whole number.
     Count,
@@ -26,7 +26,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// The unit of the raw number.
+    /// Returns the unit of the raw number.
     pub(crate) fn unit(self) -> &'static str {
         match self {
             Form::Text => "text",
@@ -42,7 +42,7 @@ impl Form {
         }
     }
 
-    /// The number with its unit, as short as is clear.
+    /// Formats a number with its unit, as short as is clear.
     #[must_use]
     pub fn show(self, number: f64) -> String {
         match self {
@@ -59,7 +59,7 @@ impl Form {
     }
 }
 
-/// Text in which no space between a number and its unit is one at which a line may break.
+/// Returns the text with no-break spaces between numbers and their units.
 pub(crate) fn unbroken(text: &str) -> String {
     const UNITS: [&str; 21] = [
         "%", "s", "ms", "us", "ns", "min", "h", "B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "k", "M",
@@ -79,7 +79,7 @@ pub(crate) fn unbroken(text: &str) -> String {
     shown
 }
 
-/// `1,234,567`
+/// Formats a number like `1,234,567`.
 pub(crate) fn count(number: f64) -> String {
     let text = format!("{:.0}", number.abs());
     let mut grouped = String::new();
@@ -92,7 +92,7 @@ pub(crate) fn count(number: f64) -> String {
     if number <= -0.5 { format!("-{grouped}") } else { grouped }
 }
 
-/// Three significant digits.
+/// Formats a number with three significant digits.
 pub(crate) fn digits(number: f64) -> String {
     match number.abs() {
         size if size == 0.0 || size >= 99.95 => count(number),
@@ -114,7 +114,7 @@ fn rate(number: f64) -> String {
     }
 }
 
-/// `17 bytes`, `4.10 kB`, `1.39 GB`
+/// Formats bytes like `17 bytes`, `4.10 kB` or `1.39 GB`.
 pub(crate) fn bytes(number: f64) -> String {
     const UNITS: [&str; 6] = ["bytes", "kB", "MB", "GB", "TB", "PB"];
     let mut value = number;
@@ -130,7 +130,7 @@ pub(crate) fn bytes(number: f64) -> String {
     }
 }
 
-/// A configured size: in binary units if it is a whole number of them.
+/// Formats a configured size, in binary units if it is a whole number of them.
 pub(crate) fn size(number: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if number > 0 && number.trailing_zeros() >= shift {
@@ -140,7 +140,7 @@ pub(crate) fn size(number: u64) -> String {
     bytes(number as f64)
 }
 
-/// `0.31 us`, `37 us`, `4.20 ms`, `1.53 s`, `2 min 5 s`
+/// Formats a time like `0.31 us`, `37 us`, `4.20 ms`, `1.53 s` or `2 min 5 s`.
 pub(crate) fn micros(number: f64) -> String {
     match number {
         0.0 => "0".to_owned(),
@@ -162,7 +162,7 @@ fn share(number: f64) -> String {
     }
 }
 
-/// `1 file`, `2 files`
+/// Formats a count with its noun, like `1 file` or `2 files`.
 pub(crate) fn plural(number: u64, noun: &str) -> String {
     format!("{} {noun}{}", count(number as f64), if number == 1 { "" } else { "s" })
 }

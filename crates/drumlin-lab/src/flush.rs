@@ -1,16 +1,16 @@
 //! Writes the processor's cache lines back to memory, which makes stores to persistent memory durable.
 #![allow(unsafe_code)]
 
-/// The instruction that writes a line back.
+/// The instruction that writes a cache line back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LineFlush {
-    /// Keeps the line in the cache.
+    /// Writes the line back and keeps it in the cache.
     #[cfg(target_arch = "x86_64")]
     Clwb,
-    /// Evicts it; several evictions may be in progress.
+    /// Writes the line back and evicts it; several evictions may be in flight.
     #[cfg(target_arch = "x86_64")]
     Clflushopt,
-    /// Cleans to the point of coherency.
+    /// Cleans the line to the point of coherency.
     #[cfg(target_arch = "aarch64")]
     Cvac,
 }
@@ -18,7 +18,7 @@ pub(crate) enum LineFlush {
 const LINE_BYTES: usize = 64;
 
 impl LineFlush {
-    /// The best instruction that this processor has.
+    /// Returns the best instruction that this processor has.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn find() -> Option<LineFlush> {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").ok()?;
@@ -30,13 +30,13 @@ impl LineFlush {
         has("clflushopt").then_some(LineFlush::Clflushopt)
     }
 
-    /// The best instruction that this processor has.
+    /// Returns the best instruction that this processor has.
     #[cfg(target_arch = "aarch64")]
     pub(crate) fn find() -> Option<LineFlush> {
         Some(LineFlush::Cvac)
     }
 
-    /// The best instruction that this processor has.
+    /// Returns the best instruction that this processor has.
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub(crate) fn find() -> Option<LineFlush> {
         None
@@ -55,15 +55,15 @@ impl LineFlush {
 
     /// Writes the lines of `bytes` back and waits until they have left the cache.
     pub(crate) fn persist(self, bytes: &[u8]) {
-        // The first line may begin before the bytes do.
+        // The first line may begin before `bytes` does.
         let skew = bytes.as_ptr().addr() % LINE_BYTES;
         let mut at = 0;
         while at < bytes.len() {
             let address = bytes[at..].as_ptr();
             at = (at + skew) / LINE_BYTES * LINE_BYTES + LINE_BYTES - skew;
             match self {
-                // SAFETY: the address is of memory that is borrowed, the processor has the instruction (`find`), and it
-                // changes no content.
+                // SAFETY: the address is in borrowed memory, the processor has the instruction (see `find`), and the
+                // instruction changes no content.
                 #[cfg(target_arch = "x86_64")]
                 LineFlush::Clwb => unsafe {
                     std::arch::asm!("clwb [{}]", in(reg) address, options(nostack, preserves_flags));
@@ -73,7 +73,7 @@ impl LineFlush {
                 LineFlush::Clflushopt => unsafe {
                     std::arch::asm!("clflushopt [{}]", in(reg) address, options(nostack, preserves_flags));
                 },
-                // SAFETY: as above; every such processor has it, and Linux permits it to programs.
+                // SAFETY: as above; every such processor has the instruction, and Linux permits it in user mode.
                 #[cfg(target_arch = "aarch64")]
                 LineFlush::Cvac => unsafe {
                     std::arch::asm!("dc cvac, {}", in(reg) address, options(nostack, preserves_flags));
@@ -97,7 +97,7 @@ impl LineFlush {
 mod tests {
     use super::*;
 
-    /// Writing lines back changes no byte, from any start and of any length.
+    /// Writing lines back changes no byte, whatever the start and length.
     #[test]
     fn persisting_changes_nothing() {
         let Some(flush) = LineFlush::find() else { return };

@@ -1,21 +1,22 @@
 //! Measurements of what this machine's storage really does.
 //!
-//! Drumlin rests on claims that others measured on their machines: that reads of mapped files collapse once memory is
-//! full, that direct reads with many requests in flight do not, that a fast sync is often none. [`run`] measures each
-//! claim on this machine and shows the source's figures beside it; [`doctor`] turns measurements into advice and
-//! settings.
+//! Drumlin's design rests on claims that others measured on their machines: that reads of mapped files collapse once
+//! memory is full, that direct reads with many requests in flight do not, and that a fast sync often syncs nothing.
+//! [`run`] measures each claim on this machine and shows the source's figures next to the measured ones. [`doctor`]
+//! derives advice and settings from measurements.
 //!
-//! - `experiments/` has one file per experiment: the measurement, its tables and plots, the verdicts on the claims;
-//! - `worker` runs each measurement in a process of its own, `cgroup` holds it to a memory limit, `temp_folder` owns
-//!   the files;
-//! - `regime` makes the conditions under which reads are measured, `loop_device` the devices for them;
-//! - `compare` says when two cases differ, and what a source's claim comes to;
+//! - `experiments/` has one module per experiment: the measurement, its tables and plots, and the verdicts on the
+//!   claims;
+//! - `worker` runs each measurement in a process of its own, `cgroup` limits the memory of that process, and
+//!   `temp_folder` owns the files;
+//! - `regime` creates the conditions under which reads are measured, and `loop_device` the devices for them;
+//! - `compare` decides whether two cases differ, and what verdict a source's claim gets;
 //! - `measure` and `counters` time and count; `map` and `ring` do what `drumlin::internals::io` does not offer;
-//! - `mount` makes file systems of the lab's own, `block_counts` and `sync_calls` count flushes and the calls that ask
-//!   for them;
+//! - `mount` creates file systems for the lab, `block_counts` counts flushes, and `sync_calls` the calls that ask for
+//!   them;
 //! - `report` shows the results as tables, as JSON and as one HTML page.
 //!
-//! Linux only: it measures Linux.
+//! The crate measures Linux, so it builds on Linux only.
 #![deny(missing_docs)]
 #![cfg(target_os = "linux")]
 

@@ -1,8 +1,8 @@
-//! Loop devices: block devices over a file or over memory, as raw as the sources' drives, whose read-ahead can be set
-//! without changing anything of the machine's own.
+//! Loop devices: block devices over a file or over memory. They are as raw as the sources' drives, and their read-ahead
+//! can be set without changing the machine's other devices.
 //!
-//! A device is attached with the kernel's "autoclear": it detaches itself once its last user is gone, so that nothing
-//! stays behind if this process is killed. Only root may attach one.
+//! A device is attached with the kernel's "autoclear" flag: it detaches itself once its last user is gone, so nothing
+//! remains if this process is killed. Only root may attach a device.
 #![allow(unsafe_code)]
 
 use std::cell::OnceCell;
@@ -15,7 +15,7 @@ use drumlin::internals::io::AlignedBuffer;
 
 use crate::temp_folder;
 
-/// The read-ahead of the source's machines, and of most: the kernel's default.
+/// The read-ahead of the sources' machines, which is the kernel's default.
 pub(crate) const READ_AHEAD_BYTES: u64 = 128 << 10;
 
 /// `LOOP_CTL_GET_FREE` of linux/loop.h.
@@ -59,31 +59,31 @@ struct Config {
 
 const _: () = assert!(size_of::<Info>() == 232 && size_of::<Config>() == 304);
 
-/// The number of times another free device is asked for when a second process took the one found.
+/// The number of attempts to find a free device, in case another process takes the one that was found.
 const ATTEMPTS: usize = 20;
 
-/// An attached loop device; detached when dropped.
+/// An attached loop device. Dropping it detaches it.
 #[derive(Debug)]
 pub(crate) struct LoopDevice {
     path: PathBuf,
-    /// Keeps the device attached.
+    /// The open file, which keeps the device attached.
     file: File,
-    /// The read-ahead to restore: some kernels leave it to the device's next user.
+    /// The read-ahead to restore, because some kernels keep the setting for the device's next user.
     read_ahead_before: Option<u64>,
 }
 
 impl LoopDevice {
-    /// Attaches a device over a file. Its reads and writes pass the page cache of the file's own file system.
+    /// Attaches a device over a file. The device's reads and writes bypass the page cache of the file's file system.
     ///
     /// # Errors
-    /// If loop devices are not permitted or not there, or the file system has no direct I/O.
+    /// If loop devices are missing or not permitted, or the file system does not support direct I/O.
     pub(crate) fn over(path: &Path) -> io::Result<LoopDevice> {
         let backing = temp_folder::open_direct(path, true)?;
         LoopDevice::attach(backing.as_fd(), DIRECT_IO)
     }
 
-    /// Attaches a device over memory that belongs to no control group's limit but this process's own, filled with bytes
-    /// that do not compress. Calls `go_on` after each MiB.
+    /// Attaches a device over memory filled with bytes that do not compress. The memory is charged to this process's
+    /// own control group, not to those of the workers. Calls `go_on` after each MiB and stops if it returns `false`.
     pub(crate) fn over_memory(bytes: u64, mut go_on: impl FnMut(u64) -> bool) -> io::Result<LoopDevice> {
         let memory = File::from(rustix::fs::memfd_create("drumlin-lab", rustix::fs::MemfdFlags::CLOEXEC)?);
         let mut noise = temp_folder::Noise::new();
@@ -102,7 +102,7 @@ impl LoopDevice {
         let control = File::options().read(true).write(true).open("/dev/loop-control")?;
         let mut refusal = io::Error::from(io::ErrorKind::ResourceBusy);
         for _ in 0..ATTEMPTS {
-            // SAFETY: takes no argument, and the descriptor is open.
+            // SAFETY: the call takes no argument, and the descriptor is open.
             let number = check(unsafe { libc::ioctl(control.as_raw_fd(), GET_FREE) })?;
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let file = File::options().read(true).write(true).open(&path)?;
@@ -132,18 +132,18 @@ impl LoopDevice {
         Err(refusal)
     }
 
-    /// The block device's path.
+    /// Returns the path of the block device.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The bytes that the kernel reads ahead on this device.
+    /// Returns the number of bytes that the kernel reads ahead on this device.
     pub(crate) fn read_ahead_bytes(&self) -> io::Result<u64> {
         let text = fs::read_to_string(self.queue("read_ahead_kb"))?;
         text.trim().parse::<u64>().map(|kib| kib << 10).map_err(io::Error::other)
     }
 
-    /// Sets the bytes that the kernel reads ahead on this device, until it is detached.
+    /// Sets the number of bytes that the kernel reads ahead on this device until it is detached.
     pub(crate) fn set_read_ahead_bytes(&mut self, bytes: u64) -> io::Result<()> {
         if self.read_ahead_before.is_none() {
             self.read_ahead_before = Some(self.read_ahead_bytes()?);
@@ -160,7 +160,7 @@ impl LoopDevice {
         fs::write(self.queue("read_ahead_kb"), (bytes >> 10).to_string())
     }
 
-    /// A file of the device's settings in /sys.
+    /// Returns the path of one of the device's settings in /sys.
     fn queue(&self, name: &str) -> PathBuf {
         let device = self.path.file_name().expect("it has a name");
         Path::new("/sys/block").join(device).join("queue").join(name)
@@ -170,16 +170,16 @@ impl LoopDevice {
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         if let Some(bytes) = self.read_ahead_before {
-            // The device may be gone with its module; then there is nothing to restore.
+            // If the device has already been removed with its module, there is nothing to restore.
             let _ = self.write_read_ahead(bytes);
         }
-        // Detaches at once, or when the last of its other users is gone; failing that, autoclear does it.
-        // SAFETY: takes no argument, and the descriptor is open.
+        // This detaches the device now, or after its other users are gone; if it fails, autoclear detaches it.
+        // SAFETY: the call takes no argument, and the descriptor is open.
         let _ = unsafe { libc::ioctl(self.file.as_raw_fd(), CLEAR) };
     }
 }
 
-/// The devices of a run, each made when it is first needed.
+/// The devices of a run. Each is attached when it is first needed.
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
     over_file: OnceCell<io::Result<LoopDevice>>,
@@ -187,20 +187,20 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// A device over the run's file; the same at each call.
+    /// Returns the device over the run's file, which is the same at each call.
     pub(crate) fn over_file(&self, file: &Path) -> Result<&Path, &io::Error> {
         let device = self.over_file.get_or_init(|| LoopDevice::over(file)?.with_read_ahead(READ_AHEAD_BYTES));
         device.as_ref().map(LoopDevice::path)
     }
 
-    /// A device of this many bytes in memory; the same at each call.
+    /// Returns the device of this many bytes in memory, which is the same at each call.
     pub(crate) fn over_memory(&self, bytes: u64, go_on: impl FnMut(u64) -> bool) -> Result<&Path, &io::Error> {
         let device =
             self.over_memory.get_or_init(|| LoopDevice::over_memory(bytes, go_on)?.with_read_ahead(READ_AHEAD_BYTES));
         device.as_ref().map(LoopDevice::path)
     }
 
-    /// Returns `true` once the device in memory was made, or refused.
+    /// Returns `true` once attaching the device in memory was attempted.
     pub(crate) fn has_memory(&self) -> bool {
         self.over_memory.get().is_some()
     }
@@ -219,19 +219,19 @@ mod tests {
     use crate::temp_folder::TempFolder;
     use crate::worker::wait_until;
 
-    /// The file over which a device is attached, if it is.
+    /// Returns the file over which a device is attached, if any.
     fn backing(device: &Path) -> Option<String> {
         let name = device.file_name().unwrap();
         fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()
     }
 
-    /// A device shows the file's bytes, takes a read-ahead of its own, and is gone once it is dropped.
+    /// A device shows the file's bytes, accepts its own read-ahead, and is gone once it is dropped.
     #[test]
     fn a_device_shows_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let room = TempFolder::create(folder.path()).unwrap();
         let path = room.filled("data", 1 << 20, |_| true).unwrap();
-        let Ok(mut device) = LoopDevice::over(&path) else { return }; // Not permitted, or no direct I/O, here.
+        let Ok(mut device) = LoopDevice::over(&path) else { return }; // No permission, or no direct I/O.
         let [mut found, mut expected] = [[0; 4096]; 2];
         File::open(device.path()).unwrap().read_exact_at(&mut found, 8192).unwrap();
         File::open(&path).unwrap().read_exact_at(&mut expected, 8192).unwrap();
@@ -241,12 +241,12 @@ mod tests {
         let name = device.path().to_owned();
         assert!(backing(&name).unwrap().contains("data"));
         drop(device);
-        // A program that watches for new devices may have it open for a moment longer.
+        // A program that watches for new devices may keep it open for a moment longer.
         let is_ours = || backing(&name).is_some_and(|backing| backing.contains(&*room.path().to_string_lossy()));
         assert!(wait_until(Duration::from_secs(20), || !is_ours()), "{} stays attached", name.display());
     }
 
-    /// A device over memory holds what was filled in, and no file of it is left.
+    /// A device over memory holds the bytes that were filled in.
     #[test]
     fn a_device_of_memory_is_filled() {
         let Ok(device) = LoopDevice::over_memory(2 << 20, |_| true) else { return };

@@ -1,4 +1,4 @@
-//! The origin of the figures: machine, kernel, file system, drive.
+//! Describes the machine that is measured: processor, kernel, file system and drive.
 
 use std::fs;
 use std::io;
@@ -12,27 +12,27 @@ use crate::nvme;
 /// The machine, as a report records it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// The processor's name.
+    /// Name of the processor.
     pub processor: String,
     /// The number of processors that this process may use.
     pub processors: usize,
-    /// All memory.
+    /// The size of memory.
     pub memory_bytes: u64,
-    /// Swap space.
+    /// The size of swap space.
     pub swap_bytes: u64,
-    /// The kernel's version.
+    /// The kernel's name and version.
     pub kernel: String,
-    /// The hypervisor's name, or `a hypervisor`, if the machine is virtual.
+    /// The hypervisor's vendor, or `a hypervisor`, if the machine is virtual.
     pub virtualised: Option<String>,
     /// The folder that was measured.
     pub folder: String,
-    /// The kind of its file system.
+    /// The kind of the folder's file system.
     pub file_system: String,
-    /// `true` if the file system is in memory: nothing written there is ever durable.
+    /// `true` if the file system is in memory, so that nothing written there is ever durable.
     pub in_memory: bool,
-    /// Its mount options.
+    /// The mount options of the file system.
     pub mount_options: String,
-    /// The drive below it.
+    /// The drive that holds the file system.
     pub drive: Drive,
 }
 
@@ -41,13 +41,13 @@ pub struct Machine {
 pub struct Drive {
     /// The mounted device.
     pub source: String,
-    /// The kernel's name of the disk: `nvme0n1`, `vda`, `loop0`.
+    /// The kernel's name of the disk, such as `nvme0n1`, `vda` or `loop0`.
     pub name: Option<String>,
     /// The model that the drive reports.
     pub model: Option<String>,
-    /// The drive's write cache as the drive reports it, if it does: `write back` is volatile.
+    /// The drive's write cache as the drive reports it, if it does. `write back` means volatile.
     pub cache_claimed: Option<String>,
-    /// The drive's write cache as the kernel assumes it: with `write through` it never flushes.
+    /// The drive's write cache as the kernel assumes it. With `write through` the kernel never flushes it.
     pub cache_believed: Option<String>,
     /// `true` if a single write can bypass the cache.
     pub forced_unit_access: Option<bool>,
@@ -55,16 +55,16 @@ pub struct Drive {
     pub polled: bool,
     /// `true` for a spinning disk.
     pub rotational: Option<bool>,
-    /// Bytes of the smallest write.
+    /// Size of the smallest write.
     pub logical_block_bytes: Option<u64>,
     /// The kernel's I/O scheduler.
     pub scheduler: Option<String>,
-    /// Bytes that the kernel reads ahead.
+    /// The number of bytes that the kernel reads ahead.
     pub read_ahead_bytes: Option<u64>,
 }
 
 impl Machine {
-    /// Returns `true` if the processor is a program (QEMU's): what something costs there tells nothing.
+    /// Returns `true` if QEMU emulates the processor, in which case costs measured on it mean nothing.
     pub(crate) fn is_emulated(&self) -> bool {
         self.processor.contains("TCG") || self.processor.contains("QEMU Virtual CPU")
     }
@@ -112,7 +112,7 @@ impl Drive {
         let mut drive = Drive { source: mount.source.clone(), ..Drive::default() };
         let number = fs::metadata(folder).map_or(0, |metadata| metadata.dev());
         let numbered = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        // On btrfs, files have device numbers of their own; the mounted device has a name.
+        // On btrfs, files have device numbers of their own, so look the mounted device up by its name.
         let by_name = Path::new(&mount.source).canonicalize().ok().and_then(|path| {
             let name = path.file_name()?.to_owned();
             Some(Path::new("/sys/class/block").join(name))
@@ -120,7 +120,7 @@ impl Drive {
         let found =
             [Some(PathBuf::from(numbered)), by_name].into_iter().flatten().find_map(|path| path.canonicalize().ok());
         let Some(mut path) = found else { return drive };
-        // The queue belongs to the disk, not to its partition.
+        // The queue belongs to the whole disk, not to a partition.
         if !path.join("queue").is_dir() {
             path.pop();
         }
@@ -152,7 +152,7 @@ impl Drive {
         drive
     }
 
-    /// Returns `true` if the kernel flushes, because it takes the drive's cache to be volatile.
+    /// Returns `true` if the kernel flushes the drive's cache, because it considers the cache volatile.
     pub(crate) fn is_flushed(&self) -> Option<bool> {
         self.cache_believed.as_deref().map(|text| text == "write back")
     }
@@ -165,7 +165,7 @@ struct Mount {
     options: String,
 }
 
-/// The mount that holds `folder`, from the text of /proc/self/mountinfo.
+/// Finds the mount that contains `folder` in the text of /proc/self/mountinfo.
 fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     let mut best: Option<(usize, Mount)> = None;
     for line in mountinfo.lines() {
@@ -177,7 +177,7 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
             continue;
         };
         let point = point.replace("\\040", " ");
-        // The last mount on a directory hides the others.
+        // The last mount on a directory hides the earlier ones.
         if folder.starts_with(&point) && best.as_ref().is_none_or(|(length, _)| point.len() >= *length) {
             let mut all: Vec<&str> = options.split(',').collect();
             all.extend(super_options.split(',').filter(|option| !options.split(',').any(|known| known == *option)));
@@ -192,7 +192,7 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     best.map(|(_, mount)| mount)
 }
 
-/// Bytes of the processor's largest cache; 0 if the kernel does not tell.
+/// Returns the size of the processor's largest cache, or 0 if the kernel does not report it.
 pub(crate) fn cache_bytes() -> u64 {
     let size = |index: usize| -> Option<u64> {
         let text = fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok()?;
@@ -206,12 +206,12 @@ fn is_in_memory(magic: u32) -> bool {
     matches!(magic, 0x0102_1994 | 0x8584_58F6)
 }
 
-/// Returns `true` if a folder's file system is in memory: nothing written there ever reaches a device.
+/// Returns `true` if a folder's file system is in memory, so that nothing written there ever reaches a device.
 pub(crate) fn is_folder_in_memory(folder: &Path) -> io::Result<bool> {
     Ok(is_in_memory(rustix::fs::statfs(folder)?.f_type as u32))
 }
 
-/// A folder on persistent memory from which files can be mapped without a page cache, if one is mounted.
+/// Returns a folder on persistent memory from which files can be mapped without a page cache, if one is mounted.
 pub(crate) fn dax_folder() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     mounts.lines().find_map(|line| {
@@ -226,7 +226,7 @@ pub(crate) fn dax_folder() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// The innermost mount counts, and a repeated option is listed once.
+    /// The innermost mount is found, and a repeated option is listed once.
     #[test]
     fn the_mount_of_a_folder_is_found() {
         let table = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard\nnonsense\n\
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(mount_of("", Path::new("/")), None);
     }
 
-    /// This machine is described; a missing folder is an error.
+    /// This machine can be described. A missing folder is an error.
     #[test]
     fn this_machine_is_described() {
         let machine = Machine::of(&std::env::temp_dir()).unwrap();

@@ -1,8 +1,9 @@
-//! Mapped files, the subject of the sources' claims. No other module of this crate maps.
+//! Mapped files, the subject of the sources' claims. No other module of this crate maps memory.
 //!
-//! Every mapped file was created by the lab in a folder of its own (see `temp_folder`). Within a process it is either
-//! mapped for reading, or by one owner for writing: this makes slices of it sound. One danger that types cannot rule
-//! out is what the lab shows: a file cut short under a mapping ends the process with SIGBUS.
+//! The lab created every mapped file in a folder of its own (see `temp_folder`). Within a process a file is either
+//! mapped for reading, or mapped for writing by a single owner; that makes slices of a mapping sound. The lab
+//! demonstrates the one danger that types cannot rule out: if a file is truncated while mapped, access ends the process
+//! with SIGBUS.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -14,7 +15,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 
-/// The advice to the kernel about the accesses to come.
+/// Advice to the kernel about future accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Advice {
     Normal,
@@ -32,22 +33,21 @@ impl Advice {
     }
 }
 
-/// A way of mapping a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Mode {
-    /// Shared; changes reach the file at any time that the kernel chooses.
+    /// Shared. Changes reach the file at any time that the kernel chooses.
     Shared,
-    /// Shared, all pages brought in by the call.
+    /// Shared, and the call brings in all pages.
     SharedPopulated,
-    /// Changes stay in anonymous memory of this process.
+    /// Private. Changes stay in anonymous memory of this process.
     Private,
-    /// Shared, for reading only: a store ends the process with SIGSEGV.
+    /// Shared and read-only. A store ends the process with SIGSEGV.
     ReadOnly,
-    /// Shared, on persistent memory only: a store that left the processor's cache is durable (`MAP_SYNC`).
+    /// Shared, on persistent memory only. A store that has left the processor's cache is durable (`MAP_SYNC`).
     Persistent,
 }
 
-/// The length of a file or of a block device, whose metadata do not tell it.
+/// Returns the length of a file or of a block device, whose metadata does not contain it.
 pub(crate) fn length(mut file: &File) -> io::Result<u64> {
     let metadata = file.metadata()?;
     if metadata.is_file() { Ok(metadata.len()) } else { file.seek(SeekFrom::End(0)) }
@@ -60,7 +60,7 @@ pub(crate) struct Map {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, as memory belongs to a `Box<[u8]>`.
+// SAFETY: this value alone owns the mapping, as a `Box<[u8]>` owns its memory.
 unsafe impl Send for Map {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for Map {}
@@ -93,27 +93,27 @@ impl Map {
     }
 
     fn madvise(&self, advice: rustix::mm::Advice) -> io::Result<()> {
-        // SAFETY: the range is this mapping; the advices given here change no content.
+        // SAFETY: the range is this mapping, and the advice given here changes no content.
         unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, advice)? };
         Ok(())
     }
 
-    /// Keeps all pages in memory.
+    /// Locks all pages in memory.
     pub(crate) fn lock(&self) -> io::Result<()> {
         // SAFETY: the range is this mapping.
         unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.bytes)? };
         Ok(())
     }
 
-    /// A word of a shared mapping, for threads and processes that change it at once. No slice of its bytes may be used
-    /// while they do.
+    /// Returns a word of a shared mapping, for threads and processes that change it concurrently. No slice of the
+    /// word's bytes may be used while they do.
     pub(crate) fn word(&self, place: usize) -> &AtomicU64 {
         assert!(place.is_multiple_of(8) && place + 8 <= self.bytes, "no word at {place}");
-        // SAFETY: aligned and within the mapping, which lives as long as the reference.
+        // SAFETY: the word is aligned and within the mapping, which lives as long as the reference.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(place).cast()) }
     }
 
-    /// The mapping's address, to find it among those of the process.
+    /// Returns the mapping's address, for finding it in the process's list of mappings.
     pub(crate) fn address(&self) -> usize {
         self.start.as_ptr().addr()
     }
@@ -125,7 +125,7 @@ impl Deref for Map {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the range is mapped until `drop`. The file is the lab's own, and no thread writes to it while this
-        // reference lives; if it is cut short, the access ends the process instead of returning.
+        // reference lives. If the file is truncated, the access ends the process instead of returning.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 }
@@ -133,20 +133,20 @@ impl Deref for Map {
 impl DerefMut for Map {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`; `&mut self` makes it the only access in this process.
+        // SAFETY: as for `deref`; `&mut self` makes this the only access in the process.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and no borrow of it is left.
+        // SAFETY: `new` mapped the range, and no borrow of it is left.
         let result = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(result.is_ok(), "{result:?}");
     }
 }
 
-/// Anonymous memory, locked: a weight on the machine.
+/// Locked anonymous memory, which takes memory away from the rest of the machine.
 #[derive(Debug)]
 pub(crate) struct Ballast {
     start: NonNull<u8>,
@@ -154,7 +154,7 @@ pub(crate) struct Ballast {
 }
 
 impl Ballast {
-    /// Takes this many bytes, touched and locked.
+    /// Allocates, touches and locks this many bytes.
     pub(crate) fn new(bytes: usize) -> io::Result<Ballast> {
         // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
         let start = unsafe {
@@ -166,9 +166,9 @@ impl Ballast {
             )?
         };
         let ballast = Ballast { start: NonNull::new(start.cast()).expect("no mapping begins at address zero"), bytes };
-        // SAFETY: the range is the mapping just made. Huge pages are taken faster; nothing depends on them.
+        // SAFETY: the range is the new mapping. Huge pages are faster to allocate; nothing depends on them.
         let _ = unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxHugepage) };
-        // SAFETY: the range is the mapping just made.
+        // SAFETY: the range is the new mapping.
         unsafe { rustix::mm::mlock(start, bytes)? };
         Ok(ballast)
     }
@@ -176,13 +176,13 @@ impl Ballast {
 
 impl Drop for Ballast {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nothing refers to it.
+        // SAFETY: `new` mapped the range, and nothing refers to it.
         let result = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(result.is_ok(), "{result:?}");
     }
 }
 
-/// A kind of memory that a program asks the kernel for, writable, without touching it.
+/// A kind of writable memory that a program requests from the kernel without touching it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reserve {
     SharedFile,
@@ -216,7 +216,7 @@ impl Reserve {
     }
 }
 
-/// Maps `bytes` and unmaps them at once: the error is the kernel's refusal.
+/// Maps `bytes` and unmaps them at once. Returns an error if the kernel refuses.
 pub(crate) fn attempt(file: &File, bytes: usize, kind: Reserve) -> io::Result<()> {
     let flags = match kind {
         Reserve::SharedFile => MapFlags::SHARED,
@@ -224,7 +224,7 @@ pub(crate) fn attempt(file: &File, bytes: usize, kind: Reserve) -> io::Result<()
         Reserve::PrivateFileUnreserved | Reserve::AnonymousUnreserved => MapFlags::PRIVATE | MapFlags::NORESERVE,
     };
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses the addresses, nothing touches them, and they are unmapped before anything else is.
+    // SAFETY: the kernel chooses the address, nothing touches the range, and it is unmapped right away.
     unsafe {
         let start = if kind.is_of_file() {
             rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, file, 0)?
@@ -236,27 +236,28 @@ pub(crate) fn attempt(file: &File, bytes: usize, kind: Reserve) -> io::Result<()
     Ok(())
 }
 
-/// Stores a byte at an address that a defect made up, as a program in a language without checks would. It has to be an
-/// address of `memory`, which is what the defect meets.
+/// Stores a byte at a stray address, as a defective program in a language without checks would. The address must be
+/// within `memory`.
 pub(crate) fn stray_store(memory: &mut [u8], address: usize, byte: u8) {
     let start = memory.as_mut_ptr();
     let offset = address.wrapping_sub(start.addr());
     assert!(offset < memory.len(), "a store that meets nothing");
-    // SAFETY: within the exclusive borrow. Memory that is mapped for reading only ends the process.
+    // SAFETY: the address is within the exclusive borrow. If the memory is mapped read-only, the store ends the
+    // process.
     unsafe { start.add(offset).write_volatile(byte) };
 }
 
-/// Brings the pages of `bytes` in, writable, without changing them (`MADV_POPULATE_WRITE`, Linux 5.14).
+/// Brings in the pages of `bytes`, writable, without changing them (`MADV_POPULATE_WRITE`, Linux 5.14).
 pub(crate) fn populate(bytes: &mut [u8]) -> io::Result<()> {
     // SAFETY: the range is borrowed exclusively; the advice changes no content.
     unsafe { rustix::mm::madvise(bytes.as_mut_ptr().cast(), bytes.len(), rustix::mm::Advice::LinuxPopulateWrite)? };
     Ok(())
 }
 
-/// The same at an address of the mapping, for a thread that runs ahead of those that hold slices of it.
+/// Brings in pages by address, for a thread that runs ahead of the threads that hold slices of the mapping.
 pub(crate) fn populate_at(address: usize, bytes: usize) -> io::Result<()> {
     let start = std::ptr::without_provenance_mut(address);
-    // SAFETY: the advice changes no content, wherever the range lies; the kernel refuses what is not mapped.
+    // SAFETY: the advice changes no content, whatever the range; the kernel refuses a range that is not mapped.
     unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxPopulateWrite)? };
     Ok(())
 }
@@ -271,7 +272,7 @@ mod tests {
         file
     }
 
-    /// Bytes written through a shared mapping are in the file; through a private one they are not.
+    /// Bytes written through a shared mapping reach the file; those written through a private one do not.
     #[test]
     fn shared_writes_reach_the_file_and_private_ones_do_not() {
         use std::os::unix::fs::FileExt;
@@ -286,7 +287,7 @@ mod tests {
         }
     }
 
-    /// A mapping beyond the end of the file, which would end the process, is refused.
+    /// A mapping beyond the end of the file is refused, because access would end the process.
     #[test]
     fn a_mapping_beyond_the_file_is_refused() {
         assert!(Map::new(&file(4096), 4097, Mode::Shared).is_err());

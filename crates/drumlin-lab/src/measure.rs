@@ -1,4 +1,4 @@
-//! Latencies of single operations, medians, and a load of threads that is sampled while it runs.
+//! Latencies of single operations, medians, and loads by threads that are sampled while they run.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup;
 use crate::counters::{self, Counters};
 
-/// The longest latency that is resolved: a minute.
+/// The longest latency that the histogram resolves: a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// Latencies of single operations.
+/// A histogram of the latencies of single operations.
 #[derive(Clone, Debug)]
 pub(crate) struct Latencies(Histogram<u64>);
 
@@ -32,7 +32,7 @@ impl Latencies {
         self.0.saturating_record_n(latency.as_nanos() as u64, operations);
     }
 
-    /// The number of operations recorded.
+    /// Returns the number of operations recorded.
     pub(crate) fn count(&self) -> u64 {
         self.0.len()
     }
@@ -41,12 +41,13 @@ impl Latencies {
         self.0.add(&other.0).expect("the same bounds");
     }
 
-    /// The values with their counts, of which [`Latencies::of_buckets`] makes the same latencies in another process.
+    /// Returns the recorded values with their counts, from which [`Latencies::of_buckets`] restores them in another
+    /// process.
     pub(crate) fn buckets(&self) -> Vec<(u64, u64)> {
         self.0.iter_recorded().map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
     }
 
-    /// Adds up latencies that other processes recorded.
+    /// Combines latencies that other processes recorded.
     pub(crate) fn of_buckets<'b>(parts: impl IntoIterator<Item = &'b Vec<(u64, u64)>>) -> Latencies {
         let mut latencies = Latencies::new();
         for (value, count) in parts.into_iter().flatten() {
@@ -64,9 +65,9 @@ impl Latencies {
         let at = |quantile: f64| histogram.value_at_quantile(quantile);
         let (quarter, three_quarters) = (at(0.25), at(0.75));
         let fence = three_quarters + 3 * (three_quarters - quarter);
-        // Values in the fence's own bucket are inside.
+        // Count values in the fence's own bucket as inside.
         let inside = histogram.count_between(0, histogram.highest_equivalent(fence));
-        // A quantile beyond which less than one operation lies is unknown; the slowest operation ends the list.
+        // A quantile is unknown if less than one operation lies beyond it. The slowest operation ends the list.
         let count = histogram.len();
         let known = QUANTILES.into_iter().filter(|quantile| (1.0 - quantile) * count as f64 >= 1.0);
         let mut quantiles: Vec<(f64, f64)> = known.map(|quantile| (quantile, us(at(quantile)))).collect();
@@ -86,10 +87,10 @@ impl Latencies {
     }
 }
 
-/// The points at which a distribution is drawn.
+/// The quantiles at which a distribution is drawn.
 const QUANTILES: [f64; 11] = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9999];
 
-/// The latencies of single operations.
+/// A summary of the latencies of single operations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) count: u64,
@@ -100,13 +101,13 @@ pub(crate) struct Summary {
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) p999_us: f64,
-    /// The share beyond Tukey's outer fence: three interquartile ranges above the third quartile.
+    /// The share of operations beyond Tukey's outer fence: three interquartile ranges above the third quartile.
     pub(crate) outliers: f64,
-    /// Quantile and latency, for drawing.
+    /// Pairs of quantile and latency, for drawing.
     pub(crate) quantiles: Vec<(f64, f64)>,
 }
 
-/// The median: the mean of the two middle numbers if their count is even, 0 if there are none.
+/// Returns the median: for an even count the mean of the two middle numbers, and 0 for none.
 pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
@@ -117,7 +118,7 @@ pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     }
 }
 
-/// The rates of a load since the sample before.
+/// The rates of a load since the previous sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Seconds since the load began.
@@ -127,7 +128,7 @@ pub(crate) struct Sample {
     pub(crate) device_bytes_per_second: f64,
     pub(crate) faults_major_per_second: f64,
     pub(crate) faults_minor_per_second: f64,
-    /// Those of the whole machine.
+    /// TLB shootdowns of the whole machine.
     pub(crate) tlb_shootdowns_per_second: f64,
     pub(crate) resident_bytes: u64,
 }
@@ -141,7 +142,7 @@ pub(crate) struct Load {
     pub(crate) latency: Summary,
     pub(crate) counters: Counters,
     pub(crate) resident_bytes_max: u64,
-    /// Combines all results, so that no compiler can leave a read out.
+    /// A combination of all results, so that the compiler cannot remove a read.
     pub(crate) check: u64,
 }
 
@@ -158,7 +159,7 @@ impl Load {
         self.counters.cpu_seconds * 1e6 / self.operations.max(1) as f64
     }
 
-    /// Bytes read from the device for each byte requested.
+    /// Returns the bytes read from the device for each byte requested.
     pub(crate) fn read_amplification(&self) -> f64 {
         self.counters.device_read_bytes as f64 / self.bytes.max(1) as f64
     }
@@ -181,18 +182,18 @@ impl Pace<'_> {
         !self.stop.load(Ordering::Relaxed) || self.latencies.0.is_empty()
     }
 
-    /// Records one operation of this many bytes, begun at `started`.
+    /// Records one operation of this many bytes that began at `started`.
     #[inline]
     pub(crate) fn done(&mut self, started: Instant, bytes: u64) {
         self.done_all(started, 1, bytes);
     }
 
-    /// Records operations, one after the other, of this many bytes in all. Each counts as having taken their mean.
+    /// Records several consecutive operations with this many bytes in total. Each is recorded with their mean latency.
     #[inline]
     pub(crate) fn done_all(&mut self, started: Instant, operations: u32, bytes: u64) {
         self.latencies.record_n(started.elapsed() / operations, operations.into());
         self.operations.fetch_add(operations.into(), Ordering::Relaxed);
-        // Not before the operation is counted: see `Lane::totals`.
+        // Add the bytes after counting the operation: see `Lane::totals`.
         self.bytes.fetch_add(bytes, Ordering::Release);
     }
 }
@@ -201,11 +202,11 @@ impl Pace<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Timing {
     pub(crate) seconds: f64,
-    /// 0 takes no samples.
+    /// The interval between samples, or 0 for no samples.
     pub(crate) sample_seconds: f64,
 }
 
-/// Counters of one thread, in cache lines of their own, so that counting does not disturb the measurement.
+/// The counters of one thread, in cache lines of their own so that counting does not disturb the measurement.
 #[repr(align(128))]
 #[derive(Default)]
 struct Lane {
@@ -215,8 +216,8 @@ struct Lane {
 }
 
 impl Lane {
-    /// The operations, and the bytes of all of them, or of all but the last ones. Asks again if the thread went on
-    /// meanwhile: while this one is not running, the other may do a million operations.
+    /// Returns the number of operations, and the bytes of all of them or of all but the last ones. Reads again if the
+    /// thread continued between the reads, because it may do a million operations while this thread is not running.
     fn totals(&self) -> (u64, u64) {
         let mut operations = self.operations.load(Ordering::Acquire);
         loop {
@@ -230,12 +231,12 @@ impl Lane {
     }
 }
 
-/// The operations and bytes of all threads.
+/// Returns the operations and bytes of all threads.
 fn totals(lanes: &[Lane]) -> (u64, u64) {
     lanes.iter().map(Lane::totals).fold((0, 0), |(operations, bytes), lane| (operations + lane.0, bytes + lane.1))
 }
 
-/// The sample before, against which the next is taken.
+/// The state at the previous sample, from which the next one is computed.
 struct Sampler<F> {
     observe: F,
     start: Instant,
@@ -250,7 +251,7 @@ impl<F: FnMut(&Sample) -> bool> Sampler<F> {
         Sampler { observe, start, last: start, operations: 0, bytes: 0, counters }
     }
 
-    /// Passes on what has happened since the sample before. Returns `false` if that was enough.
+    /// Takes a sample since the previous one and passes it on. Returns `false` if the observer wants no more.
     fn take(&mut self, now: Instant, (operations, bytes): (u64, u64)) -> bool {
         let counters = Counters::now();
         let passed = (now - self.last).as_secs_f64();
@@ -269,8 +270,9 @@ impl<F: FnMut(&Sample) -> bool> Sampler<F> {
         go_on
     }
 
-    /// Samples until the time is over and some operation done, a sample was enough, or all threads have finished: on a
-    /// busy machine a short time could be over before any thread has run.
+    /// Takes samples until the time is over and at least one operation is done, until the observer wants no more, or
+    /// until all threads have finished. It waits for an operation because on a busy machine a short time could pass
+    /// before any thread runs.
     fn watch(&mut self, timing: Timing, lanes: &[Lane]) {
         let end = self.start + Duration::from_secs_f64(timing.seconds);
         let is_sampled = timing.sample_seconds > 0.0;
@@ -288,15 +290,15 @@ impl<F: FnMut(&Sample) -> bool> Sampler<F> {
                 continue;
             }
             let wake = if is_sampled { end.min(next_sample) } else { end };
-            // Short, so that work that ends by itself is noticed.
+            // Sleep only briefly, so that work that ends early is noticed.
             let nap = wake.saturating_duration_since(now);
             std::thread::sleep(nap.clamp(Duration::from_micros(50), Duration::from_millis(5)));
         }
     }
 }
 
-/// Runs `work` on this many threads until the time is over or all have finished, and passes a sample to `observe` at
-/// each interval. The work calls [`Pace::go_on`] after every operation.
+/// Runs `work` on this many threads until the time is over or all have finished. Passes a sample to `observe` at each
+/// interval. The work calls [`Pace::go_on`] after every operation.
 pub(crate) fn load(
     threads: usize,
     timing: Timing,
@@ -310,7 +312,7 @@ pub(crate) fn load(
     load_while(threads, timing, observe, work)
 }
 
-/// A [`load`] that also ends with the first sample for which `observe` returns `false`.
+/// Runs a [`load`] that also ends at the first sample for which `observe` returns `false`.
 pub(crate) fn load_while(
     threads: usize,
     timing: Timing,
@@ -337,7 +339,7 @@ pub(crate) fn load_while(
                 lane.finished.store(true, Ordering::Relaxed);
                 result.map(|()| (pace.latencies, pace.check))
             };
-            // Small stacks: the memory of many threads counts against the limit under which they run.
+            // Use small stacks, because the memory of many threads counts against their limit.
             handles.push(std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, body)?);
         }
         let before = Counters::now();
@@ -345,11 +347,11 @@ pub(crate) fn load_while(
         let start = Instant::now();
         let mut sampler = Sampler::new(observe, start, before.clone());
         sampler.watch(timing, &lanes);
-        // Taken before the threads are told to stop: what they finish afterwards is not counted.
+        // Read the totals before the threads stop: what they finish afterwards is not counted.
         let stopped = Instant::now();
         let seconds = (stopped - start).as_secs_f64();
         let (operations, bytes) = totals(&lanes);
-        // If memory was so short that this thread stalled too, the last sample is long ago.
+        // If memory was so short that this thread stalled too, the last sample was long ago.
         let since_sample = (stopped - sampler.last).as_secs_f64();
         if timing.sample_seconds > 0.0 && since_sample > timing.sample_seconds / 2.0 {
             sampler.take(stopped, (operations, bytes));
@@ -390,7 +392,7 @@ mod tests {
         assert_eq!(Latencies::new().summary(), Summary::default());
     }
 
-    /// Latencies that were told to another process are the same there, and those of several add up.
+    /// Latencies survive the transfer to another process, and those of several processes add up.
     #[test]
     fn latencies_travel() {
         let mut latencies = Latencies::new();
@@ -409,7 +411,7 @@ mod tests {
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
     }
 
-    /// Work that ends by itself ends the load, all of it is counted, and an error is returned.
+    /// Work that ends on its own ends the load. All of it is counted, and its error is returned.
     #[test]
     fn a_load_counts_all_work() {
         let timing = Timing { seconds: 60.0, sample_seconds: 0.0 };
@@ -424,7 +426,7 @@ mod tests {
         assert!(load(2, timing, |_| {}, |_, _| Err(io::ErrorKind::NotFound.into())).is_err());
     }
 
-    /// Samples come while the load runs, and the load ends when told.
+    /// Samples arrive while the load runs, and the load ends when the observer says so.
     #[test]
     fn a_load_is_sampled() {
         let mut samples = Vec::new();

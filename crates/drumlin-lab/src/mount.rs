@@ -1,12 +1,12 @@
-//! File systems of the lab's own, each on a loop device over a file, so that ext4 with a journal, xfs and btrfs can be
-//! measured wherever the folder lies. Needs root.
+//! File systems that the lab creates, each on a loop device over a file, so that ext4 with a journal, xfs and btrfs can
+//! be measured whatever the folder's file system is. Needs root.
 //!
 //! # Invariants
-//! 1. The mounts are visible to the lab and its workers only: they lie in a mount namespace of the lab's thread. When
-//!    its last process ends, by whatever death, the kernel unmounts them.
-//! 2. A loop device detaches itself once nothing uses it, and its file has lost its name: nothing is left behind.
-//! 3. Only devices and mounts made here are changed. Each loop device reads and writes its file directly, so that
-//!    nothing stays in the page cache that the file system believes to be on the device.
+//! 1. Only the lab and its workers see the mounts, which are in a mount namespace of the lab's thread. When the
+//!    namespace's last process ends, even by a kill, the kernel unmounts them.
+//! 2. A loop device detaches itself once nothing uses it, and its file is unlinked, so nothing is left behind.
+//! 3. Only devices and mounts created here are changed. Each loop device accesses its file by direct I/O, so that bytes
+//!    that the file system believes to be on the device are not only in the page cache.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -23,22 +23,22 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use crate::loop_device::LoopDevice;
 use crate::temp_folder::TempFolder;
 
-/// A file system that the lab makes.
+/// A kind of file system that the lab can create.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileSystem {
-    /// With a journal of metadata, the default of `mkfs.ext4`.
+    /// With a metadata journal, the default of `mkfs.ext4`.
     Ext4,
-    /// With a log of metadata.
+    /// With a metadata log.
     Xfs,
-    /// Writes each change to a new place.
+    /// Copy-on-write: writes each change to a new place.
     Btrfs,
 }
 
 impl FileSystem {
-    /// All of them.
+    /// All kinds of file systems.
     pub const ALL: [FileSystem; 3] = [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs];
 
-    /// The name, as it is typed.
+    /// Returns the name, as users type it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl FileSystem {
         }
     }
 
-    /// The package that has its `mkfs`, by the name that most systems give it.
+    /// Returns the package that contains the `mkfs` program, by its name on most systems.
     pub(crate) fn package(self) -> &'static str {
         match self {
             FileSystem::Ext4 => "e2fsprogs",
@@ -57,7 +57,7 @@ impl FileSystem {
         }
     }
 
-    /// Formats a device. The device was made by the lab, so whatever is on it may go.
+    /// Formats a device. The lab created the device, so its content may be overwritten.
     fn format(self, device: &Path) -> io::Result<()> {
         let program = format!("mkfs.{}", self.name());
         let force = if self == FileSystem::Ext4 { "-F" } else { "-f" };
@@ -75,7 +75,8 @@ impl FileSystem {
         Err(io::Error::other(format!("{program}: {}", text.lines().last().unwrap_or("failed"))))
     }
 
-    /// Metadata are written back at a sync only, not every few seconds: a power-off is then exact.
+    /// Returns mount options that write metadata back only at a sync instead of every few seconds, so that a power-off
+    /// has an exact result.
     fn options(self, cache: DeviceCache) -> Option<&'static std::ffi::CStr> {
         match (self, cache) {
             (FileSystem::Ext4, DeviceCache::None) => Some(c"commit=300,nobarrier"),
@@ -88,27 +89,27 @@ impl FileSystem {
 /// The cache of a loop device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DeviceCache {
-    /// Writes may stay in the cache of the drive beneath until a flush, which the file system asks for.
+    /// Writes may stay in the cache of the underlying drive until the file system flushes it.
     Volatile,
-    /// Each write is durable on the drive beneath before it completes, and no flush is asked for: a drive with its
-    /// cache switched off.
+    /// Each write is durable on the underlying drive before it completes, and the file system does not flush, as on a
+    /// drive whose cache is switched off.
     None,
 }
 
-/// A mounted file system; unmounted and detached when dropped.
+/// A mounted file system. Dropping it unmounts it and detaches its device.
 #[derive(Debug)]
 pub(crate) struct Mounted {
     file_system: FileSystem,
     folder: PathBuf,
-    /// The loop device's file, which has no name.
+    /// The loop device's file, which is unlinked.
     image: File,
     disk: String,
     is_mounted: bool,
 }
 
 impl Mounted {
-    /// Makes a file system of `bytes` and mounts it in `room`, which keeps no file: the space is that of the blocks
-    /// written. Only ext4 can be told that its device has no volatile cache.
+    /// Creates a file system of `bytes` and mounts it in `room`. Its file is sparse and unlinked, so it occupies only
+    /// the blocks written. Only ext4 can be told that its device has no volatile cache.
     pub(crate) fn create(
         room: &TempFolder,
         file_system: FileSystem,
@@ -117,7 +118,7 @@ impl Mounted {
     ) -> io::Result<Mounted> {
         let (image, device) = attach(room, bytes, |image| match cache {
             DeviceCache::Volatile => Ok(()),
-            // Every write to the file is then synchronous, by whomever.
+            // Every write to the file is then synchronous, whichever process makes it.
             DeviceCache::None => {
                 Ok(rustix::fs::ioctl_setflags(image, rustix::fs::ioctl_getflags(image)? | IFlags::SYNC)?)
             }
@@ -127,7 +128,7 @@ impl Mounted {
         Mounted::mount(room, file_system, image, &device, cache)
     }
 
-    /// The mount keeps the device attached once `device` is dropped.
+    /// Mounts the device. The mount keeps the device attached after `device` is dropped.
     fn mount(
         room: &TempFolder,
         file_system: FileSystem,
@@ -152,25 +153,25 @@ impl Mounted {
         Ok(Mounted { file_system, folder, image, disk, is_mounted: true })
     }
 
-    /// The folder on which it is mounted, for the lab and its workers alone.
+    /// Returns the folder of the mount, which only the lab and its workers see.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The kernel's name of the loop device.
+    /// Returns the kernel's name of the loop device.
     pub(crate) fn disk(&self) -> &str {
         &self.disk
     }
 
-    /// Cuts the power, so to speak: mounts the device's content as of now, without what is in the page cache only. The
-    /// drive's own cache is kept, like when a virtual machine is switched off.
+    /// Simulates a power cut: mounts the device's current content without what is only in the page cache. Content of
+    /// the drive's own cache is kept, as when a virtual machine is powered off.
     ///
-    /// The copy is not taken in an instant, so nothing may be writing.
+    /// The copy is not atomic, so nothing may write during the call.
     pub(crate) fn power_off(mut self, room: &TempFolder) -> io::Result<Mounted> {
         let bytes = self.image.metadata()?.len();
         let (copy, device) = attach(room, bytes, |copy| {
             copy_data(&self.image, copy)?;
-            // Two mounted devices with one identity are refused.
+            // Unmount the original first, because the kernel refuses two mounted devices with the same identity.
             self.unmount()
         })?;
         Mounted::mount(room, self.file_system, copy, &device, DeviceCache::Volatile)
@@ -195,14 +196,14 @@ impl Drop for Mounted {
     }
 }
 
-/// Attaches a loop device over a new file of holes, which `prepare` may fill. The file has no name afterwards: its
-/// space is free once the device has no user.
+/// Attaches a loop device over a new sparse file, which `prepare` may fill. The file is then unlinked, and its space is
+/// free once the device has no user.
 fn attach(
     room: &TempFolder,
     bytes: u64,
     prepare: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<(File, LoopDevice)> {
-    // Without names of their own, mkfs.btrfs takes one image for another that is mounted.
+    // Give images different names, because mkfs.btrfs takes images of the same name for one that is mounted.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let (path, file) = room.file(&format!("image-{}", NUMBER.fetch_add(1, Ordering::Relaxed)), bytes)?;
     let device = file.set_len(bytes).and_then(|()| prepare(&file)).and_then(|()| LoopDevice::over(&path));
@@ -210,7 +211,8 @@ fn attach(
     Ok((file, device?))
 }
 
-/// Gives a loop device the kernel's default, a cache that is flushed: an earlier user's setting stays with its number.
+/// Sets a loop device to the kernel's default, a cache that is flushed: the setting of an earlier user persists with
+/// the device's number.
 fn believe_volatile(disk: &str) -> io::Result<()> {
     let path = format!("/sys/block/{disk}/queue/write_cache");
     if fs::read_to_string(&path)?.trim() == "write back" {
@@ -219,12 +221,12 @@ fn believe_volatile(disk: &str) -> io::Result<()> {
     File::options().write(true).open(path)?.write_all(b"write back")
 }
 
-/// The kernel's name of a loop device.
+/// Returns the kernel's name of a loop device.
 fn disk_of(device: &LoopDevice) -> String {
     device.path().file_name().expect("it has a name").to_string_lossy().into_owned()
 }
 
-/// Copies what is not a hole, past the page cache's pages of the loop device, of which there are none.
+/// Copies everything except holes. The loop device used direct I/O, so the page cache has no newer pages of the file.
 fn copy_data(from: &File, to: &File) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0;
@@ -253,7 +255,7 @@ fn own_namespace() -> io::Result<()> {
     if !IS_OWN.get() {
         // SAFETY: no code here relies on this thread sharing its working directory or mounts with others.
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
-        // Otherwise mounts would show in the namespace that this one was copied from.
+        // Otherwise the mounts would propagate to the namespace that this one was copied from.
         rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
         IS_OWN.set(true);
     }
@@ -267,14 +269,14 @@ mod tests {
 
     use super::*;
 
-    /// A file system is there for the lab's thread alone, loses what was not synced when it is switched off, and is
-    /// gone with its device when dropped.
+    /// Only the lab's thread sees the file system. It loses what was not synced when it is powered off, and it is gone
+    /// with its device when dropped.
     #[test]
     fn a_file_system_is_made_and_switched_off() {
         let folder = tempfile::tempdir().unwrap();
         let room = TempFolder::create(folder.path()).unwrap();
         for cache in [DeviceCache::Volatile, DeviceCache::None] {
-            // Not permitted here, or no mkfs.
+            // Not permitted here, or mkfs is missing.
             let Ok(mounted) = Mounted::create(&room, FileSystem::Ext4, 64 << 20, cache) else { return };
             let place = mounted.folder().to_owned();
             let device = fs::metadata(&place).unwrap().dev();
@@ -295,7 +297,7 @@ mod tests {
             drop(left);
             assert!(!place.exists());
             let backing = || fs::read_to_string(format!("/sys/block/{disk}/loop/backing_file")).unwrap_or_default();
-            // A program that watches for new devices may have it open for a moment longer.
+            // A program that watches for new devices may keep it open for a moment longer.
             let is_gone = || !backing().contains(&*room.path().to_string_lossy());
             assert!(crate::worker::wait_until(Duration::from_secs(20), is_gone), "{disk} stays attached");
         }

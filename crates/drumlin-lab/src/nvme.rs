@@ -11,16 +11,16 @@ use drumlin::internals::io::AlignedBuffer;
 /// The volatile write cache of an NVMe drive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WriteCache {
-    /// There is none, or it survives a power cut: the drive need not be flushed.
+    /// The drive has no cache, or one that survives a power cut, so it need not be flushed.
     Absent,
-    /// It is switched off.
+    /// The cache is switched off.
     Off,
-    /// It is on: writes are lost in a power cut until they are flushed.
+    /// The cache is on, so a power cut loses writes that were not flushed.
     On,
 }
 
 impl WriteCache {
-    /// In the kernel's words for other drives' caches.
+    /// Describes the state in the kernel's words for the caches of other drives.
     pub(crate) fn words(self) -> &'static str {
         match self {
             WriteCache::Absent => "write through (no volatile cache)",
@@ -55,9 +55,9 @@ const ADMIN_COMMAND: libc::Ioctl = 0xC048_4E41_u32 as libc::Ioctl;
 
 const IDENTIFY: u8 = 0x06;
 const GET_FEATURES: u8 = 0x0A;
-/// The data structure of the controller, for Identify.
+/// Selects the data structure of the controller in Identify.
 const CONTROLLER: u32 = 1;
-/// The feature "volatile write cache".
+/// The number of the feature "volatile write cache".
 const VOLATILE_WRITE_CACHE: u32 = 6;
 
 const IDENTITY_BYTES: usize = 4096;
@@ -65,10 +65,10 @@ const IDENTITY_BYTES: usize = 4096;
 const CACHE_BYTE: usize = 525;
 const TIMEOUT_MS: u32 = 1000;
 
-/// Asks the drive behind a block device (`/dev/nvme0n1`) for its cache. Neither command changes anything.
+/// Asks the drive of a block device (`/dev/nvme0n1`) for its cache. Neither command changes anything.
 ///
 /// # Errors
-/// If the device is no NVMe drive, or the commands are not permitted.
+/// If the device is not an NVMe drive, or the commands are not permitted.
 pub(crate) fn write_cache(device: &Path) -> io::Result<WriteCache> {
     let file = File::open(device)?;
     let mut identity = AlignedBuffer::zeroed(IDENTITY_BYTES);
@@ -80,7 +80,7 @@ pub(crate) fn write_cache(device: &Path) -> io::Result<WriteCache> {
         timeout_ms: TIMEOUT_MS,
         ..AdminCommand::default()
     };
-    // SAFETY: the command names `identity`, which is that long and lives until after the call.
+    // SAFETY: the command refers to `identity`, which has that length and outlives the call.
     unsafe { submit(&file, &mut identify) }?;
     let mut get = AdminCommand {
         opcode: GET_FEATURES,
@@ -91,7 +91,7 @@ pub(crate) fn write_cache(device: &Path) -> io::Result<WriteCache> {
     if !has_cache(&identity) {
         return Ok(WriteCache::Absent);
     }
-    // SAFETY: this feature is told in the result; no memory is involved.
+    // SAFETY: the command returns this feature in its result and uses no memory.
     unsafe { submit(&file, &mut get) }?;
     Ok(state(get.result))
 }
@@ -107,9 +107,9 @@ fn state(feature: u32) -> WriteCache {
 /// Sends a command.
 ///
 /// # Safety
-/// The command's address is 0, or that of memory of its length which lives until after the call.
+/// The command's address must be 0, or that of memory with the command's length that outlives the call.
 unsafe fn submit(file: &File, command: &mut AdminCommand) -> io::Result<()> {
-    // SAFETY: the kernel reads and writes one such structure; its address is the caller's matter.
+    // SAFETY: the kernel reads and writes one such structure; the caller vouches for the address in it.
     match unsafe { libc::ioctl(file.as_raw_fd(), ADMIN_COMMAND, std::ptr::from_mut(command)) } {
         0 => Ok(()),
         status if status > 0 => Err(io::Error::other(format!("the drive answered with status {status:#x}"))),
@@ -121,7 +121,7 @@ unsafe fn submit(file: &File, command: &mut AdminCommand) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The drive's answers are told apart.
+    /// Each answer of a drive is recognised.
     #[test]
     fn answers_are_read() {
         let mut identity = [0u8; IDENTITY_BYTES];
@@ -141,7 +141,7 @@ mod tests {
         assert!(write_cache(Path::new("/dev/no-such-drive")).is_err());
     }
 
-    /// The command is laid out as the kernel's structure is.
+    /// The command has the layout of the kernel's structure.
     #[test]
     fn the_layout_is_the_kernels() {
         use std::mem::offset_of;

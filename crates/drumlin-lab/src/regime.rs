@@ -1,8 +1,8 @@
-//! The conditions under which reads are measured, and the devices and processes that make them.
+//! The conditions under which reads are measured, and the devices and processes that create them.
 //!
 //! A source's finding rests on conditions: a raw block device, 128 KiB of read-ahead, a medium faster than eviction,
-//! pages evicted by the kernel's own thread. Each [`Regime`] provides some of them. What a regime needs and this
-//! machine does not give (root, loop devices, memory) is the condition that its verdicts miss.
+//! pages evicted by the kernel's own thread. Each [`Regime`] provides some of them. If this machine lacks what a regime
+//! needs (root, loop devices, memory), the regime's verdicts name that as the missing condition.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,23 +17,25 @@ use crate::measure::Sample;
 use crate::session::{Session, plain};
 use crate::worker::{self, Held, Measurement};
 
-/// A set of conditions.
+/// A set of conditions for reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Regime {
-    /// A raw block device over the session's file, with direct I/O and 128 KiB of read-ahead, in a limited group.
+    /// A raw block device over the session's file, with direct I/O and 128 KiB of read-ahead, in a group with a memory
+    /// limit.
     Device,
-    /// The session's file itself, with the machine's own read-ahead, in a limited group.
+    /// The session's file itself, with the machine's own read-ahead, in a group with a memory limit.
     File,
-    /// A block device over memory: a medium faster than eviction. Its memory is outside of the group's limit.
+    /// A block device over memory, which is faster than eviction. Its memory does not count against the group's limit.
     Memory,
-    /// The device without a group, on a machine short of memory: the kernel's own thread evicts, as in S1.
+    /// The raw device without a group, while the whole machine is short of memory. So the kernel's own thread evicts,
+    /// as in S1.
     Pressure,
 }
 
 impl Regime {
     pub(crate) const ALL: [Regime; 4] = [Regime::Device, Regime::File, Regime::Memory, Regime::Pressure];
 
-    /// The regime in a table's title.
+    /// Returns the regime's name for the title of a table.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Regime::Device => "raw device, 128 KiB of read-ahead",
@@ -44,14 +46,14 @@ impl Regime {
     }
 }
 
-/// A file or device to read, with the limit under which to read it.
+/// A file or device to read, and the memory limit during the reads.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) path: PathBuf,
     pub(crate) limit_bytes: Option<u64>,
 }
 
-/// The place to read in a regime, or the condition that is missing.
+/// Returns the place to read in a regime, or the condition that is missing.
 pub(crate) fn place(session: &Session<'_>, regime: Regime) -> io::Result<Result<Place, String>> {
     let limit_bytes = Some(session.memory_bytes());
     let of = |path: &Path, limit_bytes| Place { path: path.to_owned(), limit_bytes };
@@ -77,7 +79,7 @@ pub(crate) fn place(session: &Session<'_>, regime: Regime) -> io::Result<Result<
     })
 }
 
-/// The device in memory, of the file's size.
+/// Returns the device in memory, which has the size of the file.
 fn memory_device<'s>(session: &'s Session<'_>) -> Result<&'s Path, String> {
     let (bytes, available) = (session.file_bytes(), counters::memory_available_bytes());
     if !session.devices.has_memory() {
@@ -91,18 +93,18 @@ fn memory_device<'s>(session: &'s Session<'_>) -> Result<&'s Path, String> {
     device.map_err(|error| format!("a loop device over memory ({})", plain(error)))
 }
 
-/// Memory that a balloon leaves to the machine: for other processes and for the page cache under test.
+/// Returns the memory that a balloon leaves free for other processes and for the page cache under test.
 pub(crate) fn left_bytes(session: &Session<'_>) -> u64 {
     (session.memory_bytes() * 2).max(512 << 20)
 }
 
-/// More memory than this is not taken: to touch it would take longer than to measure.
+/// The largest balloon. Touching more memory would take longer than the measurements.
 const BALLOON_BYTES_MAX: u64 = 48 << 30;
 
-/// The rate at which a balloon fills, for the estimated time of a run.
+/// The assumed rate at which a balloon fills, for estimating the time of a run.
 const BALLOON_BYTES_PER_SECOND: f64 = 2.5e9;
 
-/// The approximate time until [`pressure`] has taken the memory.
+/// Estimates the seconds until [`pressure`] holds the memory.
 pub(crate) fn pressure_seconds(session: &Session<'_>) -> f64 {
     let bytes = counters::memory_available_bytes().saturating_sub(left_bytes(session));
     if bytes > BALLOON_BYTES_MAX || !session.settings.fill_memory {
@@ -112,8 +114,8 @@ pub(crate) fn pressure_seconds(session: &Session<'_>) -> f64 {
     }
 }
 
-/// Takes the machine's memory up to a small rest, locked, until the answer is dropped. The process that holds it is the
-/// first that the kernel ends should memory run out. The inner error is the condition that is missing.
+/// Takes and locks almost all of the machine's memory until the returned value is dropped. If memory runs out, the
+/// kernel kills the holding process first. The inner error is the condition that is missing.
 pub(crate) fn pressure(session: &Session<'_>) -> io::Result<Result<Held, String>> {
     let (left, available) = (left_bytes(session), counters::memory_available_bytes());
     let bytes = available.saturating_sub(left);
@@ -131,21 +133,22 @@ pub(crate) fn pressure(session: &Session<'_>) -> io::Result<Result<Held, String>
     }
 }
 
-/// Holds memory, locked, until it is killed.
+/// Holds locked memory until its process is killed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Balloon {
-    /// Memory that the kernel still counts as available in the end.
+    /// The memory that the kernel should still count as available at the end.
     left_bytes: u64,
 }
 
-/// Memory is taken in pieces, so that what others take meanwhile is taken into account.
+/// The size of the pieces in which memory is taken. The remaining need is computed again after each piece, because
+/// other processes allocate at the same time.
 const PIECE_BYTES: u64 = 256 << 20;
 
 impl Measurement for Balloon {
     const NAME: &'static str = "balloon";
     type Result = ();
 
-    /// Passes one sample on when the memory is taken.
+    /// Passes one sample on once it holds the memory.
     fn perform(self, mut observe: impl FnMut(&Sample)) -> io::Result<()> {
         std::fs::write("/proc/self/oom_score_adj", "1000")?;
         let mut pieces = Vec::new();

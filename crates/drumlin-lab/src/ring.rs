@@ -3,9 +3,8 @@
 //!
 //! # Invariants
 //! 1. The kernel writes to a buffer only between `push` and the reaping of its completion, and the ring owns the
-//!    buffers for its whole life. A slot is pushed again only after it was reaped.
-//! 2. A ring is dropped only after everything in flight was reaped; should the kernel refuse to wait, the buffers are
-//!    leaked.
+//!    buffers until it is dropped. A slot is pushed again only after its completion was reaped.
+//! 2. Dropping a ring first reaps everything in flight. If the kernel refuses to wait, the buffers are leaked.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -20,15 +19,15 @@ use serde::{Deserialize, Serialize};
 /// The settings of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RingOptions {
-    /// The kernel pins buffers and file once instead of at each request.
+    /// Register the buffers and the file, so that the kernel pins them once instead of for each request.
     pub(crate) registered: bool,
-    /// The buffers lie in huge pages, as far as the system has them.
+    /// Allocate the buffers in huge pages, as far as the system has them.
     pub(crate) huge: bool,
-    /// Completions are polled instead of signalled by interrupts. The device needs queues made for it.
+    /// Poll for completions instead of waiting for interrupts. The device needs queues made for polling.
     pub(crate) polled: bool,
 }
 
-/// Direct reads of one size, many in flight.
+/// Direct reads of one size, with many in flight.
 pub(crate) struct ReadRing {
     ring: IoUring,
     file: File,
@@ -45,7 +44,7 @@ impl std::fmt::Debug for ReadRing {
 }
 
 impl ReadRing {
-    /// A ring for reads of `block_bytes` from `file`.
+    /// Creates a ring for reads of `block_bytes` from `file`.
     pub(crate) fn new(file: &File, depth: usize, block_bytes: usize, options: RingOptions) -> io::Result<ReadRing> {
         let mut builder = IoUring::builder();
         builder.setup_single_issuer();
@@ -55,7 +54,7 @@ impl ReadRing {
             builder.setup_coop_taskrun().setup_defer_taskrun();
         }
         let ring = match builder.build(depth as u32) {
-            // Kernels before 6.1.
+            // Kernels before 6.1 refuse these flags.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput && !options.polled => IoUring::new(depth as u32)?,
             other => other?,
         };
@@ -68,7 +67,7 @@ impl ReadRing {
                 .iter_mut()
                 .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() })
                 .collect();
-            // SAFETY: the buffers live as long as the ring (invariants 1 and 2), and their bytes never move.
+            // SAFETY: the buffers live as long as the ring (invariants 1 and 2), and their memory never moves.
             unsafe { ring.submitter().register_buffers(&vectors)? };
             ring.submitter().register_files(&[file.as_raw_fd()])?;
         }
@@ -91,7 +90,7 @@ impl ReadRing {
         !self.slots_free.is_empty()
     }
 
-    /// Prepares a read at `offset`; there must be room.
+    /// Prepares a read at `offset`. There must be room in the ring.
     pub(crate) fn push(&mut self, offset: u64) {
         let slot = self.slots_free.pop().expect("there is room");
         let buffer = &mut self.buffers[slot as usize];
@@ -106,8 +105,8 @@ impl ReadRing {
         unsafe { self.ring.submission().push(&entry.user_data(u64::from(slot))) }.expect("an entry for each slot");
     }
 
-    /// Submits, waits for at least one completion, and calls `each` with the time at which it was pushed and the bytes
-    /// read.
+    /// Submits, waits for at least one completion, and calls `each` for every completion with the time of its push and
+    /// the bytes read.
     pub(crate) fn wait(&mut self, mut each: impl FnMut(Instant, &[u8])) -> io::Result<usize> {
         loop {
             match self.ring.submit_and_wait(1) {
@@ -146,7 +145,7 @@ impl Drop for ReadRing {
     }
 }
 
-/// A write and the sync that follows it, submitted to the kernel as one chain.
+/// A ring that submits a write and the sync after it to the kernel as one chain.
 pub(crate) struct SyncRing {
     ring: IoUring,
 }
@@ -162,7 +161,7 @@ impl SyncRing {
         Ok(SyncRing { ring: IoUring::new(4)? })
     }
 
-    /// Writes `buffer` at `offset` and waits until the kernel has brought it to the device (`fdatasync`).
+    /// Writes `buffer` at `offset` and waits until the kernel has made it durable (`fdatasync`).
     pub(crate) fn write(&mut self, file: &File, buffer: &AlignedBuffer, offset: u64) -> io::Result<()> {
         let descriptor = types::Fd(file.as_raw_fd());
         let write = opcode::Write::new(descriptor, buffer.as_ptr(), buffer.len() as u32)
@@ -171,8 +170,8 @@ impl SyncRing {
             .flags(squeue::Flags::IO_LINK)
             .user_data(0);
         let sync = opcode::Fsync::new(descriptor).flags(types::FsyncFlags::DATASYNC).build().user_data(1);
-        // SAFETY: buffer and file are borrowed until both completions were reaped below; if waiting for them fails for
-        // good, the process ends rather than giving the buffer back.
+        // SAFETY: buffer and file are borrowed until both completions were reaped below. If waiting for them fails
+        // permanently, the process ends instead of returning the buffer.
         unsafe { self.ring.submission().push_multiple(&[write, sync]) }.expect("the ring has four entries");
         let mut reaped = 0;
         let mut failure = None;
@@ -190,7 +189,7 @@ impl SyncRing {
                 let expected = if completion.user_data() == 0 { buffer.len() as i32 } else { 0 };
                 match completion.result() {
                     result if result == expected => {}
-                    // The sync of a write that failed is cancelled: the write's own error says more.
+                    // If the write fails, the kernel cancels the sync, and the write's own error says more.
                     result if result < 0 => {
                         failure.get_or_insert(io::Error::from_raw_os_error(-result));
                     }
@@ -208,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// Every requested block is read, registered or not.
+    /// Every requested block is read, with registered buffers and without.
     #[test]
     fn reads_bring_what_is_there() {
         let file = tempfile::tempfile().unwrap();
@@ -218,7 +217,7 @@ mod tests {
         for registered in [false, true] {
             let Ok(mut ring) = ReadRing::new(&file, 4, 4096, RingOptions { registered, ..RingOptions::default() })
             else {
-                return; // io_uring is forbidden here.
+                return; // This system forbids io_uring.
             };
             let mut sum = 0;
             let mut next = 0;

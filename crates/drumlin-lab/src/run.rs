@@ -1,4 +1,4 @@
-//! A run of the lab: one experiment after another, each with a chapter of the report.
+//! A run of the lab: a sequence of experiments, each with a chapter of the report.
 
 use std::io;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -9,10 +9,10 @@ use crate::report::Report;
 use crate::session::{Observer, Session, Settings, plain};
 use crate::worker;
 
-/// Runs experiments and reports their findings. If one fails, its chapter says so, and the others still run.
+/// Runs experiments and reports their findings. If one fails, its chapter says so and the others still run.
 ///
 /// # Errors
-/// If the folder cannot be used: it is missing or not writable, or its disk is too full.
+/// If the folder is missing or not writable, or its disk is too full.
 pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Observer) -> io::Result<Report> {
     let start = Instant::now();
     let machine = Machine::of(&settings.folder)?;
@@ -56,15 +56,15 @@ pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Obser
     })
 }
 
-/// The body of a worker, for the program's hidden command.
+/// Runs a worker; the program's hidden command calls this.
 ///
 /// # Errors
-/// Only if stdin or stdout fails. Errors of the measurement go to the process that started the worker.
+/// Only if stdin or stdout fails. Errors of the measurement are sent to the process that started the worker.
 pub fn worker_main() -> io::Result<()> {
     worker::serve(experiments::MEASUREMENTS)
 }
 
-/// `2026-11-21 13:40:05 UTC`
+/// Formats a time like `2026-11-21 13:40:05 UTC`.
 fn utc(unix_seconds: u64) -> String {
     let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
     let mut year = 1970;
@@ -117,8 +117,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Each experiment is planned to take what it took in the example of docs/lab, up to a fifth. It had all file
-    /// systems, and the stores of `--features peers`, without which `sync` is shorter.
+    /// Each experiment is planned to take as long as in the example of docs/lab, within a factor of 1.2. The example
+    /// had all file systems, and the stores of `--features peers`, without which `sync` is shorter.
     #[test]
     fn plans_are_near_the_times_of_the_example() {
         let folder = tempfile::tempdir().unwrap();
@@ -135,7 +135,7 @@ pub(crate) mod tests {
             (Experiment::Prefault, 88.2),
             (Experiment::Persist, 29.9),
         ] {
-            // The first experiment makes the file.
+            // The first experiment also creates the file.
             let file = if experiment == Experiment::Random { session.file_seconds() } else { 0.0 };
             let planned = experiment.seconds(&session) + file;
             println!("{}: {planned:.0} s planned, {took:.0} s taken", experiment.name());
@@ -145,8 +145,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// All experiments are planned to take less than six minutes with `--quick`, and less than half an hour without.
-    /// The plan depends on memory and on the stores that are built in: `--features peers` has all of them.
+    /// All experiments together are planned to take less than six minutes with `--quick`, and less than half an hour
+    /// without. The plan depends on memory and on the stores that are built in; `--features peers` has all of them.
     #[test]
     fn plans_keep_within_their_limits() {
         let folder = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Dates come out right around leap days and ends of years.
+    /// Dates are correct around leap days and ends of years.
     #[test]
     fn dates_are_right() {
         assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");

@@ -1,4 +1,4 @@
-//! The state that the experiments of a run share: the folder, the memory limit, the large file, the time.
+//! The state that the experiments of a run share: the folder, the memory limit, the large file and the time.
 
 use std::cell::{Cell, OnceCell};
 use std::io;
@@ -19,21 +19,22 @@ use crate::worker::{self, Ending, Measurement, Outcome};
 /// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The folder in which the lab makes a folder of its own for its files.
+    /// The folder in which the lab creates a temporary folder for its files.
     pub folder: PathBuf,
-    /// Short runs on small files: all experiments take less than six minutes.
+    /// Makes short runs on small files: all experiments together take less than six minutes.
     pub quick: bool,
-    /// The seconds of a case that is shown over time. Default 20, 4 with `quick`; other cases take a fraction of it.
+    /// The seconds of a case that is shown over time. Default: 20, or 4 with `quick`. Other cases take a fraction of
+    /// it.
     pub seconds: Option<f64>,
-    /// The memory limit, which the file exceeds. Default 512 MiB, 128 MiB with `quick`.
+    /// The memory limit, which the file exceeds. Default: 512 MiB, or 128 MiB with `quick`.
     pub memory_bytes: Option<u64>,
-    /// The size of the file that is read. Default 4 GiB, 1 GiB with `quick`, less if the disk is short of space.
+    /// The size of the large file. Default: 4 GiB, or 1 GiB with `quick`; less if the disk is short of space.
     pub file_bytes: Option<u64>,
-    /// The file systems that `sync` makes on loop devices, beside the folder's own.
+    /// The file systems that `sync` creates on loop devices, in addition to the folder's own.
     pub file_systems: Vec<FileSystem>,
-    /// Permits `random` to take the machine's memory up to a small rest, while it runs: other programs may stall.
+    /// Permits `random` to take almost all of the machine's memory while it runs. Other programs may stall.
     pub fill_memory: bool,
-    /// The command as it was typed, for the report.
+    /// The command as the user typed it, for the report.
     pub command: String,
 }
 
@@ -41,13 +42,13 @@ pub struct Settings {
 pub trait Observer {
     /// Reports the approximate time of the whole run.
     fn total(&self, seconds: f64);
-    /// Reports how many of the expected seconds are done, how many seconds are left, and the work under way.
+    /// Reports how many of the expected seconds are done, how many seconds are left, and the current step.
     fn progress(&self, done_seconds: f64, left_seconds: f64, what: &str);
-    /// Returns `true` once the user wants to stop. Called often.
+    /// Returns `true` once the user wants to stop. The lab calls this often.
     fn interrupted(&self) -> bool;
 }
 
-/// The progress of a plan: the steps done, by the seconds that they were planned to take.
+/// The progress of a plan: the steps done, measured by their planned seconds.
 pub(crate) struct Pace<'a> {
     observer: &'a dyn Observer,
     begun: Instant,
@@ -55,7 +56,7 @@ pub(crate) struct Pace<'a> {
     done_seconds: Cell<f64>,
 }
 
-/// The most by which a run is taken to overrun its plan.
+/// The largest factor by which the estimate lets a run overrun its plan.
 const OVERRUN_MAX: f64 = 2.0;
 
 impl<'a> Pace<'a> {
@@ -69,7 +70,7 @@ impl<'a> Pace<'a> {
         self.observer.total(seconds);
     }
 
-    /// Reports the next step, and counts the seconds that it is planned to take.
+    /// Reports the next step, and counts its planned seconds as done when the step after it begins.
     pub(crate) fn step(&self, what: &str, seconds: f64) {
         let done = self.done();
         let left = left_seconds(self.total_seconds.get(), done, self.begun.elapsed().as_secs_f64());
@@ -77,7 +78,7 @@ impl<'a> Pace<'a> {
         self.done_seconds.set(done + seconds);
     }
 
-    /// Sets the number of the planned seconds that are done.
+    /// Sets the number of planned seconds that are done.
     pub(crate) fn reached(&self, seconds: f64) {
         self.done_seconds.set(seconds);
     }
@@ -91,20 +92,21 @@ impl<'a> Pace<'a> {
     }
 }
 
-/// The time left: what is planned and not done, by the factor by which the run has overrun its plan so far.
+/// Estimates the time left: the planned seconds that are not done, times the factor by which the run has overrun its
+/// plan.
 fn left_seconds(total: f64, done: f64, elapsed: f64) -> f64 {
-    // A twentieth of the plan counts as having taken its time, so that the first steps do not decide.
+    // Count a twentieth of the plan as if it had taken its planned time, so that the first steps do not dominate.
     let trusted = total / 20.0;
     let overrun = (elapsed + trusted) / (done + trusted);
     (total - done).max(0.0) * if overrun.is_finite() { overrun.clamp(1.0 / OVERRUN_MAX, OVERRUN_MAX) } else { 1.0 }
 }
 
-/// The number of turns and their duration.
+/// The number of turns and their length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pacing {
-    /// Cases that are shown over time.
+    /// The timing of a case that is shown over time.
     pub(crate) series: Timing,
-    /// One turn of a case that takes turns with others.
+    /// The timing of one turn of a case that takes turns with others.
     pub(crate) slice: Timing,
     /// The number of turns of each case; at least [`ROUNDS_MIN`].
     pub(crate) rounds: usize,
@@ -117,27 +119,27 @@ impl Pacing {
         Pacing {
             series: Timing { seconds, sample_seconds },
             slice: Timing { seconds: (seconds / 15.0).min(1.0), sample_seconds: 0.0 },
-            // More of them would widen the range of the rounds, on which verdicts rest; longer turns narrow it.
+            // More rounds would widen the range, on which verdicts rest; longer turns narrow it.
             rounds: ROUNDS_MIN,
         }
     }
 }
 
-/// A run under way.
+/// A running session of the lab.
 pub(crate) struct Session<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) pacing: Pacing,
-    /// Dropped before the folder, in which their files are.
+    /// The devices. They are dropped before the folder, which contains their files.
     pub(crate) devices: Devices,
     pub(crate) room: TempFolder,
     memory: Memory,
     file: OnceCell<PathBuf>,
-    /// Single random reads a second of the large file: before it was read through once, and after.
+    /// The rates of single random reads of the large file before it was first read through, and afterwards.
     drive_rates: Cell<Option<(f64, f64)>>,
     pace: Pace<'a>,
 }
 
-/// The memory limit, the file that exceeds it, and a text about both.
+/// The memory limit, the size of the file that exceeds it, and a text about both.
 #[derive(Debug)]
 struct Memory {
     limit_bytes: u64,
@@ -146,13 +148,13 @@ struct Memory {
     text: String,
 }
 
-/// No verdict rests on fewer rounds.
+/// The minimum number of rounds on which a verdict may rest.
 pub(crate) const ROUNDS_MIN: usize = 3;
 
-/// Cases with fewer operations than this, over all rounds, have reached no steady state.
+/// The number of operations over all rounds below which a case has not reached a steady state.
 const STEADY_OPERATIONS: u64 = 1000;
 
-/// A result that counts operations.
+/// A result that has a number of operations.
 pub(crate) trait Counted {
     fn operations(&self) -> u64;
 }
@@ -163,15 +165,15 @@ impl Counted for Load {
     }
 }
 
-/// The results of one case over its turns, one a round.
+/// The results of one case over its turns, one in each round.
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
     pub(crate) results: Vec<T>,
     /// The samples of each turn.
     pub(crate) samples: Vec<Vec<Sample>>,
-    /// The most memory that the case's control group held in a turn, page cache included; empty without a group.
+    /// The peak memory of the case's control group in each turn, page cache included. Empty without a group.
     pub(crate) memory_bytes: Vec<u64>,
-    /// The reason why a turn had no result.
+    /// The reason why a turn had no result, if one had none.
     pub(crate) failure: Option<String>,
 }
 
@@ -180,22 +182,22 @@ impl<T> Turns<T> {
         Turns { results: Vec::new(), samples: Vec::new(), memory_bytes: Vec::new(), failure: None }
     }
 
-    /// A figure of each turn.
+    /// Returns the figure of each turn.
     pub(crate) fn each(&self, figure: impl Fn(&T) -> f64) -> Vec<f64> {
         self.results.iter().map(figure).collect()
     }
 
-    /// The median of a figure over the turns; `None` without any.
+    /// Returns the median of a figure over the turns, or `None` without turns.
     pub(crate) fn median(&self, figure: impl Fn(&T) -> f64) -> Option<f64> {
         self.spread(figure).map(|spread| spread.median)
     }
 
-    /// A figure's median with the range of the rounds; `None` without any.
+    /// Returns a figure's median and range over the rounds, or `None` without rounds.
     pub(crate) fn spread(&self, figure: impl Fn(&T) -> f64) -> Option<Spread> {
         Spread::of(&self.each(figure))
     }
 
-    /// The median over the turns of the most memory that the case's group held.
+    /// Returns the median over the turns of the group's peak memory.
     pub(crate) fn memory_bytes_max(&self) -> Option<f64> {
         Spread::of(&self.memory_bytes.iter().map(|bytes| *bytes as f64).collect::<Vec<_>>()).map(|spread| spread.median)
     }
@@ -214,12 +216,12 @@ impl<T> Turns<T> {
         }
     }
 
-    /// The turn with the median rate, for figures that belong together.
+    /// Returns the turn with the median rate, for figures that belong together.
     pub(crate) fn middle(&self, rate: impl Fn(&T) -> f64) -> Option<&T> {
         self.results.get(self.middle_index(rate)?)
     }
 
-    /// The samples of the turn with the median rate.
+    /// Returns the samples of the turn with the median rate.
     pub(crate) fn middle_samples(&self, rate: impl Fn(&T) -> f64) -> Option<&[Sample]> {
         self.samples.get(self.middle_index(rate)?).map(Vec::as_slice)
     }
@@ -232,12 +234,12 @@ impl<T> Turns<T> {
 }
 
 impl<T: Counted> Turns<T> {
-    /// The operations of all turns.
+    /// Returns the number of operations of all turns.
     pub(crate) fn operations(&self) -> u64 {
         self.results.iter().map(Counted::operations).sum()
     }
 
-    /// The case's name for a table, with a remark if it reached no steady state.
+    /// Returns the case's name for a table, with a remark if the case reached no steady state.
     pub(crate) fn label(&self, name: &str) -> String {
         match self.operations() {
             0 => name.to_owned(),
@@ -252,19 +254,19 @@ impl<T: Counted> Turns<T> {
 /// The results of all cases over the rounds.
 #[derive(Debug)]
 pub(crate) struct Rounds<T> {
-    /// One for each case.
+    /// The turns of each case.
     pub(crate) cases: Vec<Turns<T>>,
-    /// The first case, which began each round, again at the end of each: the same, measured twice.
+    /// The first case, which begins each round, measured again at the end of each round.
     pub(crate) again: Turns<T>,
 }
 
 impl<T> Rounds<T> {
-    /// The factor by which a figure of the same case differs between the beginning and the end of the rounds.
+    /// Returns the factor by which the first case differs from itself between the beginning and the end of the rounds.
     pub(crate) fn noise(&self, figure: impl Fn(&T) -> f64) -> f64 {
         self.cases.first().map_or(1.0, |first| compare::noise(&first.each(&figure), &self.again.each(&figure)))
     }
 
-    /// A figure of one case divided by that of another, given by their indexes.
+    /// Returns a figure of one case divided by that of another. Cases are given by their indexes.
     pub(crate) fn ratio(&self, left: usize, right: usize, figure: impl Fn(&T) -> f64) -> Option<Ratio> {
         Ratio::of(&self.cases[left].each(&figure), &self.cases[right].each(&figure), self.noise(&figure))
     }
@@ -287,21 +289,21 @@ impl<'t, T> IntoIterator for &'t Rounds<T> {
     }
 }
 
-/// The indexes of the cases after the first in the order of a round: rotated, so that no case follows the same one or
-/// has the same place in every round.
+/// Returns the order in a round of the cases after the first. It is rotated, so that no case has the same position in
+/// every round.
 fn order(cases: usize, round: usize, rounds: usize) -> impl Iterator<Item = usize> {
     let others = cases.saturating_sub(1);
     let shift = round * others / rounds.max(1);
     (0..others).map(move |place| 1 + (place + shift) % others)
 }
 
-/// A seed for each case and round.
+/// Returns a seed for each case and round.
 fn seed(case: usize, round: usize) -> u64 {
     1 + case as u64 + 1000 * round as u64
 }
 
 impl<'a> Session<'a> {
-    /// Makes the folder, and chooses the memory limit and the size of the large file.
+    /// Creates the folder, and chooses the memory limit and the size of the large file.
     pub(crate) fn begin(settings: &'a Settings, machine: &Machine, observer: &'a dyn Observer) -> io::Result<Self> {
         let room = TempFolder::create(&settings.folder)?;
         let memory = memory(settings, machine)?;
@@ -317,23 +319,23 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Reports the approximate time of the whole run.
+    /// Reports the planned time of the whole run.
     pub(crate) fn expect(&self, seconds: f64) {
         self.pace.expect(seconds);
     }
 
-    /// Sets the number of the expected seconds that have passed.
+    /// Sets the number of planned seconds that are done.
     pub(crate) fn reached(&self, seconds: f64) {
         self.pace.reached(seconds);
     }
 
-    /// The memory limit and the way in which it is enforced, in words.
+    /// Describes the memory limit and how it is enforced.
     pub(crate) fn memory_text(&self) -> &str {
         &self.memory.text
     }
 
-    /// The drive's state, in words: a cache behind it shows in reads that are faster the second time. `None` if no
-    /// experiment read the large file.
+    /// Describes the state of the drive: if a cache in or below the drive answers, reads are faster the second time.
+    /// Returns `None` if no experiment read the large file.
     pub(crate) fn drive_text(&self) -> Option<String> {
         let (cold, warm) = self.drive_rates.get()?;
         Some(format!(
@@ -343,7 +345,7 @@ impl<'a> Session<'a> {
         ))
     }
 
-    /// The time of a single random read of the large file, once it was read through; `None` before.
+    /// Returns the time of a single random read of the large file after it was read through, or `None` before that.
     pub(crate) fn read_micros(&self) -> Option<f64> {
         self.drive_rates.get().map(|(_, warm)| 1e6 / warm)
     }
@@ -352,12 +354,12 @@ impl<'a> Session<'a> {
         self.pace.interrupted()
     }
 
-    /// Reports the next step, which takes about this many seconds.
+    /// Reports the next step and its planned seconds.
     pub(crate) fn step(&self, what: &str, seconds: f64) {
         self.pace.step(what, seconds);
     }
 
-    /// The memory that the file is to exceed.
+    /// Returns the amount of memory that the file should exceed.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.memory.limit_bytes
     }
@@ -366,7 +368,7 @@ impl<'a> Session<'a> {
         self.memory.file_bytes
     }
 
-    /// Returns `true` if the kernel holds workers to the limit.
+    /// Returns `true` if the kernel enforces the limit on workers.
     pub(crate) fn is_limited(&self) -> bool {
         self.memory.is_limited
     }
@@ -376,8 +378,8 @@ impl<'a> Session<'a> {
         self.memory.file_bytes > self.memory.limit_bytes
     }
 
-    /// The file that reads are measured on. It is made on first use, and read through once: otherwise drives with a
-    /// cache behind them would answer the first experiment more slowly than the second.
+    /// Returns the file on which reads are measured. The first call creates the file and reads it through once.
+    /// Otherwise drives with a cache would answer the first experiment more slowly than the second.
     pub(crate) fn file(&self) -> io::Result<&Path> {
         if let Some(path) = self.file.get() {
             return Ok(path);
@@ -408,12 +410,13 @@ impl<'a> Session<'a> {
         Ok(self.file.get_or_init(|| path))
     }
 
-    /// The time that writing and reading the file takes, at 500 MB/s.
+    /// Estimates the seconds that writing and reading the file takes, at 500 MB/s.
     pub(crate) fn file_seconds(&self) -> f64 {
         self.file_bytes() as f64 / 5e8
     }
 
-    /// Runs a job, under a memory limit if one is given and permitted. Also returns the most memory that it used.
+    /// Runs a job, under a memory limit if one is given and permitted. Also returns the peak memory of the limited
+    /// group.
     pub(crate) fn job<M: Measurement>(
         &self,
         task: M,
@@ -425,9 +428,10 @@ impl<'a> Session<'a> {
         Ok((outcome, used))
     }
 
-    /// Runs each case `rounds` times, at least [`ROUNDS_MIN`], in turns: in each round the first case, the others in an
-    /// order that is rotated from round to round, and the first case again. `task` gets the case and a seed of its own
-    /// for each turn. If the user stops the run, the results so far are returned; for a case that fails, the reason.
+    /// Runs each case `rounds` times, at least [`ROUNDS_MIN`], in turns. A round has the first case, the other cases in
+    /// an order that rotates from round to round, and the first case again. `task` is called for each turn with the
+    /// case and a seed. If the user interrupts the run, the results so far are returned. If a case fails, its turns
+    /// hold the reason.
     pub(crate) fn turns<C, M: Measurement>(
         &self,
         cases: &[C],
@@ -440,7 +444,7 @@ impl<'a> Session<'a> {
         let rounds = rounds.max(ROUNDS_MIN);
         let turn = |index: usize, round: usize, turns: &mut Turns<M::Result>| {
             let case = &cases[index % cases.len()];
-            // A case that has failed is not tried again.
+            // Do not repeat a case that has failed.
             if turns.failure.is_none() && !self.interrupted() {
                 self.step(&name(case), seconds);
                 let (task, limit_bytes) = task(case, seed(index, round));
@@ -460,19 +464,19 @@ impl<'a> Session<'a> {
         all
     }
 
-    /// The approximate time of [`Session::turns`] with this many cases, rounds and seconds a turn.
+    /// Estimates the seconds of [`Session::turns`] with this many cases, rounds and seconds per turn.
     pub(crate) fn turns_seconds(cases: usize, rounds: usize, seconds: f64) -> f64 {
         ((cases + 1) * rounds.max(ROUNDS_MIN)) as f64 * seconds
     }
 }
 
-/// Random reads of 4 KiB, one at a time, for a fifth of a second.
+/// Measures random 4 KiB reads, one at a time, for a fifth of a second.
 fn single_reads_per_second(file: &std::fs::File, bytes: u64) -> io::Result<f64> {
     let mut buffer = drumlin::internals::io::AlignedBuffer::zeroed(4096);
     let (start, blocks) = (Instant::now(), bytes / 4096);
     let (mut count, mut place) = (0u32, 0);
     while start.elapsed() < Duration::from_millis(200) {
-        // The golden ratio of the range, by which no two places are near each other.
+        // Steps of the golden ratio of the range, so that no two reads are close to each other.
         place = (place + (blocks as f64 * 0.618_034) as u64) % blocks;
         std::os::unix::fs::FileExt::read_exact_at(file, &mut buffer, place * 4096)?;
         count += 1;
@@ -480,15 +484,15 @@ fn single_reads_per_second(file: &std::fs::File, bytes: u64) -> io::Result<f64> 
     Ok(f64::from(count) / start.elapsed().as_secs_f64())
 }
 
-/// The operating system's message without Rust's "(os error 2)".
+/// Returns the operating system's message without Rust's suffix "(os error 2)".
 pub(crate) fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-/// Chooses limit and file: with a control group if one is permitted, otherwise a file larger than all memory.
+/// Chooses limit and file. Without a control group, the file has to be larger than all memory.
 fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
-    // Half of the space that may be used: other files are made beside it.
+    // Use half of the available space, because other files are created too.
     let space_bytes = temp_folder::space_bytes(&settings.folder)? / 2;
     let round = |bytes: u64| (bytes >> 20 << 20).max(64 << 20);
     let wanted = settings.memory_bytes.unwrap_or(if settings.quick { 128 << 20 } else { 512 << 20 });
@@ -533,7 +537,7 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Every case has a turn in each round, and no case after the first keeps its place.
+    /// Every case has a turn in each round, and no case after the first keeps its position.
     #[test]
     fn the_order_rotates() {
         let orders: Vec<Vec<usize>> = (0..3).map(|round| order(7, round, 3).collect()).collect();
@@ -541,7 +545,7 @@ mod tests {
         assert_eq!(order(1, 2, 3).count() + order(0, 0, 3).count(), 0);
     }
 
-    /// The time left never exceeds what is planned and not done by more than the factor, however slow a step was.
+    /// The estimated time left stays within a factor of what the plan has left, however slow a step was.
     #[test]
     fn the_time_left_is_bounded_by_the_plan() {
         for total in [0.0, 30.0, 340.0] {
@@ -559,7 +563,7 @@ mod tests {
         assert!((left_seconds(300.0, 135.0, 210.0) - 247.5).abs() < 1e-9, "one and a half times as slow as planned");
     }
 
-    /// No two turns draw the same places.
+    /// No two turns read the same places.
     #[test]
     fn each_turn_has_its_seed() {
         let all: std::collections::BTreeSet<u64> =
@@ -574,7 +578,7 @@ mod tests {
         turns
     }
 
-    /// The noise is that of the first case against itself, and a ratio carries it.
+    /// The noise compares the first case with itself, and every ratio includes it.
     #[test]
     fn a_ratio_knows_the_noise() {
         let rounds =
@@ -584,7 +588,7 @@ mod tests {
         assert_eq!(ratio.at_least(compare::Size::of(2.0)), Holds::Partly);
     }
 
-    /// A case with few operations says so.
+    /// A case with few operations says so in its label.
     #[test]
     fn few_operations_are_no_steady_state() {
         assert_eq!(turns(&[300.0, 300.0, 399.0]).label("mmap"), "mmap (no steady state: 999 operations)");

@@ -1,10 +1,11 @@
-//! Counts the system calls by which code asks for durability, whichever library makes them.
+//! Counts the system calls that ask for durability, whichever library makes them.
 //!
-//! The code runs in a thread under a seccomp filter, which the threads that it starts inherit. The kernel stops each
-//! call that the filter names and tells a second thread, which counts it and lets it continue. No call is changed, and
-//! none is missed, except those that a ring (io_uring) makes: [`SyncCounts::rings`] tells that there is one.
+//! The counted code runs in a thread with a seccomp filter, which the threads that it starts inherit. The kernel stops
+//! each call that the filter names and notifies a second thread, which counts the call and lets it continue. No call is
+//! changed, and none is missed, except requests submitted through io_uring: [`SyncCounts::rings`] tells whether there
+//! were any rings.
 //!
-//! A stopped call takes some 10 us more, so nothing is timed under the filter.
+//! Stopping a call adds about 10 us, so nothing is timed under the filter.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,22 +15,22 @@ use std::sync::mpsc::{Receiver, channel};
 
 use serde::{Deserialize, Serialize};
 
-/// Calls made so far, by kind.
+/// The number of calls of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SyncCounts {
-    /// `fsync`, `fdatasync`, `msync` with `MS_SYNC`, `sync` and `syncfs`: the file system makes data durable, and
+    /// `fsync`, `fdatasync`, `msync` with `MS_SYNC`, `sync` and `syncfs`: the file system makes data durable and
     /// flushes the drive's cache.
     pub(crate) syncs: u64,
-    /// Writes that are durable when they return: of a file opened with `O_DSYNC` or `O_SYNC`, or with `RWF_DSYNC`.
+    /// Writes that are durable when they return, because of `O_DSYNC`, `O_SYNC` or `RWF_DSYNC`.
     pub(crate) durable_writes: u64,
-    /// `sync_file_range`: writes pages back and flushes nothing.
+    /// `sync_file_range`, which writes pages back and flushes nothing.
     pub(crate) ranges: u64,
-    /// Rings made, whose requests cannot be counted.
+    /// Rings (io_uring) created. Their requests cannot be counted.
     pub(crate) rings: u64,
 }
 
 impl SyncCounts {
-    /// The calls made since an earlier count.
+    /// Returns the calls made since an earlier count.
     pub(crate) fn since(self, earlier: SyncCounts) -> SyncCounts {
         SyncCounts {
             syncs: self.syncs - earlier.syncs,
@@ -40,7 +41,7 @@ impl SyncCounts {
     }
 }
 
-/// The counters, while counted code runs.
+/// The counters while counted code runs.
 #[derive(Debug, Default)]
 pub(crate) struct SyncCalls {
     syncs: AtomicU64,
@@ -50,7 +51,7 @@ pub(crate) struct SyncCalls {
 }
 
 impl SyncCalls {
-    /// The calls made so far. Those of a thread that has returned from them are in it.
+    /// Returns the calls made so far, including every call that has returned.
     pub(crate) fn now(&self) -> SyncCounts {
         let load = |counter: &AtomicU64| counter.load(Ordering::Acquire);
         SyncCounts {
@@ -91,8 +92,8 @@ const SYNCS: [i64; 7] = [
     libc::SYS_io_uring_setup,
 ];
 
-/// Returns `true` if a file of this process was opened for durable writes. The thread that writes stands still
-/// meanwhile, so the descriptor is still the one that it named.
+/// Returns `true` if this descriptor was opened for durable writes. The writing thread is stopped during this call, so
+/// the descriptor still refers to the same file.
 fn writes_durably(descriptor: u64) -> bool {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -100,16 +101,16 @@ fn writes_durably(descriptor: u64) -> bool {
     flags & libc::O_DSYNC != 0
 }
 
-/// Runs `work` in a thread whose calls, and those of the threads that it starts, are counted.
+/// Runs `work` in a thread and counts its calls and those of the threads that it starts.
 ///
 /// # Errors
-/// If the kernel permits no filter, or another filter already listens.
+/// If the kernel does not permit a filter, or another filter already has a listener.
 pub(crate) fn count<T: Send>(work: impl FnOnce(&SyncCalls) -> T + Send) -> io::Result<T> {
     let calls = SyncCalls::default();
     let is_done = AtomicBool::new(false);
     let (sender, receiver) = channel();
     std::thread::scope(|scope| {
-        // Started before there is a filter, so that its own calls are not stopped.
+        // Start the listener before the filter is installed, so that its own calls are not stopped.
         let (known_calls, known_end) = (&calls, &is_done);
         scope.spawn(move || listen(&receiver, known_calls, known_end));
         let worker = scope.spawn(|| {
@@ -123,7 +124,7 @@ pub(crate) fn count<T: Send>(work: impl FnOnce(&SyncCalls) -> T + Send) -> io::R
     })
 }
 
-/// Counts calls and lets them continue, until the work is done and none is left waiting.
+/// Counts calls and lets them continue, until the work is done and no call is waiting.
 fn listen(listener: &Receiver<OwnedFd>, calls: &SyncCalls, is_done: &AtomicBool) {
     let listener = loop {
         match listener.recv_timeout(std::time::Duration::from_millis(20)) {
@@ -134,7 +135,7 @@ fn listen(listener: &Receiver<OwnedFd>, calls: &SyncCalls, is_done: &AtomicBool)
     };
     loop {
         let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry is passed, which is valid for the call.
+        // SAFETY: the call gets one entry, which stays valid during the call.
         let ready = unsafe { libc::poll(&raw mut poll, 1, 20) };
         if ready <= 0 || poll.revents & libc::POLLIN == 0 {
             if is_done.load(Ordering::Acquire) {
@@ -142,11 +143,11 @@ fn listen(listener: &Receiver<OwnedFd>, calls: &SyncCalls, is_done: &AtomicBool)
             }
             continue;
         }
-        // SAFETY: all bytes zero are a value of this plain structure; the kernel asks for them to be zero.
+        // SAFETY: all-zero bytes are valid for this plain structure, and the kernel requires zeros.
         let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel writes one such structure, which is valid for the call.
+        // SAFETY: the kernel writes one such structure, which stays valid during the call.
         if unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut notice) } != 0 {
-            // The thread was killed meanwhile, or a signal came.
+            // The stopped thread was killed, or a signal interrupted this call.
             continue;
         }
         calls.count(&notice.data);
@@ -156,21 +157,21 @@ fn listen(listener: &Receiver<OwnedFd>, calls: &SyncCalls, is_done: &AtomicBool)
             error: 0,
             flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
         };
-        // If it fails, the thread is gone.
-        // SAFETY: the kernel reads one such structure, which is valid for the call.
+        // If this fails, the stopped thread is gone.
+        // SAFETY: the kernel reads one such structure, which stays valid during the call.
         unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const answer) };
     }
 }
 
-/// Installs the filter for this thread and those that it will start. Returns the descriptor that tells of calls.
+/// Installs the filter for this thread and its future threads. Returns the descriptor that reports the stopped calls.
 fn install() -> io::Result<OwnedFd> {
     let mut program = filter();
     let header = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the flag concerns this thread and its children; no memory is involved.
+    // SAFETY: the flag concerns only this thread and its children; the call uses no memory.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel copies the program, which lives until after the call; its length is the true one.
+    // SAFETY: the kernel copies the program, which outlives the call and has the stated length.
     let result = unsafe {
         libc::syscall(
             libc::SYS_seccomp,
@@ -182,18 +183,18 @@ fn install() -> io::Result<OwnedFd> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call succeeded, so the result is a descriptor without another owner.
+    // SAFETY: the call succeeded, so the result is a descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
-/// Stops the calls that matter and lets all others pass.
+/// Returns a filter that stops the counted calls and lets all others pass.
 fn filter() -> Vec<libc::sock_filter> {
     let numbers: Vec<i64> = SYNCS.into_iter().chain(WRITES).collect();
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    // The call's number is the first field of what a filter sees.
+    // Load the number of the call, the first field that a filter sees.
     let mut program = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
     for (index, number) in numbers.iter().enumerate() {
-        // Over the comparisons that are left, and over the instruction that lets calls pass.
+        // Jump over the remaining comparisons and the instruction that lets calls pass.
         let to_stop = (numbers.len() - index) as u8;
         let code = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
         program.push(libc::sock_filter { code, jt: to_stop, jf: 0, k: *number as u32 });
@@ -211,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    /// Each kind of call is counted as what it is, those of threads that the work starts too, and plain writes are not.
+    /// Each call is counted under its own kind, also in threads that the work starts. Plain writes are not counted.
     #[test]
     fn calls_are_counted_by_kind() {
         let folder = tempfile::tempdir().unwrap();
@@ -243,7 +244,7 @@ mod tests {
         }
     }
 
-    /// A panic of the counted code is passed on, and the listening thread ends.
+    /// A panic of the counted code propagates, and the listening thread ends.
     #[test]
     fn a_panic_is_passed_on() {
         let panicked = std::panic::catch_unwind(|| count(|_| panic!("as planned")));

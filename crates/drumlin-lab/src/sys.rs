@@ -5,11 +5,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Starts writing a range of a file back and waits until the device has taken it (`sync_file_range`): no flush, no
-/// metadata.
+/// Writes a range of a file back and waits until the device has received it (`sync_file_range`). Does not flush the
+/// device's cache or write metadata.
 pub(crate) fn sync_file_range(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY: no memory is involved, and the descriptor is open while `file` is borrowed.
+    // SAFETY: the call uses no memory, and the descriptor is open while `file` is borrowed.
     let result = unsafe { libc::sync_file_range(file.as_raw_fd(), offset as i64, bytes as i64, flags) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,11 +1,10 @@
-//! The lab's temporary folder, and the limit on the disk space that it takes.
+//! The lab's temporary folder, and the limit on the disk space that it may use.
 //!
 //! # Invariants
-//! 1. The folder is created by the lab under a name that did not exist, and only names that were registered here are
-//!    ever removed.
-//! 2. A registered folder is removed when its owner is dropped, or by [`remove_everything`], just before the process
-//!    ends. What a process left that was killed, the next one in the same place removes: the lock on the folder's owner
-//!    file says that its process is gone.
+//! 1. The lab creates the folder under a name that did not exist, and removes only folders that were registered here.
+//! 2. A registered folder is removed when its owner is dropped, or by [`remove_everything`] just before the process
+//!    ends. If a process is killed, the next lab process in the same place removes its folder: the lock on the folder's
+//!    owner file shows that the process is gone.
 //! 3. No file is created that would leave less than a tenth of the file system, or less than 1 GiB, free.
 
 use std::fs::{self, File};
@@ -20,10 +19,10 @@ use rand::{Rng, SeedableRng};
 
 use crate::figures;
 
-/// Space that is always left free.
+/// Disk space that is always left free.
 pub(crate) const RESERVE_BYTES: u64 = 1 << 30;
 
-/// Folders to be removed: files and control groups.
+/// Folders that still have to be removed: temporary folders and control groups.
 static REMOVALS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Registers a folder for removal.
@@ -31,7 +30,7 @@ pub(crate) fn register(path: &Path) {
     REMOVALS.lock().expect("nothing panics here").push(path.to_owned());
 }
 
-/// Removes a registered folder with its files; a control group has none.
+/// Removes a registered folder with its files. A control group has none, so only its folder is removed.
 pub(crate) fn remove(path: &Path) {
     let mut removals = REMOVALS.lock().expect("nothing panics here");
     let Some(at) = removals.iter().position(|known| known == path) else { return };
@@ -49,22 +48,23 @@ fn remove_now(path: &Path) {
     }
 }
 
-/// Removes all files and control groups that the lab made, just before a process that was interrupted twice ends.
-/// Otherwise their owners remove them.
+/// Removes all files and control groups that the lab created. Called just before a process that was interrupted twice
+/// ends; otherwise their owners remove them.
 pub fn remove_everything() {
-    // A thread that holds the lock is removing something: wait for it.
+    // If another thread holds the lock, it is removing something, so wait for it.
     let removals = std::mem::take(&mut *REMOVALS.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
     for path in removals.iter().rev() {
         remove_now(path);
     }
 }
 
-/// Unmounts whatever is mounted in a folder of the lab's: removing it must not reach into another file system.
+/// Unmounts everything that is mounted below the lab's folder, because removing the folder must not reach into another
+/// file system.
 fn unmount_below(path: &Path) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(|point| point.replace("\\040", " "));
     let mut below: Vec<String> = points.filter(|point| Path::new(point).starts_with(path)).collect();
-    // A mount is removed before the one that it stands on.
+    // Unmount an inner mount before the one that contains it.
     below.sort();
     for point in below.iter().rev() {
         if let Err(error) = rustix::mount::unmount(point.as_str(), rustix::mount::UnmountFlags::DETACH) {
@@ -73,10 +73,10 @@ fn unmount_below(path: &Path) {
     }
 }
 
-/// The file in a folder of the lab's that its process holds locked.
+/// The file in a temporary folder on which its process holds a lock.
 const OWNER: &str = "owner";
 
-/// Removes the folders that processes of the lab left in `parent` when they were killed.
+/// Removes the folders that killed lab processes left in `parent`.
 fn remove_left(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)? {
         let path = entry?.path();
@@ -93,29 +93,29 @@ fn remove_left(parent: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The beginning of the names of folders.
+/// The prefix of the names of temporary folders.
 const FOLDER_PREFIX: &str = "drumlin-lab-";
 
-/// A folder that the lab made for itself.
+/// A temporary folder that the lab created.
 #[derive(Debug)]
 pub(crate) struct TempFolder {
     path: PathBuf,
-    /// Locked until the process ends.
+    /// Held locked until the process ends.
     _owner: File,
 }
 
 impl TempFolder {
-    /// Creates a folder in `parent`.
+    /// Creates a temporary folder in `parent`.
     pub(crate) fn create(parent: &Path) -> io::Result<TempFolder> {
         remove_left(parent)?;
-        // Absolute, so that mounts in it are recognised.
+        // Use an absolute path, so that mounts below it are recognised.
         let parent = parent.canonicalize()?;
         for attempt in 0..1000 {
             let path = parent.join(format!("{FOLDER_PREFIX}{}-{attempt}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => {
                     register(&path);
-                    // Locked before it has the name by which another process looks for it.
+                    // Lock the file before giving it the name for which other processes look.
                     let unnamed = path.join("owner-to-be");
                     let owner = File::create_new(&unnamed)?;
                     rustix::fs::flock(&owner, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
@@ -133,7 +133,7 @@ impl TempFolder {
         &self.path
     }
 
-    /// Creates a new file, if the disk has room for this many bytes.
+    /// Creates a new file if the disk has room for this many bytes.
     pub(crate) fn file(&self, name: &str, bytes: u64) -> io::Result<(PathBuf, File)> {
         check_space(&self.path, bytes)?;
         let path = self.path.join(name);
@@ -141,9 +141,9 @@ impl TempFolder {
         Ok((path, file))
     }
 
-    /// Creates a file of `bytes` (a multiple of 1 MiB), filled with bytes that do not compress, by direct writes if the
-    /// file system supports them; nothing of it is in the page cache. Calls `go_on` after each MiB with the number of
-    /// bytes written.
+    /// Creates a file of `bytes` (a multiple of 1 MiB) filled with bytes that do not compress, by direct writes if the
+    /// file system supports them. The page cache holds nothing of it afterwards. Calls `go_on` after each MiB with the
+    /// number of bytes written.
     pub(crate) fn filled(&self, name: &str, bytes: u64, mut go_on: impl FnMut(u64) -> bool) -> io::Result<PathBuf> {
         let (path, file) = self.file(name, bytes)?;
         let direct = open_direct(&path, true);
@@ -169,7 +169,7 @@ impl Drop for TempFolder {
     }
 }
 
-/// Bytes that no drive or file system can compress.
+/// A generator of bytes that no drive or file system can compress.
 #[derive(Debug)]
 pub(crate) struct Noise(Xoshiro256PlusPlus);
 
@@ -195,7 +195,7 @@ pub(crate) fn forget_cached(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
 }
 
-/// Bytes that may be used in a folder's file system without nearly filling it.
+/// Returns the bytes that may be used in a folder's file system without nearly filling it.
 pub(crate) fn space_bytes(folder: &Path) -> io::Result<u64> {
     let space = rustix::fs::statvfs(folder)?;
     let available = space.f_bavail.saturating_mul(space.f_frsize);
@@ -246,8 +246,8 @@ mod tests {
         assert_eq!(left, [OWNER]);
     }
 
-    /// The folder of a process that was killed goes when the next one makes its own; the folder of one that lives, and
-    /// a folder of the same name that no lab made, stay.
+    /// The next process to create a folder removes the one of a process that was killed. It keeps the folder of a
+    /// running process, and any folder with a similar name that the lab did not create.
     #[test]
     fn what_was_left_is_removed() {
         let folder = tempfile::tempdir().unwrap();

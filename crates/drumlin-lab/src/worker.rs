@@ -1,9 +1,9 @@
-//! Runs each measurement in a process of its own: it begins with nothing in memory, can be held to a memory limit, has
-//! its own counters, and may be killed by what it shows without ending the lab.
+//! Runs each measurement in a process of its own. The process begins with nothing in memory, can have a memory limit,
+//! has its own counters, and may die of what it demonstrates without ending the lab.
 //!
-//! The lab starts its own program again with `lab worker`, writes a `Job` to its stdin as JSON and reads [`Line`]s from
-//! its stdout. A worker finds the job's [`Measurement`] by name in a list. Files and control groups belong to the lab;
-//! a worker that is killed leaves nothing behind.
+//! The lab starts its own program again with `lab worker`, writes a `Job` to its stdin as JSON, and reads [`Line`]s
+//! from its stdout. A worker finds the job's [`Measurement`] by name in a list. Files and control groups belong to the
+//! lab, so a worker that is killed leaves nothing behind.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -19,24 +19,24 @@ use serde_json::Value;
 use crate::cgroup::{self, Cgroup};
 use crate::measure::Sample;
 
-/// A measurement: the settings that the lab sends to a worker as JSON, and the work that the worker does with them.
+/// A measurement: settings that the lab sends to a worker as JSON, and the work that the worker does with them.
 pub(crate) trait Measurement: Serialize + DeserializeOwned {
-    /// The name by which a worker finds it.
+    /// The name by which a worker finds the measurement.
     const NAME: &'static str;
     type Result: Serialize + DeserializeOwned;
 
-    /// Runs the measurement; `observe` gets samples meanwhile.
+    /// Runs the measurement and passes samples to `observe`.
     fn perform(self, observe: impl FnMut(&Sample)) -> io::Result<Self::Result>;
 }
 
-/// A measurement's name, and its function from JSON to JSON.
+/// The name of a measurement, and a function that runs it with JSON as input and output.
 pub(crate) type Registered = (&'static str, fn(Value) -> io::Result<Value>);
 
-/// The entry of a measurement in the workers' list.
+/// Returns the entry of a measurement for the workers' list.
 pub(crate) const fn registered<M: Measurement>() -> Registered {
     (M::NAME, |settings| {
         let observe = |sample: &Sample| {
-            // If the lab is gone, this worker is killed too.
+            // If the lab is gone, the kernel kills this worker too.
             let _ = say(&Line::Sample(*sample));
         };
         let measurement: M = serde_json::from_value(settings)?;
@@ -44,18 +44,18 @@ pub(crate) const fn registered<M: Measurement>() -> Registered {
     })
 }
 
-/// The work of one worker. Inside a worker, which does not know the kind of measurement, `M` is JSON.
+/// The work of one worker. `M` is JSON inside a worker, which does not know the type of the measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Job<M> {
-    /// The control group to enter first.
+    /// The members file of the control group to enter first.
     procs_file: Option<PathBuf>,
-    /// The members file of the group to return to, once everything is measured.
+    /// The members file of the group to return to after the measurement.
     way_out: Option<PathBuf>,
     name: String,
     measurement: M,
 }
 
-/// A message from a worker, on one line.
+/// A message from a worker, written on one line.
 #[derive(Debug, Serialize, Deserialize)]
 enum Line {
     Sample(Sample),
@@ -63,14 +63,14 @@ enum Line {
     Failed { text: String, code: Option<i32> },
 }
 
-/// The end of a worker.
+/// The way in which a worker ended.
 #[derive(Debug)]
 pub(crate) enum Ending<T> {
-    /// It returned its result.
+    /// The worker returned its result.
     Done(T),
-    /// It failed with an error of the operating system, which may be an answer.
+    /// The worker failed with an error of the operating system. For some measurements this is the result.
     Failed(io::Error),
-    /// A signal with this number killed it.
+    /// A signal with this number killed the worker.
     Killed(i32),
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Outcome<T> {
 }
 
 impl<T> Outcome<T> {
-    /// The outcome with another form of its result.
+    /// Converts the result of the outcome.
     pub(crate) fn map<U>(self, convert: impl FnOnce(T) -> U) -> Outcome<U> {
         let ending = match self.ending {
             Ending::Done(result) => Ending::Done(convert(result)),
@@ -92,7 +92,7 @@ impl<T> Outcome<T> {
         Outcome { ending, samples: self.samples }
     }
 
-    /// The result, or an error that says how the worker ended.
+    /// Returns the result, or an error that says how the worker ended.
     pub(crate) fn result(self) -> io::Result<T> {
         match self.ending {
             Ending::Done(result) => Ok(result),
@@ -105,22 +105,22 @@ impl<T> Outcome<T> {
     }
 }
 
-/// The arguments that make this program a worker.
+/// The arguments that turn this program into a worker.
 const WORKER_ARGS: [&str; 2] = ["lab", "worker"];
 
-/// A worker that runs; killed when dropped.
+/// A running worker. Dropping it kills the process.
 #[derive(Debug)]
 struct Worker(Child);
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Fails if it has ended already.
+        // This fails if the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts a worker and gives it its job.
+/// Starts a worker and sends it its job.
 fn start<M: Measurement>(measurement: M, cgroup: Option<&Cgroup>) -> io::Result<Worker> {
     let (procs_file, way_out) = (cgroup.map(Cgroup::procs_file), cgroup.map(Cgroup::outside));
     let job = Job { procs_file, way_out, name: M::NAME.to_owned(), measurement };
@@ -134,12 +134,12 @@ fn start<M: Measurement>(measurement: M, cgroup: Option<&Cgroup>) -> io::Result<
     );
     let mut stdin = worker.0.stdin.take().expect("piped");
     let text = serde_json::to_vec(&job)?;
-    // If the worker ended before it read its job, its status tells why.
+    // If the worker ended before it read its job, its exit status tells why.
     let _ = stdin.write_all(&text);
     Ok(worker)
 }
 
-/// Runs a measurement in a process of its own, inside the control group if one is given. Polls `interrupted`; once it
+/// Runs a measurement in a process of its own, inside the control group if one is given. Polls `interrupted`. If it
 /// returns `true`, kills the worker and fails with `Interrupted`.
 pub(crate) fn run<M: Measurement>(
     measurement: M,
@@ -173,7 +173,7 @@ pub(crate) fn run<M: Measurement>(
     }
     let status = worker.0.wait()?;
     reader.join().expect("the reader does not panic");
-    // Ctrl-C in a terminal reaches the worker first.
+    // Ctrl-C in a terminal reaches the worker before the lab.
     if status.signal() == Some(libc::SIGINT) {
         return Err(io::ErrorKind::Interrupted.into());
     }
@@ -191,23 +191,23 @@ pub(crate) fn run<M: Measurement>(
     Ok(Outcome { ending, samples })
 }
 
-/// A worker that goes on until this is dropped.
+/// A worker that runs until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held(Worker);
 
 impl Held {
-    /// Returns `true` while the worker lives.
+    /// Returns `true` while the worker is running.
     pub(crate) fn lives(&mut self) -> bool {
         matches!(self.0.0.try_wait(), Ok(None))
     }
 }
 
-/// Starts a measurement that ends only by being killed, and waits until it has passed its first sample on.
+/// Starts a measurement that runs until it is killed, and waits until it has passed its first sample on.
 pub(crate) fn hold<M: Measurement>(measurement: M, interrupted: &dyn Fn() -> bool) -> io::Result<Held> {
     let mut worker = start(measurement, None)?;
     let stdout = BufReader::new(worker.0.stdout.take().expect("piped"));
     let (sender, line) = channel();
-    // Ends with the first line, or with the worker, which is killed below.
+    // This thread ends after the first line, or when the worker ends, which is killed below.
     std::thread::spawn(move || stdout.lines().next().map(|line| sender.send(line)));
     loop {
         if interrupted() {
@@ -217,7 +217,7 @@ pub(crate) fn hold<M: Measurement>(measurement: M, interrupted: &dyn Fn() -> boo
             Ok(line) => match serde_json::from_str(&line?)? {
                 Line::Sample(_) => return Ok(Held(worker)),
                 Line::Failed { text, .. } => return Err(io::Error::other(text)),
-                Line::Done(_) => return Err(io::Error::other("it ended by itself")),
+                Line::Done(_) => return Err(io::Error::other("the worker ended on its own")),
             },
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(ended_without_result(worker.0.wait()?)),
@@ -229,9 +229,9 @@ fn ended_without_result(status: ExitStatus) -> io::Error {
     io::Error::other(format!("the worker ended without a result ({status})"))
 }
 
-/// The body of a worker: reads a job from stdin, runs its measurement from the list, and prints the result.
+/// Runs a worker: reads a job from stdin, runs its measurement from the list, and prints the result.
 pub(crate) fn serve(measurements: &[Registered]) -> io::Result<()> {
-    // The process that started this worker removes its files, and this worker must have ended by then.
+    // Let the kernel kill this worker when the process that started it dies, because the files are removed then.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let mut text = String::new();
     io::stdin().read_to_string(&mut text)?;
@@ -262,7 +262,7 @@ fn say(line: &Line) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Waits until `is_done`, for at most `limit`. Returns `true` if that came in time.
+/// Waits until `is_done` returns `true`, for at most `limit`. Returns `false` if the time ran out.
 pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     while !is_done() {

@@ -1,37 +1,37 @@
-//! Limits to which a database may be near: its own, and those that the system sets for its files.
+//! Checks how near a database is to its own limits and to those that the system sets for its files.
 
 use drumlin::{KeyspaceInfo, Stats};
 
 use super::{Diagnosis, Severity, show_bytes};
 use crate::figures::Form;
 
-/// The end of the part of a data file that addresses can name (docs/format.md).
+/// The largest data file that addresses can cover (docs/format.md).
 const DATA_FILE_BYTES_MAX: u64 = 64 << 40;
 
-/// Page numbers of one keyspace, and numbers of keyspaces, which are not given out twice.
+/// The page numbers of one keyspace, and the numbers of keyspaces. Neither is reused.
 const NUMBERS: u64 = 1 << 32;
 
-/// The share of a limit from which it is named.
+/// The share of a limit from which the doctor reports it.
 const SHARE_NEAR: f64 = 0.8;
 
 /// The share of the memory budget that page tables may take before frames become few.
 const TABLE_SHARE_MAX: f64 = 0.4;
 
-/// The figures that are held against limits.
+/// The figures that are compared with limits.
 #[derive(Clone, Debug, Default)]
 struct Use {
     data_file_bytes: u64,
-    /// The largest keyspace.
+    /// The page count of the largest keyspace.
     pages: u64,
     largest: String,
     keyspace_number: u64,
     table_bytes: u64,
     memory_bytes: u64,
-    /// The longest file that this user may write, if there is a limit.
+    /// The longest file that this user may write, or `None` if there is no limit.
     file_bytes_max: Option<u64>,
 }
 
-/// Checks the limits, and tells those that are near; otherwise that all are far.
+/// Checks the limits and reports those that are near, or that none is.
 pub(super) fn check(diagnosis: &mut Diagnosis, stats: &Stats, keyspaces: &[KeyspaceInfo]) {
     let largest = keyspaces.iter().max_by_key(|keyspace| keyspace.page_count);
     let near = near(&Use {
@@ -57,7 +57,7 @@ pub(super) fn check(diagnosis: &mut Diagnosis, stats: &Stats, keyspaces: &[Keysp
     }
 }
 
-/// The limits that are near, each with its remedy.
+/// Returns the limits that are near, each with its remedy.
 fn near(taken: &Use) -> Vec<(Severity, String, String)> {
     let mut near = Vec::new();
     let mut check = |used: u64, limit: u64, what: String, mend: &str| {
@@ -70,15 +70,15 @@ fn near(taken: &Use) -> Vec<(Severity, String, String)> {
     check(
         taken.data_file_bytes,
         DATA_FILE_BYTES_MAX,
-        "the data file of 64 TiB at most is".to_owned(),
+        "the data file (at most 64 TiB) is".to_owned(),
         "`drumlin compact`, or divide the rows between databases",
     );
     let pages = format!("page numbers of keyspace {:?} are", taken.largest);
-    check(taken.pages, NUMBERS, pages, "load it anew into a keyspace with larger pages");
+    check(taken.pages, NUMBERS, pages, "load its rows into a new keyspace with larger pages");
     check(
         taken.keyspace_number,
         NUMBERS,
-        "numbers of keyspaces, which are not used twice, are".to_owned(),
+        "numbers of keyspaces, which are never reused, are".to_owned(),
         "`drumlin dump` and `drumlin load` into a new database",
     );
     if let Some(limit) = taken.file_bytes_max {
@@ -103,7 +103,7 @@ fn near(taken: &Use) -> Vec<(Severity, String, String)> {
 mod tests {
     use super::*;
 
-    /// A small database is far from every limit; each limit is named when it is near.
+    /// A small database is far from every limit. Each limit is reported when it is near.
     #[test]
     fn near_limits_are_named() {
         let small = Use { data_file_bytes: 64 << 20, memory_bytes: 256 << 20, ..Use::default() };

@@ -1,7 +1,7 @@
-//! The doctor: examines a folder's drive, the drive's claims and the system, and derives settings; of a database it
-//! also examines the health.
+//! The doctor: examines a folder's drive, what the drive claims, and the system, and derives settings. If the folder
+//! holds a database, it also examines the database's health.
 //!
-//! Sync methods are measured by [`drumlin::internals::io::Probe`], which a new database runs too.
+//! Sync methods are measured by [`drumlin::internals::io::Probe`], which runs for a new database too.
 
 mod limits;
 mod queue;
@@ -27,13 +27,14 @@ use crate::session::{Observer, Pace, plain};
 use crate::temp_folder::{self, TempFolder};
 use crate::worker::{self, Measurement, Outcome};
 
-/// Large enough that a drive's own cache does not answer all reads, small enough to write in a second or two.
+/// The size of the measured file: too large for the drive's own cache to answer all reads, and small enough to write in
+/// a second or two.
 const FILE_BYTES: u64 = 512 << 20;
 
-/// Below this, its figures say nothing: the drive is not measured.
+/// The smallest file whose figures mean anything. If there is no room for it, the drive is not measured.
 const FILE_BYTES_MIN: u64 = 64 << 20;
 
-/// Databases up to this size are also read and verified; for larger ones it would take too long.
+/// The largest database that the doctor also reads and verifies. A larger one would take too long.
 const CHECKED_BYTES_MAX: u64 = 2 << 30;
 
 const DEPTHS: [usize; 5] = [1, 4, 16, 64, 256];
@@ -42,9 +43,9 @@ const DEPTHS: [usize; 5] = [1, 4, 16, 64, 256];
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// As it should be.
+    /// The examined thing is as it should be.
     Fine,
-    /// It works but could be better, or cannot be known.
+    /// The examined thing works but could be better, or its state cannot be known.
     Advice,
     /// Data may be lost, or something does not work.
     Wrong,
@@ -53,13 +54,13 @@ pub enum Severity {
 /// The result of one check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// Its severity.
+    /// The severity of the finding.
     pub severity: Severity,
     /// The thing examined.
     pub what: &'static str,
-    /// The finding.
+    /// The result, in words.
     pub found: String,
-    /// The remedy.
+    /// The remedy, if there is one.
     pub mend: Option<String>,
 }
 
@@ -68,7 +69,7 @@ pub struct Finding {
 pub struct Setting {
     /// The setting, as written in a program.
     pub setting: String,
-    /// The figures behind it.
+    /// The figures on which the setting is based.
     pub why: String,
 }
 
@@ -83,7 +84,7 @@ pub struct Diagnosis {
     pub tables: Vec<Table>,
     /// The settings derived from the findings.
     pub settings: Vec<Setting>,
-    /// `true` if the user ended it early.
+    /// `true` if the user interrupted the examination.
     pub interrupted: bool,
 }
 
@@ -94,7 +95,7 @@ impl Diagnosis {
         self.findings.iter().any(|finding| finding.severity == Severity::Wrong)
     }
 
-    /// The diagnosis for a terminal of this many columns, with ANSI styles.
+    /// Formats the diagnosis for a terminal of this many columns, with ANSI styles.
     #[must_use]
     pub fn text(&self, columns: usize) -> String {
         text::render(self, columns)
@@ -113,18 +114,18 @@ impl Diagnosis {
     }
 }
 
-/// The time that an examination takes.
+/// The length of an examination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Length {
-    /// About half a minute.
+    /// An examination of about half a minute.
     #[default]
     Full,
-    /// A few seconds. Figures of drives with a cache of their own are less certain.
+    /// An examination of a few seconds. Figures of drives with a cache of their own are less certain.
     Quick,
 }
 
 impl Length {
-    /// The share of the full times and sizes.
+    /// Returns the share of the full times and sizes that this length takes.
     fn share(self) -> f64 {
         match self {
             Length::Full => 1.0,
@@ -133,13 +134,13 @@ impl Length {
     }
 }
 
-/// Examines a folder, or a database and its drive.
+/// Examines a folder and its drive, and the database if the folder holds one.
 ///
 /// # Errors
-/// If the folder is missing. One that can't be written to is examined without its drive.
+/// If the folder is missing. If the folder is read-only, the drive is not measured, and there is no error.
 pub fn examine(path: &Path, length: Length, observer: &dyn Observer) -> io::Result<Diagnosis> {
     let is_database = path.join("data").is_file();
-    // A database's folder holds nothing but the database: the drive is measured beside it.
+    // A database's folder must hold nothing but the database, so measure the drive in its parent folder.
     let beside = path.canonicalize()?.parent().map(Path::to_path_buf);
     let folder = if is_database { beside.unwrap_or_else(|| path.to_path_buf()) } else { path.to_path_buf() };
     let machine = Machine::of(&folder)?;
@@ -173,12 +174,12 @@ pub fn examine(path: &Path, length: Length, observer: &dyn Observer) -> io::Resu
     Ok(diagnosis)
 }
 
-/// The system does not let the process write.
+/// Returns `true` if the system does not let this process write.
 fn may_not_write(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
 }
 
-/// A measurement of a load that a worker makes at each call, unless the user ends it.
+/// A measurement of a load, which each call runs in a new worker unless the user interrupts it.
 type Task = Box<dyn Fn(&dyn Fn() -> bool) -> io::Result<Outcome<Load>>>;
 
 fn task<M: Measurement + Clone + 'static>(measurement: M) -> Task
@@ -194,17 +195,17 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// The duration of a measurement that takes so many seconds in full.
+    /// Returns the timing of a measurement that takes `seconds` in a full examination.
     fn timing(&self, seconds: f64) -> Timing {
         Timing { seconds: seconds * self.length.share(), sample_seconds: 0.0 }
     }
 
-    /// Notes that the next measurement begins so many seconds after the start of a full examination.
+    /// Records that the next measurement begins `seconds` after the start of a full examination.
     fn reach(&self, seconds: f64) {
         self.pace.reached(seconds * self.length.share());
     }
 
-    /// Runs each task in turns, `rounds` times.
+    /// Runs the tasks in turns, `rounds` times each.
     fn run(&self, tasks: &[(String, Task)], rounds: usize, seconds: f64) -> io::Result<Vec<Vec<Load>>> {
         let mut all: Vec<Vec<Load>> = tasks.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
@@ -220,7 +221,7 @@ impl Steps<'_> {
     }
 }
 
-/// Logs to stderr why a measurement failed, which leaves a gap in its table.
+/// Logs to stderr why a measurement failed. Its table will lack that row.
 fn log_refusal(name: &str, error: &io::Error) {
     eprintln!("doctor: {name}: {}", plain(error));
 }
@@ -282,7 +283,7 @@ fn system(diagnosis: &mut Diagnosis) {
     );
 }
 
-/// Measures the drive; `sync_method` is that of the database on it.
+/// Measures the drive. `sync_method` is the one that the database on it uses.
 fn drive(diagnosis: &mut Diagnosis, folder: &Path, sync_method: Option<&str>, steps: &Steps<'_>) -> io::Result<()> {
     if diagnosis.machine.in_memory {
         diagnosis.mend(
@@ -328,7 +329,7 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, sync_method: Option<&str>, st
     durability(diagnosis, &room, &probe, steps)
 }
 
-/// Compares the sync method of a database with the one that a probe has chosen now.
+/// Compares the sync method that a database uses with the one that a new probe chose.
 fn compare_sync_methods(diagnosis: &mut Diagnosis, used: &str, chosen: SyncMethod) {
     if used == chosen.name() {
         diagnosis.tell(Severity::Fine, "sync method", format!("{used}, as a new database would choose"));
@@ -342,7 +343,7 @@ fn compare_sync_methods(diagnosis: &mut Diagnosis, used: &str, chosen: SyncMetho
     );
 }
 
-/// Looks at the space of a file system that has none for a file to be measured.
+/// Reports the free space of a file system that is too full for the file to be measured.
 fn without_a_file(diagnosis: &mut Diagnosis, folder: &Path) -> io::Result<()> {
     let space = rustix::fs::statvfs(folder)?;
     let [free_bytes, total_bytes] =
@@ -360,10 +361,10 @@ fn without_a_file(diagnosis: &mut Diagnosis, folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Measures reads of a file.
+/// Measures reads of the file.
 fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) -> io::Result<()> {
     let tasks = read_tasks(path, bytes, steps);
-    // The first turn brings caches behind the drive into the same state for all.
+    // The first turn brings any caches inside or below the drive into the same state for all cases.
     let loads = steps.run(&tasks, 3, 0.35)?;
     let mut table = Table::new(
         "Reading",
@@ -391,7 +392,7 @@ fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) 
     Ok(())
 }
 
-/// Random reads of 4 KiB at each depth, then of 8 KiB, and others.
+/// Returns random reads of 4 KiB at each depth, then of larger blocks, sequential reads, and mapped reads.
 fn read_tasks(path: &Path, bytes: u64, steps: &Steps<'_>) -> Vec<(String, Task)> {
     let timing = steps.timing(0.3);
     let ring = |depth| random::Method::Ring { depth, options: RingOptions::default() };
@@ -419,8 +420,8 @@ fn read_tasks(path: &Path, bytes: u64, steps: &Steps<'_>) -> Vec<(String, Task)>
     tasks
 }
 
-/// Pages of 4 KiB read the fewest bytes, pages of 8 KiB halve the page tables. The choice depends on the cost of a
-/// larger read.
+/// Derives the page size. Pages of 4 KiB read the fewest bytes, and pages of 8 KiB halve the page tables, so the choice
+/// depends on how much more a larger read costs.
 fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
     if small <= 0.0 || large <= 0.0 {
         return;
@@ -441,7 +442,7 @@ fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
     );
 }
 
-/// Measures sync methods, and judges what the drive says of its cache.
+/// Measures sync methods, and judges whether what the drive says of its cache is plausible.
 fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps: &Steps<'_>) -> io::Result<()> {
     let timing = steps.timing(0.4);
     let mut table = Table::new(
@@ -488,9 +489,9 @@ fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps
     Ok(())
 }
 
-/// The shortest plausible flush of a flash drive: without a capacitor it needs longer to store a page.
+/// The shortest plausible flush of a flash drive. Without a capacitor, storing a page takes longer than this.
 const FLASH_FLUSH_US_MIN: f64 = 60.0;
-/// The shortest plausible flush of a spinning disk: it waits for half a turn on average, 2 ms at 15,000 turns a minute.
+/// The shortest plausible flush of a spinning disk. It waits for half a turn on average, 2 ms at 15,000 turns a minute.
 const TURN_US_MIN: f64 = 1500.0;
 
 fn plausible(machine: &Machine, durable_us: f64, plain_us: Option<f64>) -> (Severity, String, Option<String>) {
@@ -545,9 +546,9 @@ fn plausible(machine: &Machine, durable_us: f64, plain_us: Option<f64>) -> (Seve
     }
 }
 
-/// Examines a database's health. Returns its sync method if it opens.
+/// Examines a database's health. Returns its sync method, or `None` if the database does not open.
 fn database(diagnosis: &mut Diagnosis, path: &Path) -> Option<&'static str> {
-    // Read before the database is opened, which probes again if the drive has changed.
+    // Read the stored probe first: opening the database runs a new probe if the drive has changed.
     let stored = std::fs::read_to_string(path.join("probe")).ok().and_then(|text| Probe::decode(&text).ok());
     let opened = match Config::new().create(false).open(path) {
         Err(Error::Io { source, .. }) if may_not_write(&source) => {
@@ -654,10 +655,10 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
     }
 }
 
-/// Reports the database's size, its overhead, and what holds its space.
+/// Reports the database's size, its space amplification, and what occupies the rest of the space.
 fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
     diagnosis.tables.push(fill_table(stats));
-    // Small databases are mostly reserve: compacting gains nothing.
+    // A small file consists mainly of its reserve, so compacting it gains nothing.
     let is_large = stats.data_file_bytes > 64 << 20;
     let amplification = amplification(stats);
     if is_large && amplification > 2.0 {
@@ -701,12 +702,12 @@ fn show_bytes(number: u64) -> String {
     figures::bytes(number as f64)
 }
 
-/// Bytes of the data file for each live byte.
+/// Returns the bytes of the data file for each live byte.
 fn amplification(stats: &Stats) -> f64 {
     stats.data_file_bytes as f64 / stats.live_bytes.max(1) as f64
 }
 
-/// Bytes of the segments that are not free.
+/// Returns the bytes of the segments that are not free.
 fn used_bytes(stats: &Stats) -> u64 {
     stats.segments.saturating_sub(stats.free_segments) * stats.segment_bytes
 }
@@ -741,7 +742,7 @@ fn fill_table(stats: &Stats) -> Table {
     table
 }
 
-/// Describes what holds much space that is not live data.
+/// Describes what occupies much space without being live data.
 fn pins(stats: &Stats) -> Vec<String> {
     let mut pins = Vec::new();
     if let Some(snapshot) = stats.oldest_snapshot {
@@ -778,8 +779,8 @@ mod tests {
         machine
     }
 
-    /// A volatile cache that is not flushed is wrong, and so is a disk that flushes faster than it spins; a fast flush
-    /// is questioned.
+    /// A volatile cache that the kernel does not flush is wrong, and so is a disk that flushes faster than it spins. A
+    /// flash drive with an implausibly fast flush gets advice.
     #[test]
     fn claims_are_weighed() {
         let severity = |machine: &Machine, us| plausible(machine, us, Some(20.0)).0;
@@ -794,8 +795,8 @@ mod tests {
         assert_eq!(severity(&unknown, 100.0), Severity::Advice);
     }
 
-    /// A sound database is fine, a damaged one is wrong, and one in use is reported as such; so is a sync method that
-    /// a new database would not choose.
+    /// A sound database is fine, a corrupted one is wrong, and one in use is reported as such. A sync method that a new
+    /// database would not choose is reported too.
     #[test]
     fn a_database_is_examined() {
         let folder = tempfile::tempdir().unwrap();

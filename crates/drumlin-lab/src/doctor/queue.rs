@@ -1,4 +1,4 @@
-//! The settings of a drive's queue that hurt: read-ahead and scheduler; and the write cache of NVMe drives.
+//! Finds harmful settings of a drive's queue (read-ahead, scheduler), and asks NVMe drives for their write cache.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use crate::figures;
 use crate::machine::Drive;
 use crate::nvme;
 
-/// The kernel's default is 128 KiB. From 1 MiB on, a random read through the page cache or a mapping brings 256 pages
-/// and more for one.
+/// Read-ahead that hurts. The kernel's default is 128 KiB. From 1 MiB on, a random read of one page through the page
+/// cache or a mapping may read 256 pages and more.
 const READ_AHEAD_BYTES_LARGE: u64 = 1 << 20;
 
-/// Below this, reading a file from start to end through the page cache takes a request for each few pages.
+/// Read-ahead that is too small: a sequential read through the page cache then takes a request for every few pages.
 const READ_AHEAD_BYTES_SMALL: u64 = 64 << 10;
 
-/// Examines the queue of a drive. Pure but for the drive's name, so that a test shows each finding.
+/// Examines the queue of a drive. It reads no files, so a test can show each finding.
 pub(super) fn findings(drive: &Drive, is_virtual: bool, is_direct: bool) -> Vec<Finding> {
     let name = drive.name.as_deref().unwrap_or("DRIVE");
     [read_ahead(drive, name, is_direct), scheduler(drive, name, is_virtual)].into_iter().flatten().collect()
@@ -25,12 +25,12 @@ fn read_ahead(drive: &Drive, name: &str, is_direct: bool) -> Option<Finding> {
     let size = figures::size(bytes);
     let mend = Some(format!("echo 128 > /sys/block/{name}/queue/read_ahead_kb"));
     let whom = if is_direct {
-        "Drumlin reads directly and is spared; backups, mapped files and other programs are not"
+        "Drumlin uses direct I/O and is not affected; backups, mapped files and other programs are"
     } else {
-        "Drumlin reads through the page cache here, so its reads are among them"
+        "Drumlin reads through the page cache here, so its reads are affected too"
     };
     Some(if bytes >= READ_AHEAD_BYTES_LARGE {
-        let found = format!("{size}: a random read through the page cache or a mapping may bring as much. {whom}");
+        let found = format!("{size}: a random read through the page cache or a mapping may read this much. {whom}");
         Finding { severity: Severity::Advice, what: "read-ahead", found, mend }
     } else if bytes < READ_AHEAD_BYTES_SMALL {
         let found = format!("{size}: reading a file from start to end through the page cache is slow. {whom}");
@@ -42,14 +42,14 @@ fn read_ahead(drive: &Drive, name: &str, is_direct: bool) -> Option<Finding> {
 
 fn scheduler(drive: &Drive, name: &str, is_virtual: bool) -> Option<Finding> {
     let scheduler = drive.scheduler.as_deref()?;
-    // A virtual drive may call itself a spinning disk; its host has a scheduler.
+    // A virtual drive may call itself a spinning disk, but its host does the scheduling.
     let spins = drive.rotational == Some(true) && !is_virtual;
     let set = |wanted: &str| Some(format!("echo {wanted} > /sys/block/{name}/queue/scheduler"));
     let (found, mend) = match scheduler {
         "none" if spins => ("none: a spinning disk is slow without one that sorts requests", set("mq-deadline")),
         "bfq" if !spins => ("bfq: takes processor time for each request and delays reads, for fairness", set("none")),
         "mq-deadline" | "kyber" if name.starts_with("nvme") => {
-            ("it holds many processors to one queue's lock, and the drive needs no sorting", set("none"))
+            ("many processors contend for its one lock, and the drive needs no sorting", set("none"))
         }
         other => (other, None),
     };
@@ -58,8 +58,7 @@ fn scheduler(drive: &Drive, name: &str, is_virtual: bool) -> Option<Finding> {
     Some(Finding { severity, what: "scheduler", found, mend })
 }
 
-/// Asks an NVMe drive for its write cache, by the command get-features 6. `None` for other drives, and where the answer
-/// is among what the machine says of the drive already.
+/// Asks an NVMe drive for its write cache, by the command get-features 6. Returns `None` for other drives.
 pub(super) fn nvme_cache(drive: &Drive) -> Option<Finding> {
     let name = drive.name.as_deref().filter(|name| name.starts_with("nvme"))?;
     Some(match nvme::write_cache(&Path::new("/dev").join(name)) {
@@ -74,7 +73,7 @@ pub(super) fn nvme_cache(drive: &Drive) -> Option<Finding> {
         Err(error) => Finding {
             severity: Severity::Advice,
             what: "NVMe cache",
-            found: format!("the drive could not be asked for its write cache: {}", crate::session::plain(&error)),
+            found: format!("could not ask the drive for its write cache: {}", crate::session::plain(&error)),
             mend: Some("run the doctor as root".to_owned()),
         },
     })
@@ -94,7 +93,7 @@ mod tests {
         }
     }
 
-    /// Settings that hurt are named with their remedy, the kernel's defaults are fine.
+    /// Settings that hurt are reported with their remedy. The kernel's defaults are fine.
     #[test]
     fn settings_that_hurt_are_named() {
         let severities = |drive: &Drive, is_virtual| {
@@ -109,11 +108,11 @@ mod tests {
         assert_eq!(severities(&drive("sda", 128 << 10, "bfq", false), false), [Fine, Advice]);
         let found = findings(&drive("vda", 8 << 20, "bfq", false), true, false);
         assert_eq!(found[0].mend.as_deref(), Some("echo 128 > /sys/block/vda/queue/read_ahead_kb"));
-        assert!(found[0].found.contains("its reads are among them"), "{found:?}");
+        assert!(found[0].found.contains("its reads are affected too"), "{found:?}");
         assert!(findings(&Drive::default(), false, true).is_empty());
     }
 
-    /// Only NVMe drives are asked, and one that does not answer is told.
+    /// Only NVMe drives are asked, and one that does not answer is reported.
     #[test]
     fn only_nvme_drives_are_asked() {
         assert!(nvme_cache(&drive("sda", 0, "none", false)).is_none());

@@ -1,9 +1,9 @@
-//! A diagnosis as text for a terminal.
+//! Formats a diagnosis as text for a terminal.
 
 use super::{Diagnosis, Severity};
 use crate::report::text::{self, BAD, BOLD, DIM, GOOD, MIXED, drive_line, wrap};
 
-/// A diagnosis as lines of at most this many columns, with ANSI styles.
+/// Formats a diagnosis as lines of at most `columns` columns, with ANSI styles.
 pub(super) fn render(diagnosis: &Diagnosis, columns: usize) -> String {
     let columns = columns.max(40);
     let machine = &diagnosis.machine;

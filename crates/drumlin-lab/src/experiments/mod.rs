@@ -1,7 +1,7 @@
-//! The experiments, one file each: the measurement, its tables and plots, the verdicts on the sources' claims.
+//! The experiments, one module each: the measurement, its tables and plots, and the verdicts on the sources' claims.
 //!
-//! Each has a `Task`, a measurement that a worker makes, and a `run`, which chooses tasks, runs them in turns and fills
-//! a chapter.
+//! Each module has a `Task`, the measurement that a worker makes, and a `run`, which chooses tasks, runs them in turns
+//! and fills a chapter.
 
 pub(crate) mod calls;
 pub(crate) mod hazards;
@@ -47,24 +47,24 @@ pub(crate) const MEASUREMENTS: &[Registered] = &[
     registered::<Balloon>(),
 ];
 
-/// One of the lab's experiments.
+/// An experiment of the lab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Experiment {
-    /// 4 KiB reads at random offsets of a file larger than memory.
+    /// Reads of 4 KiB at random offsets of a file larger than memory.
     Random,
-    /// Reading such a file from start to end.
+    /// Sequential reads of a file larger than memory.
     Scan,
-    /// Durable writes by every method.
+    /// Durable writes by every sync method.
     Sync,
-    /// Mapped memory against system calls, cached.
+    /// Mapped memory against system calls while the file is cached.
     Calls,
-    /// Stalls of a task scheduler by page faults.
+    /// Page faults that stall a task scheduler.
     Stall,
     /// Effects of a mapping that a database cannot accept.
     Hazards,
     /// The first touch of mapped pages.
     Prefault,
-    /// Storing through a mapping against storing through calls.
+    /// Stores through a mapping against stores through calls.
     Persist,
 }
 
@@ -81,7 +81,7 @@ impl Experiment {
         Experiment::Persist,
     ];
 
-    /// The name, as it is typed.
+    /// Returns the name, as users type it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -96,12 +96,12 @@ impl Experiment {
         }
     }
 
-    /// Returns `true` if it reads the session's large file.
+    /// Returns `true` if the experiment reads the session's large file.
     pub(crate) fn reads_the_file(self) -> bool {
         matches!(self, Experiment::Random | Experiment::Scan | Experiment::Stall)
     }
 
-    /// The approximate time that it takes.
+    /// Estimates the time that the experiment takes.
     pub(crate) fn seconds(self, session: &Session<'_>) -> f64 {
         match self {
             Experiment::Random => random::seconds(session),

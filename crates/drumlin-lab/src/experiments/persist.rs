@@ -1,11 +1,11 @@
-//! `persist`: storing through calls against storing through a mapping with the cache lines written back (S5).
+//! `persist`: storing through calls against storing through a mapping and writing the cache lines back (S5).
 //!
-//! S5's claim, three times as fast with 10 threads of 1 GB each, is judged on persistent memory that is mapped with DAX
-//! alone. On tmpfs the medium is memory, but a call costs what it costs anywhere. Small records show it, which is a
-//! question of the lab's own. All areas together are larger than the processor's cache.
+//! S5's claim is that ten threads with 1 GB each store three times as fast. It is judged only on persistent memory that
+//! is mapped with DAX. On tmpfs the medium is memory, but a call costs what it costs anywhere; small records show that
+//! cost, which is the lab's own question. All areas together are larger than the processor's cache.
 //!
-//! A store is over for the processor before its lines have left the cache, and the clock does not wait for a fence. So
-//! the clock is read after several small records: at most the last of them is then under way.
+//! A store completes before its cache lines have left the processor's cache, and reading the clock does not wait for a
+//! fence. So the clock is read once for several small records, and then only the last of them can still be in flight.
 
 use std::fs::File;
 use std::io;
@@ -26,21 +26,20 @@ use crate::session::{Rounds, Session};
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// S5 wrote with ten threads.
+/// The number of threads that wrote in S5.
 const THREADS: usize = 10;
-/// The least that all threads' areas have together.
+/// The minimum size of all threads' areas together.
 const AREA_BYTES_MIN: u64 = 640 << 20;
 
-/// A way of storing bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Way {
-    /// write(2).
+    /// write(2) alone.
     Call,
-    /// write(2), then fdatasync.
+    /// write(2) followed by fdatasync.
     CallSynced,
-    /// Copied into the mapping; nothing makes it durable.
+    /// A copy into the mapping, which nothing makes durable.
     Mapped,
-    /// Copied, lines written back, fenced: durable if the mapping is of persistent memory.
+    /// A copy into the mapping whose cache lines are written back and fenced. It is durable on persistent memory.
     MappedPersisted,
 }
 
@@ -59,14 +58,14 @@ impl Way {
     }
 }
 
-/// Stores of one size by some threads.
+/// Stores records of one size with some threads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
     way: Way,
     bytes: usize,
     threads: usize,
-    /// The file, of which each thread has a part of its own and stores into it from start to end, again and again.
+    /// The size of all areas. Each thread has an area of its own and overwrites it sequentially, repeatedly.
     area_bytes: usize,
     dax: bool,
     timing: Timing,
@@ -88,7 +87,7 @@ impl Measurement for Task {
         let mode = if self.dax { Mode::Persistent } else { Mode::Shared };
         let mut map = Map::new(&file, self.area_bytes, mode)?;
         if matches!(self.way, Way::Mapped | Way::MappedPersisted) {
-            // First touches are what `prefault` measures.
+            // Touch each page first, because `prefault` measures the first touch.
             for page in map.chunks_mut(4096) {
                 page[0] = 1;
             }
@@ -100,7 +99,7 @@ impl Measurement for Task {
             self.timing,
             |_| {},
             |thread, pace| {
-                // Held for the whole run, to give the one thread its part.
+                // Each mutex is held for the whole run: it hands one thread exclusive access to its part.
                 let mut part = parts[thread].lock().expect("one thread a part");
                 let record = vec![thread as u8; self.bytes];
                 let base = (thread * part_bytes) as u64;
@@ -136,7 +135,7 @@ impl Measurement for Task {
     }
 }
 
-/// The records between two looks at the clock: a page of them.
+/// Returns the number of records between two clock readings: as many as fill a page.
 fn batch_records(bytes: usize) -> u32 {
     (4096 / bytes).max(1) as u32
 }
@@ -152,8 +151,8 @@ struct Case {
 
 const SIZES: [(usize, usize); 2] = [(64 << 10, THREADS), (64, 1)];
 
-/// All threads' areas: twice the processor's cache, so that stores reach the medium; less if there is no room,
-/// or if the processor is emulated and has no cache.
+/// Returns the size of all threads' areas: twice the processor's cache, so that stores reach the medium. It is smaller
+/// if there is too little space, or if the processor is emulated and has no cache.
 fn area_bytes(space_bytes: u64, is_emulated: bool) -> u64 {
     let wanted = if is_emulated { 80 << 20 } else { (2 * machine::cache_bytes()).max(AREA_BYTES_MIN) };
     wanted.min(space_bytes / 4 * 3) / PAGE_MULTIPLE * PAGE_MULTIPLE
@@ -165,7 +164,7 @@ pub(super) fn seconds(session: &Session<'_>) -> f64 {
     Session::turns_seconds(Way::ALL.len() * SIZES.len(), session.pacing.rounds, turn_seconds(session))
 }
 
-/// With the first touch of the area.
+/// Estimates the time of a turn, including the first touch of the area.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     session.pacing.slice.seconds + 0.1
 }
@@ -223,7 +222,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     Ok(())
 }
 
-/// The table of records of one size.
+/// Adds the table of one record size.
 fn show(
     chapter: &mut Chapter,
     (bytes, threads): (usize, usize),
@@ -283,14 +282,15 @@ fn show(
     chapter.tables.push(table);
 }
 
-/// The figures that the verdicts on one place rest on.
+/// The figures on which the verdicts for one place rest.
 #[derive(Debug)]
 struct Found {
     is_dax: bool,
     is_emulated: bool,
-    /// The areas exceed the processor's cache.
+    /// All areas together exceed the processor's cache.
     is_beyond_cache: bool,
-    /// Stored through the mapping and written back, over write(2): large records by ten threads, small ones by one.
+    /// The rate of storing through the mapping with write-back, over that of write(2): large records by ten threads,
+    /// small ones by one.
     large: Option<Ratio>,
     small: Option<Ratio>,
 }
@@ -311,7 +311,7 @@ impl Found {
     }
 }
 
-/// Claims about a place. S5 has ten threads of 1 GB each, and nothing of small records.
+/// The claims about a place. S5 has ten threads with 1 GB each and says nothing of small records.
 const CLAIMS: [Claim<Found>; 2] = [
     Claim {
         source: "S5",
@@ -354,7 +354,7 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Every way stores its bytes, in its thread's own part.
+    /// Every way stores its bytes, each thread in its own part.
     #[test]
     fn every_way_stores() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -374,7 +374,7 @@ mod tests {
         }
     }
 
-    /// Small records that leave the cache are timed whole: their latencies add up to most of the run.
+    /// The time of small records includes their write-back: their latencies add up to most of the run.
     #[test]
     fn latencies_add_up_to_the_run() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -383,12 +383,12 @@ mod tests {
         let timing = Timing { seconds: 0.3, sample_seconds: 0.0 };
         let path = file.path().to_owned();
         let task = Task { path, way: Way::MappedPersisted, bytes: 64, threads: 1, area_bytes, dax: false, timing };
-        let Ok(done) = task.perform(|_| {}) else { return }; // No instruction to write a line back.
+        let Ok(done) = task.perform(|_| {}) else { return }; // The processor has no instruction to write a line back.
         let timed = done.latency.mean_us * done.latency.count as f64 / 1e6;
         assert!(timed > done.seconds / 2.0, "{timed} s of {} s are timed: {:?}", done.seconds, done.latency);
     }
 
-    /// Each claim comes out each way. The one about small records is no source's.
+    /// Each claim gets each verdict. The claim about small records is the lab's own.
     #[test]
     fn claims_come_out_each_way() {
         let found = |median: f64, least: f64| {
@@ -398,7 +398,7 @@ mod tests {
         for (found, large, small) in [
             (found(4.0, 3.5), Holds::Yes, Holds::Yes),
             (found(2.0, 1.8), Holds::Partly, Holds::Yes),
-            // As in an example report: no third of three times, but faster.
+            // Figures of an example report: less than a third of the claimed effect, but faster.
             (found(1.33, 1.28), Holds::NotInSize, Holds::Yes),
             (found(0.9, 0.8), Holds::No, Holds::No),
             (found(3.0, 0.9), Holds::CannotTell, Holds::CannotTell),

@@ -1,4 +1,4 @@
-//! The file systems on which writes are measured: the folder's own, and others that the lab makes.
+//! The file systems on which writes are measured: the folder's own, and others that the lab creates.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,18 +7,18 @@ use crate::machine::Machine;
 use crate::mount::{DeviceCache, FileSystem, Mounted};
 use crate::session::{Session, plain};
 
-/// The size of a file system of the lab's own; xfs takes no less than 300 MB. Only blocks that are written take space.
+/// The size of a file system that the lab creates. xfs needs at least 300 MB. Only written blocks take space.
 const IMAGE_BYTES: u64 = 1 << 30;
 
-/// The time that making and removing one takes.
+/// The seconds that creating and removing a file system takes.
 pub(super) const PLACE_SECONDS: f64 = 0.5;
 
 /// The kernel's view of the drive's write cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cache {
-    /// The kernel flushes: it takes the cache to be volatile.
+    /// The kernel flushes the cache, because it considers the cache volatile.
     Volatile,
-    /// The kernel does not flush: it takes writes to be kept.
+    /// The kernel does not flush, because it considers writes durable once they complete.
     None,
     Unknown,
 }
@@ -36,15 +36,15 @@ impl Cache {
 /// A file system on which writes are measured.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// Its name in a table.
+    /// The name of the place in a table.
     pub(crate) name: String,
-    /// Its kind: `ext4`.
+    /// The kind of file system, such as `ext4`.
     pub(crate) file_system: String,
     pub(crate) folder: PathBuf,
-    /// The kernel's name of the disk below it.
+    /// The kernel's name of the underlying disk.
     pub(crate) disk: Option<String>,
     pub(crate) cache: Cache,
-    /// The kind that the lab made; `None` for the folder's own.
+    /// The kind of file system if the lab created it; `None` for the folder's own.
     pub(crate) made: Option<FileSystem>,
     mounted: Option<Mounted>,
 }
@@ -86,7 +86,7 @@ impl Place {
         self.folder.join(name)
     }
 
-    /// Returns `true` for a file system that keeps a journal or log of its metadata.
+    /// Returns `true` if the file system has a journal or log of its metadata.
     pub(crate) fn has_journal(&self) -> bool {
         match self.file_system.as_str() {
             "xfs" | "jfs" | "ext3" => true,
@@ -95,20 +95,20 @@ impl Place {
         }
     }
 
-    /// The mounted file system, to be switched off; `None` for the folder's own.
+    /// Returns the mounted file system, for a simulated power-off, or `None` for the folder's own.
     pub(crate) fn into_mounted(self) -> Option<Mounted> {
         self.mounted
     }
 }
 
-/// Returns `true` if ext4 on this disk runs a journal: the kernel has a folder for each.
+/// Returns `true` if ext4 on this disk uses a journal. The kernel has a folder in /proc/fs/jbd2 for each one.
 fn is_journalled(disk: Option<&str>) -> bool {
     let Some(disk) = disk else { return false };
     let Ok(entries) = std::fs::read_dir("/proc/fs/jbd2") else { return false };
     entries.filter_map(Result::ok).any(|entry| entry.file_name().to_string_lossy().starts_with(disk))
 }
 
-/// The places, and the reasons why others could not be made.
+/// The places, and for each one that could not be created, its name and the reason.
 #[derive(Debug)]
 pub(super) struct Places {
     pub(super) all: Vec<Place>,
@@ -116,7 +116,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Makes the file systems that the settings ask for, and ext4 once more on a device without a volatile cache.
+    /// Creates the file systems that the settings ask for, and ext4 a second time on a device without a volatile cache.
     pub(super) fn open(session: &Session<'_>, machine: &Machine) -> Places {
         let mut places = Places { all: vec![Place::own(session, machine)], absent: Vec::new() };
         for (file_system, cache) in wanted(session) {
@@ -136,7 +136,7 @@ impl Places {
     }
 }
 
-/// The file systems that will be made, if all can be.
+/// Returns the file systems that the lab tries to create.
 pub(super) fn wanted(session: &Session<'_>) -> Vec<(FileSystem, DeviceCache)> {
     let asked = &session.settings.file_systems;
     let mut wanted: Vec<_> = asked.iter().map(|each| (*each, DeviceCache::Volatile)).collect();

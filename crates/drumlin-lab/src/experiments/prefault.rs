@@ -1,12 +1,12 @@
-//! `prefault`: the cost of the first touch of a mapped page, and the gain of doing it in advance (S5).
+//! `prefault`: the cost of the first touch of a mapped page, and the gain of touching it in advance (S5).
 //!
 //! | claim of S5 | judged by |
 //! | --- | --- |
 //! | a load with prefault takes 1/7 of the time | the whole, prefault included; on persistent memory only |
 //! | first touches take most of a load (87 % of samples) | the same load into pages that were touched before |
-//! | a prefaulting thread ahead of the loaders shortens the load | the whole with and without it |
+//! | a thread that prefaults ahead of the loaders shortens the load | the whole with and without it |
 //!
-//! A load parses rows of CSV and stores them, as S5's did: a load that only copies would show faults and nothing else.
+//! Like S5's, a load parses rows of CSV and stores them. A load that only copied would consist of little but faults.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -30,22 +30,22 @@ use crate::temp_folder::{self, TempFolder};
 use crate::worker::Measurement;
 
 const PAGE_BYTES: usize = 4096;
-/// A row as it is stored.
+/// Size of a stored row.
 const ROW_BYTES: usize = 256;
-/// The part of a loader's file that a prefaulting thread brings in before it turns to the next loader's.
+/// The part of one loader's file that a prefaulting thread brings in before it turns to the next loader's file.
 const STEP_BYTES: usize = 8 << 20;
-/// Shares of the processor time are not told of fewer ticks of the clock that counts them, 100 a second.
+/// The minimum processor time, in ticks of 1/100 s, from which its shares are reported. Fewer ticks are too coarse.
 const TICKS_MIN: f64 = 20.0;
 
-/// Bringing pages in before rows are stored there.
+/// The way in which pages are brought in before rows are stored there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Way {
     Nothing,
-    /// `MAP_POPULATE`: by the call that maps.
+    /// The mapping call itself brings them in, by `MAP_POPULATE`.
     Populated,
-    /// `MADV_POPULATE_WRITE` of everything by all threads, and then the load.
+    /// All threads bring in all pages by `MADV_POPULATE_WRITE`, and the load begins afterwards.
     Before,
-    /// `MADV_POPULATE_WRITE` by threads that run while the load does, ahead of it.
+    /// Separate threads bring pages in by `MADV_POPULATE_WRITE`, ahead of the running load.
     Ahead,
 }
 
@@ -60,7 +60,7 @@ impl Way {
     }
 }
 
-/// A load of rows into a mapped file.
+/// Loads rows into a mapped file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -70,13 +70,12 @@ pub(crate) struct Task {
     prefaulters: usize,
 }
 
-/// The cost of a load.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
-    /// Mapping and prefaulting, before the load began.
+    /// Time of mapping and prefaulting before the load began.
     prefault_seconds: f64,
     load_seconds: f64,
-    /// The same load again, into pages that are there; 0 if it was not repeated.
+    /// Time of a second load into the same pages, which are then present; 0 if the load was not repeated.
     again_seconds: f64,
     /// Page faults of the loaders.
     faults: u64,
@@ -125,8 +124,8 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Parses rows and stores them, each loader in a part of its own, with prefaulting threads ahead of them if
-    /// `is_ahead`. Returns the seconds, and the loaders' page faults.
+    /// Parses rows and stores them, each loader in a part of its own. If `is_ahead`, prefaulting threads run ahead of
+    /// the loaders. Returns the seconds and the loaders' page faults.
     fn load(&self, map: &mut Map, text: &[u8], is_ahead: bool) -> io::Result<(f64, u64)> {
         let part_bytes = (self.bytes / self.loaders).next_multiple_of(PAGE_BYTES);
         let address = map.address();
@@ -154,8 +153,8 @@ impl Task {
         })
     }
 
-    /// Brings in the first step of each loader's part, then the second of each, and so on; this thread every
-    /// `prefaulters`-th of them.
+    /// Brings in the first step of each loader's part, then the second step of each, and so on. This thread does every
+    /// `prefaulters`-th of these steps.
     fn run_ahead(&self, address: usize, part_bytes: usize, index: usize, is_over: &AtomicBool) -> io::Result<()> {
         let steps = part_bytes.div_ceil(STEP_BYTES);
         for turn in (index..steps * self.loaders).step_by(self.prefaulters) {
@@ -173,7 +172,7 @@ impl Task {
     }
 }
 
-/// Lines of CSV: two whole numbers, an amount, a date and two texts.
+/// Returns lines of CSV: two whole numbers, an amount, a date and two texts.
 fn csv() -> Vec<u8> {
     let mut text = String::new();
     for line in 0..4096u64 {
@@ -184,7 +183,7 @@ fn csv() -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Fills `part` with rows, parsed from the lines of `text`, again and again. Returns the page faults.
+/// Fills `part` with rows that are parsed from the lines of `text`, repeatedly. Returns the page faults.
 fn store_rows(part: &mut [u8], text: &[u8]) -> u64 {
     let faults = counters::thread_faults();
     let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).cycle();
@@ -213,7 +212,8 @@ struct Case {
     way: Way,
 }
 
-/// The bytes of a load: 2 GiB, of which faults are no noise; less if memory would be short or nothing can be told.
+/// The bytes of a load: 2 GiB, enough for faults to stand out of the noise. A load is smaller if memory is short, or on
+/// an emulated processor, where no verdict is possible.
 const BYTES: usize = 2 << 30;
 
 fn bytes(machine: &Machine) -> usize {
@@ -224,7 +224,7 @@ fn bytes(machine: &Machine) -> usize {
     if third >= BYTES { BYTES } else { (third >> 26 << 26).max(64 << 20) }
 }
 
-/// Loaders and prefaulting threads: as many as there are processors, half of them each.
+/// Returns the numbers of loaders and of prefaulting threads: together one for each processor, half of them each.
 fn threads(machine: &Machine) -> (usize, usize) {
     let prefaulters = (machine.processors / 2).max(1);
     (machine.processors.saturating_sub(prefaulters).max(1), prefaulters)
@@ -240,7 +240,7 @@ fn ways(session: &Session<'_>) -> Vec<Way> {
     ways
 }
 
-/// Folders on tmpfs and on persistent memory, as far as there are any and they are writable.
+/// Creates folders on tmpfs and on persistent memory, as far as these exist and are writable.
 pub(super) fn memory_rooms(bytes: u64) -> Vec<(&'static str, TempFolder)> {
     let mut found = Vec::new();
     let tmpfs = Path::new("/dev/shm");
@@ -256,7 +256,7 @@ pub(super) fn memory_rooms(bytes: u64) -> Vec<(&'static str, TempFolder)> {
     found
 }
 
-/// The approximate time of a turn: a load, and making and removing its file.
+/// The approximate seconds of a turn: a load, and creating and removing its file.
 const TURN_SECONDS: f64 = 3.0;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
@@ -273,7 +273,7 @@ pub(super) fn chapter() -> Chapter {
     )
 }
 
-/// The file of the case under measurement: one at a time, made before its turn and removed before the next.
+/// The file of the current case. It is created before the case's turn and removed before the next one.
 #[derive(Default)]
 struct CaseFile {
     count: Cell<u64>,
@@ -281,12 +281,12 @@ struct CaseFile {
 }
 
 impl CaseFile {
-    /// Removes the file of the case before and makes another in `folder`.
+    /// Removes the file of the previous case and creates another in `folder`.
     fn make(&self, folder: &Path, bytes: usize) -> PathBuf {
         self.remove();
         self.count.set(self.count.get() + 1);
         let path = folder.join(format!("prefault-{}", self.count.get()));
-        // A file that cannot be made shows as the worker's failure.
+        // If the file cannot be created, the worker fails and reports why.
         if let Ok(file) = File::options().write(true).create_new(true).open(&path) {
             let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64);
         }
@@ -306,8 +306,8 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     let rooms = memory_rooms(bytes as u64);
     let mut places: Vec<(&str, &Path)> = rooms.iter().map(|(name, room)| (*name, room.path())).collect();
     let is_dax = machine::dax_folder().is_some_and(|folder| session.room.path().starts_with(folder));
-    // First touches of a drive's file system cost several times as much: with `--quick` only if there is no other
-    // place.
+    // First touches cost several times as much on a drive's file system. So with `--quick` measure it only if there is
+    // no other place.
     let is_wanted = places.is_empty() || !session.settings.quick;
     if is_wanted && !machine.in_memory && !is_dax && temp_folder::space_bytes(session.room.path())? > bytes as u64 {
         places.push((DRIVE, session.room.path()));
@@ -377,7 +377,7 @@ fn show(
         let again = turns.median(|seen| seen.again_seconds).filter(|seconds| *seconds > 0.0);
         let load = turns.median(|seen| seen.load_seconds);
         let touch = load.zip(again).map(|(load, again)| {
-            // Time of all loaders.
+            // Sum the time over all loaders.
             (load - again).max(0.0) * loaders as f64 * 1e9 / pages
         });
         let ticks = turns.median(|seen| seen.cpu_seconds * 100.0).unwrap_or(0.0);
@@ -400,17 +400,17 @@ fn show(
     chapter.tables.push(table);
 }
 
-/// The figures that the verdicts on one place rest on.
+/// The figures on which the verdicts for one place rest.
 #[derive(Debug)]
 struct Found {
     is_dax: bool,
     is_emulated: bool,
     bytes: usize,
-    /// The whole without prefault over the whole with threads ahead.
+    /// The whole time without prefault over that with prefaulting threads ahead.
     ahead: Option<Ratio>,
-    /// The same over prefaulting everything first.
+    /// The whole time without prefault over that with all pages prefaulted first.
     before: Option<Ratio>,
-    /// The share of a load's time that touched pages would have spared.
+    /// The share of a load's time that pages touched before would save.
     touches: Option<Spread>,
 }
 
@@ -428,7 +428,7 @@ impl Found {
     }
 }
 
-/// A claim about a place, and its judge.
+/// A claim about a place, and the function that judges it.
 type PlaceClaim = (&'static str, fn(&Found) -> Judgement);
 
 const CLAIMS: [PlaceClaim; 3] = [
@@ -482,7 +482,7 @@ fn nothing() -> Judgement {
 mod tests {
     use super::*;
 
-    /// Prefaulted pages are not faulted in again while loading, and every way stores the same rows.
+    /// Prefaulted pages do not fault again during the load, and every way stores the same rows.
     #[test]
     fn prefaulted_pages_do_not_fault() {
         let folder = tempfile::tempdir().unwrap();
@@ -496,10 +496,10 @@ mod tests {
         };
         let (without, rows) = load(Way::Nothing).unwrap();
         assert!(rows.chunks(ROW_BYTES).all(|row| row[32..].starts_with(b"a text of a length")));
-        // A kernel before 5.14 has no such advice.
+        // A kernel before 5.14 lacks this advice.
         if let Ok((mut with, same)) = load(Way::Before) {
             assert!(same == rows && load(Way::Ahead).unwrap().1 == rows);
-            // A sync by another process after the prefault makes the pages clean, and they fault again.
+            // If another process syncs after the prefault, the pages become clean and fault again.
             for _ in 0..20 {
                 with = with.min(load(Way::Before).unwrap().0);
                 if with < without / 2 + 100 {
@@ -519,7 +519,7 @@ mod tests {
         Found { is_dax: true, is_emulated: false, bytes: BYTES, ahead, before: None, touches }
     }
 
-    /// Each claim comes out each way.
+    /// Each claim gets each verdict.
     #[test]
     fn claims_come_out_each_way() {
         let share = (0.3, 0.3);

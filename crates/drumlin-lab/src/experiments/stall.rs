@@ -1,12 +1,12 @@
-//! `stall`: stalls of a task scheduler whose tasks touch cold mapped pages (S3).
+//! `stall`: page faults that stall a task scheduler when its tasks touch cold mapped pages (S3).
 //!
 //! A scheduler with one thread per processor, like those of asynchronous runtimes, runs reader tasks and one heartbeat
-//! task, which only schedules itself again. Any other task of the program would have waited for as long as the time
-//! between two beats. The readers differ in what the scheduler sees of a read:
+//! task, which only reschedules itself. The time between two beats is the time that any other task of the program would
+//! have waited. The readers differ in what the scheduler sees of a read:
 //!
-//! - *mapped*: a reader that touches a cold page blocks its thread in the kernel, unseen;
+//! - *mapped*: a reader that touches a cold page blocks its thread in the kernel, and the scheduler does not notice;
 //! - *handed over*: a reader calls read(2), which the scheduler sees; the call blocks another thread, as in Go's
-//!   runtime or on a pool for blocking calls, and the scheduler's own thread goes on;
+//!   runtime or on a pool for blocking calls, and the scheduler's own thread continues;
 //! - *asynchronous*: a reader leaves the thread to other tasks until its bytes arrive.
 
 use std::collections::VecDeque;
@@ -36,7 +36,7 @@ use crate::session::{Counted, Rounds, Session, Turns};
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// The way in which readers read.
+/// The way in which readers make their reads.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 enum Way {
     Mapped,
@@ -67,18 +67,17 @@ pub(crate) struct Task {
     seconds: f64,
 }
 
-/// The observations.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     reads_per_second: f64,
     beats_per_second: f64,
-    /// Times between two beats.
+    /// The times between two beats.
     gaps: Summary,
-    /// The share of the time in which all threads were blocked in a page fault.
+    /// The share of the time in which all threads were in a page fault at once.
     all_blocked: f64,
-    /// Processor time for each second of a scheduler's thread.
+    /// Processor time of a scheduler thread per second of the run.
     processor_share: f64,
-    /// Bytes that a read made the device read; none would mean that the pages were cached.
+    /// Bytes that the device read for each read. If there were none, the pages were cached.
     device_bytes_per_read: f64,
 }
 
@@ -89,14 +88,14 @@ enum Ready {
     Reader,
 }
 
-/// The tasks that are ready, and the state of the threads.
+/// The queue of ready tasks, and the state of the threads.
 struct Scheduler {
     ready: Mutex<VecDeque<Ready>>,
     stop: AtomicBool,
     reads: AtomicU64,
     last_beat: Mutex<(Instant, Latencies)>,
     blocked: Vec<AtomicBool>,
-    /// Reads that were handed over and not begun.
+    /// The number of reads that were handed over and not begun.
     handed: Mutex<usize>,
     handing: Condvar,
 }
@@ -118,13 +117,13 @@ impl Scheduler {
         self.ready.lock().expect("nothing panics while it is held").push_back(task);
     }
 
-    /// Leaves a read to another thread.
+    /// Hands a read over to another thread.
     fn hand_over(&self) {
         *self.handed.lock().expect("nothing panics while it is held") += 1;
         self.handing.notify_one();
     }
 
-    /// Waits for a read that was handed over. Returns `false` once the run is over.
+    /// Waits for a read that was handed over. Returns `false` when the run has ended.
     fn take_over(&self) -> bool {
         let mut handed = self.handed.lock().expect("nothing panics while it is held");
         while *handed == 0 && self.goes_on() {
@@ -134,7 +133,7 @@ impl Scheduler {
         self.goes_on()
     }
 
-    /// Returns `true` once there was a beat, and a read where there are readers.
+    /// Returns `true` once there was a beat and, if there are readers, a read.
     fn has_begun(&self, readers: usize) -> bool {
         (readers == 0 || self.reads.load(Ordering::Relaxed) > 0)
             && self.last_beat.lock().expect("nothing panics while it is held").1.count() > 0
@@ -145,7 +144,7 @@ impl Scheduler {
     }
 }
 
-/// A random block of the file; another at each call.
+/// Returns a random block of the file.
 fn place(random: &mut Xoshiro256PlusPlus, blocks: u64) -> u64 {
     random.random_range(0..blocks)
 }
@@ -191,8 +190,8 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Runs the scheduler's threads, and those that reads are handed to. Returns the share of the time in which all of
-    /// the scheduler's were in a fault.
+    /// Runs the scheduler's threads, and the helpers that reads are handed to. Returns the share of the time in which
+    /// all of the scheduler's threads were in a fault.
     fn run(&self, scheduler: &Scheduler, file: &File, map: &Map, blocks: u64) -> io::Result<f64> {
         std::thread::scope(|scope| {
             let helpers = if self.way == Way::HandedOver { self.readers } else { 0 };
@@ -209,7 +208,7 @@ impl Task {
                 .collect();
             let (mut looks, mut blocked) = (0u64, 0u64);
             let start = Instant::now();
-            // On a busy machine a short time could be over before any thread has run.
+            // On a busy machine a short run could end before any thread was scheduled.
             let failed = || threads.iter().chain(&helpers).any(std::thread::ScopedJoinHandle::is_finished);
             while start.elapsed() < Duration::from_secs_f64(self.seconds)
                 || !(scheduler.has_begun(self.readers) || failed())
@@ -219,7 +218,7 @@ impl Task {
                 blocked += u64::from(scheduler.blocked.iter().all(|each| each.load(Ordering::Relaxed)));
             }
             scheduler.stop.store(true, Ordering::Relaxed);
-            // Taken, so that no helper is between its look at `stop` and its wait.
+            // Lock once, so that no helper is between checking `stop` and waiting.
             drop(scheduler.handed.lock());
             scheduler.handing.notify_all();
             for thread in threads.into_iter().chain(helpers) {
@@ -304,7 +303,7 @@ impl Task {
     }
 }
 
-/// A scheduler's thread that hands reads over.
+/// Runs a scheduler thread that hands reads over.
 fn run_handing(scheduler: &Scheduler) -> io::Result<()> {
     while scheduler.goes_on() {
         match scheduler.next() {
@@ -338,8 +337,8 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(16)
 }
 
-/// The case that most verdicts rest on comes first: it is the one that is measured twice. A single reader is left out
-/// with `is_quick`: no verdict asks for it.
+/// Returns the cases. The first, on which most verdicts rest, is measured twice. With `is_quick` there is no case of a
+/// single reader, because no verdict needs it.
 fn cases(is_quick: bool) -> Vec<Case> {
     let threads = threads();
     let mut cases = vec![Case { way: Way::Mapped, readers: threads }, Case { way: Way::Mapped, readers: 0 }];
@@ -449,21 +448,22 @@ impl Counted for Seen {
     }
 }
 
-/// The figures that the verdicts rest on; `None` where something was not measured.
+/// The figures on which the verdicts rest. Those that were not measured are `None`.
 #[derive(Debug, Default)]
 struct Found {
-    /// As many mapped readers as threads: the share of the time in which all threads were in a fault.
+    /// The share of the time in which all threads were in a fault, with one mapped reader per thread.
     all_blocked: Option<Spread>,
-    /// Their processor time for each second of a thread, and that of a heart that beats alone.
+    /// Processor time of a thread per second of the run: with one mapped reader per thread, and with the heartbeat
+    /// alone.
     processor_share: Option<Spread>,
     alone_share: Option<Spread>,
-    /// Device bytes of each of their reads.
+    /// Bytes that the device read for each read by one mapped reader per thread.
     device_bytes_per_read: Option<f64>,
-    /// Beats of asynchronous readers over those of mapped ones, as many as threads.
+    /// The beats of asynchronous readers over those of mapped readers, one reader per thread.
     beats: Option<Ratio>,
-    /// The 99th percentile of the waits with eight mapped readers a thread, over that with reads handed over.
+    /// The 99th percentile of the waits with eight mapped readers per thread, over that with reads handed over.
     handed_over: Option<Ratio>,
-    /// The same over asynchronous reads.
+    /// The 99th percentile with eight mapped readers per thread, over that with asynchronous readers.
     asynchronous: Option<Ratio>,
 }
 
@@ -532,7 +532,8 @@ const CLAIMS: [Claim<Found>; 4] = [
     },
 ];
 
-/// S3 gives no figure: idle is taken as at most a quarter of the time at work, and not idle as more than half.
+/// Judges idleness. S3 gives no figure, so a processor counts as idle if it works for at most a quarter of the time,
+/// and as not idle if it works for more than half of it.
 fn idle(found: &Found) -> Judgement {
     let (Some(blocked), Some(share), Some(alone)) = (found.all_blocked, found.processor_share, found.alone_share)
     else {
@@ -554,7 +555,7 @@ fn idle(found: &Found) -> Judgement {
     }
 }
 
-/// Judges waits of mapped readers over those of others: a tenth, or shorter at all.
+/// Judges the claim that other readers shorten the waits of mapped ones, to a tenth if it is to hold fully.
 fn shorter_waits(ratio: Option<Ratio>) -> Judgement {
     let Some(ratio) = ratio else { return nothing() };
     let why = format!("With eight readers a thread the 99th percentile is {} as long with mapped pages.", ratio.show());
@@ -569,7 +570,7 @@ fn nothing() -> Judgement {
 mod tests {
     use super::*;
 
-    /// All schedulers read and beat.
+    /// All schedulers make reads and beats.
     #[test]
     fn all_schedulers_run() {
         let folder = tempfile::tempdir().unwrap();
@@ -580,14 +581,15 @@ mod tests {
             let seen = task.perform(|_| {}).unwrap();
             assert!(seen.reads_per_second > 0.0 && seen.beats_per_second > 0.0, "{way:?}: {seen:?}");
         }
-        // Without readers there is no read to wait for.
+        // Without readers, the run does not wait for a first read.
         let alone = Task { path, way: Way::Mapped, seed: 1, threads: 2, readers: 0, seconds: 0.05 };
         let seen = alone.perform(|_| {}).unwrap();
         assert!(seen.reads_per_second == 0.0 && seen.beats_per_second > 0.0, "{seen:?}");
     }
 
-    /// Processors that wait for the drive are idle, those that a fast drive keeps at work are not. A scheduler that
-    /// runs tells nothing, nor does a busy machine. S3 has no asynchronous reads.
+    /// Processors that wait for the drive are idle; those that a fast drive keeps busy are not. A scheduler that is not
+    /// stopped cannot tell, and neither can a machine that others use. The claim about asynchronous reads is the lab's
+    /// own.
     #[test]
     fn idleness_comes_out_each_way() {
         let spread = |least: f64, most: f64| Some(Spread { median: f64::midpoint(least, most), least, most });
@@ -598,13 +600,13 @@ mod tests {
         let judge = |blocked, least, most| judge_beside(0.98, blocked, least, most);
         assert_eq!((judge(0.98, 0.1, 0.2), judge(0.98, 0.7, 0.8)), (Holds::Yes, Holds::No));
         assert_eq!((judge(0.98, 0.3, 0.4), judge(0.98, 0.2, 0.7)), (Holds::Partly, Holds::CannotTell));
-        // Other programs had the processors: a heart that beats alone got a fifth of them too.
+        // Other programs used the processors: a heartbeat alone got only a fifth of them too.
         assert_eq!(judge_beside(0.22, 0.95, 0.17, 0.22), Holds::CannotTell);
         assert_eq!((judge(0.1, 0.1, 0.2), idle(&Found::default()).holds), (Holds::CannotTell, Holds::CannotTell));
         assert_eq!(CLAIMS.map(|claim| claim.source), ["S3", "S3", "Drumlin", "S3"]);
     }
 
-    /// Each claim comes out each way.
+    /// Each claim gets each verdict.
     #[test]
     fn claims_come_out_each_way() {
         let ratio = |median: f64, least: f64| Some(Ratio { median, least, most: median * 1.1, noise: 1.05 });

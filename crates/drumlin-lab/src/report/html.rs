@@ -1,7 +1,7 @@
-//! The report as one HTML page that needs nothing else: no script, no font, no file.
+//! The report as one self-contained HTML page, without script, font or any other file.
 //!
-//! One column on a phone, two plots side by side on a desk; colours for light and dark. Wide tables scroll in their own
-//! frame, so that the page itself never scrolls sideways.
+//! A phone shows one column, a desktop two plots side by side; there are colours for light and dark. Wide tables scroll
+//! within their own frame, so that the page itself never scrolls sideways.
 
 use std::fmt::Write;
 
@@ -41,7 +41,7 @@ pub(super) fn render(report: &Report) -> String {
     page
 }
 
-/// The sources, with the names that verdicts and tables give them.
+/// Lists the sources under the names that verdicts and tables use.
 fn sources() -> String {
     let mut html = String::from("<section><h2>The sources</h2><dl class=\"sources\">");
     for (name, words) in SOURCES {
@@ -50,7 +50,7 @@ fn sources() -> String {
     html + "</dl></section>"
 }
 
-/// Every finding on one screen, with a link to its chapter.
+/// Lists every verdict on one screen, with links to the chapters.
 fn summary(report: &Report) -> String {
     if report.verdicts().next().is_none() {
         return String::new();
@@ -77,7 +77,7 @@ fn summary(report: &Report) -> String {
     html + "</ul></section>"
 }
 
-/// A source's name, which tells what it stands for to a pointer that rests on it.
+/// Formats a source's name with its title, which appears when the pointer rests on the name.
 fn source(name: &str) -> String {
     format!("<abbr title=\"{}\">{name}</abbr>", escape(source_words(name)))
 }
@@ -160,7 +160,7 @@ fn table(table: &Table) -> String {
     let mut html = format!("<h3>{}</h3><div class=\"frame\" tabindex=\"0\"><table><thead><tr>", escape(&table.title));
     for column in &table.columns {
         let class = if column.form == Form::Text { " class=\"words\"" } else { "" };
-        // The terminal may break a label at its hyphen; a page need not.
+        // A terminal may break a label at its hyphen; a page need not.
         html += &format!("<th scope=\"col\"{class}>{}</th>", escape(&column.label.replace("- ", "")));
     }
     if has_source {
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The page is self-contained, holds every figure, and no text can become markup.
+    /// The page is self-contained, contains every figure, and no text can become markup.
     #[test]
     fn the_page_stands_alone() {
         let mut chapter = Chapter::new("random", "Reads <b>", "About & more");
@@ -232,7 +232,8 @@ mod tests {
         assert!(text.contains("547 k") && text.contains("S1"));
     }
 
-    /// Both forms begin with what the sources are, the list of all verdicts, and advice if noise left many untold.
+    /// Both forms begin with the sources and the list of all verdicts. They give advice if noise made many verdicts
+    /// impossible.
     #[test]
     fn reports_begin_with_sources_and_summary() {
         let quiet = Judgement::new(Holds::Partly, "It has 3 times the rate.");

@@ -1,4 +1,4 @@
-//! The results of a run, in a form for a terminal, a program and a browser.
+//! The results of a run, for a terminal, a program and a browser.
 
 mod html;
 mod plot;
@@ -14,48 +14,48 @@ use crate::machine::Machine;
 pub struct Report {
     /// The version of this report's JSON: 2.
     pub version: u32,
-    /// The command as it was typed.
+    /// The command as the user typed it.
     pub command: String,
-    /// The start of the run, in UTC.
+    /// The time at which the run started, in UTC.
     pub started: String,
-    /// The time that it took.
+    /// The seconds that the run took.
     pub seconds: f64,
-    /// `true` if the user ended it early: it holds the results up to then.
+    /// `true` if the user interrupted the run. The report then has the results so far.
     pub interrupted: bool,
     /// `true` for short runs on small files.
     pub quick: bool,
-    /// The machine that it ran on.
+    /// The machine on which the lab ran.
     pub machine: Machine,
-    /// The memory limit and the way in which it was enforced, in words.
+    /// The memory limit and how it was enforced, in words.
     pub memory_limit: String,
-    /// Cold and warm reads of the drive, in words, if the large file was read.
+    /// The rates of cold and warm reads of the drive, in words, if the large file was read.
     pub drive_state: Option<String>,
-    /// One for each experiment, in the order in which they ran.
+    /// A chapter for each experiment, in the order in which they ran.
     pub chapters: Vec<Chapter>,
 }
 
 /// The results of one experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Chapter {
-    /// The experiment's name, as it is typed.
+    /// The experiment's name, as users type it.
     pub name: &'static str,
-    /// The question.
+    /// The question that the experiment answers.
     pub title: String,
     /// The method, in a few sentences.
     pub about: String,
-    /// The time that it took.
+    /// The seconds that the experiment took.
     pub seconds: f64,
-    /// The time that it was expected to take, announced before the run.
+    /// The seconds that the experiment was expected to take, as announced before the run.
     pub planned_seconds: f64,
-    /// Figures.
+    /// Tables of the figures.
     pub tables: Vec<Table>,
     /// Plots of the figures.
     pub plots: Vec<Plot>,
     /// The sources' findings compared with what was seen here.
     pub verdicts: Vec<Verdict>,
-    /// Notes without which the figures could be misread.
+    /// Notes that prevent misreading of the figures.
     pub notes: Vec<String>,
-    /// The reason why it ended early, if it did.
+    /// The reason why the experiment ended early, if it did.
     pub failure: Option<String>,
 }
 
@@ -79,7 +79,7 @@ impl Chapter {
         self.notes.push(text.into());
     }
 
-    /// Adds a claim with the judgement that it came to.
+    /// Adds a claim with its judgement.
     pub(crate) fn judged(&mut self, source: &'static str, claim: impl Into<String>, judgement: Judgement) {
         let Judgement { holds, why, missing } = judgement;
         self.verdicts.push(Verdict { source, claim: claim.into(), holds, why, missing });
@@ -89,11 +89,11 @@ impl Chapter {
 /// A table of figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Table {
-    /// Its title.
+    /// Title of the table.
     pub title: String,
-    /// Its columns; the first names the row.
+    /// The columns. The first one names the row.
     pub columns: Vec<Column>,
-    /// Its rows.
+    /// The rows.
     pub rows: Vec<Row>,
 }
 
@@ -118,13 +118,13 @@ impl Serialize for Column {
 /// A row of a table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// One for each column.
+    /// The cells, one for each column.
     pub cells: Vec<Cell>,
-    /// The source's figure, if it has one.
+    /// The source's figure, if the source has one.
     pub source: Option<String>,
 }
 
-/// One figure or word of a table.
+/// A cell of a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Cell {
@@ -188,17 +188,17 @@ impl Table {
 }
 
 impl Row {
-    /// The figure of the source.
+    /// Sets the figure of the source.
     pub(crate) fn source(&mut self, text: impl Into<String>) {
         self.source = Some(text.into());
     }
 }
 
-/// The division of an axis.
+/// The scale of an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
-    /// Equal distances for equal differences, from zero.
+    /// Equal distances for equal differences, starting at zero.
     Linear,
     /// Equal distances for equal ratios.
     Logarithmic,
@@ -226,16 +226,16 @@ impl Serialize for Axis {
     }
 }
 
-/// Lines over two axes.
+/// A plot of lines over two axes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plot {
-    /// Its title.
+    /// Title of the plot.
     pub title: String,
     /// The horizontal axis.
     pub x: Axis,
     /// The vertical axis.
     pub y: Axis,
-    /// The part of the rounds that is drawn, in words; empty if the title says it.
+    /// The rounds that the plot shows, in words; empty if the title says it.
     pub drawn: &'static str,
     /// The lines.
     pub lines: Vec<Line>,
@@ -244,25 +244,25 @@ pub struct Plot {
 /// One line of a plot.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
-    /// Its label.
+    /// Label of the line.
     pub name: String,
-    /// From left to right.
+    /// The points, from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
 impl Plot {
-    /// A plot without lines: its title, and label, form and scale of each axis.
+    /// Creates a plot without lines from a title and the label, form and scale of each axis.
     pub fn new(title: impl Into<String>, x: (&'static str, Form, Scale), y: (&'static str, Form, Scale)) -> Plot {
         let axis = |(label, form, scale)| Axis { label, form, scale };
         Plot { title: title.into(), x: axis(x), y: axis(y), drawn: "", lines: Vec::new() }
     }
 
-    /// The same plot, with words for what of the rounds it draws.
+    /// Adds words for the rounds that the plot shows.
     pub(crate) fn drawing(self, drawn: &'static str) -> Plot {
         Plot { drawn, ..self }
     }
 
-    /// The plot as SVG within HTML, for a page with [`Plot::STYLE`].
+    /// Returns the plot as SVG within HTML, for a page with the style sheet [`Plot::STYLE`].
     #[must_use]
     pub fn html(&self) -> String {
         plot::render(self)
@@ -271,7 +271,7 @@ impl Plot {
     /// The style sheet of pages with plots and tables.
     pub const STYLE: &str = html::STYLE;
 
-    /// Adds a line, unless there is nothing to draw.
+    /// Adds a line, unless it has no points.
     pub fn line(&mut self, name: impl Into<String>, points: Vec<(f64, f64)>) {
         if !points.is_empty() {
             self.lines.push(Line { name: name.into(), points });
@@ -279,14 +279,14 @@ impl Plot {
     }
 }
 
-/// Drawn by a plot whose lines are each from one turn of their case.
+/// The rounds of a plot whose lines each show one turn of their case.
 pub(crate) const MIDDLE_ROUND: &str = "of each case the round with the median rate";
-/// Drawn by a plot whose lines hold the operations of every turn.
+/// The rounds of a plot whose lines contain the operations of every turn.
 pub(crate) const ALL_ROUNDS: &str = "the operations of all rounds";
-/// Drawn by a plot whose points are medians.
+/// The rounds of a plot whose points are medians.
 pub(crate) const MEDIANS: &str = "medians of the rounds";
 
-/// The sources, by the names that verdicts and tables give them.
+/// The sources, by the names that verdicts and tables use.
 const SOURCES: [(&str, &str); 6] = [
     ("S1", "Crotty, Leis and Pavlo: Are You Sure You Want to Use MMAP in Your Database Management System? (CIDR 2022)"),
     ("S2", "J. Johnson on durable writes in BonsaiDb and Nebari (2022)"),
@@ -296,30 +296,30 @@ const SOURCES: [(&str, &str); 6] = [
     ("Drumlin", "a claim of the project that this lab belongs to"),
 ];
 
-/// The title of the source of this name.
+/// Returns the title of the source with this name.
 fn source_words(name: &str) -> &'static str {
     SOURCES.iter().find(|(known, _)| *known == name).map_or("", |(_, words)| words)
 }
 
-/// The beginning of the condition that a verdict misses if the rounds left it undecided.
+/// The beginning of the missing condition if the rounds left a verdict undecided.
 pub(crate) const QUIETER: &str = "a quieter machine";
 
-/// The way from findings to what an operator may do.
+/// A hint that leads from the findings to what an operator can do.
 const WHAT_FOLLOWS: &str = "What follows for a database of yours: drumlin doctor DIR.";
 
 /// The verdict on a source's finding here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Holds {
-    /// It was seen.
+    /// The claimed effect was seen.
     Yes,
-    /// The opposite, or nothing of it, was seen.
+    /// No such effect was seen, or the opposite was.
     No,
-    /// A part of it was seen: a third of the claimed effect or more, by logarithm.
+    /// Part of the effect was seen: at least a third of it, by logarithm.
     Partly,
-    /// Less than a third of it was seen, or so much more that it is another effect.
+    /// Less than a third of the effect was seen, or so much more that it is another effect.
     NotInSize,
-    /// This machine or this run cannot tell; [`Verdict::missing`] names the condition.
+    /// This machine or this run cannot tell; [`Verdict::missing`] names the missing condition.
     CannotTell,
 }
 
@@ -344,19 +344,19 @@ impl Holds {
 pub(crate) struct Judgement {
     pub(crate) holds: Holds,
     pub(crate) why: String,
-    /// The condition without which nothing can be told.
+    /// The condition without which the claim cannot be judged.
     pub(crate) missing: Option<String>,
 }
 
 impl Judgement {
-    /// A verdict that could be told.
+    /// Creates a judgement that could be reached.
     pub(crate) fn new(holds: Holds, why: impl Into<String>) -> Judgement {
         assert!(holds != Holds::CannotTell, "a verdict that cannot be told names the missing condition");
         Judgement { holds, why: why.into(), missing: None }
     }
 
-    /// A machine that lacks a condition can't refute what rests on it: a verdict against the claim becomes one that
-    /// cannot be told, for want of the condition. An effect that was seen all the same stands.
+    /// Turns a verdict against the claim into one that cannot be told, if the condition `missing` is not met: a machine
+    /// can't refute a finding whose conditions it lacks. A verdict that supports the claim stands.
     pub(crate) fn unless_lacking(self, missing: Option<String>) -> Judgement {
         match missing {
             Some(missing) if matches!(self.holds, Holds::No | Holds::NotInSize) => {
@@ -366,13 +366,13 @@ impl Judgement {
         }
     }
 
-    /// A verdict that cannot be told here, for want of a condition: `a drive with a volatile cache`.
+    /// Creates a judgement that cannot tell, for lack of a condition such as `a drive with a volatile cache`.
     pub(crate) fn cannot_tell(missing: impl Into<String>, why: impl Into<String>) -> Judgement {
         Judgement { holds: Holds::CannotTell, why: why.into(), missing: Some(missing.into()) }
     }
 }
 
-/// A source's finding compared with what was seen here.
+/// A source's finding, compared with what was measured here.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
     /// The source of the claim.
@@ -381,19 +381,19 @@ pub struct Verdict {
     pub claim: String,
     /// The verdict.
     pub holds: Holds,
-    /// The figures behind it.
+    /// The figures on which the verdict rests.
     pub why: String,
-    /// The condition that is missing, if the verdict cannot be told.
+    /// The condition that is missing if the claim cannot be judged.
     pub missing: Option<String>,
 }
 
 impl Verdict {
-    /// The claim, the figures, and what is missing.
+    /// Returns the claim, the figures, and what is missing.
     fn sentences(&self) -> String {
         [self.claim.clone(), self.explanation()].join(" ").trim_end().to_owned()
     }
 
-    /// The figures, and what is missing.
+    /// Returns the figures, and what is missing.
     fn explanation(&self) -> String {
         let missing = self.missing.as_ref().map(|missing| format!("Missing: {missing}."));
         [Some(self.why.clone()), missing]
@@ -410,7 +410,8 @@ impl Report {
         self.chapters.iter().flat_map(|chapter| &chapter.verdicts)
     }
 
-    /// Advice for a run that other work on the machine disturbed: two verdicts, and a tenth of all, could not be told.
+    /// Returns advice if other work disturbed the run, so that at least two verdicts and a tenth of all could not be
+    /// told.
     fn noise_hint(&self) -> Option<String> {
         let all = self.verdicts().count();
         let noisy = |verdict: &&Verdict| verdict.missing.as_ref().is_some_and(|missing| missing.starts_with(QUIETER));
@@ -422,7 +423,7 @@ impl Report {
         })
     }
 
-    /// The number of verdicts of each outcome: `39 verdicts; holds: 26, partly: 13`.
+    /// Returns the number of verdicts of each outcome, like `39 verdicts; holds: 26, partly: 13`.
     fn outcomes(&self) -> String {
         let mut outcomes: Vec<(&str, u64)> = Vec::new();
         for verdict in self.verdicts() {
@@ -436,13 +437,13 @@ impl Report {
         format!("{}; {each}", figures::plural(self.verdicts().count() as u64, "verdict"))
     }
 
-    /// The report as tables for a terminal of this many columns, with ANSI styles.
+    /// Formats the report as tables for a terminal of this many columns, with ANSI styles.
     #[must_use]
     pub fn text(&self, columns: usize) -> String {
         text::report(self, columns)
     }
 
-    /// The report as one self-contained HTML page.
+    /// Formats the report as one self-contained HTML page.
     #[must_use]
     pub fn html(&self) -> String {
         html::render(self)

@@ -1,14 +1,14 @@
-//! Plots as SVG, drawn by hand: a few lines over two axes, in the page's own colours.
+//! Draws plots as SVG: a few lines over two axes, in the page's own colours.
 //!
-//! A plot is 420 units wide, about the width of a phone: its letters stay as large as the page's on a phone, and beside
-//! another plot on a desk.
+//! A plot is 420 units wide, about the width of a phone. So its text is as large as the page's text, both on a phone
+//! and next to another plot on a desktop.
 
 use std::fmt::Write;
 
 use super::{Axis, Line, Plot, Scale};
 use crate::figures::{Form, unbroken};
 
-/// Text within HTML or SVG; no line breaks between a number and its unit.
+/// Escapes text for HTML or SVG, and keeps numbers and their units on one line.
 pub(super) fn escape(text: &str) -> String {
     unbroken(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -20,7 +20,8 @@ const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 40.0;
 
-/// The number of colours for lines, and of patterns and marks: each line has its own of both, up to 36 lines.
+/// The number of colours, and the number of patterns with their marks. Lines have different combinations of colour and
+/// pattern, up to 36 lines.
 const STYLES: usize = 6;
 
 /// An axis over a range of values.
@@ -54,12 +55,12 @@ impl Ruler {
         Ruler { scale, low, high }
     }
 
-    /// Returns `false` for values below the axis: of a distribution its fast half.
+    /// Returns `false` for values below the axis, such as the fast half of a distribution.
     fn reaches(&self, value: f64) -> bool {
         value >= self.low * 0.999
     }
 
-    /// The position of a value, from 0 to 1.
+    /// Returns the position of a value on the axis, from 0 to 1.
     fn at(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -97,15 +98,15 @@ impl Ruler {
         match self.scale {
             Scale::Tail => format!("{}%", ((tick * 1e6).round() / 1e4)),
             _ if tick == 0.0 => "0".to_owned(),
-            // Two units would not fit beside the axis.
+            // Labels with two units would not fit next to the axis.
             _ if axis.form == Form::Seconds && tick >= 100.0 => format!("{} s", Form::Count.show(tick)),
             _ => without_last_zeros(&axis.form.show(tick)),
         }
     }
 }
 
-/// The end of a linear axis that two thirds of the lines keep to, if another goes half as far again: a slow case would
-/// press the others into a corner. `None` if all fit.
+/// Returns where to cut a linear horizontal axis, or `None` if all lines fit. If a line is more than half as long again
+/// as two thirds of the lines, that slow case would squeeze the others into a corner.
 fn cut(plot: &Plot) -> Option<f64> {
     let mut ends: Vec<f64> =
         plot.lines.iter().map(|line| line.points.iter().map(|point| point.0).fold(0.0, f64::max)).collect();
@@ -114,7 +115,7 @@ fn cut(plot: &Plot) -> Option<f64> {
     (plot.x.scale == Scale::Linear && most > 0.0 && last > most * 1.5).then_some(most * 1.1)
 }
 
-/// The points of a line up to the end of the axis, the last one on it.
+/// Returns the points of a line up to the end of the axis. The last point is interpolated at the end.
 fn up_to(points: &[(f64, f64)], end: f64) -> Vec<(f64, f64)> {
     let inside = points.iter().take_while(|point| point.0 <= end).count();
     let mut kept = points[..inside].to_vec();
@@ -124,15 +125,16 @@ fn up_to(points: &[(f64, f64)], end: f64) -> Vec<(f64, f64)> {
     kept
 }
 
-/// The next of the steps below times a power of ten. A quarter of each has few digits. A value that exceeds a step by
-/// less than a hundredth, like the end of the last sample of four seconds, is drawn at the edge.
+/// Rounds up to the next of the steps below times a power of ten. A quarter of each step has few digits. A value that
+/// exceeds a step by less than a hundredth, like the end of the last sample of four seconds, is drawn at the edge.
 fn nice_above(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 4.8, 6.0, 8.0, 10.0];
     steps.into_iter().map(|step| step * power).find(|step| *step >= value * 0.99).unwrap_or(value)
 }
 
-/// `3.20 GB/s` as `3.2 GB/s`: three digits and a unit of four letters are too wide for the margin.
+/// Removes trailing zeros, as in `3.2 GB/s` for `3.20 GB/s`: three digits and a unit of four letters are too wide for
+/// the margin.
 fn without_last_zeros(shown: &str) -> String {
     match shown.split_once(' ') {
         Some((number, unit)) if number.contains('.') => {
@@ -142,10 +144,10 @@ fn without_last_zeros(shown: &str) -> String {
     }
 }
 
-/// The area of a plot: its two axes, and the way from values to positions.
+/// The area of a plot: its two axes, and the mapping from values to positions.
 struct Area<'p> {
     plot: &'p Plot,
-    /// The points of each line that are drawn.
+    /// The drawn points of each line.
     lines: Vec<Vec<(f64, f64)>>,
     x: Ruler,
     y: Ruler,
@@ -157,13 +159,13 @@ impl Area<'_> {
         let lines: Vec<Vec<(f64, f64)>> = plot.lines.iter().map(|line| up_to(&line.points, end)).collect();
         let all = || lines.iter().flatten();
         let x = Ruler::over(&plot.x, all().map(|point| point.0));
-        // The fast half of a distribution is not drawn, so the axis need not reach down to it.
+        // The fast half of a distribution is not drawn, so the axis need not include it.
         let drawn = all().filter(|point| x.reaches(point.0));
         let y = Ruler::over(&plot.y, drawn.map(|point| point.1));
         Area { plot, x, y, lines }
     }
 
-    /// The end of a line that goes beyond the axis.
+    /// Returns the end of a line that exceeds the axis.
     fn beyond(&self, index: usize) -> Option<f64> {
         let ends =
             [&self.plot.lines[index].points, &self.lines[index]].map(|points| points.last().map(|point| point.0));
@@ -178,7 +180,7 @@ impl Area<'_> {
         HEIGHT - BOTTOM - self.y.at(value) * (HEIGHT - TOP - BOTTOM)
     }
 
-    /// The grid with its labels.
+    /// Draws the grid with its labels.
     fn draw_grid(&self, svg: &mut String) {
         let Area { plot, x, y, .. } = self;
         let mut draw = |text: std::fmt::Arguments<'_>| svg.write_fmt(text).expect("a string takes any text");
@@ -197,7 +199,7 @@ impl Area<'_> {
             let at = self.across(tick);
             draw(format_args!("<path class=\"grid\" d=\"M{at:.1} {TOP}V{}\"/>", HEIGHT - BOTTOM));
             let label = x.label(&plot.x, tick);
-            // Labels that would touch the previous one are left out.
+            // Leave out labels that would touch the previous one.
             let half = label.chars().count() as f64 * 3.2;
             if at - half >= free {
                 let inside = at.min(WIDTH - half - 1.0);
@@ -217,7 +219,7 @@ impl Area<'_> {
         ));
     }
 
-    /// A line, with a mark at each point if there are few, and an arrow where it leaves the axis.
+    /// Draws a line, with a mark at each point if there are few, and an arrow if it exceeds the axis.
     fn draw_line(&self, svg: &mut String, index: usize) {
         let (line, points) = (&self.plot.lines[index], &self.lines[index]);
         let style = style(index);
@@ -252,7 +254,7 @@ impl Area<'_> {
     }
 }
 
-/// The plot with its title and the names of its lines.
+/// Renders the plot with its title and legend.
 pub(super) fn render(plot: &Plot) -> String {
     let area = Area::of(plot);
     let mut svg = format!(
@@ -273,7 +275,7 @@ pub(super) fn render(plot: &Plot) -> String {
     )
 }
 
-/// The names of the lines, each with a piece of its line; of one that leaves the axis also how far it goes.
+/// Returns the legend: each line's name with a sample of the line, and the end of a line that exceeds the axis.
 fn legend(area: &Area<'_>) -> String {
     let plot = area.plot;
     let name = |(index, line): (usize, &Line)| {
@@ -291,10 +293,11 @@ fn legend(area: &Area<'_>) -> String {
     plot.lines.iter().enumerate().map(name).collect()
 }
 
-/// A line with more points has no marks.
+/// The maximum number of points of a line that has marks.
 const MARKED_POINTS_MAX: usize = 16;
 
-/// The outline of a line's mark around a place: circle, square, triangle, diamond, the triangle upside down, cross.
+/// Returns the outline of a line's mark around a place: a circle, square, triangle, diamond, inverted triangle or
+/// cross.
 fn mark(index: usize, x: f64, y: f64) -> String {
     let shape = match pattern(index) {
         0 => "m-2.6 0a2.6 2.6 0 1 0 5.2 0a2.6 2.6 0 1 0 -5.2 0z",
@@ -307,12 +310,12 @@ fn mark(index: usize, x: f64, y: f64) -> String {
     format!("M{x:.1} {y:.1}{shape}")
 }
 
-/// The number of a line's pattern and mark: after six lines each colour comes with another pattern.
+/// Returns the number of a line's pattern and mark. After every six lines, each colour is paired with the next pattern.
 fn pattern(index: usize) -> usize {
     (index + index / STYLES) % STYLES
 }
 
-/// The classes of a line's colour and pattern.
+/// Returns the CSS classes for a line's colour and pattern.
 fn style(index: usize) -> String {
     format!("c{} d{}", index % STYLES, pattern(index))
 }
@@ -321,7 +324,7 @@ fn style(index: usize) -> String {
 mod tests {
     use super::*;
 
-    /// Every scale puts its lowest value at one end, its highest at the other, and labels what lies between.
+    /// Every scale puts its lowest value at one end and its highest at the other, and labels the values between them.
     #[test]
     fn scales_reach_from_end_to_end() {
         for (scale, values) in
@@ -336,7 +339,7 @@ mod tests {
         }
     }
 
-    /// Labels of axes have no more than eight characters, which is what fits beside them, whatever the highest value.
+    /// Axis labels have at most eight characters, which fit next to the axis, whatever the highest value.
     #[test]
     fn labels_fit_beside_the_axis() {
         let forms = [(Form::Rate, 5e6), (Form::Bandwidth, 5e9), (Form::Seconds, 5e3), (Form::Micros, 5e6)];
@@ -353,7 +356,7 @@ mod tests {
         assert_eq!(ruler.label(&axis, 100.0), "100 s");
     }
 
-    /// A plot without points, or with one, is still a plot.
+    /// A plot with no point, or with one, can be drawn.
     #[test]
     fn small_plots_are_drawn() {
         let mut plot = Plot::new("Plot <1>", ("x", Form::Count, Scale::Logarithmic), ("y", Form::Rate, Scale::Linear));
@@ -363,7 +366,7 @@ mod tests {
         assert!(svg.contains("class=\"point\"") && !svg.contains("NaN"), "{svg}");
     }
 
-    /// One slow case among others does not stretch the axis: its line is cut, and the legend says how far it goes.
+    /// One slow case does not stretch the axis: its line is cut, and the legend says where it ends.
     #[test]
     fn a_slow_case_is_cut_off() {
         let axis = ("time", Form::Seconds, Scale::Linear);
@@ -379,12 +382,12 @@ mod tests {
         assert_eq!(area.lines[3].last().map(|point| point.0), Some(area.x.high));
         let html = render(&plot);
         assert!(html.contains("slow (to 3.2\u{a0}s)") && html.contains("one round"), "{html}");
-        // Two lines have no majority, and one of many that is a little longer stays whole.
+        // With two lines there is no majority, so nothing is cut.
         plot.lines.drain(..2);
         assert_eq!(Area::of(&plot).x.high, 3.2);
     }
 
-    /// Twelve lines can be told apart without colours, up to the sixth by the pattern alone.
+    /// The first six lines differ by their patterns alone, and 36 lines by colour and pattern together.
     #[test]
     fn lines_differ_without_colours() {
         let patterns: std::collections::BTreeSet<usize> = (0..STYLES).map(pattern).collect();

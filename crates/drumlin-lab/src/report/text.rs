@@ -1,4 +1,4 @@
-//! The report in a terminal: tables that keep to its width.
+//! The report in a terminal, with tables that keep to its width.
 
 use anstyle::{AnsiColor, Color, Style};
 
@@ -13,13 +13,13 @@ pub(crate) const GOOD: Style = Style::new().bold().fg_color(Some(Color::Ansi(Ans
 pub(crate) const BAD: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Red)));
 pub(crate) const MIXED: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Yellow)));
 
-/// Columns between two columns of a table.
+/// The gap between two columns of a table.
 const GAP: usize = 2;
-/// Narrower than this, a source's figures go below their row instead of beside it.
+/// The minimum space for a source's figures to the right of their row. With less, they go below the row.
 const SOURCE_COLUMNS_MIN: usize = 22;
-/// Columns of words are not made narrower than this.
+/// The minimum width to which columns of words are narrowed.
 const TEXT_COLUMNS_MIN: usize = 12;
-/// Verdicts stand in a column of their own before their claims.
+/// The width of the column of verdicts before the claims.
 const VERDICT_COLUMNS: usize = 13;
 
 pub(super) fn report(report: &Report, columns: usize) -> String {
@@ -64,7 +64,7 @@ pub(super) fn report(report: &Report, columns: usize) -> String {
     lines.join("\n")
 }
 
-/// All verdicts without their figures, which follow in the chapters.
+/// Adds all verdicts without their figures, which follow in the chapters.
 fn summary(report: &Report, columns: usize, lines: &mut Vec<String>) {
     if report.verdicts().next().is_none() {
         return;
@@ -92,7 +92,7 @@ fn style(holds: Holds) -> Style {
     }
 }
 
-/// A text with a label in a column of its own before it; both may take several lines.
+/// Adds a text with a label in a column before it. Both may take several lines.
 fn entry(label: &str, style: Style, text: &str, label_columns: usize, columns: usize, lines: &mut Vec<String>) {
     let label = wrap(label, label_columns);
     let text = wrap(text, columns - label_columns - GAP);
@@ -154,7 +154,7 @@ fn chapter(chapter: &Chapter, columns: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// A table that is too wide is shown in parts, each with the names of the rows.
+/// Adds a table. A table that is too wide is divided into parts, each with the names of the rows.
 pub(crate) fn table(table: &Table, columns: usize, lines: &mut Vec<String>) {
     let shown: Vec<Vec<String>> = table
         .rows
@@ -179,7 +179,7 @@ pub(crate) fn table(table: &Table, columns: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// The width of these columns and the gaps between them.
+/// Returns the width of these columns and the gaps between them.
 fn width(widths: &[usize]) -> usize {
     widths.iter().sum::<usize>() + GAP * (widths.len() - 1)
 }
@@ -232,7 +232,7 @@ fn part(
     }
 }
 
-/// The width of each column: that of its longest entry, or less for columns of words if the table is too wide.
+/// Returns the width of each column: that of its longest entry, or less for columns of words if the table is too wide.
 fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) -> Vec<usize> {
     let length = |text: &str| text.chars().count();
     let longest_word = |text: &str| text.split(' ').map(length).max().unwrap_or(0);
@@ -242,7 +242,7 @@ fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) 
             let label = table.columns[index].label;
             let cells = shown.iter().map(|row| length(&row[index])).max().unwrap_or(0);
             let width = cells.max(longest_word(label));
-            // Short words of a label share a line even if the column is narrower.
+            // Short words of a label may share a line even if the cells are narrower.
             wrap(label, width).iter().map(|line| length(line)).max().unwrap_or(0).max(width)
         })
         .collect();
@@ -258,14 +258,14 @@ fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) 
     }
 }
 
-/// Cells of several lines side by side; words are aligned left, numbers right.
+/// Lays cells of several lines out side by side: words aligned left, numbers right.
 fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: bool) -> Vec<String> {
     let height = cells.iter().map(Vec::len).max().unwrap_or(0);
     (0..height)
         .map(|line| {
             let mut text = String::new();
             for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
-                // Headers stand on the line above the first row.
+                // Align headers with the line above the first row.
                 let above = if from_below { height - cell.len() } else { 0 };
                 let part = line.checked_sub(above).and_then(|at| cell.get(at)).map_or("", String::as_str);
                 if index > 0 {
@@ -285,8 +285,8 @@ fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: 
         .collect()
 }
 
-/// Breaks text between words so that no line has more than `columns`; a longer word is broken within. A number and its
-/// unit are one word.
+/// Breaks text between words into lines of at most `columns` columns. A word that is longer is broken within. A number
+/// and its unit count as one word.
 pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(8);
     let mut lines = vec![String::new()];
@@ -317,7 +317,7 @@ mod tests {
     use super::*;
     use crate::report::Cell;
 
-    /// The text as it looks, without styles.
+    /// Returns the text as it appears, without styles.
     fn plain(text: &str) -> String {
         let mut shown = String::new();
         let mut rest = text;
@@ -328,7 +328,7 @@ mod tests {
         shown + rest
     }
 
-    /// Words are wrapped where they can be and broken where they must be.
+    /// Text is wrapped between words if possible, and within a word otherwise.
     #[test]
     fn text_is_wrapped() {
         assert_eq!(wrap("one two three", 8), ["one two", "three"]);
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(wrap("at most 72 %, 5 us", 10), ["at most", "72 %, 5 us"]);
     }
 
-    /// Whatever is in a table, no line is wider than the terminal and no figure is lost.
+    /// Whatever a table contains, no line is wider than the terminal and no figure is lost.
     #[test]
     fn tables_keep_to_the_width() {
         let mut table = Table::new(

@@ -1,4 +1,5 @@
-//! A file smaller than memory, none of it cached: each page once, and each page again.
+//! Two passes over a file that is smaller than memory and not cached: a cold pass that reads each page once, then a
+//! warm pass over the same pages.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -24,9 +25,9 @@ const PAGE_BYTES: usize = 4096;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Way {
     Mapped(Advice),
-    /// read(2), through the page cache.
+    /// read(2) through the page cache.
     Call,
-    /// read(2) with `O_DIRECT`, into a buffer; nothing is cached.
+    /// read(2) with `O_DIRECT` into a buffer. Nothing is cached.
     Direct,
 }
 
@@ -42,7 +43,7 @@ impl Way {
     }
 }
 
-/// Two passes over a file.
+/// A cold and a warm pass over a file, in one of the ways.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -54,7 +55,7 @@ pub(crate) struct Task {
 pub(crate) struct Seen {
     cold_seconds: f64,
     warm_seconds: f64,
-    /// Bytes that the cold pass read from the device, for each byte of the file.
+    /// Bytes that the device read during the cold pass, for each byte of the file.
     device_bytes: f64,
 }
 
@@ -96,7 +97,8 @@ impl Measurement for Task {
     }
 }
 
-/// Each page once: in order, or in an order that looks random, by an odd factor of a count that is a power of two.
+/// Returns the index of each page once: in order, or scattered by multiplying with an odd factor modulo `pages`, a
+/// power of two.
 fn places(pages: usize, is_random: bool) -> impl Iterator<Item = usize> {
     assert!(pages.is_power_of_two(), "{pages} pages");
     (0..pages).map(move |index| if is_random { index.wrapping_mul(0x9E37_79B1) % pages } else { index })
@@ -106,7 +108,7 @@ fn bytes(session: &Session<'_>) -> u64 {
     if session.settings.quick { 16 << 20 } else { 64 << 20 }
 }
 
-/// At 10 k reads a second, and the passes that are faster.
+/// Estimates the time of a turn. The slowest passes make 10 k reads a second, so 20 k on average for all of them.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     0.1 + bytes(session) as f64 / PAGE_BYTES as f64 / 2e4
 }
@@ -155,7 +157,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
 mod tests {
     use super::*;
 
-    /// A pass reads each page once, in either order.
+    /// Both orders visit each page exactly once.
     #[test]
     fn passes_read_each_page_once() {
         let mut found: Vec<usize> = places(256, true).collect();
@@ -164,7 +166,7 @@ mod tests {
         assert!(found.into_iter().eq(places(256, false)));
     }
 
-    /// Every way makes two passes.
+    /// Both passes work in every way of reading.
     #[test]
     fn every_way_reads() {
         let folder = tempfile::tempdir().unwrap();

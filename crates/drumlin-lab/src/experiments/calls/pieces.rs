@@ -2,12 +2,13 @@
 //!
 //! S3's read column cannot be right: 2 GB in 0.87 ms would be 2,300 GB/s. The time falls in exact proportion to the
 //! bytes per call, as if each call cost the same whatever its size. That happens if a call only takes a slice of the
-//! mapping, or touches one byte of it. So a mapping is read in three ways here: by taking slices, by touching one byte
-//! of each piece, and by copying every byte, as read(2) does.
+//! mapping, or touches one byte of it. So this experiment reads a mapping in three ways: it takes slices, it touches
+//! one byte of each piece, and it copies every byte, as read(2) does.
 //!
-//! S3's write column is of a new file: its pages have to be faulted in, and get their blocks. So a new file, one whose
-//! blocks `fallocate` has taken, the first touch of a file that exists, and pages that were touched before are measured
-//! apart, with their faults. Each way has its own file. New files are written twice: see [`Task::time`].
+//! S3's write column measured a new file, whose pages have to be faulted in and need blocks allocated. So four cases
+//! are measured separately, each with its faults: a new file, a file whose blocks `fallocate` has allocated, the first
+//! touch of an existing file, and pages that were touched before. Each way has its own file. New files are written
+//! twice: see [`Task::time`].
 
 use std::fs::File;
 use std::hint::black_box;
@@ -27,18 +28,18 @@ use crate::report::{Cell, Chapter, Holds, Judgement, MEDIANS, Plot, Scale, Table
 use crate::session::{Rounds, Session, Turns};
 use crate::worker::Measurement;
 
-/// Bytes that S3 read and wrote; times are shown for this amount.
+/// Bytes that S3 read and wrote. Measured times are scaled to this amount.
 const SOURCE_BYTES: f64 = 2e9;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Small enough to stay in the page cache. Times are extrapolated to [`SOURCE_BYTES`].
+/// Bytes of each file: few enough to stay in the page cache. Times are extrapolated to [`SOURCE_BYTES`].
 const FILE_BYTES: usize = 128 << 20;
 
-/// The size whose figures most verdicts rest on comes first: its case is the one that is measured twice.
+/// The sizes of a piece. Most verdicts rest on 4 KiB, so it comes first: the first case is measured twice.
 const SIZES: [usize; 8] = [4096, 1, 100, 512, 1024, 2048, 8192, 10_240];
 
-/// S3's figures for each size: write by mapping and by call, read by mapping and by call.
+/// S3's times for each size in order: write by mapping, write by call, read by mapping, read by call.
 const SOURCE: [[&str; 4]; 8] = [
     ["2.48 s", "1.74 s", "2.1 ms", "558 ms"],
     ["22.1 s", "> 300 s", "8.22 s", "> 300 s"],
@@ -50,24 +51,24 @@ const SOURCE: [[&str; 4]; 8] = [
     ["2.49 s", "1.65 s", "0.87 ms", "475 ms"],
 ];
 
-/// The operation on each piece, and the state of its file.
+/// The operation on each piece and the state of its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Way {
-    /// Into a file that was made just now and has no blocks yet.
+    /// Store into a mapping of a new file without blocks.
     WriteNewMapped,
     WriteNewCall,
-    /// Into one that was made just now and has its blocks, by `fallocate`.
+    /// Store into a mapping of a new file whose blocks `fallocate` has allocated.
     WriteAllocatedMapped,
-    /// Into a cached file, through a mapping that was made just now.
+    /// Store into a new mapping of a cached file.
     WriteFirstMapped,
-    /// The same, each page touched before.
+    /// Store into a mapping of a cached file, each page of which was touched before.
     WriteMapped,
     WriteCall,
-    /// Takes a slice and reads nothing of it.
+    /// Take a slice of the mapping without reading it.
     SliceMapped,
-    /// Reads one byte of it.
+    /// Read one byte of the piece.
     TouchMapped,
-    /// Copies all of it, as read(2) does, through a mapping that was made just now.
+    /// Copy the whole piece, as read(2) does, out of a new mapping.
     CopyFirstMapped,
     CopyMapped,
     ReadCall,
@@ -92,38 +93,38 @@ impl Way {
         matches!(self, Way::WriteNewMapped | Way::WriteNewCall | Way::WriteAllocatedMapped)
     }
 
-    /// The file's end ends it: what it measures is there once only.
+    /// Returns `true` if the way ends at the end of the file, because what it measures happens only once per file.
     fn is_once(self) -> bool {
         self.is_of_new_file() || matches!(self, Way::WriteFirstMapped | Way::CopyFirstMapped)
     }
 }
 
-/// All ways at one size.
+/// Measures all ways at one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
-    /// Files that are there and cached: one to write by mapping, one to write by call, one to read.
+    /// Existing, cached files: one to write by mapping, one to write by call, one to read.
     files: [PathBuf; 3],
     bytes: usize,
-    /// Duration of each way; new files are written to their end by pieces from [`PAGES_FROM`] on, unless they take
-    /// [`NEW_FILE_TIMES`] as long.
+    /// The time limit of each way. A new file is written to its end if the pieces have at least [`PAGES_FROM`] bytes,
+    /// unless that takes more than [`NEW_FILE_TIMES`] times the limit.
     seconds: f64,
 }
 
-/// See [`Task::seconds`].
+/// The factor by which a new file may exceed [`Task::seconds`].
 const NEW_FILE_TIMES: f64 = 5.0;
 
-/// From pieces of this size on, the pages of a new file cost far more than the copies into them.
+/// From this size of a piece on, the pages of a new file cost far more than the copies into them.
 const PAGES_FROM: usize = 512;
 
-/// One way at one size.
+/// The measured times of one way at one size.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Timed {
-    /// For 2 GB; of two new files the second.
+    /// Seconds for 2 GB. If two new files were written, those of the second.
     seconds: f64,
-    /// The same of the first.
+    /// Seconds for 2 GB of the first file.
     first_seconds: f64,
-    /// Page faults for each page of the bytes.
+    /// Page faults for each page that was read or written.
     faults_per_page: f64,
 }
 
@@ -131,15 +132,15 @@ impl Measurement for Task {
     const NAME: &'static str = "calls";
     type Result = Vec<Timed>;
 
-    /// In the order of `Way::ALL`.
+    /// Returns the times in the order of `Way::ALL`.
     fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Vec<Timed>> {
         Way::ALL.into_iter().map(|way| self.time(way)).collect()
     }
 }
 
 impl Task {
-    /// New files are written twice: if memory costs more at its first use, as it may on a virtual machine, the first of
-    /// them pays for that.
+    /// Times one way. It writes new files twice: if memory costs more at its first use, as it may on a virtual machine,
+    /// the first file pays for that.
     fn time(&self, way: Way) -> io::Result<Timed> {
         if way.is_of_new_file() {
             let first_seconds = self.pass(way)?.seconds;
@@ -164,7 +165,7 @@ impl Task {
             _ if is_new => file.set_len(FILE_BYTES as u64)?,
             _ => {}
         }
-        // Mapped by calls too, so that they do the same but for the one thing that is timed.
+        // Map the file for calls too, so that the timed operation is the only difference.
         let mut map = Map::new(&file, FILE_BYTES, Mode::Shared)?;
         match way {
             Way::WriteMapped => map.chunks_mut(PAGE_BYTES).for_each(|page| page[0] = page[0].wrapping_add(1)),
@@ -183,7 +184,7 @@ impl Task {
     fn run(&self, way: Way, file: &File, map: &mut Map) -> io::Result<Timed> {
         let mut piece = vec![7u8; self.bytes];
         let mut sum = 0u64;
-        // The clock is read once per batch of calls: reading it costs more than touching a byte.
+        // Read the clock once per batch of pieces, because reading it costs more than touching a byte.
         let batch = ((256 << 10) / self.bytes).max(1);
         let (mut bytes, mut offset) = (0u64, 0);
         let before = counters::thread_faults();
@@ -234,7 +235,7 @@ fn way_seconds(session: &Session<'_>) -> f64 {
     (session.pacing.slice.seconds / 5.0).max(0.05)
 }
 
-/// The approximate time of a turn: the ways that touch each page once end before their time, new files after it.
+/// Estimates the time of a turn. Ways that touch each page once end early, and new files take longer.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     way_seconds(session) * Way::ALL.len() as f64 * 0.6 + 0.6
 }
@@ -278,7 +279,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     Ok(())
 }
 
-/// Brings a file into the page cache.
+/// Reads a file, so that the page cache holds it.
 fn read_through(path: &Path) -> io::Result<()> {
     io::copy(&mut File::open(path)?, &mut io::sink())?;
     Ok(())
@@ -288,15 +289,15 @@ fn index(way: Way) -> usize {
     Way::ALL.iter().position(|each| *each == way).expect("listed")
 }
 
-/// The median time of a way, of the turns at one size.
+/// Returns the median time of a way over the turns at one size.
 fn time(turns: &Turns<Vec<Timed>>, way: Way) -> Option<f64> {
     turns.median(|times| times[index(way)].seconds)
 }
 
-/// The turns at one size, and the source's figures.
+/// The size, its turns, and the source's times for it.
 type Row<'t> = (usize, &'t Turns<Vec<Timed>>, [&'static str; 4]);
 
-/// The sizes in order.
+/// Returns the rows in ascending order of size.
 fn rows(turns: &Rounds<Vec<Timed>>) -> Vec<Row<'_>> {
     let mut rows: Vec<_> =
         SIZES.into_iter().zip(turns).zip(SOURCE).map(|((bytes, turns), source)| (bytes, turns, source)).collect();
@@ -363,10 +364,11 @@ fn reads(turns: &Rounds<Vec<Timed>>) -> Table {
     table
 }
 
-/// A way to write a new file, and a way to read it.
+/// A way to write a new file and a way to read it.
 type Pair = (Way, Way);
 
-/// S3's advice. The reader's mapping is new, that of the writer is not.
+/// S3's advice: write by calls and read by mapping. The reader needs a new mapping; a writer through a mapping would
+/// already have one.
 const ADVICE: Pair = (Way::WriteNewCall, Way::CopyFirstMapped);
 const BOTH_MAPPED: Pair = (Way::WriteNewMapped, Way::CopyMapped);
 const BOTH_CALLS: Pair = (Way::WriteNewCall, Way::ReadCall);
@@ -409,46 +411,49 @@ fn plot(turns: &Rounds<Vec<Timed>>) -> Plot {
     plot
 }
 
-/// The figures that the verdicts rest on; `None` where something was not measured.
+/// The figures on which the verdicts rest. Those that were not measured are `None`.
 #[derive(Debug, Default)]
 struct Found {
-    /// Pieces of 4 KiB: sliced, one byte touched, copied; seconds for 2 GB.
+    /// Seconds for 2 GB in pieces of 4 KiB: slices taken, one byte touched, all bytes copied.
     reads: Option<[Spread; 3]>,
-    /// read(2) over the mapping's copy, in pieces of one byte.
+    /// The time of read(2) over that of a copy from the mapping, in pieces of one byte.
     read_bytes: Option<Ratio>,
     read_large: Option<Large>,
-    /// A new file through a mapping over write(2), in pieces of 4 and 10 KiB: of two files the second, and the first.
+    /// The time of a new file through a mapping over that of write(2), in pieces of 4 and of 10 KiB. `write_new` has
+    /// the second of two files, `write_first` the first.
     write_new: Option<[Ratio; 2]>,
     write_first: Option<[Ratio; 2]>,
-    /// A new file through a mapping, in pieces of [`PAGES_FROM`] and more: the time for 2 GB.
+    /// Seconds for 2 GB of a new file through a mapping, for each size from [`PAGES_FROM`] on.
     new_seconds: Vec<f64>,
-    /// write(2) over the mapping, existing file, pages touched before; pieces of 4 KiB.
+    /// The time of write(2) over that of the mapping, for an existing file whose pages were touched before, in pieces
+    /// of 4 KiB.
     write_touched: Option<Ratio>,
     pages: Option<Pages>,
-    /// Both by mapping, and both by calls, over S3's advice; pieces of 4 KiB: of two files the second, and the first.
+    /// The time of both by mapping, and of both by calls, over that of S3's advice, in pieces of 4 KiB. `advice` has
+    /// the second of two files, `advice_first` the first.
     advice: Option<[Ratio; 2]>,
     advice_first: Option<[Ratio; 2]>,
 }
 
-/// Pieces of 8 KiB, read.
+/// Figures of reads in pieces of 8 KiB.
 #[derive(Clone, Copy, Debug)]
 struct Large {
-    /// read(2) over the mapping's copy.
+    /// The time of read(2) over that of a copy from the mapping.
     copied: Ratio,
-    /// read(2) over taking slices, which is S3's column.
+    /// The time of read(2) over that of taking slices, which is what S3's column shows.
     sliced: Ratio,
-    /// The time of read(2) and of the copy for 2 GB.
+    /// Seconds for 2 GB of read(2) and of the copy.
     seconds: [f64; 2],
 }
 
-/// The cost of a page through a mapping, in pieces of 4 KiB.
+/// The cost of a page through a mapping in pieces of 4 KiB.
 #[derive(Clone, Copy, Debug)]
 struct Pages {
-    /// Seconds for 2 GB: new file, fallocated file, pages touched before.
+    /// Seconds for 2 GB: a new file, an allocated file, pages that were touched before.
     seconds: [f64; 3],
-    /// Faults a page, likewise.
+    /// Faults per page, in the same order.
     faults: [f64; 3],
-    /// The share of a new file's additional time that a fallocated one has too.
+    /// The share of a new file's additional time that remains if its blocks are already allocated.
     without_allocation: Spread,
 }
 
@@ -457,7 +462,7 @@ impl Found {
         let case = |bytes: usize| SIZES.iter().position(|each| *each == bytes).expect("listed");
         let spread = |bytes, way| turns[case(bytes)].spread(|times| times[index(way)].seconds);
         let compare = |bytes, left: &dyn Fn(&Vec<Timed>) -> f64, right: &dyn Fn(&Vec<Timed>) -> f64| {
-            // The control is the case of 4 KiB; its noise stands for that of the others.
+            // The control is the case of 4 KiB; its noise stands for that of the other sizes.
             let noise = turns.noise(left).max(turns.noise(right));
             Ratio::of(&turns[case(bytes)].each(left), &turns[case(bytes)].each(right), noise)
         };
@@ -538,7 +543,7 @@ const CLAIMS: [Claim<Found>; 6] = [
         source: "S3",
         text: "Reading 2 GB in pieces of 4 KiB through a mapping takes 2.1 ms.",
         judge: |found| {
-            // Twice S3's time, for another machine.
+            // Allow twice S3's time, because this is another machine.
             let limit = 2.0 * 2.1e-3;
             let Some([sliced, touched, copied]) = found.reads else { return nothing() };
             let holds = match () {
@@ -577,7 +582,7 @@ const CLAIMS: [Claim<Found>; 6] = [
     Claim { source: "S3", text: "It is best to write by calls and to read by mapping, as LMDB does.", judge: advice },
 ];
 
-/// Only a copy does what read(2) does. S3's column is that of slices, which read nothing.
+/// Judges by the copy, which alone does what read(2) does. S3's column matches the slices, which read nothing.
 fn large_pieces(found: &Found) -> Judgement {
     let Some(Large { copied, sliced, seconds: [call, mapped] }) = found.read_large else { return nothing() };
     let calls = SOURCE_BYTES / 8192.0;
@@ -593,11 +598,11 @@ fn large_pieces(found: &Found) -> Judgement {
     copied.judge_at_least(Size::of(400.0), why)
 }
 
-/// Times of new files in pieces from [`PAGES_FROM`] on that differ by more than this factor are of two states of the
-/// machine.
+/// If times of new files with pieces from [`PAGES_FROM`] on differ by more than this factor, the machine was in two
+/// states.
 const STATE_FACTOR: f64 = 2.0;
 
-/// S3 took 2.48 s by mapping and 1.74 s by calls.
+/// The ratio of S3's times, 2.48 s by mapping and 1.74 s by calls.
 const NEW_FILE: Size = Size::of(1.4);
 
 fn new_file(found: &Found) -> Judgement {
@@ -605,7 +610,7 @@ fn new_file(found: &Found) -> Judgement {
         return nothing();
     };
     let judge = |ratios: [Ratio; 2]| all(ratios.map(|ratio| ratio.at_least(NEW_FILE)));
-    // S3's kernel had one for each page.
+    // S3's kernel took one fault for each page.
     let faults = found.pages.map_or(String::new(), |pages| {
         format!(" There are {} faults a page: a large folio comes in by one.", figures::digits(pages.faults[0]))
     });
@@ -635,17 +640,17 @@ fn new_file(found: &Found) -> Judgement {
     small.judge(judge([small, large]), why)
 }
 
-/// Returns `true` if of two judgements one is for the claim, in part at least, and the other against it.
+/// Returns `true` if one of the two judgements supports the claim, at least partly, and the other refutes it.
 fn is_opposite(judgements: [Holds; 2]) -> bool {
     let has = |those: [Holds; 2]| judgements.iter().any(|holds| those.contains(holds));
     has([Holds::Yes, Holds::Partly]) && has([Holds::No, Holds::NotInSize])
 }
 
-/// The condition that is missing where the first of two new files says otherwise than the second.
+/// The condition that is missing if the first of two new files contradicts the second.
 const FIRST_USE: &str = "memory that costs no more at its first use than later (a virtual machine's may)";
 
-/// Whatever a new file costs more than pages that were touched before is the faults' own if most of it is left once the
-/// blocks are allocated, and the allocation's if little is.
+/// Judges the cause of a new file's additional cost over touched pages. The faults are the cause if most of that cost
+/// remains once the blocks are allocated, and the allocation is if little of it remains.
 fn faults_cost(found: &Found) -> Judgement {
     let (Some(ratio), Some(pages)) = (found.write_touched, found.pages) else { return nothing() };
     let [new, allocated, touched] = pages.seconds;
@@ -671,7 +676,7 @@ fn faults_cost(found: &Found) -> Judgement {
     }
 }
 
-/// The advice rests on both of S3's tables, so it is judged in the case that they have: a new file, cached, by pages.
+/// Judges the advice, which rests on both of S3's tables, in the case they share: a new, cached file, by pages.
 fn advice(found: &Found) -> Judgement {
     let (Some([mapped, calls]), Some(first)) = (found.advice, found.advice_first) else { return nothing() };
     let part = |ratio: Ratio| ratio.at_least(Size::bound(1.1));
@@ -712,8 +717,8 @@ mod tests {
         assert_eq!(SOURCE.len(), SIZES.len());
     }
 
-    /// A new file's pages are faulted in, as many by each fault as the file system has in a folio; pages that were
-    /// touched before are not.
+    /// The pages of a new file are faulted in, and each fault brings in as many as the file system has in a folio.
+    /// Pages that were touched before do not fault.
     #[test]
     fn faults_are_those_of_the_way() {
         let folder = tempfile::tempdir().unwrap();
@@ -723,12 +728,12 @@ mod tests {
         let faults = |way| task.time(way).unwrap().faults_per_page;
         let new = faults(Way::WriteNewMapped);
         assert!(new >= 1.0 / HUGE_PAGES, "{new} faults a page of a new file");
-        // A sync by another process while the pages are touched makes them clean, and they fault again.
+        // If another process syncs while the pages are touched, they become clean and fault again.
         let touched = (0..20).map(|_| faults(Way::WriteMapped)).find(|touched| *touched < new / 4.0);
         assert!(touched.is_some(), "pages that were touched fault as a new file's do, at {new} faults a page");
     }
 
-    /// The pages of the largest folio, 2 MiB.
+    /// The number of pages in the largest folio, which is 2 MiB.
     const HUGE_PAGES: f64 = 512.0;
 
     fn ratio(median: f64) -> Option<Ratio> {
@@ -743,7 +748,7 @@ mod tests {
         Spread { median, least: median, most: median }
     }
 
-    /// Each claim comes out each way.
+    /// Each claim gets each verdict.
     #[test]
     fn claims_come_out_each_way() {
         let judged = |index: usize, found: &Found| (CLAIMS[index].judge)(found).holds;
@@ -792,8 +797,8 @@ mod tests {
         assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Found::default()).holds == Holds::CannotTell));
     }
 
-    /// Times of new files that depend on the pieces though their pages cost the same are of two states of the machine.
-    /// The extrapolation is told, and so is an effect far beyond S3's.
+    /// Times of new files that depend on the size of the pieces, although their pages cost the same, show a machine in
+    /// two states. The extrapolation is reported, and so is an effect far beyond S3's.
     #[test]
     fn new_files_of_two_states_tell_nothing() {
         let example = Some([ratio(3.47).unwrap(), ratio(6.56).unwrap()]);
@@ -801,13 +806,13 @@ mod tests {
             new_file(&Found { write_new, write_first, new_seconds: new_seconds.to_vec(), ..Found::default() })
         };
         let judge = |new_seconds: &[f64]| judge_both(example, example, new_seconds);
-        // The first of two files pays for memory that the second finds: they say the opposite.
+        // The first file pays for memory that the second reuses, so the two contradict each other.
         let faster = Some([ratio(0.6).unwrap(); 2]);
         let judgement = judge_both(faster, example, &[]);
         assert_eq!((judgement.holds, judgement.missing.as_deref()), (Holds::CannotTell, Some(FIRST_USE)));
-        // A first that tells nothing contradicts nothing.
+        // A first file that cannot tell contradicts nothing.
         assert_eq!(judge_both(faster, Some([noisy(1.2).unwrap(); 2]), &[]).holds, Holds::No);
-        // Of pieces of 512 bytes to 10 KiB, as an example report had them.
+        // Times of pieces of 512 bytes to 10 KiB from an example report.
         let judgement = judge(&[0.897, 4.09, 3.45, 3.72, 3.84, 4.60]);
         assert_eq!(judgement.holds, Holds::CannotTell);
         assert!(judgement.missing.unwrap().contains("897 ms to 4.60 s"));
@@ -819,8 +824,8 @@ mod tests {
         );
     }
 
-    /// A new file's cost is the faults' if a file that has its blocks shares it, and the allocation's if not: a page of
-    /// 7.18 us beside one of 0.72 us.
+    /// The faults are the cause of a new file's cost if a file with allocated blocks has that cost too, and otherwise
+    /// the allocation is. Here a page costs 7.18 us against 0.72 us.
     #[test]
     fn the_cause_comes_out_each_way() {
         let judge = |seconds: [f64; 3], least, most| {

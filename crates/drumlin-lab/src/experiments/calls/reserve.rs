@@ -1,8 +1,8 @@
-//! Mappings larger than memory and swap: which the kernel permits, with and without `MAP_NORESERVE`.
+//! Mappings larger than memory and swap: which of them the kernel permits, with and without `MAP_NORESERVE`.
 //!
-//! Nothing of these is touched, so that all are harmless; `hazards` shows what touching them does. S3's other scenario
-//! is two processes, each of which maps less than there is, reserved: both are permitted it. Against the memory limit
-//! of a control group both touch theirs.
+//! The mappings are never touched, so they are harmless; `hazards` shows what touching them does. S3's other scenario
+//! is two processes that each reserve a mapping smaller than memory and swap, but together exceed them. The kernel
+//! permits both. To show what follows, both touch such mappings under the memory limit of a control group.
 
 use std::io;
 
@@ -17,18 +17,19 @@ use crate::report::{Chapter, Holds, Judgement, Table};
 use crate::session::{Session, plain};
 use crate::worker::{self, Ending, Measurement};
 
-/// The limit that stands for memory and swap, and the part of it that each of two processes takes.
+/// The limit that stands for memory and swap.
 const LIMIT_BYTES: u64 = 64 << 20;
+/// The share of the limit that each of two processes takes.
 const PART: f64 = 0.7;
 
-/// The kinds of mapping, and whether the kernel made each.
+/// The kinds of mapping, and for each whether the kernel permitted it.
 type Found = [(Reserve, Result<(), String>); 5];
 
 pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
     session.step("calls: mappings larger than memory", 0.1);
     let bytes = 2 * (machine.memory_bytes + machine.swap_bytes);
     let (path, file) = session.room.file("reserve", 1 << 20)?;
-    // A hole: it takes no space.
+    // A hole, which takes no space.
     let length = file.set_len(bytes);
     let found: Found = Reserve::ALL.map(|kind| {
         let result = match &length {
@@ -61,18 +62,18 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     Ok(())
 }
 
-/// Asks for reserved memory, and perhaps touches it all.
+/// Reserves memory, and touches all of it if `touch` is set.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     bytes: usize,
     touch: bool,
-    /// Starts a second process, in the same group, that does the same while this one holds its memory.
+    /// Starts a second process in the same group, which does the same while this one holds its memory.
     with_other: bool,
 }
 
 impl Measurement for Task {
     const NAME: &'static str = "calls: reserve";
-    /// `false` if the second process was killed.
+    /// Returns `false` if the second process was killed.
     type Result = bool;
 
     fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<bool> {
@@ -91,19 +92,20 @@ impl Measurement for Task {
     }
 }
 
-/// Anonymous memory of which nothing is touched yet: without `MAP_NORESERVE`, like all that allocators ask for.
+/// Reserves anonymous memory without touching it, and without `MAP_NORESERVE`, as allocators do.
 fn reserved(bytes: usize) -> io::Result<Vec<u8>> {
     let mut memory = Vec::new();
     memory.try_reserve_exact(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
     Ok(memory)
 }
 
-/// Two processes, each below the limit of both.
+/// Two processes that each stay below the limit and together exceed it.
 #[derive(Debug, Default)]
 struct Shared {
-    /// The kernel let the first, and the second, map its part of the machine's memory and swap.
+    /// For each of the two processes, whether the kernel let it map its share of the machine's memory and swap.
     permitted: [bool; 2],
-    /// Rounds in a group: one process alone, and how many it survived; two, and in how many one was killed.
+    /// Rounds in a group: with one process (`alone`), of which it survived `survived`; and with two processes (`both`),
+    /// of which one was killed in `killed`.
     alone: usize,
     survived: usize,
     both: usize,
@@ -136,7 +138,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Rows of the table.
+    /// Returns the rows of the table.
     fn told(&self) -> [(String, String); 2] {
         let part = Form::Share.show(PART);
         let second = match self.permitted {
@@ -173,7 +175,7 @@ const CLAIM: Claim<Found> = Claim {
         let kinds = found.iter().filter(|(_, result)| result.is_ok()).map(|(kind, _)| kind.name());
         let why = format!("Permitted: {}.", kinds.collect::<Vec<_>>().join("; "));
         match parts.iter().filter(|part| **part).count() {
-            // Address space is limited: nothing of this size can be mapped at all.
+            // The address space is limited, so nothing of this size can be mapped at all.
             _ if found.iter().all(|(_, result)| result.is_err()) => {
                 Judgement::cannot_tell("address space for a mapping of this size", why)
             }
@@ -193,7 +195,7 @@ const NO_GUARANTEE: Claim<Shared> = Claim {
         let why = format!("{} of memory and swap each: {permitted}. Against a limit: {end}.", Form::Share.show(PART));
         match shared.permitted {
             [false, _] => return Judgement::cannot_tell("address space for most of the memory", why),
-            // Strict accounting keeps its word.
+            // Strict overcommit accounting refuses what it cannot guarantee.
             [true, false] => return Judgement::new(Holds::No, why),
             [true, true] => {}
         }
@@ -214,7 +216,8 @@ const NO_GUARANTEE: Claim<Shared> = Claim {
 mod tests {
     use super::*;
 
-    /// Reserved memory that kills, that does not, that is refused; a control that dies tells nothing.
+    /// Reserved memory gets the verdict for each ending: a process is killed, none is, or the mapping is refused. A
+    /// control that dies cannot tell.
     #[test]
     fn guarantees_are_judged() {
         let found =
@@ -230,10 +233,10 @@ mod tests {
         assert_eq!(judge(&Shared::default()), Holds::CannotTell);
     }
 
-    /// Reserved memory takes none until it is touched.
+    /// Reserved memory takes no physical memory until it is touched.
     #[test]
     fn reserving_touches_nothing() {
-        // Other tests of this process take memory too.
+        // Other tests of this process allocate memory too.
         let before = crate::counters::resident_bytes();
         let memory = reserved(2 << 30).unwrap();
         assert!(crate::counters::resident_bytes() < before + (1 << 30));
@@ -241,7 +244,7 @@ mod tests {
         assert!(Task { bytes: 1 << 20, touch: true, with_other: false }.perform(|_| {}).unwrap());
     }
 
-    /// The claim comes out each way.
+    /// The claim gets each verdict.
     #[test]
     fn reservations_are_judged() {
         let judged = |permitted: [bool; 5]| {

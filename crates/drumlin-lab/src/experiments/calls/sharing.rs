@@ -1,4 +1,4 @@
-//! Two processes that share a mapping: a word that goes to and fro, and the memory that both take.
+//! Two processes that share a mapping: the round-trip time of a word, and the memory that each process is charged.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -19,16 +19,16 @@ use crate::worker::{self, Measurement};
 
 const FILE_BYTES: usize = 32 << 20;
 
-/// The way that the word takes.
+/// The channel for the word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Way {
-    /// A word of the mapping, which the other process polls.
+    /// A word of the mapping, which the receiver polls.
     Mapping,
     /// Two pipes.
     Pipe,
 }
 
-/// Sends a word to another process and waits for its echo, again and again.
+/// Sends a word to another process and waits for its echo, repeatedly.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
@@ -36,14 +36,15 @@ pub(crate) struct Task {
     trips: u64,
 }
 
-/// The other process.
+/// The echoing process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Echo(Task);
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     trips: Summary,
-    /// Memory of this process for the mapping: all of it, and its share where the other process maps it too.
+    /// Resident memory of this process for the mapping: all of it, and its proportional share while the other process
+    /// maps it too.
     resident_bytes: u64,
     share_bytes: u64,
 }
@@ -72,11 +73,11 @@ impl Measurement for Echo {
     }
 }
 
-/// The words of the mapping that go to and fro, in cache lines of their own.
+/// Offsets in the mapping of the words sent and echoed. Each has a cache line to itself.
 const TO: usize = 0;
 const FRO: usize = 128;
 
-/// The other process has ended, or hangs.
+/// The time after which the other process is considered dead or hung.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Task {
@@ -87,7 +88,7 @@ impl Task {
         Ok(map)
     }
 
-    /// `start` runs the other process to its end.
+    /// Sends the words. `start` runs the other process until it ends.
     fn send(&self, start: impl FnOnce(Echo) -> io::Result<()> + Send) -> io::Result<Seen> {
         let map = self.map()?;
         std::thread::scope(|scope| {
@@ -110,7 +111,7 @@ impl Task {
                         wait_for(&map, FRO, trip)?;
                     }
                 }
-                // The first trip waits for the process to start.
+                // The first trip includes starting the other process.
                 if trip > 1 {
                     latencies.record(begun.elapsed());
                 }
@@ -147,7 +148,7 @@ impl Task {
     }
 }
 
-/// Waits until a word of the mapping has a value, letting others run.
+/// Polls a word of the mapping until it has a value. Yields the processor now and then.
 fn wait_for(map: &Map, place: usize, value: u64) -> io::Result<()> {
     let begun = Instant::now();
     let mut looks = 0u32;
@@ -168,7 +169,7 @@ fn open(folder: &Path, name: &str, write: bool) -> io::Result<File> {
     File::options().read(!write).write(write).open(folder.join(name))
 }
 
-/// Resident bytes of the mapping at this address, and this process's share of them.
+/// Returns the resident bytes of the mapping at this address, and this process's proportional share of them.
 fn memory_of(address: usize) -> (u64, u64) {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     let start = format!("{address:x}-");
@@ -195,7 +196,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         turn_seconds(session),
         |_| "calls: two processes".to_owned(),
         |&way, _| {
-            // What cannot be made shows as the worker's failure.
+            // If the files cannot be created, the worker fails and reports why.
             let _ = prepare(&folder);
             (Task { folder: folder.clone(), way, trips }, None)
         },
@@ -228,7 +229,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     Ok(())
 }
 
-/// Makes the file and the pipes again.
+/// Recreates the file and the pipes.
 fn prepare(folder: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, FileType, Mode as Permissions, mknodat};
     for name in ["to", "fro"] {
@@ -243,14 +244,14 @@ fn prepare(folder: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The word comes back both ways.
+    /// The word comes back both through the mapping and through pipes.
     #[test]
     fn words_come_back() {
         let folder = tempfile::tempdir().unwrap();
         for way in [Way::Mapping, Way::Pipe] {
             prepare(folder.path()).unwrap();
             let task = Task { folder: folder.path().to_owned(), way, trips: 20 };
-            // A thread in place of a process.
+            // Run the echo on a thread instead of in a process.
             let seen = task.send(|Echo(other)| other.echo()).unwrap();
             assert_eq!(seen.trips.count, 19, "{way:?}");
             assert_eq!(seen.resident_bytes, FILE_BYTES as u64);

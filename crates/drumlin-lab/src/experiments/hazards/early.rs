@@ -1,7 +1,7 @@
 //! Dirty pages that reach the device before the process that changed them asks for it.
 //!
-//! The sync is that of another process: any program may sync a file system, and the kernel does it by itself after half
-//! a minute.
+//! Here another process causes the write by a sync: any program may sync a file system. The kernel also writes dirty
+//! pages on its own after half a minute.
 
 use std::fs::{self, File};
 use std::io;
@@ -23,25 +23,26 @@ use crate::session::{Session, plain};
 use crate::temp_folder;
 use crate::worker::{self, Ending, Measurement};
 
-/// Bytes that are changed and locked in memory: within every limit of locked memory.
+/// Bytes that are changed and locked in memory: fewer than any usual limit of locked memory.
 const DIRTY_BYTES: usize = 64 << 10;
 
-/// The kernel writes pages that have been dirty for 30 seconds, and looks for them every 5.
+/// The expected time until the kernel writes a dirty page: it looks every 5 seconds for pages that have been dirty for
+/// 30.
 pub(super) const FLUSHER_SECONDS: f64 = 32.5;
 
-/// A kernel that has written nothing by then is taken not to write.
+/// The time after which the lab gives up and takes the kernel not to write the page.
 const FLUSHER_SECONDS_MAX: f64 = 45.0;
 
-/// The memory that holds the change.
+/// The memory that holds the changed page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Place {
-    /// In a shared mapping, locked in memory.
+    /// A shared mapping, locked in memory.
     Mapping,
-    /// In a frame of the program's own, as a buffer pool has them.
+    /// A frame in the program's own memory, as in a buffer pool.
     Frame,
 }
 
-/// The reason why dirty pages may be written.
+/// The cause that may write dirty pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Cause {
     /// A sync by another process.
@@ -50,7 +51,7 @@ enum Cause {
     Kernel,
 }
 
-/// Changes 64 KiB, never syncs them, and looks at the device after the cause.
+/// Changes 64 KiB, never syncs them, and reads the device after the cause has acted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -58,7 +59,6 @@ pub(crate) struct Task {
     cause: Cause,
 }
 
-/// The observations.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     dirty_bytes_before: u64,
@@ -80,7 +80,7 @@ impl Measurement for Task {
     }
 }
 
-/// Syncs the file system of a folder: the other process.
+/// Syncs the file system of a folder; runs in the other process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sync {
     folder: PathBuf,
@@ -100,7 +100,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 }
 
 impl Task {
-    /// `sync` syncs the file system of a folder, in another process.
+    /// Makes the change and looks for it. `sync` syncs the file system of a folder, in another process.
     fn look(self, sync: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<Seen> {
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         if machine::is_folder_in_memory(folder)? {
@@ -130,7 +130,7 @@ impl Task {
         let limit = if self.cause == Cause::Kernel { FLUSHER_SECONDS_MAX } else { 5.0 };
         worker::wait_until(Duration::from_secs_f64(limit), || dirty_bytes(address).is_ok_and(|bytes| bytes == 0));
         let seconds = start.elapsed().as_secs_f64();
-        // A direct read would first write dirty pages: only once they are clean does it show what the device held.
+        // A direct read would write dirty pages first. So it shows what the device held only if the pages are clean.
         let is_written = dirty_bytes(address)? == 0 && is_on_device(&self.path)?;
         Ok(Seen { dirty_bytes_before, is_locked, is_written, seconds })
     }
@@ -142,7 +142,7 @@ fn is_on_device(path: &Path) -> io::Result<bool> {
     Ok(block.iter().all(|byte| *byte == CHANGED))
 }
 
-/// Bytes of the mapping at this address that are waiting to be written.
+/// Returns the dirty bytes of the mapping at this address.
 fn dirty_bytes(address: usize) -> io::Result<u64> {
     let smaps = fs::read_to_string("/proc/self/smaps")?;
     let start = format!("{address:x}-");
@@ -157,7 +157,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     for (place, cause, rounds) in [
         (Place::Mapping, Cause::OtherProcess, rounds),
         (Place::Frame, Cause::OtherProcess, rounds),
-        // Half a minute: once is enough to show it.
+        // The kernel's own write takes half a minute, so one round has to do.
         (Place::Mapping, Cause::Kernel, u64::from(!session.settings.quick)),
     ] {
         let seconds = if cause == Cause::Kernel { FLUSHER_SECONDS } else { 0.3 } * rounds as f64;
@@ -186,7 +186,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     Ok(())
 }
 
-/// The first round in words.
+/// Describes the first round.
 fn words(rounds: &Endings<Seen>) -> Option<String> {
     let first = rounds.endings.first()?;
     let Ending::Done(seen) = first else { return Some(told(first)) };
@@ -202,8 +202,8 @@ const CLAIM: Claim<(Endings<Seen>, Endings<Seen>)> = Claim {
     judge,
 };
 
-/// Judges the rounds of the mapping, beside those of a frame of the program's own: if that reached the device too, it
-/// was not the mapping's doing.
+/// Judges the rounds of the mapping. The control is a frame in the program's own memory: if its change reached the
+/// device too, the mapping was not the cause.
 fn judge((mapping, frame): &(Endings<Seen>, Endings<Seen>)) -> Judgement {
     let is_told = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.dirty_bytes_before > 0);
     let is_locked = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.is_locked);
@@ -244,7 +244,7 @@ mod tests {
         Endings { endings }
     }
 
-    /// The claim comes out each way.
+    /// The claim gets each verdict.
     #[test]
     fn early_writes_are_judged() {
         let judged = |mapping, frame| judge(&(rounds(mapping), rounds(vec![seen(1, frame)]))).holds;
@@ -256,8 +256,8 @@ mod tests {
         assert_eq!(judged(vec![Ending::Failed(io::Error::other("no device"))], false), Holds::CannotTell);
     }
 
-    /// A page that was changed and not synced is dirty. Once the file system is synced it is clean, and on the device;
-    /// a change in a frame is not.
+    /// A page that was changed and not synced is dirty. After the file system was synced the page is clean and its
+    /// change is on the device. A change in a frame is not.
     #[test]
     fn dirty_pages_are_seen_and_written() {
         let folder = tempfile::tempdir().unwrap();
@@ -270,10 +270,10 @@ mod tests {
                 return;
             }
             if temp_folder::open_direct(&path, false).is_err() {
-                return; // Past its cache this file system can't be looked at.
+                return; // Without direct reads the device can't be checked.
             }
             let task = Task { path: path.clone(), place, cause: Cause::OtherProcess };
-            // Another process may sync the file system between the change and the look at it.
+            // Another process may sync the file system between the change and the check.
             let is_dirty = (0..20).any(|_| {
                 fs::write(&path, [BEFORE; DIRTY_BYTES]).unwrap();
                 let seen = task.clone().look(sync_folder).unwrap();

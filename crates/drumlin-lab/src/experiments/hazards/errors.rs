@@ -1,7 +1,7 @@
-//! Errors of a drive, as a program meets them that reads and writes through a mapping or by calls.
+//! A drive's errors, as a program sees them that reads and writes through a mapping or by calls.
 //!
-//! A file on a drive with bad blocks ([`crate::failing_file`]) gives the drive's own error; a file that another process
-//! cuts short gives the error that every file system knows.
+//! A file on a drive with bad blocks ([`crate::failing_file`]) returns the drive's own error. A file that another
+//! process truncates returns the error that occurs on every file system.
 
 use std::fs::File;
 use std::io;
@@ -21,30 +21,30 @@ use crate::session::{Session, plain};
 use crate::temp_folder;
 use crate::worker::{Ending, Measurement};
 
-/// The bytes of the file that is cut short.
+/// Size of the file that is truncated.
 const CUT_BYTES: usize = 64 << 10;
 
 /// An access that fails.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Task {
-    /// Reads a block that can't be read.
+    /// Reads a block that the drive can't read.
     Read { path: PathBuf, mapped: bool },
-    /// Changes a block that can't be written, and syncs twice.
+    /// Changes a block that the drive can't write, and syncs twice.
     Write { path: PathBuf, mapped: bool },
-    /// Reads a file that was cut short.
+    /// Reads beyond the end of a truncated file.
     Cut { path: PathBuf, mapped: bool },
 }
 
-/// The errors that the process was told, if it lived to report them.
+/// The errors that the process received, if it survived to report them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seen {
     /// The access returned an error.
     access: Option<String>,
-    /// The first sync after it did.
+    /// The error of the first sync after the access.
     first_sync: Option<String>,
-    /// The second sync after it did.
+    /// The error of the second sync after the access.
     second_sync: Option<String>,
-    /// The second sync was fine, and the drive holds what it held before.
+    /// The second sync succeeded although the drive still holds the old bytes.
     is_lost: bool,
 }
 
@@ -65,7 +65,7 @@ impl Measurement for Task {
                 let map = Map::new(&file, CUT_BYTES, Mode::Shared)?;
                 file.set_len(0)?;
                 if mapped {
-                    // Ends the process.
+                    // This access kills the process.
                     std::hint::black_box(map[0]);
                     return Ok(Seen::default());
                 }
@@ -90,21 +90,21 @@ impl Measurement for Task {
     }
 }
 
-/// Returns `true` if the drive holds what it held before the change that it could not write.
+/// Returns `true` if the drive still holds the bytes from before the change that it could not write.
 fn is_unchanged(path: &Path) -> io::Result<bool> {
     let mut block = AlignedBuffer::zeroed(UNWRITABLE.len());
     temp_folder::open_direct(path, false)?.read_exact_at(&mut block, UNWRITABLE.start as u64)?;
     Ok(block.iter().all(|byte| *byte == FILL))
 }
 
-/// Reads a byte of a file of `bytes` at `place`. Returns the error of the call, if there was a call.
+/// Reads a byte of a file of `bytes` at `place`. Returns the error if a call made the access.
 fn access(file: &File, bytes: usize, place: usize, mapped: bool) -> io::Result<Option<String>> {
     if !mapped {
         return Ok(file.read_exact_at(&mut [0; 4096], place as u64).err().map(|error| plain(&error)));
     }
     let map = Map::new(file, bytes, Mode::Shared)?;
     map.advise(Advice::Random)?;
-    // Ends the process.
+    // This access kills the process.
     std::hint::black_box(map[place]);
     Ok(None)
 }
@@ -148,7 +148,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     Ok(())
 }
 
-/// The end of the first round, and the number of rounds that ended so.
+/// Describes the end of the first round, and tells in how many rounds it was the same.
 fn words(rounds: &Endings<Seen>, missing: impl Fn() -> String) -> String {
     let Some(first) = rounds.endings.first() else { return missing() };
     let text = |ending: &Ending<Seen>| match ending {
@@ -188,7 +188,7 @@ const READS_KILL: Claim<(Pair, Pair)> = Claim {
     judge: reads_kill,
 };
 
-/// Judges the reads, mapped and by call, of a bad block and of a file cut short.
+/// Judges the reads of a bad block and of a truncated file, each mapped and by call.
 fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
     let is_killed = |ending: &Ending<Seen>| matches!(ending, Ending::Killed(libc::SIGBUS));
     let is_told = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.access.is_some());
@@ -208,7 +208,7 @@ fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
     of_counts(&counts, why)
 }
 
-/// S1 has the errors of reads alone.
+/// S1 covers errors of reads only, so this claim is the lab's own.
 const WRITES_FAIL_LATE: Claim<Pair> = Claim {
     source: "Drumlin",
     text: "A store into a mapping can't fail; the error of its write is told later, once, without a place, by the \
@@ -252,7 +252,7 @@ mod tests {
         Ending::Done(Seen { access: text(access), first_sync: text(first_sync), second_sync: None, is_lost: true })
     }
 
-    /// The claim about reads comes out each way.
+    /// The claim about reads gets each verdict.
     #[test]
     fn reads_are_judged() {
         let killed = || rounds(vec![Ending::Killed(libc::SIGBUS)]);
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(reads_kill(&(Pair::default(), [killed(), told()])).holds, Holds::CannotTell);
     }
 
-    /// The claim about writes comes out each way.
+    /// The claim about writes gets each verdict.
     #[test]
     fn writes_are_judged() {
         let late = || rounds(vec![done(None, Some("EIO"))]);
@@ -276,8 +276,8 @@ mod tests {
         assert_eq!(WRITES_FAIL_LATE.source, "Drumlin", "S1 has the errors of reads alone");
     }
 
-    /// A call reports a bad block and a file that was cut short, and ends nothing. A change through a mapping that
-    /// can't be written is reported once, by the first sync.
+    /// A call returns an error for a bad block and for a truncated file, and the process survives. If a change through
+    /// a mapping can't be written, the first sync reports it, and only once.
     #[test]
     fn calls_report_errors() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Dirty pages against a memory limit: shared ones are written back, private and anonymous ones have nowhere to go.
+//! Dirty pages against a memory limit: the kernel can write shared ones back, but without swap it can't evict private
+//! and anonymous ones.
 
 use std::fs::File;
 use std::io;
@@ -19,20 +20,21 @@ use crate::session::Session;
 use crate::temp_folder;
 use crate::worker::{Ending, Measurement};
 
-/// The limit, and the bytes that are dirtied against it.
+/// The memory limit.
 const LIMIT_BYTES: u64 = 64 << 20;
+/// The bytes that a process dirties under the limit.
 const DIRT_BYTES: usize = 160 << 20;
 
-/// The memory that is changed.
+/// The memory that is dirtied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Kind {
     /// `MAP_SHARED` of a file.
     Shared,
     /// `MAP_PRIVATE` of a file.
     Private,
-    /// Memory of the process.
+    /// Anonymous memory of the process.
     Anonymous,
-    /// A small buffer, written to a file again and again by direct writes.
+    /// A small buffer that is written to a file repeatedly by direct writes; the control.
     Written,
 }
 
@@ -90,7 +92,7 @@ impl Measurement for Task {
     }
 }
 
-/// Swap that private pages could go to.
+/// Returns the free swap, to which private pages could be evicted.
 fn swap_bytes() -> u64 {
     counters::field(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), "SwapFree:") * 1024
 }
@@ -131,7 +133,7 @@ const CLAIM: Claim<([Endings<()>; 4], u64)> = Claim {
     judge,
 };
 
-/// Judges the rounds of all kinds, with this much free swap.
+/// Judges the rounds of all kinds, given the free swap in bytes.
 fn judge((all, swap_bytes): &([Endings<()>; 4], u64)) -> Judgement {
     let lived = |ending: &Ending<()>| matches!(ending, Ending::Done(()));
     let killed = |ending: &Ending<()>| matches!(ending, Ending::Killed(libc::SIGKILL));
@@ -162,7 +164,7 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// The claim comes out each way.
+    /// The claim gets each verdict.
     #[test]
     fn dirt_is_judged() {
         let lived = || Endings { endings: vec![Ending::Done(())] };

@@ -3,13 +3,13 @@
 //! | claim | source | judged by |
 //! | --- | --- | --- |
 //! | dirty pages are written before their transaction commits (`early`) | S1 | the device, after another process's sync |
-//! | a drive's errors are signals (`errors`) | S1 | a FUSE file with bad blocks; a file cut short |
-//! | errors of writes come late (`errors`) | Drumlin | the same FUSE file |
-//! | a stray pointer changes the file (`stray`) | S1 | the file, after a store at an address that was made up |
-//! | private dirt is deadly, shared dirt is not (`memory`) | S3 | processes against a memory limit |
-//! | one of three protocols is needed to update safely (`updates`) | S1 | the file, after a process died amid a transaction |
+//! | a drive's errors arrive as signals (`errors`) | S1 | a FUSE file with bad blocks; a truncated file |
+//! | errors of writes are reported late (`errors`) | Drumlin | the same FUSE file |
+//! | a stray pointer changes the file (`stray`) | S1 | the file, after a store at a wrong address |
+//! | private dirty pages are deadly, shared ones are not (`memory`) | S3 | processes under a memory limit |
+//! | a safe update needs one of three protocols (`updates`) | S1 | the file, after a process died during a transaction |
 //!
-//! Each is repeated; a claim that is seen in some rounds only holds partly.
+//! Each case is repeated. A claim that is seen in some of the rounds holds partly.
 
 pub(crate) mod early;
 pub(crate) mod errors;
@@ -29,11 +29,12 @@ use crate::session::Session;
 use crate::temp_folder;
 use crate::worker::{Ending, Outcome};
 
-/// A file's bytes before a change, and after it.
+/// The value of a file's bytes before a change.
 const BEFORE: u8 = 0x11;
+/// The value of a file's bytes after the change.
 const CHANGED: u8 = 0xEE;
 
-/// The endings of a case, one a round.
+/// The endings of a case, one for each round.
 #[derive(Debug)]
 struct Endings<T> {
     endings: Vec<Ending<T>>,
@@ -69,7 +70,8 @@ impl fmt::Display for Count {
     }
 }
 
-/// Judges a claim by what was seen in all rounds, in none, or in some; if there were none, it cannot be told.
+/// Judges a claim by whether its effect was seen in all rounds, in some, or in none. Without any round it cannot be
+/// told.
 fn of_counts(counts: &[Count], why: String) -> Judgement {
     if counts.iter().any(|count| count.of == 0) {
         Judgement::cannot_tell("rounds that ran", why)
@@ -82,7 +84,7 @@ fn of_counts(counts: &[Count], why: String) -> Judgement {
     }
 }
 
-/// The end of a process that returned nothing, in words.
+/// Describes how a process ended that returned nothing.
 fn told<T>(ending: &Ending<T>) -> String {
     match ending {
         Ending::Done(_) => "survived".to_owned(),
@@ -129,7 +131,7 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
     updates::show(session, chapter, rounds)
 }
 
-/// Creates a file for the lab, filled and synced.
+/// Creates a file of the lab's own, filled and synced.
 fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<PathBuf> {
     let (path, file) = session.room.file(name, bytes)?;
     let block = vec![BEFORE; 1 << 20];
@@ -140,7 +142,7 @@ fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<Path
         offset += part;
     }
     file.sync_all()?;
-    // Pages that the lab has cached would not count against a worker's limit.
+    // Pages that the lab leaves in the page cache would not count against a worker's limit.
     temp_folder::forget_cached(&file)?;
     Ok(path)
 }
@@ -149,7 +151,7 @@ fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<Path
 mod tests {
     use super::*;
 
-    /// Endings that differ make a claim hold in part; no rounds tell nothing.
+    /// If rounds end differently, the claim holds partly. Without any round it cannot be told.
     #[test]
     fn counts_are_judged() {
         let count = |seen, of| Count { seen, of };

@@ -1,4 +1,4 @@
-//! A store through a pointer that a defect made up, into a mapping and into a frame of a program's own.
+//! A store through a stray pointer: into a mapping, and into a frame in the program's own memory.
 
 use std::fs::File;
 use std::io;
@@ -17,10 +17,10 @@ use crate::session::Session;
 use crate::worker::{Ending, Measurement};
 
 const FILE_BYTES: usize = 64 << 10;
-/// The byte that the defect meets.
+/// The offset of the byte that the stray store changes.
 const STRAY: usize = 20_001;
 
-/// The memory that the store meets.
+/// The memory into which the store goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Place {
     Mapping,
@@ -32,17 +32,17 @@ impl Place {
     const ALL: [Place; 3] = [Place::Mapping, Place::ReadOnlyMapping, Place::Frame];
 }
 
-/// One stray store.
+/// Makes one stray store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
     place: Place,
 }
 
-/// The observations, if the process lived to report them.
+/// The observations of a process that survived to report them.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
-    /// The file, read by a call, holds the stray byte.
+    /// A read by a call finds the stray byte in the file.
     is_in_file: bool,
 }
 
@@ -104,7 +104,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
 const CLAIM: Claim<[Endings<Seen>; 3]> =
     Claim { source: "S1", text: "A stray pointer into a writable mapping changes the file, and nothing tells.", judge };
 
-/// Judges the rounds of a writable mapping, of one for reading, and of a frame.
+/// Judges the rounds of a writable mapping, of a read-only mapping, and of a frame.
 fn judge(all: &[Endings<Seen>; 3]) -> Judgement {
     let is_in_file = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.is_in_file);
     let is_killed = |ending: &Ending<Seen>| matches!(ending, Ending::Killed(_));
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// A stray byte is in the file after a store into a mapping, not after one into a frame.
+    /// A stray store into a mapping changes the file; one into a frame does not.
     #[test]
     fn stray_bytes_reach_the_file_through_a_mapping_only() {
         let folder = tempfile::tempdir().unwrap();
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// The claim comes out each way.
+    /// The claim gets each verdict.
     #[test]
     fn stray_stores_are_judged() {
         let rounds = |endings| Endings { endings };

@@ -1,16 +1,17 @@
-//! S1's three ways of updating a mapped file safely, shown small, beside updating it in place.
+//! S1's three ways of updating a mapped file safely, in small form, compared with updating it in place.
 //!
-//! A store has [`PAGES`] pages. A transaction puts its number into [`TOUCHED`] of them. Each way is timed; then a
+//! A store has [`PAGES`] pages. A transaction writes its number into [`TOUCHED`] of them. Each way is timed. Then a
 //! process commits, begins another transaction, changes half of its pages and dies. Another process (the lab's) syncs
-//! the file system, as any may at any time, and compares what recovery finds on the device with what was committed.
+//! the file system, as any process may at any time, and compares what recovery finds on the device with what was
+//! committed.
 //!
-//! - *In place*: stores into a shared mapping, and msync to commit. No protocol: the control.
+//! - *In place*: stores into a shared mapping, and commits by msync. This is the control, without a protocol.
 //! - *Copy-on-write by the system* (MongoDB's MMAPv1): changes a private mapping, logs the change, syncs the log, and
-//!   copies it into the shared mapping. Recovery applies the log. Changed pages stay in memory twice.
-//! - *Copy-on-write by the program* (SQLite, MonetDB, RavenDB): changes copies of pages in its own memory, logs, syncs,
-//!   and writes them to the file that it maps for reading. Recovery applies the log.
-//! - *Shadow paging* (LMDB): writes changed pages and a new page table to free places, syncs, and switches the root by
-//!   writing one of two meta pages, and syncs again. No log, no recovery, one writer at a time.
+//!   copies the change into the shared mapping. Recovery applies the log. Changed pages stay in memory twice.
+//! - *Copy-on-write by the program* (SQLite, MonetDB, RavenDB): changes copies of pages in its own memory, logs and
+//!   syncs, and writes the copies to the file, which it maps read-only. Recovery applies the log.
+//! - *Shadow paging* (LMDB): writes changed pages and a new page table to free places, syncs, switches the root by
+//!   writing one of two meta pages, and syncs again. It needs no log and no recovery, and allows one writer at a time.
 
 use std::fs::File;
 use std::io;
@@ -34,14 +35,13 @@ use crate::worker::{Ending, Measurement};
 
 const PAGE_BYTES: usize = 4096;
 const PAGES: usize = 256;
-/// The pages that a transaction changes.
+/// The number of pages that a transaction changes.
 const TOUCHED: usize = 4;
 const FILE_BYTES: usize = PAGES * PAGE_BYTES;
 
-/// A record of the log: the transaction, its pages, and their sum, which makes it whole.
+/// A log record: the transaction's number, its pages, and a checksum that shows whether the record is complete.
 const RECORD_BYTES: usize = 8 * (TOUCHED + 2);
 
-/// A way of updating a mapped file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Way {
     InPlace,
@@ -71,13 +71,13 @@ impl Way {
         }
     }
 
-    /// Syncs that a commit waits for.
+    /// Returns the number of syncs that a commit waits for.
     fn syncs(self) -> u64 {
         if self == Way::ShadowPages { 2 } else { 1 }
     }
 }
 
-/// Commits, and dies amid the next transaction if told so.
+/// Makes commits, and dies in the middle of the next transaction if `dies` is set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
@@ -86,23 +86,23 @@ pub(crate) struct Task {
     dies: bool,
 }
 
-/// The cost of a commit.
+/// The cost of the commits.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     latency: Summary,
-    /// Pages that were written or dirtied, of all commits.
+    /// Pages that all commits together wrote or dirtied.
     written_pages: u64,
-    /// Memory of the process's own that changed pages take in the end.
+    /// Private memory that changed pages occupy at the end.
     own_bytes: u64,
 }
 
-/// The pages of a transaction, all different.
+/// Returns the pages that a transaction changes, all different.
 fn pages_of(transaction: u64) -> [usize; TOUCHED] {
     let first = transaction.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56;
     std::array::from_fn(|index| (first as usize + index * (PAGES / TOUCHED)) % PAGES)
 }
 
-/// The transaction that each page names after `commits` transactions.
+/// Returns the transaction number that each page should contain after `commits` transactions.
 fn expected(commits: u64) -> Vec<u64> {
     let mut values = vec![0; PAGES];
     for transaction in 1..=commits {
@@ -142,20 +142,20 @@ impl Measurement for Task {
     }
 }
 
-/// A mapped store that is updated in one of the ways.
+/// A mapped store and the way in which it is updated.
 struct Store {
     way: Way,
     data: File,
     log: File,
     log_bytes: u64,
-    /// The file as everybody sees it.
+    /// The file as all processes see it.
     shared: Map,
-    /// `SystemCopies` only: the file with the changes of the transaction under way.
+    /// The file with the changes of the current transaction; for `SystemCopies` only.
     private: Option<Map>,
     written_pages: u64,
-    /// Pages that the transaction under way has changed.
+    /// Pages that the current transaction has changed.
     copies: Vec<(usize, Vec<u8>)>,
-    /// `ShadowPages` only: the place of each page, and the places that hold none.
+    /// The place of each page, and below it the places that are free; for `ShadowPages` only.
     places: Vec<u16>,
     free: Vec<u16>,
 }
@@ -170,7 +170,7 @@ impl Store {
         let (data, log) = (open("data")?, open("log")?);
         let bytes = if way == Way::ShadowPages { PLACES * PAGE_BYTES } else { FILE_BYTES };
         data.set_len(bytes as u64)?;
-        // Written, so that commits time the protocol, not the allocation of blocks.
+        // Write all blocks in advance, so that commits time the protocol and not the allocation of blocks.
         for place in 0..bytes / PAGE_BYTES {
             data.write_all_at(&[0; PAGE_BYTES], (place * PAGE_BYTES) as u64)?;
         }
@@ -194,7 +194,7 @@ impl Store {
         })
     }
 
-    /// Changes a page within the transaction under way.
+    /// Changes a page in the current transaction.
     fn change(&mut self, page: usize, transaction: u64) -> io::Result<()> {
         let at = page * PAGE_BYTES;
         match self.way {
@@ -237,7 +237,7 @@ impl Store {
         }
     }
 
-    /// Logs the transaction under way, durably.
+    /// Appends the current transaction to the log and makes it durable.
     fn append_record(&mut self, transaction: u64) -> io::Result<()> {
         let mut record = Vec::with_capacity(RECORD_BYTES);
         let mut sum = transaction;
@@ -253,7 +253,7 @@ impl Store {
         self.log.sync_data()
     }
 
-    /// Writes the transaction's pages and a page table to free places, and then the meta page that names the table.
+    /// Writes the transaction's pages and a page table to free places, and then the meta page that refers to the table.
     fn switch_root(&mut self, transaction: u64) -> io::Result<()> {
         let mut freed = Vec::new();
         for (page, copy) in std::mem::take(&mut self.copies) {
@@ -270,16 +270,16 @@ impl Store {
         meta[8..10].copy_from_slice(&place.to_le_bytes());
         meta[16..].copy_from_slice(&(transaction ^ u64::from(place)).to_le_bytes());
         self.data.write_all_at(&meta, transaction % 2 * PAGE_BYTES as u64)?;
-        // The page table and the meta page.
+        // Count the page table and the meta page too.
         self.written_pages += 2;
         self.data.sync_data()?;
-        // Used again last: the table and pages of the other meta page stay whole until it is written over.
+        // Reuse these places last: the table and pages of the other meta page must stay intact until it is overwritten.
         self.free.extend(freed);
         self.free.push(place);
         Ok(())
     }
 
-    /// Memory of this process that changed pages take.
+    /// Returns the private memory that changed pages occupy.
     fn own_bytes(&self) -> u64 {
         let Some(private) = &self.private else {
             return (TOUCHED * PAGE_BYTES) as u64 * u64::from(self.way != Way::InPlace);
@@ -291,7 +291,7 @@ impl Store {
     }
 }
 
-/// The transaction that each page names on the device, after recovery.
+/// Returns the transaction number that each page has on the device after recovery.
 fn recover(folder: &Path, way: Way) -> io::Result<Vec<u64>> {
     let read = |name: &str| -> io::Result<AlignedBuffer> {
         let path = folder.join(name);
@@ -404,7 +404,7 @@ const CLAIM: Claim<[Vec<usize>]> = Claim {
     judge,
 };
 
-/// Judges the numbers of wrong pages, by way in the order of `Way::ALL` and by round.
+/// Judges the numbers of wrong pages, one list for each way in the order of `Way::ALL`, one number for each round.
 fn judge(wrong: &[Vec<usize>]) -> Judgement {
     let count = |is_seen: &dyn Fn(usize) -> bool, rounds: &Vec<usize>| super::Count {
         seen: rounds.iter().filter(|wrong| is_seen(**wrong)).count(),
@@ -427,7 +427,8 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Recovery finds what each way committed; an unfinished transaction shows in place, and with no protocol.
+    /// Recovery finds what each way committed. An unfinished transaction is visible after updates in place, and after
+    /// none of the protocols.
     #[test]
     fn protocols_keep_what_was_committed_and_no_more() {
         for way in Way::ALL {
@@ -449,7 +450,7 @@ mod tests {
         }
     }
 
-    /// The claim comes out each way.
+    /// The claim gets each verdict.
     #[test]
     fn protocols_are_judged() {
         let judged = |in_place: usize, shadow: usize| judge(&[vec![in_place], vec![0], vec![0], vec![shadow]]).holds;

@@ -1,4 +1,4 @@
-//! The sources' claims about random reads, each judged by a pure function.
+//! The sources' claims about random reads, each with a pure function that judges it.
 
 use super::{
     BEYOND_BUFFERED, BEYOND_DIRECT, BLOCK_BYTES, Case, DIRECT, MAPPED, Method, NORMAL, POOL, ROW_BUFFERED, ROW_DIRECT,
@@ -13,32 +13,32 @@ use crate::regime::Regime;
 use crate::report::{Chapter, Holds, Judgement};
 use crate::session::{Rounds, Turns};
 
-/// The figures of a run that claims are judged by; `None` is not measured.
+/// The figures by which a run's claims are judged. Those that were not measured are `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Figures {
-    /// Regimes that could not be had, each with the condition that is missing.
+    /// Regimes that were not available, each with the missing condition.
     pub(super) missing: Vec<(Regime, String)>,
     is_virtual: bool,
     processors: usize,
     /// The time of a single random read.
     read_micros: Option<f64>,
-    /// The least fifth of each direct run on the raw device, over the run's median.
+    /// For each direct run on the raw device, the mean rate of its slowest fifth over the run's median rate.
     steadiness: Option<Spread>,
-    /// The phases of each round's mapped reads, by regime; a round that filled no memory has none.
+    /// The phases of each round's mapped reads, by regime; `None` for a round in which memory never became full.
     pub(super) phases: Vec<(Regime, Vec<Option<Phases>>)>,
-    /// Device reads a second of direct reads over those of mapped ones once memory was full, by regime.
+    /// Device reads a second of direct reads over those of mapped reads after memory was full, by regime.
     direct_over_mapped: Vec<(Regime, Ratio)>,
     /// Processor time of a mapped read over that of a direct one, by regime.
     mapped_cpu: Vec<(Regime, Ratio)>,
     /// Device reads a second of direct reads, by regime.
     direct_rates: Vec<(Regime, f64)>,
-    /// The lowest sample of mapped reads over their rate while memory filled, with the machine short of memory.
+    /// The lowest sample of mapped reads over their rate while memory filled, in the pressure regime.
     collapse: Option<Spread>,
-    /// The share of pages that the kernel's own thread took back there.
+    /// The share of reclaimed pages that the kernel's background thread (kswapd) reclaimed in the pressure regime.
     kswapd_share: Option<f64>,
     random_over_normal: Option<Ratio>,
     random_over_sequential: Option<Ratio>,
-    /// The same on the plain file, with the machine's own read-ahead.
+    /// The same two ratios on the plain file, with the machine's own read-ahead.
     own_window: Option<(Ratio, Ratio)>,
     shootdowns_mapped: Option<Spread>,
     shootdowns_direct: Option<Spread>,
@@ -49,29 +49,30 @@ pub(super) struct Figures {
     cached_over_direct: Option<Ratio>,
     within_over_beyond: Option<Ratio>,
     beyond_over_buffered: Option<Ratio>,
-    /// The share of buffered reads beyond memory that the page cache answered.
+    /// The share of buffered reads beyond memory that hit the page cache.
     hits: Option<f64>,
-    /// The share of its limit that the control group of buffered reads beyond memory held.
+    /// The share of its memory limit that the control group used during buffered reads beyond memory.
     cache_filled: Option<f64>,
-    /// The memory of buffered and of direct reads within memory, and the range that they read.
+    /// For reads within memory: the memory of buffered reads, the memory of direct reads, and the size of the range.
     within_memory: Option<(f64, f64, f64)>,
-    /// The share of a single direct read's time that is no processor time.
+    /// The share of a single direct read's time that is not processor time.
     device_share: Option<Spread>,
-    /// The share of what came from the device that was not asked for: buffered, and mapped with read-ahead.
+    /// The share of the bytes from the device that were not requested: buffered, and mapped with read-ahead.
     wasted: Option<(Spread, Spread)>,
-    /// Rows a second: many small files over one file.
+    /// Rows a second from many small files over those from one file.
     files_over_file: Option<Ratio>,
-    /// Updates a second once memory is full, and the 99th percentiles in microseconds.
+    /// Updates a second of the pool over those of the mapping after memory is full, and the 99th percentiles of both in
+    /// microseconds.
     pool_over_mapped: Option<Ratio>,
     update_p99s: Option<[f64; 2]>,
 }
 
-/// Blocks a second that came from the device.
+/// Returns the blocks a second that came from the device.
 pub(super) fn device_reads_per_second(load: &Load) -> f64 {
     load.counters.device_read_bytes as f64 / BLOCK_BYTES as f64 / load.seconds.max(1e-9)
 }
 
-/// Operations a second in the second half of a run.
+/// Returns the operations a second in the second half of a run.
 pub(super) fn late_rate(samples: &[Sample]) -> f64 {
     let end = samples.last().map_or(0.0, |sample| sample.at_seconds);
     let late = samples.iter().filter(|sample| sample.at_seconds > end / 2.0);
@@ -79,12 +80,12 @@ pub(super) fn late_rate(samples: &[Sample]) -> f64 {
     rates.iter().sum::<f64>() / rates.len().max(1) as f64
 }
 
-/// [`late_rate`] of each turn.
+/// Returns the [`late_rate`] of each turn.
 pub(super) fn late_rates(turns: &Turns<Load>) -> Vec<f64> {
     turns.samples.iter().map(|samples| late_rate(samples)).collect()
 }
 
-/// The least mean rate of a fifth of the run, over the median of its samples.
+/// Returns the mean rate of the slowest fifth of the run over the median of its samples.
 fn steadiness(samples: &[Sample]) -> f64 {
     let rates: Vec<f64> = samples.iter().map(|sample| sample.operations_per_second).collect();
     let fifths = rates.chunks(rates.len().div_ceil(5).max(1)).map(|part| part.iter().sum::<f64>() / part.len() as f64);
@@ -96,17 +97,17 @@ fn spread_of(turns: &Turns<Load>, figure: fn(&[Sample]) -> f64) -> Option<Spread
     Spread::of(&figures).filter(|spread| spread.most.is_finite())
 }
 
-/// TLB shootdowns a read.
+/// Returns the number of TLB shootdowns per read.
 pub(super) fn shootdowns(load: &Load) -> f64 {
     load.counters.interrupt("TLB") as f64 / load.operations.max(1) as f64
 }
 
-/// The share of what came from the device that was not asked for.
+/// Returns the share of the bytes from the device that were not requested.
 fn wasted(load: &Load) -> f64 {
     1.0 - 1.0 / load.read_amplification().max(1.0)
 }
 
-/// The share of the time of reads, one at a time, in which no processor worked for them.
+/// Returns the share of a read's time in which no processor worked for it, for reads made one at a time.
 fn device_share(load: &Load) -> f64 {
     1.0 - load.cpu_us_per_operation() / load.latency.mean_us.max(1e-9)
 }
@@ -117,11 +118,11 @@ impl Figures {
         Figures { is_virtual, processors: machine.processors, ..Figures::default() }
     }
 
-    /// Adds what a regime's courses showed.
+    /// Adds the figures of a regime's runs over time.
     pub(super) fn add_courses(&mut self, regime: Regime, rounds: &Rounds<Load>) {
         let phases: Vec<Option<Phases>> =
             rounds[MAPPED].samples.iter().map(|samples| condition::phases(samples, BLOCK_BYTES as f64)).collect();
-        // A round that filled no memory tells nothing of full memory, and the rounds are compared each by each.
+        // Ignore all rounds if memory was never full in one of them, because ratios are taken round by round.
         let full: Option<Vec<f64>> = phases.iter().map(|phases| Some(phases.as_ref()?.full)).collect();
         let direct = rounds[DIRECT].each(device_reads_per_second);
         let noise = rounds.noise(device_reads_per_second);
@@ -155,14 +156,14 @@ impl Figures {
         self.phases.push((regime, phases));
     }
 
-    /// Adds what single reads showed.
+    /// Adds the figures of single reads.
     pub(super) fn add_ladder(&mut self, cases: &[Case], steps: &Rounds<Load>, read_micros: Option<f64>) {
         let single = cases.iter().position(|case| case.method == Method::Direct && case.threads == 1);
         self.device_share = single.and_then(|index| steps[index].spread(device_share));
         self.read_micros = read_micros;
     }
 
-    /// Adds what S4's ranges showed.
+    /// Adds the figures of S4's ranges.
     pub(super) fn add_ranges(&mut self, cases: &[Case], rounds: &Rounds<Load>, limit_bytes: u64) {
         let rate = |left, right| rounds.ratio(left, right, Load::operations_per_second);
         self.cached_over_direct = rate(WITHIN_BUFFERED, WITHIN_DIRECT);
@@ -175,13 +176,13 @@ impl Figures {
         self.within_memory = memory(WITHIN_BUFFERED).zip(memory(WITHIN_DIRECT)).map(|(b, d)| (b, d, range_bytes));
     }
 
-    /// Adds what small rows showed.
+    /// Adds the figures of small rows.
     pub(super) fn add_rows(&mut self, rounds: &Rounds<Load>) {
         self.wasted = rounds[ROW_BUFFERED].spread(wasted).zip(rounds[ROW_NORMAL].spread(wasted));
         self.files_over_file = rounds.ratio(ROW_FILES, ROW_DIRECT, Load::operations_per_second);
     }
 
-    /// Adds what updates showed.
+    /// Adds the figures of updates.
     pub(super) fn add_updates(&mut self, rounds: &Rounds<Load>) {
         let noise = compare::noise(&late_rates(&rounds[POOL]), &late_rates(&rounds.again));
         let [pool, mapped] = [POOL, UPDATED_MAPPED].map(|index: usize| late_rates(&rounds[index]));
@@ -202,11 +203,11 @@ impl Figures {
         of(&self.direct_rates, regime)
     }
 
-    /// Judges the fall to half in a regime.
+    /// Judges the fall to half of direct reads in a regime.
     ///
-    /// On few processors a mapping is slower for the processor time of its faults and of eviction, by any thread. So a
-    /// fall tells nothing without the source's processors, nor without `needed`. Without `others` a fall can be seen,
-    /// not refuted.
+    /// With few processors a mapping is slower because faults and eviction take processor time, whichever thread
+    /// evicts. So a fall tells nothing unless the machine has the source's processors and meets `needed`. Without
+    /// `others` a fall can be confirmed, but not refuted.
     fn judge_fall(&self, regime: Regime, needed: Option<String>, others: Option<String>) -> Judgement {
         let missing = self.missing(regime).or(Some(NEVER_FULL));
         measured(self.fall(regime), missing, |ratio| {
@@ -226,28 +227,29 @@ impl Figures {
         })
     }
 
-    /// The condition of S4's rates: its drive.
+    /// Returns the condition that S4's rates require, a fast drive, if it is missing.
     fn fast_drive(&self) -> Option<String> {
         self.read_micros.and_then(condition::read_micros)
     }
 }
 
-/// A figure of a regime.
+/// Returns the figure of a regime.
 fn of<T: Copy>(figures: &[(Regime, T)], regime: Regime) -> Option<T> {
     figures.iter().find(|(each, _)| *each == regime).map(|(_, figure)| *figure)
 }
 
-/// A fall to half is taken as seen from 1.6 times on.
+/// A fall to half counts as seen from 1.6 times on.
 const HALF: Size = Size::of(2.0).from(1.6);
 
 const NEVER_FULL: &str = "memory that was full (pages taken back never matched pages read in)";
 
-/// A control group's threads evict for themselves.
+/// Returns the condition that the kernel's own thread evicts, which a control group cannot meet.
 fn own_thread() -> Option<String> {
     Some("eviction by the kernel's own thread (in a control group the faulting threads evict)".to_owned())
 }
 
-/// Judges figures of rounds against a bound: all below it hold the claim, all above refute it.
+/// Judges the claim that a figure stays below a bound. The claim holds if all rounds are below it, and fails if none
+/// is.
 fn below(spread: Spread, bound: f64, told: String) -> Judgement {
     match () {
         () if spread.most < bound => Judgement::new(Holds::Yes, told),
@@ -256,7 +258,7 @@ fn below(spread: Spread, bound: f64, told: String) -> Judgement {
     }
 }
 
-/// Judges the claim that the one is not slower: at least this share of the other's rate.
+/// Judges the claim that one case is not slower than the other: it has at least `share` of the other's rate.
 fn not_below(ratio: Ratio, share: f64, told: String) -> Judgement {
     let (low, high) = ratio.interval();
     let holds = match () {
@@ -274,7 +276,7 @@ const CLAIMS: [Claim<Figures>; 17] = [
         judge: |figures| {
             measured(figures.steadiness, figures.missing(Regime::Device), |least| {
                 let told = format!("The least fifth of a run had {} of its median.", least.show(Form::Share, ""));
-                // The claim is that nothing falls low.
+                // The claim is that no rate is below the bound, so reverse the verdict.
                 let falls = below(least, 0.6, told);
                 match falls.holds {
                     Holds::Yes => Judgement { holds: Holds::No, ..falls },
@@ -401,7 +403,7 @@ const CLAIMS: [Claim<Figures>; 17] = [
                     share if share >= SIGNIFICANT / 3.0 => Holds::Partly,
                     _ => Holds::NotInSize,
                 };
-                // One interrupts every other processor that runs the process.
+                // A shootdown interrupts every other processor that runs the process.
                 Judgement::new(holds, told).unless_lacking(condition::processors(figures.processors))
             })
         },
@@ -515,14 +517,14 @@ const CLAIMS: [Claim<Figures>; 17] = [
     },
 ];
 
-/// A share of the processor time from which on a cost is taken to be significant.
+/// The share of the processor time from which on a cost is significant.
 const SIGNIFICANT: f64 = 0.1;
 
-/// The share of its limit from which on a control group's page cache is taken to be full.
+/// The share of its limit from which on a control group's page cache counts as full.
 const CACHE_FULL: f64 = 0.95;
 
 impl Figures {
-    /// Judges by direct over buffered reads beyond memory, if the page cache was full.
+    /// Judges the rate of direct over buffered reads beyond memory, provided that the page cache was full.
     fn beyond(&self, judge: impl FnOnce(Ratio, String) -> Judgement) -> Judgement {
         measured(self.beyond_over_buffered, None, |ratio| {
             let hits = self.hits.map_or(String::new(), |hits| {
@@ -559,7 +561,7 @@ mod tests {
         Spread::of(&[figure * 0.98, figure, figure * 1.02])
     }
 
-    /// Figures in which every claim's ratio is this one, of a machine like the sources'.
+    /// Returns figures of a machine like the sources', in which every claim has this ratio.
     fn all_at(ratio: Ratio) -> Figures {
         let regimes = [Regime::Device, Regime::Memory, Regime::Pressure];
         Figures {
@@ -616,12 +618,12 @@ mod tests {
         BY_RATIO.map(|claim| judged(claim, figures).holds)
     }
 
-    /// Each claim with a ratio can hold, not hold, hold in part if it has a size, and be impossible to tell.
+    /// Each claim with a ratio can hold, hold partly if it has a size, fail, and be impossible to tell.
     #[test]
     fn claims_with_a_ratio_come_out_each_way() {
         assert_eq!(by_ratio(&all_at(ratio(2.3))), [Yes, Yes, Yes, Yes, No, No, Yes, Yes, Yes, Yes]);
         let same = by_ratio(&all_at(ratio(1.0)));
-        // In a control group, whose own threads evict, no fall is none of the kernel's thread.
+        // Under a control group the faulting threads evict, so a missing fall says nothing of the kernel's thread.
         assert_eq!(same, [CannotTell, CannotTell, No, No, Yes, Yes, No, Yes, Yes, No]);
         let between = by_ratio(&all_at(ratio(1.4)));
         assert_eq!(between, [Partly, Partly, Partly, Partly, Yes, No, Partly, Yes, Yes, Partly]);
@@ -635,7 +637,7 @@ mod tests {
         assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Figures::default()).holds == CannotTell));
     }
 
-    /// The claims without a ratio come out each way too.
+    /// The claims without a ratio get each verdict too.
     #[test]
     fn claims_without_a_ratio_come_out_each_way() {
         let with = |change: &dyn Fn(&mut Figures)| {
@@ -674,7 +676,8 @@ mod tests {
         assert_eq!([wasted(0.875, 0.996), wasted(0.875, 0.9), wasted(0.2, 0.9)], [Yes, Partly, No]);
     }
 
-    /// The share of the shootdowns in a mapped read's processor time, and few processors, which make them cheap.
+    /// Shootdowns are judged by their share of a mapped read's processor time. With few processors they are cheap, so
+    /// the verdict names that condition.
     #[test]
     fn the_cost_of_shootdowns_comes_out_each_way() {
         let of = |cost: f64, processors: usize| {
@@ -683,7 +686,7 @@ mod tests {
             judged("significantly", &figures)
         };
         assert_eq!([of(40.0, 64).holds, of(10.0, 64).holds, of(2.0, 64).holds], [Yes, Partly, NotInSize]);
-        // 0.024 a read of 12.3 us was told to hold.
+        // Without the condition, 0.024 shootdowns per read of 12.3 us would count as significant.
         let mut report = all_at(ratio(1.0));
         (report.shootdowns_mapped, report.mapped_micros) = (Spread::of(&[0.023, 0.024, 0.024]), Some(12.3));
         (report.shootdown, report.processors) = (Some(4.0), 2);
@@ -692,8 +695,8 @@ mod tests {
         assert!(judged.why.contains("0.8 %") && judged.missing.unwrap().contains("64 processors"), "{}", judged.why);
     }
 
-    /// The report's figures, of two processors and a drive of 104 k reads/s. All were told as holding in part, as not
-    /// holding at all, or without the condition that is missing.
+    /// Figures measured on two processors and a drive of 104 k reads/s cannot refute the claims. An older rule judged
+    /// them as partly true, as false, or did not name the missing condition.
     #[test]
     fn a_small_machine_cannot_refute() {
         let report = |ratio: Ratio| Figures {
@@ -724,7 +727,7 @@ mod tests {
         told("2.3 times", &unfilled, &["a page cache that was full (42 % of its limit were used)"]);
     }
 
-    /// Conditions of the source that are not met are named.
+    /// The verdict names the source's conditions that this machine does not meet.
     #[test]
     fn missing_conditions_are_named() {
         let mut figures = all_at(ratio(2.0));
@@ -742,7 +745,7 @@ mod tests {
         assert!(missing("near stop", &figures).contains("never matched"));
     }
 
-    /// The figures of a run over time.
+    /// The figures of a run over time are computed from its samples.
     #[test]
     fn courses_have_their_figures() {
         let rates = [100.0, 100.0, 100.0, 10.0, 10.0, 50.0, 50.0, 50.0, 50.0, 50.0];

@@ -2,22 +2,23 @@
 //!
 //! | source | claim | judged by |
 //! | --- | --- | --- |
-//! | S1 | direct reads keep a steady rate | the least fifth of each run against its median, raw device |
-//! | S1 | mapped and RANDOM: half of direct once memory is full | device reads while memory is full, in each regime |
-//! | S1 | near zero when eviction begins | the least sample against those while memory filled, the machine short of it |
+//! | S1 | direct reads keep a steady rate | the slowest fifth of each run against its median, raw device |
+//! | S1 | mapped with RANDOM: half of direct once memory is full | device reads while memory is full, in each regime |
+//! | S1 | near zero when eviction begins | the lowest sample against those while memory filled, pressure regime |
 //! | S1 | NORMAL and SEQUENTIAL are worse than RANDOM | reads, raw device with 128 KiB of read-ahead |
-//! | S1 | eviction costs TLB shootdowns | shootdowns a read; not where a hypervisor may hide them |
-//! | S1 | and these cost a lot | the time of one, times their number, in a mapped read's processor time |
+//! | S1 | eviction costs TLB shootdowns | shootdowns a read; not if a hypervisor may hide them |
+//! | S1 | and these cost a lot | the cost of one times their number, in a mapped read's processor time |
 //! | S4 | within memory the page cache is a quarter faster | 20 at once on both sides |
-//! | S4 | and holds the range, where direct reads hold 20 buffers | memory of the control group |
+//! | S4 | and holds the range, while direct reads hold 20 buffers | memory of the control group |
 //! | S4 | direct reads are as fast beyond memory as within | the same reader over both ranges |
 //! | S4 | beyond memory direct is 2.3 times buffered, not slower | 20 at once on both sides, once the cache is full |
-//! | S4 | less than half of a read's time is the device's | processor time in that of a direct read, one at a time |
+//! | S4 | less than half of a read's time is the device's | share of processor time in a direct read, one at a time |
 //! | S4 | small reads throw away 87 %, with read-ahead 99 % | device bytes of rows of 512 bytes |
 //! | S4 | many files are not slow | the same rows, one file for each |
 //! | Drumlin | a pool updates faster than a mapping | updates of random pages, the same memory for both |
 //!
-//! S1's claims about eviction rest on its 64 processors, S4's about rates on its drive: see [`crate::condition`].
+//! S1's claims about eviction rest on its 64 processors, and S4's claims about rates on its drive: see
+//! [`crate::condition`].
 
 mod claims;
 pub(crate) mod shootdown;
@@ -44,19 +45,19 @@ use updates::Way;
 use task::SMALL_FILES;
 pub(crate) use task::{BLOCK_BYTES, Method, Task};
 
-/// S1 used 100 threads, so that a mapping has as many requests in flight as asynchronous reads do.
+/// The number of threads in S1: enough for a mapping to keep as many requests in flight as asynchronous reads do.
 const THREADS: usize = 100;
 
 /// S4's number of buffers.
 const S4_DEPTH: usize = 20;
 
-/// Bytes requested where read amplification is measured: a small row, of which a block of 4 KiB throws 87.5 % away.
+/// Bytes requested by a read that measures read amplification: a small row, for which 87.5 % of a 4 KiB block is
+/// wasted.
 const ROW_BYTES: usize = 512;
 
-/// Threads that update pages.
+/// The number of threads that update pages.
 const UPDATERS: usize = 32;
 
-/// One case of the experiment.
 #[derive(Clone, Debug)]
 struct Case {
     name: String,
@@ -65,7 +66,7 @@ struct Case {
     range_bytes: u64,
     ask_bytes: usize,
     warm_bytes: u64,
-    /// Seconds to go on for once memory is full.
+    /// Seconds for which the run continues after memory is full.
     full_seconds: Option<f64>,
     source: Option<&'static str>,
 }
@@ -98,13 +99,13 @@ impl Case {
     }
 }
 
-/// The indexes of a regime's courses that claims are about. The memory and pressure regimes have the first two alone.
+/// The indexes of those runs over time that claims refer to. The memory and pressure regimes have only the first two.
 const DIRECT: usize = 0;
 const MAPPED: usize = 1;
 const NORMAL: usize = 2;
 const SEQUENTIAL: usize = 3;
 
-/// The cases that are shown over time.
+/// Returns the cases that are shown over time.
 fn courses(session: &Session<'_>, regime: Regime) -> Vec<Case> {
     let case = |method| Case::new(method, THREADS, session);
     let mapped = Case { full_seconds: Some(full_seconds(session, regime)), ..case(Method::Mapped(Advice::Random)) };
@@ -118,7 +119,7 @@ fn courses(session: &Session<'_>, regime: Regime) -> Vec<Case> {
             case(Method::Mapped(Advice::Sequential)).source("S1: worse than RANDOM"),
         ]);
     }
-    // No verdict asks for it: S4's are of the ranges.
+    // No verdict needs this case, because S4's claims are judged by the ranges.
     if regime == Regime::Device || (regime == Regime::File && !session.settings.quick) {
         cases.push(case(Method::Buffered));
     }
@@ -141,13 +142,13 @@ fn ladder_cases(session: &Session<'_>) -> Vec<Case> {
     cases
 }
 
-/// The indexes of S4's cases.
+/// The indexes of the cases of S4's table.
 const WITHIN_DIRECT: usize = 0;
 const WITHIN_BUFFERED: usize = 1;
 const BEYOND_DIRECT: usize = 2;
 const BEYOND_BUFFERED: usize = 3;
 
-/// S4's table: what fits in memory and what does not, buffered and direct, 20 at once.
+/// Returns the cases of S4's table: a range that fits in memory and one that does not, buffered and direct, 20 at once.
 fn range_cases(session: &Session<'_>) -> Vec<Case> {
     let options = RingOptions { registered: true, ..RingOptions::default() };
     let direct = Method::Ring { depth: S4_DEPTH, options };
@@ -158,7 +159,7 @@ fn range_cases(session: &Session<'_>) -> Vec<Case> {
             case.range_bytes = small_bytes.max(1 << 20);
         }
         if method == Method::Buffered {
-            // Beyond memory the page cache is full from the beginning, as it was for most of the source's 20 s.
+            // Fill the page cache first: beyond memory it was full for most of the source's 20 s.
             case.warm_bytes = case.range_bytes.min(session.memory_bytes() / 4 * 5);
         }
         let kind = match (method, threads) {
@@ -178,7 +179,7 @@ fn range_cases(session: &Session<'_>) -> Vec<Case> {
     ]
 }
 
-/// The indexes of the cases of small rows that claims are about.
+/// The indexes of the cases of small rows that claims refer to.
 const ROW_DIRECT: usize = 0;
 const ROW_BUFFERED: usize = 1;
 const ROW_NORMAL: usize = 2;
@@ -200,8 +201,8 @@ fn amplification_cases(session: &Session<'_>) -> Vec<Case> {
     methods.into_iter().map(case).collect()
 }
 
-/// The time for which a run over time goes on once memory is full: ten seconds with the machine short of memory. Runs
-/// that fill no memory take twice that, or just that with the machine short of memory.
+/// Returns the seconds for which a run over time continues after memory is full: ten in the pressure regime. A run that
+/// does not wait for memory to fill takes twice that, or once in the pressure regime.
 fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     let (is_quick, seconds) = (session.settings.quick, session.pacing.series.seconds);
     match (regime, is_quick) {
@@ -212,10 +213,10 @@ fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     }
 }
 
-/// The rate at which a mapping is taken to fill memory, for the estimated time of a run.
+/// The assumed rate at which a mapping fills memory, for estimating the time of a run.
 const FILL_BYTES_PER_SECOND: f64 = 3e8;
 
-/// The time of a case over time. One that goes on until memory is full has a bound: one more series.
+/// Returns the timing of a run over time. A run that waits for memory to fill has a bound of one more series.
 fn course_timing(session: &Session<'_>, regime: Regime, case: &Case) -> Timing {
     let full = full_seconds(session, regime);
     let seconds = match (case.full_seconds, regime) {
@@ -226,7 +227,7 @@ fn course_timing(session: &Session<'_>, regime: Regime, case: &Case) -> Timing {
     Timing { seconds, sample_seconds: (full / 20.0).clamp(0.02, 0.1) }
 }
 
-/// The expected time of a case over time.
+/// Estimates the seconds of a run over time.
 fn course_seconds(session: &Session<'_>, regime: Regime, case: &Case) -> f64 {
     let timing = course_timing(session, regime, case);
     let left_bytes = if regime == Regime::Pressure { regime::left_bytes(session) } else { session.memory_bytes() };
@@ -234,15 +235,15 @@ fn course_seconds(session: &Session<'_>, regime: Regime, case: &Case) -> f64 {
     filling.map_or(timing.seconds, |filling| filling.min(timing.seconds)) + START_SECONDS
 }
 
-/// The mean expected time of a regime's courses.
+/// Estimates the mean time of a regime's runs over time.
 fn courses_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     let cases = courses(session, regime);
     let all: f64 = cases.iter().map(|case| course_seconds(session, regime, case)).sum();
-    // The first runs again.
+    // The first run is repeated at the end.
     (all + course_seconds(session, regime, &cases[DIRECT])) / (cases.len() + 1) as f64
 }
 
-/// The memory limit of updates, small enough to fill at once; three quarters of it are the pool's frames.
+/// Returns the memory limit of updates, small enough to fill at once. Three quarters of it are the pool's frames.
 fn updates_limit_bytes(session: &Session<'_>) -> u64 {
     (session.memory_bytes() / 4).max(64 << 20)
 }
@@ -261,15 +262,15 @@ fn updates_timing(session: &Session<'_>) -> Timing {
     Timing { seconds, sample_seconds: seconds / 20.0 }
 }
 
-/// Making the last updates durable.
+/// The seconds that making the last updates durable takes.
 const SETTLE_SECONDS: f64 = 0.3;
 
-/// The share of a slice that the cases without a course take.
+/// Returns the timing of cases that are not shown over time: three quarters of a slice.
 fn slice_timing(session: &Session<'_>) -> Timing {
     Timing { seconds: session.pacing.slice.seconds * 0.75, sample_seconds: 0.0 }
 }
 
-/// Starting and ending a worker with 100 threads.
+/// The seconds that starting and ending a worker with 100 threads takes.
 const START_SECONDS: f64 = 0.15;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
@@ -311,11 +312,11 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
         }
     }
     show::phases(chapter, &found);
-    // The device if there is one, otherwise the file.
+    // Use the device if there is one, and otherwise the file.
     let places = [regime::place(session, Regime::Device)?, regime::place(session, Regime::File)?];
     let larger = places.into_iter().find_map(Result::ok);
     let ladder = ladder_cases(session);
-    // Direct reads tell of the drive whether the file fits in memory or not.
+    // Direct reads measure the drive whether the file fits in memory or not.
     let any = larger.clone().unwrap_or(Place { path: session.file()?.to_owned(), limit_bytes: None });
     let steps = slices(session, &ladder, &any);
     show::ladder(chapter, &ladder, &steps);
@@ -342,7 +343,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     Ok(())
 }
 
-/// Measures a regime's courses, or names the condition that is missing.
+/// Measures a regime's runs over time. If the regime is not available, returns the missing condition.
 fn run_courses(session: &Session<'_>, regime: Regime) -> io::Result<Result<Rounds<Load>, String>> {
     let place = match regime::place(session, regime)? {
         Ok(place) => place,
@@ -398,7 +399,7 @@ fn run_updates(session: &Session<'_>) -> io::Result<Rounds<Load>> {
     ))
 }
 
-/// The cost of a shootdown in microseconds, by the median of some turns; `None` if it can't be measured.
+/// Returns the median cost of a shootdown in microseconds, or `None` if it can't be measured.
 fn run_shootdowns(session: &Session<'_>, machine: &Machine) -> Option<f64> {
     let path = session.file().ok()?;
     let turn = |_| {

@@ -1,5 +1,5 @@
-//! The cost of a TLB shootdown: a page is mapped, touched and unmapped, first by a process of one thread, then beside
-//! threads that keep the other processors busy in the same address space.
+//! The cost of a TLB shootdown. A process maps, touches and unmaps a page, first with a single thread, then while other
+//! threads keep the other processors busy in the same address space.
 
 use std::fs::File;
 use std::io;
@@ -15,18 +15,18 @@ use crate::map::{Map, Mode};
 use crate::measure::Sample;
 use crate::worker::Measurement;
 
-/// The time of each of the two loops.
+/// The seconds of each of the two loops.
 const SECONDS: f64 = 0.2;
 
-/// Measures on a file of at least one page.
+/// Measures the cost on a file of at least one page.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub(super) path: PathBuf,
-    /// Other processors to keep busy.
+    /// The number of other processors to keep busy.
     pub(super) others: usize,
 }
 
-/// The time of one mapping, touch and unmapping, and the shootdowns that it caused.
+/// The time of mapping, touching and unmapping a page, and the shootdowns that this caused.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cost {
     alone_us: f64,
@@ -35,7 +35,8 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// The cost of a shootdown to the thread that causes it; `None` if too few were counted, or the time did not grow.
+    /// Returns the cost of a shootdown to the thread that causes it. Returns `None` if too few were counted, or if the
+    /// time did not grow.
     pub(super) fn micros(&self) -> Option<f64> {
         let cost = (self.beside_us - self.alone_us) / self.shootdowns;
         (self.shootdowns >= 0.05 && cost > 0.0).then_some(cost)
@@ -82,7 +83,7 @@ impl Measurement for Task {
 mod tests {
     use super::*;
 
-    /// The cost is that of one shootdown, and unknown without any.
+    /// The cost is that of one shootdown, and unknown if none was counted.
     #[test]
     fn a_shootdown_has_a_cost() {
         let cost = |beside_us, shootdowns| Cost { alone_us: 2.0, beside_us, shootdowns }.micros();
@@ -91,7 +92,7 @@ mod tests {
         assert_eq!((cost(5.0, 0.0), cost(1.9, 1.0)), (None, None));
     }
 
-    /// It is measured on any file.
+    /// The cost can be measured on any file.
     #[test]
     fn a_cost_is_measured() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -12,7 +12,7 @@ use crate::report::{Cell, Chapter, MEDIANS, MIDDLE_ROUND, Plot, Scale, Table};
 use crate::ring::RingOptions;
 use crate::session::{Rounds, Turns};
 
-/// A column of a table: its title, its form, and the function that makes its cell from a case's turns.
+/// A column of a table: its title, its form, and a function that computes its cell from a case's turns.
 type Column = (&'static str, Form, fn(&Turns<Load>) -> Cell);
 
 const RATE_COLUMNS: [Column; 6] = [
@@ -36,12 +36,12 @@ const COST_COLUMNS: [Column; 7] = [
     ("device bytes per byte", Form::Ratio, |turns| turns.median(Load::read_amplification).into()),
 ];
 
-/// A count for each read.
+/// Returns the median count per read.
 fn each(turns: &Turns<Load>, count: fn(&Load) -> u64) -> Cell {
     turns.median(|load| count(load) as f64 / load.operations.max(1) as f64).into()
 }
 
-/// A table with the names in its first column, then these columns.
+/// Creates a table with names in its first column, followed by these columns.
 fn table_of(title: &str, columns: &[Column]) -> Table {
     let columns = columns.iter().map(|&(title, form, _)| (title, form));
     Table::new(title, &[("", Form::Text)].into_iter().chain(columns).collect::<Vec<_>>())
@@ -58,7 +58,7 @@ fn over_time(samples: &[Sample], figure: fn(&Sample) -> f64) -> Vec<(f64, f64)> 
     samples.iter().map(|sample| (sample.at_seconds, figure(sample))).collect()
 }
 
-/// A regime's cases over time.
+/// Adds tables and plots of a regime's runs over time.
 pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rounds: &Rounds<Load>) {
     let mut rates = table_of(&format!("Over time, {THREADS} threads: {}", regime.name()), &RATE_COLUMNS);
     let mut costs = table_of(&format!("Cost per read, {THREADS} threads: {}", regime.name()), &COST_COLUMNS);
@@ -85,7 +85,7 @@ pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rou
     }
 }
 
-/// The phases of the mapped reads with RANDOM, medians of the rounds that filled memory.
+/// Adds the phases of mapped reads with RANDOM, as medians of the rounds in which memory became full.
 pub(super) fn phases(chapter: &mut Chapter, figures: &Figures) {
     let mut table = Table::new(
         "Phases of mapped reads with RANDOM: until memory is full, and from then on",
@@ -152,7 +152,7 @@ pub(super) fn ladder(chapter: &mut Chapter, cases: &[Case], steps: &Rounds<Load>
     plot_ladder(chapter, cases, steps);
 }
 
-/// Plots rate and latency by depth, and the distribution of some cases.
+/// Plots rate and latency by depth, and the latency distribution of some cases.
 fn plot_ladder(chapter: &mut Chapter, cases: &[Case], steps: &[Turns<Load>]) {
     let depth = ("in flight", Form::Count, Scale::Logarithmic);
     let latency = ("latency", Form::Micros, Scale::Logarithmic);

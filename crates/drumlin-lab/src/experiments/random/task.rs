@@ -20,7 +20,7 @@ use crate::worker::Measurement;
 
 pub(crate) const BLOCK_BYTES: usize = 4096;
 
-/// The files of [`Method::SmallFiles`]; a power of two.
+/// The number of files for [`Method::SmallFiles`]; a power of two.
 pub(super) const SMALL_FILES: u64 = 2048;
 
 /// A way of reading a block.
@@ -33,7 +33,7 @@ pub(crate) enum Method {
         depth: usize,
         options: RingOptions,
     },
-    /// Each row is a file of its own, opened for each read; none is read twice.
+    /// Each row is a file of its own, which is opened for its read. No file is read twice.
     SmallFiles,
 }
 
@@ -61,22 +61,23 @@ impl Method {
 pub(crate) struct Task {
     /// The file, or the folder of the small files.
     pub(crate) path: PathBuf,
-    /// Reads stay within this many bytes from the file's start.
+    /// Reads stay within this many bytes from the file's beginning.
     pub(crate) range_bytes: u64,
-    /// Bytes requested at a time; direct reads fetch the blocks around them.
+    /// Bytes requested at a time. Direct reads fetch the whole blocks around them.
     pub(crate) ask_bytes: usize,
     pub(crate) method: Method,
     pub(crate) threads: usize,
-    /// Bytes to read once in advance, from the start: all of the range, so that it is in memory if it fits, or more
+    /// Bytes to read once in advance, from the beginning: the whole range, so that it is in memory if it fits, or more
     /// than memory, so that the page cache is full.
     pub(crate) warm_bytes: u64,
-    /// Seconds to go on for once memory is full, within those of `timing`; only of mapped reads can it be seen.
+    /// Seconds for which to continue after memory is full, within the limit of `timing`. Only mapped reads can detect
+    /// that.
     pub(crate) full_seconds: Option<f64>,
     pub(crate) timing: Timing,
     pub(crate) seed: u64,
 }
 
-/// Random offsets, aligned to a unit.
+/// A generator of random offsets that are aligned to a unit.
 pub(super) struct Places {
     random: Xoshiro256PlusPlus,
     count: u64,
@@ -93,7 +94,7 @@ impl Places {
     }
 }
 
-/// Uses the bytes read, so that the read cannot be left out.
+/// Uses the bytes read, so that the compiler cannot remove the read.
 fn look(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
 }
@@ -134,7 +135,7 @@ impl Measurement for Task {
             let end = self.full_seconds.zip(full_at).map(|(seconds, full_at)| full_at + seconds);
             end.is_none_or(|end| sample.at_seconds < end)
         };
-        // The check does not depend on the order of the reads.
+        // The checksum does not depend on the order of the reads.
         load_while(self.threads, self.timing, watch, |thread, pace| {
             let unit = (ask as u64).min(BLOCK_BYTES as u64);
             let mut places = Places::new(self.seed * 1000 + thread as u64, self.range_bytes - ask as u64 + unit, unit);
@@ -162,7 +163,7 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Reads each small file once, not in the order of the names.
+    /// Reads each small file once, in another order than that of the names.
     fn read_files(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
         for index in 0..SMALL_FILES {
             temp_folder::forget_cached(&File::open(self.path.join(index.to_string()))?)?;
@@ -174,7 +175,7 @@ impl Task {
                     break;
                 }
                 let started = Instant::now();
-                // An odd factor visits each number below a power of two once.
+                // Multiplying by an odd factor modulo a power of two visits each number once.
                 let name = (index * 0x9E37_79B9 % SMALL_FILES).to_string();
                 File::open(self.path.join(name))?.read_exact_at(&mut buffer, 0)?;
                 pace.check ^= look(&buffer);
@@ -238,7 +239,7 @@ mod tests {
         }
     }
 
-    /// Places are aligned, within the range, and reach all of it.
+    /// Random places are aligned, within the range, and reach all of it.
     #[test]
     fn places_cover_the_range() {
         let mut places = Places::new(7, 64 * 4096, 4096);
@@ -251,12 +252,13 @@ mod tests {
         assert!(seen.iter().all(|seen| *seen));
     }
 
-    /// Operations and bytes are added up while threads work: each may have counted an operation, and not yet its bytes.
+    /// Checks that operations match bytes. Totals are read while threads work, and a thread may have counted an
+    /// operation but not its bytes yet.
     fn is_consistent(load: &Load, operation_bytes: u64) -> bool {
         load.bytes.abs_diff(load.operations * operation_bytes) <= THREADS as u64 * operation_bytes
     }
 
-    /// Every method reads, or says that the folder's file system does not support it.
+    /// Every method reads, or reports that the folder's file system does not support it.
     #[test]
     fn every_method_reads() {
         let folder = tempfile::tempdir().unwrap();
@@ -290,12 +292,13 @@ mod tests {
         }
     }
 
-    /// Direct reads come at the rate that fio measures: the same file, depth and size, in short turns, medians, within
-    /// 5 %. Timed, so not part of the usual run: `cargo test -p drumlin-lab -- --ignored fio --nocapture`.
+    /// Direct reads reach the rate that fio measures for the same file, depth and size: medians of short turns, within
+    /// 5 %. The test is timed, so it is run on request only: `cargo test -p drumlin-lab -- --ignored fio --nocapture`.
     #[test]
     #[ignore = "times a drive for two minutes, beside fio"]
     fn agrees_with_fio() {
-        /// The rate of a shared drive changes within seconds: many short turns give both the same share of that.
+        /// The rate of a shared drive changes within seconds. With many short turns, both programs get the same share
+        /// of that.
         const TURNS: u64 = 20;
         const SECONDS: f64 = 1.0;
         if std::process::Command::new("fio").arg("--version").output().is_err() {
@@ -322,8 +325,8 @@ mod tests {
                 let output = std::process::Command::new("fio")
                     .args(["--name=check", "--rw=randread", "--bs=4k", "--direct=1", "--thread", "--readonly"])
                     .args(["--time_based", "--norandommap", "--randrepeat=0", "--output-format=json"])
-                    // Like the lab: takes all completions, and submits as many requests by one call. One call for each
-                    // request is up to a fifth faster on some virtual drives.
+                    // Configure fio like the lab: reap all completions, and submit as many requests with one call. A
+                    // call for each request is up to a fifth faster on some virtual drives.
                     .args(["--iodepth_batch_complete_min=1", "--iodepth_batch_complete_max=32"])
                     .arg("--iodepth_batch_submit=32")
                     .args([format!("--runtime={SECONDS}"), format!("--size={bytes}"), format!("--iodepth={depth}")])
@@ -336,7 +339,7 @@ mod tests {
             };
             let mut rates: [Vec<f64>; 2] = Default::default();
             for turn in 0..TURNS {
-                // Each goes first in half of the turns.
+                // Each program goes first in half of the turns.
                 let before = turn.is_multiple_of(2).then(|| by_lab(turn));
                 rates[1].push(by_fio());
                 rates[0].push(before.unwrap_or_else(|| by_lab(turn)));

@@ -1,8 +1,9 @@
 //! A worker's updates at random offsets of a file larger than memory: through a shared mapping, and in the frames of a
-//! small buffer pool that reads and writes directly.
+//! small buffer pool with direct reads and writes.
 //!
-//! The pool gives each thread a part of the file and frames of its own; a page has one frame in which it may be. A miss
-//! writes the frame's page back and reads the wanted one. It is the least that a pool can be: no pool does worse.
+//! In the pool, each thread has a part of the file and frames of its own, and a page can be in one frame only. A miss
+//! writes the frame's page back and reads the requested one. This is the simplest possible pool, so any other should do
+//! at least as well.
 
 use std::fs::File;
 use std::io;
@@ -21,11 +22,10 @@ use crate::measure::{Load, Pace, Sample, Timing, load};
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// A way of updating a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Way {
     Mapped,
-    /// With this much memory for all frames.
+    /// The pool's frames take this much memory together.
     Pool {
         bytes: u64,
     },
@@ -74,7 +74,7 @@ impl Measurement for Task {
                 })?
             }
         };
-        // The next turn is not to wait for what this one left dirty.
+        // Write back now, so that the next turn does not wait for pages that this one dirtied.
         file.sync_data()?;
         temp_folder::forget_cached(&file)?;
         Ok(done)
@@ -84,7 +84,7 @@ impl Measurement for Task {
 /// One thread's frames.
 struct Pool<'f> {
     file: &'f File,
-    /// The start of the part that the thread updates.
+    /// The offset of the part that this thread updates.
     start: u64,
     frames: AlignedBuffer,
     /// The page in each frame, by its number in the part.
@@ -107,7 +107,8 @@ impl Pool<'_> {
         Ok(())
     }
 
-    /// The frame with this page. Every page in a frame was updated, so another's is written back first.
+    /// Returns the frame with this page. Every page in a frame was updated, so a miss writes the frame's old page back
+    /// first.
     fn fetch(&mut self, page: u64) -> io::Result<&mut [u8]> {
         let index = (page % self.pages.len() as u64) as usize;
         let frame = &mut self.frames[index * BLOCK_BYTES..][..BLOCK_BYTES];
@@ -127,7 +128,7 @@ impl Pool<'_> {
 mod tests {
     use super::*;
 
-    /// A pool brings back what it wrote: all updates are in the file or in a frame.
+    /// The pool returns what it wrote: all updates are in the file or in a frame.
     #[test]
     fn no_update_is_lost() {
         let folder = tempfile::tempdir().unwrap();
@@ -143,7 +144,7 @@ mod tests {
         }
     }
 
-    /// Both ways update.
+    /// Both ways complete updates.
     #[test]
     fn both_ways_update() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The sources' claims about scans, each judged by a pure function.
+//! The sources' claims about scans, each with a pure function that judges it.
 
 use super::{
     BUFFERED, COPIED, FIO, LARGE, LARGE_SMALL_PAGES, MAPPED, MAPPED_ONE, MAPPED_RANDOM, SMALL, STREAM,
@@ -12,36 +12,37 @@ use crate::measure::Load;
 use crate::report::{Chapter, Holds, Judgement};
 use crate::session::{Rounds, Turns};
 
-/// The figures of a run that claims are judged by; `None` is not measured.
+/// The figures by which a run's claims are judged. Those that were not measured are `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Figures {
-    /// The condition for want of which there are no figures of the raw device.
+    /// The missing condition if the raw device was not measured.
     missing: Option<String>,
     processors: usize,
     /// The time of a single random read.
     read_micros: Option<f64>,
-    /// Rates on the raw device: the kernel's read-ahead over 4 KiB direct, one at a time.
+    /// On the raw device, the rate of buffered reads with the kernel's read-ahead over that of 4 KiB direct reads, one
+    /// at a time.
     kernel_over_small: Option<Ratio>,
     stream_over_kernel: Option<Ratio>,
     large_over_kernel: Option<Ratio>,
-    /// The same on the plain file, with the machine's own read-ahead.
+    /// The same ratio on the plain file, with the machine's own read-ahead.
     large_over_own_window: Option<Ratio>,
     own_window_bytes: Option<u64>,
-    /// Processor time per byte, copied over not copied.
+    /// Processor time per byte with a copy over that without one.
     copy_cpu: Option<Ratio>,
     copy_rate: Option<Ratio>,
-    /// 5 x 512 KiB into huge pages over small ones, on the plain file: a loop device asks its drive by a thread of its
-    /// own, which hides what a request costs there.
+    /// The rate of 5 x 512 KiB into huge pages over that into small pages, on the plain file. A loop device submits
+    /// requests to its drive from a thread of its own, which hides their cost.
     huge_over_small_pages: Option<Ratio>,
-    /// Memory of 5 x 512 KiB into small and into huge pages, and of reads of 4 KiB, one at a time.
+    /// Memory of 5 x 512 KiB into small pages, the same into huge pages, and of 4 KiB reads, one at a time.
     memory: Option<[f64; 3]>,
-    /// The rate of 20 mapping threads while memory fills over that with memory full.
+    /// The rate of 20 mapping threads while memory fills over that after it is full.
     mapped_fall: Option<Ratio>,
-    /// 256 requests in flight over a mapping by 20 threads, and over one thread.
+    /// The rate of 256 requests in flight over that of a mapping read by 20 threads, and by one thread.
     fio_over_mapped: Option<Ratio>,
     fio_over_mapped_one: Option<Ratio>,
     fio_rate: Option<Spread>,
-    /// A mapping with SEQUENTIAL over one with RANDOM, both by 20 threads.
+    /// The rate of a mapping with SEQUENTIAL over that with RANDOM, each read by 20 threads.
     sequential_over_random: Option<Ratio>,
 }
 
@@ -85,19 +86,19 @@ impl Figures {
         }
     }
 
-    /// The condition of S4's rates: its drive.
+    /// Returns the condition that S4's rates require, a fast drive, if it is missing.
     fn fast_drive(&self) -> Option<String> {
         self.read_micros.and_then(condition::read_micros)
     }
 
-    /// The conditions of S1's scans of one drive: processors, and the drive.
+    /// Returns the conditions that S1's scans of one drive require, processors and a fast drive, if one is missing.
     fn large_machine(&self) -> Option<String> {
         let drive = self.fio_rate.and_then(|rate| condition::bandwidth(rate.median));
         condition::all([condition::processors(self.processors), drive])
     }
 }
 
-/// The rate while memory filled over that once it was full; `None` if a turn had only one of them.
+/// Returns the rate while memory filled over that after it was full, or `None` if a turn lacked one of these phases.
 fn fall(turns: &Turns<Load>, noise: f64) -> Option<Ratio> {
     let rates = turns.samples.iter().map(|samples| {
         let phases = condition::phases(samples, 1.0)?;
@@ -107,10 +108,10 @@ fn fall(turns: &Turns<Load>, noise: f64) -> Option<Ratio> {
     Ratio::of(&filling, &full, noise)
 }
 
-/// Ten drives bring 70 GB/s in S1; a mapping's own limit is far below a few drives' rate.
+/// The rate that takes several drives. S1's ten deliver 70 GB/s, and a mapping's own limit is far below this rate.
 const SEVERAL_DRIVES: f64 = 20e9;
 
-/// 945 MB/s over 463. A larger factor is as far from half as a smaller one.
+/// S4's factor, 945 MB/s over 463. A factor that is too large differs from half as much as one that is too small.
 const HALF: Size = Size::of(2.04).from(1.6);
 
 const CLAIMS: [Claim<Figures>; 9] = [
@@ -190,7 +191,7 @@ const CLAIMS: [Claim<Figures>; 9] = [
             let missing = figures.missing.as_deref().or(Some("a run in which memory fills, and stays full"));
             measured(figures.mapped_fall, missing, |ratio| {
                 let told = format!("While memory filled it had {} the rate of later.", ratio.show());
-                // On few processors the work of evicting slows the threads that read, even if another does it.
+                // On few processors, eviction slows the reading threads even if another thread evicts.
                 match condition::processors(figures.processors).and(figures.large_machine()) {
                     Some(missing) => Judgement::cannot_tell(missing, told),
                     None => ratio.judge_at_least(Size::bound(1.5), told).unless_lacking(figures.large_machine()),
@@ -255,7 +256,7 @@ mod tests {
         Some(Ratio { noise: 10.0, ..ratio(median).unwrap() })
     }
 
-    /// Figures in which every claim's ratio is this one, of a machine like the sources'.
+    /// Returns figures of a machine like the sources', in which every claim has this ratio.
     fn all_at(median: Option<Ratio>, rate: f64) -> Figures {
         Figures {
             missing: None,
@@ -278,12 +279,12 @@ mod tests {
         }
     }
 
-    /// The verdicts on all claims but that on memory, which has no ratio.
+    /// Returns the verdicts on all claims except the one about memory, which has no ratio.
     fn verdicts(figures: &Figures) -> [Holds; 8] {
         [0, 1, 2, 3, 5, 6, 7, 8].map(|index: usize| (CLAIMS[index].judge)(figures).holds)
     }
 
-    /// Each claim can hold, not hold, hold in part, and be impossible to tell.
+    /// Each claim can hold, hold partly, fail, and be impossible to tell.
     #[test]
     fn every_claim_comes_out_each_way() {
         // A thirtieth is not half.
@@ -304,7 +305,7 @@ mod tests {
         assert_eq!(memory, [Yes, Partly, No]);
     }
 
-    /// One drive cannot show what ten do, and the missing condition is named.
+    /// One drive cannot show what ten do, and the verdict names the missing condition.
     #[test]
     fn ten_drives_are_needed() {
         let judged = (CLAIMS[8].judge)(&all_at(ratio(30.0), 7e9));
@@ -312,8 +313,8 @@ mod tests {
         assert!(judged.missing.unwrap().contains("several drives"));
     }
 
-    /// The report's figures, of two processors and a drive of 1.31 GB/s: 19.8 times was told as half, a fall by 6 % and
-    /// 0.968 times the mapping's rate as parts of their claims.
+    /// Figures measured on two processors and a drive of 1.31 GB/s cannot refute the claims. An older rule judged 19.8
+    /// times as half, and a fall by 6 % and 0.968 times the mapping's rate as partly true.
     #[test]
     fn a_small_machine_cannot_refute() {
         let range = |median, least, most| Some(Ratio { median, least, most, noise: 1.01 });
@@ -321,7 +322,7 @@ mod tests {
             processors: 2,
             read_micros: Some(92.0),
             kernel_over_small: range(19.8, 18.6, 22.4),
-            // 50 x 4 KiB at the rate of random reads, 64 in flight.
+            // A stream of 50 x 4 KiB, which reached only the rate of random reads with 64 in flight.
             stream_over_kernel: range(0.38, 0.37, 0.39),
             mapped_fall: range(1.06, 1.04, 1.21),
             fio_over_mapped: range(0.968, 0.965, 1.08),
@@ -336,10 +337,10 @@ mod tests {
             assert!(judged.missing.as_ref().unwrap().contains(part), "{judged:?}");
         }
         assert!((CLAIMS[0].judge)(&report).why.ends_with("That is far more than claimed."));
-        // A fall that was seen may be that of the processors' time.
+        // The fall that was seen may come from the lack of processor time.
         let fallen = Figures { mapped_fall: ratio(1.98), ..report.clone() };
         assert_eq!((CLAIMS[5].judge)(&fallen).holds, CannotTell);
-        // On a machine like the sources' the same figures refute.
+        // On a machine like the sources', the same figures refute the claims.
         let large = Figures { processors: 64, read_micros: Some(9.0), fio_rate: Spread::of(&[6.8e9]), ..report };
         let judged = [0, 1, 5, 6].map(|index: usize| (CLAIMS[index].judge)(&large).holds);
         assert_eq!(judged, [NotInSize, No, NotInSize, No]);

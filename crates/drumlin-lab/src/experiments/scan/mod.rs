@@ -3,14 +3,14 @@
 //! | source | claim | judged by |
 //! | --- | --- | --- |
 //! | S4 | 4 KiB direct, one at a time: half of the kernel's rate | rates on the raw device, 128 KiB of read-ahead |
-//! | S4 | parallel read-ahead, 50 x 4 KiB: 2.5 times the kernel's rate | the same |
-//! | S4 | 5 x 512 KiB, registered: 7.7 times | the same; in huge pages, as Glommio's pool is |
+//! | S4 | parallel read-ahead, 50 x 4 KiB: 2.5 times the kernel's rate | the same rates |
+//! | S4 | 5 x 512 KiB, registered: 7.7 times | the same rates, in huge pages as in Glommio's pool |
 //! | S4 | leaving out the copy helps a little | processor time per byte |
-//! | S4 | they need 2.5 MB of memory | the control group's, less that of reads of 4 KiB |
+//! | S4 | 5 x 512 KiB need 2.5 MB of memory | the control group's memory, less that of reads of 4 KiB |
 //! | S1 | a mapping by 20 threads falls once memory is full (figure 3) | its rate while memory fills and when it is full |
-//! | S1 | 256 requests in flight hold the drive's rate, a mapping does not | rates of whole scans, 20 threads mapped |
+//! | S1 | 256 requests in flight reach the drive's rate, a mapping does not | rates of whole scans, 20 threads mapped |
 //! | S1 | RANDOM is worse than the other hints | rates of whole scans by 20 threads |
-//! | S1 | over ten drives the difference is twentyfold (figure 4) | only where direct reads bring what several drives do |
+//! | S1 | over ten drives the difference is twentyfold (figure 4) | only if direct reads deliver what several drives do |
 
 mod claims;
 mod task;
@@ -36,9 +36,9 @@ struct Case {
     method: Method,
     request_bytes: usize,
     threads: usize,
-    /// So slow that a part of the file has to do.
+    /// The case is so slow that it scans only a part of the file.
     is_slow: bool,
-    /// Its rate over time is plotted.
+    /// The report plots the rate over time.
     drawn: bool,
     source: Option<&'static str>,
 }
@@ -67,10 +67,10 @@ impl Case {
     }
 }
 
-/// The indexes of the cases that claims are about, in both lists. Those of the plain file come first.
+/// The indexes of the cases that claims refer to. They are the same in both lists, which begin with the shared cases.
 const BUFFERED: usize = 0;
 const LARGE: usize = 1;
-/// The same requests as [`LARGE`] into small pages.
+/// The requests of [`LARGE`] into small pages.
 const LARGE_SMALL_PAGES: usize = 2;
 const STREAM: usize = 3;
 const SMALL: usize = 4;
@@ -78,15 +78,15 @@ const COPIED: usize = 5;
 const FIO: usize = 6;
 const MAPPED: usize = 7;
 const MAPPED_ONE: usize = 8;
-/// On the raw device alone.
+/// Exists on the raw device only.
 const MAPPED_RANDOM: usize = 9;
 
-/// S4's streams read blocks of 4 KiB, fifty ahead (`examples/storage.rs` of Glommio).
+/// The request size of S4's streams, which keep fifty requests in flight (`examples/storage.rs` of Glommio).
 const S4_REQUEST_BYTES: usize = 4 << 10;
 const S4_REQUESTS: usize = 50;
 
-/// The cases that both the raw device and the plain file have; of the file `is_quick` leaves out those that no verdict
-/// asks for.
+/// Returns the cases of the plain file, all of which the raw device has too. With `is_quick`, those that no verdict
+/// needs are left out.
 fn file_cases(is_quick: bool) -> Vec<Case> {
     let mut cases = shared_cases();
     cases.truncate(if is_quick { STREAM + 1 } else { cases.len() });
@@ -116,7 +116,8 @@ fn shared_cases() -> Vec<Case> {
     ]
 }
 
-/// The raw device has also what tells why a rate is what it is, without `is_quick` in more than one way.
+/// Returns the cases of the raw device. The additional ones explain the rates; unless `is_quick`, there are more of
+/// them.
 fn device_cases(is_quick: bool) -> Vec<Case> {
     let ring = |depth, huge| Method::Ring { depth, options: RingOptions { huge, ..RingOptions::default() } };
     let polled = RingOptions { registered: true, huge: true, polled: true };
@@ -138,7 +139,7 @@ fn device_cases(is_quick: bool) -> Vec<Case> {
     cases
 }
 
-/// The cases of the raw device, and those of the plain file.
+/// Returns the cases of the raw device and those of the plain file.
 fn cases(session: &Session<'_>) -> [(Regime, Vec<Case>); 2] {
     let is_quick = session.settings.quick;
     [(Regime::Device, device_cases(is_quick)), (Regime::File, file_cases(is_quick))]
@@ -151,11 +152,11 @@ fn timing(session: &Session<'_>, case: &Case) -> Timing {
         (false, false) => 0.4,
     };
     let seconds = session.pacing.series.seconds * share;
-    // Memory is full after a fraction of a second.
+    // Sample often, because memory is full after a fraction of a second.
     Timing { seconds, sample_seconds: (seconds / 160.0).clamp(0.01, 0.1) }
 }
 
-/// The mean expected time of a turn: a case ends early once all is read, at 1.7 GB/s on average.
+/// Estimates the mean time of a turn. A case ends early once it has read the whole file, at 1.7 GB/s on average.
 fn turn_seconds(session: &Session<'_>, cases: &[Case]) -> f64 {
     let all = session.file_bytes() as f64 / 1.7e9;
     let seconds: f64 = cases

@@ -17,31 +17,31 @@ use crate::ring::{ReadRing, RingOptions};
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// The stride of the words that are looked at: one in each page, so that a mapping has to bring every page in.
+/// The stride of the words that a scan looks at: one in each page, so that a mapping has to bring in every page.
 const PAGE_BYTES: usize = 4096;
 
-/// One step through a mapping: counted as an operation, so that the rate over time can be shown.
+/// The bytes that a scan of a mapping counts as one operation, so that its rate over time can be shown.
 pub(super) const STEP_BYTES: usize = 128 << 10;
 
-/// A way of reading a file from start to end.
+/// A way of reading a file sequentially.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Mapped(Advice),
     Buffered,
-    /// One request after another.
+    /// One request at a time.
     Direct,
     Ring {
         depth: usize,
         options: RingOptions,
     },
-    /// Drumlin's stream: copied by `Read`, or used in its own buffers.
+    /// Drumlin's stream, whose bytes are either copied out by `Read` or used in the stream's own buffers.
     Stream {
         requests: usize,
         copied: bool,
     },
 }
 
-/// A scan of a whole file.
+/// A sequential read of a whole file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub(super) path: PathBuf,
@@ -76,7 +76,7 @@ impl Measurement for Task {
             }
             _ => None,
         };
-        // Each thread scans a part of its own.
+        // Each thread scans its own part.
         let part_bytes = (bytes / self.threads as u64) >> 20 << 20;
         load(self.threads, self.timing, observe, |thread, pace| {
             let start = thread as u64 * part_bytes;
@@ -107,7 +107,7 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// A scan by one thread with this many requests in flight.
+    /// Creates a scan by one thread with `depth` requests in flight.
     pub(crate) fn in_flight(path: &Path, request_bytes: usize, depth: usize, timing: Timing) -> Task {
         let method = Method::Ring { depth, options: RingOptions::default() };
         Task { path: path.to_owned(), method, request_bytes, threads: 1, timing }
@@ -203,7 +203,7 @@ mod tests {
             match (Task { path: path.clone(), method, request_bytes: 128 << 10, threads, timing }).perform(|_| {}) {
                 Ok(load) => {
                     assert_eq!(load.bytes, 4 << 20, "{method:?}");
-                    // A thread's own fold is added to the others'.
+                    // With several threads, their checksums are added and differ from that of one thread.
                     if threads == 1 {
                         checks.push(load.check);
                     }

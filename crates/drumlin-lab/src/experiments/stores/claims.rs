@@ -1,27 +1,27 @@
-//! The claims of S2 about stores, each judged by a pure function of the figures.
+//! S2's claims about stores, each with a pure function that judges it by the figures.
 
 use super::{Calls, Committed, Measured, STORES, cases};
 use crate::compare::{Claim, Ratio, Size};
 use crate::figures;
 use crate::report::{Chapter, Holds, Judgement};
 
-/// The figures on which the verdicts rest, of one file system. A store that is not built in has none.
+/// The figures of one file system on which the verdicts rest. A store that is not built in has none.
 #[derive(Clone, Debug, Default)]
 struct Figures {
     place: String,
     /// The rate of eight writers divided by that of one.
     nebari_gain: Option<Ratio>,
     drumlin_gain: Option<Ratio>,
-    /// Calls a commit by one writer.
+    /// Sync calls per commit by one writer.
     nebari_calls: Option<Calls>,
     sled_calls: Option<Calls>,
-    /// Calls a commit by eight writers.
+    /// Sync calls per commit by eight writers.
     drumlin_calls: Option<Calls>,
-    /// The mean of SQLite's commit with a rollback journal divided by Nebari's.
+    /// The mean time of a SQLite commit with a rollback journal divided by that of a Nebari commit.
     sqlite_to_nebari: Option<Ratio>,
 }
 
-/// The names by which the figures are found.
+/// The names of the stores whose figures are used.
 const NEBARI: &str = "Nebari";
 const SQLITE: &str = "SQLite, rollback journal";
 const SLED: &str = "sled, flush after each";
@@ -78,7 +78,8 @@ const CLAIMS: [Claim<Figures>; 5] = [
     },
 ];
 
-/// Puts the verdicts, of ext4 with a journal if it was measured: the source's stores ran on a file system with one.
+/// Adds the verdicts. They are those of ext4 with a journal if it was measured, because the source used a file system
+/// with a journal.
 pub(super) fn put(chapter: &mut Chapter, measured: &[Measured]) {
     let chosen = measured.iter().find(|each| each.place == "ext4").or(measured.first());
     let Some(chosen) = chosen else { return };
@@ -88,7 +89,7 @@ pub(super) fn put(chapter: &mut Chapter, measured: &[Measured]) {
     }
 }
 
-/// Eight writers that reach no more than 1.5 times the rate of one queue; from 3 times on they don't.
+/// Judges by the rate of eight writers over that of one: they queue if it is below 1.5 times, and not from 3 times on.
 fn queue(figures: &Figures) -> Judgement {
     let Some(gain) = figures.nebari_gain else { return Judgement::cannot_tell(PEERS, "") };
     let (low, high) = gain.interval();
@@ -135,7 +136,8 @@ fn sled_flushes_nothing(figures: &Figures) -> Judgement {
     Judgement::new(holds, format!("Counted for each commit: {}.", calls.show()))
 }
 
-/// The rate has to grow, and the calls have to be fewer than the commits: otherwise something else has made it grow.
+/// Judges the rate and the calls: the rate has to grow, and there have to be fewer calls than commits. Otherwise the
+/// rate has grown for another reason.
 fn shared_syncs(figures: &Figures) -> Judgement {
     let Some(gain) = figures.drumlin_gain else {
         return Judgement::cannot_tell("commits by eight writers", "");
@@ -163,7 +165,7 @@ mod tests {
         Some(Ratio { median, least, most, noise: 1.05 })
     }
 
-    /// Writers queue, half queue, do not; and nothing is told without Nebari or with too much noise.
+    /// Writers queue, partly queue, or do not. Without Nebari, or with too much noise, the claim cannot be told.
     #[test]
     fn queueing_comes_out_each_way() {
         let judge = |nebari_gain| queue(&Figures { nebari_gain, ..Figures::default() }).holds;
@@ -174,7 +176,7 @@ mod tests {
         assert_eq!(judge(None), CannotTell);
     }
 
-    /// Two syncs, one and a half, one; none are told without a count.
+    /// Commits make two syncs, one and a half, or one. Without a count the claim cannot be told.
     #[test]
     fn two_syncs_come_out_each_way() {
         let calls = |syncs| Some(Calls { syncs, ..Calls::default() });
@@ -195,7 +197,7 @@ mod tests {
         );
     }
 
-    /// A range without a sync, a sync, and neither.
+    /// A commit makes a range call without a sync, a range call and a sync, or too few range calls.
     #[test]
     fn sled_comes_out_each_way() {
         let judge = |sled_calls| {
@@ -208,7 +210,7 @@ mod tests {
         assert_eq!(judge(None), CannotTell);
     }
 
-    /// Shared syncs and a higher rate, one of both, neither.
+    /// The claim holds with shared syncs and a higher rate, partly with one of them, and not with neither.
     #[test]
     fn sharing_comes_out_each_way() {
         let judge = |drumlin_gain, syncs| {

@@ -1,7 +1,7 @@
-//! Commits of 1 KiB by store (S2's first table): Drumlin, and others if they are built in.
+//! Commits of 1 KiB by store (S2's first table): Drumlin, and other stores if they are built in.
 //!
-//! Each turn opens a new store in a folder of its own. The calls that ask for durability are counted apart, since
-//! counting slows them down; flushes are counted at the device while commits are timed.
+//! Each turn opens a new store in a folder of its own. The calls that ask for durability are counted in a separate run,
+//! because counting slows them down. Flushes are counted at the device while commits are timed.
 
 mod claims;
 #[cfg(feature = "peers")]
@@ -26,18 +26,18 @@ use crate::worker::Measurement;
 
 const VALUE: [u8; 1024] = [0xA5; 1024];
 
-/// The first commits of each writer make files and tables, and are not counted.
+/// The first commits of each writer, which are not counted, because they create files and tables.
 const WARM_COMMITS: u64 = 20;
 
-/// The commits whose calls are counted.
+/// The number of commits whose calls are counted, for each writer.
 const COUNTED_COMMITS: u64 = 200;
 
-/// The writers of the rows that show if commits queue.
+/// The numbers of writers, which show whether commits queue.
 const WRITERS: [usize; 2] = [1, 8];
 
-/// A store under measurement, which its writers share.
+/// A measured store, which its writers share.
 trait Store: Sync {
-    /// A writer: a function that commits one new row, which is durable when it returns.
+    /// Returns a writer: a function that commits one new row, which is durable when the function returns.
     fn writer(&self) -> Result<Commit<'_>, String>;
 }
 
@@ -61,7 +61,7 @@ fn drumlin(folder: &Path) -> Opened {
     open_drumlin(folder, IoBackend::Auto)
 }
 
-/// Drumlin without a ring, whose calls could not be counted. The engine syncs at the same moments.
+/// Opens Drumlin without io_uring, whose requests the filter could not count. The engine syncs at the same moments.
 fn drumlin_without_ring(folder: &Path) -> Opened {
     open_drumlin(folder, IoBackend::Portable)
 }
@@ -72,11 +72,11 @@ impl Store for Drumlin {
     }
 }
 
-/// A store that can be measured.
+/// A store that the lab can measure.
 struct Candidate {
     name: &'static str,
     open: Open,
-    /// The way to open it where calls are counted.
+    /// Opens the store for counting its calls.
     open_counted: Open,
     source: Option<&'static str>,
 }
@@ -103,7 +103,7 @@ static STORES: [Candidate; 7] = [
     candidate("LMDB (heed)", peers::lmdb, None),
 ];
 
-/// Commits by one store.
+/// Makes commits in one store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
@@ -112,18 +112,17 @@ pub(crate) struct Task {
     timing: Timing,
     commits_max: u64,
     disk: Option<String>,
-    /// Counts calls, and does not time.
+    /// Counts calls instead of timing commits.
     counts_calls: bool,
 }
 
-/// The cost of the commits.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Committed {
     pub(crate) load: Load,
     /// The latencies of single commits.
     latencies: Vec<(u64, u64)>,
     block: Option<BlockCounts>,
-    /// The calls of this many commits, if they were counted.
+    /// The sync calls, if they were counted, and the number of commits that made them.
     calls: Option<(SyncCounts, u64)>,
 }
 
@@ -192,7 +191,7 @@ impl Task {
         Ok(Committed { calls: Some((calls, COUNTED_COMMITS * self.writers as u64)), ..Committed::default() })
     }
 
-    /// Commits this many rows by each writer, all writers at once.
+    /// Commits this many rows by each writer, with all writers running concurrently.
     fn commit_by_turns(&self, store: &dyn Store, first: u64, commits: u64) -> Result<(), String> {
         std::thread::scope(|scope| {
             let write = |index: usize| {
@@ -205,12 +204,12 @@ impl Task {
     }
 }
 
-/// Keys that grow, apart for each writer.
+/// Returns keys that ascend for each writer and differ between writers.
 fn key(writer: usize, number: u64) -> [u8; 8] {
     ((writer as u64) << 48 | number).to_be_bytes()
 }
 
-/// A case: a store and a number of writers, by their indexes.
+/// A case: a store and a number of writers.
 #[derive(Clone, Copy)]
 struct Case {
     store: usize,
@@ -225,30 +224,30 @@ fn turn_seconds(session: &Session<'_>) -> f64 {
     session.pacing.slice.seconds
 }
 
-/// The approximate time on one place.
+/// Estimates the time for one place.
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
     let cases = cases().len();
     Session::turns_seconds(cases, session.pacing.rounds, turn_seconds(session)) + cases as f64 * COUNT_SECONDS
 }
 
-/// The approximate time of counting the calls of one store.
+/// The approximate seconds of counting the calls of one store.
 const COUNT_SECONDS: f64 = 0.3;
 
 /// The commits on one file system.
 pub(super) struct Measured {
     place: String,
     rounds: Rounds<Committed>,
-    /// The calls a commit, for each case.
+    /// The calls per commit for each case.
     calls: Vec<Option<Calls>>,
 }
 
-/// Calls of each kind for each commit.
+/// Sync calls per commit, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Calls {
     syncs: f64,
     durable_writes: f64,
     ranges: f64,
-    /// A ring was made, so calls may be missing.
+    /// The store created an io_uring, so calls may be missing.
     has_ring: bool,
 }
 
@@ -263,7 +262,7 @@ impl Calls {
         }
     }
 
-    /// `2 syncs`, `1 sync + 1 durable write`
+    /// Formats the calls like `2 sync + 0.12 durable write`.
     fn show(&self) -> String {
         let kinds = [(self.syncs, "sync"), (self.durable_writes, "durable write"), (self.ranges, "range")];
         let told = kinds.into_iter().filter(|(count, _)| *count >= 0.005);
@@ -272,20 +271,20 @@ impl Calls {
     }
 }
 
-/// `2`, `1.25`, `0.13`
+/// Formats a number like `2`, `1.25` or `0.13`.
 fn two_digits(number: f64) -> String {
     let text = format!("{number:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Measures all stores on a file system, and shows them.
+/// Measures all stores on a file system and adds their tables.
 pub(super) fn run(session: &Session<'_>, place: &Place, chapter: &mut Chapter) -> Measured {
     let cases = cases();
     let timing = Timing { seconds: turn_seconds(session), sample_seconds: 0.0 };
     let number = AtomicU64::new(0);
     let folder = || {
         let number = number.fetch_add(1, Ordering::Relaxed);
-        // No process uses the store of the turn before.
+        // No process uses the previous turn's store any longer.
         let _ = std::fs::remove_dir_all(place.path(&format!("store-{}", number.wrapping_sub(1))));
         place.path(&format!("store-{number}"))
     };
@@ -358,7 +357,7 @@ fn show(chapter: &mut Chapter, measured: &Measured) {
     }
 }
 
-/// Adds the notes that all tables of stores share, and the verdicts.
+/// Adds the notes that apply to the tables of all stores, and the verdicts.
 pub(super) fn conclude(chapter: &mut Chapter, measured: &[Measured]) {
     chapter.note(
         "Flushes are those of the device for each commit; on a disk that others use, theirs are among them. Sync calls \
@@ -377,12 +376,13 @@ pub(super) fn conclude(chapter: &mut Chapter, measured: &[Measured]) {
 mod tests {
     use super::*;
 
-    /// Every store that is built in commits by several writers, and its calls can be counted.
+    /// Every built-in store commits with several writers, and its calls can be counted.
     #[test]
     fn every_store_commits() {
         let folder = tempfile::tempdir().unwrap();
         for (store, candidate) in STORES.iter().enumerate() {
-            // sled's threads outlive a store and stay under the filter, or were started without one.
+            // sled's threads outlive the store. Threads from an earlier case would have been started without the
+            // filter, and threads from this one stay under it, so test sled only with the filter.
             let is_sled = candidate.name.starts_with("sled");
             for (writers, counts_calls) in [(1, false), (3, false), (2, true)] {
                 if is_sled && !counts_calls {
@@ -392,7 +392,7 @@ mod tests {
                     folder: folder.path().join(format!("{store}-{writers}")),
                     store,
                     writers,
-                    // The commits end it, however slow the drive is.
+                    // The number of commits ends the case, however slow the drive is.
                     timing: Timing { seconds: 3600.0, sample_seconds: 0.0 },
                     commits_max: 30,
                     disk: None,
@@ -404,7 +404,7 @@ mod tests {
                         assert!(all > 0 && commits == 2 * COUNTED_COMMITS, "{}: {calls:?}", candidate.name);
                     }
                     Ok(committed) => assert_eq!(committed.operations(), 30, "{}", candidate.name),
-                    // Where the kernel permits no filter.
+                    // The kernel does not permit a filter here.
                     Err(error) => {
                         assert!(counts_calls && error.raw_os_error().is_some(), "{}: {error}", candidate.name);
                     }
@@ -413,7 +413,7 @@ mod tests {
         }
     }
 
-    /// Calls are told by kind, with what there is.
+    /// Calls are described by kind, and only the kinds that occurred.
     #[test]
     fn calls_are_told_by_kind() {
         let counts = SyncCounts { syncs: 400, durable_writes: 25, ranges: 0, rings: 0 };

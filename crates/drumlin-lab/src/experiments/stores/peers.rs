@@ -1,4 +1,4 @@
-//! Stores beside Drumlin, set so that a commit that returned is meant to be durable.
+//! The stores that Drumlin is compared with, configured so that a commit should be durable when it returns.
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Commit, Opened, Store};
 
-/// Tells an error of any store.
+/// Returns the text of any store's error.
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
@@ -31,7 +31,7 @@ impl Store for Redb {
     }
 }
 
-/// Each writer has a connection of its own.
+/// A SQLite database, to which each writer has its own connection.
 struct Sqlite {
     path: PathBuf,
     settings: &'static str,
@@ -53,7 +53,7 @@ impl Sqlite {
     }
 }
 
-/// With its defaults, like the source's: a rollback journal.
+/// Opens SQLite with a rollback journal, its default, as the source did.
 pub(super) fn sqlite_rollback(folder: &Path) -> Opened {
     Sqlite::open(folder, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;")
 }
@@ -77,7 +77,7 @@ struct Lmdb(heed::Env);
 type Rows<'e> = heed::Database<'e, heed::types::Bytes, heed::types::Bytes>;
 
 pub(super) fn lmdb(folder: &Path) -> Opened {
-    // SAFETY: the folder was made for this measurement; no other program opens or changes its files.
+    // SAFETY: the folder was created for this measurement; no other program opens or changes its files.
     let environment = unsafe { heed::EnvOpenOptions::new().map_size(1 << 30).open(folder) };
     Ok(Box::new(Lmdb(environment.map_err(text)?)))
 }

@@ -1,4 +1,4 @@
-//! The claims of S2 about durable writes, each judged by a pure function of the figures.
+//! S2's claims about durable writes, each with a pure function that judges it by the figures.
 
 use super::Measured;
 use super::method::Method;
@@ -14,18 +14,19 @@ use crate::report::{Chapter, Holds, Judgement};
 pub(super) struct PlaceFigures {
     name: String,
     has_journal: bool,
-    /// The lab made it, on a device without a volatile cache.
+    /// The lab created the file system, on a device without a volatile cache.
     is_cacheless: bool,
     is_flushed: bool,
-    /// An append's mean divided by that of a write into a file that grew ahead: of 1 KiB and of 4 KiB.
+    /// The mean time of an append divided by that of a write into a file that grew ahead of need, for 1 KiB and for 4
+    /// KiB.
     append_to_truncated: Option<Ratio>,
     append_to_truncated_blocks: Option<Ratio>,
-    /// fdatasync's mean divided by sync_file_range's, where the file grew ahead.
+    /// The mean time of fdatasync divided by that of sync_file_range, in files that grew ahead of need.
     sync_to_range: Option<Ratio>,
-    /// Flushes a write by fdatasync and by sync_file_range, likewise.
+    /// Flushes per write by fdatasync and by sync_file_range, in files that grew ahead of need.
     sync_flushes: Option<f64>,
     range_flushes: Option<f64>,
-    /// Of each round of sync_file_range where the file grew ahead.
+    /// The rounds of sync_file_range in files that grew ahead of need.
     rounds: Vec<Round>,
     range_writes: u64,
 }
@@ -109,7 +110,8 @@ impl Figures {
         Figures { places, left: Vec::new() }
     }
 
-    /// The place that is most like the source's: ext4 of the lab's own, or else any with a journal.
+    /// Returns the place that is most like the source's: the ext4 that the lab created, or else any place with a
+    /// journal.
     fn journalled(&self) -> Option<&PlaceFigures> {
         let mut usual = self.places.iter().filter(|place| place.has_journal && !place.is_cacheless);
         usual.clone().find(|place| place.name == "ext4").or_else(|| usual.next())
@@ -144,10 +146,11 @@ impl PlaceFigures {
     }
 }
 
-/// The condition that is missing without root.
+/// The condition that is missing if the lab does not run as root.
 const JOURNAL: &str = "a file system with a journal (as root the lab makes ext4 and xfs on loop devices)";
 
-/// S2's factor was 2.1. Means, as S2's: the median of writes of 1 KiB is that of those that stay in their block.
+/// Judges by S2's factor of 2.1. It compares means, as S2 did: the median of 1 KiB writes is that of the writes that
+/// need no new block.
 fn growing_ahead(figures: &Figures) -> Judgement {
     let Some((place, ratio)) = figures.journalled().and_then(|place| Some((place, place.append_to_truncated?))) else {
         return Judgement::cannot_tell(JOURNAL, "");
@@ -164,7 +167,7 @@ fn growing_ahead(figures: &Figures) -> Judgement {
     ratio.judge_at_least(Size::of(2.1).from(1.8), sentence + ".")
 }
 
-/// Several times: at least twice. The cause is part of the claim, so the flushes have to be those.
+/// Judges "several times" as at least twice. The cause is part of the claim, so the flushes have to differ too.
 fn range_is_fast(figures: &Figures) -> Judgement {
     let place = figures.journalled().or(figures.places.first());
     let Some((place, ratio)) = place.and_then(|place| Some((place, place.sync_to_range?))) else {
@@ -182,8 +185,8 @@ fn range_is_fast(figures: &Figures) -> Judgement {
     ratio.judge(compare::all([ratio.at_least(Size::of(6.6).from(2.0)), cause]), sentence)
 }
 
-/// S2's factor fell from 6.6 to 1.4, which left a sixth of the effect. Diminished means surely smaller, and by a third
-/// at least.
+/// Judges the advantage with the cache off. S2's factor fell from 6.6 to 1.4, which left a sixth of the effect. An
+/// advantage counts as diminished if it is certainly smaller, by at least a third of the effect.
 fn cache_off(figures: &Figures) -> Judgement {
     let off = figures.places.iter().find(|place| place.is_cacheless).and_then(|place| place.sync_to_range);
     let Some(off) = off else {
@@ -215,7 +218,7 @@ fn cache_off(figures: &Figures) -> Judgement {
     }
 }
 
-/// The condition that is missing where a file system could not be switched off.
+/// The condition that is missing if a file system could not be powered off.
 fn power_off(file_system: FileSystem) -> String {
     format!(
         "{name} that can be switched off (as root the lab makes one on a loop device, with mkfs.{name} of {})",
@@ -227,7 +230,7 @@ fn power_off(file_system: FileSystem) -> String {
 const ZFS: &str = "zfs: Linux has none of its own, and the lab makes no pools";
 const SOUND: &str = "a power-off that loses what was never synced and keeps what was";
 
-/// Shares of records, in words.
+/// Formats a share of records.
 fn percent(share: f64) -> String {
     figures::Form::Share.show(share)
 }
@@ -242,8 +245,9 @@ fn zeros(figures: &Figures, file_system: FileSystem) -> Judgement {
     Judgement::new(compare::all([Holds::of(filled == 1.0), Holds::of(new < 1.0)]), sentence)
 }
 
-/// S2 lost records in the first run, at times in the second, and never later. If the second still loses them, and one
-/// after the metadata were written does not, it is not the number of runs that counts.
+/// Judges runs over the same blocks. S2 lost records in the first run, sometimes in the second, and never later. If the
+/// second run still loses records, and a run after the metadata were written back does not, then the metadata matter
+/// and not the number of runs.
 fn later_runs(figures: &Figures, file_system: FileSystem) -> Judgement {
     let Some(left) = figures.left_on(file_system) else { return Judgement::cannot_tell(power_off(file_system), "") };
     let [first, second, settled] = Run::ALL.map(|run| left.share(run, Method::TruncatedRange));
@@ -276,11 +280,12 @@ fn btrfs_loses(figures: &Figures) -> Judgement {
     Judgement::new(compare::all(parts), sentence)
 }
 
-/// A percentile of a thousandth, and so a slow sync among a thousand, needs that many.
+/// The minimum number of writes for a 99.9th percentile, and so for finding a slow sync among a thousand.
 const WRITES_MIN: u64 = 5000;
 
-/// S2's slowest sync_file_range took 15 times its mean. Hidden means: the slowest write takes five times the mean, and
-/// the slowest batch shows less than half of it. Each round has to agree.
+/// Judges whether the mean hides slow writes. S2's slowest sync_file_range took 15 times the mean. A slow write counts
+/// as hidden if it takes at least five times the mean and the slowest batch shows less than half of it. All rounds have
+/// to agree.
 fn means_hide(figures: &Figures) -> Judgement {
     let place = figures.journalled().or(figures.places.first());
     let Some(place) = place.filter(|place| !place.rounds.is_empty()) else {
@@ -333,7 +338,8 @@ mod tests {
         Figures { places, left: Vec::new() }
     }
 
-    /// Half, a little less, no less; nothing without a journal.
+    /// Growing ahead halves the mean, reduces it less, or does not reduce it. Without a journal the claim cannot be
+    /// told.
     #[test]
     fn growing_ahead_comes_out_each_way() {
         let judge = |factor| growing_ahead(&with(vec![PlaceFigures { append_to_truncated: factor, ..ext4() }])).holds;
@@ -343,7 +349,8 @@ mod tests {
         assert_eq!(growing_ahead(&with(vec![bare])).missing.as_deref(), Some(JOURNAL));
     }
 
-    /// Faster without flushes; faster with them is half of the claim; a device that counts none tells nothing.
+    /// The claim holds if the range call is faster and does not flush. It holds partly if the call flushes. A device
+    /// that counts no flushes cannot tell.
     #[test]
     fn a_range_comes_out_each_way() {
         let judge = |factor, sync, range| {
@@ -359,7 +366,7 @@ mod tests {
         assert_eq!(judge(6.6, None, None), CannotTell);
     }
 
-    /// The advantage diminishes, hardly does, stays; without one there is nothing to diminish.
+    /// The advantage diminishes, hardly does, or stays. If there is no advantage, the claim cannot be told.
     #[test]
     fn the_cache_comes_out_each_way() {
         let judge = |off, on| {
@@ -380,7 +387,7 @@ mod tests {
         assert_eq!(cache_off(&with(vec![ext4()])).holds, CannotTell);
     }
 
-    /// Records left on zeros in all runs, and on new blocks in each.
+    /// Returns the shares left on zeros, the same in all runs, and on new blocks for each run.
     fn left(file_system: FileSystem, filled: f64, new: [f64; 3]) -> Left {
         let of_run = |new| {
             METHODS.map(|method| match method {
@@ -397,8 +404,8 @@ mod tests {
         Figures { places: Vec::new(), left: vec![left] }
     }
 
-    /// Zeros keep and new blocks lose; one of both; the other way round. A power-off that loses synced records is none,
-    /// and a file system that was not there is told, however the other came out.
+    /// Zeros keep records and new blocks lose them, or only one of both, or the reverse. A power-off that loses synced
+    /// records cannot tell, and a file system that was not available is reported, whatever the other one showed.
     #[test]
     fn zeros_come_out_each_way() {
         for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
@@ -414,8 +421,8 @@ mod tests {
         assert!(missing.len() == 2 && missing.iter().all(|missing| missing.contains("xfsprogs")), "{missing:?}");
     }
 
-    /// Later runs keep; only one after the metadata were written does; none does. A first run that loses nothing has
-    /// nothing to show, and a later power-off has to be sound too.
+    /// All later runs keep records, or only the run after the metadata were written back, or none. If the first run
+    /// loses nothing there is nothing to compare, and later power-offs have to be sound too.
     #[test]
     fn later_runs_come_out_each_way() {
         let judge = |new| later_runs(&after(left(FileSystem::Ext4, 1.0, new)), FileSystem::Ext4).holds;
@@ -433,7 +440,8 @@ mod tests {
         assert!(btrfs_loses(&Figures::default()).missing.unwrap().contains("btrfs-progs"));
     }
 
-    /// Hidden by both, by the mean alone, by none; few writes, and rounds that differ, tell nothing.
+    /// Slow writes are hidden by mean and batches, by the mean alone, or by neither. Few writes, or rounds that differ,
+    /// cannot tell.
     #[test]
     fn hiding_comes_out_each_way() {
         let round = |slowest, slowest_batch| Round { mean: 100.0, slowest, slowest_batch };

@@ -1,10 +1,10 @@
-//! The methods of making a write durable, and the fate of such a write in a power cut.
+//! The methods of making a write durable, and whether their writes survive a power cut.
 
 use serde::{Deserialize, Serialize};
 
 use crate::experiments::places::Cache;
 
-/// A method by which a write is made durable, or is believed to be.
+/// A method that makes a write durable, or is believed to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Append,
@@ -18,16 +18,16 @@ pub(crate) enum Method {
     DirectDurableOpen,
     Linked,
     NoSync,
-    /// Written to the page cache only: the control of the power-off, which has to lose it.
+    /// A write to the page cache only: the control of the power-off, which has to lose it.
     Buffered,
 }
 
-/// The fate of a write in a power cut.
+/// The answer to whether a write survives a power cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Durable {
     Yes,
     No,
-    /// Survives only under conditions that can't be checked from here.
+    /// The write survives only under conditions that can't be checked from here.
     Perhaps,
 }
 
@@ -42,7 +42,7 @@ impl Durable {
 }
 
 impl Method {
-    /// All that are measured by default.
+    /// The methods that are measured by default.
     pub(super) const ALL: [Method; 11] = [
         Method::Append,
         Method::Truncated,
@@ -57,7 +57,7 @@ impl Method {
         Method::NoSync,
     ];
 
-    /// Those that are measured on file systems of the lab's own too.
+    /// The methods that are also measured on the file systems that the lab creates.
     pub(super) const COMPARED: [Method; 8] = [
         Method::Append,
         Method::Truncated,
@@ -69,7 +69,7 @@ impl Method {
         Method::NoSync,
     ];
 
-    /// Those of them that are compared between file systems with `--quick`.
+    /// The methods that are compared between file systems with `--quick`.
     pub(super) const COMPARED_QUICK: [Method; 6] = [
         Method::Append,
         Method::Truncated,
@@ -100,12 +100,12 @@ impl Method {
         matches!(self, Method::DirectDurable | Method::DirectDurableOpen | Method::Linked | Method::NoSync)
     }
 
-    /// Returns `true` if its file holds real zeros before it is measured.
+    /// Returns `true` if the method's file is filled with zeros before it is measured.
     pub(super) fn is_filled(self) -> bool {
         self.is_direct() || matches!(self, Method::Filled | Method::FilledRange | Method::FilledDurable)
     }
 
-    /// S2's figures on its first machine, if it has the method: with the write cache on, and off.
+    /// Returns S2's figures on its first machine with the write cache on and off, if S2 measured the method.
     pub(super) fn source(self) -> Option<&'static str> {
         match self {
             Method::Append => Some("S2: 2.63 ms ± 0.15, cache off 5.49 ms"),
@@ -115,7 +115,7 @@ impl Method {
         }
     }
 
-    /// Decides if a write by this method survives a power cut on this file system and cache, and says why.
+    /// Decides whether a write by this method survives a power cut on this file system and cache, and says why.
     pub(crate) fn durable(self, file_system: &str, cache: Cache) -> (Durable, &'static str) {
         let writes_elsewhere = matches!(file_system, "btrfs" | "zfs" | "bcachefs" | "f2fs" | "overlay");
         if matches!(file_system, "tmpfs" | "ramfs") {
@@ -145,7 +145,7 @@ impl Method {
 mod tests {
     use super::*;
 
-    /// No method without a flush is called durable on a volatile cache, and none is in memory.
+    /// No method without a flush is reported as durable on a volatile cache, and none is in memory.
     #[test]
     fn hope_is_not_called_durable() {
         for method in Method::ALL {

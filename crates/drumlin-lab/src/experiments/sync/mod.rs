@@ -1,14 +1,14 @@
-//! `sync`: methods of making a write durable, their cost, and whether they do so here (S2).
+//! `sync`: methods of making a write durable, their cost, and whether they really do so here (S2).
 //!
 //! | S2 says | judged by |
 //! | --- | --- |
 //! | growing the file ahead of need halves a durable append | the means of both on ext4 with a journal |
-//! | sync_file_range is many times faster, as it flushes nothing | the means, and the flushes counted at the device |
-//! | with the drive's cache off the advantage diminishes | the same on a device that has no volatile cache |
+//! | sync_file_range is many times faster, because it flushes nothing | the means, and the flushes counted at the device |
+//! | with the drive's cache off the advantage diminishes | the means on a device that has no volatile cache |
 //! | it keeps records on real zeros and loses them on new blocks in the first run; on btrfs it loses both | power-offs |
-//! | a mean hides the slow sync, and so do batches | the slowest write beside the mean and the slowest batch |
+//! | a mean hides the slow sync, and so do batches | the slowest write against the mean and the slowest batch |
 //!
-//! Its claims about stores are in `stores`, those about commits that queue among them.
+//! The claims about stores, including those about commits that queue, are in `stores`.
 
 mod claims;
 mod method;
@@ -31,7 +31,7 @@ use crate::mount::{DeviceCache, FileSystem};
 use crate::report::Chapter;
 use crate::session::{Rounds, Session, Turns};
 
-/// One method at one size.
+/// One method with one size of write.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     method: Method,
@@ -40,16 +40,17 @@ struct Case {
 }
 
 impl Case {
-    /// These methods at S2's size, and with `whole` some of them by whole blocks too: an append of 1 KiB takes a new
-    /// block only at each fourth write.
+    /// Returns the cases of these methods at S2's size. With `whole`, some methods also write whole blocks, because an
+    /// append of 1 KiB needs a new block only at every fourth write.
     fn singles(methods: &[Method], whole: bool) -> Vec<Case> {
         let case = |bytes| move |method: &Method| Case { method: *method, bytes, writers: 1 };
         let blocks: &[Method] = if whole { &[Method::Append, Method::Truncated, Method::Filled] } else { &[] };
         methods.iter().map(case(1024)).chain(blocks.iter().map(case(4096))).collect()
     }
 
-    /// The cases on the folder's own file system (`None`), or on one that the lab makes, with a cache or without. The
-    /// verdicts about metadata rest on ext4: with `is_quick` the others have fewer cases.
+    /// Returns the cases of the folder's own file system (`None`), or of one that the lab creates, with or without a
+    /// volatile cache. The verdicts about metadata rest on ext4, so with `is_quick` the other file systems have fewer
+    /// cases.
     fn of_place(made: Option<(FileSystem, bool)>, is_quick: bool) -> Vec<Case> {
         match made {
             None => Case::singles(&Method::ALL, true),
@@ -76,20 +77,20 @@ impl Measured {
         Some(&self.rounds[self.index(method, bytes)?])
     }
 
-    /// The mean of one method's writes divided by that of another's.
+    /// Returns the mean time of one method's writes divided by that of another's.
     fn ratio(&self, left: Method, right: Method, bytes: usize) -> Option<Ratio> {
         let mean = |written: &Written| written.load.latency.mean_us;
         self.rounds.ratio(self.index(left, bytes)?, self.index(right, bytes)?, mean)
     }
 
-    /// The flushes of the device for each write of 1 KiB.
+    /// Returns the device's flushes for each write of 1 KiB.
     fn flushes(&self, method: Method) -> Option<f64> {
         let turns = self.of(method, 1024)?;
         turns.median(|written| written.flushes_per_write().unwrap_or(f64::NAN)).filter(|flushes| flushes.is_finite())
     }
 }
 
-/// Writers of one file, more and more of them.
+/// Cases in which increasing numbers of writers share a file.
 #[derive(Debug)]
 struct Writers(Rounds<Written>);
 
@@ -108,7 +109,7 @@ impl Writers {
     }
 }
 
-/// The most time of a turn. It ends before, once there are enough writes: in all rounds five thousand and more.
+/// Returns the maximum time of a turn. A turn ends early after enough writes: at least five thousand in all rounds.
 fn timing(session: &Session<'_>) -> Timing {
     Timing { seconds: session.pacing.slice.seconds * 1.5, sample_seconds: 0.0 }
 }
@@ -117,8 +118,8 @@ fn writes_max(session: &Session<'_>) -> u64 {
     if session.settings.quick { 1700 } else { 10_000 }
 }
 
-/// The approximate time of a turn, its worker and file included. Most methods reach the end of their time before
-/// their writes.
+/// Estimates the time of a turn, including its worker and file. Most methods run out of time before they reach their
+/// number of writes.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     timing(session).seconds * 0.8 + 0.05
 }
@@ -186,7 +187,7 @@ fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Writt
     let number = AtomicU64::new(0);
     let path = || {
         let number = number.fetch_add(1, Ordering::Relaxed);
-        // No process uses the file of the case before.
+        // No process uses the previous case's file any longer.
         let _ = std::fs::remove_file(place.path(&format!("sync-{}", number.wrapping_sub(1))));
         place.path(&format!("sync-{number}"))
     };
@@ -204,8 +205,8 @@ fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Writt
     rounds
 }
 
-/// Measures commits by store on the folder's file system, and on one with a journal if there is another, on which the
-/// verdicts rest: with `--quick` on that alone.
+/// Measures commits by store on the folder's file system, and on another that has a journal if there is one. The
+/// verdicts rest on the latter, so with `--quick` only that one is measured.
 fn measure_stores(session: &Session<'_>, places: &[Place], chapter: &mut Chapter) -> Vec<stores::Measured> {
     let journalled = places.iter().skip(1).find(|place| place.has_journal());
     let is_own_wanted = !session.settings.quick || journalled.is_none();
@@ -213,7 +214,7 @@ fn measure_stores(session: &Session<'_>, places: &[Place], chapter: &mut Chapter
     chosen.map_while(|place| (!session.interrupted()).then(|| stores::run(session, place, chapter))).collect()
 }
 
-/// Switches off the file systems that the lab made, those on a device with a volatile cache.
+/// Powers off the file systems that the lab created on devices with a volatile cache.
 fn power_offs(session: &Session<'_>, places: Vec<Place>, chapter: &mut Chapter) -> io::Result<Vec<power_off::Left>> {
     let mut left = Vec::new();
     for place in places {

@@ -1,10 +1,10 @@
-//! Records that a method took to be durable, and what is left of them after the power is cut.
+//! Records that a method considered durable, and which of them remain after the power is cut.
 //!
-//! The device's content is copied at once after the last record and mounted elsewhere: what only the page cache had is
-//! lost, what reached the device is kept. So it goes when a virtual machine is switched off, which is how S2 tested. A
-//! drive with a volatile cache may lose more.
+//! Right after the last record, the device's content is copied and mounted elsewhere. Bytes that were only in the page
+//! cache are lost, and bytes that reached the device are kept. The same happens when a virtual machine is powered off,
+//! which is how S2 tested. A drive with a volatile cache may lose more.
 //!
-//! S2 ran its test again and again over the same file, and lost records in the first runs only. So the lab does: see
+//! S2 repeated its test over the same file, and lost records in the first runs only. The lab does the same: see
 //! [`Run`].
 
 use std::fs::File;
@@ -20,13 +20,14 @@ use crate::experiments::places::Place;
 use crate::mount::FileSystem;
 use crate::session::{Session, plain};
 
-/// The time that one file system takes.
+/// The seconds that one file system takes.
 pub(super) const SECONDS: f64 = 2.0;
 
 const RECORDS: u64 = if cfg!(test) { 20 } else { 200 };
 const RECORD_BYTES: usize = 4096;
 
-/// Methods that sync come first: their sync would make the metadata of others durable too.
+/// The methods in the order in which they write. Those that sync come first, because a later sync would make the
+/// metadata of the other files durable too.
 pub(super) const METHODS: [Method; 8] = [
     Method::Append,
     Method::Truncated,
@@ -38,15 +39,15 @@ pub(super) const METHODS: [Method; 8] = [
     Method::Buffered,
 ];
 
-/// A run over the files: it writes records at the same places as the runs before it, and ends with the power.
+/// A run over the files. It writes records at the same places as earlier runs, and ends with a power-off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Run {
-    /// Over files that were made just now.
+    /// Over new files.
     First,
-    /// Over what the power-off left of them.
+    /// Over the files that the first power-off left.
     Second,
-    /// The same, after the file system wrote back the metadata of records at these places. A file system that runs does
-    /// so by itself every few seconds; the lab's own are told not to.
+    /// Over the same files, after the file system wrote back the metadata of records at these places. A file system
+    /// usually does so on its own every few seconds, but the lab mounts its file systems with a longer interval.
     Settled,
 }
 
@@ -62,11 +63,11 @@ impl Run {
     }
 }
 
-/// The records that were left on a file system.
+/// The records that remained on a file system.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Left {
     pub(super) file_system: FileSystem,
-    /// Of each of [`Run::ALL`] and of [`METHODS`], the share of the records that was left.
+    /// For each of [`Run::ALL`], the share of the records that remained, for each of [`METHODS`].
     pub(super) shares: [Vec<f64>; 3],
 }
 
@@ -75,15 +76,16 @@ impl Left {
         METHODS.iter().position(|each| *each == method).map_or(f64::NAN, |index| self.shares[run as usize][index])
     }
 
-    /// Returns `true` if a run itself can be trusted: what was synced is left, what was never synced is not.
+    /// Returns `true` if the run itself is valid: what was synced remained, and what was never synced did not all
+    /// remain.
     pub(super) fn is_sound(&self, run: Run) -> bool {
         let synced = [Method::Append, Method::Truncated, Method::Filled, Method::DirectDurable];
         synced.iter().all(|method| self.share(run, *method) == 1.0) && self.share(run, Method::Buffered) < 1.0
     }
 }
 
-/// Writes records by each method, switches the file system off, and counts what is left; then again over the same
-/// files.
+/// Writes records by each method, powers the file system off and counts the records that remain, in three runs over the
+/// same files.
 pub(super) fn run(session: &Session<'_>, place: Place) -> io::Result<Option<Left>> {
     let Some(file_system) = place.made else { return Ok(None) };
     let place_name = place.name.clone();
@@ -104,7 +106,7 @@ pub(super) fn run(session: &Session<'_>, place: Place) -> io::Result<Option<Left
     Ok(Some(Left { file_system, shares }))
 }
 
-/// The records that are written before those of [`Run::Settled`].
+/// The generation of the records that are written before those of [`Run::Settled`].
 const SETTLING: u64 = 10;
 
 /// Writes the records of a run by each method.
@@ -117,7 +119,7 @@ fn write(folder: &Path, run: Run, generation: u64) -> io::Result<()> {
         }
     };
     let targets: Vec<Target> = METHODS.iter().enumerate().map(open).collect::<io::Result<_>>()?;
-    // The files are there before the power fails; only their last writes are at stake.
+    // Make the files themselves durable; only the writes to them are at stake.
     rustix::fs::syncfs(File::open(folder)?)?;
     for target in &targets {
         let mut ring = target.ring()?;
@@ -128,7 +130,7 @@ fn write(folder: &Path, run: Run, generation: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The reason for which a file system was not tested, for a note.
+/// Returns a note that says why a file system was not tested.
 pub(super) fn failure(file_system: FileSystem, error: &io::Error) -> String {
     format!("The power-off of {} could not be tested: {}.", file_system.name(), plain(error))
 }
@@ -137,7 +139,8 @@ fn name(index: usize) -> String {
     format!("power-{index}")
 }
 
-/// A record that differs from zeros and from all others, those of other generations too, in every sector.
+/// Returns a record that differs in every sector from zeros and from all other records, including those of other
+/// generations.
 fn record(generation: u64, number: u64) -> AlignedBuffer {
     let mut record = AlignedBuffer::zeroed(RECORD_BYTES);
     for word in record.chunks_exact_mut(8) {
@@ -146,7 +149,7 @@ fn record(generation: u64, number: u64) -> AlignedBuffer {
     record
 }
 
-/// The share of a generation's records that a file holds; 0 if it is gone.
+/// Returns the share of a generation's records that a file holds, or 0 if the file is gone.
 fn share_left(path: &Path, generation: u64) -> f64 {
     let Ok(file) = File::open(path) else { return 0.0 };
     let mut buffer = vec![0; RECORD_BYTES];
@@ -164,8 +167,8 @@ mod tests {
     use crate::machine::Machine;
     use crate::run::tests::{Unwatched, settings};
 
-    /// Each run on each file system that can be made here loses what was never synced and keeps what was, and blocks of
-    /// real zeros keep their records on those that overwrite.
+    /// On each file system that can be created here, each run loses what was never synced and keeps what was. On those
+    /// that overwrite in place, records on blocks of real zeros remain too.
     #[test]
     fn each_run_ends_with_the_power() {
         let folder = tempfile::tempdir().unwrap();
@@ -176,7 +179,7 @@ mod tests {
             if place.cache != Cache::Volatile {
                 continue;
             }
-            let Some(left) = run(&session, place).unwrap() else { continue }; // The folder's own.
+            let Some(left) = run(&session, place).unwrap() else { continue }; // The folder's own file system stays on.
             for run in Run::ALL {
                 assert!(left.is_sound(run), "{run:?}: {left:?}");
                 let kept = left.share(run, Method::FilledRange) == 1.0;

@@ -10,10 +10,10 @@ use crate::measure::{Latencies, Load, Summary};
 use crate::report::{ALL_ROUNDS, Cell, Chapter, Plot, Scale, Table};
 use crate::session::Turns;
 
-/// A percentile of a thousandth rests on five operations at least.
+/// The minimum number of writes for which a 99.9th percentile is shown: at least five of them lie beyond it.
 const P999_WRITES_MIN: u64 = 5000;
 
-/// The latencies of single writes of all rounds.
+/// Summarises the latencies of single writes over all rounds.
 fn singles(turns: &Turns<Written>) -> Summary {
     Latencies::of_buckets(turns.results.iter().map(|written| &written.singles)).summary()
 }
@@ -26,7 +26,7 @@ fn flushes(turns: &Turns<Written>) -> Cell {
     turns.median(|written| written.flushes_per_write().unwrap_or(f64::NAN)).into()
 }
 
-/// Shows every method on one place, one write at a time, and the same in batches.
+/// Adds the table of every method on one place with one write at a time, and the table of batches.
 pub(super) fn show(chapter: &mut Chapter, place: &Place, measured: &Measured) {
     let mut table = Table::new(
         format!("One writer on {}, each write timed on its own", place.name),
@@ -83,7 +83,7 @@ pub(super) fn show(chapter: &mut Chapter, place: &Place, measured: &Measured) {
     chapter.tables.push(batch_table(place, measured));
 }
 
-/// Shows the report of a harness that times batches beside what each write took.
+/// Compares what a harness that times batches would report with the times of single writes.
 fn batch_table(place: &Place, measured: &Measured) -> Table {
     let mut table = Table::new(
         format!("The same on {}, timed by {BATCH_WRITES} writes, beside single ones", place.name),
@@ -116,7 +116,7 @@ fn batch_table(place: &Place, measured: &Measured) -> Table {
     table
 }
 
-/// Shows the mean and the flushes of each method on all places side by side.
+/// Compares the mean and the flushes of each method over all places.
 pub(super) fn compare(chapter: &mut Chapter, places: &[Place], measured: &[Measured]) {
     let labels: Vec<&'static str> = places.iter().map(label).collect();
     let table = |title: &str, form: Form, figure: &dyn Fn(&Turns<Written>) -> Cell| {
@@ -153,7 +153,7 @@ fn label(place: &Place) -> &'static str {
     }
 }
 
-/// Shows the rates of many writers of one file.
+/// Adds the rates of many writers of one file.
 pub(super) fn show_writers(chapter: &mut Chapter, place: &Place, writers: &Writers) {
     let mut table = Table::new(
         format!("Writers of one file on {}, 4 KiB at a time", place.name),
@@ -184,7 +184,7 @@ pub(super) fn show_writers(chapter: &mut Chapter, place: &Place, writers: &Write
     chapter.tables.push(table);
 }
 
-/// Shows what a power-off has left.
+/// Adds what the power-offs left.
 pub(super) fn show_left(chapter: &mut Chapter, left: &[Left]) {
     if left.is_empty() {
         return;
@@ -214,7 +214,7 @@ pub(super) fn show_left(chapter: &mut Chapter, left: &[Left]) {
     );
 }
 
-/// Says which methods are durable by contract, here and elsewhere.
+/// Adds which methods are durable by contract, here and elsewhere.
 pub(super) fn show_durability(chapter: &mut Chapter, own: &Place) {
     let mut here = Table::new(
         format!("Is it durable here, on {}?", own.file_system),

@@ -1,4 +1,4 @@
-//! The measurement: writes by one method, each timed on its own and in batches, and the flushes that they cost.
+//! The measurement: writes by one method, timed singly and in batches, and the flushes that they cause.
 
 use std::fs::File;
 use std::io;
@@ -21,19 +21,19 @@ use crate::sys;
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// The number of bytes by which a file grows ahead of need: each thousandth write of 1 KiB pays for it.
+/// The number of bytes by which a file grows ahead of need. Every 1,024th write of 1 KiB pays for it.
 const GROWTH_BYTES: u64 = 1 << 20;
 
-/// The size of zero-filled files, which are overwritten again and again.
+/// The size of zero-filled files, which are overwritten repeatedly.
 pub(super) const FILLED_BYTES: u64 = 16 << 20;
 
-/// No case writes more than this.
+/// The maximum number of bytes that a case writes.
 const WRITTEN_BYTES_MAX: u64 = 256 << 20;
 
-/// The number of writes whose mean a harness would report that times batches.
+/// The number of writes in a batch, whose mean a harness that times batches would report.
 pub(super) const BATCH_WRITES: u32 = 100;
 
-/// Durable writes by some writers.
+/// Makes durable writes with some writers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -41,21 +41,20 @@ pub(crate) struct Task {
     bytes: usize,
     writers: usize,
     timing: Timing,
-    /// Ends the task before its time. 0 for no limit.
+    /// The number of writes after which the task ends early, or 0 for no limit.
     writes_max: u64,
     /// The kernel's name of the disk whose flushes are counted.
     disk: Option<String>,
 }
 
-/// The cost of the writes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Written {
     pub(crate) load: Load,
-    /// The latencies of single writes, of which several rounds can be added up.
+    /// The latencies of single writes as buckets, so that several rounds can be added up.
     pub(super) singles: Vec<(u64, u64)>,
-    /// The same, of the means of [`BATCH_WRITES`] writes in a row.
+    /// The means of each [`BATCH_WRITES`] consecutive writes, as buckets.
     pub(super) batches: Vec<(u64, u64)>,
-    /// The requests that reached the disk meanwhile; `None` if it does not count them.
+    /// The requests that reached the disk during the writes, or `None` if the disk has no counters.
     pub(crate) block: Option<BlockCounts>,
 }
 
@@ -76,17 +75,18 @@ impl Written {
         Latencies::of_buckets([&self.batches]).summary().max_us
     }
 
-    /// Flushes of the disk for each write.
+    /// Returns the disk's flushes for each write.
     pub(crate) fn flushes_per_write(&self) -> Option<f64> {
         Some(self.block?.flushes as f64 / self.load.latency.count.max(1) as f64)
     }
 }
 
-/// The file of a case, which its writers share: each write takes the next offset.
+/// The file of a case. Its writers share it, and each write takes the next offset.
 pub(super) struct Target {
     method: Method,
     file: File,
-    /// The end of the extended part. Held while it grows: others wait for the space that they need.
+    /// The end of the space extended so far. The mutex is held while the file grows, so that other writers wait for the
+    /// space that they need.
     extended: Mutex<u64>,
 }
 
@@ -123,12 +123,12 @@ impl Task {
         Task { path, method, bytes, writers, timing, writes_max: 0, disk: None }
     }
 
-    /// Ends the task after this many writes, if its time is not over before.
+    /// Ends the task early after this many writes.
     pub(super) fn up_to(self, writes_max: u64) -> Task {
         Task { writes_max, ..self }
     }
 
-    /// Counts the requests of the disk with this name meanwhile.
+    /// Counts the requests that reach the disk with this name during the task.
     pub(super) fn counting(self, disk: Option<String>) -> Task {
         Task { disk, ..self }
     }
@@ -164,7 +164,7 @@ impl Task {
 }
 
 impl Target {
-    /// Creates the file, filled with zeros if the method overwrites.
+    /// Creates the file, and fills it with zeros if the method overwrites.
     pub(super) fn create(path: &Path, method: Method) -> io::Result<Target> {
         let mut file = File::options().read(true).write(true).create_new(true).open(path)?;
         if method.is_filled() {
@@ -182,7 +182,7 @@ impl Target {
         Ok(Target { method, file, extended: Mutex::new(0) })
     }
 
-    /// Opens the file that an earlier run left. Nothing extends it: its records are overwritten.
+    /// Opens the file that an earlier run left. It is never extended, because its records are overwritten.
     pub(super) fn reopen(path: &Path, method: Method) -> io::Result<Target> {
         let file = if method.is_direct() {
             temp_folder::open_direct(path, true)?
@@ -192,12 +192,12 @@ impl Target {
         Ok(Target { method, file, extended: Mutex::new(u64::MAX) })
     }
 
-    /// The ring of a writer, for the method that needs one.
+    /// Creates the ring of a writer if the method needs one.
     pub(super) fn ring(&self) -> io::Result<Option<SyncRing>> {
         (self.method == Method::Linked).then(SyncRing::new).transpose()
     }
 
-    /// Writes once, and returns when the method takes the write to be durable.
+    /// Writes once, and returns when the method considers the write durable.
     pub(super) fn write(&self, buffer: &AlignedBuffer, offset: u64, ring: Option<&mut SyncRing>) -> io::Result<()> {
         let file = &self.file;
         match self.method {
@@ -236,7 +236,7 @@ impl Target {
         Ok(())
     }
 
-    /// Extends the file for a write that ends at `end` if necessary. Returns `true` if it grew.
+    /// Extends the file if a write that ends at `end` needs it. Returns `true` if the file grew.
     fn extend(&self, end: u64) -> io::Result<bool> {
         let mut extended = self.extended.lock().expect("nothing panics while it is held");
         if end <= *extended {
@@ -273,7 +273,7 @@ mod tests {
         }
     }
 
-    /// A task ends after the number of writes that it may make, and tells each hundred of them as one batch.
+    /// A task ends after its maximum number of writes, and records each hundred of them as one batch.
     #[test]
     fn writes_are_counted_and_batched() {
         let folder = tempfile::tempdir().unwrap();
