@@ -30,7 +30,7 @@ pub(crate) struct Cli {
     pub(crate) common: Common,
 }
 
-/// Each command's description stands with its options.
+/// The commands. Each one's description is in its own module, with its options.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Tour(tour::Tour),
@@ -57,13 +57,13 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Returns `true` if stdout has the answer, or a part of it.
+    /// Returns `true` if the command prints its answer, or a part of it, to stdout.
     pub(crate) fn prints(&self, common: &Common) -> bool {
         common.json() || !matches!(self, Command::Put(_))
     }
 }
 
-/// Commands of other programs, and what does the same here.
+/// Names of commands in other programs, and the commands that do the same here.
 const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
     (&["ls", "list"], &["`drumlin scan DATABASE` lists rows", "`drumlin keyspaces DATABASE` lists keyspaces"]),
     (&["delete", "del", "remove", "erase", "drop", "unset"], &["`drumlin rm` removes rows, and with --all a keyspace"]),
@@ -83,7 +83,7 @@ const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
     (&["create", "init", "new", "open"], &["`drumlin put`, `load` and `index` create a database that is not there"]),
 ];
 
-/// Ends a run whose command line asks for help, or makes no sense.
+/// Ends a run whose command line asks for help or is invalid.
 pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     let call = Call::unknown();
     if !error.use_stderr() {
@@ -99,7 +99,7 @@ pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     }
     let text = error.render().to_string();
     if call.json() {
-        // A paragraph each for the error, for tips, and for how it is typed.
+        // clap's text has a paragraph for the error, one for each tip, and one for the usage.
         let mut paragraphs = text.split("\n\n").map(|lines| lines.split_whitespace().collect::<Vec<_>>().join(" "));
         let message = paragraphs.next().unwrap_or_default();
         let failure = Failure::usage(message.trim_start_matches("error: "));
@@ -107,7 +107,7 @@ pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     }
     let is_harmless = |arg: OsString| matches!(harmless(&arg.to_string_lossy()), Cow::Borrowed(_));
     if std::env::args_os().all(is_harmless) {
-        // Nothing is left to do where stderr can't be written either.
+        // If stderr can't be written either, there is nothing left to do.
         let _ = error.print();
     } else {
         text.lines().for_each(|line| anstream::eprintln!("{}", harmless(line)));
@@ -115,7 +115,7 @@ pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     ExitCode::from(Exit::Usage as u8)
 }
 
-/// The failure of a command that prints where stdout was closed.
+/// Returns the failure of a command that prints although stdout was closed.
 pub(crate) fn closed() -> Failure {
     Failure::other("stdout is closed: there is nowhere to print to").hint("redirect it to a file, or to /dev/null")
 }
@@ -124,13 +124,13 @@ pub(crate) fn closed() -> Failure {
 mod tests {
     use clap::CommandFactory;
 
-    /// Every command's options are consistent with one another.
+    /// The options of every command are consistent with one another.
     #[test]
     fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
     }
 
-    /// No command here has one of the other programs' names, and each hint names commands that are there.
+    /// None of the other programs' names is a command here, and each hint names existing commands.
     #[test]
     fn other_names_lead_to_commands() {
         let command = super::Cli::command();

@@ -1,15 +1,15 @@
-//! The command at hand, for the report of its failure.
+//! The parsed command, as the report of its failure needs it.
 
 use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Command};
 
-/// The command as it was typed, as far as the report of its failure has to know it.
+/// The command as the user typed it, as far as the report of a failure needs it.
 #[derive(Debug, Default)]
 pub(crate) struct Call {
     json: bool,
     database: Option<PathBuf>,
-    /// The long options that the command has; `None` if no command was recognized.
+    /// The long options of the command, or `None` if no command was recognized.
     options: Option<Vec<String>>,
 }
 
@@ -29,12 +29,12 @@ impl Call {
         }
     }
 
-    /// The call of a command line that makes no sense.
+    /// Returns the call of an invalid command line.
     pub(crate) fn unknown() -> Call {
         Call { json: std::env::args_os().any(|arg| arg == "--json"), ..Call::default() }
     }
 
-    /// Returns `true` if the failure is wanted as JSON.
+    /// Returns `true` if the failure should be printed as JSON.
     pub(crate) fn json(&self) -> bool {
         self.json
     }
@@ -43,8 +43,8 @@ impl Call {
         self.database.as_deref()
     }
 
-    /// Returns `true` if the command has all options that a hint names. Those of another command stand with its name in
-    /// backquotes.
+    /// Returns `true` if the command has all options that a hint names. Options in backquotes belong to another
+    /// command, which is named there too.
     pub(crate) fn has_options_of(&self, hint: &str) -> bool {
         let Some(options) = &self.options else { return true };
         let own = hint.split('`').step_by(2).flat_map(str::split_whitespace);

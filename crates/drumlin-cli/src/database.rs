@@ -1,4 +1,4 @@
-//! Opening databases for the commands: the options they share, and what they do when there is none.
+//! Opens databases for the commands: the options that they share, and the failures if there is no database.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -11,39 +11,40 @@ use crate::terminal::Output;
 use crate::terminal::figures::{parse_size, plural};
 use crate::text::{harmless, shell_word};
 
-/// Which database.
+/// The arguments that name and open a database.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DatabaseArgs {
-    /// The database: a folder
+    /// The database's folder
     #[arg(id = "database", value_name = "DATABASE")]
     pub(crate) path: PathBuf,
-    /// Memory the engine may use, as 64MiB or 1GiB
+    /// Memory that the engine may use, as 64MiB or 1GiB
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     pub(crate) memory: u64,
 }
 
-/// Which keyspace of it.
+/// The option that names a keyspace of the database.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct KeyspaceArgs {
-    /// The keyspace
+    /// The keyspace to use
     #[arg(id = "keyspace", long = "keyspace", short = 'k', value_name = "NAME", default_value = "default")]
     pub(crate) name: String,
 }
 
 impl DatabaseArgs {
     pub(crate) fn config(&self) -> Config {
-        // A command needs few pages, and leaves those of the program that it stands beside alone.
+        // A command needs few pages, and should not disturb those of the program that normally uses the database.
         Config::new().memory(self.memory).warm_start(false)
     }
 
-    /// Opens what is there, for a command that writes.
+    /// Opens an existing database for a command that writes.
     pub(crate) fn open(&self) -> Result<Database> {
         self.check_there()?;
         self.config().create(false).open(&self.path).map_err(|error| self.not_opened(error))
     }
 
-    /// Opens what is there, for a command that reads: for reading only, so that nothing is written and any number of
-    /// commands may do so at once. If the database was not closed, its log has to be replayed, which is writing.
+    /// Opens an existing database for a command that reads. It is opened read-only, so that nothing is written and any
+    /// number of commands may do so at once. If the database was not closed, its log has to be replayed, which requires
+    /// writing.
     pub(crate) fn open_to_read(&self) -> Result<Database> {
         self.check_there()?;
         let not_closed = match self.config().read_only(true).open(&self.path) {
@@ -56,8 +57,8 @@ impl DatabaseArgs {
         }
     }
 
-    /// Opens what is there, for a command that counts rows: for writing if it may, so that what it counted is kept when
-    /// it closes the database. Otherwise returns also the reason why nothing can be kept.
+    /// Opens an existing database for a command that counts rows, for writing if possible, so that the counts are kept
+    /// when the database is closed. Otherwise also returns the reason why the counts can't be kept.
     pub(crate) fn open_to_count(&self) -> Result<(Database, Option<String>)> {
         self.check_there()?;
         let not_kept = match self.config().create(false).open(&self.path) {
@@ -68,8 +69,8 @@ impl DatabaseArgs {
         Ok((self.open_to_read()?, Some(not_kept)))
     }
 
-    /// Opens what is there, to save its rows; one that does not open because it is damaged, without what is damaged.
-    /// Returns the number of damages that were passed over, each of which is remarked on.
+    /// Opens an existing database to save its rows. If it does not open because it is damaged, opens it without the
+    /// damaged parts. Returns the number of damages that were skipped, and prints a remark for each.
     pub(crate) fn open_to_salvage(&self, output: Output) -> Result<(Database, usize)> {
         const NAMED_MAX: usize = 10;
         let refused = match self.open_to_read() {
@@ -105,8 +106,8 @@ impl DatabaseArgs {
         Ok((database, passed_over_count))
     }
 
-    /// Opens what is there, for an examination: opening mends what it can and tells of it. A database that can't be
-    /// written to is opened for reading only.
+    /// Opens an existing database for an examination. Opening repairs what it can and reports it. A database that can't
+    /// be written to is opened read-only.
     pub(crate) fn open_to_examine(&self, output: Output) -> drumlin::Result<Database> {
         let refused = match self.config().create(false).open(&self.path) {
             Err(error) if may_not_write(&error) => error,
@@ -117,7 +118,7 @@ impl DatabaseArgs {
         Ok(database)
     }
 
-    /// There is a folder.
+    /// Checks that the path is a folder.
     pub(crate) fn check_there(&self) -> Result<()> {
         if !self.path.exists() {
             return Err(Failure::no_database(&self.path));
@@ -125,13 +126,13 @@ impl DatabaseArgs {
         self.check_folder()
     }
 
-    /// Opens what is there, or creates it.
+    /// Opens an existing database or creates one.
     pub(crate) fn open_or_create(&self) -> Result<Database> {
         self.check_folder()?;
         self.config().open(&self.path).map_err(|error| self.not_opened(error))
     }
 
-    /// The failure of a command that writes.
+    /// Returns the failure of a command that writes.
     fn not_opened(&self, error: Error) -> Failure {
         if !may_not_write(&error) || !self.path.exists() {
             return error.into();
@@ -149,18 +150,18 @@ impl DatabaseArgs {
     }
 }
 
-/// Tables are then those of an earlier time.
+/// Returns `true` if the error is a damaged summary. Without it, page tables are those of an earlier time.
 fn is_summary(error: &Error) -> bool {
     matches!(error, Error::Corrupted { what, .. } if what.starts_with("a summary"))
 }
 
-/// The system does not let the process write to a file.
+/// Returns `true` if the system does not let the process write to a file.
 fn may_not_write(error: &Error) -> bool {
     let Error::Io { source, .. } = error else { return false };
     matches!(source.kind(), ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied)
 }
 
-/// The operating system's reason.
+/// Returns the reason for an error, for a remark.
 fn reason_of(error: &Error) -> String {
     match error {
         Error::Io { action, path, source } => format!("{action} {}: {}", path.display(), plain(source)),
@@ -173,7 +174,7 @@ fn reason_of(error: &Error) -> String {
 }
 
 impl KeyspaceArgs {
-    /// The keyspace, which must be there.
+    /// Opens the keyspace, which must exist.
     pub(crate) fn existing(&self, database: &Database) -> Result<Keyspace> {
         const NAMED_MAX: usize = 10;
         match database.existing_keyspace(&self.name) {
@@ -194,7 +195,7 @@ impl KeyspaceArgs {
         }
     }
 
-    /// The keyspace, created where it is missing.
+    /// Opens the keyspace, or creates it if it is missing.
     pub(crate) fn open_or_create(&self, database: &Database) -> Result<Keyspace> {
         Ok(database.keyspace(&self.name)?)
     }

@@ -1,10 +1,10 @@
-//! Bytes of any kind as text that is harmless to a terminal.
+//! Arbitrary bytes as text that is harmless to a terminal.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
-/// Bytes in the escaped form.
+/// Bytes that are displayed in escaped form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Escaped<'a> {
     bytes: &'a [u8],
@@ -12,12 +12,12 @@ pub(crate) struct Escaped<'a> {
 }
 
 impl<'a> Escaped<'a> {
-    /// On one line.
+    /// Escapes the bytes so that they take one line.
     pub(crate) fn new(bytes: &'a [u8]) -> Escaped<'a> {
         Escaped { bytes, keep_lines: false }
     }
 
-    /// Newlines and tabs stand as they are, so that text reads as text; not reversible.
+    /// Keeps newlines and tabs, so that text stays readable. This form is not reversible.
     pub(crate) fn readable(bytes: &'a [u8]) -> Escaped<'a> {
         Escaped { bytes, keep_lines: true }
     }
@@ -49,7 +49,7 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Text for a terminal that came from elsewhere, a file's name or a field: control characters are escaped.
+/// Escapes control characters in text from elsewhere, such as a file name or a field, that is shown on a terminal.
 pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     if !text.chars().any(char::is_control) {
         return Cow::Borrowed(text);
@@ -61,7 +61,7 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(escaped).collect())
 }
 
-/// A path as a shell takes it for one word.
+/// Quotes a path so that a shell takes it as one word.
 pub(crate) fn shell_word(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(&byte);

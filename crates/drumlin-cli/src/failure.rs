@@ -1,4 +1,4 @@
-//! Errors as a user meets them: what failed, where, what to do; and the exit codes, which are a promise.
+//! Errors as a user sees them: what failed, where, and what to do; and the exit codes, which are a stable interface.
 
 use std::io;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::call::Call;
 use crate::escape::{harmless, shell_word};
 use crate::process;
 
-/// The end of `drumlin --help`. `docs/cli.md` repeats it.
+/// The exit codes at the end of `drumlin --help`. `docs/cli.md` repeats them.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
     0  done
@@ -28,12 +28,12 @@ Exit codes:
   101  a bug in drumlin itself
   130  interrupted";
 
-/// The exit codes of the process; with `--json`, their names are the kinds of errors.
+/// The exit codes of the process. With `--json`, their names are the kinds of errors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub(crate) enum Exit {
-    /// The reader of our output went away: nothing is wrong, nothing is said.
+    /// The reader of our output has ended. That is not an error, so nothing is printed.
     ReaderGone = 0,
     Other = 1,
     Usage = 2,
@@ -47,11 +47,11 @@ pub(crate) enum Exit {
     Interrupted = 130,
 }
 
-/// The exit code of a bug, as Rust has it.
+/// The exit code of a panic, as Rust sets it.
 const PANICKED: i32 = 101;
 
-/// The reason why a command stops. In its hints, `DATABASE` stands for the path that was typed; a hint with an option
-/// that the command lacks is left out.
+/// The reason why a command stops. In the hints, `DATABASE` stands for the path that the user typed. A hint that names
+/// an option that the command lacks is left out.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,
@@ -87,7 +87,7 @@ impl Failure {
         Failure::new(Exit::BadInput, message)
     }
 
-    /// An exit code without a word: what there was to say has been printed.
+    /// Creates a failure without a message, because everything has been printed already.
     pub(crate) fn silent(exit: Exit) -> Failure {
         Failure::new(exit, "")
     }
@@ -97,19 +97,19 @@ impl Failure {
         self
     }
 
-    /// The failure with this hint in place of those that it has.
+    /// Replaces the hints of the failure by this one.
     pub(crate) fn with_hint(mut self, hint: &str) -> Failure {
         self.hints.clear();
         self.hint(hint)
     }
 
-    /// The failure of a database on a full disk.
+    /// Adds the hints for a database on a full disk.
     fn space_helps(self) -> Failure {
         self.hint("free space there, or remove rows (`drumlin rm DATABASE`); what was acknowledged is safe")
             .hint("`drumlin compact DATABASE` gives back the space of removed rows, and of a load that failed")
     }
 
-    /// A file operation of the command itself: "reading", "creating".
+    /// Creates the failure of the command's own file operation: "reading", "creating".
     pub(crate) fn file(action: &str, path: &Path, source: &io::Error) -> Failure {
         let message = format!("{action} {}: {}", path.display(), plain(source));
         let exit = match source.kind() {
@@ -120,13 +120,14 @@ impl Failure {
         Failure::new(exit, message)
     }
 
-    /// An input file that can't be read.
+    /// Creates the failure of an input file that can't be read.
     pub(crate) fn input(path: &Path, source: &io::Error) -> Failure {
         let name = if path.as_os_str() == "-" { "stdin".to_owned() } else { path.display().to_string() };
         Failure::bad_input(format!("reading {name}: {}", plain(source)))
     }
 
-    /// Writing to stdout failed. A reader that has seen enough (`drumlin scan … | head`) is no error.
+    /// Creates the failure of a write to stdout. It is not an error if the reader has seen enough (`drumlin scan … |
+    /// head`).
     pub(crate) fn stdout(source: &io::Error) -> Failure {
         match source.kind() {
             io::ErrorKind::BrokenPipe => Failure::silent(Exit::ReaderGone),
@@ -139,7 +140,7 @@ impl Failure {
         self.exit
     }
 
-    /// Prints the message and its hints, and gives the exit code.
+    /// Prints the message and its hints, and returns the exit code.
     pub(crate) fn report(&self, call: &Call) -> ExitCode {
         let code = self.exit as u8;
         if self.message.is_empty() {
@@ -160,7 +161,7 @@ impl Failure {
         ExitCode::from(code)
     }
 
-    /// The hints as they can be followed.
+    /// Returns the hints that fit the command, with the database's path filled in.
     fn hints_for(&self, call: &Call) -> Vec<String> {
         let path = call.database().map_or_else(|| "DATABASE".to_owned(), shell_word);
         let fitting = self.hints.iter().filter(|hint| call.has_options_of(hint));
@@ -177,8 +178,8 @@ struct Report<'a> {
     hints: Vec<String>,
 }
 
-/// A panic is a bug, and ends the whole process: other threads might wait for the one that is gone, and a database
-/// survives the end of its process at any moment.
+/// Makes a panic end the whole process, because a panic is a bug and other threads might wait for the panicked one. A
+/// database survives the end of its process at any moment.
 pub(crate) fn end_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -190,7 +191,7 @@ pub(crate) fn end_on_panic() {
     }));
 }
 
-/// The operating system's words without Rust's "(os error 2)".
+/// Returns the operating system's message without Rust's suffix "(os error 2)".
 pub(crate) fn plain(source: &io::Error) -> String {
     let text = source.to_string();
     match text.find(" (os error") {
@@ -199,7 +200,7 @@ pub(crate) fn plain(source: &io::Error) -> String {
     }
 }
 
-/// The library's text without its last sentence, a remedy for programs.
+/// Returns the library's message without its last sentence, which is a remedy for programs.
 fn without_remedy(error: &Error) -> String {
     let text = error.to_string();
     text.rsplit_once(". ").map_or(&*text, |(failure, _)| failure).to_owned()

@@ -1,4 +1,4 @@
-//! A way into the readers of rows for fuzzing: any bytes as a file of any format.
+//! Access to the readers of rows for fuzzing: any bytes as a file of any format.
 
 use crate::rows::{self, Choice, Flaw, Format, Layout, Next, Row};
 
@@ -9,15 +9,15 @@ fn choice(key: &[&str], value: Option<&str>, header: bool) -> Choice {
     Choice { key, value: value.map(str::to_owned), header, delimiter: None, name: b"fuzz".to_vec() }
 }
 
-/// Keys and values.
+/// Pairs of key and value.
 type Rows = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// All rows of a file, up to the first error behind which none can be trusted.
+/// Reads all rows of a file, up to the first error after which no row can be trusted.
 fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
     let mut source = rows::source(format, file, choice);
     let mut found = Rows::new();
     let mut is_clean = true;
-    // Each call answers a row or a flaw, and each takes a byte at least; the rest is the end.
+    // Each call returns a row or a flaw and consumes at least a byte, except at the end.
     for _ in 0..file.len() + 3 {
         let mut row = Row::default();
         match source.next(&mut row) {
@@ -39,7 +39,7 @@ fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
     panic!("{format:?}: the reader does not come to an end");
 }
 
-/// Reads the bytes as rows. What was read is written in every format and has to come back.
+/// Reads the bytes as rows, writes these rows in every format, and checks that reading them returns the same rows.
 pub fn rows(bytes: &[u8]) {
     let Some((&how, file)) = bytes.split_first() else { return };
     let format = FORMATS[usize::from(how % 4)];

@@ -1,4 +1,4 @@
-//! Ctrl-C: long commands finish the transaction they are in and close the database; a second Ctrl-C ends at once.
+//! Ctrl-C: a long command finishes its current transaction and closes the database; a second Ctrl-C ends it at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,15 +6,16 @@ use crate::failure::{Exit, Failure, Result};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// From here on Ctrl-C and SIGTERM are noted instead of ending the process. Commands that don't call this end at once,
-/// which the engine survives like any kill.
+/// Makes Ctrl-C and SIGTERM set a flag instead of ending the process. A command that does not call this is ended at
+/// once, which the engine survives like any kill.
 pub(crate) fn watch() {
     watch_with(|| {});
 }
 
-/// The same, with something to be done before the second Ctrl-C ends the process.
+/// Sets the flag like [`watch`], and calls `clean_up` before a second Ctrl-C ends the process.
 pub(crate) fn watch_with(clean_up: fn()) {
-    // Only a second handler could fail here, and there is none: then the default (end at once) stays.
+    // This fails only if a handler is set already, which never happens; then the default would stay, which is to end at
+    // once.
     let _ = ctrlc::set_handler(move || {
         if REQUESTED.swap(true, Ordering::Relaxed) {
             clean_up();
@@ -28,7 +29,7 @@ pub(crate) fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
-/// Ends the command if the user wants it to.
+/// Fails if the user wants the command to end.
 pub(crate) fn check() -> Result<()> {
     if requested() { Err(Failure::new(Exit::Interrupted, "interrupted")) } else { Ok(()) }
 }

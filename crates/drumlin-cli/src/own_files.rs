@@ -1,9 +1,8 @@
-//! The files of a database as the operating system knows them, so that a command does not take its own database for
-//! data.
+//! The files of a database as the operating system identifies them, so that a command does not treat its own database
+//! as data.
 //!
-//! A path says little about which file it leads to: the folder may be named by a symbolic link, seen a second time
-//! through a bind mount, and its files have hard links elsewhere. Device and inode are the same along all of these
-//! ways.
+//! A path alone does not identify a file: the folder may be reached through a symbolic link or a bind mount, and its
+//! files may have other hard links. Device and inode are the same whichever way a file is reached.
 
 use std::collections::HashSet;
 use std::fs::{self, Metadata};
@@ -13,11 +12,11 @@ use std::path::Path;
 
 use crate::failure::{Failure, Result};
 
-/// The files in a database's folder (docs/format.md); the log's segments lie one deeper, or two. Each of these may be a
-/// symbolic link.
+/// The files in a database's folder (docs/format.md). The log's segments are one or two levels deeper. Each of these
+/// may be a symbolic link.
 const NAMES: [&str; 9] = ["", "counts-0", "counts-1", "data", "data.new", "log", "lock", "probe", "resident"];
 
-/// Folders and files of databases, by device and inode.
+/// The folders and files of databases, by device and inode.
 #[derive(Debug, Default)]
 pub(crate) struct OwnFiles(HashSet<(u64, u64)>);
 
@@ -26,7 +25,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 }
 
 impl OwnFiles {
-    /// Those that these databases have now; a folder that is not there has none.
+    /// Collects the current files of these databases. A folder that does not exist has none.
     pub(crate) fn of<P: AsRef<Path>>(databases: impl IntoIterator<Item = P>) -> OwnFiles {
         let mut own = OwnFiles::default();
         for database in databases {
@@ -42,18 +41,18 @@ impl OwnFiles {
         own
     }
 
-    /// Adds the target of a symbolic link, since the engine opens that.
+    /// Adds a file. If it is a symbolic link, adds its target, which the engine opens.
     fn add(&mut self, path: &Path) {
-        // What can't be looked at can't be read as data either.
+        // A file whose metadata can't be read can't be read as data either.
         self.0.extend(fs::metadata(path).ok().as_ref().map(identity));
     }
 
-    /// Returns `true` if this is a folder or a file of a database.
+    /// Returns `true` if the metadata are those of a folder or file of a database.
     pub(crate) fn contain(&self, metadata: &Metadata) -> bool {
         self.0.contains(&identity(metadata))
     }
 
-    /// Refuses a directory that lies within a database.
+    /// Refuses a directory that is inside a database.
     pub(crate) fn check_outside(&self, directory: &Path) -> Result<()> {
         let is_own = |path: &Path| fs::metadata(path).is_ok_and(|metadata| self.contain(&metadata));
         match directory.ancestors().any(is_own) {
@@ -63,7 +62,7 @@ impl OwnFiles {
         }
     }
 
-    /// Refuses to store a file of a database in it: it would grow while it is read, for ever.
+    /// Refuses an input that is a file of the database: storing it would make it grow while it is read, endlessly.
     pub(crate) fn check_input(&self, file: impl AsFd) -> Result<()> {
         let is_own = rustix::fs::fstat(file).is_ok_and(|found| self.0.contains(&(found.st_dev, found.st_ino)));
         match is_own {
@@ -72,7 +71,7 @@ impl OwnFiles {
         }
     }
 
-    /// Refuses to write to a file of a database.
+    /// Refuses an output that is a file of the database.
     pub(crate) fn check_output(&self, file: &Path) -> Result<()> {
         match fs::metadata(file).is_ok_and(|metadata| self.contain(&metadata)) {
             false => Ok(()),

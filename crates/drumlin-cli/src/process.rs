@@ -1,4 +1,4 @@
-//! The operating system's figures of a process: memory, time, processors.
+//! The operating system's figures of a process: memory, time and processors.
 
 use std::fs;
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Processor time of the whole process so far, all threads, user and system.
+/// Returns the processor time of the whole process so far: all threads, user and system.
 pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// The most memory that was resident at once in this process; `None` where the system doesn't tell.
+/// Returns the peak resident memory of this process, or `None` if the system does not report it.
 pub(crate) fn resident_bytes_max() -> Option<u64> {
     resident_bytes_max_of("self")
 }
 
-/// The same of another process, by its number.
+/// Returns the peak resident memory of the process with this number.
 pub(crate) fn resident_bytes_max_of(process: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
@@ -25,13 +25,13 @@ pub(crate) fn resident_bytes_max_of(process: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Resets the measurement of [`resident_bytes_max`]. Where that is not permitted, the maximum since the start of
-/// the process stays, which is never too small.
+/// Resets the peak of [`resident_bytes_max`]. If that is not permitted, the peak since the start of the process
+/// remains, which is never too small.
 pub(crate) fn reset_resident_bytes_max() {
     let _ = fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Another process that has this file open, as far as the system tells of others' processes.
+/// Returns another process that has this file open, as far as the system shows other users' processes.
 pub(crate) fn user_of(file: &Path) -> Option<u32> {
     let file = fs::canonicalize(file).ok()?;
     let processes = fs::read_dir("/proc").ok()?.flatten();
@@ -43,7 +43,7 @@ pub(crate) fn user_of(file: &Path) -> Option<u32> {
     pids.find(|pid| *pid != std::process::id() && has_open(pid))
 }
 
-/// A process as a person knows it: `process 4711 (drumlin)`.
+/// Describes a process for people: `process 4711 (drumlin)`.
 pub(crate) fn described(pid: u32) -> String {
     match fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("process {pid} ({})", name.trim_end()),
@@ -51,7 +51,7 @@ pub(crate) fn described(pid: u32) -> String {
     }
 }
 
-/// Processors this process may use.
+/// Returns the number of processors that this process may use.
 pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

@@ -1,4 +1,4 @@
-//! Values of any size as text: in pieces, so that none of them is in memory whole.
+//! Values of any size as text, in pieces, so that no value is in memory whole.
 
 use std::io::{self, BufReader, Read, Seek, Write};
 
@@ -11,18 +11,18 @@ use crate::escape::Escaped;
 use crate::failure::Failure;
 use crate::text::JsonBytes;
 
-/// Values that are longer than this are read and written in pieces.
+/// The size above which values are read and written in pieces.
 pub(crate) const VALUE_BYTES_WHOLE_MAX: u64 = 1 << 20;
 
-/// Bytes of a value that are read at once.
+/// The number of bytes of a value that are read at once.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// The bytes of a value, which can be read again.
+/// The bytes of a value, which can be read more than once.
 pub(crate) trait Stream: Read + Seek {}
 
 impl<T: Read + Seek> Stream for T {}
 
-/// Shows a value in pieces that end with whole characters.
+/// Passes a value to `show` in pieces that end with whole characters.
 pub(crate) fn for_each_piece(
     value: &mut (impl Read + ?Sized),
     mut show: impl FnMut(&[u8]) -> io::Result<()>,
@@ -32,7 +32,7 @@ pub(crate) fn for_each_piece(
     loop {
         let bytes = value.read(&mut buffer[kept..])?;
         let filled = kept + bytes;
-        // A character that is cut by the end of the buffer waits for its rest.
+        // Keep the bytes of a character that the end of the buffer cuts, until the rest is read.
         let whole = if bytes > 0 { whole_characters(&buffer[..filled]) } else { filled };
         show(&buffer[..whole])?;
         if bytes == 0 {
@@ -43,9 +43,9 @@ pub(crate) fn for_each_piece(
     }
 }
 
-/// The length of the text before a character that its end cuts.
+/// Returns the length of the text without a character that its end cuts.
 fn whole_characters(text: &[u8]) -> usize {
-    // A character has four bytes at most.
+    // A character has at most four bytes.
     let tail = &text[text.len().saturating_sub(3)..];
     let cuts = (0..tail.len()).map(|at| &tail[at..]);
     let is_cut = |end: &&[u8]| {
@@ -54,7 +54,7 @@ fn whole_characters(text: &[u8]) -> usize {
     text.len() - cuts.into_iter().find(is_cut).map_or(0, <[u8]>::len)
 }
 
-/// Shows a value in pieces as they come.
+/// Passes a value to `show` in pieces as they are read.
 pub(crate) fn copy(value: &mut (impl Read + ?Sized), mut show: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut buffer = vec![0; PIECE_BYTES];
     loop {
@@ -65,7 +65,7 @@ pub(crate) fn copy(value: &mut (impl Read + ?Sized), mut show: impl FnMut(&[u8])
     }
 }
 
-/// Returns `true` if a value is one JSON value, and UTF-8 as that has to be.
+/// Returns `true` if a value is exactly one JSON value, which must be UTF-8.
 pub(crate) fn is_json(value: &mut (impl Stream + ?Sized)) -> io::Result<bool> {
     if !is_text(value)? {
         return Ok(false);
@@ -88,7 +88,7 @@ fn is_text(value: &mut (impl Stream + ?Sized)) -> io::Result<bool> {
     Ok(is_text)
 }
 
-/// Writes a value as [`JsonBytes`] does: a string if it is UTF-8, else `{"base64": "…"}`.
+/// Writes a value as [`JsonBytes`] does: as a string if it is UTF-8, otherwise as `{"base64": "…"}`.
 pub(crate) fn write_json(value: &mut (impl Stream + ?Sized), output: &mut impl Write) -> io::Result<()> {
     let is_text = is_text(value)?;
     value.rewind()?;
@@ -109,7 +109,7 @@ pub(crate) fn write_json(value: &mut (impl Stream + ?Sized), output: &mut impl W
     output.write_all(b"\"")
 }
 
-/// Values of rows on their way out: those that are short at once, in memory that the next one uses again.
+/// Writes the values of rows as text. Short values are read at once, into memory that is reused for the next value.
 #[derive(Default)]
 pub(crate) struct ValueText(Vec<u8>);
 
@@ -130,14 +130,14 @@ impl ValueText {
         }
     }
 
-    /// The beginning of a value.
+    /// Returns the beginning of a value.
     pub(crate) fn beginning(&mut self, value: &mut ValueReader, bytes: usize) -> io::Result<&[u8]> {
         self.0.clear();
         value.take(bytes as u64).read_to_end(&mut self.0)?;
         Ok(&self.0)
     }
 
-    /// All of a value, if it is not to be read in pieces.
+    /// Returns the whole value, or `None` if it has to be read in pieces.
     pub(crate) fn whole(&mut self, value: &mut ValueReader) -> io::Result<Option<&[u8]>> {
         if value.len() > VALUE_BYTES_WHOLE_MAX {
             return Ok(None);
@@ -146,12 +146,12 @@ impl ValueText {
     }
 }
 
-/// The engine's own error inside of a value reader's, which speaks `io::Error`.
+/// Returns the engine's error inside of a value reader's `io::Error`.
 pub(crate) fn reading(error: &io::Error) -> Option<drumlin::Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref::<drumlin::Error>()).cloned()
 }
 
-/// The failure of a value that was on its way to stdout: to be read, or to be written.
+/// Returns the failure of a value that was being printed, either in reading or in writing it.
 pub(crate) fn failed(error: &io::Error) -> Failure {
     reading(error).map_or_else(|| Failure::stdout(error), Failure::from)
 }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::text::JsonBytes;
 
-    /// Only a character that may yet be completed is held back.
+    /// Only a character that may still be completed is kept back.
     #[test]
     fn cut_characters_wait() {
         assert_eq!(whole_characters(b"caf\xc3"), 3);
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(whole_characters(b""), 0);
     }
 
-    /// Hands out a few bytes at a time.
+    /// Returns a few bytes at a time.
     struct Slow<'a>(Cursor<&'a [u8]>);
 
     impl Read for Slow<'_> {
@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    /// Pieces of a value become the same text as the whole, wherever they end.
+    /// A value in pieces produces the same text as the whole, wherever the pieces end.
     #[test]
     fn pieces_read_as_the_whole() {
         let values: [&[u8]; 5] = [

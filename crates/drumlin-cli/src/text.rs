@@ -1,7 +1,8 @@
-//! Keys and values as text, and back: reversible, and harmless to a terminal.
+//! Converts keys and values to text and back. The conversion is reversible, and its text is harmless to a terminal.
 //!
-//! UTF-8 stands as it is. A backslash is `\\`; newline, return and tab are `\n`, `\r`, `\t`; every other control
-//! character and every byte that is not UTF-8 is `\xNN`. With `--hex`, keys are hexadecimal digits instead.
+//! UTF-8 is kept as it is. A backslash becomes `\\`; newline, return and tab become `\n`, `\r`, `\t`; every other
+//! control character and every byte that is not UTF-8 becomes `\xNN`. With `--hex`, keys are hexadecimal digits
+//! instead.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -14,7 +15,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 pub(crate) use crate::escape::{Escaped, harmless, shell_word};
 use crate::failure::{Failure, Result};
 
-/// Bytes as hexadecimal digits.
+/// Bytes that are displayed as hexadecimal digits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hex<'a>(pub(crate) &'a [u8]);
 
@@ -24,7 +25,7 @@ impl fmt::Display for Hex<'_> {
     }
 }
 
-/// A key as typed.
+/// Parses a key as the user typed it.
 pub(crate) fn parse_key(text: &OsStr, hex: bool) -> Result<Vec<u8>> {
     let parsed = if hex { parse_hex(text.as_bytes()) } else { unescape(text.as_bytes()) };
     parsed.map_err(|reason| {
@@ -37,7 +38,7 @@ pub(crate) fn parse_key(text: &OsStr, hex: bool) -> Result<Vec<u8>> {
     })
 }
 
-/// The bytes that [`Escaped`] shows on one line.
+/// Returns the bytes that [`Escaped`] shows on one line.
 pub(crate) fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -73,7 +74,7 @@ fn hex_byte(pair: &[u8]) -> Option<u8> {
     u8::try_from(byte).ok()
 }
 
-/// Bytes in JSON: a string where they are UTF-8, else `{"base64": "…"}`.
+/// Bytes that are serialized as a JSON string if they are UTF-8, otherwise as `{"base64": "…"}`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JsonBytes<'a>(pub(crate) &'a [u8]);
 
@@ -102,7 +103,7 @@ pub(crate) struct JsonRow<'a> {
 mod tests {
     use super::*;
 
-    /// Escaping and unescaping any bytes gives them back.
+    /// Unescaping escaped bytes returns the original bytes.
     #[test]
     fn escapes_are_reversible() {
         let all: Vec<u8> = (0..=255).chain(*b"\xc3\xa9 caf\xc3\xa9 \\x41 \xff\xfe").collect();
@@ -112,7 +113,7 @@ mod tests {
         assert_eq!(parse_hex(Hex(&all).to_string().as_bytes()).unwrap(), all);
     }
 
-    /// Escapes that mean nothing are refused.
+    /// Invalid escapes are refused.
     #[test]
     fn nonsense_is_refused() {
         for text in ["\\", "\\q", "\\x4", "\\xzz"] {

@@ -1,7 +1,7 @@
-//! Entries of a directory that get their name once they are whole.
+//! Entries of a directory that get their name only when they are complete.
 //!
-//! A file or link is made in its directory under a first name that is free, and renamed in the end. If it is
-//! dropped before, it is removed; a process that is killed leaves it under its first name.
+//! A file or link is created in its directory under an unused temporary name and renamed at the end. If it is dropped
+//! before, it is removed. A process that is killed leaves it under its temporary name.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// An entry under its first name.
+/// An entry under its temporary name.
 #[derive(Debug)]
 pub(crate) struct Unfinished<D: AsFd> {
     directory: D,
@@ -23,9 +23,9 @@ pub(crate) struct Unfinished<D: AsFd> {
 }
 
 impl<D: AsFd> Unfinished<D> {
-    /// Chooses a first name for an entry; nothing is made yet.
+    /// Chooses a temporary name for an entry. Creates nothing yet.
     pub(crate) fn new(directory: D, name: &[u8]) -> Unfinished<D> {
-        // The time tells it from those that a killed process of the same number left.
+        // The time distinguishes the name from names that a killed process with the same number left.
         let time = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos());
         let first_name = format!(".drumlin-{}-{time:x}", std::process::id());
         Unfinished { directory, first_name, name: name.to_vec(), is_finished: false }
@@ -39,22 +39,23 @@ impl<D: AsFd> Unfinished<D> {
         &self.first_name
     }
 
-    /// Makes it as a file, which stays locked while it is open: [`remove_leftovers`] lets it be.
+    /// Creates the entry as a file. It stays locked while it is open, so that [`remove_leftovers`] keeps it.
     pub(crate) fn create(&self, mode: Mode) -> io::Result<std::fs::File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&self.directory, &self.first_name, flags, mode)?;
-        // Fails on file systems without locks; leftovers are not removed there.
+        // This fails on file systems without locks, where leftovers are not removed.
         let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
         Ok(file.into())
     }
 
-    /// Gives the entry its name; `AlreadyExists` if the name is taken and is not to be replaced.
+    /// Gives the entry its name. Fails with `AlreadyExists` if the name is taken and `replace` is not set.
     pub(crate) fn finish(mut self, replace: bool) -> io::Result<()> {
         let (at, from, to) = (self.directory.as_fd(), self.first_name.as_bytes(), &self.name[..]);
         let renamed = match replace {
             true => renameat(at, from, at, to),
             false => match renameat_with(at, from, at, to, RenameFlags::NOREPLACE) {
-                // A file system that can't: a look first, which another process could run ahead of.
+                // If the file system lacks this operation, check first. Another process could create the name in
+                // between.
                 Err(Errno::INVAL | Errno::NOSYS) => match statat(at, to, AtFlags::SYMLINK_NOFOLLOW) {
                     Err(Errno::NOENT) => renameat(at, from, at, to),
                     Ok(_) => Err(Errno::EXIST),
@@ -68,7 +69,7 @@ impl<D: AsFd> Unfinished<D> {
     }
 }
 
-/// Removes the files that killed processes left in a directory under their first names, as far as that is possible.
+/// Removes the files that killed processes left in a directory under temporary names, as far as possible.
 pub(crate) fn remove_leftovers(directory: impl AsFd) {
     let Ok(items) = Dir::read_from(&directory) else { return };
     let names = items.flatten().map(|item| item.file_name().to_owned());
@@ -76,7 +77,7 @@ pub(crate) fn remove_leftovers(directory: impl AsFd) {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let Ok(file) = openat(&directory, &name, flags, Mode::empty()) else { continue };
         let is_file = fstat(&file).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile);
-        // The lock of one that is still being written is taken.
+        // A file that is still being written is locked.
         if is_file && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = unlinkat(&directory, &name, AtFlags::empty());
         }
@@ -91,7 +92,7 @@ fn is_first_name(name: &[u8]) -> bool {
 impl<D: AsFd> Drop for Unfinished<D> {
     fn drop(&mut self) {
         if !self.is_finished {
-            // Fails if it was not made.
+            // This fails if the entry was not created.
             let _ = unlinkat(&self.directory, &self.first_name, AtFlags::empty());
         }
     }
@@ -104,8 +105,8 @@ mod tests {
 
     use super::*;
 
-    /// A file has its name once it is finished, and none if it is dropped before; a killed process's file is removed,
-    /// but none that is being written, and none of another name.
+    /// A file has its name once it is finished, and is removed if it is dropped before. A killed process's file is
+    /// removed, but not one that is still being written, and no file with another kind of name.
     #[test]
     fn names_come_last() {
         let folder = tempfile::tempdir().unwrap();

@@ -15,8 +15,8 @@ use crate::text::{Escaped, JsonBytes, harmless, shell_word};
 
 /// Read and verify every page, table and log record
 ///
-/// Lists damage with its place and what it costs, and exits with code 4. Lists the repairs that opening made, too. A
-/// database that is too damaged to be opened is examined as it is, and nothing is written to it.
+/// Lists damage with its place and what is lost by it, and exits with code 4. Also lists the repairs that opening the
+/// database made. If the database is too damaged to be opened, it is examined as it is and nothing is written to it.
 #[derive(Debug, Args)]
 pub(crate) struct Check {
     #[command(flatten)]
@@ -42,7 +42,7 @@ struct Report {
     path: PathBuf,
 }
 
-/// Damage that is told to people: what they need is the kinds of it and the number; JSON has more.
+/// The maximum number of damages that the text lists. People need the kinds and the number; the JSON has all.
 const DAMAGE_SHOWN_MAX: usize = 20;
 
 #[derive(Serialize)]
@@ -55,7 +55,7 @@ struct Corruption {
     keys: Option<LostKeys>,
 }
 
-/// The keys of lost rows: from the first, and below the second.
+/// The keys of lost rows: from `from` on, and below `below`.
 #[derive(Serialize)]
 struct LostKeys {
     keyspace: String,
@@ -63,7 +63,7 @@ struct LostKeys {
     below: Option<Bytes>,
 }
 
-/// A key that is kept.
+/// An owned key.
 struct Bytes(Vec<u8>);
 
 impl Serialize for Bytes {
@@ -107,7 +107,7 @@ impl Check {
         }
         let opens = refused.is_none();
         let (found, refused) = match found {
-            // There is nothing that tells more than this command.
+            // List the damage here instead of failing with the hint to run `drumlin check`.
             Err(error @ Error::Corrupted { .. }) => (CheckReport::default(), Some(error)),
             found => (found?, refused),
         };
@@ -182,7 +182,7 @@ impl Report {
         text
     }
 
-    /// The remains of a database that does not open, and what can be done.
+    /// Describes what remains of a database that does not open, and what the user can do.
     fn remains(&self) -> String {
         let mut text = format!(
             "\nsound: {} in leaves of {}",

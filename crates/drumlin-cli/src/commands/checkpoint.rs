@@ -1,4 +1,4 @@
-//! `drumlin checkpoint`: brings all changed pages to the data file.
+//! `drumlin checkpoint`: writes all changed pages to the data file.
 
 use clap::Args;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use crate::database::DatabaseArgs;
 use crate::failure::Result;
 use crate::terminal::{Output, Progress, figures};
 
-/// Write all changed pages, so that opening replays no log
+/// Write all changed pages, so that the next opening replays no log
 #[derive(Debug, Args)]
 pub(crate) struct Checkpoint {
     #[command(flatten)]

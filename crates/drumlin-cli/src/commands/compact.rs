@@ -1,4 +1,4 @@
-//! `drumlin compact`: gives unused space back to the file system.
+//! `drumlin compact`: returns unused space to the file system.
 
 use std::path::Path;
 
@@ -10,17 +10,17 @@ use crate::failure::Result;
 use crate::terminal::{Output, Progress, figures};
 use crate::text::{harmless, shell_word};
 
-/// Give unused space back to the file system
+/// Return unused space to the file system
 #[derive(Debug, Args)]
 pub(crate) struct Compact {
     #[command(flatten)]
     database: DatabaseArgs,
 }
 
-/// Unused space is told of if it is more than this, and more than a third of the data file.
+/// The unused space above which a command advises compaction, if it is also more than a third of the data file.
 const UNUSED_BYTES_TOLD: u64 = 64 << 20;
 
-/// The advice to compact a database, if much of its data file is unused.
+/// Returns the advice to compact a database if much of its data file is unused.
 pub(crate) fn advice(file_bytes: u64, unused_bytes: u64, path: &Path) -> Option<String> {
     let is_much = unused_bytes > UNUSED_BYTES_TOLD && unused_bytes > file_bytes / 3;
     let path = harmless(&shell_word(path)).into_owned();
@@ -62,7 +62,7 @@ impl Compact {
 mod tests {
     use super::*;
 
-    /// Much is a third of the file, and not a small number.
+    /// More than a third of the file has to be unused, and not just a few bytes.
     #[test]
     fn only_much_unused_space_is_told_of() {
         let path = Path::new("db");

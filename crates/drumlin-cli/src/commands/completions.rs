@@ -17,9 +17,9 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    /// Prints the script for `command`, the whole command line.
+    /// Prints the script for `command`, which describes the whole command line.
     pub(crate) fn run(&self, mut command: clap::Command) -> Result<()> {
-        // The generator panics where it can't write: it gets memory.
+        // The generator panics if it can't write, so let it write to memory.
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut command, "drumlin", &mut script);
         io::stdout().lock().write_all(&script).map_err(|error| Failure::stdout(&error))

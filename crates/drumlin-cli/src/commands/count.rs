@@ -1,4 +1,4 @@
-//! `drumlin count`: how many rows there are.
+//! `drumlin count`: counts rows.
 
 use clap::Args;
 use drumlin::Database;
@@ -11,9 +11,9 @@ use crate::terminal::{Output, figures};
 
 /// Count rows
 ///
-/// All rows of a keyspace, or those of a prefix or a range. The first count reads them; its figures are kept if the
-/// database may be written to, so that later ones read next to nothing. The files of a directory that `index` stored
-/// are counted by -k files --prefix DIRECTORY/; `drumlin du` tells their sizes too.
+/// Counts all rows of a keyspace, or those with a prefix or in a range. The first count reads the rows. If the database
+/// can be written to, the counts are kept, and later counts read next to nothing. To count the files below a directory
+/// that `index` stored, use -k files --prefix DIRECTORY/; `drumlin du` also sums their sizes.
 #[derive(Debug, Args)]
 pub(crate) struct Count {
     #[command(flatten)]
@@ -41,10 +41,10 @@ impl Count {
     }
 }
 
-/// A count that read more than this says so, if nothing of it is kept.
+/// A count that read more than this reports it, if its result can't be kept.
 const READ_BYTES_TOLD: u64 = 1_000_000;
 
-/// Opens a database, counts in it, and keeps what was counted, or says why that is not possible and what it cost.
+/// Opens a database and counts in it. Keeps the counts, or reports why they can't be kept and how much the count read.
 pub(super) fn counting<T>(
     database: &DatabaseArgs,
     output: Output,

@@ -12,13 +12,13 @@ use crate::terminal::Output;
 
 /// Examine a folder's drive and the system, or a database and its drive
 ///
-/// Takes half a minute. Compares the drive's claims with its behaviour, reports a database's health and the use of its
+/// Takes half a minute. Compares the drive's claims with its behaviour, reports a database's health and its use of
 /// space, and recommends settings. The exit code is 1 if something is wrong.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// A folder or a database [default: the system's temporary folder, or the current one if that is in memory]
     path: Option<PathBuf>,
-    /// Measure for a few seconds only, with less certain figures
+    /// Measure for only a few seconds, with less certain figures
     #[arg(long)]
     quick: bool,
 }
@@ -27,7 +27,7 @@ impl Doctor {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         interrupt::watch_with(drumlin_lab::remove_everything);
         let path = self.path.clone().unwrap_or_else(default_folder);
-        // The codes of the commands that open a database.
+        // Use the same exit codes as the commands that open a database.
         if !path.exists() {
             return Err(Failure::not_found(format!("there is no folder {}", path.display())));
         }

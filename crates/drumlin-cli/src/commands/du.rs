@@ -1,4 +1,4 @@
-//! `drumlin du`: how much lies below each directory of a tree that `index` stored.
+//! `drumlin du`: sums the sizes of files below each directory of a tree that `index` stored.
 
 use std::cmp::Reverse;
 use std::ffi::OsString;
@@ -16,8 +16,9 @@ use crate::text::{Escaped, parse_key};
 
 /// Sum the sizes of the files below each directory that `index` stored
 ///
-/// A line for each directory at most --depth below PREFIX, the largest first: the size of all files in it and below,
-/// their number, its path. The last line is the total. Symbolic links are files that hold the path they point to.
+/// Prints a line for each directory at most --depth levels below PREFIX, the largest first: the size of all files in
+/// and below the directory, their number, and the path. The last line is the total. A symbolic link counts as a file
+/// that contains its target path.
 #[derive(Debug, Args)]
 pub(crate) struct Du {
     #[command(flatten)]
@@ -25,21 +26,21 @@ pub(crate) struct Du {
     /// A directory, or the beginning of paths, with \xNN for other bytes [default: the whole tree]
     #[arg(value_name = "PREFIX")]
     prefix: Option<OsString>,
-    /// Directories so many levels below are told apart; 0 for the total alone
+    /// Number of directory levels to list; 0 for the total alone
     #[arg(long, short, value_name = "LEVELS", default_value_t = 1)]
     depth: u32,
 }
 
-/// The files that are meant.
+/// The files to sum.
 struct Scope {
-    /// The path as the total shows it, with `*` behind the beginning of paths.
+    /// The path that the total shows. If it is only the beginning of paths, it ends with `*`.
     name: String,
     range: KeyRange,
-    /// Paths of the directories in it begin with this; `None` for a file.
+    /// The prefix of the paths of all directories in the scope, or `None` for a file.
     prefix: Option<Vec<u8>>,
 }
 
-/// A directory or the total, as `--json` prints it.
+/// The line of a directory or of the total, as `--json` prints it.
 #[derive(Serialize)]
 struct Line {
     path: String,
@@ -95,7 +96,7 @@ impl Du {
     }
 }
 
-/// Adds a line for each directory at most so many levels below a prefix.
+/// Adds a line for each directory at most `depth` levels below a prefix.
 fn add_directories(store: &Store, prefix: &[u8], depth: u32, lines: &mut Vec<Line>) -> Result<()> {
     let Some(depth_below) = depth.checked_sub(1) else { return Ok(()) };
     for directory in store.directories_at(prefix)? {

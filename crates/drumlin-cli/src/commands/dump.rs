@@ -1,4 +1,4 @@
-//! `drumlin dump`: rows for other programs, and for `drumlin load`.
+//! `drumlin dump`: writes rows for other programs and for `drumlin load`.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -27,14 +27,14 @@ use crate::unfinished::Unfinished;
 
 /// Write rows as CSV, TSV, JSON Lines or binary
 ///
-/// `drumlin load` reads the binary form back as it was; the text forms with `--key key --value value`. In JSON Lines,
-/// bytes that are not UTF-8 are written {"base64": "…"}. With --values or --columns, rows that were loaded from CSV
-/// become CSV again. A file that is there is kept, unless --force is given.
+/// `drumlin load` restores rows from the binary form without options, and from the text forms with `--key key --value
+/// value`. JSON Lines represents bytes that are not UTF-8 as {"base64": "…"}. With --values or --columns, rows that
+/// were loaded from CSV become CSV again. An existing file is kept, unless --force is given.
 #[derive(Debug, Args)]
 pub(crate) struct Dump {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// The file to write; stdout without it, or for -
+    /// The file to write; without it, or with -, stdout
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// The form [default: by the file's name, else jsonl]
@@ -43,27 +43,27 @@ pub(crate) struct Dump {
     /// The character between fields [default: a comma; a tab for TSV]
     #[arg(long, value_name = "CHAR", value_parser = parse_delimiter)]
     delimiter: Option<u8>,
-    /// Values alone, as they were loaded: in CSV and TSV their fields, which those of the first row name
+    /// Write only the values, as they were loaded: for CSV and TSV their fields, with columns named by the first row
     #[arg(long)]
     values: bool,
-    /// These fields of the values, which must be JSON objects
+    /// Write these fields of the values, which must be JSON objects
     #[arg(long, value_name = "FIELD", value_delimiter = ',', conflicts_with = "values")]
     columns: Vec<String>,
-    /// Go on behind what can't be read, also where the database does not open; each gap is named by its neighbouring
-    /// keys, and makes the exit code 4
+    /// Continue after rows that can't be read, even if the database does not open; each gap is named by its
+    /// neighbouring keys, and the exit code is then 4
     #[arg(long)]
     skip_damage: bool,
-    /// Replace the file if it is there
+    /// Replace an existing file
     #[arg(long, requires = "file")]
     force: bool,
     #[command(flatten)]
     selection: Selection,
-    /// At most this many rows
+    /// Write at most this many rows
     #[arg(long, value_name = "ROWS")]
     limit: Option<u64>,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
-    /// Keys given here are hexadecimal digits
+    /// Keys in the options are hexadecimal digits
     #[arg(long)]
     hex: bool,
 }
@@ -71,9 +71,9 @@ pub(crate) struct Dump {
 #[derive(Serialize)]
 struct Summary {
     rows: u64,
-    /// Of keys and values.
+    /// Bytes of the keys and values.
     bytes: u64,
-    /// `None` for a pipe or a device.
+    /// Bytes of the file, or `None` for a pipe or a device.
     file_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gaps: Option<u64>,
@@ -81,7 +81,7 @@ struct Summary {
 }
 
 impl Dump {
-    /// The file to write.
+    /// Returns the file to write, or `None` for stdout.
     fn target(&self) -> Option<&Path> {
         self.file.as_deref().filter(|path| *path != Path::new("-"))
     }
@@ -224,7 +224,7 @@ impl Dump {
         })
     }
 
-    /// A value that has not the fields of a line, or a file that can't be written.
+    /// Returns the failure if a value lacks the fields of a line, or if the file can't be written.
     fn not_written(&self, key: &[u8], error: io::Error) -> Stopped {
         if let Some(error) = streamed::reading(&error) {
             return self.not_read(error);
@@ -245,15 +245,15 @@ impl Dump {
     }
 }
 
-/// The file that rows are written to.
+/// The file to which rows are written.
 struct Target {
     file: File,
-    /// `None` for a pipe or a device, which is written to as it is.
+    /// The directory entry of a new file; `None` for a pipe or a device, which is written directly.
     entry: Option<Unfinished<OwnedFd>>,
 }
 
 impl Target {
-    /// Begins a file that is new, or may replace the one of its name.
+    /// Creates a new file, or one that may replace an existing file of that name.
     fn create(path: &Path, replace: bool) -> Result<Target> {
         let failed = |error: io::Error| Failure::file("creating", path, &error);
         let old = fs::metadata(path).ok();
@@ -263,7 +263,7 @@ impl Target {
         if !replace && fs::symlink_metadata(path).is_ok() {
             return Err(Failure::other(format!("{} is there already", path.display())).hint("--force replaces it"));
         }
-        // The file that a symbolic link leads to is replaced, not the link.
+        // Replace the file to which a symbolic link leads, not the link.
         let path = if old.is_some() { fs::canonicalize(path).map_err(failed)? } else { path.to_path_buf() };
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
@@ -273,14 +273,15 @@ impl Target {
         let entry = Unfinished::new(directory.map_err(|error| failed(error.into()))?, name.as_bytes());
         let file = entry.create(Mode::from_raw_mode(0o666)).map_err(failed)?;
         if let Some(old) = old {
-            // Only root may give a file away.
+            // Only root may change the owner of a file.
             let _ = fchown(&file, Some(old.uid()), Some(old.gid()));
             file.set_permissions(old.permissions()).map_err(failed)?;
         }
         Ok(Target { file, entry: Some(entry) })
     }
 
-    /// Gives the file its name once it is on the medium, and tells its length; pipes and devices have neither.
+    /// Gives the file its name after the file is durable, and returns its length. Pipes and devices have no name or
+    /// length.
     fn finish(self, replace: bool) -> io::Result<Option<u64>> {
         let Some(entry) = self.entry else { return Ok(None) };
         self.file.sync_all()?;
@@ -294,7 +295,7 @@ impl Target {
 /// A step of a dump: a row, or a gap between rows.
 enum Found {
     Row(Value, ValueReader),
-    /// A row that was read whole before anything of it is written, as its value may be damaged at its end.
+    /// A row that was read whole before any of it is written, because its value may be damaged near its end.
     Salvaged(Value, Value),
     Gap(Gap),
 }
@@ -309,7 +310,7 @@ impl From<Salvaged> for Found {
     }
 }
 
-/// The rows that were written, their bytes, and the gaps between them.
+/// The numbers of rows and bytes that were written, and of the gaps between the rows.
 struct Written {
     rows: u64,
     bytes: u64,
@@ -317,7 +318,7 @@ struct Written {
 }
 
 impl Written {
-    /// The outcome where opening has passed over so many damages.
+    /// Returns the outcome. `passed_over` is the number of damages that opening the database skipped.
     fn outcome(&self, passed_over: usize) -> Result<()> {
         let message = match (self.gaps, passed_over) {
             (0, 0) => return Ok(()),
@@ -329,7 +330,7 @@ impl Written {
     }
 }
 
-/// Names the option that goes on, where the database does not open because it is damaged.
+/// Adds the option that continues, if the database does not open because it is damaged.
 fn skip_damage_helps(failure: Failure) -> Failure {
     match failure.exit() {
         Exit::Corrupted => failure.hint("--skip-damage writes what is left of a keyspace"),
@@ -337,7 +338,7 @@ fn skip_damage_helps(failure: Failure) -> Failure {
     }
 }
 
-/// Gaps on their way to be named, when the row behind them is known.
+/// Names each gap once the row after it is known.
 struct Gaps {
     hex: bool,
     last: Option<Value>,
@@ -345,14 +346,14 @@ struct Gaps {
 }
 
 impl Gaps {
-    /// Begins a gap; `false` if it goes on from the one before.
+    /// Begins a gap. Returns `false` if it continues the previous one.
     fn open(&mut self, gap: Gap) -> bool {
         let is_first = self.open.is_none();
         self.open.get_or_insert(gap);
         is_first
     }
 
-    /// Names the gap in front of a row.
+    /// Names the gap before a row, if there is one.
     fn row(&mut self, key: &Value, progress: &Progress) {
         if let Some(gap) = self.open.take() {
             self.name(&gap, Some(key), progress);
@@ -360,7 +361,7 @@ impl Gaps {
         self.last = Some(key.clone());
     }
 
-    /// Names the gap behind the last row.
+    /// Names the gap after the last row, if there is one.
     fn end(&mut self, progress: &Progress) {
         if let Some(gap) = self.open.take() {
             self.name(&gap, None, progress);
@@ -384,7 +385,7 @@ impl Gaps {
     }
 }
 
-/// Either the database failed, or the file.
+/// The part that failed: the database or the file.
 enum Stopped {
     Database(Failure),
     File(io::Error),

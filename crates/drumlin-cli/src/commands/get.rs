@@ -1,4 +1,4 @@
-//! `drumlin get`: the value of a key, raw to a pipe, harmless to a terminal.
+//! `drumlin get`: prints the value of a key, unchanged to a pipe and escaped to a terminal.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,9 +17,9 @@ use crate::text::{Escaped, Hex, JsonBytes, parse_key};
 
 /// Print the values of keys
 ///
-/// To a file or a pipe the value of one key goes as it is, byte for byte; on a terminal, control characters are
-/// escaped and a newline ends the output. Of several keys, each row is a line as `drumlin scan` prints it: key, tab,
-/// value, both escaped. Missing keys are named, and make the exit code 3.
+/// The value of one key is written to a file or pipe as it is, byte for byte. On a terminal, control characters are
+/// escaped and a newline ends the output. For several keys, each row is a line as `drumlin scan` prints it: key, tab,
+/// value, both escaped. Missing keys are named, and the exit code is then 3.
 #[derive(Debug, Args)]
 #[command(override_usage = "drumlin get [OPTIONS] <DATABASE> [KEY]...")]
 #[command(group = ArgGroup::new("which").required(true).multiple(true).args(["wanted", "keys"]))]
@@ -29,7 +29,7 @@ pub(crate) struct Get {
     /// The keys: text, with \xNN for other bytes
     #[arg(id = "wanted", value_name = "KEY")]
     wanted: Vec<OsString>,
-    /// Also the keys in a file, one a line, escaped as `drumlin scan --keys-only` prints them; - for stdin
+    /// Also read keys from a file, one a line, escaped as `drumlin scan --keys-only` prints them; - for stdin
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
     #[command(flatten)]
@@ -57,7 +57,7 @@ impl Get {
         }
     }
 
-    /// Prints a line for each key that is there.
+    /// Prints a line for each key that has a row.
     fn print_rows(
         &self,
         output: Output,
@@ -79,7 +79,7 @@ impl Get {
                     output.remark(&self.missing(key));
                 }
             }
-            // A program that writes keys into a pipe one by one reads the rows one by one.
+            // Flush now, so that a program that writes keys into a pipe one by one receives each row at once.
             if is_last { stdout.flush().map_err(|error| Failure::stdout(&error)) } else { Ok(()) }
         };
         wanted.iter().try_for_each(|key| print(key, false))?;

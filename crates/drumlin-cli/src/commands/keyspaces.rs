@@ -1,4 +1,4 @@
-//! `drumlin keyspaces`: which there are.
+//! `drumlin keyspaces`: lists the keyspaces.
 
 use clap::Args;
 use drumlin::{Database, KeyspaceInfo};
@@ -12,12 +12,13 @@ use crate::text::harmless;
 
 /// List the keyspaces
 ///
-/// Their pages, those of large values included, and the bytes that these take in the data file, compressed.
+/// Shows the number of pages, including those of large values, and the compressed bytes that they occupy in the data
+/// file.
 #[derive(Debug, Args)]
 pub(crate) struct Keyspaces {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// Count the rows of each
+    /// Count the rows of each keyspace
     #[arg(long)]
     count: bool,
 }

@@ -1,4 +1,4 @@
-//! `drumlin lab`: measures this machine's storage beside published figures.
+//! `drumlin lab`: measures this machine's storage and compares it with published figures.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -14,10 +14,10 @@ use crate::interrupt;
 use crate::terminal::figures::parse_size;
 use crate::terminal::{Output, Progress};
 
-/// Measure this machine's storage, beside published figures
+/// Measure this machine's storage, next to published figures
 ///
-/// Each experiment repeats a published measurement and prints the source's figures beside yours. Files are made in a
-/// folder of its own and removed again, also after Ctrl-C, which shows the results so far.
+/// Each experiment repeats a published measurement and prints the source's figures next to yours. Files are created in
+/// a temporary folder and removed at the end, and also after Ctrl-C, which shows the results so far.
 #[derive(Debug, Args)]
 pub(crate) struct Lab {
     #[command(subcommand)]
@@ -30,19 +30,19 @@ enum What {
     All(Options),
     /// 4 KiB reads at random offsets of a file larger than memory
     Random(Options),
-    /// Reading such a file from start to end
+    /// Sequential reads of a file larger than memory
     Scan(Options),
-    /// Durable writes by every method
+    /// Durable writes by every sync method
     Sync(Options),
-    /// Mapped memory against system calls, cached
+    /// Mapped memory against system calls while the file is cached
     Calls(Options),
-    /// Stalls of a task scheduler by page faults
+    /// Page faults that stall a task scheduler
     Stall(Options),
     /// Effects of a mapping that a database cannot accept
     Hazards(Options),
     /// The first touch of mapped pages
     Prefault(Options),
-    /// Storing through a mapping against storing through calls
+    /// Stores through a mapping against stores through calls
     Persist(Options),
     #[command(hide = true)]
     Worker,
@@ -56,19 +56,19 @@ struct Options {
     /// Short runs on small files
     #[arg(long)]
     quick: bool,
-    /// Seconds of a case that is shown over time [default: 20, quick 4]; others take a fraction
+    /// Seconds of a case that is shown over time [default: 20, quick 4]; other cases take a fraction
     #[arg(long, value_name = "S", value_parser = parse_seconds)]
     seconds: Option<f64>,
     /// The memory limit, which the file exceeds [default: 512MiB, quick 128MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
-    /// The size of the file that is read [default: 4GiB, quick 1GiB, less if space is short]
+    /// The size of the large file [default: 4GiB, quick 1GiB, less if space is short]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     file: Option<u64>,
-    /// The file systems that `sync` makes on loop devices, as root, beside the folder's own; none for none
+    /// The file systems that `sync` creates on loop devices, as root, in addition to the folder's own; or none
     #[arg(long, value_name = "LIST", value_parser = parse_file_systems, default_value = "ext4,xfs,btrfs")]
     file_systems: FileSystems,
-    /// random: also with the machine's memory taken up to a small rest, as root; other programs may stall meanwhile
+    /// random: also measure with almost all of the machine's memory taken, as root; other programs may stall
     #[arg(long)]
     fill_memory: bool,
     /// Also write the report as one HTML page
@@ -76,7 +76,7 @@ struct Options {
     html: Option<PathBuf>,
 }
 
-/// The file systems that `sync` makes.
+/// The file systems that `sync` creates.
 #[derive(Clone, Debug)]
 struct FileSystems(Vec<drumlin_lab::FileSystem>);
 
@@ -148,12 +148,12 @@ impl Lab {
     }
 }
 
-/// The terminal's columns, or those of a page for a file or pipe.
+/// Returns the number of columns: the terminal's, or those of a page for a file or pipe.
 pub(super) fn columns() -> usize {
     Output::columns().unwrap_or(80)
 }
 
-/// The system's temporary folder, unless it is in memory: nothing about a drive can be measured there.
+/// Returns the system's temporary folder, or the current one if that is in memory, where no drive can be measured.
 pub(super) fn default_folder() -> PathBuf {
     let temporary = std::env::temp_dir();
     match FileSystem::of(&temporary) {
@@ -162,7 +162,7 @@ pub(super) fn default_folder() -> PathBuf {
     }
 }
 
-/// The command as it was typed, with the program's bare name.
+/// Returns the command as the user typed it, with the program's bare name.
 fn typed() -> String {
     let words = std::env::args_os().enumerate().map(|(index, word)| {
         let word =
@@ -173,7 +173,7 @@ fn typed() -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Shows the lab's progress, and passes Ctrl-C on.
+/// Shows the lab's progress, and tells the lab about Ctrl-C.
 pub(super) struct Watcher {
     output: Output,
     bar: RefCell<Option<Progress>>,

@@ -10,17 +10,18 @@ use crate::failure::{Failure, Result};
 
 /// Print the manual page, or write all pages to a folder
 ///
-/// To read it: drumlin man | man -l -. To install the pages, one for each command: drumlin man
-/// ~/.local/share/man/man1; then `man drumlin` and `man drumlin-load` show them.
+/// To read the page: drumlin man | man -l -. To install a page for each command: drumlin man ~/.local/share/man/man1;
+/// then `man drumlin` and `man drumlin-load` show them.
 #[derive(Debug, Args)]
 pub(crate) struct Man {
-    /// Write drumlin.1, drumlin-load.1, … to this folder; made if it is missing
+    /// Write drumlin.1, drumlin-load.1, … to this folder, created if it is missing
     #[arg(value_name = "DIR")]
     folder: Option<PathBuf>,
 }
 
 impl Man {
-    /// Prints the page of `command`, the whole command line, or writes it with those of its subcommands.
+    /// Prints the page of `command`, which describes the whole command line, or writes it with the pages of all
+    /// subcommands.
     pub(crate) fn run(&self, command: clap::Command) -> Result<()> {
         if let Some(folder) = &self.folder {
             let written = fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder));

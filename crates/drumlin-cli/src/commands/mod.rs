@@ -1,4 +1,4 @@
-//! The commands: one file or folder each.
+//! The commands, one module each.
 
 pub(crate) mod bench;
 pub(crate) mod check;
@@ -29,7 +29,7 @@ use crate::args::{self, Cli, Command};
 use crate::failure::Result;
 use crate::terminal::{Output, log};
 
-/// Runs what was typed; the tour where nothing was.
+/// Runs the given command, or the tour if there is none.
 pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
     let output = Output::new(cli.common);
     log::show(output);

@@ -17,7 +17,7 @@ use crate::text::{JsonBytes, parse_key};
 
 /// Store a value under a key
 ///
-/// The value is VALUE as typed, or the content of --file, or stdin. It is durable when the command returns.
+/// The value is VALUE as typed, or the content of --file, or else stdin. It is durable when the command returns.
 #[derive(Debug, Args)]
 pub(crate) struct Put {
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub(crate) struct Put {
     /// The key: text, with \xNN for other bytes
     #[arg(value_name = "KEY")]
     key: OsString,
-    /// The value, as it stands; without it, stdin is read
+    /// The value as typed; without it, stdin is read
     #[arg(value_name = "VALUE", conflicts_with = "file")]
     value: Option<OsString>,
     /// Store the content of a file

@@ -19,8 +19,8 @@ use crate::text::{Escaped, parse_key};
 
 /// Remove keys, a prefix, a range or a whole keyspace
 ///
-/// Named keys go in one transaction: all or none; if one of them is missing, nothing is removed and the exit code is 3.
-/// Prefixes and ranges go in transactions of up to 512 rows. `drumlin compact` gives the space back.
+/// Named keys are removed in one transaction, all or none: if one is missing, nothing is removed and the exit code is
+/// 3. Prefixes and ranges are removed in transactions of up to 512 rows. `drumlin compact` returns the space.
 #[derive(Debug, Args)]
 #[command(override_usage = "drumlin rm [OPTIONS] <DATABASE> [KEY]...")]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["keys", "prefix", "from", "to", "all"]))]
@@ -45,7 +45,7 @@ pub(crate) struct Rm {
 #[derive(Serialize)]
 struct Removed {
     rows: u64,
-    /// Of the data file; `drumlin compact` gives them back.
+    /// Unused bytes of the data file, which `drumlin compact` returns.
     unused_bytes: u64,
 }
 
@@ -65,7 +65,7 @@ impl Rm {
         } else {
             remove_keys(&database, &keyspace, &keys)?
         };
-        // Closing makes one anyway.
+        // Closing the database would make a checkpoint anyway.
         database.checkpoint()?;
         let stats = database.stats();
         database.close()?;
@@ -92,7 +92,7 @@ fn remove_keys(database: &Database, keyspace: &Keyspace, keys: &[Vec<u8>]) -> Re
     Ok(keys.len() as u64)
 }
 
-/// An interrupt drops the removal where it waits, after some of its transactions.
+/// Removes a range. An interrupt cancels the removal between transactions, so some rows may be removed already.
 fn remove_range(keyspace: &Keyspace, range: KeyRange) -> Result<u64> {
     let mut removal = pin!(keyspace.remove_range_async(range));
     pollster::block_on(poll_fn(|context| match interrupt::requested() {

@@ -15,24 +15,24 @@ use crate::text::{Escaped, Hex, JsonBytes, JsonRow};
 
 /// List or count rows in key order
 ///
-/// One row a line: key, tab, value, both escaped so that a line is always a row. On a terminal, values are cut to its
-/// width. `drumlin dump` writes rows for other programs.
+/// Prints one row a line: key, tab, value, both escaped so that a row never takes several lines. On a terminal, values
+/// are cut to its width. `drumlin dump` writes rows for other programs.
 #[derive(Debug, Args)]
 pub(crate) struct Scan {
     #[command(flatten)]
     database: DatabaseArgs,
     #[command(flatten)]
     selection: Selection,
-    /// Last key first
+    /// Start with the last key
     #[arg(long)]
     reverse: bool,
-    /// At most this many rows
+    /// List at most this many rows
     #[arg(long, value_name = "ROWS")]
     limit: Option<usize>,
-    /// Keys without values
+    /// List keys without values
     #[arg(long)]
     keys_only: bool,
-    /// Only how many rows there are, at most --limit
+    /// Print only the number of rows, at most --limit
     #[arg(long)]
     count: bool,
     #[command(flatten)]
@@ -116,14 +116,14 @@ impl Scan {
             return stdout.write_all(b"\n");
         };
         let room = columns.saturating_sub(key.chars().count() + 2).max(20);
-        // Four bytes at most make a character: the rest can't be seen.
+        // A character has at most four bytes, so the rest can't be visible.
         let shown = Escaped::new(text.beginning(value, room * 4)?).to_string();
         let (bold, dim) = (style::BOLD, style::DIM);
         writeln!(stdout, "{bold}{key}{bold:#}  {dim}{}{dim:#}", figures::clip(&shown, room))
     }
 }
 
-/// A person sees each row as it comes; a pipe gets large writes.
+/// Returns a writer that shows each row at once on a terminal, and makes large writes to a pipe.
 fn stdout(columns: Option<usize>) -> impl Write {
     let capacity = if columns.is_some() { 0 } else { 256 << 10 };
     BufWriter::with_capacity(capacity, anstream::AutoStream::auto(io::stdout()).lock())

@@ -8,31 +8,31 @@ use clap::Args;
 use crate::failure::{Failure, Result};
 use crate::text::parse_key;
 
-/// Rows by their keys.
+/// A selection of rows by their keys.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Selection {
     /// Only keys that begin with this
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
     prefix: Option<OsString>,
-    /// Only keys from this on
+    /// Only keys from this one on
     #[arg(long, value_name = "KEY")]
     from: Option<OsString>,
-    /// Only keys below this
+    /// Only keys below this one
     #[arg(long, value_name = "KEY")]
     to: Option<OsString>,
 }
 
-/// Bounds of keys.
+/// The bounds of keys.
 pub(crate) type KeyRange = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 impl Selection {
-    /// Returns `true` if anything was said.
+    /// Returns `true` if any of these options is given.
     pub(crate) fn is_given(&self) -> bool {
         self.prefix.is_some() || self.from.is_some() || self.to.is_some()
     }
 
-    /// The range of keys that is meant, for a command that removes them: an empty prefix, which may come from a
-    /// variable that is not set, is refused.
+    /// Returns the selected range of keys for a command that removes them. Refuses an empty prefix or start, which may
+    /// come from an unset shell variable.
     pub(crate) fn range_to_remove(&self, hex: bool) -> Result<KeyRange> {
         let range = self.range(hex)?;
         let begins_with_all = matches!(&range.0, Bound::Included(key) if key.is_empty());
@@ -46,7 +46,7 @@ impl Selection {
         }
     }
 
-    /// The range of keys that is meant.
+    /// Returns the selected range of keys.
     pub(crate) fn range(&self, hex: bool) -> Result<KeyRange> {
         if let Some(prefix) = &self.prefix {
             return Ok(prefix_range(parse_key(prefix, hex)?));
@@ -55,7 +55,7 @@ impl Selection {
         let from = bound(&self.from)?.map_or(Bound::Unbounded, Bound::Included);
         let to = bound(&self.to)?.map_or(Bound::Unbounded, Bound::Excluded);
         Ok(match (from, to) {
-            // A range whose end is not above its start holds nothing; an engine may well refuse it.
+            // A range whose end is not above its start is empty, but the engine may refuse it.
             (Bound::Included(from), Bound::Excluded(to)) if from >= to => {
                 (Bound::Included(from.clone()), Bound::Excluded(from))
             }
@@ -64,7 +64,7 @@ impl Selection {
     }
 }
 
-/// All keys that begin with the prefix.
+/// Returns the range of all keys with this prefix.
 pub(crate) fn prefix_range(prefix: Vec<u8>) -> KeyRange {
     let mut end = prefix.clone();
     while end.last() == Some(&u8::MAX) {
@@ -84,7 +84,7 @@ pub(crate) fn prefix_range(prefix: Vec<u8>) -> KeyRange {
 mod tests {
     use super::*;
 
-    /// The end of a prefix is the next key that has it not, also behind 0xFF.
+    /// The range of a prefix ends at the first key without the prefix, even if the prefix ends with 0xFF.
     #[test]
     fn prefixes_end_where_they_should() {
         let end = |prefix: &[u8]| prefix_range(prefix.to_vec()).1;

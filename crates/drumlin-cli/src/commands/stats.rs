@@ -1,4 +1,4 @@
-//! `drumlin stats`: what the engine counts.
+//! `drumlin stats`: shows the engine's statistics.
 
 use clap::Args;
 use drumlin::{MemoryPart, Stats as Figures};
@@ -9,9 +9,9 @@ use crate::database::DatabaseArgs;
 use crate::failure::Result;
 use crate::terminal::{Output, figures, style};
 
-/// Show what the engine counts: memory, device, log, space
+/// Show the engine's statistics: memory, device, log, space
 ///
-/// Counters begin at zero when a database is opened, so what this shows of reads and writes is what opening it took.
+/// Counters begin at zero when a database is opened, so reads and writes are those of opening it.
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
     #[command(flatten)]

@@ -1,13 +1,13 @@
-//! The binary form: any bytes, of any size, and damage is noticed before it is stored.
+//! The binary form: any bytes, of any size. Damage is detected before it is stored.
 //!
 //! ```text
 //! file     magic "drumrows", version u32 = 1, zero u32, rows…, end
 //! row      key_bytes u32, value_bytes u64, key, value, checksum u64
 //! end      0xFFFF_FFFF u32, rows_count u64, checksum u64
 //! ```
-//! Integers are little-endian. A row's checksum is XXH3-64 over everything of the row before it; the end's is XXH3-64
-//! over all rows' checksums, in order, and the rows' count. So a cut, a changed byte, a lost, repeated or moved row are
-//! all noticed, and nothing has to be held in memory to notice them.
+//! Integers are little-endian. A row's checksum is XXH3-64 over all bytes of the row before it. The end's checksum is
+//! XXH3-64 over all rows' checksums, in order, and the number of rows. So a truncated file, a changed byte, and a lost,
+//! repeated or moved row are all detected, without holding the rows in memory.
 
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 
@@ -20,20 +20,21 @@ const MAGIC: &[u8; 8] = b"drumrows";
 const VERSION: u32 = 1;
 const END: u32 = u32::MAX;
 
-/// Values up to this size come with their row; larger ones are streamed.
+/// The maximum size of values that are returned with their row. Larger ones are streamed.
 pub(crate) const VALUE_BYTES_STREAMED: u64 = streamed::VALUE_BYTES_WHOLE_MAX;
 
-/// No store has longer keys; a length beyond it is damage, not a reason to allocate.
+/// The maximum length of a key, longer than those of any store. A greater length is damage, so no memory is allocated
+/// for it.
 const KEY_BYTES_LIMIT: u32 = 1 << 20;
 
-/// Rows of the binary form.
+/// Reads rows in the binary form.
 pub(super) struct BinarySource<R> {
     input: R,
     offset: u64,
     started: bool,
-    /// Of the row being read.
+    /// The checksum of the row being read.
     checksum: Xxh3Default,
-    /// Of all rows so far.
+    /// The checksum over the checksums of all rows so far.
     checksums: Xxh3Default,
     rows_count: u64,
     value_bytes_left: u64,
@@ -117,7 +118,7 @@ impl<R: BufRead> BinarySource<R> {
         Ok(())
     }
 
-    /// Compares the checksum behind the row just read.
+    /// Compares the checksum after the row that was just read.
     fn verify_row(&mut self) -> Result<(), Flaw> {
         let expected = self.checksum.digest();
         if self.u64()? != expected {
@@ -167,7 +168,7 @@ impl<R: BufRead> Source for BinarySource<R> {
     }
 }
 
-/// The streamed value. Its end is told only after the checksum behind it was found right.
+/// Reads the streamed value. It returns the end of the value only after it has verified the checksum that follows.
 impl<R: BufRead> Read for BinarySource<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.value_bytes_left == 0 || buffer.is_empty() {
@@ -290,7 +291,7 @@ mod tests {
         }
     }
 
-    /// A file cut at any length, with any byte changed, or with bytes behind its end is refused.
+    /// A file that is cut at any length, has any byte changed, or has bytes after its end is refused.
     #[test]
     fn damage_is_noticed() {
         let file = file();
@@ -300,7 +301,7 @@ mod tests {
             assert!(rows_count(&file[..at]).is_err(), "cut at {at}");
             let mut changed = file.clone();
             changed[at] ^= 4;
-            // The four bytes behind the version are kept for later versions and not looked at.
+            // The four bytes after the version are reserved for later versions and ignored.
             assert_eq!(rows_count(&changed).is_err(), !(12..16).contains(&at), "byte {at} changed");
         }
         assert!(rows_count(&[&file[..], b"x"].concat()).is_err());

@@ -1,8 +1,8 @@
 //! CSV and TSV (RFC 4180): quoted fields, doubled quotes, newlines within quotes.
 //!
-//! Stricter than most readers, so that a broken file is noticed where it breaks: a quote that is never closed, text
-//! after a closing quote, and a row with too few or too many fields are errors with line and column. Bytes that are
-//! not UTF-8 pass in single columns; a whole row becomes a JSON object and has to be UTF-8.
+//! The reader is stricter than most, so that a broken file is detected where it breaks: a quote that is never closed,
+//! text after a closing quote, and a row with too few or too many fields are errors with line and column. Bytes that
+//! are not UTF-8 are allowed in single columns; a whole row becomes a JSON object and has to be UTF-8.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::streamed::{self, Stream};
 use crate::terminal::figures;
 use crate::text::Escaped;
 
-/// The fields of one record, and where each began.
+/// The fields of one record, and the place where each begins.
 #[derive(Default, Debug)]
 struct Record {
     bytes: Vec<u8>,
@@ -45,7 +45,7 @@ impl Record {
     }
 }
 
-/// Rows of CSV or TSV.
+/// Reads rows of CSV or TSV.
 #[derive(Debug)]
 pub(super) struct Delimited<R> {
     delimiter: u8,
@@ -56,16 +56,16 @@ pub(super) struct Delimited<R> {
     remark: Option<String>,
 }
 
-/// The most bytes of the column names in a message.
+/// The maximum length of the column names in a message.
 const HEADER_CHARS_SHOWN: usize = 200;
 
-/// The columns that the first line settles.
+/// The roles of columns, which the first line decides.
 #[derive(Debug)]
 struct Columns {
     count: usize,
     key: Vec<usize>,
     value: Option<usize>,
-    /// `"name":` in JSON for each column; empty without a header.
+    /// `"name":` in JSON for each column. Empty without a header.
     labels: Vec<String>,
 }
 
@@ -74,13 +74,14 @@ impl<R: BufRead> Delimited<R> {
         Delimited { delimiter, lines, choice, columns: None, record: Record::default(), remark: None }
     }
 
-    /// Reads the next record; false at the end. Blank lines are passed over. A quote that is not closed, or
-    /// that a later line closes before more text, costs the line it opens in: reading continues with the next.
+    /// Reads the next record. Returns `false` at the end. Skips blank lines. If a quote is not closed, or if a later
+    /// line closes it before more text, the line in which it opens is malformed, and reading continues with the next
+    /// line.
     fn read_record(&mut self) -> Result<bool, Flaw> {
         let record = &mut self.record;
         record.clear();
         let mut open_quote = None;
-        // The end of the line that the quote opens in.
+        // The end in the record of the line in which the quote opens.
         let mut quote_line_end = 0;
         loop {
             let (number, line) = match (self.lines.next(), open_quote) {
@@ -129,8 +130,8 @@ impl<R: BufRead> Delimited<R> {
         }
     }
 
-    /// Goes back to the line after the one in which a quote opens; `quote_line_end` is its end in the record. If
-    /// `hold_last`, the line last read is not in the record, and is read again after it.
+    /// Goes back to the line after the one in which a quote opens; `quote_line_end` is the end of that line in the
+    /// record. If `hold_last`, the line that was read last is not in the record, and is read again after it.
     fn go_back(&mut self, quote: Quote, mut what: String, quote_line_end: usize, hold_last: bool) -> Flaw {
         let record = std::mem::take(&mut self.record);
         if let Some(Place::Line { line, .. }) = record.places.first()
@@ -142,7 +143,7 @@ impl<R: BufRead> Delimited<R> {
         Flaw::Row { place: quote.place(), what }
     }
 
-    /// Settles which column is what, from the header or from the number of fields in the first record.
+    /// Decides the roles of columns, by the header or by the number of fields in the first record.
     fn settle_columns(&mut self) -> Result<Option<Columns>, Flaw> {
         if !self.read_record()? {
             return Ok(None);
@@ -184,7 +185,7 @@ impl<R: BufRead> Delimited<R> {
         Flaw::Header { place: self.record.places[0], what, hint }
     }
 
-    /// The option that divides a first line which is a single field, and looks like several.
+    /// Returns the option that would divide a first line of a single field, if that looks like several fields.
     fn other_delimiter(&self) -> Option<&'static str> {
         let others =
             [(b';', "--delimiter ';'"), (b'\t', "--delimiter tab"), (b'|', "--delimiter '|'"), (b',', "--delimiter ,")];
@@ -200,7 +201,7 @@ impl<R: BufRead> Source for Delimited<R> {
         let mut have_record = false;
         if self.columns.is_none() {
             self.columns = self.settle_columns().map_err(|flaw| match flaw {
-                // No other line may take a header's place.
+                // A later line must not take the place of a malformed header.
                 Flaw::Row { place, what } if self.choice.header => Flaw::Rest { place, what },
                 flaw => flaw,
             })?;
@@ -237,7 +238,8 @@ impl<R: BufRead> Source for Delimited<R> {
     }
 }
 
-/// The names of a header as labels of a JSON object's fields. Readers of JSON disagree on two equal names.
+/// Returns the names of a header as labels of a JSON object's fields. Two equal names are refused, because JSON readers
+/// treat them differently.
 fn labels(header: &Record) -> Result<Vec<String>, Flaw> {
     let mut columns = HashMap::new();
     for (column, name) in header.fields().enumerate() {
@@ -284,7 +286,7 @@ fn check_field_count(record: &Record, expected: usize, last_line: u64) -> Result
     Err(Flaw::Row { place, what })
 }
 
-/// The row as a JSON object, or an array where there is no header.
+/// Writes the row as a JSON object, or as an array if there is no header.
 fn write_json(record: &Record, labels: &[String], value: &mut Vec<u8>) -> Result<(), Flaw> {
     value.push(if labels.is_empty() { b'[' } else { b'{' });
     for (index, field) in record.fields().enumerate() {
@@ -300,7 +302,7 @@ fn write_json(record: &Record, labels: &[String], value: &mut Vec<u8>) -> Result
     Ok(())
 }
 
-/// A field of a row or header that is stored as JSON.
+/// Returns the text of a field in a row or header that is stored as JSON.
 fn text<'f>(record: &Record, index: usize, field: &'f [u8]) -> Result<&'f str, Flaw> {
     std::str::from_utf8(field).map_err(|_| Flaw::Row {
         place: record.places[index],
@@ -322,17 +324,17 @@ impl Quote {
     }
 }
 
-/// A closing quote with text after it.
+/// The place where text follows a closing quote.
 struct TextAfter {
     quote: Quote,
     column: u64,
 }
 
-/// The usual reason of text after a closing quote.
+/// The usual reason for text after a closing quote.
 const DOUBLED: &str = "a quote within quotes is written twice";
 
-/// Takes one physical line into the record. True once the record is complete; false where it goes on in the next line
-/// within the quote that `open_quote` names.
+/// Adds one physical line to the record. Returns `true` if the record is complete, or `false` if it continues in the
+/// next line within the quote at `open_quote`.
 fn split(
     line: &[u8],
     delimiter: u8,
@@ -385,7 +387,7 @@ fn split(
     }
 }
 
-/// Writes CSV or TSV, key and value a row.
+/// Writes rows as CSV or TSV, with the columns key and value.
 #[derive(Debug)]
 pub(super) struct DelimitedSink<W> {
     delimiter: u8,
@@ -399,7 +401,7 @@ impl<W: Write> DelimitedSink<W> {
     }
 }
 
-/// Writes the names of columns, or a row: one field or more. Writes nothing if they take more than the limit.
+/// Writes the names of columns, or a row of at least one field. Writes nothing if the row exceeds the limit.
 pub(super) fn write_record<F: AsRef<[u8]>>(
     output: &mut impl Write,
     delimiter: u8,
@@ -415,7 +417,7 @@ pub(super) fn write_record<F: AsRef<[u8]>>(
 fn write_fields<F: AsRef<[u8]>>(output: &mut impl Write, delimiter: u8, fields: &[F]) -> io::Result<()> {
     match fields {
         [] => unreachable!("a record has a field"),
-        // A blank line is no record.
+        // Quote the empty field, because a blank line is not a record.
         [only] if only.as_ref().is_empty() => output.write_all(b"\"\"")?,
         [first, others @ ..] => {
             write_field(output, delimiter, first.as_ref())?;
@@ -441,7 +443,7 @@ fn needs_quotes(delimiter: u8, text: &[u8]) -> bool {
     memchr3(b'"', b'\n', b'\r', text).is_some() || memchr(delimiter, text).is_some()
 }
 
-/// Returns `true` for a byte order mark, which the beginning of a file may have.
+/// Returns `true` if the text begins with a byte order mark, which the beginning of a file may have.
 fn begins_as_file(text: &[u8]) -> bool {
     text.starts_with(b"\xef\xbb\xbf")
 }
@@ -456,7 +458,7 @@ fn write_doubling_quotes(output: &mut impl Write, text: &[u8]) -> io::Result<()>
     output.write_all(rest)
 }
 
-/// Writes a row whose value is read in pieces: once to see whether it needs quotes, and once to write it.
+/// Writes a row whose value is read in pieces: once to decide whether it needs quotes, and once to write it.
 fn write_streamed(output: &mut impl Write, delimiter: u8, key: &[u8], value: &mut dyn Stream) -> io::Result<()> {
     write_field(output, delimiter, key)?;
     output.write_all(&[delimiter])?;
@@ -523,7 +525,7 @@ mod tests {
         Place::Line { line, column }
     }
 
-    /// Each kind of malformed row is named with its place, and the rows around it are read.
+    /// Each kind of malformed row is reported with its place, and the rows around it are read.
     #[test]
     fn malformed_rows_have_a_place() {
         let text = b"id,name\n1,a\n2\n3,\"b\"c\n4,d,e\n\n5,\"f\ng\"\n6,\"open\n7,x\n";
@@ -534,8 +536,8 @@ mod tests {
         assert_eq!(rows[4], Ok((b"5".to_vec(), b"{\"id\":\"5\",\"name\":\"f\\ng\"}".to_vec())));
     }
 
-    /// A broken quote costs the line it opens in, whether it is never closed, or closed by a quote of a later row, and
-    /// no row after it is lost or changed, whatever it holds.
+    /// A broken quote makes only its own line malformed, whether it is never closed or a quote of a later row closes
+    /// it. No later row is lost or changed.
     #[test]
     fn a_broken_quote_costs_its_line() {
         let good = "1,\"two\nlines, \"\"quoted\"\"\"\r\n2,x\n\n3,\"\"\n4,say \"\"\n5,\u{e9}";
@@ -554,8 +556,8 @@ mod tests {
         Delimited::new(b',', Lines::new(text, bytes_limit), choice())
     }
 
-    /// The records and flaws of any text, read in one pass, are those of a reader that begins again at each line that a
-    /// pass has come to; lines and quotes over the limit are among them.
+    /// Reading any text in one pass finds the same records and flaws as starting again at each line that the pass
+    /// reaches. The texts include lines and quotes over the limit.
     #[test]
     fn reading_goes_on_as_if_it_began_there() {
         let mut random = SmallRng::seed_from_u64(5);
@@ -590,7 +592,7 @@ mod tests {
         }
     }
 
-    /// Without a key column, the key is file and line; without a header, columns are numbers and the row is an array.
+    /// Without a key column, the key is file and line. Without a header, columns are numbered and the row is an array.
     #[test]
     fn rows_without_names() {
         let choice = Choice { key: vec![], value: None, header: false, delimiter: None, name: b"t.csv".to_vec() };
@@ -599,7 +601,7 @@ mod tests {
         assert_eq!(rows[1], Ok((b"t.csv:000000000002".to_vec(), b"[\"c\",\"d\"]".to_vec())));
     }
 
-    /// In each file that the `csv` crate takes for well-formed, it finds the same fields.
+    /// In each file that the `csv` crate considers well-formed, it finds the same fields.
     #[test]
     fn agrees_with_the_csv_crate() {
         let mut random = SmallRng::seed_from_u64(11);

@@ -1,4 +1,4 @@
-//! Values that are rows of several fields, as `load` stores them: JSON objects, and arrays where there was no header.
+//! Values that consist of fields, as `load` stores whole rows: JSON objects, or arrays if there was no header.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,14 +13,14 @@ use serde_json::value::RawValue;
 use super::Sink;
 use super::delimited::write_record;
 
-/// The fields of a JSON object in their order, or the elements of an array, which have no names.
+/// The fields of a JSON object in order, or the elements of an array, which have no names.
 #[derive(Debug, Default)]
 pub(super) struct Fields<'v> {
     names: Vec<Cow<'v, str>>,
     values: Vec<&'v RawValue>,
 }
 
-/// A name of a field: borrowed from the JSON where it has no escapes.
+/// The name of a field, borrowed from the JSON if it has no escapes.
 #[derive(Deserialize)]
 struct Name<'v>(#[serde(borrow)] Cow<'v, str>);
 
@@ -64,7 +64,7 @@ impl<'v> Fields<'v> {
         serde_json::from_slice(value).map_err(|_| invalid("its value is no JSON object".to_owned()))
     }
 
-    /// The fields of a value that must be an object.
+    /// Returns the fields of a value that must be an object.
     pub(super) fn of_object(value: &'v [u8]) -> io::Result<Fields<'v>> {
         let fields = Fields::of(value)?;
         match fields.is_array() && !fields.values.is_empty() {
@@ -73,7 +73,7 @@ impl<'v> Fields<'v> {
         }
     }
 
-    /// Removes the names that the fields have.
+    /// Removes the names of these fields from `missing`.
     pub(super) fn strike_from(&self, missing: &mut Vec<String>) {
         if !missing.is_empty() {
             missing.retain(|name| !self.names.iter().any(|known| known == name));
@@ -84,7 +84,7 @@ impl<'v> Fields<'v> {
         self.names.is_empty()
     }
 
-    /// The field of a name; an error if two have it.
+    /// Returns the field with this name. Fails if two fields have it.
     pub(super) fn get(&self, name: &str) -> io::Result<Option<&'v RawValue>> {
         let mut found = self.names.iter().zip(&self.values).filter(|(known, _)| *known == name);
         match (found.next(), found.next()) {
@@ -100,7 +100,7 @@ struct Base64 {
     base64: String,
 }
 
-/// The bytes that a field stands for.
+/// Returns the bytes that a field stands for.
 pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
     let text = field.get();
     match text.as_bytes()[0] {
@@ -109,11 +109,11 @@ pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
             .and_then(|base64| STANDARD.decode(base64.base64).map_err(serde::de::Error::custom)),
         _ => Ok(text.as_bytes().to_vec()),
     }
-    // An object that is not base64 is itself; a string always parses, unless it names half a surrogate pair.
+    // An object that is not base64 stands for itself. A string always parses, unless it contains half a surrogate pair.
     .unwrap_or_else(|_| text.as_bytes().to_vec())
 }
 
-/// A field as a cell of CSV; `null` is empty.
+/// Returns a field as a cell of CSV. `null` becomes empty.
 fn cell(field: &RawValue) -> Vec<u8> {
     if field.get() == "null" { Vec::new() } else { field_bytes(field) }
 }
@@ -130,11 +130,11 @@ pub(super) struct FieldsSink<W> {
 
 #[derive(Debug)]
 enum Columns {
-    /// The fields that were asked for; others are left out.
+    /// The requested fields; others are left out.
     Chosen(Vec<String>),
-    /// The fields of the first value: no other may have one beside them.
+    /// The fields of the first value. No other value may have additional fields.
     OfFirst(Vec<String>),
-    /// The elements of arrays, so many a row.
+    /// The elements of arrays, with this number in each row.
     Unnamed(usize),
 }
 
@@ -157,7 +157,7 @@ impl<W: Write> FieldsSink<W> {
         })
     }
 
-    /// The columns that the first value has; its names are the first line.
+    /// Takes the columns from the first value, and writes their names as the first line.
     fn settle(&mut self, first: &Fields<'_>) -> io::Result<Columns> {
         if first.values.is_empty() {
             return Err(invalid("its value has no fields, and a line has one at least".to_owned()));
@@ -187,7 +187,7 @@ impl<W: Write> Sink for FieldsSink<W> {
             Columns::Unnamed(count) => {
                 return Err(invalid(format!("its value is not an array of {count} elements, as the first one is")));
             }
-            // The commonest case.
+            // The most common case.
             Columns::OfFirst(names) if *names == fields.names => {
                 fields.values.iter().map(|field| cell(field)).collect()
             }

@@ -1,8 +1,8 @@
 //! JSON Lines: one JSON value a line.
 //!
-//! A field that becomes a key or a value is stored as its text where it is a string, as the bytes it stands for where
-//! it is `{"base64": "…"}`, and as the JSON it was written in otherwise. So what `dump` writes, `load --key key --value
-//! value` reads back, whatever the bytes.
+//! A field that becomes a key or a value is stored as its text if it is a string, as the decoded bytes if it is
+//! `{"base64": "…"}`, and otherwise as the JSON text of the field. So `load --key key --value value` restores what
+//! `dump` writes, whatever the bytes.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
@@ -15,7 +15,7 @@ use super::{Choice, Flaw, Layout, Next, Place, Row, Sink, Source, line_key};
 use crate::streamed::{self, Stream};
 use crate::text::{JsonBytes, JsonRow};
 
-/// Rows of JSON Lines.
+/// Reads rows of JSON Lines.
 #[derive(Debug)]
 pub(super) struct JsonLines<R> {
     lines: Lines<R>,
@@ -70,14 +70,15 @@ fn parse(text: &[u8], choice: &Choice, row: &mut Row) -> Result<(), (u64, String
     Ok(())
 }
 
-/// The column and text of serde_json's error, without the position that it appends: ours has the file's line.
+/// Returns the column and the text of serde_json's error. The position at the end of the text is removed, because our
+/// message has the file's line.
 fn reason(error: &serde_json::Error) -> (u64, String) {
     let text = error.to_string();
     let what = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
     ((error.column() as u64).max(1), what.to_owned())
 }
 
-/// Writes `{"key": …, "value": …}` lines, values as they are, or some fields of theirs.
+/// Writes `{"key": …, "value": …}` lines, or the values alone, or some of their fields.
 #[derive(Debug)]
 pub(super) struct JsonLinesSink<W> {
     layout: Layout,
@@ -112,12 +113,14 @@ fn write_value(output: &mut impl Write, value: &[u8]) -> io::Result<()> {
     }
 }
 
-/// JSON goes out as it is, without line breaks: between its parts they are but white space.
+/// Writes JSON as it is, but without line breaks: outside of strings they are only white space, and inside they can't
+/// occur.
 fn write_json(output: &mut impl Write, json: &RawValue) -> io::Result<()> {
     json.get().split(['\n', '\r']).try_for_each(|part| output.write_all(part.as_bytes()))
 }
 
-/// Writes a line whose value is read in pieces, more than once: its first bytes don't tell how it is written.
+/// Writes a line whose value is read in pieces, more than once, because its first bytes do not decide how it is
+/// written.
 fn write_line_streamed(output: &mut impl Write, layout: &Layout, key: &[u8], value: &mut dyn Stream) -> io::Result<()> {
     match layout {
         Layout::Rows => {
@@ -201,7 +204,7 @@ mod tests {
         parse(text.as_bytes(), choice, &mut row).map(|()| (row.key, row.value))
     }
 
-    /// Strings, base64 and other JSON each become the bytes they stand for.
+    /// Strings, base64 and other JSON become the bytes that they stand for.
     #[test]
     fn fields_become_bytes() {
         let text = r#"{"a":"x\n","b":{"base64":"//4="},"c":12.50,"d":{"e":1}}"#;
@@ -210,7 +213,7 @@ mod tests {
         assert_eq!(row(text, &choice(&["c"], None)), Ok((b"12.50".to_vec(), text.as_bytes().to_vec())));
     }
 
-    /// A line that is no JSON, no object or lacks the field is refused, with the column.
+    /// A line that is not JSON, is not an object or lacks the field is refused, with the column.
     #[test]
     fn malformed_lines_have_a_column() {
         assert_eq!(row("{\"a\":1,}", &choice(&["a"], None)).unwrap_err().0, 8);

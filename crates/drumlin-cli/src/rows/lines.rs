@@ -1,4 +1,4 @@
-//! Physical lines of a text file, with their numbers, and the limit to their length.
+//! Physical lines of a text file with their numbers, and the limit on their length.
 
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 
@@ -6,23 +6,23 @@ use memchr::memchr;
 
 use super::{Flaw, Place, RowTooLong};
 
-/// A line longer than this, or a row of several, is no text: without a limit, a binary file given by mistake would fill
-/// the memory. No longer row is written either.
+/// The maximum length of a line, or of a row of several lines. Without a limit, a binary file given by mistake would
+/// fill the memory. The limit also applies to rows that are written.
 pub(super) const LINE_BYTES_LIMIT: u64 = 256 << 20;
 
-/// Reads line by line.
+/// Reads a file line by line.
 #[derive(Debug)]
 pub(super) struct Lines<R> {
     input: R,
-    /// The number of the line last read, from 1.
+    /// The number of the line read last, starting at 1.
     number: u64,
     line: Vec<u8>,
     bytes_limit: u64,
-    /// The line last read goes on: it was too long.
+    /// The line read last was too long, and its rest has not been read.
     is_cut: bool,
-    /// From the offset on, lines to be read again: the content of a quote, in which a quote stands for two.
+    /// Lines to read again, from the offset on: the content of a quote, in which one quote stands for two.
     again: (Vec<u8>, usize),
-    /// The line to be read after these.
+    /// The line to read after these.
     held: Option<Vec<u8>>,
 }
 
@@ -31,7 +31,7 @@ impl<R: BufRead> Lines<R> {
         Lines { input, number: 0, line: Vec::new(), bytes_limit, is_cut: false, again: (Vec::new(), 0), held: None }
     }
 
-    /// The number of the line last read.
+    /// Returns the number of the line read last.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
@@ -40,7 +40,7 @@ impl<R: BufRead> Lines<R> {
         self.bytes_limit
     }
 
-    /// The next line with its number, from 1, and its end; `None` behind the last.
+    /// Returns the next line including its line ending, with its number, or `None` after the last one.
     pub(super) fn next(&mut self) -> Result<Option<(u64, &[u8])>, Flaw> {
         if !self.take_again() {
             while std::mem::take(&mut self.is_cut) {
@@ -67,7 +67,7 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// Goes back to the line after `number`. The lines from there on are the content of one quote: `record` from an
-    /// offset on, and then, if `hold_last`, the line last read.
+    /// offset on, and then, if `hold_last`, the line read last.
     pub(super) fn go_back(&mut self, number: u64, record: Vec<u8>, from: usize, hold_last: bool) {
         assert!(self.again.0.is_empty() && self.held.is_none(), "no quote opens in lines that are read again");
         self.number = number;
@@ -75,7 +75,7 @@ impl<R: BufRead> Lines<R> {
         self.held = hold_last.then(|| std::mem::take(&mut self.line));
     }
 
-    /// Takes the next of the lines that are to be read again; `false` if there are none.
+    /// Takes the next of the lines to read again. Returns `false` if there is none.
     fn take_again(&mut self) -> bool {
         let (again, from) = &mut self.again;
         let rest = &again[*from..];
@@ -95,13 +95,13 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// Returns `true` if data may take more than the limit as text; a sink then measures the row before it writes it. The
-/// longest escape of a byte has six (`\u0000`), and a row adds some bytes of its own.
+/// Returns `true` if data may exceed the limit as text. A sink then measures the row before it writes it. The longest
+/// escape of a byte has six bytes (`\u0000`), and a row adds a few bytes.
 pub(super) fn may_exceed(bytes_limit: u64, data_bytes: u64) -> bool {
     data_bytes > bytes_limit / 8
 }
 
-/// Takes the bytes of one row, up to a limit.
+/// Counts the bytes of one row, and fails above a limit.
 #[derive(Debug)]
 pub(super) struct Measure {
     bytes_limit: u64,
@@ -128,7 +128,7 @@ impl Write for Measure {
     }
 }
 
-/// The line without its end.
+/// Returns the line without its line ending.
 pub(super) fn content(line: &[u8]) -> &[u8] {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     line.strip_suffix(b"\r").unwrap_or(line)

@@ -1,7 +1,7 @@
-//! Rows outside a database: CSV, TSV, JSON Lines and the binary form, read and written.
+//! Rows outside of a database: CSV, TSV, JSON Lines and the binary form, read and written.
 //!
-//! A [`Source`] yields rows one after another and says exactly where something is wrong; after a malformed text line it
-//! goes on with the next. A [`Sink`] writes what the source of the same format reads back.
+//! A [`Source`] yields one row after another and reports the exact place of a flaw. After a malformed text line it
+//! continues with the next line. A [`Sink`] writes rows that the source of the same format can read.
 
 mod binary;
 mod delimited;
@@ -36,7 +36,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// The format that the name of a file says.
+    /// Returns the format that a file's name implies.
     pub(crate) fn of_path(path: &Path) -> Option<Format> {
         match path.extension().and_then(OsStr::to_str)?.to_ascii_lowercase().as_str() {
             "csv" => Some(Format::Csv),
@@ -47,7 +47,7 @@ impl Format {
         }
     }
 
-    /// Like [`of_path`](Self::of_path), of a file that may be compressed: `rows.csv.gz`.
+    /// Returns the format that the name of a possibly compressed file implies, such as `rows.csv.gz`.
     pub(crate) fn of_input(path: &Path) -> Option<Format> {
         match path.extension().and_then(OsStr::to_str)?.to_ascii_lowercase().as_str() {
             "gz" | "gzip" | "zst" | "zstd" => Format::of_path(Path::new(path.file_stem()?)),
@@ -55,48 +55,47 @@ impl Format {
         }
     }
 
-    /// The usual byte between fields.
+    /// Returns the default byte between fields.
     fn delimiter(self) -> u8 {
         if self == Format::Tsv { b'\t' } else { b',' }
     }
 }
 
-/// The fields that become key and value where the rows are text.
+/// The fields that become key and value if the rows are text.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
-    /// The columns or fields that make the key, joined by a zero byte; none for [`line_key`].
+    /// The columns or fields that form the key, joined by a zero byte. If empty, the key is a [`line_key`].
     pub(crate) key: Vec<String>,
-    /// The column or field that makes the value; none for the whole row.
+    /// The column or field that becomes the value, or `None` for the whole row.
     pub(crate) value: Option<String>,
-    /// The first line of CSV and TSV names the columns.
+    /// `true` if the first line of CSV and TSV names the columns.
     pub(crate) header: bool,
-    /// The byte between the fields of CSV and TSV, if it is not the usual one.
+    /// The byte between the fields of CSV and TSV, if it is not the default.
     pub(crate) delimiter: Option<u8>,
     /// The name of the source, for keys made of line numbers.
     pub(crate) name: Vec<u8>,
 }
 
-/// The key of a row that has none of its own: its file and line, so that keys sort as the lines do and those of several
-/// files don't meet.
+/// Returns the key of a row that has none of its own: its file and line. So keys sort like the lines, and keys of
+/// different files differ.
 fn line_key(name: &[u8], line: u64) -> Vec<u8> {
     [name, format!(":{line:012}").as_bytes()].concat()
 }
 
-/// One row.
 #[derive(Default, Debug)]
 pub(crate) struct Row {
     pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
-    /// The position of its key in the file, or of the row where the key is made of the line's number.
+    /// The position in the file of the row's key, or of the row if its key is made of the line's number.
     pub(crate) place: Place,
 }
 
-/// The contents of a source, in counts.
+/// The result of reading the next row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
     /// The row is complete.
     Row,
-    /// The key is there; the value is too large to hold and comes from [`Source::value`].
+    /// The key is complete. The value is too large for memory and comes from [`Source::value`].
     Streamed,
     /// There are no more rows.
     End,
@@ -105,7 +104,7 @@ pub(crate) enum Next {
 /// A position in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
-    /// Both count from 1; columns count bytes.
+    /// A line and a column, both starting at 1. Columns count bytes.
     Line { line: u64, column: u64 },
     /// An offset in a binary file.
     Byte(u64),
@@ -118,7 +117,7 @@ impl Default for Place {
 }
 
 impl fmt::Display for Place {
-    /// Begins with the colon that sets it off from the file's name.
+    /// Formats the position with the colon that separates it from the file's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Line { line, column } => write!(f, ":{line}:{column}"),
@@ -127,14 +126,14 @@ impl fmt::Display for Place {
     }
 }
 
-/// A fault of a source.
+/// A flaw in a source.
 #[derive(Debug)]
 pub(crate) enum Flaw {
-    /// One row is malformed; the next call goes on behind it.
+    /// One row is malformed. The next call continues after it.
     Row { place: Place, what: String },
-    /// Nothing behind this place can be trusted.
+    /// Nothing after this place can be trusted.
     Rest { place: Place, what: String },
-    /// The first line does not say which column is what.
+    /// The first line does not define the columns.
     Header { place: Place, what: String, hint: Option<String> },
     /// The operating system failed.
     Io(io::Error),
@@ -146,23 +145,23 @@ impl From<io::Error> for Flaw {
     }
 }
 
-/// Rows from a file.
+/// A reader of rows.
 pub(crate) trait Source {
-    /// Fills `row` with the next one.
+    /// Reads the next row into `row`.
     fn next(&mut self, row: &mut Row) -> Result<Next, Flaw>;
 
-    /// The value of the row just answered with [`Next::Streamed`], to be read to its end.
+    /// Returns the value of the row that was just returned as [`Next::Streamed`]. It must be read to its end.
     fn value(&mut self) -> &mut dyn Read {
         unreachable!("only a source that answers `Streamed` has a value to stream")
     }
 
-    /// A remark on what was read so far, for a person; each is told once.
+    /// Returns a remark on what was read so far, for people. Each remark is returned once.
     fn remark(&mut self) -> Option<String> {
         None
     }
 }
 
-/// Opens rows of a format.
+/// Creates a reader of rows of a format.
 pub(crate) fn source<'a>(format: Format, input: impl BufRead + 'a, choice: Choice) -> Box<dyn Source + 'a> {
     source_within(LINE_BYTES_LIMIT, format, input, choice)
 }
@@ -183,10 +182,10 @@ fn source_within<'a>(
     }
 }
 
-/// Rows to a file.
+/// A writer of rows.
 pub(crate) trait Sink {
-    /// Writes one row. `InvalidData` if the value is not one that the layout can show, or by [`RowTooLong`]; then
-    /// nothing of the row is written.
+    /// Writes one row. Fails with `InvalidData` if the layout can't show the value, or with [`RowTooLong`]; nothing of
+    /// the row is then written.
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()>;
     /// Writes one row whose value is read in pieces, unless the layout needs it whole. Otherwise like
     /// [`write`](Self::write).
@@ -197,20 +196,20 @@ pub(crate) trait Sink {
     }
     /// Writes what follows the last row.
     fn finish(&mut self) -> io::Result<()>;
-    /// The fields that were asked for and that no row has had.
+    /// Returns the requested fields that no row has had.
     fn missing_fields(&self) -> &[String] {
         &[]
     }
 }
 
-/// A row that is longer as text than a line may be.
+/// The error for a row that is longer as text than a line may be.
 #[derive(Debug)]
 pub(crate) struct RowTooLong {
     bytes_limit: u64,
 }
 
 impl RowTooLong {
-    /// Returns `true` if a sink has failed by one.
+    /// Returns `true` if this is the error of a sink.
     pub(crate) fn is_reason(error: &io::Error) -> bool {
         error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<RowTooLong>)
     }
@@ -233,14 +232,14 @@ impl std::error::Error for RowTooLong {}
 pub(crate) enum Layout {
     /// The key and the value.
     Rows,
-    /// The values alone, as they were loaded: in CSV and TSV their fields, which those of the first value name.
+    /// The values alone, as they were loaded: in CSV and TSV their fields, with columns named by the first value.
     Values,
     /// These fields of the values.
     Fields(Vec<String>),
 }
 
-/// Begins rows of a format. CSV and TSV have another byte than the usual one between fields if `delimiter` is given;
-/// the binary form has keys and values always.
+/// Creates a writer of rows of a format. `delimiter` replaces the default byte between fields of CSV and TSV. The
+/// binary form always has keys and values.
 pub(crate) fn sink<'a>(
     format: Format,
     delimiter: Option<u8>,
@@ -305,7 +304,7 @@ mod tests {
         }
     }
 
-    /// A line of cells of characters that have a meaning in some format; many are empty.
+    /// Returns a line of cells with characters that have a meaning in some format. Many cells are empty.
     fn cells(random: &mut impl Rng, count: usize) -> Vec<String> {
         const PARTS: [&str; 12] = ["a", ",", "\t", "\"", "\n", "\r", "\\", "\u{feff}", "\u{e9}", "{", "\0", "null"];
         let mut cell = || {
@@ -315,8 +314,8 @@ mod tests {
         (0..count).map(|_| cell()).collect()
     }
 
-    /// Tables that were loaded and dumped as values are loaded again as they were, whatever their cells and the names
-    /// of their columns.
+    /// Tables that were loaded and dumped as values can be loaded again unchanged, whatever their cells and column
+    /// names.
     #[test]
     fn tables_round_trip_as_values() {
         let mut random = SmallRng::seed_from_u64(3);
@@ -348,8 +347,8 @@ mod tests {
         }
     }
 
-    /// Each row that a text form writes is read back, and one that is longer than a line may be is refused before
-    /// a byte of it is written, in one line or several, with escapes and without.
+    /// Each row that a text form writes can be read. A row that is longer than a line may be is refused before a byte
+    /// of it is written, in one line or several, with escapes and without.
     #[test]
     fn rows_that_are_too_long_are_not_written() {
         const BYTES_LIMIT: u64 = 300;
@@ -389,7 +388,7 @@ mod tests {
         assert!(written > 500 && refused > 500, "{written} written, {refused} refused");
     }
 
-    /// Whatever the bytes, every format gives back what was written.
+    /// Whatever the bytes, reading a format returns what was written.
     #[test]
     fn every_format_round_trips_any_bytes() {
         let mut random = SmallRng::seed_from_u64(7);
@@ -406,7 +405,7 @@ mod tests {
                 rows.iter().for_each(|(key, value)| sink.write(key, value).unwrap());
                 sink.finish().unwrap();
                 drop(sink);
-                // In pieces, the same bytes.
+                // Writing in pieces produces the same bytes.
                 let mut again = Vec::new();
                 let mut sink = super::sink(format, None, Layout::Rows, &mut again).unwrap();
                 for (key, value) in &rows {

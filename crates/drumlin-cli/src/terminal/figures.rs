@@ -1,8 +1,8 @@
-//! Sizes, counts, rates and times as people read them, and sizes as they type them.
+//! Formats sizes, counts, rates and times for people, and parses sizes that they type.
 
 use std::time::Duration;
 
-/// `1,234,567`
+/// Formats a count like `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -15,7 +15,7 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
-/// A rate or another computed number: whole and grouped where large, with three significant digits where small.
+/// Formats a rate or another computed number: large ones whole and grouped, small ones with three significant digits.
 pub(crate) fn rate(number: f64) -> String {
     match number {
         number if number >= 100.0 => count(number.round() as u64),
@@ -25,7 +25,7 @@ pub(crate) fn rate(number: f64) -> String {
     }
 }
 
-/// `17 bytes`, `4.10 kB`, `1.39 GB`: decimal units, three significant digits.
+/// Formats bytes like `17 bytes`, `4.10 kB` or `1.39 GB`: decimal units, three significant digits.
 pub(crate) fn bytes(number: u64) -> String {
     const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
     if number < 1000 {
@@ -40,7 +40,7 @@ pub(crate) fn bytes(number: u64) -> String {
     format!("{} {}", three_digits(value), UNITS[unit])
 }
 
-/// A memory budget as it was set: in binary units where it is whole in them.
+/// Formats a memory budget as it was set, in binary units if it is a whole number of them.
 pub(crate) fn budget(number: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB")] {
         if number > 0 && number.trailing_zeros() >= shift {
@@ -50,7 +50,8 @@ pub(crate) fn budget(number: u64) -> String {
     bytes(number)
 }
 
-/// `37.0 us`, `4.20 ms`, `1.53 s`, three significant digits; `2 min 5 s` from 100 seconds on.
+/// Formats a duration like `37.0 us`, `4.20 ms` or `1.53 s`, with three significant digits, and from 100 seconds on
+/// like `2 min 5 s`.
 pub(crate) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {
@@ -61,19 +62,19 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
-/// A number below a thousand.
+/// Formats a number below a thousand with three digits.
 fn three_digits(number: f64) -> String {
     let digits = if number >= 99.95 { 0 } else { usize::from(number < 9.995) + 1 };
     format!("{number:.digits$}")
 }
 
-/// `1 row`, `2 rows`
+/// Formats a count with its noun, like `1 row` or `2 rows`.
 pub(crate) fn plural(number: u64, noun: &str) -> String {
     format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
-/// A size as typed: `4096`, `64MiB`, `64M`, `1g`, `10MB`. Single letters are binary, as `--memory 64M` means
-/// everywhere.
+/// Parses a size: `4096`, `64MiB`, `64M`, `1g`, `10MB`. Single letters are binary units, as in `--memory 64M` of other
+/// programs.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let at = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
     let number: u64 = text[..at].parse().map_err(|_| "a size is a number and a unit, as 64MiB".to_owned())?;
@@ -92,7 +93,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
 }
 
-/// Text cut to a number of columns, with an ellipsis where something is missing.
+/// Cuts text to a number of columns, with an ellipsis for the missing part.
 pub(crate) fn clip(text: &str, columns: usize) -> String {
     if text.chars().count() <= columns {
         return text.to_owned();
@@ -100,7 +101,8 @@ pub(crate) fn clip(text: &str, columns: usize) -> String {
     text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// A path cut to a number of columns; its end says more than its beginning. Where it can, it begins with a whole name.
+/// Cuts a path to a number of columns and keeps its end, which says more than its beginning. If possible, it begins
+/// with a whole name.
 pub(crate) fn clip_start(text: &str, columns: usize) -> String {
     let length = text.chars().count();
     if length <= columns {
@@ -115,7 +117,7 @@ pub(crate) fn clip_start(text: &str, columns: usize) -> String {
 mod tests {
     use super::*;
 
-    /// Every size keeps three significant digits and moves to the next unit before it shows four.
+    /// Every size keeps three significant digits and changes to the next unit before it would show four.
     #[test]
     fn bytes_have_three_digits() {
         for (number, text) in [
@@ -133,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Sizes are typed in binary and decimal units; nonsense is refused.
+    /// Sizes can be typed in binary and decimal units. Invalid sizes are refused.
     #[test]
     fn sizes_parse() {
         assert_eq!(parse_size("64MiB"), Ok(64 << 20));
@@ -145,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Counts are grouped, times have their unit.
+    /// Counts are grouped, and times have their unit.
     #[test]
     fn counts_and_times() {
         assert_eq!(count(0), "0");

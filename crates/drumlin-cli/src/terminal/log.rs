@@ -1,4 +1,4 @@
-//! The warnings of the engine, on stderr.
+//! Prints the warnings of the engine to stderr.
 
 use anstyle::{AnsiColor, Style};
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -8,10 +8,10 @@ use crate::escape::harmless;
 
 struct Stderr;
 
-/// Shows warnings and errors from here on; with `--quiet`, errors only.
+/// Prints warnings and errors from now on; with `--quiet`, only errors.
 pub(crate) fn show(output: Output) {
     let filter = if output.quiet() { LevelFilter::Error } else { LevelFilter::Warn };
-    // Refused only where a logger is set already, which then does the same.
+    // This fails only if a logger is set already, which then does the same.
     if log::set_logger(&Stderr).is_ok() {
         log::set_max_level(filter);
     }

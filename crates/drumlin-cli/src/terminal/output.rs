@@ -1,4 +1,4 @@
-//! stdout: figures for people or as JSON.
+//! Prints figures to stdout, for people or as JSON.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::failure::{Failure, Result};
 
-/// The few styles in use. Written into text as `{bold}…{bold:#}`; removed on the way to anything but a terminal.
+/// The styles in use, written into text as `{bold}…{bold:#}`. They are removed unless the text goes to a terminal.
 pub(crate) mod style {
     use anstyle::{AnsiColor, Style};
 
@@ -18,25 +18,25 @@ pub(crate) mod style {
     pub(crate) const ACCENT: Style = Style::new().bold().fg_color(Some(anstyle::Color::Ansi(AnsiColor::Cyan)));
 }
 
-/// The options of every command: how it prints.
+/// The options that every command has, which control how it prints.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Common {
     /// Print figures and rows as JSON, one object a line
     #[arg(long, global = true, help_heading = "Everywhere")]
     json: bool,
-    /// No progress on stderr
+    /// Show no progress on stderr
     #[arg(long, short, global = true, help_heading = "Everywhere")]
     quiet: bool,
 }
 
 impl Common {
-    /// Returns `true` if figures are wanted as JSON.
+    /// Returns `true` if figures should be printed as JSON.
     pub(crate) fn json(&self) -> bool {
         self.json
     }
 }
 
-/// The stream to which a command prints its answer.
+/// The way in which a command prints its answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,
@@ -48,22 +48,22 @@ impl Output {
         Output { json: common.json, quiet: common.quiet }
     }
 
-    /// Returns `true` if figures are wanted as JSON.
+    /// Returns `true` if figures should be printed as JSON.
     pub(crate) fn json(&self) -> bool {
         self.json
     }
 
-    /// Returns `true` if progress is unwanted.
+    /// Returns `true` if no progress should be shown.
     pub(crate) fn quiet(&self) -> bool {
         self.quiet
     }
 
-    /// Returns `true` if a person sees stdout.
+    /// Returns `true` if stdout is a terminal.
     pub(crate) fn is_terminal() -> bool {
         io::stdout().is_terminal()
     }
 
-    /// Columns a row may take: the terminal's, or no limit.
+    /// Returns the columns that a row may take: those of the terminal, or `None` for no limit.
     pub(crate) fn columns() -> Option<usize> {
         let stdout = io::stdout();
         if !stdout.is_terminal() {
@@ -77,20 +77,20 @@ impl Output {
         if self.json { self.print_json(figures) } else { self.print_text(&text()) }
     }
 
-    /// One line of JSON.
+    /// Prints one line of JSON.
     pub(crate) fn print_json<T: Serialize>(&self, figures: &T) -> Result<()> {
         let line = serde_json::to_string(figures).expect("figures have string keys");
         let mut stdout = io::stdout().lock();
         writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::stdout(&error))
     }
 
-    /// One or more lines of text, with styles.
+    /// Prints one or more lines of text with styles.
     pub(crate) fn print_text(&self, text: &str) -> Result<()> {
         let mut stdout = anstream::stdout().lock();
         writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(|error| Failure::stdout(&error))
     }
 
-    /// A remark that is not the answer: to stderr, so that pipes stay clean.
+    /// Prints a remark that is not part of the answer to stderr, so that pipes get the answer alone.
     pub(crate) fn remark(&self, text: &str) {
         if !self.quiet {
             anstream::eprintln!("{text}");

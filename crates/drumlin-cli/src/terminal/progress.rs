@@ -1,4 +1,4 @@
-//! Progress on stderr; silent where stderr is no terminal, or with `--quiet`.
+//! Progress on stderr. It is not shown if stderr is not a terminal, or with `--quiet`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressFinish, 
 use super::Output;
 use super::figures;
 
-/// A line on stderr that shows how far a command is.
+/// A line on stderr that shows how far a command has come.
 #[derive(Clone, Debug)]
 pub(crate) struct Progress(ProgressBar);
 
@@ -22,7 +22,7 @@ impl Progress {
         Progress::new(output, what, Some(total), "{msg:13} {bar:28.cyan/dim} {human_pos} of {human_len}  {eta}")
     }
 
-    /// Counts milliseconds of work towards what is planned; [`say`](Progress::say) tells what is being done.
+    /// Counts milliseconds of work towards the planned time. [`say`](Progress::say) shows the current work.
     pub(crate) fn work(output: Output, planned_ms: u64) -> Progress {
         Progress::new(
             output,
@@ -32,24 +32,24 @@ impl Progress {
         )
     }
 
-    /// Counts things towards no known total.
+    /// Counts things without a known total.
     pub(crate) fn counter(output: Output, what: &'static str) -> Progress {
         Progress::new(output, what, None, "{spinner:.cyan} {msg} {human_pos}")
     }
 
-    /// Shows that something is being done.
+    /// Shows that the command is working.
     pub(crate) fn spinner(output: Output, what: &'static str) -> Progress {
         Progress::new(output, what, None, "{spinner:.cyan} {msg}")
     }
 
-    /// Shows nothing but remarks.
+    /// Shows only remarks.
     pub(crate) fn none() -> Progress {
         Progress(ProgressBar::hidden())
     }
 
     fn new(output: Output, what: &'static str, total: Option<u64>, template: &str) -> Progress {
         let target = if output.quiet() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
-        // A command that fails takes its progress away too, before its error is printed.
+        // Clear the progress even if the command fails, before its error is printed.
         let bar = ProgressBar::with_draw_target(total, target).with_finish(ProgressFinish::AndClear);
         let style = ProgressStyle::with_template(template)
             .expect("a valid template")
@@ -79,28 +79,28 @@ impl Progress {
         self.0.set_length(total);
     }
 
-    /// Says what is being done.
+    /// Shows the current work.
     pub(crate) fn say(&self, what: &str) {
         self.0.set_message(what.to_owned());
     }
 
-    /// Says how much time is left.
+    /// Shows how much time is left.
     pub(crate) fn say_left(&self, left: Duration) {
         self.0.set_prefix(format!("{:#}", HumanDuration(Duration::from_secs(left.as_secs()))));
     }
 
-    /// Prints a line above the progress.
+    /// Prints a line above the progress line.
     pub(crate) fn remark(&self, text: &str) {
         self.0.suspend(|| anstream::eprintln!("{text}"));
     }
 
-    /// Takes the line away.
+    /// Clears the progress line.
     pub(crate) fn finish(&self) {
         self.0.finish_and_clear();
     }
 }
 
 fn write_bytes(f: &mut dyn std::fmt::Write, number: u64) {
-    // A formatter that fails has nowhere to say so.
+    // If the formatter fails, the error can't be reported.
     let _ = f.write_str(&figures::bytes(number));
 }

@@ -2,7 +2,7 @@
 
 use crate::support::Bench;
 
-/// All rows, those of a prefix and those of a range are counted, as text and as JSON, in any keyspace.
+/// All rows, those with a prefix and those in a range are counted, as text and as JSON, in any keyspace.
 #[test]
 fn rows_are_counted() {
     let bench = Bench::new();
@@ -20,7 +20,7 @@ fn rows_are_counted() {
     bench.fails(3, &["count", "db", "-k", "missing"]);
 }
 
-/// The next count reads next to nothing, whichever command counted before.
+/// The next count reads next to nothing, whichever command counted first.
 #[test]
 fn counts_are_kept() {
     for count in [&["count", "db"][..], &["scan", "db", "--count"], &["keyspaces", "db", "--count"]] {
@@ -28,7 +28,7 @@ fn counts_are_kept() {
         let rows: String = (0..100_000).map(|row: u64| format!("{row:08}\t{:0>60}\n", row * 7919)).collect();
         let load = ["load", "db", "-", "--format", "tsv", "--no-header", "--key", "1", "--value", "2"];
         bench.ok_with(&load, rows.as_bytes());
-        // Its row was counted by no load.
+        // No load has counted this row.
         bench.ok(&["put", "db", "more", "1"]);
         let reads = || {
             let config = drumlin::Config::new().memory(16 << 20).read_only(true);
@@ -41,7 +41,7 @@ fn counts_are_kept() {
     }
 }
 
-/// A count that may not write counts all the same, and says what it cost and why that is not kept.
+/// A count that can't write succeeds, and says how much it read and why the counts are not kept.
 #[test]
 fn a_count_that_is_not_kept_says_so() {
     let bench = Bench::new();

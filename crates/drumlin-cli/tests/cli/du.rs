@@ -1,4 +1,4 @@
-//! Sizes and numbers of files below directories.
+//! The sizes and numbers of files below directories.
 
 use serde_json::{Value, json};
 
@@ -31,8 +31,8 @@ fn line(path: &str, files: u64, bytes: u64) -> Value {
     json!({ "path": path, "files": files, "bytes": bytes })
 }
 
-/// Each directory has a line with all that lies below it, the largest first, the total last, down to the depth; names
-/// that sort between a directory and what lies in it are told apart from it.
+/// Each directory down to the depth has a line with everything below it, the largest first and the total last. Names
+/// that sort between a directory and its content are not counted in it.
 #[test]
 fn directories_are_summed() {
     let bench = tree();
@@ -48,7 +48,7 @@ fn directories_are_summed() {
     assert_eq!(lines(&bench, &["nothing"]), [line("nothing", 0, 0)]);
 }
 
-/// A prefix that is no directory means all paths that begin with it; a path of a file means that file.
+/// A prefix that is not a directory means all paths that begin with it. The path of a file means that file.
 #[test]
 fn prefixes_are_summed() {
     let bench = tree();
@@ -58,7 +58,7 @@ fn prefixes_are_summed() {
     assert_eq!(lines(&bench, &["six"]), [line("six", 1, 600)]);
 }
 
-/// People get sizes with units and aligned numbers.
+/// The text form has sizes with units and aligned numbers.
 #[test]
 fn people_get_units() {
     let bench = tree();
@@ -79,7 +79,7 @@ fn sums_follow_the_tree() {
     assert_eq!(lines(&bench, &["a"]), [line("a", 2, 3000)]);
 }
 
-/// A path that is not there, and a database without a tree, are not found; a row that `index` did not write is told of.
+/// A missing path, and a database without a tree, are not found. A row that `index` did not write is reported.
 #[test]
 fn what_is_missing_has_a_code() {
     let bench = tree();

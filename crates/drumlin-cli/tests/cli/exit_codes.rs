@@ -1,8 +1,8 @@
-//! Exit codes are a promise.
+//! The exit codes, which are a stable interface.
 
 use crate::support::Bench;
 
-/// Success, usage, and what is not there each have their code and say what to do.
+/// Success, usage errors and missing things each have their code, and the message says what to do.
 #[test]
 fn codes_tell_what_happened() {
     let bench = Bench::new();
@@ -29,7 +29,7 @@ fn codes_tell_what_happened() {
     assert!(bench.fails(3, &["rm", "db", "missing"]).contains("nothing was removed"));
 }
 
-/// A folder or file that is something else is named as such, and not touched.
+/// A folder or file that is not a database is reported as such and not changed.
 #[test]
 fn not_a_database() {
     let bench = Bench::new();
@@ -42,7 +42,7 @@ fn not_a_database() {
     assert_eq!(std::fs::read_dir(bench.path().join("folder")).unwrap().count(), 1);
 }
 
-/// A budget that is too small says which would do.
+/// If a budget is too small, the error says how much is needed.
 #[test]
 fn budgets_have_a_minimum() {
     let bench = Bench::new();
@@ -50,7 +50,7 @@ fn budgets_have_a_minimum() {
     assert!(message.contains("at least") && message.contains("--memory"), "{message}");
 }
 
-/// A key over the limit is bad input, with the limit.
+/// A key over the limit is bad input, and the message names the limit.
 #[test]
 fn keys_have_a_limit() {
     let bench = Bench::new();
@@ -58,11 +58,11 @@ fn keys_have_a_limit() {
     assert!(message.contains("70000") && message.contains("up to"), "{message}");
 }
 
-/// A damaged data file is found by `check`, which says so with its own code.
+/// `check` detects a damaged data file and reports it with its own code.
 #[test]
 fn damage_has_a_code() {
     let bench = Bench::new();
-    // In batches: pages and log fill the file from its start.
+    // Load in batches, so that pages and log fill the file from its start.
     let load = ["load", "db", "-", "--format", "tsv", "--key", "k", "--batch", "1000"];
     bench.ok_with(&load, rows(3000).as_bytes());
     bench.ok(&["checkpoint", "db"]);
@@ -71,7 +71,7 @@ fn damage_has_a_code() {
     let largest = files.filter(|item| item.path().is_file()).max_by_key(|item| item.metadata().unwrap().len());
     let largest = largest.expect("a data file").path();
     let mut bytes = std::fs::read(&largest).unwrap();
-    // Every block of the second half of what is used.
+    // Change every block in the second half of the used part.
     let used = bytes.iter().rposition(|&byte| byte != 0).unwrap();
     (used / 2..used).step_by(997).for_each(|at| bytes[at] ^= 0x55);
     std::fs::write(&largest, bytes).unwrap();
@@ -81,8 +81,8 @@ fn damage_has_a_code() {
     assert!(text.lines().count() < 50, "{text}");
 }
 
-/// A dump that passes over damage writes all rows that can be read, names each gap by the keys beside it, and says so
-/// with its code; `check` tells the keys, as text and as JSON.
+/// A dump that skips damage writes all rows that can be read, names each gap by its neighbouring keys, and returns the
+/// code for damage. `check` reports the keys, as text and as JSON.
 #[test]
 fn rows_around_damage_are_saved() {
     let bench = Bench::new();
@@ -97,7 +97,7 @@ fn rows_around_damage_are_saved() {
     let data = bench.path().join("db/data");
     let mut bytes = std::fs::read(&data).unwrap();
     let used = bytes.iter().rposition(|&byte| byte != 0).unwrap();
-    // Leaves and chunks of the large value: what opening needs lies behind them.
+    // Damage leaves and chunks of the large value. The structures that opening needs are after them in the file.
     let starts = [used / 8, used / 4, used / 2];
     starts.iter().for_each(|&at| bytes[at..at + 64].iter_mut().for_each(|byte| *byte ^= 0x55));
     std::fs::write(&data, bytes).unwrap();
@@ -133,8 +133,8 @@ fn rows_around_damage_are_saved() {
     );
 }
 
-/// A database too damaged to be opened is examined by `check`: what is found, what is left, and the same code; no file
-/// changes.
+/// `check` examines a database that is too damaged to be opened: it reports what it found and what remains, and returns
+/// the same code. No file changes.
 #[test]
 fn a_database_that_does_not_open_is_examined() {
     let bench = Bench::new();
@@ -149,7 +149,7 @@ fn a_database_that_does_not_open_is_examined() {
     let contents = || {
         let log = std::fs::read_dir(folder.join("log")).unwrap();
         let files = std::fs::read_dir(&folder).unwrap().chain(log).flatten();
-        // The process that opens is named in the file `lock`.
+        // The file `lock` names the process that opens the database.
         let files = files.filter(|item| item.file_name() != "lock");
         let mut files: Vec<_> = files.map(|item| (item.path(), std::fs::read(item.path()).ok())).collect();
         files.sort();
@@ -163,8 +163,8 @@ fn a_database_that_does_not_open_is_examined() {
     assert!(contents() == before, "a check changed a file");
 }
 
-/// Of a database that does not open because a page table is damaged, `dump --skip-damage` writes the rows that are
-/// left: all of another keyspace. Without the option, the error names it.
+/// If a database does not open because a page table is damaged, `dump --skip-damage` writes the rows that remain, here
+/// all of another keyspace. Without the option, the error names it.
 #[test]
 fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
     let bench = Bench::new();
@@ -174,7 +174,7 @@ fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
     bench.ok_with(&[&["load", "db", "-", "-k", "other"][..], &columns].concat(), rows(50).as_bytes());
     let data = bench.path().join("db/data");
     let mut bytes = std::fs::read(&data).unwrap();
-    // The header of an extent has its keyspace, its number and two lengths; only a chunk of a page table has 8 KiB and
+    // The header of an extent has its keyspace, its number and two lengths. Only a chunk of a page table has 8 KiB and
     // a header of 40 bytes.
     let is_chunk = |at: &usize| {
         bytes[*at..].starts_with(&8232u32.to_le_bytes()) && bytes[at - 12..at - 4] == [1, 0, 0, 0, 2, 0, 0, 0]
@@ -198,7 +198,7 @@ fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
     assert!(answer.stderr.contains("gap between '"), "{}", answer.stderr);
 }
 
-/// With both superblocks gone, the other files tell that it was a database: it is damaged, not something else.
+/// If both superblocks are lost, the other files show that the folder is a damaged database, not something else.
 #[test]
 fn a_database_without_superblocks_is_damaged() {
     let bench = Bench::new();
@@ -213,7 +213,7 @@ fn a_database_without_superblocks_is_damaged() {
     assert!(text.contains("both superblocks") && !text.contains("--skip-damage"), "{text}");
 }
 
-/// An empty prefix or start, as of a variable that is not set, removes nothing.
+/// An empty prefix or start, as from an unset shell variable, removes nothing.
 #[test]
 fn rm_of_everything_has_a_word_of_its_own() {
     let bench = Bench::new();
@@ -225,7 +225,7 @@ fn rm_of_everything_has_a_word_of_its_own() {
     assert_eq!(bench.ok(&["rm", "db", "--all"]), "removed 1 row\n");
 }
 
-/// A hint names no option that the command lacks.
+/// No hint names an option that the command lacks.
 #[test]
 fn hints_fit_the_command() {
     let bench = Bench::new();
@@ -233,7 +233,7 @@ fn hints_fit_the_command() {
     let keys: Vec<String> = (0..1800).map(|key| format!("{key:0>900}")).collect();
     let rows = keys.join("\n");
     bench.ok_with(&["load", "db", "-", "--format", "csv", "--no-header", "--key", "1"], rows.as_bytes());
-    // One transaction, which little memory does not hold.
+    // Remove the keys in one transaction, which is too large for the memory.
     let args: Vec<&str> = keys.iter().map(String::as_str).collect();
     let message = bench.fails(1, &[&["rm", "db", "--memory", "8MiB"][..], &args].concat());
     assert!(message.contains("transaction too large") && message.contains("--memory"), "{message}");

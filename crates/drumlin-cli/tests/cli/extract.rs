@@ -1,4 +1,4 @@
-//! Trees that come back.
+//! Trees that are stored and extracted again.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -16,7 +16,7 @@ use walkdir::WalkDir;
 
 use crate::support::Bench;
 
-/// Each path of a tree with its kind and mode, its time where it has one of its own, and its content.
+/// Each path of a tree with its kind, mode, time if that is stored, and content.
 type Tree = BTreeMap<PathBuf, (u32, i64, i64, Vec<u8>)>;
 
 fn tree(root: &Path) -> Tree {
@@ -40,7 +40,7 @@ fn tree(root: &Path) -> Tree {
     found
 }
 
-/// A tree with all that is easily lost.
+/// Creates a tree with everything that is easily lost.
 fn awkward(bench: &Bench) -> PathBuf {
     let root = bench.path().join("tree");
     let old = UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
@@ -68,7 +68,7 @@ fn awkward(bench: &Bench) -> PathBuf {
     root
 }
 
-/// Contents, kinds, modes, times to the nanosecond and empty directories all come back as they were.
+/// Contents, kinds, modes, times to the nanosecond and empty directories are restored unchanged.
 #[test]
 fn a_tree_comes_back_whole() {
     let bench = Bench::new();
@@ -88,7 +88,7 @@ fn a_tree_comes_back_whole() {
     assert!(again.contains("indexed 0 files") && again.contains("8 unchanged"), "{again}");
 }
 
-/// Files that are in the directory already are kept, and named, unless they are to be replaced.
+/// Existing files are kept and named, unless they are to be replaced.
 #[test]
 fn files_that_are_there_are_kept() {
     let bench = Bench::new();
@@ -106,9 +106,9 @@ fn files_that_are_there_are_kept() {
     assert!(tree(&bench.path().join("out")) == tree(&bench.path().join("tree")));
 }
 
-/// A run that is killed or interrupted at any point is completed by the next: the tree is whole, with all modes and
-/// times, nothing else is there, and the code is 0. So it is after a run that came to its end. A directory that was
-/// there before keeps its mode.
+/// The next run completes one that was killed or interrupted at any point: the tree is whole, with all modes and times
+/// and nothing else in it, and the code is 0. The same is true after a run that completed. A directory that existed
+/// before keeps its mode.
 #[test]
 fn an_interrupted_run_is_completed() {
     let bench = Bench::new();
@@ -132,7 +132,7 @@ fn an_interrupted_run_is_completed() {
             std::thread::yield_now();
         }
         let signal = if part % 2 == 0 { Signal::KILL } else { Signal::INT };
-        // Fails if it has come to its end.
+        // This fails if the process has ended already.
         let _ = kill_process(Pid::from_child(&extract), signal);
         stopped += u32::from(extract.wait().unwrap().code() != Some(0));
         bench.ok(&["extract", "db", "out"]);
@@ -155,7 +155,7 @@ fn an_interrupted_run_is_completed() {
     assert_eq!(fs::metadata(out.join("many/4")).unwrap().mode() & 0o7777, 0o711);
 }
 
-/// A path selects one file, or a directory with all below it, and not what merely begins with its name.
+/// A path selects one file, or a directory with everything below it, but not names that merely begin with it.
 #[test]
 fn a_part_of_a_tree() {
     let bench = Bench::new();
@@ -172,8 +172,8 @@ fn a_part_of_a_tree() {
     assert!(!bench.path().join("none").exists());
 }
 
-/// Rows that no index wrote lead nowhere: not above the directory, not through a link in it, not to content that is
-/// not the one recorded.
+/// Rows that `index` did not write are not extracted outside of the directory, nor through a link in it, nor with
+/// content that differs from the record.
 #[test]
 fn rows_that_no_index_wrote() {
     let bench = Bench::new();
@@ -195,7 +195,8 @@ fn rows_that_no_index_wrote() {
     assert!(bench.fails(2, &["extract", "db", "db/out"]).contains("within the database itself"));
 }
 
-/// Entries without content are counted by their kind and named; one that takes another's place does so in the database.
+/// Entries without content are counted by kind and named. An entry that replaces one of another kind also replaces it
+/// in the database.
 #[test]
 fn special_entries_and_changed_kinds() {
     let bench = Bench::new();
@@ -224,11 +225,12 @@ fn special_entries_and_changed_kinds() {
     assert_eq!(times_aside(tree(&bench.path().join("out"))), times_aside(tree(&root)));
 }
 
-/// Of a damaged database all comes back that can be read; the rest is named, and the code says so.
+/// From a damaged database everything that can be read is extracted. The rest is named, and the code tells of the
+/// damage.
 #[test]
 fn a_damaged_tree() {
     let bench = Bench::new();
-    // Bytes that no compression changes, so that they are found in the data file.
+    // Use bytes that do not compress, so that they can be found in the data file.
     let content = |number: u64| -> Vec<u8> {
         let mut state = number + 1;
         let mut next = || {

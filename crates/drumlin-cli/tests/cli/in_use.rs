@@ -1,4 +1,4 @@
-//! One process at a time.
+//! Only one process at a time can use a database.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::Bench;
 
-/// A second process is refused with code 5, and told which one has it.
+/// A second process is refused with code 5, and the message names the first.
 #[test]
 fn a_second_process_is_told_the_first() {
     let bench = Bench::new();

@@ -6,13 +6,13 @@ use std::process::{Child, Stdio};
 
 use crate::support::Bench;
 
-/// The number of rows in each of the four keyspaces.
+/// Returns the number of rows in each of the four keyspaces.
 fn row_counts(bench: &Bench) -> [u64; 4] {
     ["files", "contents", "by_size", "directories"]
         .map(|keyspace| bench.ok(&["count", "db", "-k", keyspace]).trim().parse().unwrap())
 }
 
-/// A tree stored at once and one stored by transactions are the same rows, in the smallest budget too.
+/// A tree stored at once and one stored by transactions have the same rows, even with the smallest budget.
 #[test]
 fn both_ways_store_the_same() {
     let bench = Bench::new();
@@ -35,7 +35,7 @@ fn both_ways_store_the_same() {
     assert_eq!(acknowledged.lines().count(), 3001);
 }
 
-/// The bytes that a process has read from files, while it runs.
+/// Returns the bytes that a process has read from files while it is running.
 fn bytes_read(process: &mut Child) -> Option<u64> {
     process.try_wait().unwrap().is_none().then(|| {
         let io = fs::read_to_string(format!("/proc/{}/io", process.id())).unwrap_or_default();
@@ -43,7 +43,7 @@ fn bytes_read(process: &mut Child) -> Option<u64> {
     })
 }
 
-/// A run into an empty database that is killed leaves nothing, or all; the next one stores the tree.
+/// A killed run into an empty database leaves either nothing or everything, and the next run stores the tree.
 #[test]
 fn a_killed_run_leaves_nothing_or_all() {
     const FILES: u64 = 400;
@@ -52,7 +52,7 @@ fn a_killed_run_leaves_nothing_or_all() {
     for number in 0..FILES {
         bench.write(&format!("tree/{}/{number}", number % 5), vec![number as u8; FILE_BYTES as usize]);
     }
-    // A kill amid the making of the database is another matter.
+    // Create the database first, because a kill during its creation is not what is tested.
     bench.ok(&["put", "db", "key", "value"]);
     let (nothing, all) = ([0; 4], [FILES, FILES, FILES, 5]);
     for part in 0..=8 {
@@ -67,7 +67,7 @@ fn a_killed_run_leaves_nothing_or_all() {
             let counts = row_counts(&bench);
             assert!(counts == nothing || counts == all, "after {part} eighths: {counts:?}");
         } else {
-            // Killed before the keyspaces were there, or while they were filled.
+            // The process was killed before the keyspaces existed, or while they were being filled.
             assert_eq!(answer.code, Some(3), "{}", answer.stderr);
         }
     }
@@ -76,7 +76,7 @@ fn a_killed_run_leaves_nothing_or_all() {
     assert!(bench.ok(&["check", "db"]).starts_with("sound"));
 }
 
-/// Rows of a run that was killed while its keyspaces were filled are no tree, and are gone once another has begun.
+/// Rows of a run that was killed while its keyspaces were being filled are not a tree, and the next run drops them.
 #[test]
 fn a_half_attached_tree_is_none() {
     let bench = Bench::new();
@@ -92,7 +92,7 @@ fn a_half_attached_tree_is_none() {
     assert!(!bench.ok(&["keyspaces", "db"]).contains("index_unfinished"));
 }
 
-/// Files enter the three keyspaces; a second run stores only what changed, and removes what is gone when asked to.
+/// Files enter the three keyspaces. A second run stores only what changed, and removes missing files if asked to.
 #[test]
 fn a_tree_is_stored_and_kept_up_to_date() {
     let bench = Bench::new();
@@ -125,7 +125,7 @@ fn a_tree_is_stored_and_kept_up_to_date() {
     }
 }
 
-/// Paths that are longer than keys may be are named and counted, and the rest of the tree is stored, at once, by
+/// Paths that are longer than keys may be are named and counted, and the rest of the tree is stored: at once, by
 /// transactions, and when it is stored again.
 #[test]
 fn long_paths_are_named() {
@@ -134,7 +134,7 @@ fn long_paths_are_named() {
     bench.write("tree/z.txt", "hello");
     let mut folder = "d".repeat(199);
     (0..4).for_each(|_| folder = format!("{folder}/{}", "d".repeat(199)));
-    // 999 bytes, so that names of 16 and of 24 are the longest of files and of directories.
+    // The folder has 999 bytes, so names of 16 and of 24 bytes are the longest for files and for directories.
     for (length, content) in [(16, "fits"), (17, "does not"), (24, "nor this")] {
         bench.write(&format!("tree/{folder}/{}", "f".repeat(length)), content);
     }
@@ -175,9 +175,9 @@ fn acknowledgements_name_every_file() {
     assert_eq!(acks, expected);
 }
 
-/// A database within the tree that it stores is left out whichever way it is met, and said so: as the folder, through a
-/// symbolic link in its place, and as a hard link to one of its files. What an older program stored of it goes with
-/// `--delete`.
+/// A database inside the tree that it stores is left out and named, however it is reached: as the folder, through a
+/// symbolic link in its place, and as a hard link to one of its files. `--delete` removes what an older program stored
+/// of it.
 #[test]
 fn a_database_is_not_stored_in_itself() {
     let bench = Bench::new();
@@ -211,7 +211,7 @@ fn a_database_is_not_stored_in_itself() {
     assert!(text.contains("indexed 1 file") && text.contains("the database itself: log"), "{text}");
 }
 
-/// A database's own folder, what lies in it, and its files are neither a tree, nor a value, nor a file to write.
+/// A database refuses its own folder and anything in it as a tree, and its own files as a value or an output file.
 #[test]
 fn a_database_is_no_input_or_output_of_its_own() {
     let bench = Bench::new();

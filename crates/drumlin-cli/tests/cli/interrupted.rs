@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::Bench;
 
-/// An interrupted load ends with code 130 and leaves a database that opens, with whole transactions.
+/// An interrupted load ends with code 130, and leaves a database that opens and has whole transactions.
 #[test]
 fn a_load_ends_between_transactions() {
     let (bench, rows) = interrupted_load(&["--batch", "10"]);
@@ -17,14 +17,14 @@ fn a_load_ends_between_transactions() {
     assert!(rows == 0 || last.starts_with(&format!("{rows:08}\t")), "{rows} rows, the last is {last}");
 }
 
-/// One that stores all rows at once leaves none.
+/// An interrupted load that would store all rows at once stores none.
 #[test]
 fn a_load_at_once_leaves_nothing() {
     let (_, rows) = interrupted_load(&[]);
     assert_eq!(rows, 0);
 }
 
-/// Interrupts a load; returns the number of rows that it leaves.
+/// Interrupts a load. Returns the number of rows that it leaves.
 fn interrupted_load(options: &[&str]) -> (Bench, u64) {
     let bench = Bench::new();
     let mut load = bench
@@ -38,10 +38,10 @@ fn interrupted_load(options: &[&str]) -> (Bench, u64) {
     let (begun, has_begun) = std::sync::mpsc::channel();
     let writer = std::thread::spawn(move || {
         let mut row = 0;
-        // Ends when the command closes its end.
+        // The loop ends when the command closes its end of the pipe.
         while writeln!(stdin, "{}", if row == 0 { "k,v".to_owned() } else { format!("{row:08},{row}") }).is_ok() {
             row += 1;
-            // More than a pipe holds: the command has taken some of it.
+            // This is more than a pipe holds, so the command has read some of it.
             if row == 9_000 {
                 begun.send(()).unwrap();
             }
@@ -68,7 +68,7 @@ fn a_dump_leaves_no_file() {
         while names().count() == 1 && dump.try_wait().unwrap().is_none() {
             std::thread::yield_now();
         }
-        // Fails if the dump has come to its end.
+        // This fails if the dump has ended already.
         let _ = kill_process(Pid::from_child(&dump), Signal::INT);
         match dump.wait().unwrap().code() {
             Some(130) => break,

@@ -1,4 +1,4 @@
-//! `--json` is valid JSON, one object a line, on every command that prints figures.
+//! `--json` prints valid JSON, one object a line, in every command that prints figures.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ fn parse(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
 
-/// Every command answers with objects, and nothing else on stdout.
+/// Every command answers with objects and prints nothing else to stdout.
 #[test]
 fn every_command_speaks_json() {
     let bench = Bench::new();
@@ -38,7 +38,7 @@ fn every_command_speaks_json() {
     }
 }
 
-/// With `--json` an error is an object too, the only line on stderr: its message, its kind, the exit code, hints.
+/// With `--json`, an error is an object too, and the only line on stderr: its message, kind, exit code and hints.
 #[test]
 fn errors_are_json() {
     let bench = Bench::new();
@@ -59,7 +59,7 @@ fn errors_are_json() {
     }
 }
 
-/// Bytes that are not UTF-8 are told apart from text.
+/// Bytes that are not UTF-8 are distinguished from text.
 #[test]
 fn bytes_are_base64() {
     let bench = Bench::new();
@@ -69,7 +69,7 @@ fn bytes_are_base64() {
     assert_eq!(lines[0]["value"]["base64"], "/g==");
 }
 
-/// The fields that scripts rely on are there in every bench.
+/// Every bench has the fields that scripts rely on.
 #[test]
 fn benches_keep_their_contract() {
     const FIELDS: [&str; 16] = [

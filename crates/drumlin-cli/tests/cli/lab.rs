@@ -1,4 +1,4 @@
-//! The lab and the doctor: what they answer, what they leave behind, what they refuse.
+//! The lab and the doctor: their answers, what they leave behind, and what they refuse.
 
 use std::fs;
 use std::process::{Child, Stdio};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support::Bench;
 
-/// The lab's own folders in a bench's folder.
+/// Returns the lab's temporary folders in a bench's folder.
 fn left_behind(bench: &Bench) -> Vec<String> {
     let names = fs::read_dir(bench.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.starts_with("drumlin-lab")).collect()
@@ -27,7 +27,7 @@ fn an_experiment_reports_and_leaves_nothing() {
     assert!(chapter["failure"].is_null(), "{chapter}");
     let rows = chapter["tables"][0]["rows"].as_array().unwrap();
     assert!(rows.len() >= 3 && rows[0]["cells"][1].as_f64().unwrap() > 0.0, "{rows:?}");
-    // Only a control group makes memory smaller than this file.
+    // Only with a control group is this file larger than memory.
     if report["memory_limit"].as_str().unwrap().starts_with("a control group") {
         assert!(rows[0]["source"].as_str().unwrap().starts_with("S1"));
     } else {
@@ -35,7 +35,7 @@ fn an_experiment_reports_and_leaves_nothing() {
         let missing = |verdict: &Value| verdict["missing"].as_str().unwrap_or("").contains("a file larger than memory");
         assert!(verdicts.iter().any(missing), "{verdicts:?}");
     }
-    // The machine's memory is not taken unasked.
+    // The machine's memory is not taken without the option.
     let verdicts = chapter["verdicts"].as_array().unwrap();
     let unasked = |verdict: &&Value| verdict["missing"].as_str().unwrap_or("").starts_with("--fill-memory");
     assert!(verdicts.iter().filter(unasked).count() >= 2, "{verdicts:?}");
@@ -49,7 +49,7 @@ fn an_experiment_reports_and_leaves_nothing() {
     assert!(left_behind(&bench).is_empty());
 }
 
-/// A mapping of a file that was cut short dies of SIGBUS, and only its worker does.
+/// A mapping of a truncated file causes SIGBUS, which kills only the lab's worker.
 #[test]
 fn hazards_are_survived() {
     let bench = Bench::new();
@@ -61,7 +61,7 @@ fn hazards_are_survived() {
     assert!(left_behind(&bench).is_empty());
 }
 
-/// Ctrl-C ends a run at once, with what had been measured, and takes the files away.
+/// Ctrl-C ends a run at once, with the results so far, and removes its files.
 #[test]
 fn an_interrupted_run_reports_and_cleans_up() {
     let bench = Bench::new();
@@ -80,7 +80,7 @@ fn an_interrupted_run_reports_and_cleans_up() {
     assert!(left_behind(&bench).is_empty());
 }
 
-/// Files of a bench's folder, deleted ones included, over which loop devices are attached.
+/// Returns the files in a bench's folder, including deleted ones, over which loop devices are attached.
 fn loop_devices(bench: &Bench) -> Vec<String> {
     let folder = bench.path().canonicalize().unwrap().to_string_lossy().into_owned();
     let devices = fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok);
@@ -88,7 +88,7 @@ fn loop_devices(bench: &Bench) -> Vec<String> {
     backing.filter(|file| file.contains(&folder)).collect()
 }
 
-/// Mounts below a bench's folder that a process sees: `self`, or another's id.
+/// Returns the number of mounts below a bench's folder that a process sees: `self`, or another's id.
 fn mounts(bench: &Bench, process: &str) -> usize {
     let folder = bench.path().canonicalize().unwrap().to_string_lossy().into_owned();
     let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).unwrap_or_default();
@@ -106,7 +106,7 @@ fn wait_until(is_done: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Starts a run that makes a file system, and waits until it is mounted. `None` where that is not permitted.
+/// Starts a run that creates a file system, and waits until it is mounted. Returns `None` if that is not permitted.
 fn start_with_a_file_system(bench: &Bench) -> Option<Child> {
     let mut child = bench
         .command(&["lab", "sync", "--quick", "--file-systems", "ext4", "--json", "--path", "."])
@@ -116,7 +116,7 @@ fn start_with_a_file_system(bench: &Bench) -> Option<Child> {
         .unwrap();
     let process = child.id().to_string();
     let is_mounted = || !loop_devices(bench).is_empty() && mounts(bench, &process) > 0;
-    // Without root or mkfs the lab goes on to measure, in a file of the folder's own, without a device.
+    // Without root or mkfs, the lab goes on to measure in the folder's own file system, without a device.
     let is_measuring = || {
         let rooms = left_behind(bench).into_iter();
         rooms.map(|room| bench.path().join(room)).any(|room| room.join("sync-0").exists())
@@ -130,7 +130,7 @@ fn start_with_a_file_system(bench: &Bench) -> Option<Child> {
     None
 }
 
-/// Ctrl-C in the middle of `sync` leaves no mount, no loop device and no file.
+/// Ctrl-C during `sync` leaves no mount, no loop device and no file.
 #[test]
 fn an_interrupted_run_leaves_no_file_system() {
     let bench = Bench::new();
@@ -138,14 +138,14 @@ fn an_interrupted_run_leaves_no_file_system() {
     assert_eq!(mounts(&bench, "self"), 0, "the lab's mounts are its own");
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    // Another program may look into a new device for a moment.
+    // Another program may keep a new device open for a moment.
     assert!(wait_until(|| loop_devices(&bench).is_empty()), "{:?}", loop_devices(&bench));
     assert_eq!(mounts(&bench, "self"), 0);
     assert!(left_behind(&bench).is_empty());
 }
 
-/// Of a run that was killed in the middle of `sync` the kernel takes the mounts and loop devices back, and the next run
-/// the files.
+/// If a run is killed during `sync`, the kernel removes its mounts and loop devices, and the next run removes its
+/// files.
 #[test]
 fn a_killed_run_leaves_no_file_system() {
     let bench = Bench::new();
@@ -168,7 +168,7 @@ fn a_killed_run_leaves_no_file_system() {
     assert!(left_behind(&bench).is_empty());
 }
 
-/// On a file system whose sync does nothing, nothing is measured, and the refusal says why.
+/// On a file system whose sync does nothing, the lab measures nothing, and the refusal says why.
 #[test]
 fn a_file_system_in_memory_is_refused() {
     let bench = Bench::new();
@@ -181,7 +181,7 @@ fn a_file_system_in_memory_is_refused() {
     bench.fails(1, &["lab", "sync", "--path", "no/such/folder"]);
 }
 
-/// The doctor's exit code says whether something is wrong: nothing with a sound database, something with a damaged one.
+/// The doctor's exit code tells whether something is wrong: it is 0 for a sound database and 1 for a damaged one.
 #[test]
 fn the_doctor_says_what_is_wrong() {
     let bench = Bench::new();
@@ -190,7 +190,7 @@ fn the_doctor_says_what_is_wrong() {
     let found: Value = serde_json::from_slice(&answer.stdout).unwrap();
     let is_wrong =
         |found: &Value| found["findings"].as_array().unwrap().iter().any(|finding| finding["severity"] == "wrong");
-    // A full disk or a folder in memory are wrong whatever the database is.
+    // A full disk and a folder in memory are wrong, whatever the database.
     assert_eq!(answer.code, Some(i32::from(is_wrong(&found))), "{}", answer.stderr);
     let settings: Vec<&str> =
         found["settings"].as_array().unwrap().iter().map(|setting| setting["setting"].as_str().unwrap()).collect();

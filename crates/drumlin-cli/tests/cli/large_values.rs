@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use crate::support::Bench;
 
-/// The bytes of a value, and the budget of the commands.
+/// The size of a large value.
 const VALUE_BYTES: usize = 24 << 20;
+/// The memory budget of the commands.
 const BUDGET: &str = "8MiB";
 
-/// The command's own, and what the engine takes besides its budget.
+/// The limit on resident memory: the budget, and what the command itself and the engine need besides.
 const RESIDENT_BYTES_MAX: u64 = 30 << 20;
 
-/// A database with a value that is text, one that is not, and a short one.
+/// Creates a database with a value that is text, one that is not, and a short one.
 fn bench() -> Bench {
     let bench = Bench::new();
     let line = b"some \"text\", with\ttabs and caf\xc3\xa9\n";
@@ -27,8 +28,8 @@ fn bench() -> Bench {
     bench
 }
 
-/// Runs a command with the budget, reading no more than so many bytes of its output. Returns the most memory that it
-/// had resident, by samples of its maximum.
+/// Runs a command with the budget, reading at most `bytes_read` of its output. Returns its peak resident memory, found
+/// by sampling the kernel's peak.
 fn resident_bytes_max(bench: &Bench, args: &[&str], bytes_read: u64) -> u64 {
     let args = [args, &["--memory", BUDGET, "--quiet"]].concat();
     let mut child = bench.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -52,12 +53,12 @@ fn resident_bytes_max(bench: &Bench, args: &[&str], bytes_read: u64) -> u64 {
     most
 }
 
-/// Commands that list, write or remove rows hold no value whole that is larger than their budget, nor does one whose
-/// reader leaves.
+/// Commands that list, write or remove rows never hold a whole value that is larger than their budget, even if the
+/// reader of their output ends early.
 #[test]
 fn commands_hold_no_large_value_whole() {
     let bench = bench();
-    // Text is slow without optimization: the reader leaves after a part of the first value.
+    // Text is slow without optimization, so the reader ends after a part of the first value.
     let part = 3_000_000;
     let commands: [(&[&str], u64); 14] = [
         (&["scan", "db", "--keys-only"], u64::MAX),
@@ -81,8 +82,8 @@ fn commands_hold_no_large_value_whole() {
     }
 }
 
-/// Large values go through every form of rows and back as they were, and a row with one looks as it does with a short
-/// one.
+/// Large values survive every form of rows unchanged, and a row with a large value has the same form as one with a
+/// short value.
 #[test]
 fn large_values_round_trip() {
     let bench = bench();
@@ -99,7 +100,7 @@ fn large_values_round_trip() {
     }
 }
 
-/// Thousands of rows are removed by their prefix in a budget that one transaction of a thousand does not fit in.
+/// Thousands of rows are removed by their prefix in a budget too small for one transaction of a thousand rows.
 #[test]
 fn many_rows_are_removed_in_little_memory() {
     let bench = Bench::new();

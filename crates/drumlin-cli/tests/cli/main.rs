@@ -1,4 +1,4 @@
-//! The command as its users meet it: one topic a file, each test a process or more.
+//! Tests of the command as its users see it: one topic in each file, and at least one process in each test.
 
 mod count;
 mod du;

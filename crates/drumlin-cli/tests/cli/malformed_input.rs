@@ -2,7 +2,7 @@
 
 use crate::support::Bench;
 
-/// Each kind of malformed row is named exactly where it is, with exit code 7; what came before it stays.
+/// Each kind of malformed row is reported with its exact place and exit code 7. Earlier rows stay.
 #[test]
 fn the_place_is_named() {
     let bench = Bench::new();
@@ -37,7 +37,7 @@ fn bytes_that_are_no_text() {
     assert_eq!(bench.run(&["get", "db", "a"]).stdout, b"caf\xe9");
 }
 
-/// A column that is not there is an error of its own, which lists those that are.
+/// A missing column is an error of its own kind, which lists the columns that exist.
 #[test]
 fn missing_columns() {
     let bench = Bench::new();
@@ -58,8 +58,8 @@ fn bad_rows_are_counted() {
     assert_eq!(bench.ok(&["scan", "db", "--keys-only"]), "a\nc\ne\n");
 }
 
-/// Keys that are too long are bad rows as others are: named by their place, and with `--skip-bad` passed over, also in
-/// the binary form and where their values are streamed.
+/// Keys that are too long are bad rows: they are named by their place and skipped with `--skip-bad`, also in the binary
+/// form and if their values are streamed.
 #[test]
 fn long_keys_are_bad_rows() {
     let bench = Bench::new();
@@ -80,7 +80,7 @@ fn long_keys_are_bad_rows() {
     assert_eq!(answer.stderr.matches("skipped: stdin:").count(), 12, "each is named: {}", answer.stderr);
 }
 
-/// A binary file that is cut off or changed is refused, and the damaged row is not stored.
+/// A binary file that is truncated or changed is refused, and the damaged row is not stored.
 #[test]
 fn damaged_binary_files() {
     let bench = Bench::new();
@@ -99,9 +99,9 @@ fn damaged_binary_files() {
     assert_eq!(bench.ok(&["scan", "changed", "--count"]), "0\n");
 }
 
-/// A quote that is never closed costs its own row, and one that a later quote closes too; all rows after it are
-/// stored, from files, pipes and compressed files. Rows of several lines stay whole, and one that is malformed tells
-/// its lines.
+/// A quote that is never closed, or that a later quote closes, makes only its own row malformed. All rows after it are
+/// stored, from files, pipes and compressed files. Rows of several lines stay whole, and a malformed one is reported
+/// with its lines.
 #[test]
 fn an_open_quote_costs_one_row() {
     let bench = Bench::new();
@@ -145,9 +145,9 @@ fn an_open_quote_costs_one_row() {
     );
 }
 
-/// Columns of one name would be equal keys of a JSON object, so the header is refused; as single columns, only those
-/// that are asked for have to differ. A dump refuses values that have two fields of one name, and a malformed header
-/// ends a load even with `--skip-bad`: no row takes its place.
+/// Columns with the same name would be equal keys of a JSON object, so the header is refused. If single columns are
+/// stored, only the requested ones have to differ. A dump refuses values that have two fields of the same name. A
+/// malformed header ends a load even with `--skip-bad`, so that no row takes its place.
 #[test]
 fn headers_say_which_column_is_what() {
     let bench = Bench::new();

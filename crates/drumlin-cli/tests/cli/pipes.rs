@@ -1,11 +1,11 @@
-//! Pipes: raw values, readers that leave early, no escape codes.
+//! Pipes: unchanged values, readers that end early, no escape codes.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use crate::support::Bench;
 
-/// A value goes through a pipe byte for byte.
+/// A value passes through a pipe byte for byte.
 #[test]
 fn values_are_raw() {
     let bench = Bench::new();
@@ -14,7 +14,7 @@ fn values_are_raw() {
     assert_eq!(bench.run(&["get", "db", "all bytes"]).stdout, value);
 }
 
-/// A reader that has seen enough ends the command quietly.
+/// If the reader has seen enough, the command ends quietly.
 #[test]
 fn a_reader_may_leave() {
     let bench = Bench::new();
@@ -31,7 +31,7 @@ fn a_reader_may_leave() {
     }
 }
 
-/// Nothing but a terminal gets colours or progress.
+/// Only a terminal gets colours or progress.
 #[test]
 fn no_escape_codes() {
     let bench = Bench::new();
@@ -42,7 +42,7 @@ fn no_escape_codes() {
     }
 }
 
-/// An answer that has nowhere to go is an error, and is noticed before anything is done; /dev/null is a place.
+/// A closed stdout is an error, which is noticed before anything is done; /dev/null is a valid output.
 #[test]
 fn a_closed_stdout() {
     let bench = Bench::new();

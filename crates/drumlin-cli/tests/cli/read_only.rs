@@ -1,4 +1,4 @@
-//! Databases that the process may read and not write.
+//! Databases that the process may read but not write.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -10,7 +10,7 @@ use crate::support::Bench;
 
 const NOBODY: u32 = 65_534;
 
-/// Takes the right to write from files and folders.
+/// Removes the permission to write from files and folders.
 fn protect(path: &Path) {
     if path.is_dir() {
         fs::read_dir(path).unwrap().for_each(|entry| protect(&entry.unwrap().path()));
@@ -20,7 +20,7 @@ fn protect(path: &Path) {
     }
 }
 
-/// Gives it back, so that the folder can be removed.
+/// Restores the permission, so that the folder can be removed.
 fn release(path: &Path) {
     fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
     for entry in fs::read_dir(path).unwrap() {
@@ -31,7 +31,7 @@ fn release(path: &Path) {
     }
 }
 
-/// Runs the command as a user whom the rights concern: root's processes have them all.
+/// Runs the command as a user to whom permissions apply, because root ignores them.
 fn run(bench: &Bench, args: &[&str]) -> Output {
     let mut command = bench.command(args);
     if fs::metadata("/proc/self").unwrap().uid() == 0 {
@@ -40,7 +40,7 @@ fn run(bench: &Bench, args: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// Commands that read answer, and the examination says that it can't write; the others end with code 9.
+/// Commands that read succeed, and `check` says that it can't write. The others end with code 9.
 #[test]
 fn what_may_not_be_written_is_read() {
     let bench = Bench::new();
@@ -86,8 +86,8 @@ fn what_may_not_be_written_is_read() {
     release(&database);
 }
 
-/// Commands that read share the database with each other, and change none of its bytes; one that writes waits for none
-/// of them.
+/// Commands that read share the database with each other and change none of its bytes. A command that writes is refused
+/// without waiting.
 #[test]
 fn readers_share_the_database() {
     let bench = Bench::new();
@@ -107,7 +107,7 @@ fn readers_share_the_database() {
     bench.ok(&["put", "db", "a", "2"]);
 }
 
-/// `stats` tells the sync method that the database was given when it was created.
+/// `stats` reports the sync method that was chosen when the database was created.
 #[test]
 fn stats_tells_the_sync_method_of_the_database() {
     let bench = Bench::new();
@@ -122,7 +122,7 @@ fn stats_tells_the_sync_method_of_the_database() {
     }
 }
 
-/// A database that was killed is recovered by the first command, whichever it is.
+/// The first command recovers a database that was killed, whichever command it is.
 #[test]
 fn a_database_that_was_not_closed_is_recovered_to_read_it() {
     let bench = Bench::new();

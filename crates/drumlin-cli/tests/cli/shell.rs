@@ -12,7 +12,7 @@ fn completions() {
     }
 }
 
-/// The manual has a page for every command, and prints the first.
+/// The manual has a page for every command, and `man` without a folder prints the first page.
 #[test]
 fn manual_pages() {
     let bench = Bench::new();
@@ -24,7 +24,7 @@ fn manual_pages() {
     }
 }
 
-/// Names that other programs use lead to the command that does the same; control characters are shown, not sent.
+/// Names that other programs use are answered with the command that does the same. Control characters are escaped.
 #[test]
 fn other_names() {
     let bench = Bench::new();
@@ -38,7 +38,7 @@ fn other_names() {
     }
 }
 
-/// Help tells the exit codes; each command has help of its own.
+/// The help lists the exit codes, and each command has help of its own.
 #[test]
 fn help() {
     let bench = Bench::new();

@@ -1,16 +1,16 @@
-//! Running the command in a folder of its own.
+//! Runs the command in a temporary folder.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A temporary folder, and the command in it. The database is `db`.
+/// A temporary folder in which to run the command. The database is `db`.
 pub(crate) struct Bench {
     folder: tempfile::TempDir,
 }
 
-/// The answer of a process.
+/// The output and exit code of a process.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) code: Option<i32>,
@@ -54,7 +54,7 @@ impl Bench {
             .expect("the command starts");
         let mut pipe = child.stdin.take().expect("piped");
         let input = stdin.to_vec();
-        // A command that doesn't read its stdin closes it, which is its right.
+        // A command that doesn't read its stdin may close it.
         let writer = std::thread::spawn(move || drop(pipe.write_all(&input)));
         let output = child.wait_with_output().expect("the command ends");
         writer.join().expect("the writer ends");
@@ -62,7 +62,7 @@ impl Bench {
         Answer { code: output.status.code(), stdout: output.stdout, stderr }
     }
 
-    /// Runs what must succeed; its stdout.
+    /// Runs a command that must succeed, and returns its stdout.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         self.ok_with(args, b"")
     }
@@ -73,7 +73,7 @@ impl Bench {
         String::from_utf8(answer.stdout).expect("text")
     }
 
-    /// Runs what must fail with this code; its stderr.
+    /// Runs a command that must fail with this code, and returns its stderr.
     pub(crate) fn fails(&self, code: i32, args: &[&str]) -> String {
         let answer = self.run(args);
         assert_eq!(answer.code, Some(code), "{args:?}: {}", answer.stderr);

@@ -1,4 +1,4 @@
-//! The tour on a small tree.
+//! The tour of a small tree.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ fn tree(bench: &Bench) {
     bench.write("tree/large.bin", vec![42u8; 6_000_000]);
 }
 
-/// The loading is killed, everything acknowledged is there, the rest follows, the answers are right.
+/// The load is killed, everything acknowledged is in the database, a second load finishes, and the answers are right.
 #[test]
 fn nothing_is_lost() {
     let bench = Bench::new();
@@ -36,8 +36,8 @@ fn nothing_is_lost() {
     }
 }
 
-/// The story is short, narrow and without colours in a pipe; a second tour replaces only the first one's database, and
-/// the commands that it recommends work.
+/// The tour's text is short, narrow and without colours in a pipe. A second tour replaces only the first one's
+/// database, and the commands that it recommends work.
 #[test]
 fn the_story() {
     let bench = Bench::new();
@@ -60,14 +60,14 @@ fn the_story() {
     }
 }
 
-/// A tour whose database lies in the tree leaves it out, also that of the tour before, and counts without it.
+/// A tour whose database is inside the tree leaves that database out, also the previous tour's, and counts without it.
 #[test]
 fn a_tour_within_its_tree() {
     let bench = Bench::new();
     tree(&bench);
     for _ in 0..2 {
         let report: Value = serde_json::from_str(&bench.ok(&["tour", ".", "--into", "tree", "--json"])).unwrap();
-        // The tour's own folder holds a file that says so.
+        // The tour's folder contains a file that marks it.
         assert_eq!(report["files"], 1502);
         assert_eq!(report["left_out"], serde_json::json!(["tree/drumlin-tour/db"]));
         let finish = &report["finish"];
@@ -79,7 +79,7 @@ fn a_tour_within_its_tree() {
     assert!(story.contains("the database itself: drumlin-tour/db"), "{story}");
 }
 
-/// A tree that is stored before it can be killed midway is said to be too small.
+/// If a tree is stored before the child can be killed midway, the tour says that the tree is too small.
 #[test]
 fn a_small_tree() {
     let bench = Bench::new();
@@ -90,7 +90,7 @@ fn a_small_tree() {
     assert_eq!(report["killed"]["was_midway"], false);
 }
 
-/// Nothing to store is said as such.
+/// A tree without files is reported as such.
 #[test]
 fn an_empty_tree() {
     let bench = Bench::new();

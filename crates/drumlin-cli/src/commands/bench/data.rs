@@ -1,7 +1,7 @@
-//! The rows of a bench: which keys there are, in which order they come, what their values are.
+//! The rows of a bench: their keys, the order in which they are written, and their values.
 //!
-//! The keys of `N` rows are the numbers below `N` as 16 decimal digits. So the rows are the same whatever order they
-//! were written in, and any of them can be asked for without a list.
+//! The keys of `N` rows are the numbers below `N` as 16 decimal digits. So the rows are the same in whatever order they
+//! were written, and a bench can read any of them without a list.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{Rng, RngExt, SeedableRng};
@@ -11,7 +11,7 @@ use super::options::{Distribution, Order};
 
 pub(super) const KEY_BYTES: usize = 16;
 
-/// The key of row `index`.
+/// Returns the key of row `index`.
 pub(super) fn key(index: u64) -> [u8; KEY_BYTES] {
     let mut key = [b'0'; KEY_BYTES];
     let mut rest = index;
@@ -25,10 +25,10 @@ pub(super) fn key(index: u64) -> [u8; KEY_BYTES] {
     key
 }
 
-/// The numbers below `count`, each once, in an order that looks like none.
+/// A permutation of the numbers below `count` that looks random.
 ///
-/// Xor-shifts and multiplications by odd numbers permute the numbers of `bits` bits; a result at or above `count` is
-/// put in again until one below comes out, which keeps it a permutation and takes less than two rounds on average.
+/// Xor-shifts and multiplications by odd numbers permute the numbers of `bits` bits. A result that is not below `count`
+/// is permuted again until it is. The whole is still a permutation, and takes less than two steps on average.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Permutation {
     count: u64,
@@ -68,13 +68,13 @@ impl WriteOrder {
         WriteOrder { permutation: (order == Order::Random).then(|| Permutation::new(count)) }
     }
 
-    /// The row that is written at this position.
+    /// Returns the row that is written at this position.
     pub(super) fn row(self, position: u64) -> u64 {
         self.permutation.map_or(position, |permutation| permutation.at(position))
     }
 }
 
-/// Chooses rows to read, and fills values.
+/// Chooses rows to read and fills values.
 #[derive(Debug)]
 pub(super) struct Random {
     generator: Xoshiro256PlusPlus,
@@ -83,11 +83,11 @@ pub(super) struct Random {
 }
 
 impl Random {
-    /// The same seed chooses the same rows.
+    /// Creates a generator. The same seed chooses the same rows.
     pub(super) fn new(seed: u64, count: u64, distribution: Distribution) -> Random {
         let zipf = (distribution == Distribution::Zipf).then(|| {
             let zipf = Zipf::new(count as f64, 0.99).expect("a positive count and exponent");
-            // The popular rows lie anywhere, not together in the first leaves.
+            // Scatter the popular rows, which would otherwise share the first leaves.
             (zipf, Permutation::new(count))
         });
         Random { generator: Xoshiro256PlusPlus::seed_from_u64(seed), count, zipf }
@@ -103,12 +103,12 @@ impl Random {
         }
     }
 
-    /// True `percent` times of a hundred.
+    /// Returns `true` with a probability of `percent` in a hundred.
     pub(super) fn percent(&mut self, percent: u32) -> bool {
         self.generator.random_range(0..100) < percent
     }
 
-    /// A value: the first half random, the second all the same.
+    /// Fills a value: the first half with random bytes, the second with one repeated byte.
     pub(super) fn fill(&mut self, value: &mut [u8]) {
         let half = value.len() / 2;
         self.generator.fill_bytes(&mut value[..half]);
@@ -120,7 +120,7 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Every number below the count comes out exactly once, whatever the count.
+    /// Each number below the count occurs exactly once, whatever the count.
     #[test]
     fn permutations_lose_nothing() {
         for count in [1, 2, 3, 4, 5, 7, 8, 9, 100, 255, 256, 257, 1000, 65_537] {
@@ -131,7 +131,7 @@ mod tests {
         }
     }
 
-    /// A permutation looks random: few neighbours stay neighbours.
+    /// A permutation looks random: few neighbours remain neighbours.
     #[test]
     fn permutations_scatter() {
         let permutation = Permutation::new(100_000);
@@ -140,7 +140,7 @@ mod tests {
         assert!(near < 1000, "{near} neighbours");
     }
 
-    /// Keys sort as their numbers do.
+    /// Keys sort like their numbers.
     #[test]
     fn keys_sort() {
         assert_eq!(&key(0), b"0000000000000000");
@@ -148,7 +148,7 @@ mod tests {
         assert!((0..2000).all(|index| key(index) < key(index + 1)));
     }
 
-    /// Both distributions stay in range; Zipf's prefers few.
+    /// Both distributions stay within range. Zipf's prefers a few rows.
     #[test]
     fn distributions() {
         for distribution in [Distribution::Uniform, Distribution::Zipf] {

@@ -1,8 +1,8 @@
-//! `drumlin bench get`: reads of single keys, or of `--batch` keys a call; with `--async` of single keys by `--batch`
-//! tasks on each thread.
+//! `drumlin bench get`: reads of single keys, or of `--batch` keys per call. With `--async`, `--batch` tasks on each
+//! thread read single keys.
 //!
-//! The limit is compared with what the store asks of the device, not with what it answers from memory: where nothing
-//! has to be read, there is none.
+//! The limit is compared with the store's device reads, not with its answers from memory. If nothing has to be read
+//! from the device, there is no limit.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use super::target::Target;
 use crate::failure::Result;
 use crate::process;
 
-/// Below this many device reads an operation the rows count as being in memory: what is left are first touches.
+/// The device reads per operation below which the rows count as being in memory: the few reads left are first touches.
 const DEVICE_READS_PER_OP_MIN: f64 = 0.01;
 
-/// Unmeasured work before the first turn.
+/// Time of unmeasured work before the first turn.
 const WARM_UP: Duration = Duration::from_secs(1);
 
 pub(super) struct Getter {

@@ -1,5 +1,5 @@
-//! `drumlin bench load`: every key once, in transactions of `--batch` rows. An operation is a row; what is timed is a
-//! whole transaction, since that is what a caller waits for.
+//! `drumlin bench load`: writes every key once, in transactions of `--batch` rows. An operation is a row. The timed
+//! unit is a whole transaction, because a caller waits for that.
 
 use drumlin::{Database, Durability, Error, Keyspace, TxOptions};
 
@@ -12,7 +12,7 @@ use crate::failure::Result;
 use crate::terminal::Progress;
 use crate::{interrupt, process};
 
-/// Rows a transaction.
+/// The default number of rows in a transaction.
 const BATCH_DEFAULT: u32 = 1000;
 
 struct Loader {
@@ -36,7 +36,7 @@ impl Worker for Loader {
                     self.position += rows;
                     return Ok(rows);
                 }
-                // A small budget takes small transactions.
+                // A small memory budget needs smaller transactions.
                 Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if rows > 1 => self.batch = rows / 2,
                 Err(error) => return Err(error),
             }
@@ -45,7 +45,7 @@ impl Worker for Loader {
 }
 
 impl Loader {
-    /// The loader of one thread's share of the rows.
+    /// Creates the loader of one thread's share of the rows.
     fn new(target: &Target<'_>, thread: u64, threads: u64, batch: u64, durability: Durability) -> Result<Loader> {
         let keys = target.about.keys;
         Ok(Loader {
@@ -97,7 +97,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
     Ok(report)
 }
 
-/// Loads the rows, unmeasured, where they are not there; brings them out of the log and into the data file.
+/// Loads the rows, unmeasured, if they are missing, and writes them from the log to the data file.
 pub(super) fn ensure_rows(target: &mut Target<'_>) -> Result<()> {
     if target.is_loaded() {
         return Ok(());
@@ -116,7 +116,7 @@ pub(super) fn ensure_rows(target: &mut Target<'_>) -> Result<()> {
     target.set_loaded()
 }
 
-/// The first row of a thread's share.
+/// Returns the first row of a thread's share.
 pub(super) fn share(keys: u64, thread: u64, threads: u64) -> u64 {
     (u128::from(keys) * u128::from(thread) / u128::from(threads)) as u64
 }

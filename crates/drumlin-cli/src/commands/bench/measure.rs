@@ -1,4 +1,4 @@
-//! Timing single operations on several threads, and what the process and the device did meanwhile.
+//! Times single operations on several threads, and records what the process and the device did during that time.
 
 use std::cell::RefCell;
 use std::sync::Barrier;
@@ -12,29 +12,30 @@ use serde::Serialize;
 use crate::failure::Result;
 use crate::{interrupt, process};
 
-/// Turns of store and raw device.
+/// The number of turns, in which store and raw device alternate.
 pub(super) const TURNS: u32 = 5;
 
-/// Latencies up to a minute, to three digits.
+/// The longest latency that the histogram resolves, a minute, with three significant digits.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 pub(super) fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds")
 }
 
-/// One thread's work.
+/// The work of one thread.
 pub(super) trait Worker: Send {
-    /// One call of the store, timed from outside; how many operations it was, 0 once there is nothing left to do.
+    /// Makes one call of the store, which is timed from outside. Returns the number of operations in it, or 0 if no
+    /// work is left.
     fn call(&mut self) -> drumlin::Result<u64>;
 }
 
-/// The work of one task among many on a thread.
+/// The work of one of several tasks on a thread.
 pub(super) trait Task: Send {
-    /// Like [`Worker::call`].
+    /// Makes one call of the store, like [`Worker::call`].
     async fn call(&mut self) -> drumlin::Result<u64>;
 }
 
-/// The figures of one stretch of work, or in several of them together.
+/// The figures of one measured period, or of several of them combined.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) ops: u64,
@@ -82,7 +83,7 @@ pub(super) fn per_second(amount: f64, elapsed: Duration) -> f64 {
     amount / elapsed.as_secs_f64().max(1e-9)
 }
 
-/// The middle one.
+/// Returns the median.
 pub(super) fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
@@ -93,7 +94,7 @@ pub(super) fn median(mut numbers: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// Lets each worker call until the time is over or its work is done.
+/// Lets each worker make calls until the time is over or its work is done.
 pub(super) fn measure<W: Worker>(
     workers: Vec<W>,
     limit: Option<Duration>,
@@ -102,7 +103,7 @@ pub(super) fn measure<W: Worker>(
     measure_threads(workers, |worker| call_until(worker, limit), stats)
 }
 
-/// Like [`measure`], with all the tasks of a thread going on at once.
+/// Measures like [`measure`], with all tasks of a thread running concurrently.
 pub(super) fn measure_tasks<T: Task>(
     threads: Vec<Vec<T>>,
     limit: Option<Duration>,
@@ -152,12 +153,12 @@ fn measure_threads<W: Send>(
     Ok(measured)
 }
 
-/// To data file and log.
+/// Returns the bytes written to the data file and the log.
 fn written_bytes(stats: &Stats) -> u64 {
     stats.device_write_bytes + stats.log_write_bytes
 }
 
-/// One clock reading a call: where one ends, the next begins.
+/// Reads the clock once per call: the end of one call is the beginning of the next.
 fn call_until<W: Worker>(mut worker: W, limit: Option<Duration>) -> Called {
     let mut latency_ns = new_histogram();
     let mut ops = 0;
@@ -178,7 +179,7 @@ fn call_until<W: Worker>(mut worker: W, limit: Option<Duration>) -> Called {
     }
 }
 
-/// The same for tasks, each timed on its own, on one thread.
+/// Runs tasks on one thread, and times the calls of each task separately.
 fn call_all_until<T: Task>(tasks: Vec<T>, limit: Option<Duration>) -> Called {
     let called = RefCell::new((0, new_histogram()));
     let start = Instant::now();
@@ -203,12 +204,12 @@ fn call_all_until<T: Task>(tasks: Vec<T>, limit: Option<Duration>) -> Called {
     Ok(called.into_inner())
 }
 
-/// Store and raw device in turns.
+/// The measurements of store and raw device, which alternate.
 #[derive(Debug)]
 pub(super) struct Turns {
     pub(super) all: Measured,
     pub(super) each: Vec<Measured>,
-    /// The raw device's rate in each turn; empty where there is nothing to compare with.
+    /// The raw device's rate in each turn; empty if the store is not compared with a device.
     pub(super) raw_per_second: Vec<f64>,
 }
 
@@ -231,13 +232,13 @@ impl Turns {
         median(self.raw_per_second.clone())
     }
 
-    /// The least and the most of all turns.
+    /// Returns the minimum and maximum over all turns.
     pub(super) fn spread_of(&self, rate: impl Fn(&Measured) -> f64) -> Spread {
         Spread::of(self.each.iter().map(rate)).unwrap_or_default()
     }
 }
 
-/// The least and the most of several figures.
+/// The minimum and maximum of several figures.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
 pub(super) struct Spread {
     pub(super) min: f64,
@@ -257,7 +258,7 @@ impl Spread {
 mod tests {
     use super::*;
 
-    /// The median of an even number of turns lies between the two in the middle.
+    /// The median of an even number of turns is the mean of the two in the middle.
     #[test]
     fn medians() {
         assert_eq!(median(vec![]), None);
@@ -265,7 +266,7 @@ mod tests {
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
     }
 
-    /// The spread has the least and the most of any number of turns.
+    /// The spread has the minimum and maximum of any number of turns.
     #[test]
     fn spreads() {
         assert_eq!(Spread::of([]), None);

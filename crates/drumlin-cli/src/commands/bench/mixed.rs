@@ -1,6 +1,6 @@
-//! `drumlin bench mixed`: of a hundred operations `--read-percent` read a row and the rest overwrite one, each in a
-//! transaction of its own, on `--threads` threads or, with `--async`, by as many tasks on one. Reads and commits share
-//! the device, so that no single limit applies.
+//! `drumlin bench mixed`: `--read-percent` of a hundred operations read a row and the others overwrite one, each in a
+//! transaction of its own. They run on `--threads` threads or, with `--async`, as that many tasks on one thread. Reads
+//! and commits share the device, so no single limit applies.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ impl Worker for Mixer {
         }
         self.random.fill(&mut self.value);
         let key = key(self.random.row());
-        // Two threads may want one row: the later one runs again, as any caller would.
+        // If two threads want to write the same row, the later one retries, as any caller would.
         loop {
             match self.keyspace.insert_with(key, &self.value, self.durability) {
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
@@ -83,7 +83,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
             measure(mixers(turn), Some(limit), || target.stats())
         }
     };
-    // It keeps the versions that it needs, until they exceed their share of memory.
+    // The snapshot keeps the versions that it needs until they exceed their share of memory.
     let _held = target.options.hold_snapshot.then(|| target.database().snapshot());
     let slice = target.options.seconds / TURNS;
     measure(0, slice / 2)?;

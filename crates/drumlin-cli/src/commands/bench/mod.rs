@@ -1,8 +1,8 @@
-//! `drumlin bench`: what this machine's Drumlin does, beside what its device does without it.
+//! `drumlin bench`: the speed of Drumlin on this machine, compared with that of its raw device.
 //!
-//! Every operation is timed on its own. The device is exercised raw in the same run, on the same blocks, in turns with
-//! the store (A B A B …), because drives behind caches answer the same question differently a minute later; rates and
-//! limits are medians over the turns.
+//! Every operation is timed. The raw device is measured in the same run, on the same blocks, in turns with the store (A
+//! B A B …), because a drive with a cache may answer the same request differently a minute later. Rates and limits are
+//! medians over the turns.
 
 mod commit;
 mod data;
@@ -25,10 +25,10 @@ use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::terminal::Output;
 
-/// Measure this machine's Drumlin beside its raw device
+/// Measure Drumlin on this machine, next to its raw device
 ///
-/// Prints ops_per_second, limit_per_second (what the raw device did meanwhile), latencies, processor time, device reads
-/// and memory. docs/cli.md says what each figure means.
+/// Prints ops_per_second, limit_per_second (the raw device's rate in the same run), latencies, processor time, device
+/// reads and memory. docs/cli.md explains each figure.
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
     #[command(subcommand)]
@@ -41,7 +41,7 @@ enum What {
     Load(Options),
     /// Read keys at random
     Get(Options),
-    /// Read all rows in key order, nothing in memory at the start
+    /// Read all rows in key order, with nothing in memory at the start
     Scan(Options),
     /// Commit transactions of --batch rows
     Commit(Options),

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::commands::load::Durability;
 use crate::terminal::figures::parse_size;
 
-/// Keys where neither `--keys` nor an existing database says how many.
+/// The number of keys if neither `--keys` nor an existing database gives one.
 pub(super) const KEYS_DEFAULT: u64 = 1_000_000;
 
 #[derive(Clone, Debug, Args)]
@@ -16,22 +16,22 @@ pub(super) struct Options {
     /// The database [default: a temporary one, removed afterwards]
     #[arg(long, value_name = "DIR")]
     pub(super) path: Option<PathBuf>,
-    /// Rows [default: those of an existing database, else 1000000]
+    /// Number of rows [default: that of an existing database, else 1000000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000_000_000_000))]
     pub(super) keys: Option<u64>,
     /// Bytes of a value, half of them compressible
     #[arg(long, value_name = "BYTES", default_value = "100", value_parser = parse_size)]
     pub(super) value_size: u64,
-    /// Threads that work at once
+    /// Number of threads
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) threads: u32,
-    /// Rows a transaction (load: 1000, commit: 1), keys a call (get: 1)
+    /// Rows in a transaction (load: 1000, commit: 1), or keys in a call (get: 1)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(super) batch: Option<u32>,
-    /// Use the async calls: get with --batch tasks a thread, commit and mixed with --threads tasks on one
+    /// Use the async calls: get with --batch tasks on each thread, commit and mixed with --threads tasks on one thread
     #[arg(long = "async")]
     pub(super) is_async: bool,
-    /// Memory the engine may use
+    /// Memory that the engine may use
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     pub(super) memory: u64,
     /// Parallel streams of the log
@@ -43,35 +43,35 @@ pub(super) struct Options {
     /// In which order keys are written
     #[arg(long, value_enum, default_value_t = Order::Random)]
     pub(super) order: Order,
-    /// mixed: how many of a hundred operations read
+    /// mixed: percentage of operations that read
     #[arg(long, value_name = "P", default_value_t = 95, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(super) read_percent: u32,
-    /// mixed: with a snapshot held open all the time
+    /// mixed: hold a snapshot open during the measurement
     #[arg(long)]
     pub(super) hold_snapshot: bool,
     /// The durability that a commit waits for
     #[arg(long, value_enum, default_value_t = Durability::Full)]
     pub(super) durability: Durability,
-    /// How long the store is measured (load: until it is done)
+    /// Seconds for which the store is measured (load: until all rows are written)
     #[arg(long, value_name = "S", default_value = "5", value_parser = parse_seconds)]
     pub(super) seconds: Duration,
 }
 
-/// Which keys are read.
+/// The distribution of the keys that are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(super) enum Distribution {
-    /// Each as often
+    /// Each equally often
     Uniform,
-    /// Few very often: Zipf's law with exponent 0.99
+    /// A few very often: Zipf's law with exponent 0.99
     Zipf,
 }
 
-/// In which order keys are written.
+/// The order in which keys are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(super) enum Order {
     /// Ascending
     Sorted,
-    /// Scrambled, each once
+    /// In scrambled order, each once
     Random,
 }
 

@@ -1,4 +1,5 @@
-//! The raw device, through `drumlin::internals::io` and nothing else: what the store could reach if it cost nothing.
+//! The raw device, measured through `drumlin::internals::io` alone: the rate that the store could reach if it cost
+//! nothing.
 
 use std::fs::File;
 use std::io;
@@ -16,13 +17,14 @@ use rustix::fs::{Advice, SeekFrom, fadvise};
 use super::measure::per_second;
 use crate::failure::{Failure, Result};
 
-/// One request of a sequential read, and how many are in flight (S4: large requests, a few at once, fill any drive).
+/// The size of a request in a sequential read, and the number of requests in flight. S4: a few large requests at once
+/// saturate any drive.
 const SCAN_BYTES: usize = 512 << 10;
 const SCAN_DEPTH: usize = 8;
 
-/// One durable write.
+/// Size of a durable write.
 const WRITE_BYTES: usize = 4096;
-/// The file that is written: no larger than any drive's idea of a working set.
+/// Size of the file that is written: small enough for any drive to treat it as a working set.
 const WRITE_FILE_BYTES: u64 = 64 << 20;
 
 fn backend() -> Result<Arc<dyn Backend>> {
@@ -30,12 +32,12 @@ fn backend() -> Result<Arc<dyn Backend>> {
         .map_err(|error| Failure::other(format!("starting the I/O backend: {error}")))
 }
 
-/// Reads over a file of the database: direct ones, but for half of those from start to end.
+/// Reads over a file of the database. They are direct, except for half of the sequential ones.
 #[derive(Debug)]
 pub(super) struct Reads {
     backend: Arc<dyn Backend>,
     file: FileRef,
-    /// The same file, read through the page cache.
+    /// The same file, opened for reads through the page cache.
     buffered: FileRef,
     path: PathBuf,
     written: Vec<Range<u64>>,
@@ -55,13 +57,13 @@ impl Reads {
         Failure::file("reading", &self.path, error)
     }
 
-    /// Reads the whole file once, which brings what lies behind the device (a host's cache) into the state in which the
+    /// Reads the whole file once. This brings any cache below the device (a host's cache) into the state in which the
     /// store will find it.
     pub(super) fn warm(&self) -> Result<()> {
         self.sequential_direct(Duration::MAX).map(|_| ())
     }
 
-    /// Bytes per second of reading from start to end by direct reads, until the end or the time is reached.
+    /// Returns the bytes per second of sequential direct reads, up to the end of the file or the time limit.
     pub(super) fn sequential_direct(&self, limit: Duration) -> Result<f64> {
         let start = Instant::now();
         let places = Places::new(&self.written, SCAN_BYTES as u64);
@@ -69,11 +71,11 @@ impl Reads {
         Ok(per_second(done as f64 * SCAN_BYTES as f64, start.elapsed()))
     }
 
-    /// The same by reads through the page cache, which the kernel makes ahead of the reader. Nothing of the file is in
-    /// the cache before.
+    /// Returns the bytes per second of sequential reads through the page cache, for which the kernel reads ahead. The
+    /// file is dropped from the page cache first.
     pub(super) fn sequential_buffered(&self, limit: Duration) -> Result<f64> {
         let advised = File::open(&self.path).map_err(|error| self.failed(&error))?;
-        // A file system without a page cache ignores it.
+        // A file system without a page cache ignores the advice.
         let _ = fadvise(&advised, 0, None, Advice::DontNeed);
         let start = Instant::now();
         let mut buffer = AlignedBuffer::zeroed(SCAN_BYTES);
@@ -85,12 +87,12 @@ impl Reads {
             }
         }
         let elapsed = start.elapsed();
-        // Memory that the store's own limit does not count.
+        // Drop the file again, because the store's memory limit does not count this memory.
         let _ = fadvise(&advised, 0, None, Advice::DontNeed);
         Ok(per_second(done as f64 * SCAN_BYTES as f64, elapsed))
     }
 
-    /// Reads per second at random offsets, from several threads, each with so many in flight.
+    /// Returns the reads per second at random offsets from several threads, each with `depth` requests in flight.
     pub(super) fn random(&self, bytes: usize, threads: u64, depth: usize, seed: u64, limit: Duration) -> Result<f64> {
         let places = Places::new(&self.written, bytes as u64);
         if places.count == 0 {
@@ -110,7 +112,7 @@ impl Reads {
         Ok(per_second(done as f64, start.elapsed()))
     }
 
-    /// A read that ended as 1. The store may meanwhile have given the file's end back: a read there counts as none.
+    /// Returns 1 if the read completed, or 0 if it hit space that the store has since returned to the file system.
     fn count(&self, result: io::Result<()>) -> Result<u64> {
         match result {
             Ok(()) => Ok(1),
@@ -119,7 +121,7 @@ impl Reads {
         }
     }
 
-    /// Reads at the offsets until they or the time are used up; how many.
+    /// Reads at the given offsets until they end or the time is over. Returns the number of reads.
     fn read(
         &self,
         mut offsets: impl Iterator<Item = u64>,
@@ -140,7 +142,8 @@ impl Reads {
             return Ok(done);
         }
         let mut queue = self.backend.queue(depth).map_err(|error| self.failed(&error))?;
-        // Of huge pages where they are large together: of small ones, a drive takes half as many bytes a second.
+        // Use huge pages if the buffers are large enough: with small pages, a drive transfers half as many bytes a
+        // second.
         let mut buffers = AlignedBuffer::group(depth, bytes);
         let mut finished = Vec::with_capacity(depth);
         loop {
@@ -167,15 +170,16 @@ impl Reads {
     }
 }
 
-/// The parts of a file that have ever been written. What was only allocated reads as zeros without the device, which
-/// would make the device look faster than it is.
+/// Returns the ranges of a file that were ever written. Ranges that are only allocated read as zeros without the
+/// device, which would make the device look faster than it is.
 fn written(path: &Path) -> io::Result<Vec<Range<u64>>> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
     let mut ranges = Vec::new();
     let mut position = 0;
     loop {
-        // Past the last part the answer is ENXIO; a file system that can't tell has no holes to tell of.
+        // ENXIO means that there is no data after this position. If the file system can't tell, treat the whole file as
+        // written.
         let start = match rustix::fs::seek(&file, SeekFrom::Data(position)) {
             Ok(start) => start,
             Err(rustix::io::Errno::NXIO) => return Ok(ranges),
@@ -191,7 +195,7 @@ fn written(path: &Path) -> io::Result<Vec<Range<u64>>> {
     }
 }
 
-/// The aligned places of a size within ranges.
+/// The aligned places of one size within ranges.
 struct Places<'a> {
     ranges: &'a [Range<u64>],
     bytes: u64,
@@ -227,7 +231,7 @@ impl Places<'_> {
     }
 }
 
-/// Durable writes of one block after another in a file filled with zeros, removed in the end.
+/// Durable writes of consecutive blocks in a file filled with zeros, which is removed at the end.
 #[derive(Debug)]
 pub(super) struct Writes {
     file: FileRef,
@@ -238,7 +242,7 @@ pub(super) struct Writes {
 }
 
 impl Writes {
-    /// Beside the database, by its sync method.
+    /// Creates the file next to the database. Writes use the database's sync method.
     pub(super) fn create(database: &Path, method: &str) -> Result<Writes> {
         let method = [SyncMethod::DurableWrite, SyncMethod::DataSync, SyncMethod::FullSync]
             .into_iter()
@@ -260,7 +264,7 @@ impl Writes {
         Ok(writes)
     }
 
-    /// Durable writes per second by one thread.
+    /// Returns the durable writes per second of one thread.
     pub(super) fn run(&mut self, limit: Duration) -> Result<f64> {
         let start = Instant::now();
         let mut done = 0u64;
@@ -278,7 +282,7 @@ impl Writes {
 
 impl Drop for Writes {
     fn drop(&mut self) {
-        // A file of zeros that stays behind does no harm beyond its size, which its name explains.
+        // If this fails, a file of zeros remains. It only takes space, and its name explains it.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -287,7 +291,7 @@ impl Drop for Writes {
 mod tests {
     use super::*;
 
-    /// Places are aligned, lie within their ranges and are found in order.
+    /// Places are aligned, within their ranges, and in ascending order.
     #[test]
     fn places_lie_in_ranges() {
         let ranges = [1..9, 16..17, 100..132];

@@ -1,4 +1,4 @@
-//! The report of a bench. The names of the first fields are a promise to scripts.
+//! The report of a bench. Scripts rely on the names of the first fields.
 
 use std::time::Duration;
 
@@ -36,46 +36,46 @@ pub(super) struct Report {
     max_us: f64,
     stddev_us: f64,
     device_reads_per_second: f64,
-    /// Of the turns, of which `ops_per_second` and `limit_per_second` are the medians.
+    /// The spreads over the turns, of which `ops_per_second` and `limit_per_second` are the medians.
     ops_per_second_spread: Spread,
     limit_per_second_spread: Option<Spread>,
     keys: u64,
     value_size: u64,
     threads: u64,
     batch: u64,
-    /// The operation that is counted.
+    /// The name of the operation that is counted.
     #[serde(skip)]
     unit: &'static str,
-    /// The stretch that was timed, where it was more than one operation.
+    /// The timed unit, if it is more than one operation.
     #[serde(skip)]
     call: String,
     #[serde(skip)]
     limit: Option<Limit>,
 }
 
-/// Facts that only the bench itself knows.
+/// The facts that only the bench itself knows.
 pub(super) struct Told {
     pub(super) name: &'static str,
     pub(super) unit: &'static str,
     pub(super) call: String,
     pub(super) batch: u64,
     pub(super) data_bytes: u64,
-    /// The raw device's rate in the unit of [`Limit`], and what of it the store reached.
+    /// The raw device's rate in the unit of [`Limit`], and the store's rate in that unit.
     pub(super) limit: Option<Limit>,
 }
 
-/// The device that the store is compared with.
+/// The rate of the raw device that the store is compared with.
 #[derive(Debug)]
 pub(super) struct Limit {
     pub(super) per_second: f64,
     pub(super) spread: Spread,
     pub(super) reached_per_second: f64,
     pub(super) unit: &'static str,
-    /// The reason for a ratio above one.
+    /// The explanation if the ratio is above 1.
     pub(super) above_one: &'static str,
 }
 
-/// The reason for a ratio above one if the store can be no faster than the raw device.
+/// The explanation of a ratio above 1 if the store can be no faster than the raw device.
 pub(super) const NOISE: &str = "noise: the drive's rate changes from turn to turn";
 
 impl Report {
@@ -122,7 +122,7 @@ impl Report {
         }
     }
 
-    /// The spread of the turns, if there were several.
+    /// Formats the spread of the turns if there were several.
     fn turns(&self) -> String {
         let Spread { min, max } = self.ops_per_second_spread;
         if min < max { between(self.ops_per_second_spread) } else { String::new() }
@@ -191,7 +191,7 @@ fn duration(us: f64) -> String {
     figures::duration(Duration::from_secs_f64(us / 1e6))
 }
 
-/// The least and the most of the turns.
+/// Formats the minimum and maximum of the turns.
 fn between(spread: Spread) -> String {
     format!(" ({} to {})", figures::rate(spread.min), figures::rate(spread.max))
 }

@@ -1,8 +1,8 @@
-//! `drumlin bench scan`: all rows in key order, from a database that was just opened.
+//! `drumlin bench scan`: reads all rows in key order from a database that was just opened.
 //!
-//! The limit is the raw sequential rate over the same file, by direct reads or by buffered ones, whichever are faster,
-//! expressed in rows: raw bytes per second divided by the bytes of keys and values a row. So a ratio above 1 is
-//! possible where the pages are compressed.
+//! The limit is the raw sequential rate over the same file, by direct or by buffered reads, whichever are faster. It is
+//! expressed in rows: raw bytes per second divided by the bytes of a row's key and value. Pages are compressed, so the
+//! ratio can exceed 1.
 
 use std::time::Duration;
 
@@ -17,10 +17,11 @@ use super::target::Target;
 use crate::failure::Result;
 use crate::process;
 
-/// Rows a timed step: a clock reading a row would cost as much as the row.
+/// The number of rows in a timed step. Reading the clock for each row would cost as much as the row.
 const ROWS_PER_STEP: u64 = 1000;
 
-/// A turn reads everything, or stops after its share of the time; small data is read until the time is over.
+/// The number of turns. A turn reads everything or stops after its share of the time; if the data is small, turns
+/// repeat until the time is over.
 const TURNS_MIN: usize = 3;
 const TURNS_MAX: usize = 100;
 
@@ -34,7 +35,7 @@ impl Worker for Scanner {
         let mut rows = 0;
         for row in self.rows.by_ref().take(ROWS_PER_STEP as usize) {
             let (key, value) = row?;
-            // Uses what was read, as a caller would: the first byte of each.
+            // Use the first byte of the key and of the value, as a caller would use what it reads.
             self.bytes += u64::from(key[0]) + value.first().copied().map_or(0, u64::from);
             rows += 1;
         }

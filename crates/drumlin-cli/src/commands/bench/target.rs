@@ -1,4 +1,4 @@
-//! The database under measurement: found or made, and described.
+//! The measured database: finds or creates it, and describes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use crate::failure::{Failure, Result};
 use crate::filesystem::FileSystem;
 use crate::terminal::{Output, figures};
 
-/// The keyspace of the rows.
+/// The keyspace with the rows.
 const ROWS: &str = "bench";
-/// The keyspace that says what the rows are.
+/// The keyspace with the description of the rows.
 const ABOUT: &str = "bench_about";
 const ABOUT_KEY: &[u8] = b"rows";
 
-/// The shape of the rows of a database.
+/// The number and size of the rows in a database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Dataset {
     pub(super) keys: u64,
@@ -31,17 +31,16 @@ impl Dataset {
     }
 }
 
-/// The database under measurement.
 pub(super) struct Target<'a> {
     pub(super) options: &'a Options,
     pub(super) output: Output,
     pub(super) path: PathBuf,
-    /// The rows that are measured: those asked for. The database may hold more.
+    /// The rows that are measured, as the options ask. The database may have more.
     pub(super) about: Dataset,
-    /// The rows that have been loaded completely.
+    /// The rows of the database, if they were loaded completely.
     loaded: Option<Dataset>,
     database: Option<Database>,
-    /// Removed in the end, if no path was given.
+    /// The temporary folder, removed at the end, if no path was given.
     temporary: Option<Temporary>,
 }
 
@@ -83,13 +82,13 @@ impl<'a> Target<'a> {
         self.database().stats()
     }
 
-    /// The page size of the rows' keyspace.
+    /// Returns the page size of the keyspace with the rows.
     pub(super) fn page_bytes(&self) -> usize {
         let info = self.database().keyspaces().into_iter().find(|info| info.name == ROWS);
         info.map_or(4096, |info| info.page_bytes)
     }
 
-    /// Returns `true` if all rows have room in the budget, with a quarter for what else is in it.
+    /// Returns `true` if all rows fit in three quarters of the budget, which leaves a quarter for everything else.
     pub(super) fn fits_in_memory(&self) -> bool {
         self.about.data_bytes() / 3 * 4 <= self.options.memory
     }
@@ -102,12 +101,12 @@ impl<'a> Target<'a> {
         WriteOrder::new(self.options.order, self.about.keys)
     }
 
-    /// Returns `true` if the rows are all there.
+    /// Returns `true` if all rows are present.
     pub(super) fn is_loaded(&self) -> bool {
         self.loaded.is_some()
     }
 
-    /// Records that all rows are there, and writes them to the data file.
+    /// Records that all rows are present, and writes them to the data file.
     pub(super) fn set_loaded(&mut self) -> Result<()> {
         let about = serde_json::to_vec(&self.about).expect("numbers in a struct");
         self.database().keyspace(ABOUT)?.insert(ABOUT_KEY, about)?;
@@ -116,14 +115,14 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// Closes the database and opens it again, so that nothing of it is in memory.
+    /// Closes the database and opens it again, so that none of its pages is in memory.
     pub(super) fn reopen(&mut self) -> Result<()> {
         self.database.take().expect("open until it is closed").close()?;
         self.database = Some(config(self.options).open(&self.path)?);
         Ok(())
     }
 
-    /// The file that holds the pages.
+    /// Returns the path of the file with the pages.
     pub(super) fn data_file(&self) -> PathBuf {
         self.path.join("data")
     }
@@ -144,7 +143,7 @@ fn loaded(database: &Database) -> Result<Option<Dataset>> {
     Ok(about.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
 }
 
-/// A folder that is removed with everything in it.
+/// A temporary folder that is removed with its content.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -162,7 +161,7 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // What can't be removed lies in the temporary directory, where it does no harm.
+        // If this fails, the folder stays in the temporary directory, where it does no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

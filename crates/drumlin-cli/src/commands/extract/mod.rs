@@ -1,8 +1,9 @@
-//! `drumlin extract`: the tree that `drumlin index` stored, back as files.
+//! `drumlin extract`: writes the tree that `drumlin index` stored back as files.
 //!
-//! Directories are made first, files and links next, and modes and times of directories last, from the deepest up:
-//! a directory changes with every entry made in it, and may forbid making any. A run that follows one that was killed
-//! finds files that are whole, which it compares with the tree, and directories that are not finished, which it
+//! It makes directories first, then files and links. Modes and times of directories come last, from the deepest up,
+//! because a directory changes with every entry made in it, and its mode may forbid making any. If a killed run left
+//! files, the next run compares them with the tree, because they are complete; it finishes the directories that are
+//! not.
 //! finishes.
 
 mod target;
@@ -30,27 +31,27 @@ use crate::streamed::reading;
 use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, harmless, parse_key};
 
-/// Entries that were not extracted and are named one by one; the rest are only counted.
+/// The maximum number of entries that are named when they can't be extracted. The others are only counted.
 const NAMED_MAX: u64 = 10;
 
 /// Write a tree that `index` stored back to a directory
 ///
-/// Files, symbolic links and directories come back with their contents, permissions and times; setuid and setgid bits
-/// do not, since owners are not stored. A file or link that is in the directory already stays as it is; one with
-/// another content is named and makes the exit code 1, unless --force is given. A run that was interrupted is completed
-/// by the next. Nothing is written outside of the directory, and no symbolic link in it is followed. Of a damaged
-/// database all is written that can be read, and the exit code is 4.
+/// Restores files, symbolic links and directories with their contents, permissions and times. Setuid and setgid bits
+/// are not restored, because owners are not stored. An existing file or link is kept. If its content differs, it is
+/// named and the exit code is 1, unless --force is given. To complete an interrupted run, run the command again.
+/// Nothing is written outside of the directory, and no symbolic link in it is followed. If the database is damaged,
+/// everything that can be read is written, and the exit code is 4.
 #[derive(Debug, Args)]
 pub(crate) struct Extract {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// The directory to write to; made if it is missing
+    /// The directory to write to, created if it is missing
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// Only this file, link or directory with all below it, as stored: a path, with \xNN for other bytes
+    /// Extract only this file, link or directory with everything below it; a stored path, with \xNN for other bytes
     #[arg(value_name = "PATH")]
     path: Option<OsString>,
-    /// Replace files and links that are in the directory already
+    /// Replace existing files and links
     #[arg(long)]
     force: bool,
 }
@@ -61,24 +62,23 @@ struct Summary {
     symlinks: u64,
     directories: u64,
     bytes: u64,
-    /// Files and links that were there already, with the content that they have in the tree.
+    /// Existing files and links with the same content as in the tree.
     identical: u64,
-    /// Left as they were, with another content.
+    /// Existing files and links with another content, which were kept.
     existing: u64,
-    /// Not written, for another reason.
+    /// Entries that were not written for another reason.
     failed: u64,
-    /// Gaps in the rows, and contents that are corrupted.
+    /// Gaps in the rows, and corrupted contents.
     damaged: u64,
     seconds: f64,
 }
 
-/// The state of one run.
 struct Job<'a> {
     store: &'a Store,
     target: Target,
     force: bool,
     progress: &'a Progress,
-    /// Directories that were there before.
+    /// Directories that existed before.
     existing: HashSet<Vec<u8>>,
     named: u64,
     summary: Summary,
@@ -131,7 +131,7 @@ impl Extract {
         }
     }
 
-    /// The keys that are meant: all, or those at and below the path.
+    /// Returns the ranges of keys to extract: all keys, or those at and below the path.
     fn ranges(&self) -> Result<Vec<KeyRange>> {
         use std::ops::Bound::{Included, Unbounded};
         let Some(path) = &self.path else { return Ok(vec![(Unbounded, Unbounded)]) };
@@ -185,7 +185,7 @@ impl Job<'_> {
             for row in self.store.directories.range(range.clone()).rev() {
                 let (key, entry) = match row {
                     Ok(row) => row,
-                    // Told of above.
+                    // The pass that made the directories has reported the damage.
                     Err(drumlin::Error::Corrupted { .. }) => break,
                     Err(error) => return Err(error.into()),
                 };
@@ -202,7 +202,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The row of a step; `None` for a gap, which is told of.
+    /// Returns the row of a step, or reports a gap and returns `None`.
     fn row(&mut self, step: Salvaged) -> Option<(Value, Value)> {
         match step {
             Salvaged::Row(key, value) => Some((key, value)),
@@ -264,7 +264,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Counts and names an entry that was not written; a full disk ends the run.
+    /// Counts and names an entry that was not written. A full disk ends the run.
     fn not_written(&mut self, key: &[u8], error: &io::Error, failed: impl Fn(&io::Error) -> Failure) -> Result<()> {
         if error.kind() == io::ErrorKind::StorageFull {
             return Err(failed(error).hint("what was extracted stays"));
@@ -285,7 +285,7 @@ impl Job<'_> {
     }
 }
 
-/// Either the database failed, which ends the run, or this entry.
+/// The part that failed: the database, which ends the run, or this entry.
 enum Stopped {
     Database(drumlin::Error),
     File(io::Error),
@@ -297,7 +297,7 @@ impl From<io::Error> for Stopped {
     }
 }
 
-/// A value's reader speaks `io::Error`.
+/// Converts the `io::Error` of a value's reader.
 fn from_database(error: io::Error) -> Stopped {
     match reading(&error) {
         Some(error) => Stopped::Database(error),

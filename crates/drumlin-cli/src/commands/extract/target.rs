@@ -1,8 +1,8 @@
-//! The directory that a tree is written to, reached by descriptors alone.
+//! The directory to which a tree is written, accessed only through descriptors.
 //!
-//! A path is entered one name at a time from the directory's own descriptor, and never through a symbolic link: neither
-//! a path with `..` in the database nor a link that lies in the directory, or is put there meanwhile, leads out of it.
-//! Files and links get their names once they are whole ([`Unfinished`]).
+//! A path is opened one name at a time, starting at the directory's own descriptor and never following a symbolic link.
+//! So neither a path with `..` in the database, nor a link in the directory, leads out of it, even if a link is put
+//! there during the run. Files and links get their names only when they are complete ([`Unfinished`]).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 use crate::commands::index::{Entry, Kind};
 use crate::unfinished::{Unfinished, remove_leftovers};
 
-/// The bits of a mode that are given back: setuid and setgid speak of owners, which are not stored.
+/// The mode bits that are restored. Setuid and setgid depend on owners, which are not stored.
 const MODE_BITS: u32 = 0o1777;
 
 /// Permissions and the time of the last modification.
@@ -31,7 +31,7 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    /// `None` where the time is beyond what a file system can tell.
+    /// Returns the attributes, or `None` if the time is outside of a file system's range.
     pub(super) fn new(mode: u32, mtime_ns: i128) -> Option<Attributes> {
         let seconds = i64::try_from(mtime_ns.div_euclid(1_000_000_000)).ok()?;
         let last_modification = Timespec { tv_sec: seconds, tv_nsec: mtime_ns.rem_euclid(1_000_000_000) as _ };
@@ -41,30 +41,30 @@ impl Attributes {
     }
 }
 
-/// The mode of a directory until it is finished. The next run knows by it those that a killed run left: a user has no
-/// reason to set the sticky bit, which guards files from other users, if only the owner may enter.
+/// The mode of a directory until it is finished, by which the next run recognises directories that a killed run left.
+/// No user has a reason to set it: the sticky bit guards files from other users, but here only the owner may enter.
 const UNFINISHED: Mode = Mode::from_raw_mode(0o1700);
 
-/// A directory as a run finds or makes it.
+/// The state in which a run finds a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Directory {
-    /// Made by this run.
+    /// This run created it.
     New,
-    /// Made by an earlier run, which did not finish it.
+    /// An earlier run created it and did not finish it.
     Unfinished,
-    /// It was there before.
+    /// It existed before.
     Existing,
 }
 
-/// See the module.
+/// The directory to which the tree is written; see the module.
 #[derive(Debug)]
 pub(super) struct Target {
     root: OwnedFd,
-    /// The directories entered last, from the root down.
+    /// The directories opened last, from the root down.
     entered: Vec<(Vec<u8>, OwnedFd)>,
 }
 
-/// A file that is being written. Removed when it is dropped unfinished.
+/// A file that is being written. Dropping it unfinished removes it.
 #[derive(Debug)]
 pub(super) struct NewFile<'t> {
     file: File,
@@ -102,8 +102,8 @@ impl Target {
         Ok(Target { root, entered: Vec::new() })
     }
 
-    /// Makes a directory unless it is there; its attributes are set in the end. Removes from one that is there what
-    /// killed runs left in it.
+    /// Creates a directory if it is missing; its attributes are set at the end. If the directory exists, removes the
+    /// leftovers of killed runs from it.
     pub(super) fn make_directory(&mut self, path: &[u8]) -> io::Result<Directory> {
         let (parent, name) = self.enter_parent(path)?;
         match mkdirat(parent, name, UNFINISHED) {
@@ -112,7 +112,7 @@ impl Target {
                 let directory = open_directory(parent, name)?;
                 remove_leftovers(&directory);
                 let found = fstat(&directory)?;
-                // A setgid bit comes from the directory above.
+                // The directory may have inherited a setgid bit from its parent.
                 let mode = Mode::from_raw_mode(found.st_mode & MODE_BITS);
                 let is_own = mode == UNFINISHED && found.st_uid == geteuid().as_raw();
                 Ok(if is_own { Directory::Unfinished } else { Directory::Existing })
@@ -121,7 +121,7 @@ impl Target {
         }
     }
 
-    /// Compares what is there under a path with a file or symbolic link of the tree; `None` if nothing is.
+    /// Compares the entry at a path with a file or symbolic link of the tree. Returns `None` if there is no entry.
     pub(super) fn is_there(&mut self, path: &[u8], entry: &Entry) -> io::Result<Option<bool>> {
         let (directory, name) = self.enter_parent(path)?;
         let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -136,12 +136,12 @@ impl Target {
             }
             _ => return Ok(Some(false)),
         };
-        // A file that can't be read counts as another.
+        // Treat a file that can't be read as different.
         Ok(Some(hash.is_ok_and(|hash| entry.has_hash(hash))))
     }
 
     pub(super) fn set_directory(&mut self, path: &[u8], attributes: &Attributes) -> io::Result<()> {
-        // Each is entered here for the last time: those within come before it.
+        // This opens each directory for the last time, because the directories in it were finished before.
         let (directory, name) = self.enter_parent(path)?;
         let directory = open_directory(directory, name)?;
         fchmod(&directory, attributes.mode)?;
@@ -153,7 +153,7 @@ impl Target {
         Ok(NewFile { file: entry.create(Mode::RUSR | Mode::WUSR)?, entry })
     }
 
-    /// Makes a symbolic link that leads to `destination`, wherever that is.
+    /// Creates a symbolic link to `destination`, wherever that is.
     pub(super) fn make_link(
         &mut self,
         path: &[u8],
@@ -172,7 +172,7 @@ impl Target {
         Ok(Unfinished::new(directory, name))
     }
 
-    /// The directory in which a path's last name is, made with those above it where they are missing; and the name.
+    /// Opens the parent directory of a path, creating missing directories, and returns it with the path's last name.
     fn enter_parent<'p>(&mut self, path: &'p [u8]) -> io::Result<(BorrowedFd<'_>, &'p [u8])> {
         let mut names: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
         if names.iter().any(|name| name.is_empty() || *name == b"." || *name == b"..") {
@@ -199,7 +199,8 @@ impl NewFile<'_> {
         self.file.write_all(bytes)
     }
 
-    /// Gives the file its attributes and its name; `AlreadyExists` where the name is taken and is not to be replaced.
+    /// Gives the file its attributes and its name. Fails with `AlreadyExists` if the name is taken and `replace` is not
+    /// set.
     pub(super) fn finish(self, attributes: &Attributes, replace: bool) -> io::Result<()> {
         fchmod(&self.file, attributes.mode)?;
         futimens(&self.file, &attributes.times)?;
@@ -224,7 +225,7 @@ mod tests {
         file.finish(&attributes(), replace)
     }
 
-    /// No path and no link leads out of the directory, and what fails leaves nothing behind.
+    /// No path and no link leads out of the directory, and a failure leaves nothing behind.
     #[test]
     fn nothing_is_written_outside() {
         let folder = tempfile::tempdir().unwrap();
@@ -251,8 +252,8 @@ mod tests {
         assert_eq!(names, ["dangling", "link"]);
     }
 
-    /// A run tells directories that an earlier one did not finish from those of a user, also below one with a setgid
-    /// bit.
+    /// A run distinguishes unfinished directories of an earlier run from a user's directories, even below a directory
+    /// with a setgid bit.
     #[test]
     fn unfinished_directories_are_known() {
         let folder = tempfile::tempdir().unwrap();
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(target.make_directory(b"new").unwrap(), Directory::Existing);
     }
 
-    /// Files keep their time to the nanosecond and their permissions, but no setuid bit; a taken name is kept.
+    /// Files keep their time to the nanosecond and their permissions, but no setuid bit. An existing file is kept.
     #[test]
     fn attributes_come_back() {
         let folder = tempfile::tempdir().unwrap();

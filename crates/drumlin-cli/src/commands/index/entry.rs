@@ -1,4 +1,4 @@
-//! The record of a file, and its encoding.
+//! The record of a file or directory, and its encoding.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -6,27 +6,27 @@ use std::os::unix::fs::MetadataExt;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The kind of thing that a path leads to.
+/// The kind of entry that a path leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// Its content is the file's.
+    /// A file; the content is its bytes.
     File,
-    /// Its content is the path it points to.
+    /// A symbolic link; the content is its target path.
     Symlink,
-    /// It has no content.
+    /// A directory; it has no content.
     Directory,
 }
 
-/// The value in the keyspaces `files` and `directories`, as JSON, so that any tool can read it.
+/// A value in the keyspaces `files` and `directories`. It is JSON, so that any tool can read it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
-    /// Bytes of content.
+    /// Bytes of the content.
     pub(crate) size: u64,
-    /// Last modification, nanoseconds since 1970.
+    /// Time of the last modification, in nanoseconds since 1970.
     pub(crate) mtime_ns: i128,
-    /// Permission bits, as `chmod` takes them.
+    /// Permission bits in octal, as `chmod` takes them.
     pub(crate) mode: String,
     /// XXH3-128 of the content.
     pub(crate) xxh3: String,
@@ -37,7 +37,7 @@ impl Entry {
         Entry { kind, size, mtime_ns: mtime_ns(metadata), mode: mode(metadata), xxh3: format!("{xxh3:032x}") }
     }
 
-    /// Returns `true` if the content had this XXH3-128.
+    /// Returns `true` if the content has this XXH3-128 hash.
     pub(crate) fn has_hash(&self, xxh3: u128) -> bool {
         self.xxh3 == format!("{xxh3:032x}")
     }
@@ -46,7 +46,7 @@ impl Entry {
         Entry::new(Kind::Directory, metadata, 0, xxh3_128(&[]))
     }
 
-    /// Returns `true` if the file on disk is, to all appearances, still the one recorded.
+    /// Returns `true` if the metadata show no change of the file since it was recorded.
     pub(crate) fn is_unchanged(&self, kind: Kind, metadata: &Metadata) -> bool {
         self.kind == kind
             && (kind == Kind::Directory || self.size == metadata.len())
@@ -63,7 +63,7 @@ impl Entry {
     }
 }
 
-/// The size of a file in its encoded [`Entry`], without a look at the rest.
+/// Returns the size of a file from its encoded [`Entry`], without decoding the other fields.
 pub(super) fn size_in(entry: &[u8]) -> Option<u64> {
     #[derive(Deserialize)]
     struct Size {
@@ -80,12 +80,12 @@ fn mtime_ns(metadata: &Metadata) -> i128 {
     i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec())
 }
 
-/// The key in the keyspace `by_size`: sorts by size, then by path.
+/// Returns the key in the keyspace `by_size`, which sorts by size and then by path.
 pub(crate) fn size_key(size: u64, path: &[u8]) -> Vec<u8> {
     [&size.to_be_bytes(), path].concat()
 }
 
-/// Size and path of a key in `by_size`.
+/// Splits a key of `by_size` into size and path.
 pub(crate) fn split_size_key(key: &[u8]) -> Option<(u64, &[u8])> {
     let (size, path) = key.split_first_chunk()?;
     Some((u64::from_be_bytes(*size), path))

@@ -1,8 +1,8 @@
-//! Storing a tree in a database that has none: one bulk load for each keyspace.
+//! Stores a tree in a database that has none, by one bulk load for each keyspace.
 //!
-//! The walk meets files in the order of their keys, threads read them, and one thread hands them to the loads in that
-//! order again, so that contents are packed as they come and need not be sorted. Nothing is there before the loads are
-//! attached, all four in a row ([`Store::fill`]).
+//! The walk finds files in key order, several threads read them, and one thread passes them to the loads in key order
+//! again. So the loads pack contents as they arrive and never sort them. Nothing is visible before the loads are
+//! attached, all four in sequence ([`Store::fill`]).
 
 use std::io;
 use std::sync::Mutex;
@@ -16,18 +16,18 @@ use super::{Entry, Found, Job, Kind, Outcome, Store, size_key};
 use crate::failure::Result;
 use crate::interrupt;
 
-/// A file or directory that was read, or has been opened to be read as it is stored.
+/// A file or directory that was read, or that has been opened to be streamed.
 struct Opened {
     found: Found,
     body: io::Result<Body>,
 }
 
 enum Body {
-    /// A directory has none.
+    /// A directory, which has no content.
     Nothing,
-    /// The content and its hash.
+    /// The whole content and its hash.
     Whole(Vec<u8>, u128),
-    /// Content that is large.
+    /// Large content that is streamed.
     Stream(Box<Content>),
 }
 
@@ -51,7 +51,7 @@ impl Body {
     }
 }
 
-/// The loads of an index.
+/// The bulk loads of an index.
 struct Loads {
     files: BulkLoad,
     contents: BulkLoad,
@@ -92,7 +92,7 @@ impl Loads {
         Ok(Outcome::Stored { bytes })
     }
 
-    /// Attaches them, those last that say which files there are.
+    /// Attaches the loads. The one that says which files exist comes last.
     fn finish(self, store: &Store) -> drumlin::Result<()> {
         store.fill(|| {
             for load in [self.contents, self.by_size, self.directories, self.files] {
@@ -104,10 +104,10 @@ impl Loads {
 }
 
 impl Job<'_> {
-    /// Stores the whole tree in an index that is empty. An error or an interrupt leaves it empty.
+    /// Stores the whole tree in an empty index. An error or interrupt leaves the index empty.
     pub(super) fn load(&self, threads: usize) -> Result<()> {
         let mut loads = Loads::begin(self.store)?;
-        // So many files are read ahead of the loads, and kept in memory where they are small.
+        // Up to `threads` files are read ahead of the loads. Small ones are held in memory.
         let (to_open, wanted) = sync_channel::<(Found, SyncSender<Opened>)>(threads);
         let (to_put, opened) = sync_channel::<Receiver<Opened>>(threads);
         let wanted = Mutex::new(wanted);
@@ -119,7 +119,7 @@ impl Job<'_> {
             });
             self.walk_tree(|found| {
                 let (sender, receiver) = sync_channel(1);
-                // Refused only once the storing thread has stopped over an error.
+                // Sending fails only after the storing thread has stopped because of an error.
                 if to_put.send(receiver).is_ok() {
                     to_open.send((found, sender)).expect("a thread that opens files panicked");
                 }
@@ -149,7 +149,7 @@ fn open_files(wanted: &Mutex<Receiver<(Found, SyncSender<Opened>)>>) {
     loop {
         let next = wanted.lock().expect("no thread panics while it holds this").recv();
         let Ok((found, sender)) = next else { return };
-        // Refused only once the storing thread has stopped.
+        // Sending fails only after the storing thread has stopped.
         drop(sender.send(Opened::open(found)));
     }
 }

@@ -1,7 +1,8 @@
-//! `drumlin index`: a directory tree in a database, at once where it has none, else one transaction a file.
+//! `drumlin index`: stores a directory tree. A database without a tree gets it all at once; otherwise each file is
+//! stored in its own transaction.
 //!
-//! One thread walks the tree, several store what it finds. Commits are few microseconds of work and a wait for the
-//! medium; threads that wait together share one sync, so there are more threads than processors.
+//! One thread walks the tree, and several store what it finds. A commit takes a few microseconds of work and then waits
+//! for the device. Threads that wait at the same time share one sync, so there are more threads than processors.
 
 mod entry;
 mod load;
@@ -29,22 +30,22 @@ use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, harmless};
 use crate::{interrupt, process};
 
-/// Files found and not yet taken by a storing thread.
+/// The maximum number of files that are found but not yet taken by a storing thread.
 const FILES_QUEUED: usize = 256;
 
-/// Entries that are not stored and are named one by one, of each kind; the rest are only counted.
+/// The maximum number of entries of each kind that are named when they are not stored. The others are only counted.
 const NAMED_MAX: u64 = 10;
 
 /// Store a directory tree
 ///
-/// A database without a tree gets it at once, at the end: nothing is there before. Into one that has a tree, and with
-/// --acknowledge, each file is stored by a transaction of its own.
+/// A database without a tree gets it all at once, at the end: nothing is visible before. If the database has a tree, or
+/// with --acknowledge, each file is stored by a transaction of its own.
 ///
 /// Four keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes), by_size (size as 8
-/// big-endian bytes, then the path) and directories (path: time and mode). `drumlin extract` gives the tree back. Run
-/// again, it stores what is new or changed. Symbolic links are recorded, not followed. Sockets, fifos and devices are
-/// skipped and named. A database that lies in the directory is not stored in itself. Files that can't be read, or whose
-/// paths are longer than keys may be, are named and make the exit code 7.
+/// big-endian bytes, then the path) and directories (path: time and mode). `drumlin extract` restores the tree. Run
+/// again, the command stores what is new or changed. Symbolic links are recorded, not followed. Sockets, fifos and
+/// devices are skipped and named. A database inside the directory is not stored in itself. Files that can't be read, or
+/// whose paths are longer than keys may be, are named, and the exit code is then 7.
 #[derive(Debug, Args)]
 pub(crate) struct Index {
     #[command(flatten)]
@@ -52,29 +53,29 @@ pub(crate) struct Index {
     /// The directory
     #[arg(value_name = "PATH")]
     path: PathBuf,
-    /// Also remove what is no longer in the directory
+    /// Also remove files that are no longer in the directory
     #[arg(long)]
     delete: bool,
-    /// Files read or stored at once [default: four a processor]
+    /// Number of files read or stored at once [default: four per processor]
     #[arg(long, value_name = "THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Append a line "path<tab>bytes" to a file or pipe (- for stdout) for every file, once its commit has returned
+    /// Append a line "path<tab>bytes" to a file or pipe (- for stdout) for every file, after its commit has returned
     #[arg(long, value_name = "FILE")]
     acknowledge: Option<PathBuf>,
 }
 
-/// The output of `index`; the tour reads it from its child.
+/// The output of `index`, which the tour also reads from its child process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) files_stored: u64,
     pub(crate) files_unchanged: u64,
     pub(crate) files_removed: u64,
     pub(crate) files_unreadable: u64,
-    /// Files and directories that are not stored, since no key is as long as their path.
+    /// Files and directories that are not stored because their paths are longer than a key may be.
     pub(crate) paths_too_long: u64,
     pub(crate) directories_stored: u64,
     pub(crate) skipped: Skipped,
-    /// The paths where the database itself lies in the directory.
+    /// The paths of the database itself if it is inside the directory.
     pub(crate) left_out: Vec<String>,
     pub(crate) bytes_stored: u64,
     pub(crate) seconds: f64,
@@ -84,7 +85,7 @@ pub(crate) struct Summary {
     pub(crate) budget_bytes: u64,
 }
 
-/// Entries that have no content to store.
+/// Entries without content to store.
 #[derive(Clone, Copy, Default, Debug, Serialize, Deserialize)]
 pub(crate) struct Skipped {
     pub(crate) sockets: u64,
@@ -108,7 +109,7 @@ struct Job<'a> {
     skipped: Mutex<Skipped>,
     /// Paths of the database itself, relative to the root.
     left_out: Mutex<Vec<Vec<u8>>>,
-    /// A thread has met an error: no more files are begun.
+    /// Set when a thread has failed: no more files are begun.
     failed: AtomicBool,
 }
 
@@ -116,7 +117,7 @@ impl Index {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let root = absolute(&self.path)?;
         interrupt::watch();
-        // Before it is opened, and perhaps created where it should not be.
+        // Check this before the database is opened, which could create it in the wrong place.
         let own = OwnFiles::of([&self.database.path]);
         own.check_outside(&root)?;
         let acknowledgements = self.open_acknowledgements(&own)?;
@@ -187,7 +188,7 @@ impl Job<'_> {
                 })
                 .collect();
             drop(receiver);
-            // Refused only once every thread has stopped over an error.
+            // Sending fails only after every thread has stopped because of an error.
             self.walk_tree(|found| drop(sender.send(found)));
             drop(sender);
             workers
@@ -235,7 +236,7 @@ impl Job<'_> {
         }
     }
 
-    /// Counts a file or directory by what became of it, and acknowledges one that is stored.
+    /// Counts a file or directory by its outcome, and acknowledges a stored file.
     fn count(&self, kind: Kind, key: &[u8], outcome: Outcome) -> Result<()> {
         match outcome {
             Outcome::Stored { .. } if kind == Kind::Directory => {
@@ -257,7 +258,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// One write a line: lines shorter than a pipe's atomic size are never torn, not even by a kill.
+    /// Writes each line with one call: lines shorter than a pipe's atomic size are never torn, not even by a kill.
     fn acknowledge(&self, key: &[u8], bytes: u64) -> Result<()> {
         let Some(acknowledgements) = &self.acknowledgements else { return Ok(()) };
         let line = format!("{}\t{bytes}\n", Escaped::new(key));
@@ -325,7 +326,7 @@ impl Skipped {
         self.sockets + self.fifos + self.devices
     }
 
-    /// "3 skipped: 1 socket, 2 fifos"; `None` where nothing was.
+    /// Formats the counts like "3 skipped: 1 socket, 2 fifos". Returns `None` if nothing was skipped.
     pub(crate) fn text(&self) -> Option<String> {
         let kinds = [(self.sockets, "socket"), (self.fifos, "fifo"), (self.devices, "device")];
         let kinds: Vec<String> =
@@ -344,7 +345,7 @@ impl Summary {
             figures::bytes(self.bytes_stored),
             figures::duration(Duration::from_secs_f64(self.seconds))
         );
-        // Below a second, a rate is noise.
+        // In less than a second, a rate would be noise.
         if self.files_stored > 0 && self.seconds >= 1.0 {
             text += &format!(
                 ": {} files/s, {}/s",

@@ -1,4 +1,4 @@
-//! The keyspaces of an index: the one transaction in which a file enters three of them, and questions about many files.
+//! The keyspaces of an index: the transaction in which a file enters three of them, and queries over many files.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -16,45 +16,44 @@ use super::{Entry, Found, Kind, size_key};
 use crate::commands::selection::{KeyRange, prefix_range};
 use crate::failure::{Failure, Result};
 
-/// Files up to this size are read at once; larger ones stream through the engine.
+/// The maximum size of files that are read whole. Larger ones are streamed through the engine.
 const CONTENT_BYTES_READ_AT_ONCE: u64 = 256 << 10;
 
-/// Rows looked at by one scan.
+/// The number of rows that one scan examines.
 const ROWS_LOOKED_AT_ONCE: usize = 1000;
 
-/// A keyspace without rows, which is there while a load of a whole tree is being attached, one keyspace after another.
-/// All rows of the index are then rows of that load.
+/// An empty keyspace that exists while the loads of a whole tree are attached to one keyspace after another. While it
+/// exists, all rows of the index come from those loads.
 const UNFINISHED: &str = "index_unfinished";
 
-/// Files and the bytes of their contents.
+/// The number of files and the bytes of their contents.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Held {
     pub(crate) files: u64,
     pub(crate) bytes: u64,
 }
 
-/// The keyspaces of an index.
 #[derive(Clone)]
 pub(crate) struct Store {
     pub(crate) database: Database,
-    /// Path: [`Entry`].
+    /// Maps a path to its [`Entry`].
     pub(crate) files: Keyspace,
-    /// Path: content.
+    /// Maps a path to its content.
     pub(crate) contents: Keyspace,
-    /// Size and path: nothing.
+    /// Has size and path as the key, and empty values.
     pub(crate) by_size: Keyspace,
-    /// Path of a directory: [`Entry`].
+    /// Maps the path of a directory to its [`Entry`].
     pub(crate) directories: Keyspace,
 }
 
-/// The outcome for a file.
+/// The outcome of storing a file.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Its transaction is durable.
+    /// The transaction that stored the file is durable.
     Stored { bytes: u64 },
-    /// It was there already.
+    /// The file was stored before and has not changed.
     Unchanged,
-    /// The file could not be read; nothing of it is in the database.
+    /// The file could not be read. Nothing of it is in the database.
     Unreadable(io::Error),
 }
 
@@ -65,7 +64,7 @@ impl Outcome {
 }
 
 impl Store {
-    /// The keyspaces of an index that is there, for a command that reads.
+    /// Opens the keyspaces of an existing index, for a command that reads.
     pub(crate) fn existing(database: &Database) -> Result<Store> {
         let has = |name: &str| database.keyspaces().iter().any(|keyspace| keyspace.name == name);
         if !has("files") || has(UNFINISHED) {
@@ -74,7 +73,7 @@ impl Store {
         Ok(Store::keyspaces(database)?)
     }
 
-    /// The keyspaces of an index, without the rows that a load left which ended amid being attached.
+    /// Opens the keyspaces of an index. Drops the rows of loads that were interrupted while being attached.
     pub(crate) fn open_or_create(database: &Database) -> drumlin::Result<Store> {
         if database.keyspaces().iter().any(|keyspace| keyspace.name == UNFINISHED) {
             for name in ["files", "contents", "by_size", "directories"] {
@@ -88,15 +87,15 @@ impl Store {
         Store::keyspaces(database)
     }
 
-    /// Calls `attach`, which attaches loads to the keyspaces of the index. They are empty before, and if it does not
-    /// come to its end, the next command that opens the index finds it empty again.
+    /// Calls `attach`, which attaches loads to the empty keyspaces of the index. If it does not complete, the next
+    /// command that opens the index finds it empty again.
     pub(super) fn fill(&self, attach: impl FnOnce() -> drumlin::Result<()>) -> drumlin::Result<()> {
         self.database.keyspace(UNFINISHED)?;
         attach()?;
         self.database.drop_keyspace(UNFINISHED)
     }
 
-    /// Returns `true` if there is no file and no directory.
+    /// Returns `true` if the index has no file and no directory.
     pub(super) fn is_empty(&self) -> drumlin::Result<bool> {
         Ok(self.files.is_empty()?
             && self.contents.is_empty()?
@@ -104,7 +103,8 @@ impl Store {
             && self.directories.is_empty()?)
     }
 
-    /// The bytes of the longest path that can be stored: each key that it is part of has a limit.
+    /// Returns the length of the longest path that can be stored. It is part of several keys, each of which has a
+    /// limit.
     pub(super) fn path_bytes_max(&self, kind: Kind) -> usize {
         match kind {
             Kind::Directory => self.directories.key_bytes_max(),
@@ -125,13 +125,14 @@ impl Store {
         })
     }
 
-    /// The number of files whose paths are in a range. O(log files) where files were counted before, else O(files).
+    /// Returns the number of files whose paths are in a range. O(log files) if the files were counted before, otherwise
+    /// O(files).
     pub(crate) fn file_count(&self, range: &KeyRange) -> Result<u64> {
         Ok(self.files.count(range.clone())?)
     }
 
-    /// The bytes of the files whose paths are in a range. O(log files) where they were summed before, else O(files):
-    /// the rows of `files` are read, contents are not.
+    /// Returns the bytes of the files whose paths are in a range. O(log files) if they were summed before, otherwise
+    /// O(files). It reads the rows of `files`, not the contents.
     pub(crate) fn file_bytes(&self, range: &KeyRange) -> Result<u64> {
         match self.files.aggregate(&FileSizes, range.clone()) {
             Err(Error::Reducer { reason, .. }) => Err(Failure::other(format!("a row of files: {reason}"))),
@@ -139,13 +140,13 @@ impl Store {
         }
     }
 
-    /// Both of them.
+    /// Returns both the number and the bytes of files in a range.
     pub(crate) fn held(&self, range: &KeyRange) -> Result<Held> {
         Ok(Held { files: self.file_count(range)?, bytes: self.file_bytes(range)? })
     }
 
-    /// The directories whose paths begin with a prefix and have no `/` behind it, in the order of their names.
-    /// O(directories found · log directories), whatever lies below them.
+    /// Returns, in name order, the directories whose paths begin with `prefix` and have no `/` after it. O(directories
+    /// found · log directories), however much is below them.
     pub(crate) fn directories_at(&self, prefix: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut found = Vec::new();
         let (mut from, end) = prefix_range(prefix.to_vec());
@@ -154,7 +155,7 @@ impl Store {
             let key = row?.0.into_vec();
             match memchr::memchr(b'/', &key[prefix.len()..]) {
                 Some(at) => {
-                    // Past all that lies below the directory, which was met before.
+                    // Skip everything below the directory, which was found before.
                     let behind = [&key[..prefix.len() + at], &[b'/' + 1]].concat();
                     from = Bound::Included(behind);
                 }
@@ -166,7 +167,7 @@ impl Store {
         }
     }
 
-    /// Stores a file or directory, unless it is there as it is.
+    /// Stores a file or directory, unless it is stored already and unchanged.
     pub(crate) fn put(&self, found: &Found) -> drumlin::Result<Outcome> {
         let keyspace = if found.kind == Kind::Directory { &self.directories } else { &self.files };
         let before = keyspace.get(&found.key)?.and_then(|bytes| Entry::decode(&bytes));
@@ -180,7 +181,7 @@ impl Store {
             };
             match outcome {
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
-                // The file's own trouble, not the database's.
+                // Reading the file failed, not the database.
                 Err(Error::Source { source }) => return Ok(Outcome::unreadable(&source)),
                 outcome => return outcome,
             }
@@ -207,7 +208,7 @@ impl Store {
             transaction.remove(&self.by_size, size_key(before.size, &found.key))?;
         }
         transaction.insert(&self.by_size, size_key(bytes, &found.key), b"")?;
-        // A directory may have been in the file's place.
+        // The path may have been a directory before.
         if transaction.contains_key(&self.directories, &found.key)? {
             transaction.remove(&self.directories, &found.key)?;
         }
@@ -225,8 +226,8 @@ impl Store {
         Ok(Outcome::Stored { bytes: 0 })
     }
 
-    /// Removes the files and directories that are no longer below the root, or lie at or below what is left out, each
-    /// in one transaction; the number of files.
+    /// Removes the files and directories that no longer exist below the root, or that are at or below a left-out path,
+    /// each in its own transaction. Returns the number of files.
     pub(super) fn remove_missing(&self, root: &Path, left_out: &[Vec<u8>]) -> Result<u64> {
         let files = self.each_missing(&self.files, root, left_out, |key, entry| {
             self.database.transact(|transaction| self.remove_file(transaction, key, entry))
@@ -235,7 +236,7 @@ impl Store {
         Ok(files)
     }
 
-    /// Removes the rows of one of the two keyspaces whose paths are no longer below the root; how many.
+    /// Removes the rows of one of the two keyspaces whose paths no longer exist below the root. Returns their number.
     fn each_missing(
         &self,
         keyspace: &Keyspace,
@@ -247,7 +248,7 @@ impl Store {
         let mut removed = 0;
         let mut from = Bound::Unbounded;
         loop {
-            // A scan of its own for each part: one over all would keep every removed row for its snapshot.
+            // Use a scan for each part: a single scan's snapshot would keep every removed row.
             let part = keyspace.range((from, Bound::Unbounded)).take(ROWS_LOOKED_AT_ONCE);
             let part = part.collect::<Result<Vec<_>, _>>()?;
             let Some((last, _)) = part.last() else { return Ok(removed) };
@@ -277,7 +278,7 @@ impl Store {
     }
 }
 
-/// A file's content on its way in, hashed as it passes.
+/// The content of a file, hashed as it is read.
 pub(super) struct Content {
     source: Source,
     hash: Xxh3Default,
@@ -298,7 +299,7 @@ impl Content {
         Ok(Content { source, hash: Xxh3Default::new() })
     }
 
-    /// The whole content where it is small; `None` where it has to be streamed.
+    /// Returns the whole content if it is small, or `None` if it has to be streamed.
     pub(super) fn read_small(&mut self) -> io::Result<Option<Vec<u8>>> {
         let expected_bytes = match &self.source {
             Source::File { expected_bytes, .. } => *expected_bytes,
@@ -312,7 +313,7 @@ impl Content {
         Ok(Some(content))
     }
 
-    /// XXH3-128 of what has passed.
+    /// Returns the XXH3-128 hash of the bytes read so far.
     pub(super) fn hash(&self) -> u128 {
         self.hash.digest128()
     }
@@ -329,7 +330,7 @@ impl Read for Content {
     }
 }
 
-/// The sum of the sizes in rows of `files`. Unlike [`drumlin::Sum`] it fails at a row without one.
+/// The sum of the sizes in rows of `files`. Unlike [`drumlin::Sum`] it fails if a row has no size.
 struct FileSizes;
 
 impl Reducer for FileSizes {

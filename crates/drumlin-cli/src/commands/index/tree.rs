@@ -14,29 +14,29 @@ use crate::own_files::OwnFiles;
 /// A file, symbolic link or directory of the tree.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// Relative to the root, with `/`: the key in the database.
+    /// The path relative to the root, with `/`, which is the key in the database.
     pub(crate) key: Vec<u8>,
     pub(crate) path: PathBuf,
     pub(crate) kind: Kind,
     pub(crate) metadata: Metadata,
 }
 
-/// An entry that a walk meets.
+/// An entry that a walk finds.
 #[derive(Debug)]
 pub(crate) enum Met {
     /// A file or symbolic link.
     File(Box<Found>),
-    /// A directory below the root; the entries in it follow.
+    /// A directory below the root. Its entries follow.
     Directory(Box<Found>),
-    /// An entry that has no content to store, by its path relative to the root.
+    /// An entry without content to store, by its path relative to the root.
     Special(Special, Vec<u8>),
-    /// The database's own folder or one of its files, by its path relative to the root; nothing below it is met.
+    /// The database's own folder or one of its files, by its path relative to the root. The walk does not enter it.
     Own(Vec<u8>),
-    /// Why something can't be read.
+    /// The reason why an entry can't be read.
     Unreadable(String),
 }
 
-/// The kinds of entries that have no content.
+/// The kinds of entries without content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Special {
     Socket,
@@ -44,7 +44,7 @@ pub(crate) enum Special {
     Device,
 }
 
-/// The directory's path without links and dots.
+/// Returns the directory's path without symbolic links and dots.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
     let root = fs::canonicalize(path).map_err(|error| Failure::input(path, &error))?;
     if !root.is_dir() {
@@ -53,7 +53,7 @@ pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// All that lies below the root, files in the order of their keys.
+/// Walks everything below the root, with files in the order of their keys.
 pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item = Met> + 'a {
     let mut items = WalkDir::new(root).sort_by(|left, right| key_part(left).cmp(key_part(right))).into_iter();
     std::iter::from_fn(move || {
@@ -70,7 +70,8 @@ pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item 
                 kind if kind.is_fifo() => Err(Special::Fifo),
                 _ => Err(Special::Device),
             };
-            // Of a directory too: the inode that is listed for a mounted one is that of what it hides.
+            // Needed for directories too: for a mount point, the listed inode is that of the directory hidden by the
+            // mount.
             let metadata = match item.metadata() {
                 Ok(metadata) => metadata,
                 Err(error) => return Some(Met::Unreadable(unreadable(&error))),
@@ -85,7 +86,7 @@ pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item 
                 return Some(Met::Own(key));
             }
             match kind {
-                // The root itself has no path in the tree.
+                // Skip the root itself, which has no path in the tree.
                 Ok(Kind::Directory) if key.is_empty() => {}
                 Ok(kind @ Kind::Directory) => {
                     return Some(Met::Directory(Box::new(Found { key, path, kind, metadata })));
@@ -97,8 +98,8 @@ pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item 
     })
 }
 
-/// The bytes of an entry's name in the keys of the files at and below it: of a directory with the `/` behind it, so
-/// that `a-b` comes before `a/c`, as it does among keys.
+/// Returns the bytes of an entry's name as they appear in keys. A directory's name ends with `/`, so that `a-b` comes
+/// before `a/c`, as it does among keys.
 fn key_part(entry: &DirEntry) -> impl Iterator<Item = u8> {
     let slash = entry.file_type().is_dir().then_some(b'/');
     entry.file_name().as_bytes().iter().copied().chain(slash)
@@ -115,13 +116,13 @@ fn unreadable(error: &walkdir::Error) -> String {
 mod tests {
     use super::*;
 
-    /// Files are met in the order of their keys, though `-` and `.` sort before `/`.
+    /// Files are found in the order of their keys, although `-` and `.` sort before `/`.
     #[test]
     fn files_come_in_the_order_of_their_keys() {
         let folder = tempfile::tempdir().unwrap();
         for path in ["a/c", "a-b/d", "a.e", "a", "b/a/b", "b/a.b", "b/ab", "0"] {
             let path = folder.path().join("tree").join(path);
-            // `a` is a directory already.
+            // `a` exists as a directory already.
             if path.is_dir() {
                 continue;
             }

@@ -10,27 +10,27 @@ use drumlin::{BulkLoad, Database, Durability, Error, Keyspace, TxOptions};
 use super::{Load, OnDuplicate};
 use crate::rows::{Place, Row, VALUE_BYTES_STREAMED};
 
-/// A transaction is committed before it grows beyond this, however many rows it was to have: a share of the smallest
-/// budgets, and far more than one write to the log needs to be efficient.
+/// The bytes at which a transaction is committed, even if it has fewer rows than planned. They fit in the smallest
+/// budgets, and are far more than an efficient log write needs.
 const DATA_BYTES_LIMIT: usize = 2 * VALUE_BYTES_STREAMED as usize;
 
-/// Rows of a transaction, or that are added to a bulk load together, unless `--batch` says otherwise.
+/// The default number of rows in a transaction, or added to a bulk load at once; `--batch` overrides it.
 const BATCH_ROWS: u32 = 1000;
 
-/// Rows one behind another in one buffer, kept until they are committed, so that a conflict only runs the transaction
-/// again.
+/// Consecutive rows in one buffer. They are kept until they are committed, so that a conflict only repeats the
+/// transaction.
 #[derive(Debug)]
 pub(super) struct Batch {
     rows_limit: usize,
     durability: Durability,
     on_duplicate: OnDuplicate,
-    /// No row behind a bad one is stored.
+    /// `true` if no row after a bad one may be stored.
     ends_at_bad: bool,
     bytes: Vec<u8>,
     rows: Vec<Span>,
 }
 
-/// The end of a row's key and of its value, and its position in the file.
+/// The ends of a row's key and value in the buffer, and its position in the file.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     key_end: usize,
@@ -38,16 +38,16 @@ struct Span {
     place: Place,
 }
 
-/// The rows of a batch, by what became of them.
+/// The rows of a batch by their outcome.
 #[derive(Default, Debug)]
 pub(super) struct Committed {
     pub(super) stored: u64,
-    /// Those of the stored ones whose key was there.
+    /// Stored rows that replaced a row with the same key.
     pub(super) replaced: u64,
-    /// Not stored: their key was there.
+    /// Rows that were not stored because their key existed.
     pub(super) kept: u64,
     pub(super) data_bytes: u64,
-    /// Not stored, and why.
+    /// Rows that were not stored, with the reason.
     pub(super) bad: Vec<(Place, String)>,
 }
 
@@ -60,7 +60,7 @@ impl Committed {
         self.bad.extend(other.bad);
     }
 
-    /// Counts a row whose key was there or not; `true` if it is to be stored.
+    /// Counts a row by whether its key exists. Returns `true` if the row is to be stored.
     fn admit(&mut self, exists: bool, on_duplicate: OnDuplicate, place: Place) -> bool {
         match on_duplicate {
             OnDuplicate::Replace => self.replaced += u64::from(exists),
@@ -102,8 +102,8 @@ impl Batch {
         self.rows.clear();
     }
 
-    /// Commits the rows in one transaction, or in several where one may not be so large. After an error, `committed`
-    /// has those of the transactions before it.
+    /// Commits the rows in one transaction, or in several if it would be too large. After an error, `committed` has the
+    /// rows of the transactions that succeeded.
     pub(super) fn commit(
         &self,
         database: &Database,
@@ -129,7 +129,7 @@ impl Batch {
                     committed.add(more);
                     return Ok(());
                 }
-                // Another file's rows with the same keys.
+                // Rows of another file have the same keys, so retry.
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
                 Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. } | Error::KeyTooLong { .. })
                     if rows.len() > 1 =>
@@ -138,7 +138,7 @@ impl Batch {
                     self.commit_rows(database, keyspace, rows.start..middle, committed)?;
                     return self.commit_rows(database, keyspace, middle..rows.end, committed);
                 }
-                // It is one row: the memory of the others is not what it lacks.
+                // This is a single row, so splitting cannot make it fit.
                 Err(error @ (Error::TransactionTooLarge { .. } | Error::KeyTooLong { .. })) => {
                     committed.bad.push((self.rows[rows.start].place, error.to_string()));
                     return Ok(());
@@ -160,7 +160,7 @@ impl Batch {
         Ok(())
     }
 
-    /// The key and the value of a row.
+    /// Returns the key and the value of a row.
     fn row(&self, row: usize) -> (&[u8], &[u8]) {
         let start = if row == 0 { 0 } else { self.rows[row - 1].end };
         let Span { key_end, end, .. } = self.rows[row];
@@ -171,7 +171,7 @@ impl Batch {
         let mut transaction = database.begin_with(options(self.durability))?;
         let mut committed = Committed::default();
         let keys: Vec<&[u8]> = rows.clone().map(|row| self.row(row).0).collect();
-        // Many reads at a time: where the data is larger than memory, each is one of the device.
+        // Look up all keys together: if the data is larger than memory, each one is a device read.
         let exist = transaction.contains_many(keyspace, &keys)?;
         let mut earlier = HashSet::with_capacity(keys.len());
         for (row, exists) in rows.zip(exist) {
@@ -189,7 +189,7 @@ impl Batch {
         Ok(committed)
     }
 
-    /// Stores one row whose value is too large to hold.
+    /// Stores one row whose value is too large for memory.
     pub(super) fn insert_streamed(
         &self,
         database: &Database,
@@ -210,14 +210,14 @@ impl Batch {
     }
 }
 
-/// Adds one row to a bulk load whose value is too large to hold.
+/// Adds one row to a bulk load whose value is too large for memory.
 pub(super) fn load_streamed(bulk: &Mutex<BulkLoad>, row: &Row, value: &mut dyn Read) -> drumlin::Result<Committed> {
     let mut bulk = bulk.lock().expect("no thread panics while it holds this");
     let value_bytes = bulk.insert_from(&row.key, value)?;
     Ok(Committed { stored: 1, data_bytes: row.key.len() as u64 + value_bytes, ..Committed::default() })
 }
 
-/// Reads a streamed value that is not stored.
+/// Reads and discards a streamed value that is not stored.
 pub(super) fn pass_over(value: &mut dyn Read) -> drumlin::Result<()> {
     match io::copy(value, &mut io::sink()) {
         Ok(_) => Ok(()),

@@ -1,8 +1,8 @@
-//! Compressed input: gzip and zstd are read as streams, other forms are known by their names.
+//! Compressed input: gzip and zstd are decompressed as streams, and other forms are named in an error.
 //!
-//! A stream is told by its first bytes, not by the name of its file. Some of these are text that rows may begin with
-//! (`BZh`), so the header's other fields have to make sense too. Memory is bounded whatever a stream expands
-//! to: gzip looks back at 32 KiB, zstd at a window of at most [`WINDOW_BYTES_MAX`].
+//! The form is recognised by the first bytes of a stream, not by its file's name. Rows of text may begin with some of
+//! these bytes (`BZh`), so the other fields of the header have to be valid too. Memory is bounded, however much a
+//! stream expands: gzip looks back at 32 KiB, zstd at a window of at most [`WINDOW_BYTES_MAX`].
 
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,29 +11,30 @@ use flate2::bufread::GzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// The window that `zstd` itself accepts without being asked for more.
+/// The largest window that `zstd` itself accepts by default.
 const WINDOW_BYTES_MAX: u64 = 128 << 20;
 
-/// Decompressed bytes kept for the reader of rows.
+/// The size of the buffer of decompressed bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Enough to tell every form.
+/// The number of bytes that identify any form.
 const HEADER_BYTES_MAX: usize = 10;
 
-/// A form of compression that is not read, and the program that writes what is.
+/// A form of compression that is not supported, and a program that decompresses it.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Other {
     pub(super) what: &'static str,
     pub(super) program: &'static str,
 }
 
-/// The input without its compression, if it has one, which `count` is told; the form that it has, if it can't be read.
+/// Decompresses the input if it is compressed in a supported form, and counts it in `count`. If the form is not
+/// supported, returns the form.
 pub(super) fn decompressed<'a>(
     mut input: impl BufRead + 'a,
     count: &AtomicU64,
 ) -> io::Result<Result<Box<dyn BufRead + 'a>, Other>> {
     let mut header = Vec::with_capacity(HEADER_BYTES_MAX);
-    // A pipe may bring them one by one.
+    // A pipe may deliver these bytes one by one.
     input.by_ref().take(HEADER_BYTES_MAX as u64).read_to_end(&mut header)?;
     let form = Form::of(&header);
     count.fetch_add(u64::from(form != Form::None), Ordering::Relaxed);
@@ -46,7 +47,7 @@ pub(super) fn decompressed<'a>(
     }))
 }
 
-/// The form of a stream.
+/// The form of compression of a stream.
 #[derive(PartialEq, Eq, Debug)]
 enum Form {
     None,
@@ -56,35 +57,35 @@ enum Form {
 }
 
 impl Form {
-    /// Tells the form by a stream's first bytes. If no text begins like a form, a stream that is cut off within its
-    /// header has that form too.
+    /// Recognises the form from the first bytes of a stream. A stream that is cut off within its header also has that
+    /// form, if no text begins that way.
     fn of(header: &[u8]) -> Form {
         let other = |what, program| Form::Other(Other { what, program });
         match header {
-            // The method, deflate, and flags, of which three are reserved.
+            // Check the method, deflate, and the flags, three of which are reserved.
             [0x1F, 0x8B] | [0x1F, 0x8B, 8] | [0x1F, 0x8B, 8, 0..=0x1F, ..] => Form::Gzip,
-            // The descriptor of a frame has a reserved bit.
+            // Check a reserved bit in the frame's descriptor.
             [0x28, 0xB5, 0x2F, 0xFD, fields @ ..] if fields.first().is_none_or(|bits| bits & 8 == 0) => Form::Zstd,
-            // A frame to be skipped, with which parallel compressors begin. Its length is below 16 MiB: that of text
-            // has a letter in its highest byte.
+            // A skippable frame, with which parallel compressors begin. Its length is below 16 MiB; in text, the
+            // highest byte of the length would be a letter.
             [0x50..=0x5F, 0x2A, 0x4D, 0x18, _, _, _, 0, ..] => Form::Zstd,
-            // No flags but the kind of check.
+            // Only the kind of check may be set in the flags.
             [0xFD, b'7', b'z', b'X', b'Z', 0]
             | [0xFD, b'7', b'z', b'X', b'Z', 0, 0]
             | [0xFD, b'7', b'z', b'X', b'Z', 0, 0, 0..=0xF, ..] => other("xz", "xz -dc"),
-            // The size of blocks, and the digits of pi before the first one or of its root before the end.
+            // Check the block size, and the digits of pi before the first block, or of its square root at the end.
             [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59]
             | [b'B', b'Z', b'h', b'1'..=b'9', 0x17, 0x72, 0x45, 0x38, 0x50, 0x90] => other("bzip2", "bzip2 -dc"),
-            // The version to extract with, up to 6.3, any flags, and a method.
+            // Check the version to extract with, up to 6.3, and the method; any flags are allowed.
             [b'P', b'K', 3, 4, 0..=63, 0, _, _, 0..=99, 0] => other("zip", "unzip -p"),
-            // Version 1 with a reserved bit, and blocks of 64 KiB to 4 MiB.
+            // Check version 1, a reserved bit, and a block size of 64 KiB to 4 MiB.
             [4, 0x22, 0x4D, 0x18, fields @ ..]
                 if matches!(fields, [] | [0x40..=0x7F] | [0x40..=0x7F, 0x40 | 0x50 | 0x60 | 0x70, ..])
                     && fields.first().is_none_or(|flags| flags & 2 == 0) =>
             {
                 other("lz4", "lz4 -dc")
             }
-            // Codes of 9 to 16 bits, and two reserved bits.
+            // Check for codes of 9 to 16 bits and two reserved bits.
             [0x1F, 0x9D, fields @ ..] if fields.first().is_none_or(|bits| matches!(bits & 0x7F, 9..=16)) => {
                 other("compress", "zcat")
             }
@@ -97,7 +98,8 @@ fn damaged(form: &str, error: &dyn std::fmt::Display) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("the {form} data is damaged or cut off: {error}"))
 }
 
-/// Reads gzip members as one stream, up to zeros after the last, with which tapes and disks pad. `None` at the end.
+/// Reads the members of a gzip stream as one. Zeros may follow the last member, because tapes and disks pad with them.
+/// `None` at the end.
 struct Gzip<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Gzip<R> {
@@ -141,7 +143,7 @@ impl<R: BufRead> Read for Gzip<R> {
     }
 }
 
-/// Frames one behind another.
+/// Reads consecutive zstd frames.
 struct Zstd<R> {
     input: R,
     decoder: FrameDecoder,
@@ -155,7 +157,7 @@ impl<R: BufRead> Zstd<R> {
         Zstd { input, decoder, in_frame: false }
     }
 
-    /// Begins the next frame; `false` at the end.
+    /// Begins the next frame. Returns `false` at the end.
     fn begin_frame(&mut self) -> io::Result<bool> {
         loop {
             if self.input.fill_buf()?.is_empty() {
@@ -238,7 +240,7 @@ mod tests {
 
     fn read(input: &[u8]) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
-        // One byte at a time, as a slow pipe brings them.
+        // Deliver one byte at a time, like a slow pipe.
         let slow = BufReader::with_capacity(1, input);
         decompressed(slow, &AtomicU64::new(0))?.expect("a form that is read").read_to_end(&mut text)?;
         Ok(text)
@@ -248,7 +250,7 @@ mod tests {
         (0..60_000u32).flat_map(|number| format!("{},{}\n", number, number.wrapping_mul(7919)).into_bytes()).collect()
     }
 
-    /// Both forms give back what was compressed, in one part or several, with frames to skip between them.
+    /// Both forms decompress to the original, in one part or several, with skippable frames between them.
     #[test]
     fn streams_come_back() {
         let text = sample();
@@ -270,7 +272,7 @@ mod tests {
         assert_eq!(read(&gzip(b"")).unwrap(), b"");
     }
 
-    /// Streams that are cut off or changed end in an error, never in silence; other forms are named.
+    /// A stream that is cut off or changed causes an error and is never accepted silently. Unsupported forms are named.
     #[test]
     fn damage_is_an_error() {
         let text = sample();
@@ -291,7 +293,8 @@ mod tests {
         assert!(matches!(other, Err(Other { what: "bzip2", .. })));
     }
 
-    /// The first bytes that each program writes are its form's, and text that begins with a form's name is text.
+    /// The first bytes that each program writes are recognised, and text that begins with a form's magic is treated as
+    /// text.
     #[test]
     fn text_is_no_form() {
         for (header, what) in [
@@ -332,10 +335,10 @@ mod tests {
         }
     }
 
-    /// A window beyond the limit is refused before any memory is taken for it.
+    /// A window beyond the limit is refused before memory is allocated for it.
     #[test]
     fn windows_are_bounded() {
-        // No single segment, no checksum, a window of 2^31 bytes, then a raw block of one byte.
+        // A frame without single segment and checksum, with a window of 2^31 bytes, and a raw block of one byte.
         let stream = [&0xFD2F_B528_u32.to_le_bytes()[..], &[0, 21 << 3], &[9, 0, 0, b'x']].concat();
         assert!(read(&stream).unwrap_err().to_string().contains("needs a window of 2147483648 bytes"));
     }

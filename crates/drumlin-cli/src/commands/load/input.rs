@@ -1,4 +1,4 @@
-//! Files and stdin as sources of bytes that are counted.
+//! Files and stdin as counted sources of bytes.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
@@ -11,16 +11,16 @@ use crate::failure::{Failure, Result};
 use crate::own_files::OwnFiles;
 use crate::terminal::Progress;
 
-/// One system call brings this much.
+/// The number of bytes that one system call reads.
 const READ_BYTES: usize = 256 << 10;
 
-/// The name of a file in messages.
+/// Returns the name of a file for messages.
 pub(super) fn name(path: &Path) -> String {
     if is_stdin(path) { "stdin".to_owned() } else { path.display().to_string() }
 }
 
-/// The name of a file in keys: its path as given, byte for byte. Stdin has `-`, which is the path of no file: it always
-/// means stdin.
+/// Returns the name of a file for keys: its path as given, byte for byte. Stdin has the name `-`, which no file can
+/// have, because it always means stdin.
 pub(super) fn key_name(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
@@ -29,7 +29,7 @@ fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// The size of all files together, `None` with stdin among them. A file that is not there is noticed here, before
+/// Returns the size of all files together, or `None` if stdin is one of them. Fails if a file does not exist, before
 /// anything is stored.
 pub(super) fn bytes_total(paths: &[PathBuf]) -> Result<Option<u64>> {
     if paths.iter().filter(|path| is_stdin(path)).count() > 1 {
@@ -51,14 +51,14 @@ pub(super) fn bytes_total(paths: &[PathBuf]) -> Result<Option<u64>> {
     Ok(total)
 }
 
-/// Counts what passes.
+/// A reader that counts the bytes it returns.
 struct Counted<'a> {
     inner: Box<dyn Read>,
     progress: &'a Progress,
     bytes: &'a AtomicU64,
 }
 
-/// Opens a file or stdin, decompressed if it is compressed, and counts the bytes that it reads before that.
+/// Opens a file or stdin, decompresses it if necessary, and counts the bytes before decompression.
 pub(super) fn open<'a>(
     path: &Path,
     own: &OwnFiles,

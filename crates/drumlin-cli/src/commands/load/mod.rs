@@ -1,8 +1,8 @@
-//! `drumlin load`: rows from files, several at once.
+//! `drumlin load`: stores rows from several files at once.
 //!
-//! Each file is read by one thread, which also stores what it reads: so the rows of a file arrive in their order (the
-//! last of several with one key stays). An empty keyspace gets the rows of all files as one bulk load; into one with
-//! rows they are committed in batches, and commits of different files share their syncs.
+//! One thread reads a file and also stores its rows, so the rows of a file are stored in order, and the last of several
+//! rows with the same key stays. An empty keyspace gets the rows of all files in one bulk load. If the keyspace has
+//! rows, new rows are committed in batches, and commits of different files share their syncs.
 
 mod batch;
 mod compressed;
@@ -29,45 +29,45 @@ use crate::{interrupt, process, text};
 
 /// Store rows from CSV, TSV, JSON Lines or binary files
 ///
-/// Several files are read at once, compressed ones (gzip, zstd) too. The key is what --key names, else the file's name
-/// and the line's number; the value is what --value names, else the whole row (as a JSON object, where CSV or TSV has a
-/// header). The rows of a file are stored in its order. A row that is malformed or can't be stored ends the load with
-/// its file, line and column; rows before it stay.
+/// Several files are read at once; they may be compressed (gzip, zstd). The key is what --key names, else the file's
+/// name and the line's number. The value is what --value names, else the whole row (as a JSON object, if CSV or TSV has
+/// a header). The rows of a file are stored in order. A row that is malformed or can't be stored ends the load with its
+/// file, line and column; earlier rows stay.
 ///
-/// An empty keyspace gets all rows at once, at the end: they are sorted, and none is there before. Into one with rows,
-/// or with --batch, they are committed as they come.
+/// An empty keyspace gets all rows at once, at the end: they are sorted, and none is visible before. If the keyspace
+/// has rows, or with --batch, rows are committed as they are read.
 #[derive(Debug, Args)]
 pub(crate) struct Load {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// The files; - for stdin
+    /// The files to load; - for stdin
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// The form of the rows [default: by each file's name]
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// Columns or fields that make the key, joined by a zero byte
+    /// The columns or fields that form the key, joined by a zero byte
     #[arg(long, value_name = "COLUMN", value_delimiter = ',')]
     key: Vec<String>,
-    /// The column or field that makes the value
+    /// The column or field that becomes the value
     #[arg(long, value_name = "COLUMN")]
     value: Option<String>,
-    /// CSV and TSV begin with data; columns are called 1, 2, 3, …
+    /// CSV and TSV have no header line; columns are called 1, 2, 3, …
     #[arg(long)]
     no_header: bool,
     /// The character between fields [default: a comma; a tab for TSV]
     #[arg(long, value_name = "CHAR", value_parser = parse_delimiter)]
     delimiter: Option<u8>,
-    /// Name and count rows that are malformed or can't be stored, instead of ending
+    /// Name and count rows that are malformed or can't be stored, instead of ending the load
     #[arg(long)]
     skip_bad: bool,
-    /// The fate of a row whose key is there already
+    /// Handling of a row whose key exists already
     #[arg(long, value_name = "HOW", value_enum, default_value_t = OnDuplicate::Replace)]
     on_duplicate: OnDuplicate,
     /// Rows in one transaction [default: 1000; all at once into an empty keyspace]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
-    /// Files read at once [default: one a processor]
+    /// Number of files read at once [default: one per processor]
     #[arg(long, value_name = "THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// The durability that a commit waits for
@@ -77,23 +77,23 @@ pub(crate) struct Load {
     keyspace: KeyspaceArgs,
 }
 
-/// The fate of a row whose key is there already, from before or from an earlier row.
+/// The handling of a row whose key exists, from before the load or from an earlier row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum OnDuplicate {
-    /// It takes the other one's place
+    /// Replace the existing row
     Replace,
-    /// The other one stays
+    /// Keep the existing row
     Keep,
-    /// It is a bad row
+    /// Treat the new row as bad
     Fail,
 }
 
 /// The durability that a commit waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Durability {
-    /// Until it is on the medium
+    /// Wait until the commit is durable
     Full,
-    /// Not for the medium: a power cut may take the last commits
+    /// Do not wait for the device; a power cut may lose the last commits
     Relaxed,
 }
 
@@ -110,17 +110,17 @@ impl From<Durability> for drumlin::Durability {
 struct Summary {
     files: usize,
     rows: u64,
-    /// Those of the rows whose keys were there already.
+    /// Rows that replaced a row with the same key.
     replaced_rows: u64,
-    /// Rows not stored, as their keys were there already.
+    /// Rows not stored because their keys existed.
     kept_rows: u64,
     bad_rows: u64,
-    /// Keys and values stored.
+    /// Bytes of the stored keys and values.
     data_bytes: u64,
-    /// Read from the files, compressed as they are.
+    /// Bytes read from the files, before decompression.
     input_bytes: u64,
     compressed_files: u64,
-    /// Of the data file; `drumlin compact` gives them back.
+    /// Unused bytes of the data file, which `drumlin compact` returns.
     unused_bytes: u64,
     seconds: f64,
     rows_per_second: f64,
@@ -134,7 +134,7 @@ struct Job<'a> {
     load: &'a Load,
     database: &'a Database,
     keyspace: &'a Keyspace,
-    /// The load that stores all rows at once; `None` if they are committed in batches.
+    /// The bulk load that stores all rows at once, or `None` if rows are committed in batches.
     bulk: Option<Mutex<BulkLoad>>,
     own: OwnFiles,
     progress: &'a Progress,
@@ -157,7 +157,7 @@ struct Loading<'j, 'a> {
     batch: Batch,
 }
 
-/// A field separator as typed: one ASCII character, or `tab`.
+/// Parses a field separator: one ASCII character, or `tab`.
 pub(crate) fn parse_delimiter(text: &str) -> Result<u8, String> {
     match text.as_bytes() {
         b"tab" | b"\\t" => Ok(b'\t'),
@@ -203,7 +203,7 @@ impl Load {
             )),
         });
         if loaded.is_ok() {
-            // Closing makes one anyway.
+            // Closing the database would make a checkpoint anyway.
             database.checkpoint()?;
             let stats = database.stats();
             summary.unused_bytes = stats.data_file_bytes.saturating_sub(stats.live_bytes);
@@ -215,7 +215,7 @@ impl Load {
         output.print(&summary, || summary.text())
     }
 
-    /// Refuses a file whose form is not known, and two inputs whose rows would have the same keys.
+    /// Refuses a file whose form is unknown, and inputs that would produce the same keys.
     fn check_forms_and_names(&self) -> Result<()> {
         let mut names = HashSet::new();
         for path in &self.files {
@@ -282,8 +282,8 @@ impl Job<'_> {
         }
     }
 
-    /// Ends a bulk load: with all rows that were read, even if a bad one ended that; with none after an interrupt, or
-    /// if the load itself has failed.
+    /// Ends a bulk load. It stores all rows that were read, even if a bad row ended the reading. After an interrupt, or
+    /// if the load itself failed, it stores none.
     fn finish_bulk(&mut self, loaded: Result<()>) -> Result<()> {
         let Some(bulk) = self.bulk.take() else { return loaded };
         let finished = match interrupt::requested() {
@@ -363,7 +363,7 @@ impl Loading<'_, '_> {
                     }
                 }
                 Ok(Next::Streamed) => {
-                    // Order matters: what came before this row must not end up on top of it.
+                    // Commit the earlier rows first, so that they can't replace this row later.
                     self.commit()?;
                     let stored = match &job.bulk {
                         None => self.batch.insert_streamed(job.database, job.keyspace, &row, source.value()),
@@ -380,11 +380,11 @@ impl Loading<'_, '_> {
                 }
             }
         }
-        // An interrupt leaves whole batches only.
+        // After an interrupt, only whole batches are stored.
         if interrupt::requested() { Ok(()) } else { self.commit() }
     }
 
-    /// Counts and names a row that is not stored, or ends the load with it.
+    /// Counts and names a row that is not stored, or ends the load because of it.
     fn bad_row(&mut self, place: Place, what: &str) -> Result<()> {
         let name = &self.name;
         if !self.job.load.skip_bad {
@@ -464,7 +464,8 @@ impl Summary {
         if self.rows > 0 {
             text += &format!(" from {files} in {}", figures::duration(Duration::from_secs_f64(self.seconds)));
         }
-        // A line of its own: together they may be longer than a terminal is wide. Below a second, a rate is noise.
+        // Print rates on a line of their own, because one line for everything could be wider than a terminal. In less
+        // than a second, a rate would be noise.
         if self.rows > 0 && self.seconds >= 1.0 {
             text += &format!(
                 "\n{} rows/s, {}/s{}",
@@ -495,7 +496,7 @@ impl Summary {
 mod tests {
     use super::*;
 
-    /// A rate says that the bytes are compressed, keeps to 80 columns, and is left out of short loads.
+    /// A rate says that it counts compressed bytes, fits in 80 columns, and is left out for short loads.
     #[test]
     fn rates_say_what_they_count() {
         let summary = |compressed_files, seconds| Summary {
@@ -521,7 +522,7 @@ mod tests {
         assert!(!summary(0, 0.99).text().contains("/s"));
     }
 
-    /// A delimiter is one character; tabs can be typed.
+    /// A delimiter is one character, and tabs can be typed.
     #[test]
     fn delimiters_parse() {
         assert_eq!(parse_delimiter(";"), Ok(b';'));

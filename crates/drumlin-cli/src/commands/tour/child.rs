@@ -1,4 +1,4 @@
-//! The loading as a process of its own: `drumlin index`, its acknowledgements read from a pipe.
+//! The load in a child process: runs `drumlin index` and reads its acknowledgements from a pipe.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ use crate::terminal::{Output, Progress};
 use crate::text::unescape;
 use crate::{interrupt, process};
 
-/// Paths whose transactions the child said were committed, with their bytes.
+/// The paths, with their bytes, whose commits the child acknowledged.
 pub(super) type Acknowledged = HashMap<Vec<u8>, u64>;
 
 /// A running child.
@@ -25,7 +25,7 @@ pub(super) struct Loading {
     start: Instant,
 }
 
-/// The messages of a child.
+/// A message from a child.
 enum Line {
     Acknowledged { path: Vec<u8>, bytes: u64 },
     Summary(Summary),
@@ -40,7 +40,7 @@ impl Loading {
             .args([database, root])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            // Ctrl-C is for this process, which then ends the child.
+            // Ctrl-C goes only to this process, which then ends the child.
             .process_group(0)
             .spawn()
             .map_err(failed)?;
@@ -48,8 +48,8 @@ impl Loading {
         Ok(Loading { child, lines: BufReader::new(stdout), start: Instant::now() })
     }
 
-    /// Waits until half of the work is acknowledged, and kills the child. What it had written into the pipe by then
-    /// counts as acknowledged too.
+    /// Waits until half of the work is acknowledged, and kills the child. Acknowledgements that are in the pipe by then
+    /// count too.
     pub(super) fn kill_midway(mut self, survey: &Survey, output: Output) -> Result<(Killed, Acknowledged)> {
         let progress = Progress::bytes(output, "loading", survey.bytes);
         let mut acknowledged = Acknowledged::new();
@@ -114,14 +114,14 @@ impl Loading {
         })
     }
 
-    /// The next whole line; `None` at the end of the pipe.
+    /// Returns the next whole line, or `None` at the end of the pipe.
     fn next_line(&mut self) -> Result<Option<Line>> {
         let mut line = Vec::new();
         self.lines
             .read_until(b'\n', &mut line)
             .map_err(|error| Failure::other(format!("reading from the loading process: {error}")))?;
         let Some(line) = line.strip_suffix(b"\n") else { return Ok(None) };
-        // The escaped path has no tab, and JSON has none either.
+        // Neither an escaped path nor JSON contains a tab.
         let parsed = match memchr::memrchr(b'\t', line) {
             Some(tab) => unescape(&line[..tab]).ok().and_then(|path| {
                 let bytes = std::str::from_utf8(&line[tab + 1..]).ok()?.parse().ok()?;
@@ -138,22 +138,22 @@ impl Loading {
     }
 }
 
-/// Half of the work: many small files are work as well as a few large ones.
+/// Returns `true` after half of the work. Many small files count as much as a few large ones.
 fn is_midway(survey: &Survey, files: u64, bytes: u64) -> bool {
     let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
     share(files, survey.files) + share(bytes, survey.bytes) >= 1.0
 }
 
-/// A tour that fails leaves no process behind.
+/// Kills the child, so that a failed tour leaves no process behind.
 impl Drop for Loading {
     fn drop(&mut self) {
-        // Both fail only where the child is gone already.
+        // Both fail only if the child has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The child ended of its own; what it had to say is on stderr already.
+/// Returns the failure of a child that ended early. Its own message is already on stderr.
 fn stopped(status: std::process::ExitStatus) -> Failure {
     let exit = [Exit::Corrupted, Exit::InUse, Exit::DiskFull, Exit::BadInput, Exit::NotOpened, Exit::NoCommits]
         .into_iter()

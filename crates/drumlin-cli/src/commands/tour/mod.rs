@@ -1,11 +1,12 @@
-//! `drumlin tour`: what the engine promises, shown on real data within two minutes.
+//! `drumlin tour`: shows the engine's guarantees on real data within two minutes.
 //!
-//! 1. A child process (`drumlin index`) stores a directory tree in a tenth of its size of memory and is killed midway.
-//! 2. This process opens what the child left, and compares every file in it with the disk.
+//! 1. A child process (`drumlin index`) stores a directory tree with a memory budget of a tenth of its size, and is
+//!    killed midway.
+//! 2. This process opens the database that the child left, and compares every file in it with the disk.
 //! 3. A second child finishes.
-//! 4. This process asks questions, and shows what memory all of them took.
+//! 4. This process queries the database, and shows how much memory all of them used.
 //!
-//! Nothing here knows more of the database than any user of the public commands could.
+//! The tour knows no more of the database than any user of the public commands.
 
 mod child;
 mod narration;
@@ -32,19 +33,19 @@ use crate::own_files::OwnFiles;
 use crate::terminal::Output;
 use crate::{interrupt, process};
 
-/// The budget is this share of the data.
+/// The size of the data divided by the memory budget.
 const DATA_TO_BUDGET: u64 = 10;
 
-/// See it work: load a tree, kill it, recover, compare, ask
+/// See it work: load a tree, kill it, recover, compare, query
 ///
-/// The tree is only read. The database goes into the system's temporary directory, or, where that is in memory, below
-/// the current one; the previous tour's is replaced. It stays, to be explored.
+/// The tree is only read. The database is created in the system's temporary directory, or below the current one if that
+/// is in memory, and replaces the previous tour's database. It stays there for you to explore.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Tour {
     /// The directory tree [default: the Rust toolchain's own folder]
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
-    /// Put the database into this folder
+    /// Put the database in this folder
     #[arg(long, value_name = "DIR")]
     into: Option<PathBuf>,
 }
@@ -68,7 +69,7 @@ impl Tour {
         let place = Place::choose(self.into.as_deref(), survey.bytes)?;
         let (device, budget_bytes) = create(&place.database, survey.bytes / DATA_TO_BUDGET)?;
         if place.lies_in(&root) {
-            // The folder of the tour is new in the tree, and its database no part of it.
+            // The tour's folder was created in the tree, so survey the tree again without the database.
             survey = Survey::of(&root, &OwnFiles::of([&place.database]), output)?;
         }
         narration.opening(&root, &survey, &place, &device, budget_bytes)?;
@@ -103,8 +104,8 @@ impl Tour {
     }
 }
 
-/// Creates the database, with the least budget that the engine works in if a tenth of the data is less. Opening it here
-/// also tells what the device can do, before anything is promised.
+/// Creates the database, with the engine's minimum budget if a tenth of the data is less. Opening it here also finds
+/// out what the device can do before the tour promises anything.
 fn create(database: &Path, budget_bytes: u64) -> Result<(Device, u64)> {
     let (database, budget_bytes) = match Config::new().memory(budget_bytes).open(database) {
         Err(Error::BudgetTooSmall { minimum_bytes, .. }) => {
@@ -122,7 +123,7 @@ fn create(database: &Path, budget_bytes: u64) -> Result<(Device, u64)> {
     Ok((device, budget_bytes))
 }
 
-/// The four stops, and what they share.
+/// The four steps of the tour, and the state that they share.
 struct Steps<'a> {
     root: &'a Path,
     survey: &'a Survey,

@@ -1,4 +1,4 @@
-//! The words of the tour: at most 80 columns, about 50 lines, every figure measured.
+//! The text of the tour: at most 80 columns and about 50 lines, with measured figures only.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::terminal::figures::{bytes, clip_start, count, plural};
 use crate::terminal::{Output, figures, style};
 
 const COLUMNS: usize = 80;
-/// The longest bar of the last picture.
+/// The length of the longest bar in the last chart.
 const BAR_COLUMNS: usize = 40;
 
-/// Tells the tour on stdout; silent where the figures are wanted as JSON.
+/// Prints the tour to stdout, or nothing if the figures are wanted as JSON.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Narration {
     output: Output,
@@ -257,7 +257,7 @@ impl Narration {
     }
 }
 
-/// The name by which to call this program: its own where the shell would find it, else by the shortest path.
+/// Returns the name that runs this program: its bare name if it is in PATH, otherwise its shortest path.
 fn program() -> String {
     let Ok(program) = std::env::current_exe() else { return "drumlin".to_owned() };
     let name = program.file_name().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The place of the tour's database: on a real device, with enough space, and never over anything that a tour did not
-//! make.
+//! Chooses the place for the tour's database: on a real device, with enough space, and never replacing anything that a
+//! tour did not create.
 
 use std::env;
 use std::fs;
@@ -10,34 +10,34 @@ use crate::failure::{Exit, Failure, Result, plain};
 use crate::filesystem::FileSystem;
 use crate::terminal::figures;
 
-/// The folder of a tour; in the temporary directory, which users share, with the user's number behind it.
+/// The folder of a tour. In the temporary directory, which users share, its name ends with the user's id.
 const FOLDER: &str = "drumlin-tour";
-/// Its database.
+/// The name of the database in that folder.
 const DATABASE: &str = "db";
-/// Says that the folder may be removed.
+/// The file that marks a folder as a tour's, which may be removed.
 const MARKER: &str = "made-by-drumlin-tour";
 const MARKER_TEXT: &str = "`drumlin tour` made this folder, and replaces `db` in it when it is run again.\n";
 
-/// Space asked for beyond the data: the log's segments, tables, summaries and what is not yet cleaned.
+/// Space needed in addition to the data: segments of the log, tables, summaries, and space that is not cleaned yet.
 const SPACE_BYTES_BESIDE_DATA: u64 = 512 << 20;
 
-/// The folders of the tour.
+/// The place of the tour's database.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) database: PathBuf,
     pub(super) file_system: &'static str,
     pub(super) free_bytes: u64,
-    /// A remark about the choice.
+    /// Remarks about the choice.
     pub(super) remarks: Vec<String>,
 }
 
 impl Place {
-    /// Returns `true` if the database lies somewhere below the directory.
+    /// Returns `true` if the database is somewhere below the directory.
     pub(super) fn lies_in(&self, root: &Path) -> bool {
         self.database.canonicalize().is_ok_and(|database| database.starts_with(root))
     }
 
-    /// The first of the given folder, the temporary directory and the current one that will do.
+    /// Returns the first usable place: in the given folder, or else in the temporary directory or the current one.
     pub(super) fn choose(given: Option<&Path>, data_bytes: u64) -> Result<Place> {
         let mut remarks = Vec::new();
         let needed_bytes = data_bytes + data_bytes / 4 + SPACE_BYTES_BESIDE_DATA;
@@ -60,7 +60,7 @@ impl Place {
                 remarks.push(format!("{} was not made by a tour, and stays as it is", folder.display()));
                 continue;
             };
-            // Asked again: the previous tour's space is free now.
+            // Query again, because removing the previous tour's database has freed space.
             let file_system = FileSystem::of(parent).map_err(|error| Failure::file("looking at", parent, &error))?;
             if file_system.free_bytes < needed_bytes {
                 most_free_bytes = most_free_bytes.max(file_system.free_bytes);
@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-/// Databases of previous tours, any of which [`Place::choose`] may remove.
+/// Returns the databases of previous tours, any of which [`Place::choose`] may remove.
 pub(super) fn previous(given: Option<&Path>) -> Vec<PathBuf> {
     candidates(given)
         .into_iter()
@@ -95,7 +95,7 @@ pub(super) fn previous(given: Option<&Path>) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The folders that a tour may make, the best first.
+/// Returns the folders that a tour may create, the best first.
 fn candidates(given: Option<&Path>) -> Vec<PathBuf> {
     match given {
         Some(parent) => vec![parent.join(FOLDER)],
@@ -106,13 +106,14 @@ fn candidates(given: Option<&Path>) -> Vec<PathBuf> {
     }
 }
 
-/// `target` where the current folder has one, so that a source tree stays clean; else the current folder.
+/// Returns `target` if the current folder has one, so that a source tree stays clean; otherwise the current folder.
 fn beside_the_build() -> PathBuf {
     let target = PathBuf::from("target");
     if target.is_dir() { target } else { PathBuf::from(".") }
 }
 
-/// Removes the remains of a previous tour. Returns `None` if the folder is not a tour's, else a text about it.
+/// Removes the remains of a previous tour. Returns `None` if the folder is not a tour's; otherwise a remark if
+/// something was removed.
 fn clear(folder: &Path) -> Result<Option<Option<String>>> {
     match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(None)),
@@ -123,7 +124,7 @@ fn clear(folder: &Path) -> Result<Option<Option<String>>> {
     match fs::remove_dir_all(&database) {
         Ok(()) => Ok(Some(Some(format!("the previous tour's database, {}, was removed", database.display())))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(None)),
-        // Another user's, in a shared temporary directory.
+        // The folder belongs to another user, in a shared temporary directory.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
         Err(error) => Err(Failure::file("removing", &database, &error)),
     }
@@ -138,7 +139,7 @@ fn make(folder: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Only what a tour made is removed.
+    /// Only what a tour created is removed.
     #[test]
     fn what_no_tour_made_stays() {
         let parent = tempfile::tempdir().unwrap();
@@ -154,8 +155,8 @@ mod tests {
         assert!(folder.join("notes").exists());
     }
 
-    /// In the temporary directory every user has a folder of their own; one that can't be made is a reason to look
-    /// further, and said.
+    /// Every user has their own folder in the temporary directory. If a folder can't be created, the tour reports why
+    /// and tries the next place.
     #[test]
     fn every_user_has_a_folder() {
         let user = rustix::process::getuid().to_string();

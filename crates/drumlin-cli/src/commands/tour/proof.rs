@@ -1,4 +1,4 @@
-//! The proof: what the database holds after the kill, compared with the disk, byte for byte.
+//! The proof: compares the content of the database after the kill with the disk, byte for byte.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ use crate::terminal::{Output, Progress};
 use crate::text::Escaped;
 use crate::{interrupt, process};
 
-/// Bytes compared at a time.
+/// The number of bytes compared at a time.
 const COMPARE_BYTES: usize = 512 << 10;
 
 enum Verdict {
@@ -71,7 +71,7 @@ pub(super) fn compare(store: &Store, root: &Path, acknowledged: &Acknowledged, o
     })?;
     progress.finish();
     let mut proof = proof.into_inner().expect("no thread panicked");
-    // Every path in `files` was found in the other two. As many rows there mean that they hold nothing else.
+    // Every path in `files` was found in the other two keyspaces. If they have as many rows, they contain nothing else.
     for keyspace in [&store.contents, &store.by_size] {
         let rows_count = keyspace.count(..)?;
         if rows_count != proof.found {

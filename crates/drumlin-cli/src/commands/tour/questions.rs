@@ -1,4 +1,4 @@
-//! Questions that the index answers.
+//! Queries that the index answers.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::commands::selection::prefix_range;
 use crate::failure::{Failure, Result};
 use crate::text::Escaped;
 
-/// Files listed of those below the prefix.
+/// The number of files below the prefix that are listed.
 const FILES_SHOWN: usize = 3;
 
 #[derive(Debug, Serialize)]
@@ -20,15 +20,15 @@ pub(super) struct Answers {
     pub(super) prefix: String,
     pub(super) prefix_files: u64,
     pub(super) prefix_bytes: u64,
-    /// The first count of all; counts are kept from then on.
+    /// Seconds of the first count, after which the counts are kept.
     pub(super) count_seconds: f64,
     pub(super) count_again_seconds: f64,
-    /// The same of the sum of sizes.
+    /// Seconds of the first sum of sizes.
     pub(super) sum_seconds: f64,
     pub(super) sum_again_seconds: f64,
     #[serde(skip)]
     pub(super) prefix_first: Vec<String>,
-    /// `true` if the disk holds the same below the prefix.
+    /// `true` if the disk holds the same files below the prefix.
     pub(super) prefix_agrees: bool,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Large {
     pub(super) path: String,
 }
 
-/// The ten largest files; how many there are below a prefix, and how much they hold.
+/// Queries the ten largest files, and the number and size of the files below a prefix.
 pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
     let start = Instant::now();
     let mut largest = Vec::new();
@@ -74,7 +74,7 @@ pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
     })
 }
 
-/// An answer, and the seconds that it took.
+/// Returns an answer and the seconds that it took.
 fn timed<T>(ask: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let start = Instant::now();
     let answer = ask()?;

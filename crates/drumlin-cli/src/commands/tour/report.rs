@@ -11,10 +11,10 @@ pub(super) struct Report {
     pub(super) files: u64,
     pub(super) data_bytes: u64,
     pub(super) budget_bytes: u64,
-    /// Of all processes of the tour.
+    /// The maximum over all processes of the tour.
     pub(super) resident_bytes_max: Option<u64>,
     pub(super) data_file_bytes: u64,
-    /// The paths where the tour's own database lies in the tree.
+    /// The paths of the tour's own database if it is in the tree.
     pub(super) left_out: Vec<String>,
     pub(super) seconds: f64,
     pub(super) device: Device,
@@ -37,14 +37,14 @@ pub(super) struct Killed {
     pub(super) acknowledged_files: u64,
     pub(super) acknowledged_bytes: u64,
     pub(super) seconds: f64,
-    /// False where the tree is so small that the child was done before the signal came.
+    /// `false` if the tree is so small that the child ended before the signal arrived.
     pub(super) was_killed: bool,
-    /// False where every file had been acknowledged by then.
+    /// `false` if every file had been acknowledged by then.
     pub(super) was_midway: bool,
     pub(super) resident_bytes_max: Option<u64>,
 }
 
-/// The time of opening the database, and its findings.
+/// The time that opening the database took, and what recovery found.
 #[derive(Debug, Serialize)]
 pub(super) struct Recovery {
     pub(super) seconds: f64,
@@ -53,20 +53,19 @@ pub(super) struct Recovery {
     pub(super) proof: Proof,
 }
 
-/// The result of comparing the database with the disk. The tour is a success where `lost`, `torn` and `different` are
-/// empty.
+/// The result of comparing the database with the disk. The tour succeeds if `lost`, `torn` and `different` are empty.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Proof {
-    /// Files in the database, all of them compared.
+    /// The number of files in the database, all of which were compared.
     pub(super) found: u64,
     pub(super) acknowledged: u64,
-    /// Acknowledged, and not there.
+    /// Acknowledged files that are missing.
     pub(super) lost: Vec<String>,
-    /// There in some of the keyspaces only.
+    /// Files that only some of the keyspaces have.
     pub(super) torn: Vec<String>,
-    /// There with another content.
+    /// Files with a different content.
     pub(super) different: Vec<String>,
-    /// Changed on disk during the tour, and so not comparable.
+    /// Files that changed on disk during the tour, and so can't be compared.
     pub(super) changed_meanwhile: u64,
     pub(super) compared_bytes: u64,
     pub(super) seconds: f64,

@@ -1,4 +1,4 @@
-//! The tree that the tour stores: where it is, what it holds, what may be asked of it.
+//! The tree that the tour stores: its place, its content, and a directory for the queries.
 
 use std::collections::HashMap;
 use std::env;
@@ -17,13 +17,13 @@ pub(super) struct Survey {
     pub(super) files: u64,
     pub(super) bytes: u64,
     pub(super) largest_bytes: u64,
-    /// A directory worth asking about, with `/` at its end; empty where there is none.
+    /// A suitable directory for queries, ending with `/`; empty if there is none.
     pub(super) prefix: Vec<u8>,
     pub(super) below_prefix: Held,
 }
 
 impl Survey {
-    /// Looks at all of the tree but what is `own`.
+    /// Surveys the whole tree except for the database's own files.
     pub(super) fn of(root: &Path, own: &OwnFiles, output: Output) -> Result<Survey> {
         let progress = Progress::counter(output, "looking at the tree: files");
         let mut all = Held::default();
@@ -36,7 +36,7 @@ impl Survey {
             all.bytes += bytes;
             largest_bytes = bytes.max(largest_bytes);
             for end in memchr::memchr_iter(b'/', &found.key) {
-                // Most directories are there already, and then need no key of their own.
+                // Usually the directory is in the map already, and no key has to be allocated.
                 let directory = &found.key[..=end];
                 if !directories.contains_key(directory) {
                     directories.insert(directory.to_vec(), Held::default());
@@ -54,7 +54,7 @@ impl Survey {
     }
 }
 
-/// The highest directory that has much of the tree and yet not most of it.
+/// Returns the highest directory that has a good part of the tree's files, but at most half of them.
 fn worth_asking(directories: HashMap<Vec<u8>, Held>, files: u64) -> Option<(Vec<u8>, Held)> {
     directories.into_iter().filter(|(_, held)| held.files * 20 >= files && held.files * 2 <= files).min_by_key(
         |(name, held)| {
@@ -64,12 +64,12 @@ fn worth_asking(directories: HashMap<Vec<u8>, Held>, files: u64) -> Option<(Vec<
     )
 }
 
-/// The folder of the Rust toolchain in use: `rustc` knows it, else rustup's folder has one.
+/// Returns the folder of the current Rust toolchain, from `rustc` or else from rustup's folder.
 pub(super) fn toolchain() -> Result<PathBuf> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let told = Command::new(rustc).args(["--print", "sysroot"]).output().ok().filter(|output| output.status.success());
     let sysroot = told.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
-    // A distribution's compiler lives in /usr, which holds much besides.
+    // A distribution's compiler is in /usr, which contains much else.
     let sysroot = sysroot.map(|path| if path == Path::new("/usr") { path.join("lib/rustlib") } else { path });
     let rustup = env::var_os("RUSTUP_HOME").map(PathBuf::from).or_else(|| Some(env::home_dir()?.join(".rustup")));
     let installed = rustup.and_then(|rustup| {
