@@ -259,7 +259,7 @@ mod tests {
         Ratio::of(&rounds, &[1.0; 3], noise).unwrap()
     }
 
-    /// A claim of "twice as much" gets each verdict, and cannot be told if the same case differs from itself by as
+    /// A claim of "twice as much" can get every verdict, and cannot be told if the same case differs from itself by as
     /// much.
     #[test]
     fn a_claim_of_more_comes_out_each_way() {
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(ratio([3.9, 4.0, 4.1], 1.0).judge_at_least(half, "").why, "");
     }
 
-    /// A claim of "the same" gets each verdict.
+    /// A claim of "the same" can get every verdict.
     #[test]
     fn a_claim_of_likeness_comes_out_each_way() {
         assert_eq!(ratio([0.95, 1.1, 1.0], 1.05).alike(1.25), Holds::Yes);

@@ -388,7 +388,7 @@ mod tests {
         assert!(timed > done.seconds / 2.0, "{timed} s of {} s are timed: {:?}", done.seconds, done.latency);
     }
 
-    /// Each claim gets each verdict. The claim about small records is the lab's own.
+    /// Each claim can get every verdict. The claim about small records is the lab's own.
     #[test]
     fn claims_come_out_each_way() {
         let found = |median: f64, least: f64| {

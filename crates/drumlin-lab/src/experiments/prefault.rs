@@ -519,7 +519,7 @@ mod tests {
         Found { is_dax: true, is_emulated: false, bytes: BYTES, ahead, before: None, touches }
     }
 
-    /// Each claim gets each verdict.
+    /// Each claim can get every verdict.
     #[test]
     fn claims_come_out_each_way() {
         let share = (0.3, 0.3);

@@ -606,7 +606,7 @@ mod tests {
         assert_eq!(CLAIMS.map(|claim| claim.source), ["S3", "S3", "Drumlin", "S3"]);
     }
 
-    /// Each claim gets each verdict.
+    /// Each claim can get every verdict.
     #[test]
     fn claims_come_out_each_way() {
         let ratio = |median: f64, least: f64| Some(Ratio { median, least, most: median * 1.1, noise: 1.05 });

@@ -748,7 +748,7 @@ mod tests {
         Spread { median, least: median, most: median }
     }
 
-    /// Each claim gets each verdict.
+    /// Each claim can get every verdict.
     #[test]
     fn claims_come_out_each_way() {
         let judged = |index: usize, found: &Found| (CLAIMS[index].judge)(found).holds;

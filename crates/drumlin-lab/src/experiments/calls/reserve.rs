@@ -216,8 +216,8 @@ const NO_GUARANTEE: Claim<Shared> = Claim {
 mod tests {
     use super::*;
 
-    /// Reserved memory gets the verdict for each ending: a process is killed, none is, or the mapping is refused. A
-    /// control that dies cannot tell.
+    /// A killed process, a process that lives and a refused mapping each lead to their verdict. A control that dies
+    /// cannot tell.
     #[test]
     fn guarantees_are_judged() {
         let found =
@@ -244,7 +244,7 @@ mod tests {
         assert!(Task { bytes: 1 << 20, touch: true, with_other: false }.perform(|_| {}).unwrap());
     }
 
-    /// The claim gets each verdict.
+    /// The claim can get every verdict.
     #[test]
     fn reservations_are_judged() {
         let judged = |permitted: [bool; 5]| {

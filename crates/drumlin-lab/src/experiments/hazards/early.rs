@@ -244,7 +244,7 @@ mod tests {
         Endings { endings }
     }
 
-    /// The claim gets each verdict.
+    /// The claim can get every verdict.
     #[test]
     fn early_writes_are_judged() {
         let judged = |mapping, frame| judge(&(rounds(mapping), rounds(vec![seen(1, frame)]))).holds;

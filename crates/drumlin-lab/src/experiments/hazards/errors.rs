@@ -252,7 +252,7 @@ mod tests {
         Ending::Done(Seen { access: text(access), first_sync: text(first_sync), second_sync: None, is_lost: true })
     }
 
-    /// The claim about reads gets each verdict.
+    /// The claim about reads can get every verdict.
     #[test]
     fn reads_are_judged() {
         let killed = || rounds(vec![Ending::Killed(libc::SIGBUS)]);
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(reads_kill(&(Pair::default(), [killed(), told()])).holds, Holds::CannotTell);
     }
 
-    /// The claim about writes gets each verdict.
+    /// The claim about writes can get every verdict.
     #[test]
     fn writes_are_judged() {
         let late = || rounds(vec![done(None, Some("EIO"))]);

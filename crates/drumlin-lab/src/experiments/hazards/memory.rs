@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// The claim gets each verdict.
+    /// The claim can get every verdict.
     #[test]
     fn dirt_is_judged() {
         let lived = || Endings { endings: vec![Ending::Done(())] };

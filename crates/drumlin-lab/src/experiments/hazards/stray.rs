@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// The claim gets each verdict.
+    /// The claim can get every verdict.
     #[test]
     fn stray_stores_are_judged() {
         let rounds = |endings| Endings { endings };

@@ -450,7 +450,7 @@ mod tests {
         }
     }
 
-    /// The claim gets each verdict.
+    /// The claim can get every verdict.
     #[test]
     fn protocols_are_judged() {
         let judged = |in_place: usize, shadow: usize| judge(&[vec![in_place], vec![0], vec![0], vec![shadow]]).holds;

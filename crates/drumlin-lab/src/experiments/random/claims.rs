@@ -637,7 +637,7 @@ mod tests {
         assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Figures::default()).holds == CannotTell));
     }
 
-    /// The claims without a ratio get each verdict too.
+    /// The claims without a ratio can get every verdict too.
     #[test]
     fn claims_without_a_ratio_come_out_each_way() {
         let with = |change: &dyn Fn(&mut Figures)| {

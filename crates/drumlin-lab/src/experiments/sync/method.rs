@@ -22,7 +22,7 @@ pub(crate) enum Method {
     Buffered,
 }
 
-/// The answer to whether a write survives a power cut.
+/// The fate of a write in a power cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Durable {
     Yes,
