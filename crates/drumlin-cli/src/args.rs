@@ -71,14 +71,14 @@ const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
     (&["import", "ingest"], &["`drumlin load` stores rows from files"]),
     (&["insert", "set", "add", "write", "store"], &["`drumlin put` stores one value, `load` many, `index` a folder"]),
     (&["export", "backup", "save"], &["`drumlin dump` writes rows to a file"]),
-    (&["restore", "unpack"], &["`drumlin extract` gives back what `index` stored, `load` what `dump` wrote"]),
+    (&["restore", "unpack"], &["`drumlin extract` restores what `index` stored, `load` what `dump` wrote"]),
     (&["cat", "read", "fetch", "show"], &["`drumlin get` prints values by their keys"]),
     (&["find", "search", "grep", "query", "select", "range"], &["`drumlin scan` lists rows: --prefix, --from, --to"]),
     (
         &["verify", "fsck", "repair", "recover", "validate"],
         &["`drumlin check` verifies everything", "`drumlin dump --skip-damage` writes all rows that can be read"],
     ),
-    (&["vacuum", "gc", "shrink"], &["`drumlin compact` gives unused space back"]),
+    (&["vacuum", "gc", "shrink"], &["`drumlin compact` returns unused space"]),
     (&["info", "status", "tables"], &["`drumlin stats` has figures", "`drumlin keyspaces` lists keyspaces"]),
     (&["create", "init", "new", "open"], &["`drumlin put`, `load` and `index` create a database that is not there"]),
 ];

@@ -96,11 +96,11 @@ impl DatabaseArgs {
         let names: Vec<String> =
             database.keyspaces().into_iter().map(|keyspace| harmless(&keyspace.name).into_owned()).collect();
         output.remark(&format!(
-            "opened without what is damaged, as of its newest checkpoint. Keyspaces: {}",
+            "opened without the damaged parts, as of the newest checkpoint. Keyspaces: {}",
             names.join(", ")
         ));
         if passed_over.iter().any(is_summary) {
-            output.remark("Changes of page tables are lost: rows may be missing without a gap, or older");
+            output.remark("Changes of page tables are lost: rows may be older, or missing without a gap");
         }
         let passed_over_count = passed_over.len();
         Ok((database, passed_over_count))
@@ -138,7 +138,8 @@ impl DatabaseArgs {
             return error.into();
         }
         let message = format!("{} can't be written to: {}", self.path.display(), reason_of(&error));
-        Failure::new(Exit::NoCommits, message).hint("get, scan, dump, keyspaces, stats and check work all the same")
+        Failure::new(Exit::NoCommits, message)
+            .hint("commands that only read still work: get, scan, dump, keyspaces, stats and check")
     }
 
     fn check_folder(&self) -> Result<()> {
@@ -167,7 +168,7 @@ fn reason_of(error: &Error) -> String {
         Error::Io { action, path, source } => format!("{action} {}: {}", path.display(), plain(source)),
         Error::Corrupted { path, what, reason } => format!("damaged: {what} in {}: {reason}", path.display()),
         Error::NotClosed { commits, .. } => {
-            format!("{} in the log that no checkpoint holds are left out", plural(*commits, "commit"))
+            format!("{} in the log after the last checkpoint are left out", plural(*commits, "commit"))
         }
         other => other.to_string(),
     }

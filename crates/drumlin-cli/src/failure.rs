@@ -252,7 +252,7 @@ impl From<Error> for Failure {
             .hint("use a smaller --batch")
             .hint("use a larger --memory"),
             Error::MemoryInUse { what, limit_bytes } => {
-                Failure::other(format!("{what} take all {limit_bytes} bytes of their part of the memory"))
+                Failure::other(format!("{what} take all {limit_bytes} bytes of their share of the memory"))
                     .hint("run the command again")
                     .hint("use a larger --memory")
             }
@@ -271,7 +271,7 @@ impl From<Error> for Failure {
                 Exit::NoCommits,
                 format!("{} was not closed: {commits} commits in its log have to be recovered", path.display()),
             )
-            .hint("run a command where it can be written to: any recovers it"),
+            .hint("run any command that may write to it: opening it recovers it"),
             Error::ReadOnly { path } => Failure::new(Exit::NoCommits, format!("{} can only be read", path.display())),
             Error::BudgetTooSmall { given_bytes, minimum_bytes } => Failure::usage(format!(
                 "--memory {given_bytes} is too small: at least {minimum_bytes} bytes are needed"

@@ -115,7 +115,7 @@ impl Check {
         if let Some(Error::Corrupted { path, what, reason }) = refused
             && corruption.is_empty()
         {
-            let cost = "the database does not open".to_owned();
+            let cost = "the database can't be opened".to_owned();
             corruption.push(Corruption { file: path.display().to_string(), what, reason, cost, keys: None });
         }
         let elapsed = start.elapsed();
@@ -154,7 +154,7 @@ impl Report {
         let mut text = match (self.sound, self.opens) {
             (true, _) => format!("{good}sound{good:#}: {read}"),
             (false, true) => format!("{bad}damaged{bad:#}: {read}"),
-            (false, false) => format!("{bad}damaged, and does not open{bad:#}: {read}"),
+            (false, false) => format!("{bad}damaged, and can't be opened{bad:#}: {read}"),
         };
         for corruption in self.corruption.iter().take(DAMAGE_SHOWN_MAX) {
             text += &format!(
@@ -166,7 +166,7 @@ impl Report {
             && self.opens
         {
             let (path, keyspace) = (shell_word(&self.path), Escaped::new(keys.keyspace.as_bytes()));
-            text += "\nto write the rows that the tree still leads to:";
+            text += "\nTo write the rows that can still be reached:";
             text += &format!("\n  drumlin dump {} FILE -k {keyspace} --skip-damage", harmless(&path));
         }
         let hidden_count = self.corruption.len().saturating_sub(DAMAGE_SHOWN_MAX) as u64 + self.unlisted;
@@ -174,7 +174,7 @@ impl Report {
             text += &format!("\n  and {hidden_count} more; --json lists {}", self.corruption.len());
         }
         for mended in &self.mended {
-            text += &format!("\n  mended when it was opened: {} in {}: {}", mended.what, mended.file, mended.reason);
+            text += &format!("\n  repaired by opening it: {} in {}: {}", mended.what, mended.file, mended.reason);
         }
         if !self.opens {
             text += &self.remains();
@@ -197,13 +197,13 @@ impl Report {
                 figures::count(self.last)
             );
         }
-        text += "\nNothing was written. Put back the files that are missing or were cut short, if there";
-        text += "\nare copies of this very state; otherwise restore the database from a backup, and";
-        text += "\nkeep this folder until that is done.";
+        text += "\nNothing was written. Restore missing or truncated files, if there are copies of them from";
+        text += "\nexactly this state; otherwise restore the database from a backup. Keep this folder";
+        text += "\nuntil that is done.";
         if self.rows > 0 {
             let path = shell_word(&self.path);
-            text += "\nOf the rows of the newest checkpoint, those that the tree still leads to, which may be";
-            text += "\nfar fewer than are sound, are written by (for each keyspace, with -k)";
+            text += "\nTo write the rows of the newest checkpoint that can still be reached, which may be far";
+            text += "\nfewer than the sound ones (for each keyspace, with -k NAME):";
             text += &format!("\n  drumlin dump {} FILE --skip-damage", harmless(&path));
         }
         text

@@ -58,7 +58,9 @@ pub(super) fn counting<T>(
         None => database.close()?,
         Some(reason) if read_bytes > READ_BYTES_TOLD => {
             let read = figures::bytes(read_bytes);
-            output.remark(&format!("counting read {read}, and will again, as nothing can be kept: {reason}"));
+            output.remark(&format!(
+                "counting read {read}, and the next count will too, because counts can't be kept: {reason}"
+            ));
         }
         Some(_) => {}
     }

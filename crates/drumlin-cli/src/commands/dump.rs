@@ -219,7 +219,9 @@ impl Dump {
         let is_damage = matches!(error, drumlin::Error::Corrupted { .. });
         let failure = Failure::from(error);
         Stopped::Database(match is_damage {
-            true => failure.hint("--skip-damage goes on behind it, with all rows that the tree leads to"),
+            true => {
+                failure.hint("--skip-damage continues after the damage and writes every row that can still be reached")
+            }
             false => failure,
         })
     }
@@ -261,7 +263,7 @@ impl Target {
             return Ok(Target { file: File::options().write(true).open(path).map_err(failed)?, entry: None });
         }
         if !replace && fs::symlink_metadata(path).is_ok() {
-            return Err(Failure::other(format!("{} is there already", path.display())).hint("--force replaces it"));
+            return Err(Failure::other(format!("{} exists already", path.display())).hint("--force replaces it"));
         }
         // Replace the file to which a symbolic link leads, not the link.
         let path = if old.is_some() { fs::canonicalize(path).map_err(failed)? } else { path.to_path_buf() };
@@ -322,11 +324,11 @@ impl Written {
     fn outcome(&self, passed_over: usize) -> Result<()> {
         let message = match (self.gaps, passed_over) {
             (0, 0) => return Ok(()),
-            (0, _) => "the database is damaged; no gap was found in these rows".to_owned(),
-            (gaps, _) => format!("{} in the rows, where they can't be read", figures::plural(gaps, "gap")),
+            (0, _) => "the database is damaged, but no gap was found in these rows".to_owned(),
+            (gaps, _) => format!("{} in the rows, because some can't be read", figures::plural(gaps, "gap")),
         };
         Err(Failure::new(Exit::Corrupted, message)
-            .hint("all rows that the tree leads to were written; `drumlin check DATABASE` tells more"))
+            .hint("every row that can still be reached was written; `drumlin check DATABASE` lists the damage"))
     }
 }
 

@@ -105,12 +105,12 @@ impl<R: BufRead> BinarySource<R> {
     fn read_end(&mut self) -> Result<(), Flaw> {
         let place = self.row_offset;
         if self.u64()? != self.rows_count {
-            return Err(Self::reason(place, "rows are missing or repeated: the count at the end is another"));
+            return Err(Self::reason(place, "rows are missing or repeated: the count at the end differs"));
         }
         self.checksums.update(&self.rows_count.to_le_bytes());
         let expected = self.checksums.digest();
         if self.u64()? != expected {
-            return Err(Self::reason(place, "rows are missing, repeated or moved: the checksum at the end is another"));
+            return Err(Self::reason(place, "rows are missing, repeated or moved: the checksum at the end differs"));
         }
         if !self.input.fill_buf()?.is_empty() {
             return Err(Self::reason(self.offset, "bytes follow the end"));

@@ -81,7 +81,7 @@ impl<R: BufRead> Delimited<R> {
         let record = &mut self.record;
         record.clear();
         let mut open_quote = None;
-        // The end in the record of the line in which the quote opens.
+        // The offset in the record at which the line with the opening quote ends.
         let mut quote_line_end = 0;
         loop {
             let (number, line) = match (self.lines.next(), open_quote) {

@@ -61,7 +61,7 @@ fn invalid(what: String) -> io::Error {
 
 impl<'v> Fields<'v> {
     fn of(value: &'v [u8]) -> io::Result<Fields<'v>> {
-        serde_json::from_slice(value).map_err(|_| invalid("its value is no JSON object".to_owned()))
+        serde_json::from_slice(value).map_err(|_| invalid("its value is not a JSON object".to_owned()))
     }
 
     /// Returns the fields of a value that must be an object.
@@ -160,7 +160,7 @@ impl<W: Write> FieldsSink<W> {
     /// Takes the columns from the first value, and writes their names as the first line.
     fn settle(&mut self, first: &Fields<'_>) -> io::Result<Columns> {
         if first.values.is_empty() {
-            return Err(invalid("its value has no fields, and a line has one at least".to_owned()));
+            return Err(invalid("its value has no fields, but a line needs at least one".to_owned()));
         }
         if first.is_array() {
             return Ok(Columns::Unnamed(first.values.len()));
@@ -195,7 +195,7 @@ impl<W: Write> Sink for FieldsSink<W> {
                 if let Columns::OfFirst(_) = columns
                     && let Some(other) = fields.names.iter().find(|name| !names.iter().any(|known| known == *name))
                 {
-                    let what = format!("its value has a field {other:?}, which the first one has not");
+                    let what = format!("its value has a field {other:?}, which the first one lacks");
                     return Err(invalid(what));
                 }
                 if fields.is_array() && !fields.values.is_empty() {

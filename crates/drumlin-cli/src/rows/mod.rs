@@ -219,7 +219,7 @@ impl fmt::Display for RowTooLong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "it takes more than {} bytes as text, and load reads no longer rows",
+            "it takes more than {} bytes as text, the longest row that load reads",
             figures::count(self.bytes_limit)
         )
     }

@@ -77,7 +77,7 @@ pub(crate) fn plural(number: u64, noun: &str) -> String {
 /// programs.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let at = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
-    let number: u64 = text[..at].parse().map_err(|_| "a size is a number and a unit, as 64MiB".to_owned())?;
+    let number: u64 = text[..at].parse().map_err(|_| "a size is a number and a unit, like 64MiB".to_owned())?;
     let unit = match text[at..].trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kib" => 1 << 10,

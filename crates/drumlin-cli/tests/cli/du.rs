@@ -88,5 +88,5 @@ fn what_is_missing_has_a_code() {
     assert!(bench.fails(3, &["du", "rows"]).contains("`drumlin index` stores one"));
     bench.fails(3, &["du", "nowhere"]);
     bench.ok(&["put", "db", "-k", "files", "other", "value"]);
-    assert!(bench.fails(1, &["du", "db"]).contains("not what index writes"));
+    assert!(bench.fails(1, &["du", "db"]).contains("not written by index"));
 }

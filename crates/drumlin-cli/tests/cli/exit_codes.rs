@@ -159,7 +159,7 @@ fn a_database_that_does_not_open_is_examined() {
     let answer = bench.run(&["check", "db"]);
     let text = String::from_utf8_lossy(&answer.stdout);
     assert_eq!(answer.code, Some(4), "{text}{}", answer.stderr);
-    assert!(text.starts_with("damaged, and does not open") && text.contains("Nothing was written"), "{text}");
+    assert!(text.starts_with("damaged, and can't be opened") && text.contains("Nothing was written"), "{text}");
     assert!(contents() == before, "a check changed a file");
 }
 

@@ -168,7 +168,7 @@ fn duplicates() {
     assert_eq!(bench.ok(&["scan", "keep"]), "a\t1\nb\t2\nc\t4\n");
     let answer = load("fail", &["--on-duplicate", "fail"]);
     assert_eq!(answer.code, Some(7));
-    assert!(answer.stderr.contains("rows.csv:4:1: a row with its key is there already"), "{}", answer.stderr);
+    assert!(answer.stderr.contains("rows.csv:4:1: a row with its key exists already"), "{}", answer.stderr);
     assert_eq!(bench.ok(&["scan", "fail"]), "a\t1\nb\t2\n");
     let found = summary(&load("skip", &["--on-duplicate", "fail", "--skip-bad"]));
     assert_eq!((&found["rows"], &found["bad_rows"]), (&3.into(), &1.into()));

@@ -51,7 +51,7 @@ impl<'a> Target<'a> {
         let path = path.expect("either given or temporary");
         let database = config(options).open(&path)?;
         if FileSystem::of(&path).is_ok_and(|file_system| file_system.is_memory) {
-            output.remark("warning: this file system is memory; what is measured is no device's");
+            output.remark("warning: this file system is in memory, so no device is measured");
         }
         let loaded = loaded(&database)?;
         let about = Dataset {

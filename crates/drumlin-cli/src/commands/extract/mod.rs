@@ -256,7 +256,7 @@ impl Job<'_> {
             file.write_all(&buffer[..length])?;
         }
         if !entry.has_hash(hash.digest128()) {
-            return Err(invalid("its content is another than when it was indexed").into());
+            return Err(invalid("its content differs from what was indexed").into());
         }
         file.finish(&attributes, self.force)?;
         self.summary.files += 1;
@@ -276,7 +276,7 @@ impl Job<'_> {
             let (bad, path) = (style::BAD, Escaped::new(key));
             self.progress.remark(&match exists {
                 true => {
-                    format!("{bad}kept{bad:#} {path}: it is there already, with another content (--force replaces it)")
+                    format!("{bad}kept{bad:#} {path}: it exists already, with another content (--force replaces it)")
                 }
                 false => format!("{bad}not written{bad:#} {path}: {}", plain(error)),
             });
@@ -310,7 +310,7 @@ fn invalid(why: &str) -> io::Error {
 }
 
 fn attributes(entry: &[u8]) -> io::Result<(Entry, Attributes)> {
-    let unknown = || invalid("its row is not what index writes");
+    let unknown = || invalid("its row was not written by index");
     let entry = Entry::decode(entry).ok_or_else(unknown)?;
     let mode = u32::from_str_radix(&entry.mode, 8).map_err(|_| unknown())?;
     let attributes = Attributes::new(mode, entry.mtime_ns).ok_or_else(unknown)?;
@@ -332,8 +332,8 @@ impl Summary {
             figures::duration(Duration::from_secs_f64(self.seconds))
         );
         for (number, what) in [
-            (self.identical, "there already, with the same content"),
-            (self.existing, "there already, with another content: kept"),
+            (self.identical, "existing with the same content"),
+            (self.existing, "existing with another content, kept"),
             (self.failed, "not written"),
             (self.damaged, "damaged in the database; all that can be read was written"),
         ] {

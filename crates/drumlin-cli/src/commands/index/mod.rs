@@ -367,7 +367,7 @@ impl Summary {
             text += &format!("\n{skipped}");
         }
         for path in &self.left_out {
-            text += &format!("\nleft out, as it is the database itself: {path}");
+            text += &format!("\nleft out, because it is the database itself: {path}");
         }
         text
     }

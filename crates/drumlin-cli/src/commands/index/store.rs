@@ -344,7 +344,7 @@ impl Reducer for FileSizes {
         0
     }
     fn row(&self, _key: &[u8], entry: &[u8]) -> Result<u64, ReduceError> {
-        size_in(entry).ok_or_else(|| "not what index writes".into())
+        size_in(entry).ok_or_else(|| "not written by index".into())
     }
     fn combine(&self, left: u64, right: u64) -> Result<u64, ReduceError> {
         left.checked_add(right).ok_or_else(|| "the sizes of all files do not fit in 64 bits".into())

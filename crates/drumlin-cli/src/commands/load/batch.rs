@@ -65,7 +65,7 @@ impl Committed {
         match on_duplicate {
             OnDuplicate::Replace => self.replaced += u64::from(exists),
             OnDuplicate::Keep if exists => self.kept += 1,
-            OnDuplicate::Fail if exists => self.bad.push((place, "a row with its key is there already".to_owned())),
+            OnDuplicate::Fail if exists => self.bad.push((place, "a row with its key exists already".to_owned())),
             OnDuplicate::Keep | OnDuplicate::Fail => {}
         }
         let is_stored = !exists || on_duplicate == OnDuplicate::Replace;

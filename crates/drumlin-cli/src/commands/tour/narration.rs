@@ -103,8 +103,8 @@ impl Narration {
         if killed.was_midway {
             return Ok(());
         }
-        self.tell("   The tree is too small to be killed in the middle: all of it was stored by then.")?;
-        self.tell("   A bigger one shows more; a gigabyte is about right: drumlin tour PATH")
+        self.tell("   The tree is too small to be killed in the middle: it was stored by then.")?;
+        self.tell("   A larger one shows more; about a gigabyte is right: drumlin tour PATH")
     }
 
     pub(super) fn begin_recovery(&self) -> Result<()> {
@@ -134,11 +134,11 @@ impl Narration {
         let unanswered = (proof.found + proof.lost.len() as u64).saturating_sub(proof.acknowledged);
         if unanswered > 0 {
             let what = plural(unanswered, "more commit");
-            self.proved_line(true, &format!("{what} had reached the medium, the answer had not left"))?;
+            self.proved_line(true, &format!("{what} had reached the device, not yet acknowledged"))?;
         }
         match proof.torn.len() as u64 {
-            0 => self.proved_line(true, "no file is there in part: the three keyspaces agree")?,
-            torn => self.proved_line(false, &format!("{} there in part", plural(torn, "file")))?,
+            0 => self.proved_line(true, "no file is stored in part: the three keyspaces agree")?,
+            torn => self.proved_line(false, &format!("{} stored in part", plural(torn, "file")))?,
         }
         let compared = format!("{} compared with the disk in {}", bytes(proof.compared_bytes), duration(proof.seconds));
         match proof.different.len() as u64 {
@@ -150,7 +150,7 @@ impl Narration {
         }
         match proof.changed_meanwhile {
             0 => Ok(()),
-            changed => self.tell(&format!("   {} changed on disk meanwhile.", plural(changed, "file"))),
+            changed => self.tell(&format!("   {} changed on disk during the tour.", plural(changed, "file"))),
         }
     }
 
@@ -160,14 +160,14 @@ impl Narration {
 
     pub(super) fn finished(&self, finish: &Finish) -> Result<()> {
         self.tell(&format!(
-            "   {}, {}, in {}; {} were there already.",
+            "   {}, {}, in {}; {} were stored already.",
             plural(finish.files_stored, "file"),
             bytes(finish.bytes_stored),
             duration(finish.seconds),
             count(finish.files_unchanged)
         ))?;
         for path in &finish.left_out {
-            self.tell(&format!("   Left out, as it is the database itself: {}", clip_start(path, COLUMNS - 43)))?;
+            self.tell(&format!("   Left out, because it is the database itself: {}", clip_start(path, COLUMNS - 48)))?;
         }
         for (number, noun, what) in [
             (finish.files_unreadable, "file", "could not be read"),
@@ -209,7 +209,7 @@ impl Narration {
         }
         let held = format!("{}, {}", plural(answers.prefix_files, "file"), bytes(answers.prefix_bytes));
         if answers.prefix_agrees {
-            self.proved_line(true, &format!("they hold {held}, and so they do on disk"))
+            self.proved_line(true, &format!("they hold {held}, the same as on disk"))
         } else {
             let below = survey.below_prefix;
             let disk = format!("{}, {}", plural(below.files, "file"), bytes(below.bytes));

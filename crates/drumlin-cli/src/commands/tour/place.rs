@@ -50,7 +50,7 @@ impl Place {
             let Ok(file_system) = FileSystem::of(parent) else { continue };
             if file_system.is_memory {
                 remarks.push(format!(
-                    "{} is {}, memory and no device: a commit there proves nothing",
+                    "{} is {}, which is in memory: a commit there proves nothing",
                     parent.display(),
                     file_system.name
                 ));

@@ -44,7 +44,7 @@ pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
     let mut largest = Vec::new();
     for row in store.by_size.iter().rev().take(10) {
         let (key, _) = row?;
-        let unreadable = || Failure::other("a row of by_size is not what index writes");
+        let unreadable = || Failure::other("a row of by_size was not written by index");
         let (bytes, path) = split_size_key(&key).ok_or_else(unreadable)?;
         largest.push(Large { bytes, path: Escaped::new(path).to_string() });
     }
