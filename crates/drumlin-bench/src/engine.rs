@@ -103,8 +103,25 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
+    /// Holds a snapshot of the rows while others write. `None` if the engine has none, or no workload asks for it.
+    ///
+    /// # Errors
+    /// The engine's own.
+    fn hold(&self) -> Result<Option<Box<dyn HeldSnapshot + '_>>> {
+        Ok(None)
+    }
+
     /// Syncs and closes.
     fn close(self: Box<Self>) -> Result<()>;
+}
+
+/// A snapshot of the rows.
+pub trait HeldSnapshot {
+    /// Hands all of its rows to `see`, in the order of keys. Returns the number of rows.
+    ///
+    /// # Errors
+    /// The engine's own.
+    fn scan(&mut self, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64>;
 }
 
 /// A thread's access to an open database. Its methods return the engine's own errors.

@@ -3,10 +3,11 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use drumlin::{Config, Database, Keyspace};
+use drumlin::{Config, Database, Keyspace, Snapshot};
 
 use crate::engine::{
-    Capabilities, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source, missing_row,
+    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
+    missing_row,
 };
 
 pub(super) const PEER: Peer = Peer {
@@ -76,8 +77,29 @@ impl Engine for Drumlin {
         Ok(())
     }
 
+    fn hold(&self) -> Result<Option<Box<dyn HeldSnapshot + '_>>> {
+        Ok(Some(Box::new(Held { snapshot: self.db.snapshot(), rows: &self.rows })))
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         Ok(self.db.close()?)
+    }
+}
+
+struct Held<'e> {
+    snapshot: Snapshot,
+    rows: &'e Keyspace,
+}
+
+impl HeldSnapshot for Held<'_> {
+    fn scan(&mut self, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let mut count = 0;
+        let _: ControlFlow<()> = self.snapshot.iter(self.rows).for_each_row(|key, value| {
+            see(key, value);
+            count += 1;
+            ControlFlow::Continue(())
+        })?;
+        Ok(count)
     }
 }
 

@@ -5,9 +5,11 @@ use std::ops::Bound;
 use std::path::Path;
 
 use heed::types::Bytes;
-use heed::{CommitOrAbort, Env, EnvFlags, EnvOpenOptions, PutFlags};
+use heed::{CommitOrAbort, Env, EnvFlags, EnvOpenOptions, PutFlags, RoTxn, WithTls};
 
-use crate::engine::{Capabilities, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source};
+use crate::engine::{
+    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
+};
 use crate::engine::{load_in_batches, missing_row};
 
 pub(super) const PEER: Peer = Peer {
@@ -93,10 +95,32 @@ impl Engine for Lmdb {
         }
     }
 
+    fn hold(&self) -> Result<Option<Box<dyn HeldSnapshot + '_>>> {
+        let rows = self.rows()?;
+        Ok(Some(Box::new(Held { tx: self.env.read_txn()?, rows })))
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         self.env.force_sync()?;
         self.env.prepare_for_closing().wait();
         Ok(())
+    }
+}
+
+struct Held<'e> {
+    tx: RoTxn<'e, WithTls>,
+    rows: Rows<'e>,
+}
+
+impl HeldSnapshot for Held<'_> {
+    fn scan(&mut self, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let mut count = 0;
+        for row in self.rows.iter(&self.tx)? {
+            let (key, value) = row?;
+            see(key, value);
+            count += 1;
+        }
+        Ok(count)
     }
 }
 

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
-use crate::engine::{Capabilities, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source};
+use crate::engine::{
+    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
+};
 use crate::engine::{load_in_batches, missing_row};
 
 pub(super) const PEER: Peer = Peer {
@@ -68,8 +70,26 @@ impl Engine for Redb {
         load_in_batches(&mut *self.session()?, rows, BULK_ROWS)
     }
 
+    fn hold(&self) -> Result<Option<Box<dyn HeldSnapshot + '_>>> {
+        Ok(Some(Box::new(Held(self.db.begin_read()?.open_table(ROWS)?))))
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         self.sync()
+    }
+}
+
+struct Held(redb::ReadOnlyTable<&'static [u8], &'static [u8]>);
+
+impl HeldSnapshot for Held {
+    fn scan(&mut self, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let mut count = 0;
+        for row in self.0.iter()? {
+            let (key, value) = row?;
+            see(key.value(), value.value());
+            count += 1;
+        }
+        Ok(count)
     }
 }
 

@@ -5,10 +5,13 @@ use std::path::Path;
 use rocksdb::{
     BlockBasedIndexType, BlockBasedOptions, Cache, ColumnFamilyDescriptor, DBCompressionType,
     DEFAULT_COLUMN_FAMILY_NAME, IteratorMode, OptimisticTransactionDB, OptimisticTransactionOptions, Options,
-    ReadOptions, SingleThreaded, WaitForCompactOptions, WriteBatchWithTransaction, WriteOptions,
+    ReadOptions, SingleThreaded, SnapshotWithThreadMode, WaitForCompactOptions, WriteBatchWithTransaction,
+    WriteOptions,
 };
 
-use crate::engine::{Capabilities, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source};
+use crate::engine::{
+    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
+};
 use crate::engine::{LOAD_BATCH_ROWS, missing_row};
 
 pub(super) const PEER: Peer = Peer {
@@ -111,9 +114,30 @@ impl Engine for Rocks {
         Ok(self.db.wait_for_compact(&WaitForCompactOptions::default())?)
     }
 
+    fn hold(&self) -> Result<Option<Box<dyn HeldSnapshot + '_>>> {
+        Ok(Some(Box::new(Held(self.db.snapshot()))))
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         self.db.flush_wal(true)?;
         Ok(())
+    }
+}
+
+struct Held<'e>(SnapshotWithThreadMode<'e, Db>);
+
+impl HeldSnapshot for Held<'_> {
+    fn scan(&mut self, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let mut rows = self.0.raw_iterator();
+        rows.seek_to_first();
+        let mut count = 0;
+        while let Some((key, value)) = rows.item() {
+            see(key, value);
+            count += 1;
+            rows.next();
+        }
+        rows.status()?;
+        Ok(count)
     }
 }
 
