@@ -205,13 +205,14 @@ pub enum Error {
         /// The size of that part in bytes.
         limit_bytes: u64,
     },
-    /// The versions that the snapshot needs exceeded their share of memory. Take a new snapshot.
-    #[error(
-        "snapshot of timestamp {timestamp} is too old: the versions it needs exceeded their share of memory. Take a new snapshot"
-    )]
+    /// The snapshot was ended because the old versions of rows that it needs took too much space, by default a quarter
+    /// of the live bytes and at least 256 MiB on disk. Take a new snapshot.
+    #[error("snapshot of timestamp {timestamp} is too old: {reason}. Take a new snapshot")]
     SnapshotTooOld {
         /// The timestamp at which the snapshot reads.
         timestamp: Timestamp,
+        /// The limit that was reached, and the bytes that versions took.
+        reason: Arc<str>,
     },
     /// The log failed while this commit was being written: only reopening shows whether it is durable.
     #[error(
@@ -515,6 +516,11 @@ impl Error {
     /// Returns the error for writers and reducers of large values that together use up their part of the budget.
     pub(crate) fn sources_in_memory(limit_bytes: u64) -> Error {
         Error::MemoryInUse { what: "values being written from readers or shown to reducers", limit_bytes }
+    }
+
+    /// Returns the error for a commit that waited too long for a snapshot to end.
+    pub(crate) fn versions_in_memory(limit_bytes: u64) -> Error {
+        Error::MemoryInUse { what: "old versions of rows, which open snapshots need (on disk, too),", limit_bytes }
     }
 
     /// Returns the error for bulk loads that together use up their part of the budget.

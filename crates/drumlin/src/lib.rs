@@ -148,7 +148,7 @@
 //! | a value | none; values over 64 KiB are streamed to the disk |
 //! | the writes of a transaction | a thirty-second of the budget, and 8 MiB: see [`Error::TransactionTooLarge`] |
 //! | all open transactions | an eighth of the budget, then [`Error::MemoryInUse`] |
-//! | an old snapshot | ends with [`Error::SnapshotTooOld`] when versions take more than a sixteenth of the budget |
+//! | an old snapshot | ends with [`Error::SnapshotTooOld`] if versions exceed [`Config::version_disk_bytes`] |
 //! | a wait for a row | 10 seconds, then [`Error::LockTimeout`] |
 //! | a folder | one process at a time, or any number that [only read](Config::read_only) |
 //!
@@ -201,6 +201,7 @@ pub use format::Timestamp;
 pub use io::IoBackend;
 pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, LostKeys, Opening};
 pub use txn::engine::Durability;
+pub use txn::spilled::VersionOverflow;
 
 /// Parts of the engine for its tools and tests: files, buffers and the clock, simulated disks, numbers in files.
 ///

@@ -38,6 +38,7 @@ impl Stats {
             "dirty_bytes": stats.dirty_bytes,
             "table_bytes": stats.table_bytes,
             "version_bytes": stats.version_bytes,
+            "version_disk_bytes": stats.version_disk_bytes,
             "log_buffer_bytes": stats.log_buffer_bytes,
             "page_hits": stats.page_hits,
             "page_misses": stats.page_misses,
@@ -109,10 +110,11 @@ fn table(stats: &Figures, opened: &str) -> String {
     line(
         "",
         format!(
-            "frames {}, tables {}, versions {}, log {}",
+            "frames {}, tables {}, versions {} and {} on disk, log {}",
             bytes(stats.frame_bytes),
             bytes(stats.table_bytes),
             bytes(stats.version_bytes),
+            bytes(stats.version_disk_bytes),
             bytes(stats.log_buffer_bytes)
         ),
     );

@@ -69,5 +69,5 @@ pub(super) fn options(script: &mut Script<'_>) -> TxOptions {
     // Even without a limit every wait ends: no thread waits for a lock that it holds itself, and deadlocks are
     // detected.
     let lock_timeout = [Duration::ZERO, Duration::from_millis(1), Duration::MAX][usize::from(script.byte() % 3)];
-    TxOptions { isolation, durability, lock_timeout }
+    TxOptions { isolation, durability, lock_timeout, ..TxOptions::default() }
 }

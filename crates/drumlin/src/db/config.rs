@@ -10,6 +10,7 @@ use crate::io::IoBackend;
 use crate::memory::Budget;
 use crate::store::{Settings, examine};
 use crate::txn::engine::Durability;
+use crate::txn::spilled::{SpillLimit, VersionOverflow};
 
 /// The smallest log segment: 1 MiB, or less in simulations.
 const LOG_SEGMENT_BYTES_MIN: u64 = if cfg!(feature = "sim") { 256 << 10 } else { 1 << 20 };
@@ -48,7 +49,7 @@ impl Default for Config {
             create: true,
             read_only: false,
             warm_start: true,
-            version_disk_bytes: 0,
+            spill_limit: SpillLimit::default(),
             salvage: false,
             backend: None,
         };
@@ -97,12 +98,22 @@ impl Config {
         self
     }
 
-    /// Sets the bytes that old versions of rows may take on disk, after those that snapshots need have outgrown their
-    /// sixteenth of the memory. Default 0: not in use yet (docs/decisions/035).
-    #[doc(hidden)]
+    /// Sets the bytes that old versions of rows may take on disk. Open snapshots, transactions and scans need the
+    /// versions that were replaced after they began. Versions that outgrow a sixteenth of the memory are spilled to the
+    /// file `versions` in the database's folder, which disappears with the last snapshot that needs it. At the limit, [the
+    /// oldest snapshot ends](VersionOverflow). Default: a quarter of the live bytes, and at least 256 MiB. With 0 all
+    /// versions stay in memory, and the oldest snapshot ends when they exceed a sixteenth of it.
     #[must_use]
     pub fn version_disk_bytes(mut self, bytes: u64) -> Config {
-        self.settings.version_disk_bytes = bytes;
+        self.settings.spill_limit.bytes = Some(bytes);
+        self
+    }
+
+    /// The choice between readers and writers at [`version_disk_bytes`](Self::version_disk_bytes). Default:
+    /// [`VersionOverflow::EndSnapshots`].
+    #[must_use]
+    pub fn version_overflow(mut self, choice: VersionOverflow) -> Config {
+        self.settings.spill_limit.overflow = choice;
         self
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::Value;
 use super::bounds::OwnedBounds;
-use super::rows::Rows;
+use super::rows::{RENEWALS_MAX, Rows};
 use crate::error::{Error, Result};
 use crate::memory::{Account, grown_capacity, heap_bytes, reserve};
 use crate::sync::Random;
@@ -38,6 +38,12 @@ pub(super) fn as_slices((lower, upper): &Interval) -> (&[u8], Option<&[u8]>) {
 impl Rows<'_> {
     /// Returns the number of rows in a range.
     pub(super) async fn count(&self, mode: WaitMode<'_>, bounds: OwnedBounds) -> Result<u64> {
+        for _ in 1..RENEWALS_MAX {
+            match self.count_at(mode, bounds.clone(), None).await {
+                Err(Error::SnapshotTooOld { .. }) if self.is_latest() => {}
+                counted => return self.noting(counted),
+            }
+        }
         self.noting(self.count_at(mode, bounds, None).await)
     }
 

@@ -410,8 +410,8 @@ impl Keyspace {
     /// reducers share it: the states of inner pages are kept, but those of some leaves are not. A range then reads the
     /// rows of such leaves at its two ends, up to a few hundred leaves each.
     ///
-    /// An aggregate that must read many rows is a long read. While there are many writers, it may end with
-    /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld). When it is repeated, it finds more states.
+    /// An aggregate that must read many rows is a long read. If its snapshot is ended during it, it starts over at a
+    /// newer one, where it finds more states.
     ///
     /// ```
     /// use drumlin::{Field, Sum};

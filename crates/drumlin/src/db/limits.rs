@@ -41,13 +41,17 @@ pub struct Limits {
     /// The old rows that one commit may replace or remove, because versions of them take memory: key, value, and about
     /// 64 bytes for each. More fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub replaced_bytes: u64,
-    /// The pages that a serializable transaction with changes may have read when it commits. Half of what page tables,
-    /// counts and loads use now is subtracted. More fails with
+    /// The pages that a serializable transaction with changes may have read when it commits. A quarter of what page
+    /// tables, counts and loads use now is subtracted. More fails with
     /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub validated_read_bytes: u64,
-    /// The memory of old versions. If they need more, the oldest snapshot ends
-    /// ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)).
+    /// The memory of old versions. Versions that need more are spilled to disk.
     pub version_bytes: u64,
+    /// The disk space that old versions may take now: [`Config::version_disk_bytes`](crate::Config::version_disk_bytes),
+    /// or its default for the live bytes. If they need more, the oldest snapshot ends
+    /// ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)) or commits wait, as
+    /// [`VersionOverflow`](crate::VersionOverflow) says.
+    pub version_disk_bytes: u64,
     /// Writers of large values that can work at the same time; others wait for them.
     pub large_value_writers: u64,
     /// The memory of rows that open scans and value readers have copied but not returned yet. They share it, and copy
@@ -67,7 +71,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    pub(super) fn new(budget: &Budget, page_bytes: usize) -> Limits {
+    pub(super) fn new(budget: &Budget, page_bytes: usize, version_disk_bytes: u64) -> Limits {
         Limits {
             memory_bytes: budget.total_bytes(),
             key_bytes: key_bytes_max(page_bytes) as u64,
@@ -78,6 +82,7 @@ impl Limits {
             replaced_bytes: budget.limit_bytes(Account::Versions),
             validated_read_bytes: budget.validated_bytes_max(),
             version_bytes: budget.version_bytes_max(),
+            version_disk_bytes,
             large_value_writers: budget.limit_bytes(Account::Sources) / SOURCE_BYTES_MAX,
             copied_bytes: budget.limit_bytes(Account::Copies),
             page_table_bytes: budget.limit_bytes(Account::Tables),

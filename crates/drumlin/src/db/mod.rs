@@ -399,7 +399,7 @@ impl Database {
     #[must_use]
     pub fn limits(&self) -> Limits {
         let store = self.handle.store_here();
-        Limits::new(&store.engine.budget, store.page_bytes)
+        Limits::new(&store.engine.budget, store.page_bytes, store.engine.version_disk_bytes_max())
     }
 
     /// Returns the result of opening the database: what was found and recovered.

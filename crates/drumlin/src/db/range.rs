@@ -6,10 +6,12 @@
 use std::future::Future;
 use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::Handle;
 use super::bounds::OwnedBounds;
 use super::leaf_copy::{self, CHANGES_BYTES_MAX, Copied, CopiedRows, Copier, Fetched, Want};
+use super::rows::open_latest;
 use super::salvage::{Gap, Salvaged};
 use super::shortage::Shortage;
 use super::value::Value;
@@ -62,6 +64,9 @@ struct Scan {
     handle: Arc<Handle>,
     tree: Tree,
     snapshot: Arc<SnapshotHandle>,
+    /// Set for a reader of the newest commits: the newest commit that it has seen. If the snapshot is ended, such a scan
+    /// continues at a newer one.
+    latest: Option<Arc<AtomicU64>>,
     /// The bounds of the keys not fetched yet.
     lower: Bound<Vec<u8>>,
     upper: Bound<Vec<u8>>,
@@ -141,6 +146,7 @@ impl Range {
             handle,
             tree,
             snapshot,
+            latest: None,
             lower,
             upper,
             fetched_all: false,
@@ -160,6 +166,14 @@ impl Range {
         };
         scan.fetched_all = scan.is_exhausted();
         Range(State::Scanning(Box::new(scan)))
+    }
+
+    /// Lets the scan continue at a newer snapshot if its own is ended, and record in `latest` what it has seen.
+    pub(super) fn of_latest(mut self, latest: Option<Arc<AtomicU64>>) -> Range {
+        if let State::Scanning(scan) = &mut self.0 {
+            scan.latest = latest;
+        }
+        self
     }
 
     /// Returns a range that yields only this error.
@@ -514,6 +528,49 @@ impl Scan {
         Ok(count)
     }
 
+    /// Like [`copy_leaf`](Self::copy_leaf). If the snapshot was ended and the scan may see a newer one, copies there.
+    async fn copy_next(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
+        loop {
+            match self.copy_leaf(mode, direction).await {
+                Err(Error::SnapshotTooOld { .. }) if self.renew()? => {}
+                copied => return copied,
+            }
+        }
+    }
+
+    /// Opens a newer snapshot. Returns `false` if the scan must show one moment.
+    fn renew(&mut self) -> Result<bool> {
+        let Some(seen) = &self.latest else { return Ok(false) };
+        crate::coverage::mark!("a scan went on at a newer snapshot");
+        self.snapshot = open_latest(self.handle.store()?, seen);
+        Ok(true)
+    }
+
+    /// Opens a newer snapshot, and discards the rows that were copied and not handed out, because their large values may
+    /// have been freed. The scan fetches them again. Returns `false` if the scan must show one moment.
+    fn renew_rows(&mut self, direction: Direction) -> Result<bool> {
+        if !self.renew()? {
+            return Ok(false);
+        }
+        let rows = self.side(direction);
+        let other = match direction {
+            Direction::Forward => Direction::Backward,
+            Direction::Backward => Direction::Forward,
+        };
+        let [next, last] = [direction, other].map(|end| Bound::Included(rows.key(end).to_vec()));
+        let (near, far) = match direction {
+            Direction::Forward => (&mut self.lower, &mut self.upper),
+            Direction::Backward => (&mut self.upper, &mut self.lower),
+        };
+        *near = next;
+        if self.fetched_all {
+            *far = last;
+        }
+        self.fetched_all = false;
+        self.side_mut(direction).clear();
+        Ok(true)
+    }
+
     /// Continues with the keys from this bound on, and records that those before it were read. `None` means that all
     /// were.
     fn go_on_from(&mut self, direction: Direction, bound: Option<Bound<Vec<u8>>>) -> Result<()> {
@@ -568,7 +625,7 @@ impl Scan {
                 std::mem::swap(&mut self.front_bytes, &mut self.back_bytes);
                 return Ok(!self.side(direction).is_empty());
             }
-            self.copy_leaf(mode, direction).await?;
+            self.copy_next(mode, direction).await?;
         }
         Ok(true)
     }
@@ -646,12 +703,24 @@ impl Scan {
     }
 
     async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, Value)>> {
-        let result = match self.fetch(mode, direction).await {
-            Ok(false) => return None,
-            Ok(true) => self.hand_out(mode, direction).await,
-            Err(error) => Err(error),
-        };
-        Some(self.ended_by(result))
+        loop {
+            let result = match self.fetch(mode, direction).await {
+                Ok(false) => return None,
+                Ok(true) => self.hand_out(mode, direction).await,
+                Err(error) => Err(error),
+            };
+            let result = match result {
+                error @ Err(Error::SnapshotTooOld { .. }) if !self.side(direction).is_empty() => {
+                    match self.renew_rows(direction) {
+                        Ok(true) => continue,
+                        Ok(false) => error,
+                        Err(error) => Err(error),
+                    }
+                }
+                result => result,
+            };
+            return Some(self.ended_by(result));
+        }
     }
 
     /// Calls `look` with each remaining row until it breaks.
@@ -675,7 +744,13 @@ impl Scan {
                 Fetched::Inline(_) => {}
                 elsewhere => {
                     let memory;
-                    (value, memory) = self.read_shown(mode, direction, &elsewhere, value).await?;
+                    (value, memory) = match self.read_shown(mode, direction, &elsewhere, value).await {
+                        Err(Error::SnapshotTooOld { .. }) if self.renew_rows(direction)? => {
+                            value = Vec::new();
+                            continue;
+                        }
+                        shown => shown?,
+                    };
                     self.side_mut(direction).pass(direction);
                     if let ControlFlow::Break(result) = look(&key, &value) {
                         return Ok(ControlFlow::Break(result));
@@ -776,7 +851,7 @@ impl Scan {
         let mut count = (self.front.len() + self.back.len()) as u64;
         while !self.fetched_all {
             self.want = Want::Count;
-            count += self.copy_leaf(mode, Direction::Forward).await? as u64;
+            count += self.copy_next(mode, Direction::Forward).await? as u64;
         }
         Ok(count)
     }

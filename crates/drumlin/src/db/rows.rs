@@ -27,8 +27,18 @@ use crate::txn::write_set::{Change, SharedWrites};
 pub(super) enum Horizon {
     /// The commits up to one snapshot.
     Fixed(Arc<SnapshotHandle>),
-    /// The newest commits at each read. No read has seen a commit above this timestamp.
-    Latest(AtomicU64),
+    /// The newest commits at each read. No read has seen a commit above this timestamp, which the reader's ranges share.
+    Latest(Arc<AtomicU64>),
+}
+
+/// The number of snapshots at which a read of the newest commits is attempted, if one after another is ended.
+pub(super) const RENEWALS_MAX: usize = 16;
+
+/// Opens a snapshot of the newest commits, and records in `seen` that a read saw them.
+pub(super) fn open_latest(store: &Store, seen: &AtomicU64) -> Arc<SnapshotHandle> {
+    let now = store.open_snapshot(|| store.engine.clock.published());
+    seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
+    now
 }
 
 /// The state that a snapshot or transaction reads.
@@ -46,11 +56,7 @@ impl Horizon {
     pub(super) fn open_snapshot(&self, store: &Store) -> Arc<SnapshotHandle> {
         match self {
             Horizon::Fixed(snapshot) => Arc::clone(snapshot),
-            Horizon::Latest(seen) => {
-                let now = store.open_snapshot(|| store.engine.clock.published());
-                seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
-                now
-            }
+            Horizon::Latest(seen) => open_latest(store, seen),
         }
     }
 
@@ -121,6 +127,11 @@ impl Rows<'_> {
             Some(reads) => self.noting(reads.lock().add_key(self.tree, key)),
             None => Ok(()),
         }
+    }
+
+    /// Returns `true` if each read sees the newest commits, so that a read may start over at a later moment.
+    pub(super) fn is_latest(&self) -> bool {
+        self.view.is_none_or(|view| view.horizon.snapshot().is_none())
     }
 
     pub(super) fn open_snapshot(&self) -> Result<Arc<SnapshotHandle>> {
@@ -311,10 +322,16 @@ impl Rows<'_> {
             Ok(snapshot) => snapshot,
             Err(error) => return Range::refused(error),
         };
+        let latest = match self.view.map(|view| &view.horizon) {
+            Some(Horizon::Latest(seen)) if at.is_none() => Some(Arc::clone(seen)),
+            _ => None,
+        };
         let own = self.own_within((bounds.0.as_ref().map(|key| &key[..]), bounds.1.as_ref().map(|key| &key[..])));
         let reads = self.view.and_then(|view| view.reads.clone());
         let shortage = self.view.map(|view| view.shortage.clone()).unwrap_or_default();
-        Range::new(Arc::clone(self.handle), self.tree.clone(), snapshot, bounds, own.cloned(), reads, shortage)
+        let range =
+            Range::new(Arc::clone(self.handle), self.tree.clone(), snapshot, bounds, own.cloned(), reads, shortage);
+        range.of_latest(latest)
     }
 
     /// Returns the transaction's own changes, if there are any between these bounds.

@@ -5,6 +5,7 @@ use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::{Database, Handle, Transaction, TxOptions};
 use crate::error::{Error, Recourse, Result};
@@ -13,6 +14,9 @@ use crate::txn::running::BodyOf;
 
 /// The most attempts of [`Database::transact`] at a transaction that runs into others or into a shortage of memory.
 const ATTEMPTS_MAX: u32 = 100;
+
+/// The most attempts at a transaction whose snapshot is ended while it runs. A later run is likely to take as long.
+const TOO_OLD_MAX: u32 = 3;
 
 /// One run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box tells the compiler that
 /// the future is `Send`, which it cannot know of the futures of an async closure.
@@ -33,9 +37,10 @@ pub type Attempt<'t, T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> +
 
 impl Database {
     /// Runs `body` in a transaction and commits it. If other transactions are in the way, runs it again, up to 100
-    /// times, after pauses that double from 50 µs to 50 ms. It retries after a conflict, if the snapshot has become too
-    /// old, and if memory that it needs is in use. It does not retry after [`Error::LockTimeout`], because each run may
-    /// already have waited [`TxOptions::lock_timeout`] for a row.
+    /// times, after pauses that double from 50 µs to 50 ms. It retries after a conflict, and if memory that it needs is
+    /// in use. If its [snapshot was ended](Error::SnapshotTooOld) it runs only three times, because each run may take as
+    /// long. It does not retry after [`Error::LockTimeout`], because each run may already have waited
+    /// [`TxOptions::lock_timeout`] for a row. No run begins after [`TxOptions::retry_timeout`].
     ///
     /// Any other error ends the transaction, and nothing of it remains. [`Transaction::conflict`] requests another run.
     /// For a body with its own error type, use [`try_transact`](Database::try_transact).
@@ -137,7 +142,7 @@ impl Database {
     where
         E: From<Error> + 'static,
     {
-        let mut attempts = Attempts { handle: &self.handle, count: 0 };
+        let mut attempts = Attempts::new(&self.handle, options);
         loop {
             let mut transaction = self.begin_with(options)?;
             let returned = {
@@ -218,7 +223,7 @@ impl Database {
     where
         E: From<Error> + 'static,
     {
-        let mut attempts = Attempts { handle: &self.handle, count: 0 };
+        let mut attempts = Attempts::new(&self.handle, options);
         loop {
             let mut transaction = self.begin_with(options)?;
             let body_of = transaction.body();
@@ -285,7 +290,7 @@ impl Database {
     where
         E: From<Error> + 'static,
     {
-        let mut attempts = Attempts { handle: &self.handle, count: 0 };
+        let mut attempts = Attempts::new(&self.handle, options);
         loop {
             let mut transaction = self.begin_with(options)?;
             let body_of = transaction.body();
@@ -322,9 +327,27 @@ fn may_run_again(error: &Error) -> bool {
 struct Attempts<'h> {
     handle: &'h Handle,
     count: u32,
+    /// The number of runs whose snapshot was ended.
+    too_old_count: u32,
+    /// The time at which the first run began.
+    begun: Duration,
+    /// The time since `begun` after which no run begins.
+    timeout: Duration,
 }
 
-impl Attempts<'_> {
+impl<'h> Attempts<'h> {
+    fn new(handle: &'h Handle, options: TxOptions) -> Attempts<'h> {
+        let begun = handle.store_here().now();
+        Attempts { handle, count: 0, too_old_count: 0, begun, timeout: options.retry_timeout }
+    }
+
+    /// Returns `true` if another run may begin.
+    fn are_left(&self) -> bool {
+        self.count < ATTEMPTS_MAX
+            && self.too_old_count < TOO_OLD_MAX
+            && self.handle.store_here().now().saturating_sub(self.begun) < self.timeout
+    }
+
     /// Commits a transaction whose body has returned, or drops it. Breaks with the result, or pauses before another
     /// run.
     async fn end<T, E: From<Error> + 'static>(
@@ -334,6 +357,7 @@ impl Attempts<'_> {
         returned: Result<T, E>,
     ) -> ControlFlow<Result<T, E>> {
         self.count += 1;
+        self.too_old_count += u32::from(transaction.is_too_old());
         let (error, can_run_again) = match returned {
             Ok(value) => match transaction.commit_in(mode).await {
                 Ok(_) => return ControlFlow::Break(Ok(value)),
@@ -350,7 +374,7 @@ impl Attempts<'_> {
                 (error, can_run_again)
             }
         };
-        if !can_run_again || self.count >= ATTEMPTS_MAX {
+        if !can_run_again || !self.are_left() {
             return ControlFlow::Break(Err(error));
         }
         drop(error);

@@ -108,11 +108,19 @@ pub struct TxOptions {
     /// A write outside of transactions waits for 10 seconds, even for a transaction of its own thread, because another
     /// thread may end that transaction.
     pub lock_timeout: Duration,
+    /// The time after which [`transact`](crate::Database::transact) and its other forms begin no further run. Default:
+    /// [`Duration::MAX`], no limit.
+    pub retry_timeout: Duration,
 }
 
 impl Default for TxOptions {
     fn default() -> TxOptions {
-        TxOptions { isolation: Isolation::default(), durability: Durability::default(), lock_timeout: LOCK_TIMEOUT }
+        TxOptions {
+            isolation: Isolation::default(),
+            durability: Durability::default(),
+            lock_timeout: LOCK_TIMEOUT,
+            retry_timeout: Duration::MAX,
+        }
     }
 }
 
@@ -220,7 +228,7 @@ impl Transaction {
             Isolation::Snapshot | Isolation::Serializable => {
                 Horizon::Fixed(store.open_snapshot(|| store.engine.clock.published()))
             }
-            Isolation::ReadCommitted => Horizon::Latest(AtomicU64::new(store.engine.clock.visible().0)),
+            Isolation::ReadCommitted => Horizon::Latest(Arc::new(AtomicU64::new(store.engine.clock.visible().0))),
         };
         let reads = (options.isolation == Isolation::Serializable).then(|| Arc::new(Mutex::new(ReadSet::new(budget))));
         let own = Some(SharedWrites::new(budget.grant(Account::Transactions)));
@@ -319,10 +327,15 @@ impl Transaction {
         BodyOf::new(&self.locks.engine.locks, self.id)
     }
 
+    /// Returns `true` if its snapshot was ended.
+    pub(super) fn is_too_old(&self) -> bool {
+        self.reader.view.horizon.check().is_err()
+    }
+
     /// Returns `true` if other transactions were in the way, so that another run may succeed at once.
     pub(super) fn was_hindered(&self) -> bool {
         let view = &self.reader.view;
-        self.conflict.is_some() || view.horizon.check().is_err() || view.shortage.was_met()
+        self.conflict.is_some() || self.is_too_old() || view.shortage.was_met()
     }
 
     fn check_conflict(&self) -> Result<()> {

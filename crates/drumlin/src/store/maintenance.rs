@@ -12,6 +12,9 @@ use crate::txn::MakeRoom;
 /// The database is idle after this time without requests.
 const IDLE: Duration = Duration::from_secs(5);
 
+/// The interval at which the thread checks whether a snapshot has ended that delays commits.
+const DELAY: Duration = Duration::from_millis(5);
+
 /// The requests to the background threads, and which of them have ended.
 #[derive(Debug, Default)]
 pub(crate) struct Maintenance {
@@ -190,6 +193,8 @@ fn fail_if_panicking(store: &Weak<Store>, maintenance: &Maintenance, body: impl 
 
 /// The body of the thread that spills versions on request.
 fn run_spills(store: &Weak<Store>, maintenance: &Maintenance) {
+    // The target of a request that could not be met, while commits are delayed.
+    let mut delayed: Option<u64> = None;
     loop {
         let bytes_max = {
             let mut request = maintenance.spill.lock();
@@ -200,11 +205,17 @@ fn run_spills(store: &Weak<Store>, maintenance: &Maintenance) {
                 if let Some(bytes_max) = request.wanted.take() {
                     break bytes_max;
                 }
-                maintenance.spill_changed.wait(&mut request);
+                match delayed {
+                    None => maintenance.spill_changed.wait(&mut request),
+                    Some(bytes_max) => {
+                        maintenance.spill_changed.wait_for(&mut request, DELAY);
+                        request.wanted.get_or_insert(bytes_max);
+                    }
+                }
             }
         };
         let Some(store) = store.upgrade() else { return };
-        store.engine.fit_versions(bytes_max);
+        delayed = (!store.engine.fit_versions(bytes_max)).then_some(bytes_max);
     }
 }
 

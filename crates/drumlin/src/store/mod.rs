@@ -58,6 +58,7 @@ use crate::txn::locks::{Granted, HeldBy, LockError, LockPlace, WAITING_BYTES, lo
 use crate::txn::read_set::Reads;
 use crate::txn::running::{BodyOf, RunningBody};
 use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::spilled::SpillLimit;
 use crate::txn::values::{self, Chunk, LargeValue, Part};
 use crate::txn::write_set::Change;
 use crate::txn::{TransactionId, engine};
@@ -106,8 +107,8 @@ pub(crate) struct Settings {
     pub(crate) create: bool,
     pub(crate) read_only: bool,
     pub(crate) warm_start: bool,
-    /// The most disk space that spilled versions may take.
-    pub(crate) version_disk_bytes: u64,
+    /// The disk space that spilled versions may take.
+    pub(crate) spill_limit: SpillLimit,
     /// Opens for reading only, and skips whatever is corrupted.
     pub(crate) salvage: bool,
     pub(crate) backend: Option<Arc<dyn Backend>>,

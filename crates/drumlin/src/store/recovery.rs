@@ -240,7 +240,7 @@ impl<'o> LogScanned<'o> {
         let maintenance = Arc::new(Maintenance::default());
         let make_room = Arc::clone(&maintenance) as Arc<dyn MakeRoom>;
         let backend = Arc::clone(&opener.backend);
-        let spilled = Spilled::new(Arc::clone(&opener.folder), &budget, opener.settings.version_disk_bytes);
+        let spilled = Spilled::new(Arc::clone(&opener.folder), &budget, opener.settings.spill_limit);
         if !opener.settings.read_only
             && let Err(error) = spilled.remove_left()
         {

@@ -42,7 +42,7 @@ pub struct Stats {
     pub table_bytes: u64,
     /// Bytes of old row versions in memory.
     pub version_bytes: u64,
-    /// Bytes of old row versions on disk, in the file `versions`. Always 0 unless spilling is switched on.
+    /// Bytes of old row versions on disk, in the file `versions`.
     pub version_disk_bytes: u64,
     pub log_buffer_bytes: u64,
 

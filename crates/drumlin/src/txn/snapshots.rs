@@ -22,6 +22,8 @@ pub(crate) struct Snapshots {
     ended_below: AtomicU64,
     /// Snapshots that have been ended, for figures.
     ended_count: AtomicU64,
+    /// The reason why the newest of them was.
+    ended_why: Mutex<Option<Arc<str>>>,
     /// The process that opened the database. A fork of it registers nothing: a thread that does not exist there may
     /// hold the lock.
     process: Process,
@@ -58,10 +60,11 @@ impl Drop for SnapshotHandle {
 }
 
 impl SnapshotHandle {
-    /// Fails if the snapshot was ended for the memory that its versions took.
+    /// Fails if the snapshot was ended for the space that its versions took.
+    #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         if self.timestamp.0 < self.snapshots.ended_below.load(Ordering::Acquire) {
-            return Err(Error::SnapshotTooOld { timestamp: self.timestamp });
+            return Err(self.snapshots.too_old(self.timestamp));
         }
         Ok(())
     }
@@ -131,8 +134,15 @@ impl Snapshots {
         self.ended_count.load(Ordering::Relaxed)
     }
 
+    #[cold]
+    fn too_old(&self, timestamp: Timestamp) -> Error {
+        // In a fork another thread may hold the lock for ever.
+        let reason = if self.process.is_here() { self.ended_why.lock().clone() } else { None };
+        Error::SnapshotTooOld { timestamp, reason: reason.unwrap_or_else(|| "old versions took its place".into()) }
+    }
+
     /// Ends the oldest snapshot, unless it is at `visible` or there is none.
-    pub(crate) fn end_oldest(&self, clock: &Clock) -> bool {
+    pub(crate) fn end_oldest(&self, clock: &Clock, why: &str) -> bool {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
         let Some((&oldest, entry)) = registered.range(ended..).next() else { return false };
@@ -140,6 +150,7 @@ impl Snapshots {
             return false;
         }
         crate::coverage::mark!("a snapshot was ended for the memory of its versions");
+        *self.ended_why.lock() = Some(why.into());
         self.ended_below.store(oldest + 1, Ordering::Release);
         self.ended_count.fetch_add(entry.count, Ordering::Relaxed);
         true

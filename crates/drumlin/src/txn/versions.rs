@@ -325,7 +325,7 @@ pub(crate) struct Versions {
 }
 
 /// Memory below which no garbage is collected: a few thousand small rows.
-const UNSWEPT_BYTES_MAX: u64 = 512 << 10;
+const UNSWEPT_BYTES_MAX: u64 = if cfg!(feature = "sim") { 4 << 10 } else { 512 << 10 };
 
 impl Versions {
     /// Creates empty versions; `debt` counts the large values that only they name.
@@ -627,6 +627,8 @@ impl Versions {
             memory.take(gathered.bytes());
             let mut places = std::mem::take(&mut gathered.places);
             places.sort_unstable_by(|left, right| gathered.row(*left).place().cmp(&gathered.row(*right).place()));
+            // A version that moved to another leaf during the gathering may have been found in both leaves.
+            places.dedup_by(|left, right| gathered.row(*left).place() == gathered.row(*right).place());
             for place in places {
                 let row = gathered.row(place);
                 if sifter.keeps(row.keyspace, row.key, row.timestamp) {

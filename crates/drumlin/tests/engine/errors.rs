@@ -603,7 +603,7 @@ fn an_old_snapshot_ends_with_an_error() {
         for result in [snapshot.get(&keyspace, 7u64.to_be_bytes()), tx.get(&keyspace, 7u64.to_be_bytes())] {
             match result {
                 Ok(value) => assert_eq!(value.unwrap(), [0; 8]),
-                Err(Error::SnapshotTooOld { timestamp }) => {
+                Err(Error::SnapshotTooOld { timestamp, .. }) => {
                     assert_eq!(timestamp, snapshot.timestamp());
                     ended += 1;
                 }

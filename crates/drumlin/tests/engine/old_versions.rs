@@ -3,7 +3,9 @@
 
 use std::ops::Bound;
 
-use drumlin::{Config, Database, Durability, Error, Field, Isolation, Keyspace, Snapshot, Sum, TxOptions, Value};
+use drumlin::{
+    Config, Database, Durability, Error, Field, Isolation, Keyspace, Snapshot, Sum, TxOptions, Value, VersionOverflow,
+};
 
 use crate::support::{Folder, Model, Random};
 
@@ -125,7 +127,6 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 /// Snapshots of several ages keep seeing their rows after changes of many times the memory for versions, across splits
 /// and merges. The file is removed with the last of them.
 #[test]
-#[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn snapshots_outlive_the_memory_for_their_versions() {
     let folder = Folder::new();
     let db = config().open(folder.path()).unwrap();
@@ -182,7 +183,6 @@ fn spill(db: &Database, k: &Keyspace, numbers: std::ops::Range<u64>) {
 /// While an old snapshot is open, writers conflict with spilled changes, and with nothing else. Unchanged rows in the
 /// leaf of a changed one can be written, and serializable transactions that read only such rows can commit.
 #[test]
-#[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn conflicts_with_spilled_changes_are_found() {
     let folder = Folder::new();
     let db = config().open(folder.path()).unwrap();
@@ -199,6 +199,8 @@ fn conflicts_with_spilled_changes_are_found() {
         }
     }
     wait_until("versions are spilled", || db.stats().version_disk_bytes > 0);
+    // A serializable commit beside a spill is in conflict with it.
+    wait_until("no more are spilled", || db.stats().version_bytes < MIB / 2);
     assert!(matches!(first.insert(&k, key(100), "mine"), Err(Error::Conflict { .. })));
     second.insert(&k, key(101), "mine").unwrap();
     second.commit().unwrap();
@@ -215,7 +217,6 @@ fn conflicts_with_spilled_changes_are_found() {
 
 /// If no space on disk is allowed, old versions end the oldest snapshot, and new commits continue.
 #[test]
-#[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn without_disk_the_oldest_snapshot_ends() {
     let folder = Folder::new();
     let db = config().version_disk_bytes(0).open(folder.path()).unwrap();
@@ -232,7 +233,6 @@ fn without_disk_the_oldest_snapshot_ends() {
 
 /// The limit on disk is kept approximately: the snapshot that would need more ends, and writers continue.
 #[test]
-#[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn a_limit_on_disk_ends_the_oldest_snapshot() {
     const LIMIT: u64 = MIB;
     let folder = Folder::new();
@@ -241,12 +241,22 @@ fn a_limit_on_disk_ends_the_oldest_snapshot() {
     (0..60_000).for_each(|number| k.insert(key(number), [7; 40]).unwrap());
     let snapshot = db.snapshot();
     let mut most = 0;
-    let ended = (0..60_000).any(|number| {
+    let mut too_old = None;
+    for number in 0..60_000 {
         k.insert(key(number), [8; 100]).unwrap();
         most = most.max(db.stats().version_disk_bytes);
-        number % 500 == 0 && matches!(snapshot.get(&k, key(5)), Err(Error::SnapshotTooOld { .. }))
-    });
-    assert!(ended && most > 0, "{most} bytes on disk");
+        if number % 500 == 0 {
+            too_old = snapshot.get(&k, key(5)).err();
+        }
+        if too_old.is_some() {
+            break;
+        }
+    }
+    let error = too_old.expect("the snapshot ends");
+    assert!(matches!(error, Error::SnapshotTooOld { .. }) && most > 0, "{error}, {most} bytes on disk");
+    let text = error.to_string();
+    assert!(text.contains("on disk, and Config::version_disk_bytes allows 1048576. Take a new snapshot"), "{text}");
+    assert_eq!(db.stats().snapshots_ended, 1);
     assert!(most < LIMIT + MIB, "{most} bytes on disk");
     wait_until("the file goes", || {
         db.checkpoint().unwrap();
@@ -256,7 +266,6 @@ fn a_limit_on_disk_ends_the_oldest_snapshot() {
 
 /// Large values that only a snapshot sees are kept by the spilled versions and freed with them.
 #[test]
-#[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn large_values_live_as_long_as_they_are_seen() {
     let folder = Folder::new();
     let db = config().open(folder.path()).unwrap();
@@ -290,7 +299,6 @@ fn large_values_live_as_long_as_they_are_seen() {
 /// A file that a kill has left is removed at the next opening. A foreign file of that name stays as it is, and old
 /// snapshots end early. A database that went through both is sound.
 #[test]
-#[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn a_file_that_is_left_goes_and_a_foreign_one_stays() {
     let folder = Folder::new();
     let db = config().open(folder.path()).unwrap();
@@ -334,7 +342,6 @@ impl Drop for Stops<'_> {
 
 /// Scans of all rows and single reads, while writers never pause, see one state and never end early.
 #[test]
-#[ignore = "versions are not spilled yet: docs/decisions/035"]
 fn readers_beside_writers_do_not_end() {
     const ROWS: u64 = 6_000;
     let folder = Folder::new();
@@ -385,4 +392,120 @@ fn readers_beside_writers_do_not_end() {
 
 fn k_rows(snapshot: &Snapshot, k: &Keyspace) -> Vec<(Value, Value)> {
     snapshot.iter(k).collect::<drumlin::Result<_>>().unwrap()
+}
+
+/// Updates rows until a snapshot is ended.
+fn end_a_snapshot(db: &Database, k: &Keyspace) {
+    let before = db.stats().snapshots_ended;
+    for round in 0..400 {
+        (0..500).for_each(|number| k.insert(key(number), [round as u8; 100]).unwrap());
+        if db.stats().snapshots_ended > before {
+            return;
+        }
+    }
+    panic!("no snapshot was ended");
+}
+
+/// A scan of a read-committed transaction goes on at a newer snapshot where its own was ended, from either end and
+/// amid rows whose values were replaced and freed; one of a snapshot ends there.
+#[test]
+fn read_committed_scans_go_on() {
+    const ROWS: u64 = 2_000;
+    let folder = Folder::new();
+    let db = config().version_disk_bytes(0).open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    let value = |number: u64, round: u8| vec![round; if number.is_multiple_of(20) { 2_000 } else { 40 }];
+    (0..ROWS).for_each(|number| k.insert(key(number), value(number, 1)).unwrap());
+    let tx = db.begin_with(TxOptions { isolation: Isolation::ReadCommitted, ..db.tx_options() }).unwrap();
+    let snapshot = db.snapshot();
+    let (mut old, mut rows) = (snapshot.iter(&k), tx.iter(&k));
+    let (mut front, mut back) = (Vec::new(), Vec::new());
+    for round in 2..6 {
+        for _ in 0..100 {
+            front.push(rows.next().unwrap().unwrap());
+            back.push(rows.next_back().unwrap().unwrap());
+        }
+        old.next().unwrap().unwrap();
+        (500..ROWS).for_each(|number| k.insert(key(number), value(number, round)).unwrap());
+        end_a_snapshot(&db, &k);
+        (0..500).for_each(|number| k.insert(key(number), value(number, round)).unwrap());
+        db.checkpoint().unwrap();
+    }
+    let mut shown = 0;
+    let broken: std::ops::ControlFlow<()> = rows
+        .for_each_row(|key, value| {
+            front.push((key.into(), value.into()));
+            shown += 1;
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert!(broken.is_continue() && shown == ROWS - 800);
+    front.extend(back.into_iter().rev());
+    assert_eq!(front.len() as u64, ROWS);
+    for (number, (found, content)) in (0..).zip(&front) {
+        assert_eq!(*found, key(number));
+        let (round, length) = (content[0], value(number, 0).len());
+        assert!((1..6).contains(&round) && *content == vec![round; length], "row {number}");
+    }
+    assert_eq!(front[ROWS as usize / 2].1, vec![5; 2_000], "what is left is read as it is now");
+    let error = old.find_map(Result::err).expect("the snapshot was ended");
+    let text = error.to_string();
+    assert!(text.contains("bytes of memory for versions"), "{text}");
+}
+
+/// A transaction whose snapshot is ended again and again is given up after three runs, or after the time that its
+/// options set.
+#[test]
+fn transact_gives_up_on_reads_that_end() {
+    let folder = Folder::new();
+    let db = config().version_disk_bytes(0).open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    for (retry_timeout, runs) in [(std::time::Duration::MAX, 3), (std::time::Duration::ZERO, 1)] {
+        let mut count = 0;
+        let options = TxOptions { retry_timeout, ..db.tx_options() };
+        let ended = db.transact_with(options, |tx| {
+            count += 1;
+            end_a_snapshot(&db, &k);
+            tx.get(&k, key(1))
+        });
+        assert!(matches!(ended, Err(Error::SnapshotTooOld { .. })));
+        assert_eq!(count, runs);
+    }
+}
+
+/// Where commits are delayed rather than that snapshots end, a writer waits until the snapshot is dropped.
+#[test]
+fn commits_wait_for_a_snapshot_to_end() {
+    let config = config().version_disk_bytes(MIB).version_overflow(VersionOverflow::DelayCommits);
+    let folder = Folder::new();
+    let db = config.open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    (0..60_000).for_each(|number| k.insert(key(number), [7; 40]).unwrap());
+    let snapshot = db.snapshot();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| (0..60_000).for_each(|number| k.insert(key(number), [8; 100]).unwrap()));
+        wait_until("the space on disk is full", || db.stats().version_disk_bytes >= MIB);
+        assert_eq!(snapshot.get(&k, key(5)).unwrap().unwrap(), [7; 40]);
+        assert!(!writer.is_finished(), "6 MB of versions are in less than 3");
+        drop(snapshot);
+        writer.join().unwrap();
+    });
+    assert_eq!(db.stats().snapshots_ended, 0);
+}
+
+/// A commit whose own thread holds the snapshot that it waits for fails after a while, and loses nothing else.
+#[test]
+fn a_delayed_commit_fails_in_the_end() {
+    let config = config().version_disk_bytes(MIB).version_overflow(VersionOverflow::DelayCommits);
+    let folder = Folder::new();
+    let db = config.open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    (0..60_000).for_each(|number| k.insert(key(number), [7; 40]).unwrap());
+    let snapshot = db.snapshot();
+    let (count, error) = (0..60_000).find_map(|number| Some((number, k.insert(key(number), [8; 100]).err()?))).unwrap();
+    assert!(matches!(error, Error::MemoryInUse { .. }), "{error}");
+    assert_eq!(k.get(key(count)).unwrap().unwrap(), [7; 40]);
+    assert_eq!(snapshot.get(&k, key(5)).unwrap().unwrap(), [7; 40]);
+    drop(snapshot);
+    k.insert(key(count), [8; 100]).unwrap();
 }

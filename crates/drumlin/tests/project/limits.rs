@@ -38,7 +38,8 @@ fn the_table_of_limits_is_true() {
     row("`limits.validated_read_bytes`: pages that a serializable commit has read", |limits| {
         size(limits.validated_read_bytes)
     });
-    row("`limits.version_bytes`: old versions, until the oldest snapshot ends", |limits| size(limits.version_bytes));
+    row("`limits.version_bytes`: old versions, before they are spilled", |limits| size(limits.version_bytes));
+    row("`limits.version_disk_bytes`: old versions on disk", |limits| size(limits.version_disk_bytes));
     row("`limits.large_value_writers`: writers of large values at a time", |limits| {
         limits.large_value_writers.to_string()
     });

@@ -103,8 +103,8 @@ enum Spill {
     Some,
     /// There were none that a spill takes.
     Nothing,
-    /// They have no room on disk.
-    Refused,
+    /// They may not be written to disk, for this reason.
+    Refused(String),
 }
 
 impl<L> std::fmt::Debug for Engine<L> {
@@ -215,7 +215,12 @@ impl Engine {
             self.drop_unneeded(&alone);
         }
         let most = self.budget.version_bytes_max();
-        let (high, low) = if self.spilled.is_on() { (most / 4 * 3, most / 2) } else { (most, most) };
+        let (high, low) = match self.spilled.is_on() {
+            // Simulated databases have few versions.
+            true if cfg!(feature = "sim") => (8 << 10, 4 << 10),
+            true => (most / 4 * 3, most / 2),
+            false => (most, most),
+        };
         if self.versions.memory_bytes() > high {
             self.make_room.ask_for_versions(low);
         }
@@ -232,35 +237,44 @@ impl Engine {
         self.free_values(self.spilled.drop_up_to(horizon));
     }
 
-    /// Drops versions that no snapshot needs, and spills others until those in memory take `bytes_max` at the most. If
-    /// they can't be spilled, ends the oldest snapshots. Called by the thread that does so.
-    pub(crate) fn fit_versions(&self, bytes_max: u64) {
+    /// Drops versions that no snapshot needs, and spills others until those in memory take at most `bytes_max`. If they
+    /// can't be spilled, ends the oldest snapshots. Returns `false` if commits are delayed instead: only the end of a
+    /// snapshot helps. Called by the thread that spills.
+    pub(crate) fn fit_versions(&self, bytes_max: u64) -> bool {
         let alone = self.sweeping.lock();
         loop {
             self.drop_unneeded(&alone);
             if self.versions.memory_bytes() <= bytes_max {
-                return;
+                return true;
             }
             match self.spill(&alone) {
                 Spill::Some => {}
-                Spill::Refused if self.snapshots.end_oldest(&self.clock) => {}
+                Spill::Refused(_) if self.spilled.delays_commits() => return false,
+                Spill::Refused(why) if self.snapshots.end_oldest(&self.clock, &why) => {}
                 // The rest belongs to commits under way, or is not visible yet.
-                Spill::Nothing | Spill::Refused => return,
+                Spill::Nothing | Spill::Refused(_) => return true,
             }
         }
     }
 
     /// Ends the snapshots that need spilled versions: the disk is full, and their space serves writers first.
     pub(crate) fn give_up_spilled(&self) {
-        if self.spilled.disk_bytes() == 0 {
+        let disk_bytes = self.spilled.disk_bytes();
+        if disk_bytes == 0 {
             return;
         }
+        let why = format!("the disk is full, and the {disk_bytes} bytes of old versions on it gave way to commits");
         let alone = self.sweeping.lock();
         self.drop_unneeded(&alone);
-        while self.spilled.has_any_run() && self.snapshots.end_oldest(&self.clock) {
+        while self.spilled.has_any_run() && self.snapshots.end_oldest(&self.clock, &why) {
             crate::coverage::mark!("a full disk took the space of spilled versions");
             self.drop_unneeded(&alone);
         }
+    }
+
+    /// Returns the disk space that versions may take.
+    pub(crate) fn version_disk_bytes_max(&self) -> u64 {
+        self.spilled.limit_bytes(self.space.segments.usage().live_bytes)
     }
 
     /// Spills versions.
@@ -269,8 +283,8 @@ impl Engine {
         if needed.snapshots.is_empty() {
             return Spill::Nothing;
         }
-        if self.spilled.is_full() {
-            return Spill::Refused;
+        if let Some(why) = self.spilled.refusal(self.version_disk_bytes_max()) {
+            return Spill::Refused(why);
         }
         let spilled = self.versions.spill(&self.spilled, &needed).and_then(|(unneeded, has_left)| {
             self.free_values(unneeded);
@@ -285,7 +299,7 @@ impl Engine {
             Ok(false) => Spill::Nothing,
             Err(error) => {
                 log::debug!("old versions are not spilled: {error}");
-                Spill::Refused
+                Spill::Refused(format!("the old versions that it needs could not be written to disk: {error}"))
             }
         }
     }

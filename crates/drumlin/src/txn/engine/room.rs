@@ -26,6 +26,9 @@ use crate::txn::write_set::Change;
 /// The most times that a commit asks for space to be made while other commits use it up.
 const MAKE_SPACE_MAX: u32 = 4;
 
+/// The time that a commit waits for a snapshot to end before it fails, if commits are delayed.
+const DELAY_MAX: Duration = Duration::from_secs(10);
+
 /// Memory that a commit needs to be [`Admitted`].
 struct Needed {
     work_bytes: u64,
@@ -196,6 +199,7 @@ impl Engine {
             return Ok(grant);
         }
         crate::coverage::mark!("a commit waited for memory for versions");
+        let deadline = self.backend.now().saturating_add(DELAY_MAX);
         let turn = budget.versions.join();
         mode.until(|waker| turn.poll(waker, || Some(()))).await;
         loop {
@@ -213,7 +217,15 @@ impl Engine {
             self.make_room.ask_for_versions(budget.version_bytes_max().min(limit_bytes - bytes));
             // The rest belongs to commits under way, which give back what they do not use.
             let mut is_fit = || grant.resize(bytes) || self.clock.visible() < self.clock.published();
-            mode.until(|waker| turn.poll(waker, || is_fit().then_some(()))).await;
+            let wait = |waker: &_| turn.poll(waker, || is_fit().then_some(()));
+            if !self.spilled.delays_commits() {
+                mode.until(wait).await;
+                continue;
+            }
+            crate::coverage::mark!("a commit was delayed for a snapshot");
+            if mode.until_deadline(self.backend.as_ref(), deadline, wait).await.is_none() {
+                return Err(Error::versions_in_memory(limit_bytes));
+            }
         }
     }
 }

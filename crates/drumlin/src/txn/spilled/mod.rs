@@ -44,8 +44,41 @@ use crate::sync::Mutex;
 use crate::task::WaitMode;
 use crate::tree::Direction;
 
-/// Runs of similar length are merged once there are so many of them.
+/// Once there are this many runs of similar length, they are merged.
 const RUNS_MERGED: usize = 4;
+
+/// By default versions may take at least this much disk space.
+const DEFAULT_BYTES_MIN: u64 = 256 << 20;
+
+/// Decides whether readers or writers give way when the old versions that open snapshots need have reached
+/// [`Config::version_disk_bytes`](crate::Config::version_disk_bytes).
+///
+/// ```
+/// use drumlin::{Config, VersionOverflow};
+///
+/// // A report that runs for an hour must not fail. Writers can wait for it.
+/// let db = Config::in_memory().version_overflow(VersionOverflow::DelayCommits).open("")?;
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum VersionOverflow {
+    /// The oldest snapshot ends, with [`SnapshotTooOld`](crate::Error::SnapshotTooOld). Commits do not wait.
+    #[default]
+    EndSnapshots,
+    /// Commits wait until a snapshot is dropped. A commit that has waited for 10 seconds fails with
+    /// [`MemoryInUse`](crate::Error::MemoryInUse), because its own thread may hold the snapshot. If the disk is full,
+    /// snapshots end even so.
+    DelayCommits,
+}
+
+/// The disk space that versions may take.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SpillLimit {
+    /// `None`: a quarter of the live bytes, and at least 256 MiB. 0: nothing is spilled.
+    pub(crate) bytes: Option<u64>,
+    pub(crate) overflow: VersionOverflow,
+}
 
 /// Snapshots at these timestamps, ascending, and all later ones from `visible` on.
 #[derive(Clone, Debug)]
@@ -70,7 +103,7 @@ pub(crate) struct Spilled {
     file: Arc<SpillFile>,
     cache: Arc<Cache>,
     budget: Arc<Budget>,
-    limit_bytes: u64,
+    limit: SpillLimit,
     /// The oldest first.
     runs: Mutex<Arc<Vec<Arc<Run>>>>,
     /// The newest commit in a run; 0 while there are none.
@@ -81,10 +114,9 @@ pub(crate) struct Spilled {
 }
 
 impl Spilled {
-    /// Runs may take up to `limit_bytes` of the file. With 0 no version is spilled.
-    pub(crate) fn new(folder: FolderRef, budget: &Arc<Budget>, limit_bytes: u64) -> Spilled {
+    pub(crate) fn new(folder: FolderRef, budget: &Arc<Budget>, limit: SpillLimit) -> Spilled {
         Spilled {
-            limit_bytes,
+            limit,
             file: SpillFile::new(folder),
             cache: Arc::new(Cache::new(budget)),
             budget: Arc::clone(budget),
@@ -270,13 +302,42 @@ impl Spilled {
 
     /// Returns `true` if versions are spilled at all.
     pub(crate) fn is_on(&self) -> bool {
-        self.limit_bytes > 0
+        self.limit.bytes != Some(0)
     }
 
-    /// Returns `true` if no more may be spilled.
-    pub(crate) fn is_full(&self) -> bool {
-        self.disk_bytes() >= self.limit_bytes
-            || self.budget.taken_bytes(Account::Spilled) > self.budget.limit_bytes(Account::Spilled)
+    /// Returns `true` if commits wait at the limit, instead of snapshots being ended.
+    pub(crate) fn delays_commits(&self) -> bool {
+        self.limit.overflow == VersionOverflow::DelayCommits
+    }
+
+    /// Returns the reason why no more versions may be spilled beyond `limit_bytes` on disk, if there is one.
+    pub(crate) fn refusal(&self, limit_bytes: u64) -> Option<String> {
+        if !self.is_on() {
+            let limit_bytes = self.budget.version_bytes_max();
+            return Some(format!(
+                "the old versions that it needs outgrew the {limit_bytes} bytes of memory for versions, and \
+                 Config::version_disk_bytes keeps them off the disk"
+            ));
+        }
+        let disk_bytes = self.disk_bytes();
+        if disk_bytes >= limit_bytes {
+            return Some(format!(
+                "the old versions that it needs take {disk_bytes} bytes on disk, and Config::version_disk_bytes allows \
+                 {limit_bytes}"
+            ));
+        }
+        let [taken, limit] = [self.budget.taken_bytes(Account::Spilled), self.budget.limit_bytes(Account::Spilled)];
+        (taken > limit).then(|| {
+            format!(
+                "the index of the {disk_bytes} bytes of old versions on disk takes {taken} bytes of memory, of \
+                 {limit}; raise Config::memory"
+            )
+        })
+    }
+
+    /// Returns the bytes that versions may take on disk, in a database of `live_bytes`.
+    pub(crate) fn limit_bytes(&self, live_bytes: u64) -> u64 {
+        self.limit.bytes.unwrap_or_else(|| (live_bytes / 4).max(DEFAULT_BYTES_MIN))
     }
 
     /// Drops all runs, when the database closes.
@@ -342,6 +403,7 @@ impl Spilled {
         if merged.len() < RUNS_MERGED {
             return Ok(Vec::new());
         }
+        crate::coverage::mark!("runs of spilled versions were merged");
         assert!(merged.iter().all(|run| run.last <= needed.visible), "a run has what is not visible");
         let mut writer = self.begin();
         let mut sifter = Sifter::new(needed);
@@ -466,7 +528,11 @@ mod tests {
     fn spilled() -> Spilled {
         let backend = in_memory();
         backend.create_dir_all(Path::new("/db")).unwrap();
-        Spilled::new(open_folder(&backend, Path::new("/db")).unwrap(), &Arc::new(Budget::new(64 << 20, 1)), 1 << 30)
+        Spilled::new(
+            open_folder(&backend, Path::new("/db")).unwrap(),
+            &Arc::new(Budget::new(64 << 20, 1)),
+            SpillLimit::default(),
+        )
     }
 
     fn needed(snapshots: &BTreeSet<u64>, visible: u64) -> Needed {
@@ -588,7 +654,7 @@ mod tests {
         let backend = in_memory();
         backend.create_dir_all(Path::new("/db")).unwrap();
         let folder = open_folder(&backend, Path::new("/db")).unwrap();
-        let spilled = Spilled::new(Arc::clone(&folder), &Arc::new(Budget::new(64 << 20, 1)), 1 << 30);
+        let spilled = Spilled::new(Arc::clone(&folder), &Arc::new(Budget::new(64 << 20, 1)), SpillLimit::default());
         let changes = Changes::from([((1, b"a".to_vec(), 5), Some(b"old".to_vec()))]);
         spill(&spilled, &changes, &needed(&BTreeSet::from([1]), 5));
         let options = crate::io::OpenOptions { write: true, ..Default::default() };
