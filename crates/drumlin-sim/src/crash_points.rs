@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drumlin::internals::io::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
-use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions};
+use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, Snapshot, TxOptions};
 
 use crate::client::aggregates::{Fingerprint, fingerprint_of};
 use crate::model::{Content, Model, Operation, Tampering};
@@ -176,6 +176,8 @@ impl Script {
             self.put(&db, "rows", number % 17, length, number % 7 != 3);
         }
         self.put_from(&db, "rows", 3, 150_000);
+        // In every other script, a snapshot needs versions of all that follows, which go to disk.
+        let kept = (self.streams == 2).then(|| db.snapshot());
         db.checkpoint().expect("a checkpoint");
         self.note();
         // Transactions over both keyspaces, with a savepoint. They split leaves.
@@ -222,9 +224,28 @@ impl Script {
         for number in 0..6 {
             self.put(&db, "more", number, 60, true);
         }
+        if let Some(snapshot) = kept {
+            self.compare(&db, &snapshot);
+        }
         db.close().expect("closing");
         self.note();
         self.open_again();
+    }
+
+    /// Compares a snapshot with the model as it was then.
+    fn compare(&self, db: &Database, snapshot: &Snapshot) {
+        assert!(db.stats().version_disk_bytes > 0, "no versions are on disk");
+        for name in ["rows", "more"] {
+            let keyspace = db.existing_keyspace(name).expect("created");
+            let rows = self.model.rows_at(self.model.space(name).expect("created"), snapshot.timestamp().0);
+            let mut wanted = rows.iter();
+            for row in snapshot.iter(&keyspace) {
+                let (key, value) = row.unwrap_or_else(|error| panic!("the script's snapshot: {error}"));
+                let is_it = wanted.next().is_some_and(|(other, content)| other[..] == key[..] && content.is(&value));
+                assert!(is_it, "the script's snapshot has another row {} in {name:?}", key.escape_ascii());
+            }
+            assert!(wanted.next().is_none(), "the script's snapshot lacks rows of {name:?}");
+        }
     }
 
     /// Opens the database again with another number of streams; its commits follow those of the first opening. They

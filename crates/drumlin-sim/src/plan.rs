@@ -1,7 +1,7 @@
 //! The plan of a world: everything that is drawn from its seed before it begins.
 
-use drumlin::Config;
 use drumlin::internals::io::sim::{Disk, Random, Schedule};
+use drumlin::{Config, VersionOverflow};
 
 /// The fault of a world, besides power cuts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, clap::ValueEnum)]
@@ -81,6 +81,10 @@ pub struct Plan {
     pub keyspaces_beside: u64,
     /// Each opening does a warm start: it reads the pages again that were in memory.
     pub warm_start: bool,
+    /// The space on disk for old versions of rows, of which a few KiB stay in memory.
+    pub version_disk_bytes: u64,
+    /// Commits wait if that space is full.
+    pub delays_commits: bool,
 }
 
 impl Plan {
@@ -141,6 +145,8 @@ impl Plan {
             reads_all: one_of(&[1, 0, 0]) == 1,
             keyspaces_beside: 0,
             warm_start: one_of(&[0, 1]) == 1,
+            version_disk_bytes: one_of(&[1 << 30, 1 << 30, 256 << 10, 0]),
+            delays_commits: one_of(&[0, 0, 0, 1]) == 1,
         }
     }
 
@@ -158,6 +164,8 @@ impl Plan {
             troubles_openings: false,
             reads_all: false,
             warm_start: false,
+            version_disk_bytes: 0,
+            delays_commits: false,
             ..self
         }
     }
@@ -206,6 +214,12 @@ impl Plan {
             .log_segment_bytes(self.log_segment_bytes)
             .log_streams(self.streams)
             .warm_start(self.warm_start)
+            .version_disk_bytes(self.version_disk_bytes)
+            .version_overflow(if self.delays_commits {
+                VersionOverflow::DelayCommits
+            } else {
+                VersionOverflow::EndSnapshots
+            })
             .checkpoint_log_bytes(if self.log_grows { 64 << 20 } else { self.checkpoint_log_bytes })
             .backend(disk.backend())
     }

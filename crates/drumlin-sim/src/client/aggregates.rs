@@ -76,7 +76,7 @@ impl Client {
         match self.or_drop(reduce).await {
             None => Ok(()),
             Some(Ok(found)) => {
-                let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain" };
+                let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain", renews: false };
                 self.check_aggregate(found, space, &bounds, &sight);
                 Ok(())
             }
@@ -103,7 +103,7 @@ impl Client {
         match self.or_drop(reduce).await {
             None => Ok(()),
             Some(Ok(found)) => {
-                let sight = Sight { from: at, to: at, own: None, how: "snapshot" };
+                let sight = Sight { from: at, to: at, own: None, how: "snapshot", renews: false };
                 self.check_aggregate(found, space, &bounds, &sight);
                 Ok(())
             }

@@ -33,8 +33,12 @@ fn may_be_in_use(what: &str, call: Call) -> bool {
         }
         "the buffers of bulk loads" => call == Call::Transaction,
         "rows and values copied by open scans and readers" => matches!(call, Call::Copy | Call::Transaction),
-        "values being written from readers" => {
-            matches!(call, Call::Change | Call::FailingSource | Call::Transaction)
+        "values being written from readers or shown to reducers" => {
+            matches!(call, Call::Change | Call::FailingSource | Call::Copy | Call::Transaction)
+        }
+        // Of worlds whose commits are delayed.
+        "old versions of rows, which open snapshots need (on disk, too)," => {
+            matches!(call, Call::Change | Call::Removal | Call::FailingSource | Call::Transaction)
         }
         _ => false,
     }

@@ -243,6 +243,11 @@ impl Client {
     /// Loads rows in bulk into a keyspace that is created and dropped at random. An empty keyspace gets the tree
     /// attached; otherwise a transaction puts the rows, few enough for one. Either way there is one commit.
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
+        if self.life.plan.delays_commits {
+            // A load whose keyspace has got rows writes its own rows by several commits, and one that was delayed for
+            // too long may fail after others were made.
+            return Ok(());
+        }
         let name = PASSING[self.random.below(3) as usize];
         let (db, model) = (self.life.db.clone(), self.life.model.clone());
         // The keyspace may exist already, and may be dropped again before the load begins, which then creates it.

@@ -198,5 +198,5 @@ impl Client {
 /// Returns the one moment that every read of a snapshot sees.
 fn seen_by(snapshot: &Snapshot) -> Sight<'static> {
     let at = snapshot.timestamp().0;
-    Sight { from: at, to: at, own: None, how: "snapshot" }
+    Sight { from: at, to: at, own: None, how: "snapshot", renews: false }
 }

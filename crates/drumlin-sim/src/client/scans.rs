@@ -1,7 +1,7 @@
 //! Scans of ranges from both ends, and counts.
 
 use std::collections::BTreeMap;
-use std::ops::{Bound, ControlFlow};
+use std::ops::{Bound, ControlFlow, RangeBounds as _};
 
 use drumlin::internals::io::sim::Random;
 use drumlin::{Error, Range, Value};
@@ -22,6 +22,8 @@ pub(super) struct Sight<'a> {
     pub to: u64,
     pub own: Option<&'a Own>,
     pub how: &'static str,
+    /// A scan continues at a newer state if its snapshot is ended.
+    pub renews: bool,
 }
 
 impl Sight<'_> {
@@ -71,6 +73,34 @@ impl Seen {
         }
     }
 
+    /// Compares the rows with those of several states: each row is one of some state, and every row that all states
+    /// have is there.
+    ///
+    /// # Errors
+    /// The first row for which this is not so.
+    fn compare_with_any(&self, states: &[BTreeMap<Vec<u8>, Content>], bounds: &Bounds) -> Result<(), String> {
+        let text = |key: &[u8]| key.escape_ascii().to_string();
+        let mut shown = BTreeMap::new();
+        for (key, value) in self.front.iter().chain(self.back.iter().rev()) {
+            if shown.last_key_value().is_some_and(|(last, _)| *last >= &key[..]) || !bounds.contains(&key.to_vec()) {
+                return Err(format!("row {} is out of order or out of bounds", text(key)));
+            }
+            if !states.iter().any(|state| state.get(&key[..]).is_some_and(|content| content.is(value))) {
+                return Err(format!("row {} is {}, as it never was", text(key), tell(value)));
+            }
+            shown.insert(&key[..], ());
+        }
+        let (first, others) = states.split_first().expect("one state at least");
+        for part in self.covered(bounds) {
+            let stays = |key: &Vec<u8>| others.iter().all(|state| state.contains_key(key));
+            let missing = |key: &&Vec<u8>| !shown.contains_key(&key[..]) && stays(key);
+            if let Some(key) = first.range(part).map(|(key, _)| key).find(missing) {
+                return Err(format!("row {} is missing", text(key)));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the parts of the bounds that were read.
     fn covered(&self, bounds: &Bounds) -> Vec<Bounds> {
         if self.is_whole {
@@ -112,7 +142,7 @@ impl Client {
         };
         let from = self.life.model.answered();
         let range = prefix.map_or_else(|| keyspace.range(bounds.clone()), |prefix| keyspace.prefix(prefix));
-        let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain" };
+        let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain", renews: false };
         self.scan(range, space, &bounds, &sight).await;
         Ok(())
     }
@@ -130,7 +160,7 @@ impl Client {
         match self.or_drop(count).await {
             None => Ok(()),
             Some(Ok(count)) => {
-                let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain" };
+                let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain", renews: false };
                 self.check_count(count, space, &bounds, &sight);
                 Ok(())
             }
@@ -213,6 +243,7 @@ impl Client {
         sight: &Sight<'_>,
     ) -> Vec<Bounds> {
         self.life.counts.add(Count::Scans);
+        let ended_count = self.life.db.stats().snapshots_ended;
         let mut seen = Seen::default();
         let style = self.random.below(5);
         let limit = if self.random.chance(50) { usize::MAX } else { self.random.below(40) as usize };
@@ -274,6 +305,15 @@ impl Client {
         }
         if self.life.model.is_dropped(space) {
             return Vec::new();
+        }
+        if sight.renews && self.life.db.stats().snapshots_ended > ended_count {
+            let (model, later) = (&self.life.model, Sight { to: self.life.model.last(), ..*sight });
+            let moments = later.moments(model, space);
+            let states: Vec<_> = moments.into_iter().map(|moment| later.rows(model, space, moment)).collect();
+            match seen.compare_with_any(&states, bounds) {
+                Ok(()) => return seen.covered(bounds),
+                Err(other) => reason = other,
+            }
         }
         panic!("{} scan of {bounds:?} between commits {} and {}: {reason}", sight.how, sight.from, sight.to);
     }

@@ -67,7 +67,7 @@ fn an_error_that_can_not_be_is_noticed() {
     type Make = fn() -> Error;
     let conflict: Make = || Error::Conflict { reason: "" };
     let failed: Make = || Error::Failed { reason: "".into() };
-    let too_old: Make = || Error::SnapshotTooOld { timestamp: drumlin::Timestamp(1) };
+    let too_old: Make = || Error::SnapshotTooOld { timestamp: drumlin::Timestamp(1), reason: "a reason".into() };
     let accepts = |error: Make, call| {
         with_client(move |client, _, _| {
             let _ = client.accept(&error(), call, None);

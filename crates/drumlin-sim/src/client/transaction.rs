@@ -104,7 +104,7 @@ impl Client {
         let durability = self.durability();
         let lock_timeout = Duration::from_micros(100 << self.random.below(14));
         let answered = self.life.model.answered();
-        let tx = self.life.db.begin_with(TxOptions { isolation, durability, lock_timeout })?;
+        let tx = self.life.db.begin_with(TxOptions { isolation, durability, lock_timeout, ..TxOptions::default() })?;
         let snapshot = tx.snapshot_timestamp().0;
         assert!(
             answered <= snapshot && snapshot <= self.life.model.last(),
@@ -366,7 +366,7 @@ impl Client {
     fn sight<'a>(&self, running: &'a Running, from: u64) -> Sight<'a> {
         let (from, to) =
             if running.is_exact() { (running.snapshot, running.snapshot) } else { (from, self.life.model.last()) };
-        Sight { from, to, own: Some(&running.own), how: "transaction" }
+        Sight { from, to, own: Some(&running.own), how: "transaction", renews: !running.is_exact() }
     }
 
     // ── commit ─────────────────────────────────────────────────────────────────────────────────────────────────────
