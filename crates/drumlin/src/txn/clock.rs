@@ -1,8 +1,9 @@
 //! The progress of commits: published, durable, visible.
 //!
-//! - *published*: every timestamp up to it is applied. The thread that applies the one that closes a gap advances it.
-//! - *visible*: the horizon of readers: min(durable, published), raised to the newest `Relaxed` commit that has
-//!   returned, so that its author sees it; never above published.
+//! - *published*: all commits up to this timestamp are applied. It is advanced by the thread that applies the commit
+//!   that closes a gap.
+//! - *visible*: what readers see: min(durable, published), raised to the newest `Relaxed` commit that has returned, so
+//!   that its caller sees it. Never above published.
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
@@ -10,7 +11,7 @@ use crossbeam_utils::CachePadded;
 use crate::format::Timestamp;
 use crate::sync::Backoff;
 
-/// The most timestamps from the oldest commit that is not applied to the newest that may be marked as applied. No
+/// The maximum distance between the oldest commit that is not applied and the newest that may be marked as applied. No
 /// program has so many threads inside commits; with more, commits would wait in [`Clock::mark_applied`].
 const IN_FLIGHT_MAX: usize = if cfg!(drumlin_loom) { 4 } else { 1 << 14 };
 
@@ -18,12 +19,12 @@ const IN_FLIGHT_MAX: usize = if cfg!(drumlin_loom) { 4 } else { 1 << 14 };
 pub(crate) struct Clock {
     published: CachePadded<AtomicU64>,
     visible: CachePadded<AtomicU64>,
-    /// Slot t mod size holds t once t is applied.
+    /// The slot at index t mod size contains t once commit t is applied.
     applied: Box<[AtomicU64]>,
 }
 
 impl Clock {
-    /// A clock at the last commit recovered.
+    /// Creates a clock at the last recovered commit.
     pub(crate) fn new(last: Timestamp) -> Clock {
         Clock {
             published: CachePadded::new(AtomicU64::new(last.0)),
@@ -44,9 +45,9 @@ impl Clock {
 
     /// Records that the commit's changes are in the pages.
     ///
-    /// Waits if the commit [`IN_FLIGHT_MAX`] timestamps before still needs the slot, until all commits up to that one
-    /// are published. This ends, whatever the caller holds: the oldest commit that is not applied never waits here, and
-    /// nothing else between its timestamp and this call waits for another commit.
+    /// If the commit [`IN_FLIGHT_MAX`] timestamps before still needs the slot, waits until all commits up to that one
+    /// are published. The wait ends whatever the caller holds: the oldest commit that is not applied never waits here,
+    /// and between taking its timestamp and this call a commit waits for no other commit.
     pub(crate) fn mark_applied(&self, timestamp: Timestamp) {
         let published = self.published.load(Ordering::Relaxed);
         assert!(published < timestamp.0, "a commit is published before it is applied");
@@ -58,8 +59,8 @@ impl Clock {
         debug_assert!(earlier < timestamp.0, "commit {timestamp} is applied twice");
         debug_assert!(earlier <= self.published().0, "commit {timestamp} takes the slot of one that waits");
         slot.store(timestamp.0, Ordering::Release);
-        // Of all threads that mark commits applied, the one whose fence comes last in the order of fences sees the
-        // others' slots: so one of them always advances to the end.
+        // Of all threads that mark commits as applied, the one whose fence is last sees the slots of the others. So one
+        // of them always advances published to the end.
         fence(Ordering::SeqCst);
         loop {
             let published = self.published.load(Ordering::Acquire);
@@ -81,15 +82,15 @@ impl Clock {
         debug_assert!(self.is_in_order(), "a commit is visible before it is published");
     }
 
-    /// Raises visible to a commit that returns before it is durable.
+    /// Raises visible to a commit that returns before it is durable. Waits until the commits before it are applied.
     pub(crate) fn show_relaxed(&self, timestamp: Timestamp) {
         self.wait_published(timestamp);
         self.raise_visible(timestamp.0);
         debug_assert!(self.is_in_order(), "a commit is visible before it is published");
     }
 
-    /// Raises visible to a commit that is applied and need not be durable, if those before it are applied too. Does not
-    /// wait for them.
+    /// Raises visible to an applied commit that need not be durable, if those before it are applied too. Returns
+    /// `false` otherwise, without waiting.
     #[inline]
     pub(crate) fn try_show_relaxed(&self, timestamp: Timestamp) -> bool {
         let is_published = self.published() >= timestamp;
@@ -100,21 +101,22 @@ impl Clock {
         is_published
     }
 
-    /// Looks first: another commit has often raised it further, and a line that is only read stays in every processor's
-    /// cache.
+    /// Reads first: another commit has often raised it further, and a cache line that is only read stays in the caches
+    /// of all processors.
     fn raise_visible(&self, timestamp: u64) {
         if self.visible.load(Ordering::SeqCst) < timestamp {
             self.visible.fetch_max(timestamp, Ordering::SeqCst);
         }
     }
 
-    /// Reads visible first, because published only rises.
+    /// Reads visible before published. Published only rises, so the comparison can't fail by chance.
     fn is_in_order(&self) -> bool {
         let visible = self.visible();
         visible <= self.published()
     }
 
-    /// Waits until every commit up to this one is applied: an instant, since none of them waits for anything.
+    /// Waits until every commit up to this one is applied. This takes an instant, because commits being applied wait
+    /// for nothing.
     pub(crate) fn wait_published(&self, timestamp: Timestamp) {
         let backoff = Backoff::new();
         while self.published() < timestamp {
@@ -138,14 +140,14 @@ mod tests {
         assert_eq!(clock.published(), Timestamp(10));
     }
 
-    /// More concurrent commits than slots all complete: the newest wait until the oldest is applied.
+    /// If there are more concurrent commits than slots, the newest wait until the oldest is applied, and all complete.
     #[test]
     fn more_commits_than_slots_wait_for_the_oldest() {
         let clock = Clock::new(Timestamp(0));
         let newest = IN_FLIGHT_MAX as u64 + 5;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The other commits have filled the last slot.
+                // Wait until the other commits have filled the last slot.
                 while clock.applied[IN_FLIGHT_MAX - 1].load(Ordering::Acquire) == 0 {
                     std::thread::yield_now();
                 }
@@ -156,7 +158,7 @@ mod tests {
         assert_eq!(clock.published(), Timestamp(newest));
     }
 
-    /// Visible is held back by both durability and publication.
+    /// Visible is limited by both durability and publication.
     #[test]
     fn visible_is_the_lesser_of_durable_and_published() {
         let clock = Clock::new(Timestamp(0));
@@ -180,8 +182,8 @@ mod models {
 
     use super::*;
 
-    /// Three commits are applied by three threads, in any order. Published ends at the last, and a thread that sees a
-    /// timestamp published sees all that this commit and those before it applied.
+    /// Two commits are applied by two threads, in any order. Published ends at the last, and a thread that sees a
+    /// timestamp as published sees everything that this commit and those before it applied.
     #[test]
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     fn loom_published_commits_are_seen_whole() {
@@ -215,7 +217,7 @@ mod models {
             }
             assert_eq!(clock.published(), Timestamp(2));
             assert!(visible <= Timestamp(2));
-            // Showing the durable horizon once more makes every commit visible.
+            // Calling `show_durable` once more makes every commit visible.
             clock.show_durable(Timestamp(2));
             assert_eq!(clock.visible(), Timestamp(2));
         });

@@ -1,7 +1,7 @@
 //! Row locks: the right to write a row until the transaction ends.
 //!
-//! A lock is exclusive and exists only while it is held: the table has an entry for each row that a running transaction
-//! has written or waits to write, found by keyspace and key. A transaction that finds a row held waits in the row's
+//! A lock is exclusive and exists only while it is held. The table has an entry for each row that a running transaction
+//! has written or waits to write, found by keyspace and key. A transaction that finds a row locked waits in the row's
 //! queue, as a blocked thread or as a future; the table knows only wakers.
 //!
 //! ```text
@@ -14,17 +14,17 @@
 //!
 //! # Invariants
 //! 1. An entry has one owner, and a queue only while it has waiters.
-//! 2. A released lock belongs to the first waiter in its queue at once. So no other overtakes, exactly one waiter is
-//!    woken, and a waiter that gives up at that moment finds that it owns the lock.
-//! 3. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its place
-//!    before the transaction waits again.
-//! 4. The graph of waits, from a transaction to the owner of the lock that it waits for, has no cycle: a transaction
-//!    that would close one gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that begins
-//!    to wait can close a cycle. When a lock is handed over, the remaining waiters wait for an owner that waits for
-//!    nothing.
-//! 5. No waker is called or dropped under a mutex: its task may itself be waiting here.
+//! 2. A released lock belongs to the first waiter in its queue at once. So no transaction overtakes another, each
+//!    release wakes one waiter, and a waiter that gives up at that moment finds that it owns the lock.
+//! 3. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its place in
+//!    the queue before the transaction waits again.
+//! 4. The graph of waits, from each transaction to the owner of the lock that it waits for, has no cycle: a transaction
+//!    that would close a cycle gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that
+//!    begins to wait can close a cycle. When a lock is handed over, the remaining waiters wait for an owner that waits
+//!    for nothing.
+//! 5. No waker is called or dropped under a mutex, because its task may be waiting for that mutex.
 //!
-//! Lock order: a shard, then the graph. The graph is touched only while there are waiters.
+//! Lock order: a shard, then the graph. The graph is locked only if there are waiters.
 
 use crate::sync::Thread;
 use std::collections::VecDeque;
@@ -49,9 +49,9 @@ use crate::memory::heap_bytes;
 /// The way in which a lock was acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Granted {
-    /// By this call: the caller has to release it.
+    /// This call acquired it, so the caller has to release it.
     Acquired,
-    /// The caller had it before.
+    /// The caller already had it.
     AlreadyMine,
 }
 
@@ -59,7 +59,7 @@ pub(crate) enum Granted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct HeldBy(pub(crate) TransactionId);
 
-/// The place of a row in the lock table.
+/// The position of a row in the lock table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockPlace(u64);
 
@@ -72,14 +72,14 @@ pub(crate) enum LockError {
     Deadlock,
 }
 
-/// A row's key. Short keys, which are the usual ones, are stored in the entry.
+/// A row's key. Keys are usually short, and then stored in the entry.
 enum LockKey {
     Short { bytes: [u8; LockKey::SHORT_BYTES_MAX], length: u8 },
     Long(Box<[u8]>),
 }
 
 impl LockKey {
-    /// The longest short key: with tag and length it takes the 24 bytes of a boxed key with its tag.
+    /// The maximum size of a short key. With tag and length, it takes the 24 bytes of a boxed key with its tag.
     const SHORT_BYTES_MAX: usize = 22;
 
     fn new(key: &[u8]) -> LockKey {
@@ -110,15 +110,14 @@ impl LockKey {
     }
 }
 
-/// A lock that is held.
 struct Lock {
     owner: TransactionId,
     queue: Option<Box<Queue>>,
     key: LockKey,
     keyspace: KeyspaceId,
-    /// The thread that took it.
+    /// The thread that acquired it.
     thread: ThreadTag,
-    /// The previous owner handed the lock over, and the new one has not noticed yet.
+    /// The previous owner has handed the lock over, and the new owner has not noticed yet.
     handed_over: bool,
 }
 
@@ -136,11 +135,11 @@ struct Waiter {
     waker: Waker,
 }
 
-/// Memory of a waiter: its place in the queue and in the graph's two maps, each half full at worst. The executor owns
-/// the waker.
+/// Memory of a waiter: its place in the queue and its entries in the graph's two maps, each at least half full. The
+/// executor owns the waker.
 const WAITER_BYTES: usize = 2 * (mem::size_of::<Waiter>() + 2 * mem::size_of::<(u64, u64)>());
 
-/// Memory that a transaction needs for waiting: it waits for one lock at a time.
+/// Memory that a transaction needs in order to wait. It waits for one lock at a time.
 pub(crate) const WAITING_BYTES: usize = WAITER_BYTES + mem::size_of::<Queue>();
 
 #[derive(Default)]
@@ -150,10 +149,11 @@ struct Shard {
     heap_bytes: usize,
 }
 
-/// A shard's table shrinks once fewer than an eighth of its buckets are in use, down to this size: 3 KiB.
+/// If fewer than an eighth of the buckets of a shard's table are in use, the table shrinks, but not below this number
+/// of buckets: 3 KiB.
 const SHARD_BUCKETS_KEPT: usize = 64;
 
-/// The graph of waits.
+/// The graph of waits; see invariant 4.
 #[derive(Default)]
 struct Graph {
     locks_count: u64,
@@ -177,7 +177,7 @@ impl Graph {
     }
 }
 
-/// Memory of a lock: its entry, in a table that has just doubled, and a long key.
+/// Memory of a lock: its entry in a table that has just doubled, and a long key.
 pub(crate) fn lock_bytes(key: &[u8]) -> usize {
     2 * (mem::size_of::<Lock>() + 1) + LockKey::heap_bytes_of(key)
 }
@@ -188,13 +188,14 @@ pub(crate) struct LockTable {
     graph: Mutex<Graph>,
     /// Random, so that keys can't be chosen to collide.
     seed: u64,
-    /// The process that made the table. A fork of it releases no lock: a thread that does not exist there may hold a
-    /// shard.
+    /// The process that created the table. A fork of it releases no locks, because a shard may be locked by a thread
+    /// that does not exist in the fork.
     process: Process,
 }
 
 impl LockTable {
-    /// A table of `shards_count` parts, a power of two. With several times the number of threads they rarely meet.
+    /// Creates a table of `shards_count` parts, a power of two. If that is several times the number of threads, they
+    /// rarely contend.
     pub(crate) fn new(shards_count: usize, seed: u64) -> LockTable {
         assert!(shards_count.is_power_of_two());
         let shards = (0..shards_count).map(|_| CachePadded::default()).collect();
@@ -206,25 +207,26 @@ impl LockTable {
         hash(self.seed, keyspace, key)
     }
 
-    /// The table itself uses the low bits of a hash as the position and the highest seven as tags.
+    /// Chooses the shard by the middle bits of the hash: the table uses the low bits as the position and the highest
+    /// seven as tags.
     #[inline]
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         self.shards[(hash >> 40) as usize & (self.shards.len() - 1)].lock()
     }
 
-    /// Takes the lock of a row unless another transaction has it.
+    /// Acquires the lock of a row unless another transaction has it.
     #[inline]
     pub(crate) fn try_lock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> Result<Granted, HeldBy> {
         self.try_lock_at(self.place(keyspace, key), owner, keyspace, key)
     }
 
-    /// The place of a row in this table, for calls that look there more than once.
+    /// Returns the position of a row in this table, for callers that need it more than once.
     #[inline]
     pub(crate) fn place(&self, keyspace: KeyspaceId, key: &[u8]) -> LockPlace {
         LockPlace(self.hash(keyspace, key))
     }
 
-    /// Like [`try_lock`](Self::try_lock), at the row's place.
+    /// Like [`try_lock`](Self::try_lock), for a row whose position is known.
     #[inline]
     pub(crate) fn try_lock_at(
         &self,
@@ -238,10 +240,11 @@ impl LockTable {
         self.shard(hash).claim(self.seed, hash, owner, keyspace, key).map_err(|lock| HeldBy(lock.owner))
     }
 
-    /// Takes the lock of a row, or a place in its queue.
+    /// Acquires the lock of a row, or a place in its queue.
     ///
-    /// Calls the waker when the lock has become the caller's; the caller learns this by polling again. A caller that no
-    /// longer wants the lock calls [`cancel`](Self::cancel). [`acquire`](Self::acquire) does both.
+    /// When the lock has become the caller's, the table calls the waker, and the caller learns about the lock by
+    /// polling again. A caller that no longer wants the lock calls [`cancel`](Self::cancel). [`acquire`](Self::acquire)
+    /// does both.
     pub(crate) fn poll_lock(
         &self,
         owner: TransactionId,
@@ -284,8 +287,8 @@ impl LockTable {
         Poll::Pending
     }
 
-    /// Gives up waiting. Returns `true` if the lock has become the caller's meanwhile: the caller then has to release
-    /// it.
+    /// Gives up waiting. Returns `true` if the lock has become the caller's in the meantime; then the caller has to
+    /// release it.
     pub(crate) fn cancel(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
         let hash = self.hash(keyspace, key);
         let mut shard = self.shard(hash);
@@ -309,15 +312,15 @@ impl LockTable {
         false
     }
 
-    /// Cleans up after a call of `owner` that was neither told of the lock nor dropped: gives up its place in the
-    /// queue, or releases the lock.
+    /// Cleans up after a call of `owner` that was leaked, so that it neither learned about its lock nor was dropped.
+    /// Gives up its place in the queue, or releases the lock.
     pub(crate) fn abandon(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
         if self.cancel(owner, keyspace, key) || self.is_held_by(owner, keyspace, key) {
             self.unlock(owner, keyspace, key);
         }
     }
 
-    /// Returns `true` if this very thread has locked the row, for whatever transaction.
+    /// Returns `true` if the current thread has locked the row, for any transaction.
     pub(crate) fn is_of_this_thread(&self, keyspace: KeyspaceId, key: &[u8]) -> bool {
         let hash = self.hash(keyspace, key);
         let is_of = |lock: &mut Lock| lock.thread == thread_tag() && !lock.handed_over;
@@ -329,8 +332,8 @@ impl LockTable {
         self.shard(hash).find(hash, keyspace, key).is_some_and(|lock| lock.owner == owner)
     }
 
-    /// Takes the lock of a row, blocking the thread until `clock` shows `deadline`. The thread sleeps in real time;
-    /// with a simulated clock, use [`acquire`](Self::acquire).
+    /// Acquires the lock of a row. Blocks the thread until then, or until `clock` shows `deadline`. The thread sleeps
+    /// in real time; with a simulated clock, use [`acquire`](Self::acquire).
     #[inline]
     pub(crate) fn lock(
         &self,
@@ -372,8 +375,8 @@ impl LockTable {
         }
     }
 
-    /// Takes the lock of a row, as a future. Dropping the future gives up, and releases a lock that was handed over
-    /// unnoticed.
+    /// Returns a future that acquires the lock of a row. Dropping it gives up waiting; if the lock was handed over but
+    /// the future has not been polled since, it releases the lock.
     pub(crate) fn acquire<'a>(&'a self, owner: TransactionId, keyspace: KeyspaceId, key: &'a [u8]) -> Acquire<'a> {
         Acquire { table: self, owner, keyspace, key, waiting: false }
     }
@@ -389,7 +392,7 @@ impl LockTable {
         self.unlock_at(self.place(keyspace, key), owner, keyspace, key);
     }
 
-    /// Like [`unlock`](Self::unlock), at the row's place.
+    /// Like [`unlock`](Self::unlock), for a row whose position is known.
     #[inline]
     pub(crate) fn unlock_at(&self, place: LockPlace, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
         let LockPlace(hash) = place;
@@ -439,13 +442,13 @@ impl LockTable {
         }
     }
 
-    /// Transactions that wait for a lock.
+    /// The number of transactions that wait for a lock.
     #[cfg(test)]
     pub(crate) fn waiting_count(&self) -> usize {
         self.graph.lock().awaited.len()
     }
 
-    /// The memory that the table takes. Visits every shard.
+    /// The memory of the table. Visits every shard.
     #[cfg(test)]
     fn bytes(&self) -> usize {
         let shards = self.shards.iter().map(|shard| {
@@ -467,7 +470,7 @@ impl Shard {
         self.locks.find_mut(hash, |lock| lock.is_of(keyspace, key))
     }
 
-    /// Gives the lock to `owner`. Returns the lock if another transaction has it.
+    /// Gives the lock to `owner`. If another transaction has it, returns the lock.
     #[inline]
     fn claim(
         &mut self,
@@ -537,7 +540,7 @@ impl Lock {
     }
 }
 
-/// Wakes the parked thread that a lock has been handed to.
+/// Wakes the blocked thread to which a lock was handed over.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -546,7 +549,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Future of a lock; see [`LockTable::acquire`].
+/// The future of [`LockTable::acquire`].
 #[must_use = "futures do nothing unless polled"]
 pub(crate) struct Acquire<'a> {
     table: &'a LockTable,

@@ -1,6 +1,7 @@
 //! Transactions: timestamps, snapshots, versions, write sets, locks, commit.
 //!
-//! Lock order: row locks, then the epoch latch, leaf latches in the order of (keyspace, key), the log's own, the clock.
+//! Lock order: row locks, the epoch latch, leaf latches in the order of (keyspace, key), the locks of the log, the
+//! clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,13 +22,13 @@ pub(crate) mod values;
 pub(crate) mod versions;
 pub(crate) mod write_set;
 
-/// The number of a running transaction; an autocommit write is one too. Never used twice while the database is open,
-/// and never stored.
+/// The number of a running transaction. An autocommit write has one too. A number is never reused while the database is
+/// open, and never stored.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct TransactionId(pub(crate) u64);
 
-/// Gives out the numbers of transactions. Each thread takes them from a sequence of its own, on a cache line that few
-/// other threads touch.
+/// Assigns transaction numbers. Each thread takes them from its own sequence, on a cache line that few other threads
+/// write to.
 #[derive(Debug)]
 pub(crate) struct TransactionIds {
     sequences: Box<[CachePadded<AtomicU64>]>,
@@ -48,20 +49,20 @@ impl TransactionIds {
     }
 }
 
-/// Sequences of transaction numbers. Threads beyond that many share them.
+/// The number of sequences. If there are more threads than this, some of them share a sequence.
 const SEQUENCE_COUNT: usize = 64;
 
-/// Work of the maintenance thread that commits wait for. Passed to the engine when the database is opened; every call
-/// blocks.
+/// Work of the maintenance thread that commits wait for. The engine receives an implementation when the database is
+/// opened. All calls block, except `ask_for_versions`.
 pub(crate) trait MakeRoom: std::fmt::Debug + Send + Sync {
-    /// Frees space in the data file by running the cleaner and a checkpoint; returns when they have finished.
+    /// Frees space in the data file by running the cleaner and a checkpoint. Returns when both have finished.
     fn make_space(&self) -> Result<()>;
 
-    /// Requests checkpoints until `is_enough` holds, which is asked again whenever one begins. Gives up if there is no
-    /// disk space for a checkpoint, or if the database closes or fails.
+    /// Requests checkpoints until `is_enough` returns `true`. Checks it whenever a checkpoint begins. Gives up if there
+    /// is no disk space for a checkpoint, or if the database closes or fails.
     fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool);
 
-    /// Requests that versions be spilled, or snapshots ended, until they take `bytes_max` of memory at the most. Who
-    /// waits for the memory is woken when it is given back.
+    /// Asks the maintenance thread to spill versions or end snapshots until the versions in memory take at most
+    /// `bytes_max`. Returns at once; releasing the memory wakes those that wait for it.
     fn ask_for_versions(&self, bytes_max: u64);
 }

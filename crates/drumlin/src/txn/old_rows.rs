@@ -1,4 +1,4 @@
-//! Rows as they were: what snapshots see of rows that have changed since.
+//! Old versions of rows in the form in which a reader collects them.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::memory::heap_bytes;
 use crate::tree::Direction;
 use crate::tree::node::RowValue;
 
-/// A row before a commit changed it.
+/// A row as it was before a commit changed it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum OldVersion {
     Absent,
@@ -34,17 +34,18 @@ impl OldVersion {
     }
 }
 
-/// Old versions of rows of a leaf, and the last key among them if rows beyond it were left out.
+/// Old versions of the rows of a leaf. If some were left out, `last` is the last key in the scan's direction that is
+/// included.
 #[derive(Debug, Default)]
 pub(crate) struct OldRows {
-    /// With the commit that each version was before.
+    /// By key: the version, and the commit that replaced it.
     pub(crate) rows: BTreeMap<Vec<u8>, (Timestamp, OldVersion)>,
     pub(crate) last: Option<Vec<u8>>,
     pub(super) bytes: usize,
 }
 
 impl OldRows {
-    /// The key that a scan reaches last.
+    /// The key that is last in the scan's direction.
     pub(super) fn farthest(&self, direction: Direction) -> Option<&Vec<u8>> {
         match direction {
             Direction::Forward => self.rows.last_key_value().map(|(key, _)| key),
@@ -52,7 +53,7 @@ impl OldRows {
         }
     }
 
-    /// Removes the row that a scan reaches last.
+    /// Removes the row that is last in the scan's direction.
     fn pop_farthest(&mut self, direction: Direction) -> Option<(Vec<u8>, (Timestamp, OldVersion))> {
         match direction {
             Direction::Forward => self.rows.pop_last(),
@@ -60,8 +61,9 @@ impl OldRows {
         }
     }
 
-    /// Adds what a row was before a commit, unless an earlier one of the row is there, or it lies beyond the last.
-    /// Leaves out those that the scan reaches last if all together exceed `bytes_max`.
+    /// Adds the version of a row that the commit at `timestamp` replaced. Ignores it if an older version of the row is
+    /// present, or if the row lies beyond `last`. Then removes rows from the end of the scan until the rest fits in
+    /// `bytes_max`.
     pub(super) fn add(
         &mut self,
         key: &[u8],
@@ -91,8 +93,8 @@ impl OldRows {
         self.fit(direction, bytes_max);
     }
 
-    /// Leaves out rows that the scan reaches last until all others take no more than `bytes_max`. One row is kept,
-    /// however large it is.
+    /// Removes rows from the end of the scan until the rest takes at most `bytes_max`. Keeps one row, however large it
+    /// is.
     pub(super) fn fit(&mut self, direction: Direction, bytes_max: usize) {
         while self.bytes > bytes_max && self.rows.len() > 1 {
             let (key, (_, was)) = self.pop_farthest(direction).expect("there are two");
@@ -102,10 +104,10 @@ impl OldRows {
     }
 }
 
-/// Memory of a row in a tree that is half full.
+/// Memory of a row in a `BTreeMap` whose nodes are half full.
 pub(super) fn old_row_bytes(key: &[u8], was_bytes: usize) -> usize {
     2 * size_of::<(Vec<u8>, (Timestamp, OldVersion))>() + heap_bytes(key.len()) + heap_bytes(was_bytes)
 }
 
-/// Memory of a large value's entry, in a table that has just doubled.
+/// Memory of a large value's entry in a hash table that has just doubled.
 pub(super) const HELD_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), LargeRef)>() + 1);

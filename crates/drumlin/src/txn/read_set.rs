@@ -1,12 +1,14 @@
 //! The read set of a serializable transaction, and its validation.
 //!
 //! # Invariants
-//! 1. Every row that the transaction has read from the database, and every key that it found absent, lies in a span. A
+//!
+//! 1. Every row that the transaction has read from the database, and every key that it found absent, is in a span. A
 //!    span is recorded before its rows are returned.
 //! 2. The spans of a keyspace are disjoint.
-//! 3. Once the transaction commits, nothing more is recorded: a scan that continues fails.
+//! 3. Nothing is recorded once the transaction commits: a scan that continues fails.
 //!
-//! Rows that the transaction has locked need no record: no other transaction can change them before it ends.
+//! Rows that the transaction has locked need not be recorded, because no other transaction can change them before it
+//! ends.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -28,16 +30,16 @@ use super::versions::Versions;
 /// The end of a span.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum End {
-    /// The span is one key.
+    /// The span is a single key.
     Alone,
-    /// Ends before this key.
+    /// The span ends before this key.
     Below(Box<[u8]>),
-    /// Ends after the last key.
+    /// The span has no upper bound.
     Open,
 }
 
 impl End {
-    /// Returns `true` if a span from `first` to this end contains the key, which is not below `first`.
+    /// Returns `true` if a span from `first` to this end contains the key. The key must not be below `first`.
     fn is_behind(&self, first: &[u8], key: &[u8]) -> bool {
         match self {
             End::Alone => first == key,
@@ -54,11 +56,11 @@ impl End {
     }
 }
 
-/// The spans of one keyspace, by their first keys.
+/// The spans of one keyspace, by first key.
 #[derive(Debug, Default)]
 struct Spans(BTreeMap<Box<[u8]>, End>);
 
-/// Bytes that a span takes besides its keys: its entry, in a map that is half full, and the map's inner nodes.
+/// Memory of a span without its keys: its entry in a map that is half full, and its share of the map's inner nodes.
 const SPAN_BYTES: usize = 2 * size_of::<(Box<[u8]>, End)>() + 16;
 
 fn span_bytes(first: &[u8], end: &End) -> usize {
@@ -66,7 +68,7 @@ fn span_bytes(first: &[u8], end: &End) -> usize {
 }
 
 impl Spans {
-    /// The last span that begins at or before the key.
+    /// Returns the last span that begins at or before the key.
     fn last_at(&self, key: &[u8]) -> Option<(&[u8], &End)> {
         let range = (Bound::Unbounded, Bound::Included(key));
         self.0.range::<[u8], _>(range).next_back().map(|(first, end)| (&first[..], end))
@@ -76,7 +78,7 @@ impl Spans {
         self.last_at(key).is_some_and(|(first, end)| end.is_behind(first, key))
     }
 
-    /// The smallest key in a span, from `key` on.
+    /// Returns the smallest key at or after `key` that is in a span.
     fn next_from(&self, key: &[u8]) -> Option<Vec<u8>> {
         if self.covers(key) {
             return Some(key.to_vec());
@@ -100,17 +102,18 @@ impl Spans {
         (end, bytes)
     }
 
-    /// Returns `true` if no span contains the first key of the next (invariant 2).
+    /// Returns `true` if no span contains the first key of the next span (invariant 2).
     fn are_disjoint(&self) -> bool {
         self.0.iter().zip(self.0.keys().skip(1)).all(|((first, end), next)| !end.is_behind(first, next))
     }
 
-    /// Adds one key. Returns the bytes taken for it.
+    /// Adds one key. Returns the bytes that it takes.
     fn add_key(&mut self, key: &[u8]) -> usize {
         if self.covers(key) { 0 } else { self.insert(key.into(), End::Alone) }
     }
 
-    /// Adds the keys from `first` to `end`, merging spans that meet. Returns the bytes taken and the bytes freed.
+    /// Adds the keys from `first` up to but not including `end`, and merges the spans that overlap or touch this
+    /// interval. Returns the bytes taken and the bytes freed.
     fn add_interval(&mut self, first: &[u8], end: Option<&[u8]>) -> (usize, usize) {
         assert!(end.is_none_or(|end| first < end), "an interval of no key");
         let mut first: Box<[u8]> = first.into();
@@ -149,7 +152,7 @@ impl Spans {
     }
 }
 
-/// See the module.
+/// The spans that a transaction has read, with their memory.
 #[derive(Debug)]
 pub(crate) struct ReadSet {
     /// In ascending order of keyspace id.
@@ -163,7 +166,7 @@ pub(crate) struct ReadSet {
 }
 
 impl ReadSet {
-    /// The read set of a transaction that has neither read nor written anything.
+    /// Creates the read set of a transaction that has neither read nor written anything.
     pub(crate) fn new(budget: &Arc<Budget>) -> ReadSet {
         ReadSet {
             trees: Vec::new(),
@@ -175,7 +178,6 @@ impl ReadSet {
         }
     }
 
-    /// Bytes of memory.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.bytes
     }
@@ -203,7 +205,7 @@ impl ReadSet {
         self.check_size()
     }
 
-    /// Records that the keys from `first` up to, not including, `end` were read, present or absent.
+    /// Records that all keys from `first` up to but not including `end` were read or found absent.
     pub(crate) fn add_interval(&mut self, tree: &Tree, first: &[u8], end: Option<&[u8]>) -> Result<()> {
         self.check_running()?;
         if end.is_some_and(|end| end <= first) {
@@ -261,7 +263,8 @@ impl ReadSet {
         self.trees.is_empty()
     }
 
-    /// Upper bound of the bytes of the leaves that it lies in; `None` if it has intervals, which have no known bound.
+    /// Returns an upper bound of the bytes of the leaves that contain its keys; `None` if it has intervals, which may
+    /// span any number of leaves.
     pub(crate) fn leaf_bytes_max(&self) -> Option<u64> {
         (self.trees.iter().map(|(tree, spans)| {
             let are_keys = spans.0.values().all(|end| *end == End::Alone);
@@ -276,19 +279,19 @@ impl ReadSet {
     }
 }
 
-/// The input of validation: no other transaction may have changed the read set since the snapshot.
+/// What validation needs. It succeeds if no other transaction has changed the read set since the snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads<'a> {
     pub(crate) set: &'a ReadSet,
     pub(crate) snapshot: &'a SnapshotHandle,
     pub(crate) spilled: &'a Spilled,
-    /// The runs [published](Spilled::published) when the commit began.
+    /// The value of [`Spilled::published`] when the commit began.
     pub(crate) published: u64,
 }
 
 impl Reads<'_> {
-    /// Fails if a row of the leaf that was read has changed. The leaf is latched, and stays latched until the commit
-    /// has its timestamp.
+    /// Fails if a row of the leaf that was read has changed. The caller holds the leaf's latch, and keeps it until the
+    /// commit has its timestamp.
     pub(crate) fn validate(&self, versions: &Versions, pages: &PageSpace, page: PageId, leaf: &Leaf<'_>) -> Result<()> {
         let (snapshot, keyspace) = (self.snapshot.timestamp, pages.id);
         if pages.is_loaded_since(snapshot) {
@@ -305,12 +308,13 @@ impl Reads<'_> {
                 reason: "what this transaction read may have changed: its commit took long",
             });
         }
-        // Checked afterwards: versions that are still kept now were there when they were looked up.
+        // This check must come last: if the snapshot has not been ended by now, no version was missing during the
+        // search above.
         self.snapshot.check()
     }
 
-    /// Fails if a row between two fences that was read has changed, by the versions that were spilled before the commit
-    /// began.
+    /// Fails if the versions that were spilled before the commit began show a change of a row that was read and that
+    /// lies between two fences.
     pub(crate) async fn validate_spilled(
         &self,
         mode: WaitMode<'_>,
@@ -325,11 +329,11 @@ impl Reads<'_> {
     }
 }
 
-/// An iteration over the read set, leaf by leaf, in the order of (keyspace, key).
+/// An iteration over the read set in the order of (keyspace, key), leaf by leaf.
 #[derive(Debug)]
 pub(crate) struct Walk<'a> {
     trees: &'a [(Tree, Spans)],
-    /// The next key in the read set, in the first of the trees.
+    /// The next key in the read set. It belongs to the first of the trees.
     key: Vec<u8>,
 }
 
@@ -352,12 +356,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The next key in the read set whose leaf was not passed.
+    /// Returns the next key in the read set whose leaf was not passed yet.
     pub(crate) fn next(&self) -> Option<(&'a Tree, &[u8])> {
         self.trees.first().map(|(tree, _)| (tree, &self.key[..]))
     }
 
-    /// Passes the leaf that ends at this fence. Returns `true` if something in it was read.
+    /// Passes the leaf that ends at this fence. Returns `true` if keys in it were read.
     pub(crate) fn pass(&mut self, keyspace: KeyspaceId, upper_fence: Option<&[u8]>) -> bool {
         let is_here = self.trees.first().is_some_and(|(tree, _)| tree.pages.id == keyspace)
             && upper_fence.is_none_or(|fence| self.key[..] < *fence);
@@ -381,8 +385,8 @@ mod tests {
 
     use super::*;
 
-    /// Spans cover what was added and nothing else, stay disjoint, and their counted bytes are right: compared with a
-    /// set of keys.
+    /// Spans contain the keys that were added and no others, stay disjoint, and count their bytes correctly, in
+    /// comparison with a set of keys.
     #[test]
     fn spans_cover_what_was_added() {
         let mut state = 1u64;

@@ -1,4 +1,4 @@
-//! Active snapshots: the timestamps that readers still hold.
+//! Active snapshots: the timestamps at which readers still see the database.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::io::Process;
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     registered: Mutex<BTreeMap<u64, Registered>>,
-    /// Snapshots that are registered or about to be, those that have been ended too.
+    /// The number of snapshots that are registered, or about to be. Includes those that have been ended.
     open_count: atomic::AtomicU64,
-    /// Snapshots below this have been ended.
+    /// Snapshots below this timestamp have been ended.
     ended_below: AtomicU64,
-    /// Snapshots that have been ended, for figures.
+    /// The number of snapshots that have been ended, for statistics.
     ended_count: AtomicU64,
-    /// The reason why the newest of them was.
+    /// The reason for which the last of them was ended.
     ended_why: Mutex<Option<Arc<str>>>,
-    /// The process that opened the database. A fork of it registers nothing: a thread that does not exist there may
-    /// hold the lock.
+    /// The process that opened the database. A fork of it registers nothing, because the lock may be held by a thread
+    /// that does not exist in the fork.
     process: Process,
 }
 
@@ -35,7 +35,7 @@ struct Registered {
     since: Duration,
 }
 
-/// An active snapshot. The versions that its reader needs are kept until it is dropped.
+/// An active snapshot. Until it is dropped, the versions that its reader needs are kept, unless the snapshot is ended.
 #[derive(Debug)]
 pub(crate) struct SnapshotHandle {
     snapshots: Arc<Snapshots>,
@@ -60,7 +60,7 @@ impl Drop for SnapshotHandle {
 }
 
 impl SnapshotHandle {
-    /// Fails if the snapshot was ended for the space that its versions took.
+    /// Fails if the snapshot was ended to free the space of its versions.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         if self.timestamp.0 < self.snapshots.ended_below.load(Ordering::Acquire) {
@@ -71,15 +71,15 @@ impl SnapshotHandle {
 }
 
 impl Snapshots {
-    /// Registers a snapshot at the timestamp that `choose` returns. It is chosen under the lock, so that no version it
-    /// needs is dropped in between.
+    /// Registers a snapshot at the timestamp that `choose` returns. Calls `choose` under the lock, so that no version
+    /// that the snapshot needs is dropped before it is registered.
     pub(crate) fn open_snapshot(self: &Arc<Self>, now: Duration, choose: impl FnOnce() -> Timestamp) -> SnapshotHandle {
         if !self.process.is_here() {
             return SnapshotHandle { snapshots: Arc::clone(self), timestamp: Timestamp(0) };
         }
         let mut registered = self.registered.lock();
         self.open_count.fetch_add(1, Ordering::Relaxed);
-        // Counted before the timestamp is chosen: pairs with the fence in `are_open`.
+        // The snapshot is counted before its timestamp is chosen. Pairs with the fence in `are_open`.
         atomic::fence(Ordering::SeqCst);
         let timestamp = choose();
         debug_assert!(
@@ -90,7 +90,7 @@ impl Snapshots {
         SnapshotHandle { snapshots: Arc::clone(self), timestamp }
     }
 
-    /// Returns `false` if no snapshot is registered below what is visible, nor will be: one that is opened after this
+    /// Returns `false` if no snapshot is or will be registered below what is visible: one that is opened after this
     /// call sees whatever was visible or published before it.
     #[inline]
     pub(crate) fn are_open(&self) -> bool {
@@ -108,7 +108,7 @@ impl Snapshots {
         visible.min(oldest)
     }
 
-    /// The snapshots whose versions are needed, and what is visible to later ones.
+    /// The snapshots whose versions are needed, and the visible horizon, which bounds later snapshots from below.
     pub(crate) fn needed(&self, clock: &Clock) -> Needed {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
@@ -116,7 +116,7 @@ impl Snapshots {
         Needed { snapshots, visible: clock.visible() }
     }
 
-    /// The oldest snapshot that has not been ended, and when it was registered.
+    /// The oldest snapshot that has not been ended, and the time at which it was registered.
     pub(crate) fn oldest(&self) -> Option<(Timestamp, Duration)> {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
@@ -136,12 +136,12 @@ impl Snapshots {
 
     #[cold]
     fn too_old(&self, timestamp: Timestamp) -> Error {
-        // In a fork another thread may hold the lock for ever.
+        // In a fork, the lock may be held forever by a thread that does not exist there.
         let reason = if self.process.is_here() { self.ended_why.lock().clone() } else { None };
         Error::SnapshotTooOld { timestamp, reason: reason.unwrap_or_else(|| "old versions took its place".into()) }
     }
 
-    /// Ends the oldest snapshot, unless it is at `visible` or there is none.
+    /// Ends the oldest snapshot. Returns `false` if there is none below the visible horizon.
     pub(crate) fn end_oldest(&self, clock: &Clock, why: &str) -> bool {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
@@ -163,7 +163,7 @@ mod models {
 
     use super::*;
 
-    /// A commit that leaves no version where no snapshot is open, beside a transaction that opens one.
+    /// Runs a commit that adds no undo record if no snapshot is open, and a transaction that opens a snapshot.
     fn explore(open: fn(&Arc<Snapshots>, &Clock) -> SnapshotHandle) {
         loom::model(move || {
             let (snapshots, clock) = (Arc::new(Snapshots::default()), Arc::new(Clock::new(Timestamp(0))));
@@ -176,14 +176,15 @@ mod models {
         });
     }
 
-    /// A commit sees the snapshot, or the snapshot sees the commit: of what is published, and of what is visible.
+    /// Either the commit sees the snapshot, or the snapshot sees the commit, whether it reads what is published or
+    /// visible.
     #[test]
     fn loom_a_version_is_left_for_each_snapshot_before_it() {
         explore(|snapshots, clock| snapshots.open_snapshot(Duration::ZERO, || clock.published()));
         explore(|snapshots, clock| snapshots.open_snapshot(Duration::ZERO, || clock.visible()));
     }
 
-    /// The model fails if the timestamp is chosen before the snapshot is counted, so it can find the bug.
+    /// The model fails if the timestamp is chosen before the snapshot is counted, which shows that it can find the bug.
     #[test]
     #[should_panic(expected = "a version is missing")]
     fn loom_a_snapshot_that_is_counted_late_is_found() {

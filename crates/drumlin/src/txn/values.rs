@@ -1,17 +1,19 @@
-//! Values too large for their leaf: in extents of their own, numbered by pages of the keyspace's table.
+//! Values too large for their leaf. They are stored in extents of their own, which have page numbers in the keyspace's
+//! page table.
 //!
-//! - A *medium* value fits one extent of at most a page of 64 KiB. Its bytes are in the log record; its extent is
-//!   packed with pages, and read through the pool.
-//! - A *large* value is split into chunks that are written, and synced, before the record that names them. They are
-//!   read past the pool, so that one film does not evict everything else.
+//! - A *medium* value fits in one extent of at most a page of 64 KiB. The log record contains its bytes. Its extent is
+//!   packed with pages and read through the pool.
+//! - A *large* value is split into chunks, which are written and synced before the record that refers to them. Chunks
+//!   are read past the pool, so that one film does not evict everything else.
 //!
 //! An extent's payload is the value's id (8 bytes) and its bytes.
 //!
 //! # Invariant
-//! The extents of a large value that no commit refers to are in use while its [`LargeValue`] lives: the transaction
-//! that put the value shares it with readers of the transaction's writes. From the commit on a page table owns the
-//! extents. A reader then reads the value like that of any other row, and its snapshot, which is older, keeps the
-//! extents.
+//!
+//! Until a commit refers to a large value, its [`LargeValue`] keeps its extents in use; the transaction that put the
+//! value shares it with readers of the transaction's writes. From the commit on, a page table owns the extents. Then a
+//! reader reads the value like that of any other row, and its snapshot, which is older, keeps the extents from being
+//! freed.
 
 use std::future::poll_fn;
 use std::io::Read;
@@ -33,18 +35,18 @@ use crate::tree::Tree;
 
 use super::MakeRoom;
 
-/// Header and value id, in front of a chunk's bytes.
+/// Header and value id, which precede a chunk's bytes.
 const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 
-/// The longest value that goes into one extent and, with its bytes, into the log.
+/// The maximum size of a value that is stored in one extent and whose bytes are in the log.
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
 
-/// Values brought in together at most, and their share of the frames: the first is still in memory when the last
-/// arrives.
+/// The maximum number of values that are read together, and the part of the frames that they may take: small enough
+/// that the first is still in memory when the last arrives.
 const UPCOMING_MAX: usize = 256;
 const UPCOMING_SHARE: usize = 8;
 
-/// The page of a medium value, but for its header.
+/// Returns the page of a medium value, with an empty header.
 pub(crate) fn medium_page(value_id: ValueId, value: &[u8]) -> Vec<u8> {
     assert!(value.len() <= MEDIUM_BYTES_MAX, "a value of {} bytes is no medium one", value.len());
     let mut page = Vec::with_capacity(CHUNK_OVERHEAD_BYTES + value.len());
@@ -54,7 +56,7 @@ pub(crate) fn medium_page(value_id: ValueId, value: &[u8]) -> Vec<u8> {
     page
 }
 
-/// Appends a key's medium value to the current epoch's segment. No page table names it yet.
+/// Appends a key's medium value to the current epoch's segment. No page table refers to it yet.
 pub(crate) fn append_medium(tree: &Tree, key: &[u8], value_id: ValueId, value: &[u8]) -> Result<ExtentAddress> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     assert!(value.len() > tree.inline_bytes_max(key), "a value of {} bytes belongs into its leaf", value.len());
@@ -64,13 +66,13 @@ pub(crate) fn append_medium(tree: &Tree, key: &[u8], value_id: ValueId, value: &
     pool.space.append(epoch_guard.epoch(), name, Kind::Value, &page, None)
 }
 
-/// The source of a large value's bytes.
+/// A source of a large value's bytes.
 pub(crate) trait Source {
-    /// Fills `buffer` as far as there are bytes.
+    /// Fills `buffer`, or the first part of it if the source ends. Returns the number of bytes.
     async fn fill(&mut self, buffer: &mut [u8]) -> Result<usize>;
 }
 
-/// A reader that blocks.
+/// A blocking reader.
 pub(crate) struct Blocking<R>(pub(crate) R);
 
 impl<R: Read> Source for Blocking<R> {
@@ -79,7 +81,7 @@ impl<R: Read> Source for Blocking<R> {
     }
 }
 
-/// A reader for tasks.
+/// An asynchronous reader.
 pub(crate) struct ForTasks<R>(pub(crate) R);
 
 impl<R: AsyncRead + Unpin> Source for ForTasks<R> {
@@ -98,15 +100,15 @@ impl<R: AsyncRead + Unpin> Source for ForTasks<R> {
     }
 }
 
-/// A value whose bytes are in extents already. If it is dropped before a commit has named them, they are freed.
+/// A value that has been written to extents. If it is dropped before a commit refers to them, they are freed.
 #[derive(Debug)]
 pub(crate) struct LargeValue {
     pub(crate) length: u64,
     pub(crate) value_id: ValueId,
     pub(crate) addresses: Vec<ExtentAddress>,
-    /// Set once the page table names the extents.
+    /// Set once a page table refers to the extents.
     reference: OnceLock<LargeRef>,
-    /// `None` for a value of a log record.
+    /// `None` for a value in a log record.
     pool: Option<Arc<Pool>>,
 }
 
@@ -115,26 +117,26 @@ impl LargeValue {
         LargeValue { length: 0, value_id, addresses, reference: OnceLock::new(), pool: Some(Arc::clone(pool)) }
     }
 
-    /// A value that a record of the log names.
+    /// Creates a value that a log record refers to.
     pub(crate) fn of_record(length: u64, value_id: ValueId, addresses: Vec<ExtentAddress>) -> LargeValue {
         LargeValue { length, value_id, addresses, reference: OnceLock::new(), pool: None }
     }
 
-    /// Records the pages that a commit gave the extents, under the epoch latch that it still holds: no checkpoint can
-    /// have moved the extents since.
+    /// Sets the page numbers that a commit assigned to the extents. The commit still holds the epoch latch under which
+    /// it assigned them, so no checkpoint can have moved the extents since.
     pub(crate) fn set_reference(&self, _guard: &EpochGuard<'_>, reference: LargeRef) {
         assert!((reference.length, reference.id) == (self.length, self.value_id), "{reference:?} is another value's");
         assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
         self.reference.set(reference).expect("a value is put by one commit");
     }
 
-    /// Leaves the extents to a bulk load, which has given them these pages.
+    /// Hands the extents over to a bulk load, which has assigned these page numbers.
     pub(crate) fn leave_to_load(&self, reference: LargeRef) {
         assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
         self.reference.set(reference).expect("a value is put once");
     }
 
-    /// The reference that rows store, once a commit has put the value.
+    /// The reference that rows store; `None` until a commit has put the value.
     pub(crate) fn reference(&self) -> Option<&LargeRef> {
         self.reference.get()
     }
@@ -150,8 +152,8 @@ impl Drop for LargeValue {
     }
 }
 
-/// Writes a large value with the memory of one chunk. If writing fails or its future is dropped, nothing of the value
-/// remains.
+/// Writes a large value, with the memory of one chunk. If writing fails or the future is dropped, the extents are
+/// freed.
 ///
 /// Frees space once if the disk is full.
 pub(crate) async fn write_large(
@@ -194,7 +196,8 @@ pub(crate) async fn write_large(
         };
         written.addresses.append(&mut chunk.addresses);
         written.length += filled as u64;
-        // A source that has ended is not read again: it might return more, and only the last chunk may be short.
+        // Does not read a source again that has ended: it might return more bytes, and only the last chunk may be
+        // short.
         if filled < page.len() - CHUNK_OVERHEAD_BYTES {
             return Ok(Arc::new(written));
         }
@@ -211,7 +214,7 @@ fn write_chunk(pool: &Pool, name: PageKey, page: &[u8]) -> Result<ExtentAddress>
     })
 }
 
-/// Fills `buffer` as far as the reader has bytes.
+/// Fills `buffer`, or the first part of it if the reader ends. Returns the number of bytes.
 pub(crate) fn read_up_to(reader: &mut impl Read, buffer: &mut [u8]) -> Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -225,13 +228,13 @@ pub(crate) fn read_up_to(reader: &mut impl Read, buffer: &mut [u8]) -> Result<us
     Ok(filled)
 }
 
-/// Bytes of a chunk, or that the value was freed while it was being read.
+/// The bytes of a chunk, or `Gone` if the value was freed while it was being read.
 pub(crate) enum Chunk {
     Bytes(Vec<u8>),
     Gone,
 }
 
-/// The wanted part of a chunk: `length` bytes from `start` on, or fewer if there are fewer.
+/// A part of a chunk: `length` bytes from `start` on, or fewer if the chunk ends before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) start: usize,
@@ -247,8 +250,8 @@ impl Part {
     }
 }
 
-/// Reads a chunk past the pool and appends `part` of it to `into`, which is returned in any case, with the chunk's
-/// header and the id of its value. Also takes a read buffer.
+/// Reads a chunk past the pool and appends `part` of it to `into`. Returns `into` even on error, with the chunk's
+/// header and the id of its value. Uses a read buffer of the pool.
 async fn read_chunk_at(
     mode: WaitMode<'_>,
     pool: &Arc<Pool>,
@@ -283,12 +286,12 @@ fn append_part(pool: &Pool, address: ExtentAddress, part: Part, into: &mut Vec<u
     })
 }
 
-/// Bytes of a value in each chunk but the last.
+/// Bytes of a value in each chunk except the last.
 pub(crate) fn chunk_payload_bytes(pool: &Pool) -> u64 {
     (pool.space.value_chunk_bytes() - CHUNK_OVERHEAD_BYTES) as u64
 }
 
-/// The error of a value that does not match its row.
+/// Returns the error for a value that does not match its row.
 fn misnamed(pool: &Pool, pages: &PageSpace, reason: &str) -> Error {
     Error::corrupted(pool.space.path(), format!("a value of keyspace {}", pages.quoted_name()), reason)
 }
@@ -322,7 +325,7 @@ pub(crate) async fn read_chunk(
         let length_before = into.len();
         let result;
         (into, result) = read_chunk_at(mode, pool, address, part, into).await;
-        // The bytes count only if the page was there throughout.
+        // The bytes count only if the chunk was at this address before and after the read.
         if pages.table.load(page) != PageEntry::OnDisk(address) {
             into.truncate(length_before);
             continue;
@@ -340,22 +343,22 @@ fn is_medium(reference: &LargeRef) -> bool {
     reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1
 }
 
-/// The page of a medium value.
+/// The page of a medium value, for a fault.
 fn medium_wanted(reference: &LargeRef) -> Wanted {
     debug_assert!(is_medium(reference), "{reference:?} is not in one page");
     let frame_bytes = (reference.length as usize + CHUNK_OVERHEAD_BYTES).next_power_of_two().max(PAGE_BYTES_MIN);
     Wanted::value(reference.first_page, frame_bytes, reference.id)
 }
 
-/// The values that a reader of many comes to next: their medium ones are brought into memory together.
+/// Prefetches medium values for a reader of many values.
 #[derive(Debug, Default)]
 pub(crate) struct UpcomingValues {
-    /// Values in front of the reader that were brought in.
+    /// The number of values that were passed for prefetching and that the reader has not reached.
     count: usize,
 }
 
 impl UpcomingValues {
-    /// The reader comes to the first of these values, and will come to the others in their order.
+    /// Called when the reader reaches the first of `values`. It will read the others in the same order.
     pub(crate) async fn step(&mut self, mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = LargeRef>) {
         if self.count == 0 {
             self.count = bring_in(mode, tree, values).await;
@@ -364,8 +367,8 @@ impl UpcomingValues {
     }
 }
 
-/// Brings in the first of these values, as many as share a part of the frames, many reads at a time. Passes over those
-/// that are not medium or can't be read. Returns how many it has come past, at least one.
+/// Brings in the first of these values, as many as fit in a fraction of the frames, with many reads in flight. Skips
+/// values that are not medium or can't be read. Returns the number of values that it has passed, at least one.
 async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = LargeRef>) -> usize {
     let space = &tree.pool.space;
     let bytes_max = tree.pool.frames.limit_bytes() / UPCOMING_SHARE;
@@ -373,7 +376,7 @@ async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = 
     let mut wanted = Vec::new();
     assert!(bytes_max > 0, "a pool without frames");
     for reference in values.take(UPCOMING_MAX) {
-        // What is in an appender's buffer is written by the read that needs it.
+        // If the value is still in an appender's buffer, the read that needs it writes the buffer first.
         let is_on_disk = || match tree.pages.table.load(reference.first_page) {
             PageEntry::OnDisk(address) => space.is_written(address),
             _ => false,
@@ -388,9 +391,9 @@ async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = 
         }
         count += 1;
     }
-    // One is read as quickly by the step that needs it.
+    // A single value is read as quickly by the step that needs it.
     if wanted.len() > 1 {
-        // Nor is an error told here: that step gets it.
+        // Errors are ignored, because the step that needs the value gets them too.
         let _ = tree.fault_many(mode, &wanted).await;
     }
     assert!(wanted.len() <= count, "{} values of {count} are brought in", wanted.len());
@@ -436,7 +439,7 @@ async fn read_medium(
                     other => other?,
                 }
             }
-            // An error may be that of a reader who expected another page: the next turn finds out.
+            // The error may be that of another reader, which expected another page. The next iteration finds out.
             PageEntry::Reading(_) => drop(tree.fault(mode, wanted).await),
             PageEntry::Immutable(_) => {}
             PageEntry::Leaf(_) | PageEntry::Free | PageEntry::Reserved | PageEntry::Unattached(_) => {
@@ -446,8 +449,8 @@ async fn read_medium(
     }
 }
 
-/// Like [`read_chunk`], of a value that was written but not committed. The caller discards the bytes if a commit has
-/// named the value by then.
+/// Like [`read_chunk`], for a value that is written but not committed. If a commit has referred to the value by the
+/// time this returns, the caller must discard the bytes.
 pub(crate) async fn read_unplaced(
     mode: WaitMode<'_>,
     tree: &Tree,
@@ -469,7 +472,8 @@ pub(crate) async fn read_unplaced(
     (into, checked)
 }
 
-/// The whole value, in `value` instead of what that held; `None` if it was freed meanwhile.
+/// Reads the whole value into `value`, whose content it replaces. Returns `None` if the value was freed in the
+/// meantime.
 pub(crate) async fn read_whole(
     mode: WaitMode<'_>,
     tree: &Tree,
@@ -495,8 +499,8 @@ pub(crate) async fn read_whole(
     Ok(Some(value))
 }
 
-/// Frees the pages of a value that nothing refers to, all under one guard: a checkpoint lists the whole value as an
-/// orphan or none of it. Fails and frees nothing if the pages are not a value's.
+/// Frees the pages of a value that nothing refers to. Frees all of them under one guard, so that a checkpoint lists
+/// either the whole value as an orphan or none of it. If the pages are not those of a value, fails and frees nothing.
 pub(crate) fn free(
     pool: &Pool,
     epoch_guard: &EpochGuard<'_>,
@@ -525,8 +529,8 @@ pub(crate) fn free(
                         break;
                     }
                 }
-                // A read may be in flight: by a reader that saw the row before it changed, or that an outdated node or
-                // row led to a reused page number.
+                // A read may be in flight, from a reader that saw the row before it changed, or from one that an
+                // outdated node or row led to a page number that has been reused.
                 entry @ (PageEntry::OnDisk(_) | PageEntry::Reading(_)) => {
                     if pool.free_on_disk(epoch_guard, pages, page, entry) {
                         break;

@@ -1,18 +1,18 @@
-//! Old versions of rows: kept in memory, by leaf, as long as a snapshot may need them.
+//! Old versions of rows. They are kept in memory, by leaf, while a snapshot may need them.
 //!
-//! A page holds the newest version of each row. A commit that changes rows of a leaf adds an *undo record*: the old
-//! version of each of these rows, or its absence. A reader at snapshot s whose leaf is newer than s searches the undo
-//! records of commits after s, oldest first: the first that has the key holds the row's version at s; if none has it,
-//! the page does.
+//! A page holds the newest version of each row. A commit that changes rows of a leaf adds an *undo record* to it: the
+//! old version of each of these rows, or a mark that the row did not exist. If a leaf is newer than snapshot s, a
+//! reader at s searches the undo records of commits after s, oldest first. The first record that has the key holds the
+//! row's version at s. If none has it, the page does.
 //!
 //! # Invariants
-//! 1. The undo records of a leaf are read and changed under the leaf's latch, and ascend by timestamp.
-//! 2. Undo records outlive their leaf's eviction: they belong to its page id. At splits and merges they move with the
-//!    rows.
-//! 3. An undo record is dropped once visible and every registered snapshot have passed its commit. A commit of which
-//!    that is so before it lets go of its leaf leaves none.
-//! 4. Pages of large values that only undo records refer to are freed with them; a checkpoint lists them, so that
-//!    reopening frees them.
+//! 1. The undo records of a leaf are read and changed only under the leaf's latch, and ascend by timestamp.
+//! 2. Undo records belong to a page id and survive the eviction of the page. When a split or merge moves rows, their
+//!    undo records move with them.
+//! 3. An undo record is dropped once the visible horizon and every registered snapshot have passed its commit. If they
+//!    have passed it before the commit unlatches its leaf, the commit adds no undo record.
+//! 4. Pages of large values that only undo records refer to are freed with these records. Checkpoints list such values,
+//!    so that the next opening frees them.
 
 use std::collections::VecDeque;
 use std::ops::{Bound, RangeBounds};
@@ -33,7 +33,7 @@ use crate::space::{CheckpointDebt, PageSpace};
 use crate::tree::node::RowValue;
 use crate::tree::{Direction, Observer};
 
-/// The rows of one leaf that one commit replaced, packed in key order.
+/// The old versions of the rows of one leaf that one commit changed, packed in key order.
 ///
 /// Each row: key length (4), value length (4; its two highest values mark an absent row and a large value's reference),
 /// key, value.
@@ -42,30 +42,31 @@ pub(crate) struct UndoRecord {
     timestamp: Timestamp,
     rows: Vec<u8>,
     large_count: u32,
-    /// The spill that was under way when it was added, or a split or merge moved it: that one may have missed it.
+    /// The spill that was running when the record was added, or was last moved by a split or merge. That spill may have
+    /// missed the record, so it must not drop it.
     missed_by: u32,
 }
 
-/// Memory of an undo record besides its rows: its place in a queue that has just doubled.
+/// Memory of an undo record without its rows: its slot in a queue that has just doubled.
 const UNDO_RECORD_BYTES: usize = 2 * size_of::<UndoRecord>();
-/// Memory of a leaf with undo records besides them: its entry in a table that has just doubled.
+/// Memory of a leaf's entry in a hash table that has just doubled.
 const LEAF_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), UndoRecords)>() + 1);
 /// Memory of a row in an undo record.
 pub(crate) fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
     8 + key.len() + was.map_or(0, |was| was.stored_bytes())
 }
 
-/// An upper bound of the memory that a commit takes for the versions of one leaf.
+/// An upper bound of the memory that a commit takes for its undo record of one leaf.
 pub(crate) fn undo_bytes_max(rows_bytes: usize) -> usize {
     heap_bytes(rows_bytes + rows_bytes / 4) + UNDO_RECORD_BYTES + LEAF_BYTES
 }
 
-/// The part of that bound for one row.
+/// The part of [`undo_bytes_max`] that one row adds to `rows_bytes`.
 pub(crate) fn version_bytes_max(key: &[u8], was_bytes: usize) -> usize {
     8 + key.len() + was_bytes + HELD_BYTES
 }
 
-/// An upper bound of the memory that a commit of one row takes for its version.
+/// An upper bound of the memory that a commit of one row takes for its undo record.
 #[inline]
 pub(crate) fn one_version_bytes_max(key: &[u8], was: Option<&RowValue<'_>>) -> usize {
     let held_bytes = if matches!(was, Some(RowValue::Large(_))) { HELD_BYTES } else { 0 };
@@ -80,7 +81,7 @@ impl UndoRecord {
         UndoRecord { timestamp: Timestamp(0), rows: Vec::new(), large_count: 0, missed_by: 0 }
     }
 
-    /// That of one row, in a vector that is used again.
+    /// Creates a record of one row, in a vector that is reused.
     #[inline]
     pub(crate) fn of_one(mut vector: Vec<u8>, key: &[u8], was: Option<RowValue<'_>>) -> UndoRecord {
         vector.clear();
@@ -89,35 +90,35 @@ impl UndoRecord {
         undo
     }
 
-    /// A copy that takes no more memory than it needs, of a record in a vector of up to so many bytes.
+    /// Returns a copy without spare capacity, if the vector of this record has a capacity of at most `bytes_max`;
+    /// otherwise `None`.
     pub(crate) fn exact(&self, bytes_max: usize) -> Option<UndoRecord> {
         let is_spare = self.rows.capacity() <= bytes_max;
         is_spare.then(|| UndoRecord { rows: self.rows.as_slice().into(), ..*self })
     }
 
-    /// The record itself; nothing is left of it here.
+    /// Takes the rows out of this record and leaves it empty.
     pub(crate) fn take(&mut self) -> UndoRecord {
         std::mem::replace(self, UndoRecord::new())
     }
 
-    /// The vector that it was made in.
+    /// Returns the vector of the rows, to be reused.
     #[inline]
     pub(crate) fn into_vector(self) -> Vec<u8> {
         self.rows
     }
 
-    /// Returns `true` if it names large values, which are freed with it.
+    /// Returns `true` if the record refers to large values, which are freed when the record is dropped.
     #[inline]
     pub(crate) fn names_values(&self) -> bool {
         self.large_count > 0
     }
 
-    /// Returns `true` if it has no rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Adds a row; keys ascend.
+    /// Appends a row. Keys must ascend.
     pub(crate) fn push(&mut self, key: &[u8], was: Option<RowValue<'_>>) {
         debug_assert!(self.iter().last().is_none_or(|(last, _)| last < key), "rows of an undo record are out of order");
         let bytes_after = self.rows.len() + row_bytes(key, was);
@@ -200,7 +201,7 @@ impl<'d> Iterator for UndoRows<'d> {
     }
 }
 
-/// The undo records of a leaf, in the order of their commits. One alone, the usual number, takes no queue.
+/// The undo records of a leaf, in commit order. A single record, the usual case, needs no queue.
 #[derive(Debug)]
 enum UndoRecords {
     One(UndoRecord),
@@ -229,7 +230,7 @@ impl UndoRecords {
         self.as_slices().0.is_empty()
     }
 
-    /// Adds an undo record behind the others.
+    /// Appends an undo record.
     fn push(&mut self, undo: UndoRecord) {
         assert!(
             self.iter().next_back().is_none_or(|last| last.timestamp <= undo.timestamp),
@@ -245,7 +246,7 @@ impl UndoRecords {
         };
     }
 
-    /// Removes the first undo record if it is of a commit up to `horizon`.
+    /// Removes and returns the first undo record if its commit is at or before `horizon`.
     fn pop_up_to(&mut self, horizon: Timestamp) -> Option<UndoRecord> {
         match self {
             UndoRecords::One(undo) if undo.timestamp <= horizon => match std::mem::take(self) {
@@ -257,7 +258,7 @@ impl UndoRecords {
         }
     }
 
-    /// Drops all but those that `is_kept` wants. Returns the bytes of the dropped ones.
+    /// Drops the records for which `is_kept` returns `false`. Returns their memory in bytes.
     fn retain(&mut self, is_kept: impl Fn(&UndoRecord) -> bool) -> usize {
         let mut dropped_bytes = 0;
         let mut keep = |undo: &UndoRecord| {
@@ -279,7 +280,7 @@ impl UndoRecords {
         dropped_bytes
     }
 
-    /// Gives back memory that most of a queue left.
+    /// Shrinks a queue of which less than a quarter is in use.
     fn shrink(&mut self) {
         if let UndoRecords::Queue(queue) = self
             && queue.len() < queue.capacity() / 4
@@ -309,26 +310,27 @@ impl<'u> IntoIterator for &'u UndoRecords {
 
 type Shard = HashMap<(KeyspaceId, PageId), UndoRecords>;
 
-/// See the module.
+/// The undo records of all leaves, and the large values that only they refer to.
 #[derive(Debug)]
 pub(crate) struct Versions {
     shards: Box<[Mutex<Shard>]>,
-    /// Large values that no row refers to, by keyspace and first page.
+    /// Large values that no row refers to any more, by keyspace and first page.
     held: Mutex<HashMap<(KeyspaceId, PageId), LargeRef>>,
     debt: Arc<CheckpointDebt>,
     budget: Arc<Budget>,
-    /// Bytes that the last garbage collection left.
+    /// Bytes of versions that were left after the last garbage collection.
     swept_bytes: AtomicU64,
-    /// The spill under way; 0 if there is none. Splits and merges that move versions, and are under way.
+    /// The number of the running spill, or 0; and the number of splits and merges that are moving versions at this
+    /// moment.
     spill: AtomicU32,
     moving: AtomicU32,
 }
 
-/// Memory below which no garbage is collected: a few thousand small rows.
+/// Garbage is not collected below this size: a few thousand small rows.
 const UNSWEPT_BYTES_MAX: u64 = if cfg!(feature = "sim") { 4 << 10 } else { 512 << 10 };
 
 impl Versions {
-    /// Creates empty versions; `debt` counts the large values that only they name.
+    /// Creates an empty version store. Reports to `debt` how many large values only versions refer to.
     pub(crate) fn new(budget: &Arc<Budget>, debt: Arc<CheckpointDebt>) -> Versions {
         Versions {
             shards: (0..64).map(|_| Mutex::default()).collect(),
@@ -346,13 +348,13 @@ impl Versions {
         &self.shards[(mixed >> 58) as usize]
     }
 
-    /// Adds the rows that a commit replaced in a leaf, which the caller has latched for change.
+    /// Adds the undo record of a commit to a leaf. The caller holds the leaf's latch exclusively.
     pub(crate) fn add(&self, keyspace: KeyspaceId, page: PageId, timestamp: Timestamp, undo: UndoRecord) {
         self.put(keyspace, page, timestamp, undo, |bytes| self.take(bytes));
     }
 
-    /// Like [`add`](Self::add), within memory that was taken before: it is that of the versions from now on, but for
-    /// what they do not need.
+    /// Like [`add`](Self::add), but takes the memory from `memory`, which was reserved before. The part that the record
+    /// needs now belongs to the versions.
     pub(crate) fn add_within(
         &self,
         keyspace: KeyspaceId,
@@ -364,7 +366,7 @@ impl Versions {
         self.put(keyspace, page, timestamp, undo, |bytes| memory.keep(bytes as u64));
     }
 
-    /// Adds an undo record, whose bytes are accounted for by the caller.
+    /// Adds an undo record and calls `account` with the memory that it takes.
     #[inline]
     fn put(
         &self,
@@ -384,16 +386,17 @@ impl Versions {
         }
         let bytes = undo.bytes();
         let mut shard = self.shard(keyspace, page).lock();
-        // A commit can become visible before its versions are added, when a running spill has read this shard already.
+        // If a spill is running, it may have passed this shard already, although the commit is visible to it: a commit
+        // can become visible before its undo record is added.
         undo.missed_by = self.spill.load(Ordering::SeqCst);
         let undo_records = shard.entry((keyspace, page)).or_default();
         account(bytes + if undo_records.is_empty() { LEAF_BYTES } else { 0 });
-        // Timestamps are equal during recovery, which applies rows of many commits together, in several steps.
+        // Timestamps can be equal during recovery, which applies the rows of many commits at once, in several steps.
         undo_records.push(undo);
     }
 
-    /// The row's version at the snapshot if the row has changed since, and the commit that changed it first. The leaf
-    /// is latched.
+    /// Returns the row's version at the snapshot and the first commit that changed the row after it. Returns `None` if
+    /// no undo record has such a change. The caller holds the leaf's latch.
     pub(crate) fn find(
         &self,
         keyspace: KeyspaceId,
@@ -406,20 +409,22 @@ impl Versions {
         newer.find_map(|undo| Some((undo.timestamp, undo.find(key)?)))
     }
 
-    /// The newest commit that changed the row and has an undo record. The leaf is latched.
+    /// Returns the newest commit that has an undo record with the row. The caller holds the leaf's latch.
     pub(crate) fn newest_change(&self, keyspace: KeyspaceId, page: PageId, key: &[u8]) -> Option<Timestamp> {
         let shard = self.shard(keyspace, page).lock();
         let undo_records = shard.get(&(keyspace, page))?;
         undo_records.iter().rev().find(|undo| undo.find(key).is_some()).map(|undo| undo.timestamp)
     }
 
-    /// Returns `true` if a snapshot may need a version of a row of the keyspace. O(leaves with versions).
+    /// Returns `true` if there are undo records of the keyspace, or large values that only they refer to. O(leaves with
+    /// undo records).
     pub(crate) fn has_any(&self, keyspace: KeyspaceId) -> bool {
         let is_of = |&(of, _): &(KeyspaceId, PageId)| of == keyspace;
         self.shards.iter().any(|shard| shard.lock().keys().any(is_of)) || self.held.lock().keys().any(is_of)
     }
 
-    /// Returns `true` if a row that `matters` has changed since the snapshot. The leaf is latched.
+    /// Returns `true` if a row for which `matters` returns `true` has changed since the snapshot. The caller holds the
+    /// leaf's latch.
     pub(crate) fn any_changed(
         &self,
         keyspace: KeyspaceId,
@@ -436,9 +441,9 @@ impl Versions {
         undo_records.take_while(|undo| undo.timestamp > snapshot).any(|undo| undo.iter().any(|(key, _)| matters(key)))
     }
 
-    /// Adds to `old` the old versions of the rows of a leaf that lie within the bounds and have changed since the
-    /// snapshot: the first of them in the scan's direction, as many as `bytes_max` has room for. If rows are left out,
-    /// they lie beyond `last`. The leaf is latched.
+    /// Adds to `old` the old versions of a leaf's rows that lie within the bounds and have changed since the snapshot:
+    /// as many as fit in `bytes_max`, starting where the scan does. If rows are left out, they lie beyond `last`. The
+    /// caller holds the leaf's latch.
     pub(crate) fn rows_at(
         &self,
         (keyspace, page): (KeyspaceId, PageId),
@@ -472,7 +477,7 @@ impl Versions {
         old
     }
 
-    /// Bytes of the versions, and those reserved for commits under way.
+    /// The memory of all versions in bytes, including what running commits have reserved.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.budget.taken_bytes(Account::Versions)
     }
@@ -485,8 +490,8 @@ impl Versions {
         self.budget.give(Account::Versions, bytes as u64);
     }
 
-    /// Returns `true` if enough undo records have accumulated to make garbage collection worthwhile: twice what the
-    /// last one left, and a little more near the limit.
+    /// Returns `true` if garbage collection is worthwhile: if the versions take twice what the last collection left.
+    /// Near the limit, a smaller increase is enough.
     pub(crate) fn wants_collection(&self) -> bool {
         let most = self.budget.version_bytes_max();
         let few = (most / 8).min(UNSWEPT_BYTES_MAX);
@@ -494,8 +499,8 @@ impl Versions {
         self.memory_bytes() > (2 * left).clamp(few, most.max(left + few))
     }
 
-    /// Drops the undo records of commits up to `horizon` and returns the large values that only they named. One thread
-    /// at a time is enough.
+    /// Drops the undo records of commits up to `horizon`. Returns the large values that they referred to. Concurrent
+    /// calls are safe but pointless.
     pub(crate) fn collect_garbage(&self, horizon: Timestamp) -> Vec<(KeyspaceId, LargeRef)> {
         let mut freed = Vec::new();
         for shard in &self.shards {
@@ -515,7 +520,7 @@ impl Versions {
                 }
                 !undo_records.is_empty()
             });
-            // Once for all of them: commits take from the same account meanwhile.
+            // Released once per shard, because commits contend for this account.
             self.give(freed_bytes);
             if shard.len() < shard.capacity() / 8 {
                 let count = shard.len();
@@ -526,8 +531,8 @@ impl Versions {
         freed
     }
 
-    /// Forgets a large value whose pages were freed: checkpoints need not list it. Its first page id may already be
-    /// reused, and belong to another value here.
+    /// Forgets a large value whose pages were freed, so that checkpoints no longer list it. Compares the whole
+    /// reference, because its first page id may have been reused by another value in the table.
     pub(crate) fn release_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
         let mut held = self.held.lock();
         let key = (keyspace, reference.first_page);
@@ -537,7 +542,7 @@ impl Versions {
         }
     }
 
-    /// The large values that only versions name, for a checkpoint to list.
+    /// Returns the large values that only versions refer to, which a checkpoint has to list.
     pub(crate) fn orphans(&self) -> Vec<Orphan> {
         (self.held.lock().iter())
             .map(|(&(keyspace, first_page), reference)| Orphan {
@@ -548,7 +553,7 @@ impl Versions {
             .collect()
     }
 
-    /// Forgets everything about a dropped keyspace.
+    /// Drops the undo records and large values of a dropped keyspace.
     pub(crate) fn drop_keyspace(&self, keyspace: KeyspaceId) {
         for shard in &self.shards {
             let mut freed_bytes = 0;
@@ -566,11 +571,11 @@ impl Versions {
     }
 }
 
-/// Versions that were copied to be spilled.
+/// Copies of versions that a spill will sort and write.
 #[derive(Debug, Default)]
 struct Gathered {
     rows: Vec<u8>,
-    /// Keyspace and commit of each row, and where it begins.
+    /// The keyspace and commit of each row, and its offset in `rows`.
     places: Vec<(KeyspaceId, Timestamp, u32)>,
 }
 
@@ -586,14 +591,16 @@ impl Gathered {
     }
 }
 
-/// A place between rows: what is spilled at once lies between two.
+/// A keyspace and key. A spill writes the rows between two adjacent pivots in one step.
 type Pivot = (KeyspaceId, Vec<u8>);
 
 impl Versions {
-    /// Moves the versions of commits up to what is visible to a run, as far as they are needed. Returns the large
-    /// values that only others named, and `true` if anything left memory. One thread at a time.
+    /// Writes the versions of visible commits to a run, except those that no snapshot needs, and drops them from
+    /// memory. Returns the large values that only unneeded versions referred to, and `true` if memory held versions of
+    /// visible commits. Only one thread may spill at a time.
     ///
-    /// O(versions), in the memory of an eighth of them: they are sorted in parts of the key space.
+    /// O(versions). Needs memory for an eighth of the versions, because it sorts one part of the key space after the
+    /// other.
     pub(crate) fn spill(&self, spilled: &Spilled, needed: &Needed) -> Result<(Vec<(KeyspaceId, LargeRef)>, bool)> {
         let spill = self.begin_spill();
         let moved = self.spill_as(spill, spilled, needed);
@@ -607,7 +614,7 @@ impl Versions {
         let number = NEXT.fetch_add(1, Ordering::Relaxed).max(1);
         let before = self.spill.swap(number, Ordering::SeqCst);
         assert!(before == 0, "two spills at once");
-        // A move takes microseconds, and waits for no other thread.
+        // A split or merge moves versions within microseconds and waits for no other thread while it does.
         while self.moving.load(Ordering::SeqCst) > 0 {
             crate::sync::yield_now();
         }
@@ -627,7 +634,7 @@ impl Versions {
             memory.take(gathered.bytes());
             let mut places = std::mem::take(&mut gathered.places);
             places.sort_unstable_by(|left, right| gathered.row(*left).place().cmp(&gathered.row(*right).place()));
-            // A version that moved to another leaf during the gathering may have been found in both leaves.
+            // A version that moved to another leaf while they were gathered may have been found in both leaves.
             places.dedup_by(|left, right| gathered.row(*left).place() == gathered.row(*right).place());
             for place in places {
                 let row = gathered.row(place);
@@ -643,7 +650,7 @@ impl Versions {
         Ok((unneeded, has_left))
     }
 
-    /// Keys that divide the versions up to a commit into parts of about an eighth of their bytes.
+    /// Returns keys that divide the versions of commits up to `up_to` into about eight parts of equal size in bytes.
     fn pivots(&self, up_to: Timestamp) -> Vec<Pivot> {
         const PARTS: usize = 8;
         const SAMPLES_MAX: usize = 64;
@@ -669,7 +676,7 @@ impl Versions {
         samples.into_iter().skip(each - 1).step_by(each).collect()
     }
 
-    /// Copies the versions up to a commit whose rows lie between two places.
+    /// Copies the versions of commits up to `up_to` whose rows lie between two pivots.
     fn gather(&self, up_to: Timestamp, (from, to): (Option<&Pivot>, Option<&Pivot>)) -> Gathered {
         let mut gathered = Gathered::default();
         for shard in &self.shards {
@@ -694,8 +701,9 @@ impl Versions {
         gathered
     }
 
-    /// Drops the undo records up to a commit, which are in a run: all but those that were added or moved meanwhile,
-    /// which may not be. Returns `true` if there were any of either.
+    /// Drops the undo records of commits up to `up_to`, which the spill has written to a run. Keeps those that were
+    /// added or moved while it ran, because it may have missed them. Returns `true` if there were records of either
+    /// kind.
     fn drop_spilled(&self, up_to: Timestamp, spill: u32) -> bool {
         let mut has_any = false;
         for shard in &self.shards {
@@ -720,7 +728,7 @@ impl Versions {
         has_any
     }
 
-    /// Returns `true` if the value is one that only versions name, and whose pages were not freed.
+    /// Returns `true` if only versions refer to the value and its pages have not been freed.
     pub(crate) fn holds(&self, keyspace: KeyspaceId, reference: &LargeRef) -> bool {
         self.held.lock().get(&(keyspace, reference.first_page)) == Some(reference)
     }
@@ -729,7 +737,7 @@ impl Versions {
 impl Observer for Versions {
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>) {
         assert!(from != to, "rows move from page {from} to itself");
-        // A spill that begins later waits; one that began before is seen.
+        // A spill that begins after this line waits for the move. A spill that began before it is seen by `move_rows`.
         self.moving.fetch_add(1, Ordering::SeqCst);
         self.move_rows(pages, from, to, separator, self.spill.load(Ordering::SeqCst));
         self.moving.fetch_sub(1, Ordering::SeqCst);
@@ -812,7 +820,7 @@ mod tests {
 
     const KEYSPACE: KeyspaceId = KeyspaceId(1);
 
-    /// Each snapshot sees the row as it was then; a snapshot after all changes sees the page.
+    /// Each snapshot sees the row as of its time; a snapshot after all changes sees the page.
     #[test]
     fn each_snapshot_sees_its_own_version() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
@@ -828,14 +836,14 @@ mod tests {
         assert_eq!(versions.newest_change(KEYSPACE, page, b"a"), Some(Timestamp(9)));
     }
 
-    /// With limited memory, old versions of a leaf are returned in part: the first in the scan's direction, whatever
-    /// the order of their commits, with the last key among them.
+    /// With limited memory, the old versions of a leaf are returned in part: the first rows in the scan's direction,
+    /// whatever the order of their commits, and the last key among them.
     #[test]
     fn what_rows_were_is_returned_in_parts() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
         let page = PageId(1);
         let keys: Vec<[u8; 1]> = (0..100).map(|key| [key]).collect();
-        // Scattered over 10 commits; the snapshot sees the first of two changes of each row.
+        // The rows are spread over 10 commits and changed twice; the snapshot sees the first of the two old versions.
         for commit in 0..20u8 {
             let rows: Vec<(&[u8], Option<&[u8]>)> = (keys.iter().filter(|[key]| key % 10 == (commit * 7) % 10))
                 .map(|key| (&key[..], if commit < 10 { Some(&key[..]) } else { None }))
@@ -862,7 +870,7 @@ mod tests {
         assert_eq!(at(all, Direction::Forward, 0), (vec![0], Some(0)), "one at least");
     }
 
-    /// Only changes after the snapshot count, and only of rows that matter.
+    /// Only changes after the snapshot count, and only changes of rows that matter.
     #[test]
     fn changes_are_those_after_the_snapshot() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
@@ -875,7 +883,7 @@ mod tests {
         assert!(!changed(b"c", 0));
     }
 
-    /// A freed value is released by its value id: its page number may belong to another replaced value by then.
+    /// A freed value is identified by its value id: its page number may already belong to another replaced value.
     #[test]
     fn a_value_is_released_alone() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
@@ -893,7 +901,7 @@ mod tests {
         assert_eq!(versions.orphans().len(), 0);
     }
 
-    /// Versions follow their rows through a split and a merge, in the order of their commits.
+    /// Splits and merges move versions with their rows, and keep them in commit order.
     #[test]
     fn versions_follow_their_rows() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());

@@ -1,9 +1,11 @@
-//! A transaction's private changes.
+//! The uncommitted changes of a transaction.
 //!
 //! # Invariants
-//! 1. Nothing in it is in any page before the commit: an abort drops it. Large values are shared with their readers.
-//! 2. Entries are only appended; each knows the previous entry of the same key. So a savepoint is a number of entries,
-//!    and rolling back to it restores the older entries.
+//!
+//! 1. No page contains any of them before the commit, so an abort only drops the write set. Large values are shared
+//!    with their readers.
+//! 2. Entries are only appended, and each refers to the previous entry of the same key. So a savepoint is a number of
+//!    entries, and rolling back to it restores the older entries.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
@@ -14,7 +16,7 @@ use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, record};
 use crate::memory::{Grant, grown_capacity, reserve};
 use crate::tree::Tree;
 
-/// The transaction's last change of a row.
+/// A transaction's last change of a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<'a> {
     Put(&'a [u8]),
@@ -38,32 +40,32 @@ struct Entry {
     previous: Option<u32>,
 }
 
-/// The newest entry of a key. The number is that of eight bytes of the key: behind those that all keys of the index
-/// begin with, or some of them. It sorts as the keys do where it differs.
+/// The newest entry of a key. `head` is the number formed by the eight bytes of the key that follow the index's shared
+/// bytes. If two heads differ, they sort as their keys do.
 #[derive(Clone, Copy, Debug)]
 struct Newest {
     head: u64,
     entry: u32,
 }
 
-/// The newest entry of each key of one keyspace, in the order of keys.
+/// The newest entry of each key of one keyspace, in key order.
 ///
-/// In parts of up to [`PART_ENTRIES`]: a row's place is mostly found by comparing numbers that lie next to each other,
-/// a row that goes between others moves half a part at the most, and rows that come in order fill part after part.
+/// The index is divided into parts of up to [`PART_ENTRIES`]. A search usually compares only numbers that are adjacent
+/// in memory. An insertion in the middle moves at most one part, and rows that arrive in order fill part after part.
 #[derive(Clone, Debug, Default)]
 struct Index {
     parts: Vec<Vec<Newest>>,
-    /// Bytes that all keys begin with, perhaps not all of them.
+    /// The length of a prefix that all keys have in common. It need not be the longest such prefix.
     shared_bytes: usize,
 }
 
-/// Entries of a part: 2 KiB.
+/// The maximum number of entries of a part: 2 KiB.
 const PART_ENTRIES: usize = 128;
 
-/// A place in an index: a part, and an entry of it or the end of the part.
+/// A position in an index: a part, and one of its entries or its end.
 type Position = (usize, usize);
 
-/// The first eight bytes of a key behind the shared ones, as a number.
+/// Returns the first eight bytes of `rest`, a key without the shared bytes, as a number.
 #[inline]
 fn head_of(rest: &[u8]) -> u64 {
     let mut head = [0; 8];
@@ -73,7 +75,7 @@ fn head_of(rest: &[u8]) -> u64 {
 }
 
 impl Index {
-    /// The place of a key's entry, or the one that it would get.
+    /// Returns the position of a key's entry, or the position at which it would be inserted.
     fn find<'k>(&self, key: &[u8], key_of: impl Fn(u32) -> &'k [u8]) -> Result<Position, Position> {
         let Some(first) = self.parts.first().map(|part| part[0]) else { return Err((0, 0)) };
         let shared = &key_of(first.entry)[..self.shared_bytes];
@@ -89,8 +91,8 @@ impl Index {
         found.map(|at| (part, at)).map_err(|at| (part, at))
     }
 
-    /// Sees to it that all keys, with one more, share the bytes that are taken for shared. Halves them at least where
-    /// they become fewer, so that this seldom happens.
+    /// Shortens the shared bytes if `key` does not begin with them. Shortens them at least by half, so that this seldom
+    /// happens.
     fn share<'k>(&mut self, key: &[u8], key_of: impl Fn(u32) -> &'k [u8]) {
         let Some(first) = self.parts.first().map(|part| part[0]) else {
             self.shared_bytes = key.len();
@@ -108,7 +110,7 @@ impl Index {
         }
     }
 
-    /// Makes an entry the newest of its key. Returns the one that was.
+    /// Makes an entry the newest of its key. Returns the one that it replaces.
     fn insert<'k>(&mut self, entry: u32, key_of: impl Fn(u32) -> &'k [u8]) -> Option<u32> {
         let key = key_of(entry);
         self.share(key, &key_of);
@@ -125,7 +127,7 @@ impl Index {
         match self.parts.get_mut(part) {
             Some(entries) if entries.len() < PART_ENTRIES => entries.insert(at, newest),
             Some(entries) => {
-                // Behind all others it begins a part, so that rows in order fill theirs.
+                // Entries at the end begin a new part, so that rows that arrive in order fill their parts.
                 let half = if at == PART_ENTRIES { at } else { PART_ENTRIES / 2 };
                 let mut upper = entries.split_off(half);
                 let (to, at) = if at < half { (entries, at) } else { (&mut upper, at - half) };
@@ -139,7 +141,7 @@ impl Index {
         None
     }
 
-    /// Puts `previous` in the place of an entry, or removes the key where there is none.
+    /// Replaces an entry by `previous`, or removes the key if there is none.
     fn undo<'k>(&mut self, entry: u32, previous: Option<u32>, key_of: impl Fn(u32) -> &'k [u8]) {
         let (part, at) = self.find(key_of(entry), &key_of).expect("an entry is undone that is not there");
         assert_eq!(self.parts[part][at].entry, entry, "another entry than the newest is undone");
@@ -154,7 +156,7 @@ impl Index {
         }
     }
 
-    /// The entries from one place to another, in the order of keys.
+    /// The entries between two positions, in key order.
     fn between(&self, start: Position, end: Position) -> impl DoubleEndedIterator<Item = u32> {
         let count = self.parts.len();
         assert!(start.0 <= count && end.0 <= count, "places {start:?} to {end:?} of an index of {count} parts");
@@ -174,13 +176,13 @@ pub(crate) struct WriteSet {
     arena: Vec<u8>,
     entries: Vec<Entry>,
     large_bytes: usize,
-    /// Of the newest changes of all rows in the commit's record, and their number.
+    /// The bytes that the newest changes of all rows take in the commit's record, and the number of these rows.
     record_bytes: usize,
     row_count: usize,
 }
 
-/// A write set with its memory, shared by a transaction and its scans, which see it as it was when they began. Changing
-/// a set that a scan shares copies it first.
+/// A write set with its memory. A transaction shares it with its scans, which see it as it was when they began: a set
+/// that a scan shares is copied before it is changed.
 #[derive(Debug)]
 pub(crate) struct SharedWrites {
     pub(crate) set: WriteSet,
@@ -192,7 +194,7 @@ impl SharedWrites {
         Arc::new(SharedWrites { set: WriteSet::default(), memory })
     }
 
-    /// Makes the caller the only owner of `writes`, with this many bytes of memory. Returns `false` if there is no
+    /// Makes the caller the only owner of `writes`, with `bytes` of memory. Returns `false` if there is not enough
     /// memory.
     pub(crate) fn secure(writes: &mut Arc<SharedWrites>, bytes: usize) -> bool {
         if let Some(alone) = Arc::get_mut(writes) {
@@ -206,16 +208,17 @@ impl SharedWrites {
         true
     }
 
-    /// The set, for changes by a caller that has [secured](Self::secure) it.
+    /// The set, to be changed by a caller that has [secured](Self::secure) it.
     pub(crate) fn alone(writes: &mut Arc<SharedWrites>) -> &mut WriteSet {
         &mut Arc::get_mut(writes).expect("secured a moment ago").set
     }
 }
 
-/// An entry of an index, in a part that is half full, with its share of the part.
+/// Memory of an index entry in a part that is half full, with its share of the part's header.
 const INDEX_ENTRY_BYTES: usize = 2 * size_of::<Newest>() + 2;
 
-/// A keyspace with an index of one entry, in a tree that is half full: the smallest list has room for four.
+/// Memory of a keyspace with an index of one entry, in a map that is half full. The smallest vector has a capacity of
+/// four.
 const TREE_BYTES: usize =
     2 * size_of::<(KeyspaceId, (Tree, Index))>() + 4 * (size_of::<Vec<Newest>>() + size_of::<Newest>());
 
@@ -224,7 +227,7 @@ impl WriteSet {
         self.entries.is_empty()
     }
 
-    /// Bytes of memory after adding an entry with this key and a value of this many bytes.
+    /// The memory after an entry with this key and a value of this size is added.
     pub(crate) fn memory_bytes_with(&self, key: &[u8], value_bytes: usize) -> usize {
         let arena_bytes = grown_capacity(&self.arena, key.len() + value_bytes);
         let entry_count = grown_capacity(&self.entries, 1);
@@ -237,13 +240,13 @@ impl WriteSet {
         self.row_count
     }
 
-    /// Returns `true` if its commit has more rows, or a longer record.
+    /// Returns `true` if its commit changes more rows than `row_count` or has a longer record than `record_bytes`.
     pub(crate) fn is_longer_than(&self, row_count: usize, record_bytes: usize) -> bool {
         self.row_count > row_count || self.record_bytes > record_bytes
     }
 
-    /// Bytes of the commit's record with one more change, if they are more than `limit_bytes`. Looks up the change that
-    /// it replaces near the limit only.
+    /// Returns the size of the commit's record with one more change, if it exceeds `limit_bytes`. Looks up the change
+    /// that the new one replaces only if the size is near the limit.
     pub(crate) fn record_bytes_above(
         &self,
         limit_bytes: usize,
@@ -261,7 +264,7 @@ impl WriteSet {
         (bytes > limit_bytes).then_some(bytes)
     }
 
-    /// The number of entries, which is what a savepoint stores.
+    /// The number of entries. Savepoints store it.
     pub(crate) fn position(&self) -> usize {
         self.entries.len()
     }
@@ -322,7 +325,7 @@ impl WriteSet {
         );
     }
 
-    /// Bytes of an entry in the commit's record.
+    /// The bytes of an entry in the commit's record.
     fn record_bytes_of(&self, entry: u32) -> usize {
         record_bytes(self.key(entry), &self.change(entry))
     }
@@ -339,7 +342,7 @@ impl WriteSet {
         self.trees.get(&keyspace).map(|(_, index)| index)
     }
 
-    /// The transaction's last change of a row, if any.
+    /// Returns the transaction's last change of a row.
     pub(crate) fn get(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<Change<'_>> {
         let index = self.index(keyspace)?;
         let (part, at) = index.find(key, |entry| self.key(entry)).ok()?;
@@ -348,7 +351,7 @@ impl WriteSet {
         Some(self.change(entry))
     }
 
-    /// Rows of a keyspace that the transaction changed, within bounds, in the order of their keys.
+    /// Returns the changed rows of a keyspace within bounds, in key order.
     pub(crate) fn range(
         &self,
         keyspace: KeyspaceId,
@@ -376,7 +379,7 @@ impl WriteSet {
         within.into_iter().flatten().map(|entry| (self.key(entry), self.change(entry)))
     }
 
-    /// Keyspaces changed, and in each the newest change of every row, both in ascending order.
+    /// Returns the newest change of every row, in the order of (keyspace, key).
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&Tree, &[u8], Change<'_>)> {
         self.trees.iter().flat_map(|(&keyspace, (tree, _))| {
             self.range(keyspace, (Bound::Unbounded, Bound::Unbounded)).map(move |(key, change)| (tree, key, change))
@@ -410,7 +413,7 @@ impl WriteSet {
     }
 }
 
-/// Bytes of a change in the commit's record.
+/// The bytes of a change in the commit's record.
 fn record_bytes(key: &[u8], change: &Change<'_>) -> usize {
     key.len()
         + match change {
@@ -426,8 +429,8 @@ mod tests {
 
     use super::*;
 
-    /// An index finds, replaces, undoes and lists entries as an ordered map does, whatever the order and the number of
-    /// keys, also of keys whose first eight bytes are the same.
+    /// An index finds, replaces, undoes and lists entries like an ordered map, for any order and number of keys, and
+    /// also if the first eight bytes of keys are the same.
     #[test]
     fn an_index_is_an_ordered_map() {
         for (seed, count, step) in [(1u64, 3000u64, 1), (2, 3000, 7919), (3, 900, 4), (4, 5, 3)] {
@@ -436,7 +439,7 @@ mod tests {
             let (mut index, mut map) = (Index::default(), BTreeMap::new());
             let mut previous = Vec::new();
             for number in 0..count {
-                // Sorted, scattered, and repeated; short keys, and long ones that begin alike.
+                // Sorted, scattered, and repeated; short keys, and long ones with a common prefix.
                 let chosen = (number * step) % if seed == 3 { 300 } else { 3001 };
                 let begins = if chosen % 3 == 0 { &b"in common"[..] } else { &b""[..] };
                 keys.push([begins, &chosen.to_be_bytes()[chosen as usize % 4..]].concat());

@@ -1,9 +1,9 @@
 //! Applying a commit: latching its leaves, taking its timestamp, changing its rows.
 //!
-//! First latches every leaf and validates the transaction's reads on the way: [`Latched`]. A leaf that is not as
-//! prepared ends the attempt with nothing changed: [`Engine::apply_when_ready`] makes it ready and tries again. Then
-//! the [`CommitSink`] gives the timestamp, and [`Latched::apply`] changes the rows: it returns nothing, because from
-//! the timestamp on nothing waits, fails or can be cancelled.
+//! The first step latches every leaf and validates the transaction's reads on the way; the result is a [`Latched`]. If
+//! a leaf is not as prepared, the attempt ends with nothing changed, and [`Engine::apply_when_ready`] makes the leaf
+//! ready and tries again. Then the [`CommitSink`] assigns the timestamp, and [`Latched::apply`] changes the rows.
+//! `apply` returns nothing, because from the timestamp on nothing waits, fails or can be cancelled.
 
 use std::ops::Range;
 
@@ -22,7 +22,8 @@ use crate::txn::read_set::{Reads, Walk};
 use crate::txn::versions::{UndoRecord, Versions};
 use crate::txn::write_set::Change;
 
-/// Changes the row that a search of its leaf has found, or has not. There is room for it. The commit is not published.
+/// Changes a row. `found` is the result of searching its leaf, which has room for the change. The commit is not
+/// published yet.
 #[inline]
 pub(super) fn change_row(
     leaf: &mut LeafMut<'_>,
@@ -49,21 +50,22 @@ pub(super) fn change_row(
     }
 }
 
-/// The part of a commit besides its leaves: the log and the clock of an open database, or, during recovery, neither.
+/// What a commit uses besides its leaves: the log and clock of an open database, or nothing during recovery.
 pub(super) trait CommitSink {
-    /// Commits are applied to a leaf in the order of their timestamps.
+    /// `true` if commits are applied to a leaf in the order of their timestamps.
     const IN_ORDER: bool;
 
-    /// The record of the commit, for the caller.
+    /// What the caller learns about the commit's record.
     type Committed;
 
-    /// Takes the commit's timestamp, with all its leaves and the epoch latched. May fail: nothing is changed yet.
+    /// Takes the commit's timestamp while all leaves and the epoch are latched. May fail, because nothing is changed
+    /// yet.
     fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed), Unready>;
 
-    /// Returns `true` if the version that a change replaces has to be kept; `None` is an absent row.
+    /// Returns `true` if the replaced version has to be kept; `None` means that there was no row.
     fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool;
 
-    /// Called when every row is changed and the leaves are still latched.
+    /// Called when every row is changed, before the leaves are unlatched.
     fn mark_applied(&self, timestamp: Timestamp);
 }
 
@@ -76,14 +78,14 @@ pub(super) struct Work<'a> {
     pub(super) reads: Option<Reads<'a>>,
 }
 
-/// Why an attempt to apply ended.
+/// The reason why an attempt to apply ended.
 pub(super) enum Unready {
     Needs(Needs),
     /// These rows do not fit into their leaves.
     Room(Range<usize>),
-    /// The log has no room for the record, of a commit that reserved none.
+    /// The log has no space for the record. Only commits that reserve none get this.
     LogSpace,
-    /// There is no memory at once for the row's version, of a commit that reserved none.
+    /// Memory for the versions was not available at once. Only commits that reserve none get this.
     Memory,
     Error(Error),
 }
@@ -97,26 +99,26 @@ impl From<Stop> for Unready {
     }
 }
 
-/// The next leaf of a commit.
+/// The next leaf of a commit in latching order.
 struct NextLeaf<'a, 'k> {
     tree: &'a Tree,
     /// A key that the leaf covers.
     key: &'k [u8],
-    /// `true` for a key of the read set, `false` for that of a row.
+    /// `true` for a key of the read set, `false` for a key of a row.
     is_read: bool,
 }
 
-/// Pinned leaves between the one that is latched and one that is brought into the processor's cache.
+/// While one leaf is latched, the pinned leaf this many positions ahead is prefetched into the processor's cache.
 const LEAVES_AHEAD: usize = 4;
 
-/// The leaves of a commit in the order of (keyspace, key), the order in which they are latched: those of its rows and
-/// those of its transaction's read set.
+/// The leaves of a commit's rows and of its transaction's read set, in the order of (keyspace, key) in which they are
+/// latched.
 struct LeavesInOrder<'a> {
     work: &'a Work<'a>,
-    /// The first row whose leaf was not passed.
+    /// The first row whose leaf was not passed yet.
     row: usize,
     walk: Walk<'a>,
-    /// The pinned leaves that were not passed.
+    /// The pinned leaves that were not passed yet.
     pinned: &'a [PinnedLeaf],
 }
 
@@ -142,7 +144,7 @@ impl<'a> LeavesInOrder<'a> {
         row.is_some_and(|row| row.tree.pages.id == tree.pages.id && leaf.covers(row.key))
     }
 
-    /// Latches the next leaf for change. It is mostly where it was when it was pinned.
+    /// Latches the next leaf exclusively. Usually it is still in the frame in which it was pinned.
     fn latch<'t>(
         &self,
         tree: &'t Tree,
@@ -159,7 +161,7 @@ impl<'a> LeavesInOrder<'a> {
         }
     }
 
-    /// Passes the next leaf, which is latched: validates the reads in it, and returns the rows that it covers.
+    /// Passes the next leaf, which is latched. Validates the reads in it, and returns the rows that it covers.
     fn pass(&mut self, versions: &Versions, tree: &Tree, page: PageId, leaf: &Leaf<'_>) -> Result<Range<usize>> {
         let keyspace = tree.pages.id;
         let is_read = self.walk.pass(keyspace, leaf.upper_fence());
@@ -176,11 +178,11 @@ impl<'a> LeavesInOrder<'a> {
     }
 }
 
-/// The leaves of a commit: latched and validated, with room for its rows, ready to be changed in the current epoch.
-/// Until the commit has its timestamp, no other commit changes rows that its transaction has read.
+/// The leaves of a commit, which are latched, validated, and have room for its rows. They may be changed in the current
+/// epoch. Until the commit has its timestamp, no other commit can change rows that its transaction has read.
 pub(super) struct Latched<'e> {
     writes: Vec<(FrameWrite<'e>, Range<usize>)>,
-    /// Leaves that were read and do not change.
+    /// Leaves that were read and will not change.
     reads: Vec<FrameRead<'e>>,
     _reclaim_guard: ReclaimGuard<'e>,
     epoch_guard: EpochGuard<'e>,
@@ -203,7 +205,7 @@ impl Latched<'_> {
     ) {
         let Latched { mut writes, reads, _reclaim_guard, epoch_guard } = self;
         drop(reads);
-        // A leaf that split just before it was latched may hold none of our rows.
+        // A leaf that was split just before it was latched may hold none of the rows.
         for (write, range) in writes.iter_mut().filter(|(_, range)| !range.is_empty()) {
             let medium = medium.get(range.start..).unwrap_or_default();
             engine.change_leaf(&epoch_guard, write, &rows[range.clone()], medium, timestamp, sink);
@@ -214,8 +216,8 @@ impl Latched<'_> {
 }
 
 impl<L> Engine<L> {
-    /// Applies a commit once every leaf is in memory and has room; brings in or splits the others, one at a time. The
-    /// leaf of a single row, which is never pinned, is brought in and split this way.
+    /// Applies a commit once every leaf is in memory and has room. Brings in or splits the leaves that are not ready,
+    /// one at a time. The leaf of a single row, which is never pinned, is always made ready here.
     pub(super) async fn apply_when_ready<S: CommitSink>(
         &self,
         mode: WaitMode<'_>,
@@ -238,10 +240,10 @@ impl<L> Engine<L> {
                 }
                 Err(Unready::Error(error)) => return Err(error),
                 Err(Unready::Needs(needs)) => {
-                    // Usual for a single row. Of several rows, whose leaves are pinned, a leaf was split since.
+                    // Usual for a single row. The leaves of several rows are pinned, so one of them was split since.
                     crate::coverage::mark!("a commit lacked a page when it was to be applied");
                     provider.provide(&needs).await?;
-                    // A leaf of the read set may have been split: all of them have to be in memory at once.
+                    // A leaf of the read set may have been split. All of them have to be in memory at the same time.
                     drop(pinned_reads);
                     pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
                 }
@@ -251,7 +253,7 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Latches all leaves, takes the timestamp and changes the rows; or returns the missing resource, with nothing
+    /// Latches all leaves, takes the timestamp and changes the rows. If something is missing, returns it with nothing
     /// changed.
     pub(super) fn try_apply<S: CommitSink>(
         &self,
@@ -261,7 +263,7 @@ impl<L> Engine<L> {
         sink: &mut S,
     ) -> Result<S::Committed, Unready> {
         let latched = self.latch_all(work, pinned)?;
-        // A log that was sealed or has failed meanwhile gives no timestamp.
+        // Fails if the log was sealed or has failed since the reservation.
         let (timestamp, committed) = sink.take_timestamp(&latched.epoch_guard)?;
         latched.apply(self, work.rows, medium, timestamp, sink);
         Ok(committed)
@@ -317,7 +319,7 @@ impl<L> Engine<L> {
         Ok(latched)
     }
 
-    /// Changes rows of one leaf; `medium` begins with the value of the first.
+    /// Changes the rows of one leaf. `medium` begins with the entry of the first of these rows.
     fn change_leaf<S: CommitSink>(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -350,8 +352,8 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Returns the row's new value as its leaf stores it, and gives the extents of a large one page numbers. `None` if
-    /// the row is removed.
+    /// Returns the row's new value in the form in which its leaf stores it; `None` if the row is removed. Assigns page
+    /// numbers to the extents of a value that is not inline.
     pub(super) fn place_value<'r>(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -375,7 +377,7 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Gives a value's extents page numbers.
+    /// Assigns page numbers to a value's extents.
     fn attach_value(
         &self,
         epoch_guard: &EpochGuard<'_>,

@@ -1,19 +1,20 @@
-//! Commits at once: those that wait for nothing before they are applied, in a straight line of calls.
+//! Commits at once: a straight line of calls for commits that need not wait before they are applied.
 //!
-//! A commit of a few rows mostly finds all that it needs: memory, space on the disk and in the log, and its leaves in
-//! memory, with room for the rows. [`Engine::commit_at_once`] takes all this and applies the commit. Where one thing is
-//! lacking it gives back all that it took, with nothing changed, and the commit goes the way that waits
-//! ([`Engine::apply`]).
+//! A commit of a few rows usually finds all that it needs: memory, space on the disk and in the log, and its leaves in
+//! memory with room for the rows. [`Engine::commit_at_once`] takes all this and applies the commit. If anything is
+//! lacking, it releases what it took, with nothing changed, and the caller uses [`Engine::apply`], which waits.
 //!
-//! # The same commit, not another kind
-//! 1. It takes what the other takes before its timestamp, of every part as much as it may use. No pins: nothing is
-//!    brought in here, so nothing has to be kept from eviction. For a single row with a short record, no memory of
-//!    [commits](Account::Commits): the record is in a vector that its thread keeps. Rows are changed by the same code.
-//! 2. It overtakes no other commit. Where others wait in a queue for memory or for the log, it does not take any.
-//! 3. It holds nothing while it waits, because it does not wait: the order in which others wait does not matter here.
-//! 4. A version that no snapshot needs by the time its leaf is unlatched is not left: a `Relaxed` commit is visible by
-//!    then, if those before it are applied ([`are_open`](crate::txn::snapshots::Snapshots::are_open)).
-//! 5. The log gives the record its timestamp and its place in one step, under the latches, or refuses. From then on
+//! # Compared with `apply`
+//!
+//! 1. Before its timestamp it takes the same resources, each in the maximum amount that the commit may need, and it
+//!    changes the rows by the same code. It takes no pins: it brings no leaf in, so none needs protection from
+//!    eviction. A single row with a short record takes no memory of [commits](Account::Commits), because the record is
+//!    in a vector that the thread reuses.
+//! 2. It overtakes no other commit: while others wait in a queue for memory or for the log, it takes none.
+//! 3. It needs no place in the order in which commits wait, because it never waits while it holds something.
+//! 4. It adds no undo record if no snapshot needs one when the leaf is unlatched. A `Relaxed` commit is visible by then
+//!    if those before it are applied ([`are_open`](crate::txn::snapshots::Snapshots::are_open)).
+//! 5. Under the latches, the log assigns the record's timestamp and its position in one step, or refuses. From then on
 //!    nothing fails.
 
 use std::cell::Cell;
@@ -34,12 +35,12 @@ use crate::txn::clock::Clock;
 use crate::txn::versions::{UndoRecord, one_version_bytes_max, row_bytes};
 use crate::txn::write_set::Change;
 
-/// The most rows of a commit at once. Of more rows, one mostly has a leaf that is full or missing: the attempt fails.
+/// The maximum number of rows of a commit at once. Of more rows, one usually has a leaf that is full or not in memory.
 const ROWS_MAX: usize = 16;
 
-/// The longest vector that a thread keeps: for the record of a row in a leaf of 4 KiB, and for the row that it
-/// replaces. Such a commit takes no memory that others wait for: its lock is in a table that is kept, too. The thread's
-/// own stack is larger.
+/// The maximum capacity of a vector that a thread keeps. It is enough for the record of a row in a leaf of 4 KiB, and
+/// for the version that the row replaces. A commit of such a row takes no memory that others wait for, because the lock
+/// table keeps memory for its lock, too. The thread's own stack is larger than these vectors.
 const SPARE_BYTES_MAX: usize = 2 << 10;
 
 thread_local! {
@@ -47,10 +48,10 @@ thread_local! {
     static SPARE_UNDO: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// An empty vector with room for so many bytes: the one that the thread keeps, if it is there.
+/// Returns an empty vector with a capacity of at least `bytes_max`: the one that the thread keeps, if it has one.
 #[inline]
 fn take_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, bytes_max: usize) -> Vec<u8> {
-    // A thread that ends may have dropped it.
+    // The vector may be gone already if the thread is ending.
     let mut vector = spare.try_with(Cell::take).unwrap_or_default();
     debug_assert!(vector.capacity() <= SPARE_BYTES_MAX, "a thread keeps {} bytes", vector.capacity());
     vector.clear();
@@ -66,7 +67,7 @@ fn give_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, vector: Vec<u8>) {
     }
 }
 
-/// The log of an open database, for a commit that has reserved nothing in it.
+/// The log of an open database, for a commit that has reserved no space for its record.
 struct LogAtOnce<'e> {
     clock: &'e Clock,
     log: &'e Log,
@@ -76,7 +77,7 @@ struct LogAtOnce<'e> {
 }
 
 impl LogAtOnce<'_> {
-    /// Shows an applied commit to readers, if it need not be durable for that and those before it are applied.
+    /// Makes an applied `Relaxed` commit visible if those before it are applied. Returns `true` if it is visible now.
     #[inline]
     fn shows(&self, timestamp: Timestamp) -> bool {
         self.durability == Durability::Relaxed && self.clock.try_show_relaxed(timestamp)
@@ -105,8 +106,8 @@ impl CommitSink for LogAtOnce<'_> {
     }
 }
 
-/// The longest record of these rows, and the most that their versions take; `None` if a value has an extent of its own,
-/// for whose buffer the commit may have to wait.
+/// Returns the maximum size of the record of these rows, and of their versions. Returns `None` if a value needs an
+/// extent of its own, because the commit may have to wait for a buffer for it.
 fn bytes_max(rows: &[Row<'_>]) -> Option<(usize, usize)> {
     let (mut body_bytes, mut version_bytes) = (0, 0);
     for row in rows {
@@ -122,12 +123,12 @@ fn bytes_max(rows: &[Row<'_>]) -> Option<(usize, usize)> {
 }
 
 impl Engine {
-    /// Commits rows in ascending order of (keyspace, key), each key once, if that takes no waiting. `None`: nothing has
-    /// changed, and the caller [applies](Self::apply) it as usual. The caller holds the row locks, which keep
-    /// `beside_bytes` of memory, and may release them once this returns.
+    /// Commits rows if that takes no waiting. The rows are in ascending order of (keyspace, key), each key once.
+    /// Returns `None` if nothing has changed and the caller has to [apply](Self::apply) the commit instead. The caller
+    /// holds the row locks, which take `beside_bytes` of memory, and may release them once this returns.
     ///
     /// # Errors
-    /// Those of [`apply`](Self::apply); nothing has changed.
+    /// Those of [`apply`](Self::apply). Nothing has changed then.
     pub(crate) fn commit_at_once(
         &self,
         rows: &[Row<'_>],
@@ -170,7 +171,7 @@ impl Engine {
         Ok(Some(Applied { logged, reserved_pages }))
     }
 
-    /// Applies the rows, whose versions take up to `version_bytes_max` of memory.
+    /// Applies the rows. Their versions take at most `version_bytes_max` of memory.
     fn try_apply_rows(
         &self,
         rows: &[Row<'_>],
@@ -187,10 +188,10 @@ impl Engine {
         self.try_apply(&Work { rows, incoming: &incoming, reads: None }, &[], &[], sink)
     }
 
-    /// Applies a row: one leaf, which takes no list of leaves, and memory for no more than the version that the row
-    /// leaves.
+    /// Applies a single row. It needs no list of leaves, and memory only for the version that the row replaces.
     fn try_apply_one(&self, row: &Row<'_>, sink: &mut LogAtOnce<'_>) -> Result<Appended, Unready> {
-        // Given back last: the thread that waits for it is woken under no latch.
+        // Declared first, so that it is dropped last: dropping it may wake a thread, which must not happen under a
+        // latch.
         let mut memory = None;
         let incoming = incoming_of(row);
         let pages = &row.tree.pages;
@@ -202,7 +203,7 @@ impl Engine {
         }
         let found = leaf.search(row.key);
         let replaced = found.ok().map(|at| leaf.value(at));
-        // Removing a row that is not there leaves no version.
+        // Removing a row that does not exist replaces no version.
         let undo = if replaced.is_some() || incoming.value_bytes.is_some() {
             let bytes = one_version_bytes_max(row.key, replaced.as_ref());
             let held = self.budget.try_hold(Account::Versions, bytes as u64).ok_or(Unready::Memory)?;

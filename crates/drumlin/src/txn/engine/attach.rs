@@ -1,21 +1,22 @@
-//! Attaching a bulk load: its pages become those of a keyspace that has no rows.
+//! Attaching a bulk load: its pages become the pages of a keyspace that has no rows.
 //!
-//! # Why that is right
-//! - *All or nothing.* One record of the log attaches the load. It is written when the load's extents are on the
-//!   medium, and replaying it does what is done here. Without it nothing names the extents.
+//! # Why this is correct
+//! - *All or nothing.* One log record attaches the load. It is written once the load's extents are on the medium, and
+//!   replaying it repeats what is done here. Without the record, nothing refers to the extents.
 //! - *No row is hidden.* The keyspace must be empty for all readers: its root is a leaf without rows, and no snapshot
-//!   needs a version of a row that it had. Both are looked at with the epoch latch held exclusively, so that no commit
-//!   changes it.
-//! - *Older snapshots see none of its rows.* Its pages say nothing of when they came. The keyspace does
-//!   ([`PageSpace::is_loaded_since`]): a reader at an earlier timestamp takes it for what it was, empty; a transaction
+//!   needs a version of a row that it once had. Both are checked while the epoch latch is held exclusively, so no
+//!   commit can change either.
+//! - *Older snapshots see none of its rows.* The load's pages don't record when they were attached; the keyspace does
+//!   ([`PageSpace::is_loaded_since`]). A reader at an earlier timestamp treats the keyspace as empty. A transaction
 //!   that began earlier and writes a row of it, or has read any, ends in a conflict.
-//! - *No writer is overtaken.* A writer locks its row before it looks at it. It looks by way of the root, whose frame
-//!   is latched here before it is asked whether a row of the keyspace is locked. So one that looked before holds its
-//!   lock, and the load is not attached; one that looks later sees the load, which is published by then.
-//! - *No writer is spared the look.* Where nothing was published since its snapshot, a writer takes its row for
-//!   unchanged without a look: who changes a row has it locked until the change is published. A load locks no rows, so
-//!   it says [before it asks for locks](PageSpace::begin_attaching) that it is being attached, and a writer that finds
-//!   it so looks.
+//! - *No writer is overtaken.* A writer locks its row before it reads it, and it reads it through the root. The load
+//!   latches the root's frame before it checks whether a row of the keyspace is locked. So if a writer reads before the
+//!   load latches the root, the load sees the writer's lock and is not attached. If the writer reads later, it sees the
+//!   load, which is published by then.
+//! - *No writer skips a check that it needs.* A writer may skip the conflict check if nothing was published since its
+//!   snapshot, because writers hold row locks until they publish. A bulk load takes no row locks. So it announces
+//!   itself [before it checks for locks](PageSpace::begin_attaching), and a writer that sees the announcement does the
+//!   check.
 
 use super::Engine;
 use super::replay::Replaying;
@@ -30,21 +31,21 @@ use crate::tree::node::Leaf;
 use crate::tree::{Target, Tree};
 use crate::txn::clock::Clock;
 
-/// Attempts to find the root in memory, which may be evicted again before it is latched.
+/// The maximum number of attempts to find the root in memory: it may be evicted again before it is latched.
 const ATTEMPTS_MAX: u32 = 100;
 
-/// Returns `false` if nothing of the keyspace that a caller has locked was published since the snapshot, and no bulk
-/// load that did not see its lock is going to be.
+/// Returns `false` if nothing was published since the snapshot, and no bulk load is about to be attached that has
+/// missed the caller's row lock. Then no row of the keyspace that the caller has locked has changed since.
 #[inline]
 pub(super) fn may_have_changed(pages: &PageSpace, clock: &Clock, snapshot: Timestamp) -> bool {
-    // In this order: an attachment ends after it is published.
+    // The order matters: a load stops announcing itself only after it is published.
     pages.is_attaching() || clock.published() > snapshot
 }
 
 impl Engine {
-    /// Attaches a load that is complete and on the medium to a keyspace that has no row for any reader, and of which no
-    /// transaction has a row locked. Returns `false` if that is not so; nothing has changed then. Commits wait
-    /// meanwhile: O(pages of the load). The keyspace goes on with the load's counts, if it has any.
+    /// Attaches a load that is complete and on the medium. The keyspace must have no row for any reader, and none of
+    /// its rows may be locked; otherwise changes nothing and returns `false`. Commits wait while this runs: O(pages of
+    /// the load). If the load has counts, the keyspace keeps counts from then on.
     pub(crate) fn try_attach(
         &self,
         tree: &Tree,
@@ -64,7 +65,7 @@ impl Engine {
             }
             let epoch_guard = self.space.epoch_latch.exclusive();
             tree.check_dropped()?;
-            // Before the root is latched, whose latch those wait for who count.
+            // Must precede latching the root: counters hold the counts and wait for that latch.
             tree.counts.forget();
             let PageEntry::Leaf(frame) = pages.table.load(PageId::ROOT) else { continue };
             let Some(root) = self.pool.frames.write(frame, tree.page_key(PageId::ROOT)) else { continue };
@@ -82,14 +83,15 @@ impl Engine {
             self.pool.append_owed(&epoch_guard, &root)?;
             let timestamp = take_timestamp()?;
             assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
-            // From here on nothing fails.
+            // Nothing fails from here on.
             pages.note_load(timestamp);
             self.show_pages(&epoch_guard, pages, tables);
-            // Before the root can be read: a thread that reads it and what is published sees the load.
+            // Must precede replacing the root: a thread that reads the new root and then what is published has to see
+            // the load.
             self.clock.mark_applied(timestamp);
             assert!(self.clock.published() >= timestamp, "the load at {timestamp} can be read before it is published");
             self.replace_root(&epoch_guard, pages, Some(root), tables);
-            // No commit has changed a row of the load yet: that takes the epoch latch.
+            // No commit has changed a row of the load yet, because commits hold the epoch latch.
             if let Some(counts) = counts {
                 tree.counts.begin_loaded(&epoch_guard, counts, timestamp);
             }
@@ -100,8 +102,8 @@ impl Engine {
 }
 
 impl Engine<Replaying> {
-    /// Attaches a load as the log says, reading its tables' chunks by `read`. What the keyspace had is gone: it had no
-    /// rows. Returns `false` if these are not the tables of a load.
+    /// Attaches a load as its log record says. Reads the chunks of its page table by calling `read`. Drops the pages
+    /// that the keyspace had, which contained no rows. Returns `false` if the tables are not those of a load.
     pub(crate) fn replay_attach(
         &self,
         pages: &PageSpace,
@@ -122,8 +124,8 @@ impl Engine<Replaying> {
 }
 
 impl<L> Engine<L> {
-    /// Makes the load's pages those of the keyspace; its root does not lead to them yet. Page numbers that it took and
-    /// did not use are free.
+    /// Makes the load's pages pages of the keyspace, before its root leads to them. Frees page numbers that the load
+    /// reserved and did not use.
     fn show_pages(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, tables: &LoadTables) {
         let is_ascending = |left: &(usize, ExtentAddress), right: &(usize, ExtentAddress)| left.0 < right.0;
         debug_assert!(tables.images.is_sorted_by(is_ascending), "a chunk of a load is attached twice");
@@ -132,7 +134,7 @@ impl<L> Engine<L> {
                 match pages.table.load(page) {
                     PageEntry::Unattached(address) => pages.table.store(page, PageEntry::OnDisk(address)),
                     PageEntry::Reserved => drop(pages.table.free(page)),
-                    // Of a load that is replayed.
+                    // Entries are already free if the load is replayed.
                     entry => assert!(entry == PageEntry::Free, "page {page} of a load became {entry:?}"),
                 }
             }
@@ -142,7 +144,7 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Puts the load's root in place of the keyspace's, which is empty, or gone already.
+    /// Replaces the keyspace's root, which is empty or already freed, by the load's root.
     fn replace_root(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -169,7 +171,7 @@ mod models {
     use crate::format::KeyspaceId;
     use crate::memory::Budget;
 
-    /// A keyspace that a load is attached to, and the lock of one of its rows.
+    /// A keyspace to which a load is attached, and the lock of one of its rows.
     struct Rig {
         pages: PageSpace,
         clock: Clock,
@@ -187,14 +189,15 @@ mod models {
             true
         }
 
-        /// Locks the row; returns `true` if it is taken for unchanged since the snapshot.
+        /// Locks the row. Returns `true` if the caller may assume that the row is unchanged since the snapshot.
         fn lock(&self, may_have_changed: fn(&PageSpace, &Clock, Timestamp) -> bool) -> bool {
             *self.is_locked.lock().unwrap() = true;
             !may_have_changed(&self.pages, &self.clock, Timestamp(0))
         }
     }
 
-    /// A load and a transaction from before it: no row is taken for unchanged that the load has put.
+    /// Runs a load and a transaction that began before it. The transaction must not assume that a row is unchanged if
+    /// the load has put it.
     fn explore(is_announced: bool, may_have_changed: fn(&PageSpace, &Clock, Timestamp) -> bool) {
         loom::model(move || {
             let rig = Arc::new(Rig {
@@ -210,20 +213,20 @@ mod models {
         });
     }
 
-    /// A transaction that has locked a row sees that a load is being attached, or the load sees the lock.
+    /// Either the transaction, which has locked a row, sees that a load is being attached, or the load sees the lock.
     #[test]
     fn loom_a_load_is_seen_by_those_who_lock_its_rows() {
         explore(true, may_have_changed);
     }
 
-    /// Without the announcement the model fails, so it can find the bug.
+    /// Without the announcement the model fails, which shows that it can find the bug.
     #[test]
     #[should_panic(expected = "taken for unchanged")]
     fn loom_a_load_that_is_not_announced_is_found() {
         explore(false, may_have_changed);
     }
 
-    /// So it does where the announcement is looked for too late.
+    /// The model also fails if the transaction looks for the announcement too late.
     #[test]
     #[should_panic(expected = "taken for unchanged")]
     fn loom_an_announcement_that_is_looked_for_late_is_found() {

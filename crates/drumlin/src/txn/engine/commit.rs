@@ -1,19 +1,19 @@
-//! Commits.
+//! Commits of rows, and the steps that each of them takes.
 //!
 //! # The life of a commit
-//! 1. *Admit*, by the caller: memory for the record and for the pages that will be pinned is reserved together, in the
-//!    order of asking, before the commit holds anything but row locks (`room.rs`).
-//! 2. *Prepare*, waiting for what is lacking. The record is encoded; disk space for the pages that will become dirty is
-//!    reserved, medium values are appended, log space is reserved. If there are several rows, their leaves are brought
-//!    in, pinned, and split where the rows do not fit (`prepare.rs`). Memory for the versions is reserved last.
-//!    `room.rs` has the reason for this order.
-//! 3. *Apply*, under the epoch latch, in one go (`apply.rs`). The leaves are latched in key order, and those that a
-//!    serializable transaction has read are validated on the way. If one is missing or too full, everything is
-//!    unlatched, the leaf is made ready, and all are latched again; the leaf of a single row is brought in and split in
-//!    this way. Then the timestamp is taken with the record's place in the log, which a sealed or failed log refuses.
-//!    From here on nothing waits, fails or can be cancelled: the rows are changed, their old versions are kept, the
-//!    commit is marked applied.
-//! 4. *Settle*: wait until the record is durable (unless `Relaxed`), and until readers see the commit.
+//! 1. *Admit*, called separately: the commit reserves memory for its record and for the pages that it will pin, both at
+//!    once. Commits are served in the order of their requests, and hold only row locks while they wait (`room.rs`).
+//! 2. *Prepare*: the commit waits for all that it lacks. It encodes the record, reserves disk space for the pages that
+//!    it will make dirty, appends medium values, and reserves log space. If it has several rows, it brings in and pins
+//!    their leaves, and splits those in which the rows do not fit (`prepare.rs`). Memory for the versions is reserved
+//!    last; `room.rs` gives the reason for this order.
+//! 3. *Apply*, without a pause under the epoch latch (`apply.rs`). The commit latches its leaves in key order, and
+//!    validates those that a serializable transaction has read on the way. If a leaf is missing or too full, the commit
+//!    unlatches everything, makes that leaf ready, and latches all of them again; the leaf of a single row is always
+//!    brought in and split this way. Then the log assigns the timestamp and the record's position, unless it is sealed
+//!    or has failed. From here on, nothing waits, fails or can be cancelled: the commit changes the rows, keeps their
+//!    old versions, and is marked applied.
+//! 4. *Settle*: the commit waits until its record is durable (unless it is `Relaxed`) and readers see it.
 
 use std::future::poll_fn;
 
@@ -32,7 +32,7 @@ use crate::txn::clock::Clock;
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
-/// The log of an open database, for one commit whose record has its space reserved.
+/// The log of an open database, for one commit that has reserved space for its record.
 struct LiveLog<'e> {
     clock: &'e Clock,
     body: &'e Body,
@@ -62,19 +62,22 @@ impl CommitSink for LiveLog<'_> {
 }
 
 impl Engine {
-    /// Applies a commit of rows in ascending order of (keyspace, key), each key once, if nothing in the read set has
-    /// changed. The caller holds the row locks and has [admitted](Self::admit) the rows, and [settles](Self::settle)
-    /// the commit. Calls `applied` once the row locks may be released. Dropping the future before that leaves nothing
-    /// of the commit. There is no wait after it, and none in `settle` before only the caller's wait remains: nothing
-    /// that must follow a commit depends on its future being polled.
+    /// Applies a commit if nothing in its read set has changed. The rows are in ascending order of (keyspace, key),
+    /// each key once. The caller holds the row locks, has [admitted](Self::admit) the rows, and [settles](Self::settle)
+    /// the commit afterwards. Calls `applied` once the row locks may be released.
+    ///
+    /// If the future is dropped before it calls `applied`, the commit leaves no trace. After `applied`, this function
+    /// does not wait again, and `settle` waits only once all work that must follow a commit is done: none of it depends
+    /// on the future being polled.
     ///
     /// A commit that succeeds releases what it holds in this order:
-    /// - in `Latched::apply`: latches of leaves that were read, of changed leaves, then epoch latch and reclaim guard;
-    /// - at the end of `apply_when_ready`: pins, of reads and of rows; medium values belong to their rows by then;
-    /// - after it, here: the record's bytes, the memory for versions;
+    /// - in `Latched::apply`: the latches of leaves that were read, those of changed leaves, the epoch latch and the
+    ///   reclaim guard;
+    /// - at the end of `apply_when_ready`: the pins of reads and of rows; medium values belong to their rows by then;
+    /// - then, in this function: the record's bytes and the memory for versions;
     /// - in `applied`, once the commit is published: the row locks;
-    /// - after it, here: the memory of *Admit*;
-    /// - in `settle`, before the wait for the medium: the reservation of disk space.
+    /// - then, in this function: the memory of *Admit*;
+    /// - in `settle`, before it waits for the record to be durable: the reservation of disk space.
     pub(crate) async fn apply(
         &self,
         mode: WaitMode<'_>,
@@ -100,7 +103,7 @@ impl Engine {
         let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
         assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);
         drop(body);
-        // The versions account for the memory that they took.
+        // The versions now account for the memory that they take.
         drop(version_memory);
         self.publish(&logged);
         applied();
@@ -108,15 +111,14 @@ impl Engine {
         Ok(Applied { logged, reserved_pages })
     }
 
-    /// Waits until an applied commit is published, from where on its row locks may be released.
+    /// Waits until an applied commit is published. Its row locks must not be released before.
     #[inline]
     pub(super) fn publish(&self, logged: &Appended) {
-        // The next owner of a row's lock that finds nothing published since its snapshot relies on the row being
-        // unchanged.
+        // If nothing was published since its snapshot, the next owner of a row lock assumes that the row is unchanged.
         self.clock.wait_published(logged.timestamp);
     }
 
-    /// Encodes the record of a commit into an empty vector that has room for it.
+    /// Encodes the record of a commit into `body`, an empty vector with enough capacity.
     pub(super) fn encode(&self, rows: &[Row<'_>], mut body: Vec<u8>) -> Result<Body> {
         let body_capacity = body.capacity();
         assert!(body.is_empty(), "a record is encoded behind another");
@@ -149,7 +151,8 @@ impl Engine {
         Ok(body)
     }
 
-    /// Waits until an applied commit is as durable as requested, and shows it to readers. Returns its timestamp.
+    /// Waits until an applied commit is as durable as requested, and makes it visible to readers. Returns its
+    /// timestamp.
     pub(crate) async fn settle(
         &self,
         mode: WaitMode<'_>,
@@ -161,8 +164,8 @@ impl Engine {
         self.await_written(mode, &logged, durability).await
     }
 
-    /// Waits until a commit whose write was requested is as durable as it should be, and shows it to readers. Returns
-    /// its timestamp.
+    /// Waits until a commit whose write was requested is as durable as `durability` demands, and makes it visible to
+    /// readers. Returns its timestamp.
     pub(crate) async fn await_written(
         &self,
         mode: WaitMode<'_>,
@@ -186,9 +189,9 @@ impl Engine {
         Ok(logged.timestamp)
     }
 
-    /// Requests the write that an applied commit's durability calls for, and shows the commit if it need not be
-    /// durable. Merges of the leaves that it emptied are the last to use its disk space. Also drops versions that no
-    /// snapshot needs; the commit's own are needed until it is durable, and left to later commits.
+    /// Requests the write that an applied commit's durability calls for. Makes a relaxed commit visible now. Merges the
+    /// leaves that the commit emptied, then releases its disk space. Also drops versions that no snapshot needs, which
+    /// excludes the commit's own until it is durable; a later commit drops those.
     pub(crate) fn request_write(
         &self,
         for_task: bool,
@@ -202,7 +205,7 @@ impl Engine {
             "a commit is shown before those in front of it are applied"
         );
         match durability {
-            // Written even if its task stops waiting. A thread that waits writes it itself.
+            // Requested even if the task stops waiting. A blocking caller writes the record itself when it waits.
             Durability::Full if for_task => self.log().request_flush(&logged),
             Durability::Full => {}
             Durability::Relaxed => {
@@ -222,7 +225,7 @@ impl Engine {
         logged
     }
 
-    /// Merges the leaves that an applied commit emptied.
+    /// Merges the leaves that an applied commit has left underfull.
     fn merge_after_removals(&self, rows: &[Row<'_>]) {
         if !rows.iter().any(|row| matches!(row.change, Change::Remove)) {
             return;

@@ -1,4 +1,4 @@
-//! Row counts that are kept: when they begin, and what is folded into them.
+//! Kept row counts: when a keyspace begins to keep them, and when changes are folded into them.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use crate::tree::Tree;
 use crate::tree::counts::KeptCounts;
 
 impl Engine {
-    /// Begins to keep the counts of a keyspace, if there is memory for them. Commits wait for an instant: those that
-    /// have their timestamp are applied, and those that get one later find that counts are kept.
+    /// Begins to keep the counts of a keyspace, if there is memory for them. Stops commits briefly: those that have a
+    /// timestamp are applied first, and those that get one later see that counts are kept.
     pub(crate) fn keep_counts(&self, tree: &Tree) -> Option<Arc<KeptCounts>> {
         let epoch_guard = self.space.epoch_latch.exclusive();
-        // Those of a keyspace that is gone would never end.
+        // A dropped keyspace would never release its counts.
         tree.check_dropped().ok()?;
         let number_end = tree.pages.table.number_end();
         tree.counts.begin(&epoch_guard, self.clock.published(), &self.budget, number_end)
     }
 
-    /// Like [`keep_counts`](Self::keep_counts), with reductions of the rows' values beside them.
+    /// Like [`keep_counts`](Self::keep_counts), and also keeps reductions of the rows' values.
     pub(crate) fn keep_reductions(&self, tree: &Tree) -> Option<Arc<KeptCounts>> {
         let epoch_guard = self.space.epoch_latch.exclusive();
         tree.check_dropped().ok()?;
@@ -28,8 +28,9 @@ impl Engine {
         tree.counts.begin_reductions(&epoch_guard, self.clock.published(), &self.budget, number_end)
     }
 
-    /// Folds the changes that every reader sees into the counts, if the list of them has more than `recent_max` out of
-    /// order. A list that takes too much memory leaves older readers behind.
+    /// Folds the changes that every reader sees into the counts, if the list of changes has more than `recent_max` that
+    /// are out of order. If the list takes too much memory, also folds changes that older readers don't see; their
+    /// snapshots can no longer use the counts.
     pub(crate) async fn fold_counts(
         &self,
         mode: WaitMode<'_>,
@@ -43,7 +44,7 @@ impl Engine {
         tree.fold_counts(mode, kept, up_to).await
     }
 
-    /// Returns `true` if there is such a row as of this commit.
+    /// Returns `true` if the row existed as of this commit.
     pub(crate) async fn has_row_at(&self, mode: WaitMode<'_>, tree: &Tree, key: &[u8], at: Timestamp) -> Result<bool> {
         let found = self.find_in(mode, tree, key, super::ReadAt::Timestamp(at), |_| ()).await?;
         Ok(found.is_some())

@@ -1,4 +1,4 @@
-//! Commits and reads: where write set, tree, versions and log meet.
+//! Commits and reads, which combine write set, tree, versions and log.
 
 mod apply;
 mod at_once;
@@ -35,7 +35,7 @@ use crate::space::{Space, SpaceReservation};
 use crate::sync::{Mutex, MutexGuard};
 use crate::task::{Tasks, WaitMode, ready};
 
-/// The point at which a commit returns.
+/// When a commit returns.
 ///
 /// ```
 /// use drumlin::{Config, Durability};
@@ -51,26 +51,27 @@ pub enum Durability {
     /// Returns once the commit is on the medium.
     #[default]
     Full,
-    /// Returns once the commit is applied. A power cut may take the newest commits; the rest is whole and without gaps.
-    /// The record is written soon afterwards.
+    /// Returns once the commit is applied. A power failure may lose the newest commits; those before them survive whole
+    /// and without gaps. The record is written soon afterwards.
     Relaxed,
 }
 
-/// Memory that a commit has reserved until it is applied: for its record, and for pages that it pins.
+/// Memory that a commit holds until it is applied: for its record, and for the pages that it pins.
 pub(crate) struct Admitted {
     _work: Grant,
     _pinned: Grant,
-    /// The longest body that its record may have.
+    /// The maximum size of the record's body.
     body_bytes_max: usize,
 }
 
-/// A commit whose rows are changed and whose record has its place in the log.
+/// A commit that has changed its rows and appended its record to the log, but may not be durable yet.
 pub(crate) struct Applied<'e> {
     logged: Appended,
     reserved_pages: SpaceReservation<'e>,
 }
 
-/// See the module. `L` is the log, or [`Replaying`] while the database recovers and has none to append to.
+/// The commits and reads of a database. `L` is the log, or [`Replaying`] during recovery, when there is no log to
+/// append to yet.
 pub(crate) struct Engine<L = Log> {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) space: Arc<Space>,
@@ -83,27 +84,28 @@ pub(crate) struct Engine<L = Log> {
     log: L,
     pub(crate) next_value: AtomicU64,
     pub(crate) transaction_ids: TransactionIds,
-    /// The last timestamp before the opening, and the number of timestamps since that were not for commits of rows.
+    /// The last timestamp before the opening; and the number of timestamps since then that were not for commits of
+    /// rows.
     first: Timestamp,
     pub(crate) other_records: AtomicU64,
-    /// Bytes of record bodies between the newest checkpoint and the opening, and how many of all there were when the
-    /// newest checkpoint began.
+    /// Bytes of record bodies between the newest checkpoint and the opening; and the value of
+    /// [`log_bytes_written`](Engine::log_bytes_written) when the newest checkpoint began.
     log_bytes_found: u64,
     pub(crate) log_bytes_checkpointed: AtomicU64,
     sweeping: Mutex<()>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) make_room: Arc<dyn MakeRoom>,
-    /// The services for operations that wait as tasks.
+    /// Services for operations that wait as tasks.
     pub(crate) tasks: Tasks,
 }
 
 /// The outcome of an attempt to spill versions.
 enum Spill {
-    /// Some have left memory.
+    /// Versions left memory.
     Some,
-    /// There were none that a spill takes.
+    /// Memory held no versions that a spill could take.
     Nothing,
-    /// They may not be written to disk, for this reason.
+    /// Versions may not be written to disk, for this reason.
     Refused(String),
 }
 
@@ -114,7 +116,7 @@ impl<L> std::fmt::Debug for Engine<L> {
 }
 
 impl Engine<Replaying> {
-    /// An engine that recovers. Once it has a log, the timestamp after `last` is the first that it gives out.
+    /// Creates an engine for recovery. Once it has a log, the first timestamp that it assigns is the one after `last`.
     #[allow(clippy::too_many_arguments, reason = "made in one place, where each part is named")]
     pub(crate) fn new(
         backend: Arc<dyn Backend>,
@@ -152,8 +154,8 @@ impl Engine<Replaying> {
         }
     }
 
-    /// The engine of an open database: every record of the log is applied, and `log` takes those that follow. Those
-    /// since the checkpoint take `logged_bytes`.
+    /// Turns the engine into that of an open database, once every record of the log is applied. New records are
+    /// appended to `log`; the records since the checkpoint take `logged_bytes`.
     pub(crate) fn into_live(self, log: Log, logged_bytes: u64) -> Engine {
         assert!(log.last() == self.clock.published(), "the log goes on elsewhere than the clock");
         assert!(self.clock.visible() == self.clock.published(), "a commit was recovered that nobody sees");
@@ -189,13 +191,13 @@ impl Engine {
         &self.log
     }
 
-    /// Commits of rows since the opening.
+    /// The number of commits of rows since the opening.
     pub(crate) fn commit_count(&self) -> u64 {
         let (last, others) = (self.log.last().0, self.other_records.load(Ordering::Relaxed));
         (last - self.first.0).saturating_sub(others)
     }
 
-    /// Bytes of record bodies appended, from the newest checkpoint before the opening on.
+    /// Bytes of record bodies appended since the newest checkpoint before the opening.
     #[inline]
     pub(crate) fn log_bytes_written(&self) -> u64 {
         self.log_bytes_found + self.log.appended_bytes()
@@ -209,14 +211,14 @@ impl Engine {
         }
     }
 
-    /// Drops versions that no snapshot needs. If many are left, asks for them to be spilled.
+    /// Drops versions that no snapshot needs. If too many are left, requests a spill.
     pub(crate) fn collect_garbage(&self) {
         if let Some(alone) = self.sweeping.try_lock() {
             self.drop_unneeded(&alone);
         }
         let most = self.budget.version_bytes_max();
         let (high, low) = match self.spilled.is_on() {
-            // Simulated databases have few versions.
+            // Simulated databases have few versions, so they spill at lower limits.
             true if cfg!(feature = "sim") => (8 << 10, 4 << 10),
             true => (most / 4 * 3, most / 2),
             false => (most, most),
@@ -226,7 +228,7 @@ impl Engine {
         }
     }
 
-    /// Drops the versions that no snapshot needs, waiting for the thread that does so.
+    /// Drops the versions that no snapshot needs. If another thread is doing so, waits for it first.
     pub(crate) fn collect_all_garbage(&self) {
         self.drop_unneeded(&self.sweeping.lock());
     }
@@ -237,9 +239,9 @@ impl Engine {
         self.free_values(self.spilled.drop_up_to(horizon));
     }
 
-    /// Drops versions that no snapshot needs, and spills others until those in memory take at most `bytes_max`. If they
-    /// can't be spilled, ends the oldest snapshots. Returns `false` if commits are delayed instead: only the end of a
-    /// snapshot helps. Called by the thread that spills.
+    /// Drops versions that no snapshot needs and spills the others, until those in memory take at most `bytes_max`. If
+    /// versions can't be spilled, ends the oldest snapshots. If the configuration delays commits instead, returns
+    /// `false`: then only the end of a snapshot frees memory. Called only by the thread that spills.
     pub(crate) fn fit_versions(&self, bytes_max: u64) -> bool {
         let alone = self.sweeping.lock();
         loop {
@@ -251,13 +253,14 @@ impl Engine {
                 Spill::Some => {}
                 Spill::Refused(_) if self.spilled.delays_commits() => return false,
                 Spill::Refused(why) if self.snapshots.end_oldest(&self.clock, &why) => {}
-                // The rest belongs to commits under way, or is not visible yet.
+                // The remaining versions belong to commits that are running or not visible yet.
                 Spill::Nothing | Spill::Refused(_) => return true,
             }
         }
     }
 
-    /// Ends the snapshots that need spilled versions: the disk is full, and their space serves writers first.
+    /// Ends the snapshots that need spilled versions. Called when the disk is full, because writers need the space
+    /// more.
     pub(crate) fn give_up_spilled(&self) {
         let disk_bytes = self.spilled.disk_bytes();
         if disk_bytes == 0 {
@@ -277,7 +280,7 @@ impl Engine {
         self.spilled.limit_bytes(self.space.segments.usage().live_bytes)
     }
 
-    /// Spills versions.
+    /// Spills the versions of visible commits and merges runs.
     fn spill(&self, _alone: &MutexGuard<'_, ()>) -> Spill {
         let needed = self.snapshots.needed(&self.clock);
         if needed.snapshots.is_empty() {
@@ -306,7 +309,7 @@ impl Engine {
 
     fn free_values(&self, freed: Vec<(KeyspaceId, LargeRef)>) {
         for (keyspace, reference) in freed {
-            // A version may have been in memory and in a run.
+            // The same version may have been in memory and in a run; its value is then listed twice.
             if self.versions.holds(keyspace, &reference) {
                 self.free_value(keyspace, &reference);
             }
@@ -327,7 +330,7 @@ impl<L> Engine<L> {
 }
 
 impl Engine {
-    /// Waits until every commit up to this one is durable: from then on, nothing that readers saw of them can be lost.
+    /// Waits until every commit up to this one is durable. After that, none of them can be lost.
     pub(crate) fn wait_durable(&self, timestamp: Timestamp) -> Result<()> {
         ready(self.await_durable(WaitMode::Blocking, timestamp))
     }
@@ -350,7 +353,7 @@ impl Engine {
     pub(crate) async fn show_durable(&self, mode: WaitMode<'_>, timestamp: Timestamp) -> Result<()> {
         assert!(timestamp <= self.clock.published(), "commit {timestamp} is shown before it is published");
         self.await_durable(mode, timestamp).await?;
-        // The log may have reported the record durable before it was published.
+        // The log may have reported the record as durable before the commit was published.
         self.clock.show_durable(self.log().durable());
         assert!(timestamp <= self.clock.visible(), "commit {timestamp} is durable and not visible");
         Ok(())

@@ -1,9 +1,9 @@
-//! Preparing a commit, with all the waiting that it takes: appends medium values, and, if there are several rows,
-//! brings in and pins their leaves and makes room in them.
+//! Preparing a commit: the steps that may wait. Appends medium values. If there are several rows, also brings in and
+//! pins their leaves and makes room in them.
 //!
-//! The leaf of a single row is neither brought in nor pinned here: mostly it is in memory and has room, and
-//! [`apply_when_ready`](Engine::apply_when_ready) finds out under the latch that it takes anyway. Pinning pays off
-//! where one leaf of many could be evicted while another is brought in.
+//! The leaf of a single row is neither brought in nor pinned here. Usually it is in memory and has room, and
+//! [`apply_when_ready`](Engine::apply_when_ready) checks that under the latch, which it takes anyway. Pinning pays off
+//! if one of many leaves could be evicted while another is brought in.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,43 +32,44 @@ pub(crate) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// The row's position in the order of a commit.
+    /// The row's position in the order of (keyspace, key).
     pub(super) fn order(&self) -> (KeyspaceId, &'a [u8]) {
         (self.tree.pages.id, self.key)
     }
 }
 
-/// Leaves that a commit brings in at once, at least and at most: the more, the more of them are read together.
+/// The minimum and maximum number of leaves that a commit brings in together. With more leaves, more reads are in
+/// flight.
 pub(super) const LEAVES_AT_ONCE: usize = 64;
 const LEAVES_AT_ONCE_MAX: usize = 1024;
 
-/// Leaves that are on their way into the processor's cache while others are pinned.
+/// The number of leaves that are prefetched into the processor's cache before they are pinned.
 const LOCATED_AT_ONCE: usize = 16;
 
-/// The place of a leaf that a commit is about to pin.
+/// The position of a leaf that a commit is about to pin.
 struct Located {
-    /// The first of the commit's rows that it seems to cover.
+    /// The first of the commit's rows that the leaf seems to cover.
     row: usize,
     found: Result<Option<(PageId, FrameIndex)>, Stop>,
 }
 
-/// A leaf that a commit pins.
+/// A leaf that a commit has pinned.
 #[derive(Clone, Copy)]
 pub(super) struct PinnedLeaf {
-    /// The first of the commit's rows that the leaf covered.
+    /// The first of the commit's rows that the leaf covered when it was pinned.
     pub(super) row: usize,
     pub(super) page: PageId,
     pub(super) frame: FrameIndex,
 }
 
-/// A value with an extent of its own whose row is not committed yet.
+/// A value in an extent of its own, whose row is not committed yet.
 #[derive(Clone, Copy)]
 pub(super) struct MediumValue {
     pub(super) value_id: ValueId,
     pub(super) address: ExtentAddress,
 }
 
-/// Leaves that are kept from eviction while a commit is prepared, in the order of rows.
+/// Leaves that a commit being prepared protects from eviction, in the order of rows.
 pub(super) struct PinnedLeaves<'p> {
     pool: &'p Pool,
     pub(super) leaves: Vec<PinnedLeaf>,
@@ -93,7 +94,7 @@ impl Drop for PinnedLeaves<'_> {
     }
 }
 
-/// The medium values of a commit, by row. Their extents are released if it fails.
+/// The medium values of a commit, by row. If the commit fails, dropping this releases their extents.
 pub(super) struct MediumValues<'e> {
     space: &'e Space,
     pub(super) values: Vec<Option<MediumValue>>,
@@ -103,8 +104,8 @@ pub(super) struct MediumValues<'e> {
 impl Drop for MediumValues<'_> {
     fn drop(&mut self) {
         if !self.is_committed {
-            // Not freed at once: their images may still be on the way to the disk, and must not overwrite what is put
-            // there next. The checkpoint that ends the epoch has waited for them.
+            // The extents become free at the end of the epoch, not now: they may still be on their way to the disk, and
+            // must not overwrite what is stored there next. The checkpoint that ends the epoch waits for them.
             let epoch_guard = self.space.epoch_latch.shared();
             for value in self.values.iter().flatten() {
                 self.space.segments.release(value.address, epoch_guard.epoch());
@@ -113,7 +114,8 @@ impl Drop for MediumValues<'_> {
     }
 }
 
-/// The index after the last row that the leaf covers, counting from `start`. The row at `start` is not below the leaf.
+/// Returns the index after the last row that the leaf covers, counting from `start`. The row at `start` must not be
+/// below the leaf.
 pub(super) fn rows_end(rows: &[Row<'_>], start: usize, tree: &Tree, leaf: &Leaf<'_>) -> usize {
     let upper = leaf.upper_fence();
     debug_assert!(rows.get(start).is_none_or(|row| {
@@ -129,8 +131,8 @@ pub(super) struct Prepared<'w, 'p> {
     pub(super) reads: Option<Reads<'w>>,
     pub(super) incoming: Vec<Incoming<'w>>,
     pub(super) pinned: PinnedLeaves<'p>,
-    /// Upper bound of the bytes of versions that the rows will leave: the rows are locked, so no other commit changes
-    /// them.
+    /// An upper bound of the bytes of versions that the rows will leave. It stays valid because the rows are locked, so
+    /// no other commit changes them.
     pub(super) version_bytes: usize,
 }
 
@@ -140,13 +142,13 @@ struct Pinning<'w, 'p> {
     incoming: &'w [Incoming<'w>],
     pinned: PinnedLeaves<'p>,
     version_bytes: usize,
-    /// Rows that do not fit into their leaves.
+    /// Rows that do not fit in their leaves.
     full: Vec<Range<usize>>,
-    /// Leaves that are brought in at once.
+    /// The number of leaves that are brought in together.
     at_once: usize,
 }
 
-/// Rows whose leaves are still to be pinned, and the pages that are missing for that.
+/// Rows whose leaves are still to be pinned, and the missing pages.
 #[derive(Default)]
 struct Outstanding {
     rows: Vec<usize>,
@@ -154,7 +156,8 @@ struct Outstanding {
 }
 
 impl Pinning<'_, '_> {
-    /// Pins the leaf and counts the versions that its rows, from `row` on, will leave. Returns the index after them.
+    /// Pins the leaf, and adds up the versions that its rows from `row` on will leave. Returns the index after these
+    /// rows.
     fn pin(&mut self, row: usize, page: &FrameRead<'_>) -> usize {
         self.pinned.push(row, page);
         let leaf = Leaf::new(page);
@@ -165,11 +168,11 @@ impl Pinning<'_, '_> {
             version_bytes_max(row.key, was.unwrap_or(0))
         };
         let rows_bytes = self.rows[row..end].iter().map(version_bytes_of).sum();
-        // Twice, for leaves that are split.
+        // The fixed part is counted twice, in case the leaf is split.
         self.version_bytes += undo_bytes_max(rows_bytes) + undo_bytes_max(0);
         let incoming = &self.incoming[row..end];
         if crate::tree::has_room(&leaf, incoming) {
-            // Those that the rows will be written to: a store to a line that is not there holds up what comes after it.
+            // Prefetch the lines we are about to write; a store miss would stall the ones behind it.
             page.prefetch(leaf.upcoming_bytes(incoming.iter().map(Incoming::row_bytes).sum()));
         } else {
             self.full.push(row..end);
@@ -177,9 +180,9 @@ impl Pinning<'_, '_> {
         end
     }
 
-    /// Pins the leaves of these rows of one tree that are in memory.
+    /// Pins the leaves of these rows, all of one tree, that are in memory.
     fn pin_present(&mut self, tree: &Tree, rows: &[usize]) -> Result<Outstanding> {
-        // One guard for all descents: nested guards cost next to nothing.
+        // Hold one guard for all descents: guards nested in it cost next to nothing.
         let reclaim_guard = self.pinned.pool.reclaim_guard();
         debug_assert!(rows.is_sorted(), "rows are pinned out of order");
         let mut finger = Finger::new(tree, &reclaim_guard);
@@ -209,7 +212,7 @@ impl Pinning<'_, '_> {
                 Some(Err(stop)) => Some(Err(stop)),
                 Some(Ok(None)) | None => None,
             };
-            // Where it is elsewhere by now, it was split, evicted or merged.
+            // The leaf is not where it was located if it was split, evicted or merged since.
             match page.unwrap_or_else(|| tree.read_leaf(Target::At(key))) {
                 Ok(page) => covered = self.pin(row, &page),
                 Err(Stop::Needs(needs)) => {
@@ -228,9 +231,9 @@ impl Pinning<'_, '_> {
         Ok(outstanding)
     }
 
-    /// Locates the next leaves of these rows, from the one at `start` on, so that they come into the processor's cache
-    /// together: the first row of each, the last of them first. Returns the position after the rows that they seem to
-    /// cover.
+    /// Locates the leaves of the next rows, beginning at position `start` of `rows`, so that they are prefetched into
+    /// the processor's cache together. Adds the first row of each leaf to `located`, in descending order. Returns the
+    /// position after the rows that these leaves seem to cover.
     fn locate(&self, finger: &mut Finger<'_>, rows: &[usize], start: usize, located: &mut Vec<Located>) -> usize {
         assert!(located.is_empty(), "leaves are located before the last ones are pinned");
         let mut end = start;
@@ -249,7 +252,8 @@ impl Pinning<'_, '_> {
         end
     }
 
-    /// Refuses a commit that pins more leaves than fit in its memory, told in bytes of the largest of its pages.
+    /// Fails if the commit pins more leaves than its memory allows. The error gives both in bytes of the commit's
+    /// largest page.
     fn check_count(&self, leaf_count_max: usize, page_bytes: usize) -> Result<()> {
         let count = self.pinned.leaves.len();
         if count <= leaf_count_max {
@@ -260,12 +264,12 @@ impl Pinning<'_, '_> {
     }
 }
 
-/// Upper bound of the bytes of versions that a row leaves.
+/// Returns an upper bound of the bytes of versions that a row leaves.
 pub(super) fn row_version_bytes_max(row: &Row<'_>) -> usize {
     undo_bytes_max(version_bytes_max(row.key, row.tree.inline_bytes_max(row.key).max(LARGE_REF_BYTES)))
 }
 
-/// The row in the form that the tree takes.
+/// Converts the row to the form that the tree takes.
 pub(super) fn incoming_of<'r>(row: &Row<'r>) -> Incoming<'r> {
     let value_bytes = match row.change {
         Change::Put(value) if value.len() <= row.tree.inline_bytes_max(row.key) => Some(value.len()),
@@ -327,7 +331,7 @@ impl<L> Engine<L> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
         let leaf_count_max = self.pinned_leaves_max(page_bytes as u64, reads) as usize;
         let pinned = PinnedLeaves::new(&self.pool);
-        // Few beside all frames: none is to be evicted before it is pinned.
+        // Few enough, compared with all frames, that none is evicted before it is pinned.
         let frame_count = self.pool.frames.limit_bytes() / page_bytes;
         let at_once = (frame_count / 16).clamp(LEAVES_AT_ONCE, LEAVES_AT_ONCE_MAX);
         let mut pinning = Pinning { rows, incoming, pinned, version_bytes: 0, full: Vec::new(), at_once };
@@ -356,8 +360,8 @@ impl<L> Engine<L> {
         Ok((pinned, version_bytes))
     }
 
-    /// Reads pages of a tree, many at once. A single missing page is loaded through the provider, which reports its
-    /// error if the page is still needed.
+    /// Reads pages of a tree together. A single missing page is loaded through the provider, which returns the error of
+    /// the read if the page is still needed.
     async fn bring_in(
         &self,
         mode: WaitMode<'_>,
@@ -376,8 +380,8 @@ impl<L> Engine<L> {
         provider.provide(&Needs::Page(Arc::clone(&tree.pages), alone)).await.map(drop)
     }
 
-    /// Brings in and pins the leaves of the read set, except those that are pinned `beside`. A conflict that already
-    /// shows ends the commit.
+    /// Brings in and pins the leaves of the read set, except those that are pinned in `beside`. Fails if it finds a
+    /// conflict.
     pub(super) async fn pin_reads(
         &self,
         mode: WaitMode<'_>,

@@ -1,4 +1,4 @@
-//! Reads: a row from its leaf, or its old version.
+//! Reads of rows: from their leaves, or from their old versions.
 
 use super::{Engine, attach};
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ pub(crate) enum ReadAt {
     Timestamp(Timestamp),
 }
 
-/// The result of a read: what the reader took of a value in its leaf, or where a larger one is.
+/// The result of a read: what the reader took from a value in its leaf, or the reference to a larger value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Found<T> {
     Inline(T),
@@ -35,14 +35,14 @@ impl<T> Found<T> {
     }
 }
 
-/// The outcome of a look at a leaf and the versions in memory.
+/// The result of searching a leaf and the versions in memory.
 enum Lookup<T> {
     Row(Option<Found<T>>),
-    /// The row's version may have been spilled.
+    /// The row's version may be in a run.
     Spilled,
 }
 
-/// The row as it was before it changed, if it has, or as it is in its leaf.
+/// Returns the row's old version if it has one, or else the row in its leaf.
 #[inline]
 fn row_seen<T>(
     leaf: &Leaf<'_>,
@@ -61,12 +61,12 @@ fn row_seen<T>(
     }
 }
 
-/// The place for the value of a row: a vector of the caller's, or a value that the call returns.
+/// The place where a read puts the value of a row: a vector of the caller's, or a value that the call returns.
 pub(crate) trait Destination {
-    /// Takes a copy of a value that lies in a leaf. Called under the leaf's latch: it must not call the database.
+    /// Copies a value that is in a leaf. Called under the leaf's latch, so it must not call the database.
     fn copy(&mut self, value: &[u8]);
 
-    /// A vector to read a larger value into.
+    /// Returns a vector to read a larger value into.
     fn take_room(&mut self) -> Vec<u8>;
 
     /// Takes a value that was read into a vector.
@@ -90,7 +90,7 @@ impl Destination for Vec<u8> {
     }
 }
 
-/// The value of a row in memory of its own.
+/// A type that owns the value of a row.
 pub(crate) trait OwnedValue: for<'b> From<&'b [u8]> + From<Vec<u8>> {}
 
 impl<T: for<'b> From<&'b [u8]> + From<Vec<u8>>> OwnedValue for T {}
@@ -112,29 +112,31 @@ impl<T: OwnedValue> Destination for Option<T> {
     }
 }
 
-/// Keys whose leaves are brought in together: few enough that the first is still in memory when the last arrives.
+/// The number of keys whose leaves are brought in together. It is so small that the first is still in memory when the
+/// last arrives.
 const FIND_MANY_PART: usize = 256;
 
-/// Keys that descend together: while the leaf of one comes into the processor's cache, the others go down, and while
-/// its row comes, theirs are looked for (group prefetching: Chen, Ailamaki, Gibbons and Mowry, "Improving Hash Join
-/// Performance through Prefetching", ICDE 2004).
+/// The number of keys that descend together. While the leaf of one key is prefetched into the processor's cache, the
+/// other keys descend; and while its row is prefetched, their rows are searched (group prefetching: Chen, Ailamaki,
+/// Gibbons and Mowry, "Improving Hash Join Performance through Prefetching", ICDE 2004).
 const GROUP: usize = 16;
 
-/// Bytes of a row that are prefetched: two lines, and the rest of a longer one follows by itself.
+/// Bytes of a row that are prefetched: two cache lines. The hardware prefetches the rest of a longer row.
 const ROW_BYTES: usize = 128;
 
-/// The descent for a key among many.
+/// The descent for one of many keys.
 #[derive(Clone, Copy, Debug)]
 struct Descent {
     index: usize,
-    /// The page where it stands.
+    /// The page that it has reached.
     page: PageId,
 }
 
 impl Engine {
-    /// The row that a read at this timestamp or horizon sees. O(log n).
+    /// Finds the row that a read at this timestamp or horizon sees. O(log n).
     ///
-    /// `take` sees a value that is in its leaf, once, under the leaf's latch: it must not wait or call the database.
+    /// Calls `take` once with a value that is in its leaf. It runs under the leaf's latch, so it must not wait or call
+    /// the database.
     #[inline]
     pub(crate) fn find<T>(
         &self,
@@ -149,7 +151,7 @@ impl Engine {
         }
     }
 
-    /// The core of [`find`](Self::find), which goes down from a page.
+    /// Searches for a row once, descending from the page `from`; see [`find`](Self::find).
     #[inline]
     fn try_find<T>(
         &self,
@@ -163,7 +165,7 @@ impl Engine {
         Ok(self.found_in(tree, &page, key, read_at, take))
     }
 
-    /// The row in the leaf that covers its key, or its old version.
+    /// Returns the row in the leaf that covers its key, or its old version.
     #[inline]
     fn found_in<T>(
         &self,
@@ -193,7 +195,7 @@ impl Engine {
         Lookup::Row(row_seen(&leaf, key, was, take))
     }
 
-    /// Like [`find`](Self::find), where a version of the row may have been spilled.
+    /// Like [`find`](Self::find), for a row of which a version may have been spilled.
     #[cold]
     async fn find_spilled<T>(
         &self,
@@ -205,7 +207,8 @@ impl Engine {
     ) -> Result<Option<Found<T>>> {
         loop {
             let ReadAt::Timestamp(at) = read_at else {
-                // Versions that were spilled meanwhile have become visible.
+                // Spilled versions belong to commits that are visible by now, so a retry at the new horizon does not
+                // need them.
                 match tree.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut take)).await? {
                     Lookup::Row(found) => return Ok(found),
                     Lookup::Spilled => continue,
@@ -233,7 +236,7 @@ impl Engine {
         }
     }
 
-    /// The value of the row.
+    /// Returns the value of a row.
     #[inline]
     pub(crate) fn get<T: OwnedValue>(&self, tree: &Tree, key: &[u8], read_at: ReadAt) -> Result<Option<T>> {
         match self.find(tree, key, read_at, |value| T::from(value))? {
@@ -247,7 +250,7 @@ impl Engine {
         }
     }
 
-    /// Puts the value of the row in `to`, an empty vector. Returns `false` if there is no row.
+    /// Puts the value of a row into `to`, an empty vector. Returns `false` if there is no row.
     #[inline]
     pub(crate) fn get_into(&self, tree: &Tree, key: &[u8], read_at: ReadAt, to: &mut Vec<u8>) -> Result<bool> {
         match self.find(tree, key, read_at, |value| to.copy(value))? {
@@ -290,8 +293,8 @@ impl Engine {
         }
     }
 
-    /// Puts the value of a row that was [found](Self::find) to have this one in `to`. A value that is replaced while it
-    /// is read is looked up again. Returns `false` if the row was removed meanwhile.
+    /// Reads a large value that a row was [found](Self::find) to have, and puts it in `to`. If the value is replaced
+    /// while it is read, looks the row up again. Returns `false` if the row was removed in the meantime.
     async fn get_large(
         &self,
         mode: WaitMode<'_>,
@@ -309,8 +312,8 @@ impl Engine {
                     to.put(value);
                     return Ok(true);
                 }
-                // The value was replaced and freed while it was being read, and its pages may hold another: the result
-                // counts only if the row still names the value.
+                // The value may have been replaced and freed while it was read, and its pages may hold another value.
+                // The result counts only if the row still refers to this value.
                 _ if failed != Some(reference) => failed = Some(reference),
                 Ok(None) => {
                     tree.check_dropped()?;
@@ -331,7 +334,7 @@ impl Engine {
         }
     }
 
-    /// The rows, many reads at a time. `take` is that of [`find`](Self::find).
+    /// Finds rows, with many reads in flight. `take` is called as in [`find`](Self::find).
     pub(crate) async fn find_many<K: AsRef<[u8]>, T>(
         &self,
         mode: WaitMode<'_>,
@@ -348,7 +351,7 @@ impl Engine {
             let mut descents: Vec<Descent> =
                 (0..keys.len()).map(|index| Descent { index, page: PageId::ROOT }).collect();
             let mut alone = Vec::new();
-            // Each round goes one level deeper for the keys whose page was missing.
+            // Each round descends one level for the keys whose page was missing.
             while !descents.is_empty() {
                 debug_assert!(descents.iter().all(|descent| rows[descent.index].is_none()), "a row is found twice");
                 let mut stopped = Vec::new();
@@ -361,7 +364,7 @@ impl Engine {
                 missing.sort_unstable();
                 missing.dedup();
                 if !missing.is_empty() && tree.fault_nodes(mode, &missing).await? == 0 {
-                    // Other threads are reading them, or they can't be read.
+                    // Other threads are reading these pages, or they can't be read.
                     alone.extend(descents.drain(..).map(|descent| descent.index));
                 }
             }
@@ -372,8 +375,8 @@ impl Engine {
         Ok(all_rows)
     }
 
-    /// Descends for a group of keys, looks for their rows, and then reads these. Notes the descents that lack a page,
-    /// and the keys whose leaf was not found.
+    /// Descends for a group of keys, searches their leaves, and then takes their rows. Adds the descents that lack a
+    /// page to `stopped`, and the keys whose leaf was not found to `alone`.
     #[expect(clippy::too_many_arguments, reason = "the state of one caller")]
     fn find_group<K: AsRef<[u8]>, T>(
         &self,
@@ -387,7 +390,7 @@ impl Engine {
         alone: &mut Vec<usize>,
     ) {
         assert!(group.len() <= GROUP);
-        // One reclaim guard for all: nested guards cost nothing.
+        // One reclaim guard for all: guards nested in it cost next to nothing.
         let _reclaim_guard = self.pool.reclaim_guard();
         let mut places = [None; GROUP];
         for (&Descent { index, page }, place) in group.iter().zip(&mut places) {
@@ -397,7 +400,7 @@ impl Engine {
                 Ok(None) | Err(_) => alone.push(index),
             }
         }
-        // No latch is waited for beside others: a writer may hold it who waits for one of those.
+        // Never wait for a latch while holding others: its owner may be waiting for one of ours.
         let mut leaves = [const { None }; GROUP];
         for (place, leaf) in places.iter().zip(&mut leaves) {
             let Some((index, located)) = *place else { continue };
@@ -427,13 +430,13 @@ impl Engine {
                     Lookup::Row(found) => rows[index] = found,
                     Lookup::Spilled => alone.push(index),
                 },
-                // It was split, evicted or merged meanwhile.
+                // The leaf was split, evicted or merged in the meantime.
                 None => alone.push(index),
             }
         }
     }
 
-    /// The values of the rows, many reads at a time for all but large ones.
+    /// Returns the values of rows. Inline and medium values are read with many reads in flight.
     pub(crate) async fn get_many<K: AsRef<[u8]>, T: OwnedValue>(
         &self,
         mode: WaitMode<'_>,
@@ -448,7 +451,7 @@ impl Engine {
         let mut values = Vec::with_capacity(found.len());
         let mut found = found.into_iter();
         for keys in keys.chunks(FIND_MANY_PART) {
-            // They are moved only, but their memory may be new.
+            // The values are only moved, but to memory that may be touched for the first time.
             mode.work(turn::ROW * keys.len() as u32 / 8).await;
             for (key, found) in keys.iter().zip(&mut found) {
                 values.push(match found {
@@ -470,15 +473,16 @@ impl Engine {
         Ok(values)
     }
 
-    /// Returns `false` if no row of the keyspace that the caller has locked can have changed since the snapshot: a
-    /// transaction that changes a row has it locked until the change is published, and nothing was. A bulk load locks
-    /// no rows.
+    /// Returns `false` if no row of the keyspace that the caller has locked can have changed since the snapshot. That
+    /// is so if nothing was published since, because a transaction keeps its row locks until its changes are published.
+    /// Bulk loads take no row locks and are checked for separately.
     #[inline]
     pub(crate) fn may_have_changed(&self, tree: &Tree, snapshot: Timestamp) -> bool {
         attach::may_have_changed(&tree.pages, &self.clock, snapshot)
     }
 
-    /// Returns `true` if the row has changed since the snapshot, for the rule that the first updater wins.
+    /// Returns `true` if the row has changed since the snapshot. Decides conflicts by the rule that the first updater
+    /// wins.
     pub(crate) async fn changed_since(
         &self,
         mode: WaitMode<'_>,

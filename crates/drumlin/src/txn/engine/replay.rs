@@ -1,4 +1,5 @@
-//! An engine during recovery: applies commits that are in the log already. Threads apply different rows.
+//! An engine during recovery. It applies commits that are already in the log. Several threads apply disjoint sets of
+//! rows.
 
 use super::Engine;
 use super::apply::{CommitSink, Unready};
@@ -10,10 +11,10 @@ use crate::task::{WaitMode, ready};
 use crate::tree::node::RowValue;
 use crate::txn::write_set::Change;
 
-/// Stands in for the log of an engine that recovers: nothing is appended yet.
+/// Takes the place of the log during recovery, while nothing may be appended.
 pub(crate) struct Replaying;
 
-/// The sink of a commit that already has its timestamp. There are no readers yet, so nothing is published.
+/// The sink of a commit that already has its timestamp. It publishes nothing, because there are no readers yet.
 struct ReplayedCommit(Timestamp);
 
 impl CommitSink for ReplayedCommit {
@@ -25,7 +26,7 @@ impl CommitSink for ReplayedCommit {
         Ok((self.0, ()))
     }
 
-    /// No snapshot can need the old version, but large values that were replaced have to be freed.
+    /// Keeps only replaced large values, which have to be freed. No snapshot can need any other old version.
     fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool {
         matches!(replaced, Some(RowValue::Large(_)))
     }
@@ -34,7 +35,7 @@ impl CommitSink for ReplayedCommit {
 }
 
 impl Engine<Replaying> {
-    /// Applies the rows of a commit that is in the log already.
+    /// Applies the rows of a commit that is already in the log.
     pub(crate) fn replay(&self, rows: &[Row<'_>], timestamp: Timestamp) -> Result<()> {
         debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
         assert!(timestamp <= self.clock.published(), "commit {timestamp} is replayed, which the log does not have");

@@ -1,10 +1,11 @@
-//! Room for a commit before it begins: memory, disk space for the pages that it makes dirty, and log space.
-//! `space/reservation.rs` decides on disk space; a commit waits for it here.
+//! Reserving what a commit needs before it begins: memory, disk space for the pages that it makes dirty, and log space.
+//! `space/reservation.rs` decides whether disk space is granted; this file waits for it.
 //!
-//! # The order in which a commit waits for room
+//! # The order in which a commit reserves
+//!
 //! Row locks, memory for its rows ([`Engine::admit`]), disk space for pages, log space, memory for versions. A commit
-//! that has one of them waits only for those that follow. So a commit that has them all waits only for the disk, while
-//! others may wait for it.
+//! that holds one of these waits only for those after it. So a commit that holds all of them waits only for the disk,
+//! and other commits may safely wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,29 +24,29 @@ use crate::tree::{FRAMES_NEEDED, Incoming};
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
-/// The most times that a commit asks for space to be made while other commits use it up.
+/// The maximum number of times that a commit requests space while other commits use up what is freed.
 const MAKE_SPACE_MAX: u32 = 4;
 
 /// The time that a commit waits for a snapshot to end before it fails, if commits are delayed.
 const DELAY_MAX: Duration = Duration::from_secs(10);
 
-/// Memory that a commit needs to be [`Admitted`].
+/// The memory that a commit needs to be [`Admitted`].
 struct Needed {
     work_bytes: u64,
     pinned_bytes: u64,
     body_bytes_max: usize,
 }
 
-/// Frames that a commit may need for a split, beside its pinned leaves.
+/// The number of frames that a commit may need for a split, in addition to its pinned leaves.
 const SPLIT_FRAMES: u64 = 3;
 
 const _: () = assert!(SPLIT_FRAMES >= FRAMES_NEEDED as u64, "a split needs more frames than a commit has room for");
 
-/// Memory of a commit per row, besides the record.
+/// Memory of a commit per row, without the record.
 pub(super) const ROW_WORK_BYTES: usize = 2 * size_of::<Row<'_>>() + size_of::<Incoming<'_>>() + 16;
 
-/// The keyspaces of the rows, each with the most pages that its rows may add: a leaf for each row that is put, the
-/// nodes that splits add above it, and a value's extents.
+/// Returns the keyspaces of the rows, each with the maximum number of pages that its rows may add: a leaf for each row
+/// that is put, the inner nodes that splits add, and the extents of values.
 fn pages_per_keyspace<'r>(rows: &'r [Row<'r>]) -> impl Iterator<Item = (&'r PageSpace, u64)> {
     debug_assert!(rows.is_sorted_by_key(|row| row.tree.pages.id), "keyspaces of a commit are out of order");
     let row_pages = |row: &Row<'_>| match row.change {
@@ -57,21 +58,23 @@ fn pages_per_keyspace<'r>(rows: &'r [Row<'r>]) -> impl Iterator<Item = (&'r Page
         .map(move |own| (&*own[0].tree.pages, own.iter().map(row_pages).sum()))
 }
 
-/// Bytes by which a page table grows for so many pages, wherever it ends now. For a few pages this is 0: if it were
-/// rounded up, each commit would evict frames that the next read takes again.
+/// Returns the bytes by which a page table grows at least if `page_count` pages are added, wherever it ends now. For a
+/// few pages this is 0. If it were rounded up, each commit would evict frames that the next read takes again.
 fn certain_growth_bytes(page_count: u64) -> u64 {
     page_count / CHUNK_PAGES as u64 * CHUNK_BYTES
 }
 
-/// The purpose of the space that a commit reserves: one that only removes rows may use what others must leave free.
+/// Returns the purpose of a commit's reservation. A commit that only removes rows may use space that others must leave
+/// free.
 fn purpose_of(rows: &[Row<'_>]) -> Purpose {
     let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
     if only_removes { Purpose::Remove } else { Purpose::Put }
 }
 
 impl Engine {
-    /// Reserves the memory that a commit will need until it is applied, all at once, in the order of asking, before the
-    /// commit holds anything but its row locks. `beside_bytes` is memory that the caller keeps until then.
+    /// Reserves the memory that a commit needs until it is applied, all at once. Commits are served in the order of
+    /// their requests, and must hold nothing but row locks while they wait. `beside_bytes` is memory that the caller
+    /// keeps until then.
     pub(crate) async fn admit(
         &self,
         mode: WaitMode<'_>,
@@ -119,7 +122,7 @@ impl Engine {
                 .map_or(self.budget.validated_bytes_max(), |bytes| bytes.min(self.budget.validated_bytes_max()))
         });
         let leaf_count = match rows.len() as u64 {
-            // Its leaf is latched, but not pinned.
+            // The single leaf is latched but not pinned.
             1 => 0,
             count => count.min(self.pinned_leaves_max(page_bytes, reads)),
         };
@@ -134,7 +137,7 @@ impl Engine {
         }
         let admitted = self.try_reserve(needed);
         if admitted.is_none() {
-            // The head of the queue may have looked while part of the memory was taken.
+            // The head of the queue may have tried while this attempt held part of the memory, so it has to try again.
             waiting.announce();
         }
         admitted
@@ -146,14 +149,15 @@ impl Engine {
         Some(Admitted { _work: work, _pinned: pinned, body_bytes_max: needed.body_bytes_max })
     }
 
-    /// Reserves memory if it is free, and no other caller waits for some.
+    /// Reserves memory if it is free and no other caller waits for memory of the account.
     pub(crate) fn reserve_at_once(&self, of: Account, bytes: u64) -> Option<Grant> {
         let queue = self.budget.queue(of).expect("a part that is waited for");
         let mut grant = self.budget.grant(of);
         (!queue.are_awaited() && grant.resize(bytes)).then_some(grant)
     }
 
-    /// Reserves memory of an account whose takers wait in the order of asking. Returns `None` after `timeout`.
+    /// Reserves memory of an account whose callers are served in the order of their requests. Returns `None` after
+    /// `timeout`.
     pub(crate) async fn reserve_in_turn(
         &self,
         mode: WaitMode<'_>,
@@ -176,7 +180,8 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// The most leaves that a commit may pin to change them, beside those that it has to validate.
+    /// Returns the maximum number of leaves that a commit may pin to change them, in addition to those that it
+    /// validates.
     pub(super) fn pinned_leaves_max(&self, page_bytes: u64, reads: Option<Reads<'_>>) -> u64 {
         let read_bytes = reads.map_or(0, |_| self.budget.validated_bytes_max());
         (self.budget.limit_bytes(Account::Pinned).saturating_sub(read_bytes) / page_bytes)
@@ -186,8 +191,8 @@ impl<L> Engine<L> {
 }
 
 impl Engine {
-    /// Reserves memory for the versions that a commit of so many rows will leave. If there is too little, drops
-    /// versions that no snapshot needs, has others spilled, and waits for commits that are not durable yet.
+    /// Reserves memory for the versions that a commit of `row_count` rows will leave. If there is too little, drops
+    /// versions that no snapshot needs, requests a spill of others, and waits for commits that are not durable yet.
     pub(super) async fn secure_versions(&self, mode: WaitMode<'_>, row_count: usize, bytes: usize) -> Result<Grant> {
         let budget = &self.budget;
         let (bytes, limit_bytes) = (bytes as u64, budget.limit_bytes(Account::Versions));
@@ -215,7 +220,7 @@ impl Engine {
                 continue;
             }
             self.make_room.ask_for_versions(budget.version_bytes_max().min(limit_bytes - bytes));
-            // The rest belongs to commits under way, which give back what they do not use.
+            // The remaining memory belongs to running commits, which release what they do not use.
             let mut is_fit = || grant.resize(bytes) || self.clock.visible() < self.clock.published();
             let wait = |waker: &_| turn.poll(waker, || is_fit().then_some(()));
             if !self.spilled.delays_commits() {
@@ -231,7 +236,7 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Upper bound of the bytes of pages that a commit of these rows makes dirty.
+    /// Returns an upper bound of the bytes of pages that a commit of these rows makes dirty.
     fn dirtied_bytes_max(&self, rows: &[Row<'_>]) -> u64 {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
         let row_bytes = |row: &Row<'_>| match row.change {
@@ -240,15 +245,15 @@ impl<L> Engine<L> {
             Change::PutLarge(value) => row.key.len() as u64 + 128 + 32 * value.addresses.len() as u64,
             Change::Remove => row.key.len() as u64 + 128,
         };
-        // A leaf for each row, or as many as a commit can pin, and what splits and merges add.
+        // A leaf for each row, or as many as a commit can pin, and the pages that splits and merges add.
         let leaves = (rows.len() as u64 * page_bytes).min(self.pool.frames.limit_bytes() as u64 / 4);
         leaves + 2 * rows.iter().map(row_bytes).sum::<u64>() + 6 * page_bytes
     }
 }
 
 impl Engine<Replaying> {
-    /// Like [`reserve_pages`](Engine::reserve_pages), for rows whose commit is in the log: the commit already had its
-    /// space, page numbers and tables, so a full disk is no reason to refuse it.
+    /// Like [`reserve_pages`](Engine::reserve_pages), for rows whose commit is already in the log. That commit had its
+    /// space, page numbers and tables before, so a full disk is no reason to refuse it.
     pub(super) fn reserve_replayed_pages(&self, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.space.check_failure()?;
         let growth = pages_per_keyspace(rows).map(|(_, page_count)| certain_growth_bytes(page_count)).sum();
@@ -259,8 +264,8 @@ impl Engine<Replaying> {
 
 impl Engine {
     /// Reserves space for all pages that the commit may change, or fails with `DiskFull`. Commits that only remove rows
-    /// may use the space that others must leave free. When the reservation is dropped, the pages are dirty or never
-    /// will be.
+    /// may use space that others must leave free. The caller keeps the reservation until it can't make any more of
+    /// these pages dirty.
     pub(super) async fn reserve_pages(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.secure_tables(mode, rows).await?;
         let chunk_count = rows.iter().map(|row| match row.change {
@@ -271,7 +276,8 @@ impl Engine {
         self.reserve_space(mode, purpose_of(rows), self.dirtied_bytes_max(rows)).await
     }
 
-    /// Like [`reserve_pages`](Self::reserve_pages) for rows without large values, where that takes no waiting.
+    /// Like [`reserve_pages`](Self::reserve_pages) for rows without large values, but returns `None` instead of
+    /// waiting.
     pub(super) fn try_reserve_pages(&self, rows: &[Row<'_>]) -> Result<Option<SpaceReservation<'_>>> {
         let growth = self.check_tables(rows)?;
         if self.pool.frames.is_over_limit(growth) || self.space.epoch_change_count() > self.changes_max(0) {
@@ -282,8 +288,8 @@ impl Engine {
         Ok(spent.or_else(|| self.space.try_reserve(purpose, bytes, Margin::Full).ok()))
     }
 
-    /// Refuses a commit that might find no page number or no memory for a page's entry. Returns the bytes by which its
-    /// rows make page tables grow for certain.
+    /// Fails if the commit might run out of page numbers or of memory for page table entries. Returns the bytes by
+    /// which its rows make page tables grow at least.
     fn check_tables(&self, rows: &[Row<'_>]) -> Result<u64> {
         let (mut growth_max, mut growth) = (0, 0);
         for (pages, page_count) in pages_per_keyspace(rows).filter(|(_, page_count)| *page_count > 0) {
@@ -303,9 +309,9 @@ impl Engine {
         Ok(growth)
     }
 
-    /// Makes sure that there is memory for the entries of the pages that a commit adds. Shrinks the pool by the memory
-    /// that page tables have taken since the last commit, and that this one will take for certain. Beyond that it may
-    /// take a chunk of 8 KiB now and then, which the next commit makes up for.
+    /// Reserves memory for the page table entries of the pages that a commit adds. Shrinks the pool by the memory that
+    /// page tables have taken since the last commit, and by the least that this one will take. The commit may
+    /// occasionally take another chunk of 8 KiB, for which the next commit shrinks the pool.
     async fn secure_tables(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<()> {
         let growth = self.check_tables(rows)?;
         if !self.pool.frames.is_over_limit(growth) {
@@ -314,22 +320,23 @@ impl Engine {
         let pool = Arc::clone(&self.pool);
         match mode {
             WaitMode::Blocking => pool.fit_frames(growth),
-            // On the threads for evictions: workers may wait for commits.
+            // Runs on the threads for evictions, because workers may be waiting for commits.
             WaitMode::Tasks(tasks) => tasks.evictors.run(move || pool.fit_frames(growth)).await,
         }
     }
 
-    /// The most changes of page tables in the newest epoch at which a commit with `more` of them is let pass.
+    /// Returns the number of page table changes in the newest epoch up to which a commit that adds `more` of them may
+    /// proceed.
     fn changes_max(&self, more: u64) -> u64 {
         let count_max = self.budget.epoch_changes_max() / 8 * 7;
-        // A commit with more changes than fit into an epoch must not wait forever.
+        // A commit with more changes than fit in an epoch must not wait forever.
         let limit = count_max - more.min(count_max / 2);
         assert!(0 < limit && limit < self.budget.epoch_changes_max(), "commits would wait at {limit} changes");
         limit
     }
 
-    /// Waits for a checkpoint to begin if the newest epoch has as many changes of page tables as fit into their memory.
-    /// An eighth is left to the cleaner and to commits under way, which have passed this point. `more` is the number of
+    /// Waits for a checkpoint to begin if the newest epoch has as many changes of page tables as fit in their memory.
+    /// Leaves an eighth to the cleaner and to running commits, which have passed this point. `more` is the number of
     /// changes that this commit is certain to add: the chunks of its large values.
     pub(crate) async fn secure_changes(&self, mode: WaitMode<'_>, more: u64) {
         let limit = self.changes_max(more);
@@ -341,8 +348,8 @@ impl Engine {
         mode.run(move || make_room.wait_for_checkpoint(&|| space.epoch_change_count() <= limit)).await;
     }
 
-    /// Reserves space: from the thread's credit, from free space, by growing the file, and on a full disk by having
-    /// space made.
+    /// Reserves space. Takes it from the thread's credit, from free space, or by growing the file. On a full disk,
+    /// requests that space be freed.
     pub(crate) async fn reserve_space(
         &self,
         mode: WaitMode<'_>,
@@ -363,11 +370,11 @@ impl Engine {
             let space = Arc::clone(&self.space);
             match mode.run(move || space.grow(shortage)).await {
                 Ok(()) => {}
-                // The share of another commit was released or granted meanwhile.
+                // Another commit's reservation was released or granted in the meantime.
                 Err(Error::DiskFull { .. }) if self.space.reserved_bytes() != shortage.reserved_bytes => {}
                 // Segments freed since the last checkpoint, and sparse ones, may suffice. An extent that is being moved
-                // counts twice until it has arrived. Other commits release their shares as they end, so a removal is
-                // not refused for them.
+                // counts twice until the move is complete. Other commits release their reservations as they end, so a
+                // removal is not refused because of them.
                 Err(Error::DiskFull { .. })
                     if made_space == 0
                         || made_space < MAKE_SPACE_MAX && self.space.is_packing()
@@ -385,14 +392,15 @@ impl Engine {
         }
     }
 
-    /// See [`MakeRoom`](crate::txn::MakeRoom).
+    /// Requests that space be freed and waits for it; see [`MakeRoom`](crate::txn::MakeRoom).
     pub(crate) async fn have_space_made(&self, mode: WaitMode<'_>) -> Result<()> {
         let make_room = Arc::clone(&self.make_room);
         mode.run(move || make_room.make_space()).await
     }
 
-    /// Reserves space in the log: in the stream `home`, or in another if `home` is too small for the record or the disk
-    /// has no space for it. The first stream takes every record. If none has space, frees space by a checkpoint, once.
+    /// Reserves space in the log, first in the stream `home`. If that stream is too small for the record, or the disk
+    /// has no space for it, tries the others; the first stream takes every record. If no stream has space, frees space
+    /// by a checkpoint, once.
     pub(crate) async fn reserve_log(
         &self,
         mode: WaitMode<'_>,

@@ -20,12 +20,12 @@ fn table() -> LockTable {
     LockTable::new(4, 42)
 }
 
-/// Polls without a thread to wake.
+/// Polls without a waker.
 fn poll(table: &LockTable, owner: TransactionId, key: &[u8]) -> Poll<Result<Granted, LockError>> {
     table.poll_lock(owner, ROWS, key, Waker::noop())
 }
 
-/// A waker that counts.
+/// A waker that counts its calls.
 #[derive(Default)]
 struct Wakes(AtomicUsize);
 
@@ -40,7 +40,8 @@ fn count_wakes() -> (Arc<Wakes>, Waker) {
     (wakes.clone(), Waker::from(wakes))
 }
 
-/// A lock keeps others out until it is released, from its own row only: same key, other keyspace is another row.
+/// A lock excludes other transactions from its row until it is released. The same key in another keyspace is another
+/// row.
 #[test]
 fn a_lock_is_exclusive() {
     let table = table();
@@ -60,7 +61,7 @@ fn a_lock_is_exclusive() {
     }
 }
 
-/// Releasing another's lock is a bug of the caller, and panics.
+/// Releasing the lock of another transaction is a bug of the caller, and panics.
 #[test]
 #[should_panic(expected = "a lock is released by its owner")]
 fn releasing_the_lock_of_another_panics() {
@@ -69,7 +70,7 @@ fn releasing_the_lock_of_another_panics() {
     table.unlock(B, ROWS, b"key");
 }
 
-/// Waiters get the lock in the order they came, each is woken once, and none is overtaken.
+/// Waiters get the lock in the order of their arrival, and each is woken once.
 #[test]
 fn waiters_are_served_in_order() {
     let table = table();
@@ -93,8 +94,8 @@ fn waiters_are_served_in_order() {
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
 }
 
-/// Of two transactions that wait for each other the later one gets the error, keeps its locks, and can lock the row
-/// once the other has ended.
+/// If two transactions wait for each other, the later one gets the error. It keeps its locks, and can lock the row once
+/// the other has ended.
 #[test]
 fn a_deadlock_of_two_is_found() {
     let table = table();
@@ -109,7 +110,7 @@ fn a_deadlock_of_two_is_found() {
     assert_eq!(poll(&table, B, b"x"), Pending);
 }
 
-/// A ring of three is found, whichever transaction closes it; a chain of three is not taken for one.
+/// A cycle of three is found, whichever transaction closes it; a chain of three is not mistaken for one.
 #[test]
 fn a_deadlock_of_three_is_found() {
     for closing in 0..3 {
@@ -130,7 +131,7 @@ fn a_deadlock_of_three_is_found() {
     }
 }
 
-/// Waiters further back in a queue wait for the current owner, also after hand-overs.
+/// The waiters at the end of a queue wait for the current owner, also after the lock was handed over.
 #[test]
 fn a_deadlock_through_a_handed_over_lock_is_found() {
     let table = table();
@@ -138,7 +139,7 @@ fn a_deadlock_through_a_handed_over_lock_is_found() {
     assert_eq!(poll(&table, C, b"y"), ACQUIRED);
     assert_eq!(poll(&table, B, b"x"), Pending);
     assert_eq!(poll(&table, C, b"x"), Pending);
-    // While A has x, B may wait for nothing else and A for anything that does not lead back.
+    // While A has x, B may wait for nothing else, and A may wait for anything that does not lead back to it.
     assert_eq!(poll(&table, A, b"y"), DEADLOCK);
     table.unlock(A, ROWS, b"x");
     assert_eq!(poll(&table, A, b"y"), Pending);
@@ -149,7 +150,7 @@ fn a_deadlock_through_a_handed_over_lock_is_found() {
     assert_eq!(poll(&table, C, b"x"), ACQUIRED);
 }
 
-/// A blocked thread gives up when the clock says so, leaves the queue to the next, and can wait again.
+/// A blocked thread gives up at the deadline, leaves its place in the queue to the next waiter, and can wait again.
 #[test]
 fn waiting_ends_at_the_deadline() {
     let table = table();
@@ -170,7 +171,7 @@ fn waiting_ends_at_the_deadline() {
 fn a_lock_got_at_the_deadline_counts() {
     let table = table();
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
-    // The clock is read between looking at the lock and giving up.
+    // The clock is read between polling and giving up.
     let clock = || {
         table.unlock(A, ROWS, b"key");
         Duration::MAX
@@ -180,7 +181,7 @@ fn a_lock_got_at_the_deadline_counts() {
     assert!(!table.cancel(B, ROWS, b"key"));
 }
 
-/// A dropped future leaves the queue; one that was handed the lock before passes it on.
+/// A dropped future leaves the queue. If the lock was handed to it before, it passes the lock on.
 #[test]
 fn a_dropped_future_leaves_nothing_behind() {
     let table = table();
@@ -206,7 +207,7 @@ fn a_dropped_future_leaves_nothing_behind() {
     assert_eq!(table.try_lock(B, ROWS, b"key"), Ok(Granted::Acquired));
 }
 
-/// Memory is counted while locks are held and waited for, long keys included, and given back afterwards.
+/// The table counts memory while locks are held and waited for, including long keys, and gives it back afterwards.
 #[test]
 fn memory_is_counted_and_given_back() {
     let table = table();
@@ -231,7 +232,7 @@ fn memory_is_counted_and_given_back() {
     assert!(table.shards.iter().all(|shard| shard.lock().heap_bytes == 0));
 }
 
-/// The graph of waits of the model: returns `true` if waiting for `key` would lead `owner` back to itself.
+/// Returns `true` if waiting for `key` would lead `owner` back to itself in the model's graph of waits.
 fn closes_cycle(model: &BTreeMap<usize, Vec<TransactionId>>, owner: TransactionId, key: usize) -> bool {
     let mut holder = model[&key][0];
     loop {
@@ -245,7 +246,8 @@ fn closes_cycle(model: &BTreeMap<usize, Vec<TransactionId>>, owner: TransactionI
     }
 }
 
-/// Any sequence of polls, cancellations and releases agrees with a model in which a lock is a list, its owner first.
+/// Any sequence of polls, cancellations and releases agrees with a model in which a lock is a list whose first element
+/// is the owner.
 #[test]
 fn the_table_behaves_as_lists() {
     let mut state = 1u64;
@@ -311,8 +313,8 @@ fn the_table_behaves_as_lists() {
     assert!(deadlocks > 100 && hand_overs > 100, "{deadlocks} deadlocks, {hand_overs} hand-overs");
 }
 
-/// Many threads that count in few rows lose no count, deadlocks are found and overcome, and no wake-up is lost: a lost
-/// one would end in a timeout. Half of the threads wait as futures do.
+/// Many threads increment a few counters under row locks. No increment is lost, deadlocks are found and resolved, and
+/// no wake-up is lost: a lost one would end in a timeout. Half of the threads wait as futures do.
 #[test]
 fn threads_exclude_each_other() {
     const THREADS: u64 = 8;
@@ -320,7 +322,7 @@ fn threads_exclude_each_other() {
     let table = LockTable::new(2, 1);
     let start = std::time::Instant::now();
     let clock = || start.elapsed();
-    // Read and written in two steps, so that only the lock keeps a count from being lost.
+    // Counters are read and written in two steps, so only the lock prevents lost increments.
     let rows: Vec<AtomicU64> = (0..5).map(|_| AtomicU64::new(0)).collect();
     let counted = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -365,7 +367,7 @@ fn threads_exclude_each_other() {
     assert!(table.shards.iter().all(|shard| shard.lock().locks.is_empty() && shard.lock().heap_bytes == 0));
 }
 
-/// Runs a future on this thread; panics if it is not woken for a minute.
+/// Runs a future on this thread. Panics if it is not woken for a minute.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let waker = Waker::from(Arc::new(Unpark(crate::sync::current())));

@@ -1,4 +1,4 @@
-//! A block of a run: old versions of rows, in the order of keyspace, key and commit.
+//! A block of a run: old versions of rows, sorted by keyspace, key and commit.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -23,7 +23,8 @@ use crate::format::{KeyspaceId, Timestamp, checksum, get_u32, get_u64, put_u32, 
 use crate::io::AlignedBuffer;
 use crate::tree::node::RowValue;
 
-/// The length of a block: the longest row, of a page of 64 KiB, takes half of it.
+/// The size of a block. The longest row takes half of it: the largest page is 64 KiB, and a row takes at most half a
+/// page.
 pub(super) const BLOCK_BYTES: usize = 64 << 10;
 
 const MAGIC: &[u8; 8] = b"DrumVers";
@@ -36,12 +37,12 @@ const ROW_HEAD_BYTES: usize = 20;
 const ABSENT: u32 = u32::MAX;
 const LARGE: u32 = u32::MAX - 1;
 
-/// The beginning of a file of spilled versions.
+/// Returns `true` if the bytes begin like a block, which is how a file of spilled versions begins.
 pub(super) fn is_block(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
-/// A row before a commit changed it.
+/// A row as it was before a commit changed it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SpilledRow<'b> {
     pub(crate) keyspace: KeyspaceId,
@@ -51,7 +52,7 @@ pub(crate) struct SpilledRow<'b> {
 }
 
 impl<'b> SpilledRow<'b> {
-    /// The place of the row among all.
+    /// The position of the row in the order of a run.
     pub(crate) fn place(&self) -> (KeyspaceId, &'b [u8], Timestamp) {
         (self.keyspace, self.key, self.timestamp)
     }
@@ -61,7 +62,7 @@ impl<'b> SpilledRow<'b> {
     }
 }
 
-/// A block on its way.
+/// A block that is being filled.
 #[derive(Debug)]
 pub(super) struct BlockBuffer {
     block: AlignedBuffer,
@@ -73,7 +74,7 @@ impl BlockBuffer {
         BlockBuffer { block: AlignedBuffer::zeroed(BLOCK_BYTES), end: ROWS_OFFSET }
     }
 
-    /// Adds a row behind the others; `false` if there is no room for it.
+    /// Appends a row. Returns `false` if the block has no room for it.
     pub(super) fn push(&mut self, row: SpilledRow<'_>) -> bool {
         assert!(row.bytes() <= BLOCK_BYTES - ROWS_OFFSET, "a row of {} bytes fits no block", row.bytes());
         if row.bytes() > BLOCK_BYTES - self.end {
@@ -104,7 +105,8 @@ impl BlockBuffer {
         true
     }
 
-    /// The block as it is written, for this run. The buffer is empty afterwards, whatever is done with it.
+    /// Completes the block for this run and returns it to be written. The buffer then counts as empty, even if the
+    /// write fails.
     pub(super) fn seal(&mut self, run: u64) -> &AlignedBuffer {
         assert!(self.end > ROWS_OFFSET, "a block without rows is written");
         self.block[self.end..].fill(0);
@@ -120,7 +122,7 @@ impl BlockBuffer {
     }
 }
 
-/// Returns `true` if the bytes are a sound block of the run.
+/// Returns `true` if the bytes are a valid block of the run.
 pub(super) fn verify(block: &[u8], run: u64) -> bool {
     assert!(block.len() == BLOCK_BYTES, "a block of {} bytes", block.len());
     is_block(block)
@@ -129,26 +131,27 @@ pub(super) fn verify(block: &[u8], run: u64) -> bool {
         && get_u32(block, ROWS_BYTES_OFFSET) as usize <= BLOCK_BYTES - ROWS_OFFSET
 }
 
-/// The rows of a block that was [verified](verify).
+/// Returns the rows of a block that was [verified](verify).
 pub(super) fn rows(block: &[u8]) -> Rows<'_> {
     rows_from(block, 0)
 }
 
-/// The same from the row at this offset among them on.
+/// Like [`rows`], beginning with the row at this offset among them.
 pub(super) fn rows_from(block: &[u8], offset: usize) -> Rows<'_> {
     let all = &block[ROWS_OFFSET..][..get_u32(block, ROWS_BYTES_OFFSET) as usize];
     assert!(offset <= all.len(), "a row at {offset} of {} bytes", all.len());
     Rows { rest: &all[offset..] }
 }
 
-/// See [`rows`].
+/// The rows of a block; see [`rows`].
 #[derive(Clone, Debug)]
 pub(super) struct Rows<'b> {
     rest: &'b [u8],
 }
 
 impl Rows<'_> {
-    /// The offset of the next row, in the block that they are in; `None` at the end.
+    /// Returns the offset of the next row among the rows of `block`, which must be the block that they are from; `None`
+    /// at the end.
     pub(super) fn offset(&self, block: &[u8]) -> Option<usize> {
         let all = get_u32(block, ROWS_BYTES_OFFSET) as usize;
         debug_assert!(self.rest.len() <= all, "rows are of another block");

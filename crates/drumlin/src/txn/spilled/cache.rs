@@ -1,4 +1,4 @@
-//! Blocks of runs that were read lately: a scan comes to the same block for many leaves.
+//! The blocks of runs that were read most recently. A scan needs the same block for many leaves.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::io::AlignedBuffer;
 use crate::memory::{Account, Budget, Grant};
 use crate::sync::Mutex;
 
-/// See the module.
+/// A cache of blocks, evicted in LRU order.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// The newest last.
+    /// The most recently used block is last.
     blocks: Mutex<VecDeque<CachedBlock>>,
     count_max: usize,
     budget: Arc<Budget>,
@@ -26,14 +26,14 @@ struct CachedBlock {
 }
 
 impl Cache {
-    /// A cache of a third of what the budget has for spilled versions.
+    /// Creates a cache that may take a third of the memory for spilled versions.
     pub(super) fn new(budget: &Arc<Budget>) -> Cache {
         let count_max = (budget.limit_bytes(Account::Spilled) / 3 / BLOCK_BYTES as u64).clamp(2, 256) as usize;
         assert!(count_max > 1, "two runs take turns for one block");
         Cache { blocks: Mutex::default(), count_max, budget: Arc::clone(budget) }
     }
 
-    /// The block, which `read` fills a buffer with if it is not there.
+    /// Returns a block. If it is not in the cache, `read` fills a buffer with it.
     pub(super) fn get_or_read(
         &self,
         number: u32,
@@ -69,7 +69,7 @@ impl Cache {
         Some(bytes)
     }
 
-    /// Forgets blocks that are given back: their numbers will be other blocks'.
+    /// Removes blocks that a run has released: other runs will reuse their numbers.
     pub(super) fn forget(&self, numbers: &[u32]) {
         let numbers: std::collections::BTreeSet<u32> = numbers.iter().copied().collect();
         self.blocks.lock().retain(|block| !numbers.contains(&block.number));

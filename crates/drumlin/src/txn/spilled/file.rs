@@ -1,4 +1,4 @@
-//! The file of spilled versions: blocks that runs take, and give back when they end.
+//! The file of spilled versions. Its blocks are allocated to runs and released when a run is dropped.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,24 +9,24 @@ use super::block::{BLOCK_BYTES, is_block};
 use crate::io::{AlignedBuffer, FileRef, FolderRef, OpenOptions, Persist, Process};
 use crate::sync::Mutex;
 
-/// The file's name. It exists while there are spilled versions.
+/// The name of the file, which exists only while there are spilled versions.
 pub(crate) const VERSIONS_NAME: &str = "versions";
 
-/// See the module. Nothing in it is ever synced: with the process all snapshots end.
+/// The file and its free blocks. It is never synced, because no snapshot outlives the process.
 #[derive(Debug)]
 pub(super) struct SpillFile {
     folder: FolderRef,
     state: Mutex<State>,
-    /// The process that opened the database: a fork of it gives nothing back.
+    /// The process that opened the database. A fork of it must not release blocks that its parent uses.
     process: Process,
 }
 
 #[derive(Debug, Default)]
 struct State {
     file: Option<FileRef>,
-    /// Blocks below the end that no run has.
+    /// Blocks below the end that belong to no run.
     free: BTreeSet<u32>,
-    /// The number of blocks up to the end.
+    /// The number of blocks in the file, free ones included.
     end: u32,
 }
 
@@ -35,7 +35,7 @@ impl SpillFile {
         Arc::new(SpillFile { folder, state: Mutex::default(), process: Process::here() })
     }
 
-    /// Removes a file that a killed process has left.
+    /// Removes the file if a killed process left one.
     pub(super) fn remove_left(&self) -> io::Result<()> {
         let Ok(file) = self.folder.open(VERSIONS_NAME, OpenOptions::default()) else { return Ok(()) };
         let mut head = [0; 16];
@@ -47,7 +47,7 @@ impl SpillFile {
         }
     }
 
-    /// Takes a block and writes it. Creates the file with the first.
+    /// Allocates a block, writes it and returns its number. The first block creates the file.
     pub(super) fn append(&self, block: &AlignedBuffer) -> io::Result<u32> {
         assert!(block.len() == BLOCK_BYTES, "a block of {} bytes", block.len());
         let (file, number) = {
@@ -75,7 +75,7 @@ impl SpillFile {
         }
     }
 
-    /// Fills `block` with a block that a run has.
+    /// Reads a block, which must belong to a run, into `block`.
     pub(super) fn read(&self, number: u32, block: &mut AlignedBuffer) -> io::Result<()> {
         let state = self.state.lock();
         assert!(number < state.end && !state.free.contains(&number), "block {number} is read, which no run has");
@@ -85,7 +85,7 @@ impl SpillFile {
         file.read_at(block, offset(number))
     }
 
-    /// Gives blocks back. Those at the end go back to the file system at once, and so does the file with the last.
+    /// Releases blocks. Truncates the file if its last blocks are free, and removes it if all are.
     pub(super) fn release(&self, numbers: &[u32]) {
         if !self.process.is_here() {
             return;
@@ -118,7 +118,7 @@ impl SpillFile {
         }
     }
 
-    /// Bytes up to the end of the file.
+    /// The length of the file in bytes.
     pub(super) fn bytes(&self) -> u64 {
         offset(self.state.lock().end)
     }

@@ -1,21 +1,20 @@
-//! Old versions that memory has no room for: in the file `versions`, in runs in the order of their rows.
+//! Old versions that do not fit in memory. They are stored as sorted runs in the file `versions`.
 //!
-//! When the versions that snapshots need outgrow their share of memory, they are *spilled*: those of all leaves, up to
-//! a commit that all new snapshots will see, are sorted by keyspace, key and commit and written to blocks of a file
-//! (`file`, `block`). Such a *run* never changes. Runs that have become many are merged, as in an LSM tree (O'Neil,
-//! Cheng, Gawlick and O'Neil, "The Log-Structured Merge-Tree", 1996). What no snapshot needs is left out of them:
-//! between two snapshots one version of a row is enough (Böttcher, Leis, Neumann and Kemper, "Scalable Garbage
-//! Collection for In-Memory MVCC Systems", VLDB 2019).
+//! When the versions that snapshots need outgrow their share of memory, they are *spilled*: the versions of all leaves,
+//! up to a commit that all new snapshots will see, are sorted by keyspace, key and commit and written to blocks of a
+//! file (`file`, `block`). Such a *run* is immutable. Once there are several runs of similar size, they are merged, as
+//! in an LSM tree (O'Neil, Cheng, Gawlick and O'Neil, "The Log-Structured Merge-Tree", 1996). Spilling and merging drop
+//! the versions that no snapshot needs: between two adjacent snapshots, one version of a row is enough (Böttcher, Leis,
+//! Neumann and Kemper, "Scalable Garbage Collection for In-Memory MVCC Systems", VLDB 2019).
 //!
-//! Rows are found by their keys, not by leaves, so splits and merges of leaves do not concern runs.
+//! Runs are searched by key, not by leaf, so splits and merges of leaves do not affect them.
 //!
 //! # Invariants
-//! 1. The version that a snapshot sees of a row is that of the first commit after the snapshot that changed the row,
-//!    in memory or in a run, wherever it is found. A version may be in both.
-//! 2. A run is published before what is in it leaves memory. So a reader looks in memory first and at the runs
-//!    afterwards; or it checks afterwards that no run was published since it looked at them.
-//! 3. Nothing durable names the file. With the process all snapshots end: a file that is found at an opening is
-//!    removed.
+//! 1. A snapshot sees the version of a row that was replaced by the first commit after the snapshot. This version may
+//!    be in memory, in a run, or in both.
+//! 2. A run is published before its versions leave memory. So a reader searches memory first and then the runs; or it
+//!    searches the runs first, and checks after searching memory that no run was published in between.
+//! 3. Nothing durable refers to the file. No snapshot outlives the process, so an opening removes a file that it finds.
 
 mod block;
 mod cache;
@@ -44,13 +43,13 @@ use crate::sync::Mutex;
 use crate::task::WaitMode;
 use crate::tree::Direction;
 
-/// Once there are this many runs of similar length, they are merged.
+/// The number of runs of similar size that triggers a merge.
 const RUNS_MERGED: usize = 4;
 
-/// By default versions may take at least this much disk space.
+/// The least value of the default limit on the disk space of versions.
 const DEFAULT_BYTES_MIN: u64 = 256 << 20;
 
-/// Decides whether readers or writers give way when the old versions that open snapshots need have reached
+/// Whether readers or writers give way when the old versions that open snapshots need reach
 /// [`Config::version_disk_bytes`](crate::Config::version_disk_bytes).
 ///
 /// ```
@@ -63,24 +62,25 @@ const DEFAULT_BYTES_MIN: u64 = 256 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum VersionOverflow {
-    /// The oldest snapshot ends, with [`SnapshotTooOld`](crate::Error::SnapshotTooOld). Commits do not wait.
+    /// Ends the oldest snapshot, which then fails with [`SnapshotTooOld`](crate::Error::SnapshotTooOld). Commits do not
+    /// wait.
     #[default]
     EndSnapshots,
-    /// Commits wait until a snapshot is dropped. A commit that has waited for 10 seconds fails with
+    /// Makes commits wait until a snapshot is dropped. A commit that has waited for 10 seconds fails with
     /// [`MemoryInUse`](crate::Error::MemoryInUse), because its own thread may hold the snapshot. If the disk is full,
-    /// snapshots end even so.
+    /// snapshots are ended all the same.
     DelayCommits,
 }
 
-/// The disk space that versions may take.
+/// The limit on the disk space of versions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SpillLimit {
-    /// `None`: a quarter of the live bytes, and at least 256 MiB. 0: nothing is spilled.
+    /// `None` means a quarter of the live bytes, and at least 256 MiB; 0 turns spilling off.
     pub(crate) bytes: Option<u64>,
     pub(crate) overflow: VersionOverflow,
 }
 
-/// Snapshots at these timestamps, ascending, and all later ones from `visible` on.
+/// The snapshots that need versions: those listed, in ascending order, and every later one, at `visible` or above.
 #[derive(Clone, Debug)]
 pub(crate) struct Needed {
     pub(crate) snapshots: Vec<Timestamp>,
@@ -88,7 +88,7 @@ pub(crate) struct Needed {
 }
 
 impl Needed {
-    /// Returns `true` if a snapshot sees the row as it was between two commits.
+    /// Returns `true` if a snapshot sees the version that the commit `since` wrote and the commit `until` replaced.
     fn between(&self, since: Timestamp, until: Timestamp) -> bool {
         debug_assert!(self.snapshots.is_sorted(), "snapshots are out of order");
         debug_assert!(since <= until, "a version ends before it begins");
@@ -97,18 +97,18 @@ impl Needed {
     }
 }
 
-/// See the module.
+/// The runs of a database and the file that they are in.
 #[derive(Debug)]
 pub(crate) struct Spilled {
     file: Arc<SpillFile>,
     cache: Arc<Cache>,
     budget: Arc<Budget>,
     limit: SpillLimit,
-    /// The oldest first.
+    /// In ascending order of the newest commit.
     runs: Mutex<Arc<Vec<Arc<Run>>>>,
-    /// The newest commit in a run; 0 while there are none.
+    /// The newest commit with a version in a run; 0 if there are no runs.
     newest: AtomicU64,
-    /// The runs published so far.
+    /// The number of runs published so far.
     published: AtomicU64,
     number_next: AtomicU64,
 }
@@ -127,24 +127,25 @@ impl Spilled {
         }
     }
 
-    /// Removes a file that a killed process has left.
+    /// Removes the file if a killed process left one.
     pub(crate) fn remove_left(&self) -> std::io::Result<()> {
         self.file.remove_left()
     }
 
-    /// Returns `true` if a version that the snapshot sees may be in a run. Asked after memory was looked at.
+    /// Returns `true` if a run may contain a version that the snapshot sees. Call this after searching memory
+    /// (invariant 2).
     #[inline]
     pub(crate) fn may_have(&self, snapshot: Timestamp) -> bool {
         self.newest.load(Ordering::SeqCst) > snapshot.0
     }
 
-    /// A number that changes when versions leave memory.
+    /// A counter that increases whenever versions are about to leave memory.
     #[inline]
     pub(crate) fn published(&self) -> u64 {
         self.published.load(Ordering::SeqCst)
     }
 
-    /// Bytes on disk.
+    /// The length of the file in bytes.
     pub(crate) fn disk_bytes(&self) -> u64 {
         self.file.bytes()
     }
@@ -153,7 +154,8 @@ impl Spilled {
         Arc::clone(&self.runs.lock())
     }
 
-    /// The row's version at the snapshot as far as runs know, with the commit that ended it. Up to a read for each run.
+    /// Searches the runs for the row's version at the snapshot. Returns it with the commit that replaced it. Usually
+    /// reads one block of each run.
     pub(crate) async fn find(
         &self,
         mode: WaitMode<'_>,
@@ -177,7 +179,8 @@ impl Spilled {
     }
 }
 
-/// Shows the rows of a run within bounds that have changed since the snapshot, until `look` returns `false`.
+/// Calls `look` with each old version in a run whose row lies within the bounds and was changed after the snapshot,
+/// until `look` returns `false`.
 async fn each_row(
     mode: WaitMode<'_>,
     run: &Arc<Run>,
@@ -210,26 +213,27 @@ async fn each_row(
     Ok(())
 }
 
-/// Old versions of the rows between two fences, as runs have them for a snapshot: what a scan needs beside memory.
+/// The old versions that a snapshot needs of the rows of one leaf, as found in the runs. A scan combines them with the
+/// versions in memory.
 #[derive(Debug)]
 pub(crate) struct FetchedRows {
     pub(crate) old: OldRows,
-    /// The fences, and what was published before runs were looked at.
+    /// The fences of the leaf, and the value of [`Spilled::published`] before the runs were searched.
     lower: Option<Vec<u8>>,
     upper: Option<Vec<u8>>,
     published: u64,
 }
 
 impl FetchedRows {
-    /// Returns `true` if they are those of a leaf with these fences, and nothing was published since.
+    /// Returns `true` if the rows belong to a leaf with these fences and no run was published since they were fetched.
     pub(crate) fn are_of(&self, lower: Option<&[u8]>, upper: Option<&[u8]>, published: u64) -> bool {
         self.published == published && self.lower.as_deref() == lower && self.upper.as_deref() == upper
     }
 }
 
 impl Spilled {
-    /// Old versions of rows between two fences and within the bounds of a scan: the first in its direction, as many as
-    /// `bytes_max` has room for. If rows are left out, they lie beyond `last`.
+    /// Fetches the old versions of rows that lie between two fences and within the bounds of a scan: as many as fit in
+    /// `bytes_max`, starting where the scan does. If rows are left out, they lie beyond `last`.
     #[expect(clippy::too_many_arguments, reason = "a leaf, and a scan")]
     pub(crate) async fn fetch(
         &self,
@@ -269,7 +273,8 @@ impl Spilled {
         Ok(FetchedRows { old, lower, upper, published })
     }
 
-    /// Returns `true` if a row between two fences that `matters` has changed since the snapshot, as far as runs know.
+    /// Returns `true` if the runs contain a change, made after the snapshot, of a row between two fences for which
+    /// `matters` returns `true`.
     pub(crate) async fn any_changed(
         &self,
         mode: WaitMode<'_>,
@@ -290,27 +295,27 @@ impl Spilled {
         Ok(has_changed)
     }
 
-    /// Returns `true` if a run may have versions of rows of the keyspace.
+    /// Returns `true` if a run may contain versions of rows of the keyspace.
     pub(crate) fn has_any(&self, keyspace: KeyspaceId) -> bool {
         self.runs().iter().any(|run| run.keyspaces.contains(&keyspace))
     }
 
-    /// Returns `true` if there is a run.
+    /// Returns `true` if there are any runs.
     pub(crate) fn has_any_run(&self) -> bool {
         self.newest.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns `true` if versions are spilled at all.
+    /// Returns `true` unless the configuration turns spilling off.
     pub(crate) fn is_on(&self) -> bool {
         self.limit.bytes != Some(0)
     }
 
-    /// Returns `true` if commits wait at the limit, instead of snapshots being ended.
+    /// Returns `true` if commits wait when the limit is reached; otherwise snapshots are ended.
     pub(crate) fn delays_commits(&self) -> bool {
         self.limit.overflow == VersionOverflow::DelayCommits
     }
 
-    /// Returns the reason why no more versions may be spilled beyond `limit_bytes` on disk, if there is one.
+    /// Returns the reason why no more versions may be spilled if they may take `limit_bytes` on disk; `None` if more may.
     pub(crate) fn refusal(&self, limit_bytes: u64) -> Option<String> {
         if !self.is_on() {
             let limit_bytes = self.budget.version_bytes_max();
@@ -340,19 +345,19 @@ impl Spilled {
         self.limit.bytes.unwrap_or_else(|| (live_bytes / 4).max(DEFAULT_BYTES_MIN))
     }
 
-    /// Drops all runs, when the database closes.
+    /// Drops all runs. Called when the database closes.
     pub(crate) fn clear(&self) {
         self.replace(|_| true, None);
         assert!(!self.has_any_run(), "a run is left");
     }
 
-    /// Begins a run.
+    /// Begins to write a run.
     pub(crate) fn begin(&self) -> RunWriter {
         let number = self.number_next.fetch_add(1, Ordering::Relaxed);
         RunWriter::new(number, &self.file, &self.cache, &self.budget)
     }
 
-    /// Adds a run behind the others. What is in it may leave memory from here on.
+    /// Publishes a run. After this call, its versions may be dropped from memory.
     pub(crate) fn publish(&self, writer: RunWriter) -> Result<()> {
         if let Some(run) = writer.finish()? {
             let last = run.last;
@@ -368,7 +373,7 @@ impl Spilled {
         Ok(())
     }
 
-    /// Drops the runs of commits up to `horizon`. Returns the large values that they named.
+    /// Drops the runs that contain only commits up to `horizon`. Returns the large values that they referred to.
     pub(crate) fn drop_up_to(&self, horizon: Timestamp) -> Vec<(KeyspaceId, LargeRef)> {
         if !self.has_any_run() {
             return Vec::new();
@@ -376,7 +381,8 @@ impl Spilled {
         self.replace(|run| run.last <= horizon, None)
     }
 
-    /// Puts a run in the place of those that it was made of. Returns the large values that these named.
+    /// Replaces the runs for which `is_ended` returns `true` by the run that was merged from them, if there is one.
+    /// Returns the large values that the replaced runs referred to.
     fn replace(&self, is_ended: impl Fn(&Run) -> bool, by: Option<Run>) -> Vec<(KeyspaceId, LargeRef)> {
         let mut runs = self.runs.lock();
         let (ended, mut left): (Vec<_>, Vec<_>) = runs.iter().cloned().partition(|run| is_ended(run));
@@ -389,8 +395,9 @@ impl Spilled {
         ended.iter().flat_map(|run| run.large.iter().copied()).collect()
     }
 
-    /// Merges the newest runs if there are many of similar length, without the versions that no snapshot needs. Returns
-    /// the large values that only those named. One thread at a time.
+    /// Merges the newest runs if there are at least [`RUNS_MERGED`] of similar size, and drops the versions that no
+    /// snapshot needs. Returns the large values that only the dropped versions referred to. Only one thread may merge
+    /// at a time.
     pub(crate) fn merge(&self, needed: &Needed) -> Result<Vec<(KeyspaceId, LargeRef)>> {
         let runs = self.runs();
         let mut first = runs.len().saturating_sub(1);
@@ -429,19 +436,19 @@ impl Spilled {
     }
 }
 
-/// A run's rows in their order.
+/// Iterates over the rows of a run.
 struct Cursor<'r> {
     run: &'r Run,
     /// The next block to read.
     block: usize,
     bytes: AlignedBuffer,
-    /// Of the row in the block that was read last; `None` at the end.
+    /// The offset of the current row in `bytes`, the block that was read last; `None` at the end.
     offset: Option<usize>,
     _memory: Grant,
 }
 
 impl<'r> Cursor<'r> {
-    /// At the first row.
+    /// Creates a cursor at the first row.
     fn new(run: &'r Run, budget: &Arc<Budget>) -> Result<Cursor<'r>> {
         assert!(run.len() > 0, "a run has no blocks");
         let mut memory = budget.grant(Account::Spilled);
@@ -456,7 +463,7 @@ impl<'r> Cursor<'r> {
         block::rows_from(&self.bytes, self.offset?).next()
     }
 
-    /// Goes on to the next row.
+    /// Moves to the next row.
     fn advance(&mut self) -> Result<()> {
         let Some(offset) = self.offset else { return Ok(()) };
         let mut rows = block::rows_from(&self.bytes, offset);
@@ -480,11 +487,11 @@ impl<'r> Cursor<'r> {
     }
 }
 
-/// Tells which of a row's versions a snapshot needs, of versions in the order of rows and commits.
+/// Decides which versions a snapshot needs, while the versions are passed to it in the order of a run.
 pub(crate) struct Sifter<'n> {
     needed: &'n Needed,
     row: Option<(KeyspaceId, Vec<u8>)>,
-    /// The commit that made the version before the next one, as far as is known.
+    /// The commit that wrote the next version of the row: the one that replaced the previous version. 0 if unknown.
     since: Timestamp,
 }
 
@@ -493,7 +500,7 @@ impl<'n> Sifter<'n> {
         Sifter { needed, row: None, since: Timestamp(0) }
     }
 
-    /// Returns `true` if a snapshot sees the row as it was before this commit, and this version did not come before.
+    /// Returns `true` if a snapshot sees the version that this commit replaced. Returns `false` for a repeated version.
     pub(crate) fn keeps(&mut self, keyspace: KeyspaceId, key: &[u8], timestamp: Timestamp) -> bool {
         match &mut self.row {
             Some((of, row)) if *of == keyspace && row[..] == *key => {}
@@ -522,7 +529,7 @@ mod tests {
     use crate::task::ready;
     use crate::tree::node::RowValue;
 
-    /// Rows as they were before commits.
+    /// The old versions of rows, by keyspace, key and commit.
     type Changes = BTreeMap<(u32, Vec<u8>, u64), Option<Vec<u8>>>;
 
     fn spilled() -> Spilled {
@@ -539,7 +546,7 @@ mod tests {
         Needed { snapshots: snapshots.iter().map(|at| Timestamp(*at)).collect(), visible: Timestamp(visible) }
     }
 
-    /// Writes changes as a spill does.
+    /// Writes a run of the changes, as a spill does.
     fn spill(spilled: &Spilled, changes: &Changes, needed: &Needed) {
         let (mut writer, mut sifter) = (spilled.begin(), Sifter::new(needed));
         for ((keyspace, key, timestamp), was) in changes {
@@ -560,8 +567,8 @@ mod tests {
         }
     }
 
-    /// Of any row, each snapshot finds in the runs the version before the first commit after it, in whatever run that
-    /// is, after merges too; and so do ranges, in both directions and in parts.
+    /// Each snapshot finds the version of each row that the first commit after the snapshot replaced, in whichever run
+    /// it is, before and after merges. Ranges find them too, in both directions and in parts.
     #[test]
     fn snapshots_find_their_versions() {
         let mut random = Random(11);
@@ -648,7 +655,7 @@ mod tests {
         assert_eq!(rows.next(), None);
     }
 
-    /// A block that has changed on disk is an error that names the file, and no answer.
+    /// A block that was corrupted on disk causes an error that names the file, not a wrong answer.
     #[test]
     fn a_damaged_block_is_noticed() {
         let backend = in_memory();

@@ -14,24 +14,25 @@ use crate::memory::{Account, Budget, Grant, heap_bytes};
 use crate::tree::node::RowValue;
 use crate::txn::old_rows::HELD_BYTES;
 
-/// See the module. Its blocks are given back when it is dropped.
+/// An immutable run and the index of its blocks. Dropping it releases the blocks.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(super) number: u64,
-    /// The last commit whose changes it has.
+    /// The newest commit that replaced one of its versions.
     pub(super) last: Timestamp,
-    /// The keyspaces that its rows lie between.
+    /// The range of keyspaces that its rows belong to.
     pub(super) keyspaces: RangeInclusive<KeyspaceId>,
     blocks: Vec<BlockPlace>,
-    /// The large values that its rows name.
+    /// The large values that its rows refer to.
     pub(super) large: Vec<(KeyspaceId, LargeRef)>,
     file: Arc<SpillFile>,
     cache: Arc<Cache>,
-    /// Of the places of blocks, and of what names large values.
+    /// Memory of `blocks` and `large`.
     memory: Grant,
 }
 
-/// A block, and the beginning of what is in it: no row before it is, and every row from it to the next block's is.
+/// A block's entry in the index, with a key that separates it from the block before: all rows of the blocks before are
+/// at or below the key, and all rows of this block are at or above it.
 #[derive(Debug)]
 struct BlockPlace {
     keyspace: KeyspaceId,
@@ -46,30 +47,30 @@ impl BlockPlace {
 }
 
 impl Run {
-    /// The number of its blocks.
+    /// The number of blocks.
     pub(super) fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// The first block that may have rows from this key on.
+    /// Returns the first block that may contain rows at or above this key.
     pub(super) fn first_block(&self, keyspace: KeyspaceId, key: &[u8]) -> usize {
-        // A key's versions may begin at the end of the block before the one that begins with the key.
+        // The versions of a key may begin at the end of the block before the one whose first key it is.
         let first = self.blocks.partition_point(|block| block.place() < (keyspace, key)).saturating_sub(1);
         assert!(first < self.len(), "a run has no blocks");
         first
     }
 
-    /// Returns `true` if the block may have rows up to this key.
+    /// Returns `true` if the block may contain rows at or below this key.
     pub(super) fn reaches(&self, block: usize, keyspace: KeyspaceId, key: &[u8]) -> bool {
         self.blocks.get(block).is_some_and(|block| block.place() <= (keyspace, key))
     }
 
-    /// Reads a block, or takes it from memory.
+    /// Reads a block through the cache.
     pub(super) fn read(&self, block: usize) -> Result<Arc<AlignedBuffer>> {
         self.cache.get_or_read(self.blocks[block].number, |bytes| self.read_into(block, bytes))
     }
 
-    /// Fills a buffer with a block.
+    /// Reads a block into a buffer, bypassing the cache.
     pub(super) fn read_into(&self, block: usize, bytes: &mut AlignedBuffer) -> Result<()> {
         assert!(block < self.len(), "block {block} of {}", self.len());
         let number = self.blocks[block].number;
@@ -81,7 +82,7 @@ impl Run {
         match self.file.read(number, bytes) {
             Ok(()) if verify(bytes, self.number) => Ok(()),
             Ok(()) => Err(corrupted("its checksum does not match")),
-            // A write that was lost leaves the file shorter.
+            // The file is too short if a write was lost.
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
                 Err(corrupted("the file ends before it"))
             }
@@ -98,11 +99,11 @@ impl Drop for Run {
     }
 }
 
-/// The writing of a run.
+/// Writes a run.
 pub(crate) struct RunWriter {
     run: Run,
     buffer: BlockBuffer,
-    /// The first row in the buffer, and the last.
+    /// The index entry of the block in the buffer, once it has a row; and the key of the last row added.
     first: Option<BlockPlace>,
     last_key: (KeyspaceId, Vec<u8>),
     _memory: Grant,
@@ -130,7 +131,7 @@ impl RunWriter {
         }
     }
 
-    /// Adds a row behind the others.
+    /// Appends a row. Rows must be added in the order of a run.
     pub(crate) fn push(&mut self, row: SpilledRow<'_>) -> Result<()> {
         let last = (self.last_key.0, &self.last_key.1[..]);
         assert!(last <= (row.keyspace, row.key), "rows of a run are out of order");
@@ -165,7 +166,7 @@ impl RunWriter {
         Ok(())
     }
 
-    /// The run, unless it has no rows.
+    /// Writes the last block. Returns the run, or `None` if it has no rows.
     pub(super) fn finish(mut self) -> Result<Option<Run>> {
         self.write()?;
         let large_bytes = self.run.large.len() * (2 * size_of::<(KeyspaceId, LargeRef)>() + HELD_BYTES);
@@ -178,7 +179,7 @@ impl RunWriter {
     }
 }
 
-/// The shortest key above `last` and not above `key`, which is not below `last`.
+/// Returns the shortest key that is greater than `last` and at most `key`. If the two are equal, returns `key`.
 fn separator<'k>(last: &[u8], key: &'k [u8]) -> &'k [u8] {
     let common = last.iter().zip(key).take_while(|(left, right)| left == right).count();
     debug_assert!(last <= key, "a key is below the one before");
