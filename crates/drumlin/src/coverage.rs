@@ -1,9 +1,9 @@
-//! Reports to the simulator: which rare paths the engine took, and which timestamps it gave out.
+//! Reports to the simulator which rare paths the engine took, and which timestamps it assigned.
 //!
 //! Without the feature `sim`, this module does nothing.
 //!
-//! A *mark* is placed where something rare happens that a simulation must have reached to be worth anything. Each mark
-//! has a line in [`MARKS`]; a mark without a line does not compile.
+//! A *mark* stands at a rare event that simulations have to reach in order to prove anything about it. Each mark has a
+//! line in [`MARKS`]; a mark without a line does not compile.
 
 /// The texts of all marks.
 pub(crate) const MARKS: &[&str] = &[
@@ -117,7 +117,7 @@ const fn is_same(one: &[u8], other: &[u8]) -> bool {
     true
 }
 
-/// Reports that this place was reached.
+/// Reports that the mark was reached.
 macro_rules! mark {
     ($text:literal) => {{
         const INDEX: usize = $crate::coverage::index_of($text);

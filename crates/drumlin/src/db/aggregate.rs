@@ -112,8 +112,9 @@ impl<R: Reducer> Reducing<'_, R> {
         }
     }
 
-    /// Does the same for rows of leaves that are in memory and that the snapshot sees unchanged. Returns the key from
-    /// which a scan must continue, if there are other rows.
+    /// Like [`read`](Self::read), but stops at the first row that is not in memory, may have changed since the
+    /// snapshot, or has its value outside of its leaf. Returns the key from which a scan must continue, if there are
+    /// other rows.
     async fn read_leaves(
         &self,
         lower: &[u8],
@@ -134,7 +135,7 @@ impl<R: Reducer> Reducing<'_, R> {
         }
     }
 
-    /// Does the same for one leaf. Sets `from` to the key to continue from, and returns the number of rows.
+    /// Calls `take` with the rows of one leaf. Sets `from` to the key to continue from, and returns the number of rows.
     fn read_leaf(
         &self,
         from: &mut Vec<u8>,
@@ -269,7 +270,7 @@ impl Rows<'_> {
         if let Some(interval) = interval(&bounds) {
             for attempt in 1..=RENEWALS_MAX {
                 match self.reduce(mode, reducer, state, &interval).await {
-                    // A newer snapshot has the whole space for old versions before it.
+                    // A newer snapshot begins without old versions, so it can take all of their space.
                     Err(Error::SnapshotTooOld { .. }) if self.is_latest() && attempt < RENEWALS_MAX => {
                         crate::coverage::mark!("an aggregate began again at a newer snapshot");
                         state = guarded.call(|reducer| Ok(reducer.identity()))?;

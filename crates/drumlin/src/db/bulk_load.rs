@@ -10,7 +10,7 @@ use crate::store::bulk_load::{Finished, LoadedRow, LoadedRows, Loader, PART_BYTE
 use crate::task::ready;
 use crate::txn::values::{Blocking, MEDIUM_BYTES_MAX};
 
-/// The most rows of a transaction, if the rows of a load cannot be attached.
+/// The maximum number of rows of a transaction, if a load's rows have to be put by transactions.
 const PART_ROWS_MAX: usize = 1000;
 
 /// Bytes of keys and values that an asynchronous load gathers before it hands them to a thread that may block.

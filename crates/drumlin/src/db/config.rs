@@ -100,9 +100,9 @@ impl Config {
 
     /// Sets the bytes that old versions of rows may take on disk. Open snapshots, transactions and scans need the
     /// versions that were replaced after they began. Versions that outgrow a sixteenth of the memory are spilled to the
-    /// file `versions` in the database's folder, which disappears with the last snapshot that needs it. At the limit, [the
-    /// oldest snapshot ends](VersionOverflow). Default: a quarter of the live bytes, and at least 256 MiB. With 0 all
-    /// versions stay in memory, and the oldest snapshot ends when they exceed a sixteenth of it.
+    /// file `versions` in the database's folder, which disappears with the last snapshot that needs it. At the limit,
+    /// [the oldest snapshot ends](VersionOverflow). Default: a quarter of the live bytes, and at least 256 MiB. With 0
+    /// all versions stay in memory, and the oldest snapshot ends when they exceed a sixteenth of it.
     #[must_use]
     pub fn version_disk_bytes(mut self, bytes: u64) -> Config {
         self.settings.spill_limit.bytes = Some(bytes);
@@ -257,8 +257,8 @@ impl Config {
         self
     }
 
-    /// After opening, reads the pages back into memory that were there when the database was closed, in the background.
-    /// Default `true`.
+    /// Sets whether an opening reads back, in the background, the pages that were in memory when the database was last
+    /// closed. Default `true`.
     ///
     /// A list of these pages, 20 bytes for each, is kept in the file `resident`. Closing writes it, and checkpoints
     /// write it from time to time in case the process is killed. It is not synced; if it is corrupted or missing, there

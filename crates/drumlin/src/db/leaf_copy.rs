@@ -30,7 +30,7 @@ const BATCH_BYTES_FIRST: u64 = 16 << 10;
 /// Memory of copies grows in steps of this many bytes and rows, so that few leaves need more than the one before.
 const BYTES_STEP: usize = 1 << 10;
 const ROWS_STEP: usize = 16;
-/// The most bytes of own changes, and of old versions, that a scan copies at once.
+/// The maximum number of bytes of own changes, and of old versions, that a scan copies at once.
 pub(super) const CHANGES_BYTES_MAX: usize = 64 << 10;
 
 /// Rows that a scan has copied but not returned yet, from either end. The next copy reuses their memory, unless a
@@ -366,7 +366,7 @@ impl<'a> LeafPart<'a> {
         }
     }
 
-    /// Returns the most memory that a copy of the part's rows takes.
+    /// Returns the maximum memory that a copy of the part's rows takes.
     fn memory_bytes(&self) -> usize {
         let (heap_bytes, prefixes_bytes) = (self.leaf.heap().len(), self.rows.len() * self.leaf.prefix().len());
         (heap_bytes + self.keys_bytes.max(prefixes_bytes)).next_multiple_of(BYTES_STEP)

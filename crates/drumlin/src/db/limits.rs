@@ -47,9 +47,9 @@ pub struct Limits {
     pub validated_read_bytes: u64,
     /// The memory of old versions. Versions that need more are spilled to disk.
     pub version_bytes: u64,
-    /// The disk space that old versions may take now: [`Config::version_disk_bytes`](crate::Config::version_disk_bytes),
-    /// or its default for the live bytes. If they need more, the oldest snapshot ends
-    /// ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)) or commits wait, as
+    /// The disk space that old versions may take now:
+    /// [`Config::version_disk_bytes`](crate::Config::version_disk_bytes), or its default for the live bytes. If they
+    /// need more, the oldest snapshot ends ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)) or commits wait, as
     /// [`VersionOverflow`](crate::VersionOverflow) says.
     pub version_disk_bytes: u64,
     /// Writers of large values that can work at the same time; others wait for them.

@@ -64,8 +64,8 @@ struct Scan {
     handle: Arc<Handle>,
     tree: Tree,
     snapshot: Arc<SnapshotHandle>,
-    /// Set for a reader of the newest commits: the newest commit that it has seen. If the snapshot is ended, such a scan
-    /// continues at a newer one.
+    /// Set for a reader of the newest commits: the newest commit that it has seen. If the snapshot is ended, such a
+    /// scan continues at a newer one.
     latest: Option<Arc<AtomicU64>>,
     /// The bounds of the keys not fetched yet.
     lower: Bound<Vec<u8>>,
@@ -85,7 +85,7 @@ struct Scan {
     upcoming: UpcomingValues,
     /// The rows that the next copy takes from its leaf.
     want: Want,
-    /// The most bytes of each value to read, if the rows are shown to a reducer.
+    /// The maximum number of bytes of each value to read, if the rows are shown to a reducer.
     reduced_bytes_max: Option<u64>,
     /// Memory of `front` and `back`, which use `front_bytes` and `back_bytes` of it.
     memory: Grant,
@@ -528,7 +528,8 @@ impl Scan {
         Ok(count)
     }
 
-    /// Like [`copy_leaf`](Self::copy_leaf). If the snapshot was ended and the scan may see a newer one, copies there.
+    /// Like [`copy_leaf`](Self::copy_leaf). If the snapshot was ended and the scan may see a newer one, it uses that
+    /// one.
     async fn copy_next(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
         loop {
             match self.copy_leaf(mode, direction).await {
@@ -546,8 +547,8 @@ impl Scan {
         Ok(true)
     }
 
-    /// Opens a newer snapshot, and discards the rows that were copied and not handed out, because their large values may
-    /// have been freed. The scan fetches them again. Returns `false` if the scan must show one moment.
+    /// Opens a newer snapshot, and discards the rows that were copied and not handed out, because their large values
+    /// may have been freed. The scan fetches them again. Returns `false` if the scan must show one moment.
     fn renew_rows(&mut self, direction: Direction) -> Result<bool> {
         if !self.renew()? {
             return Ok(false);

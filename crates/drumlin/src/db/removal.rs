@@ -12,13 +12,13 @@ use crate::store::LOCK_TIMEOUT;
 use crate::task::{WaitMode, ready};
 use crate::tree::Direction;
 
-/// The most rows that one part removes.
+/// The maximum number of rows that one part removes.
 const PART_ROWS_MAX: usize = 512;
 /// A part ends once its keys have this many bytes.
 const PART_KEY_BYTES_MAX: usize = 32 << 10;
 
-/// The attempts at one part. This is no retrying closure, because a future that borrows a closure cannot be shown to be
-/// `Send`.
+/// The attempts at one part. A type rather than a retry closure, because a future that borrows a closure can't be shown
+/// to be `Send`.
 struct Attempts {
     began: Duration,
     count: u32,

@@ -27,7 +27,8 @@ use crate::txn::write_set::{Change, SharedWrites};
 pub(super) enum Horizon {
     /// The commits up to one snapshot.
     Fixed(Arc<SnapshotHandle>),
-    /// The newest commits at each read. No read has seen a commit above this timestamp, which the reader's ranges share.
+    /// The newest commits at each read. No read has seen a commit above this timestamp, which the reader's ranges
+    /// share.
     Latest(Arc<AtomicU64>),
 }
 

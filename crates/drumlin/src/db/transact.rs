@@ -12,10 +12,12 @@ use crate::error::{Error, Recourse, Result};
 use crate::task::{WaitMode, ready};
 use crate::txn::running::BodyOf;
 
-/// The most attempts of [`Database::transact`] at a transaction that runs into others or into a shortage of memory.
+/// The maximum number of attempts of [`Database::transact`] at a transaction that conflicts with others or runs short
+/// of memory.
 const ATTEMPTS_MAX: u32 = 100;
 
-/// The most attempts at a transaction whose snapshot is ended while it runs. A later run is likely to take as long.
+/// The maximum number of attempts at a transaction whose snapshot is ended while it runs. A later run is likely to take
+/// as long.
 const TOO_OLD_MAX: u32 = 3;
 
 /// One run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box tells the compiler that
@@ -38,8 +40,8 @@ pub type Attempt<'t, T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> +
 impl Database {
     /// Runs `body` in a transaction and commits it. If other transactions are in the way, runs it again, up to 100
     /// times, after pauses that double from 50 µs to 50 ms. It retries after a conflict, and if memory that it needs is
-    /// in use. If its [snapshot was ended](Error::SnapshotTooOld) it runs only three times, because each run may take as
-    /// long. It does not retry after [`Error::LockTimeout`], because each run may already have waited
+    /// in use. If its [snapshot was ended](Error::SnapshotTooOld) it runs only three times, because each run may take
+    /// as long. It does not retry after [`Error::LockTimeout`], because each run may already have waited
     /// [`TxOptions::lock_timeout`] for a row. No run begins after [`TxOptions::retry_timeout`].
     ///
     /// Any other error ends the transaction, and nothing of it remains. [`Transaction::conflict`] requests another run.
@@ -318,7 +320,7 @@ async fn run<F: Future>(body_of: BodyOf, body: impl FnOnce() -> F) -> F::Output 
     .await
 }
 
-/// Returns `true` if another run may succeed. After a lock timeout it may not: the row has already been waited for.
+/// Returns `true` if another run may succeed. After a lock timeout it would only wait for the same row again.
 fn may_run_again(error: &Error) -> bool {
     error.recourse() == Recourse::Retry && !matches!(error, Error::LockTimeout { .. })
 }

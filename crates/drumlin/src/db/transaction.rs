@@ -28,9 +28,9 @@ use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// The most rows, and bytes of its record, of a commit that a task makes itself: about 300 µs of work. Another thread
-/// makes longer commits; handing one over and back takes about 60 µs. Simulations have no limit, because their clients
-/// learn the timestamps that their own threads take.
+/// The maximum number of rows, and bytes of its record, of a commit that a task makes itself: about 300 µs of work.
+/// Another thread makes longer commits; handing one over and back takes about 60 µs. Simulations have no limit, because
+/// their clients learn the timestamps that their own threads take.
 const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { usize::MAX } else { 512 };
 const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { usize::MAX } else { 256 << 10 };
 
@@ -108,7 +108,7 @@ pub struct TxOptions {
     /// A write outside of transactions waits for 10 seconds, even for a transaction of its own thread, because another
     /// thread may end that transaction.
     pub lock_timeout: Duration,
-    /// The time after which [`transact`](crate::Database::transact) and its other forms begin no further run. Default:
+    /// The time after which [`transact`](crate::Database::transact) and its variants start no further run. Default:
     /// [`Duration::MAX`], no limit.
     pub retry_timeout: Duration,
 }
@@ -332,7 +332,7 @@ impl Transaction {
         self.reader.view.horizon.check().is_err()
     }
 
-    /// Returns `true` if other transactions were in the way, so that another run may succeed at once.
+    /// Returns `true` if other transactions caused the failure, so that another run may succeed at once.
     pub(super) fn was_hindered(&self) -> bool {
         let view = &self.reader.view;
         self.conflict.is_some() || self.is_too_old() || view.shortage.was_met()

@@ -44,7 +44,7 @@ enum Repr {
     },
 }
 
-/// The most bytes that fit beside the tag in the space of the other forms.
+/// The maximum number of bytes that fit beside the tag in the space of the other forms.
 const SHORT_BYTES_MAX: usize = 22;
 const _: () = assert!(size_of::<Value>() == 24);
 

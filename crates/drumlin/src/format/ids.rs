@@ -182,7 +182,7 @@ impl fmt::Display for StreamPosition {
     }
 }
 
-/// One use of a log file as a segment. Ascends within a stream, and is never given out twice.
+/// One use of a log file as a segment. The number ascends within a stream and is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct UseNumber(pub(crate) u64);
 

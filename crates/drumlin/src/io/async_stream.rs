@@ -243,8 +243,8 @@ struct Job {
 }
 
 impl Job {
-    /// Answers the request. Drops the file first: a caller that has read a stream to its end may rely on being its last
-    /// owner.
+    /// Answers the request. Drops its handle of the file before, because a caller that has read a stream to its end may
+    /// expect to own the only handle.
     fn answer(self, result: io::Result<AlignedBuffer>) {
         drop(self.file);
         self.stream.answer(self.number, result);

@@ -101,7 +101,7 @@ impl AlignedBuffer {
         layout.expect("buffer size overflows")
     }
 
-    /// Returns the most bytes that the buffer can hold.
+    /// Returns the maximum number of bytes that the buffer can hold.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity

@@ -129,7 +129,7 @@ struct Held {
     operation: Operation,
     /// Returns `true` for the requests that are counted, given their path and offset.
     counts: fn(&Path, u64) -> bool,
-    /// Counted requests that still pass before the one to hold.
+    /// The number of counted requests that still pass before one is held.
     spared: u64,
 }
 

@@ -45,7 +45,7 @@ impl StreamOptions {
 
     /// Returns the home of the buffers of a stream over `range_bytes`.
     pub(super) fn home(self, range_bytes: u64) -> Arc<BufferHome> {
-        // Those in flight and the one that the reader holds. A short range never needs all of them.
+        // The buffers of the requests in flight, and the one that the reader holds. A short range needs fewer.
         let count = self.requests.saturating_add(1);
         let is_long = range_bytes >= (self.request_bytes as u64).saturating_mul(count as u64);
         BufferHome::new(self.request_bytes, self.requests, if is_long { count } else { 0 })

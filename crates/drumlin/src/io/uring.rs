@@ -36,7 +36,7 @@ const DEPTH_MAX: usize = 32_768;
 /// The kernel transfers less than 2 GiB at once. Longer requests are continued.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
-/// The most tries, 1 ms apart, of a submission that the kernel refuses for lack of memory.
+/// The maximum number of tries, 1 ms apart, of a submission that the kernel refuses for lack of memory.
 const BUSY_TRIES_MAX: u32 = 1000;
 
 /// Creates the backend if this process may use io_uring: sets up a ring and sends a real read through it.

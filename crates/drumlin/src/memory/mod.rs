@@ -201,7 +201,7 @@ impl Budget {
         self.total_bytes
     }
 
-    /// Returns the most that an account may grant.
+    /// Returns the maximum number of bytes that an account may grant.
     pub(crate) fn limit_bytes(&self, of: Account) -> u64 {
         match of {
             // The other half of the frames serves all other operations.
@@ -312,12 +312,13 @@ impl Budget {
         (self.total_bytes / 32).min(8 << 20)
     }
 
-    /// Returns the most that one transaction may keep in memory: its rows, their index, its locks, its read set.
+    /// Returns the maximum number of bytes that one transaction may keep in memory: its rows, their index, its locks,
+    /// its read set.
     pub(crate) fn transaction_memory_max(&self) -> u64 {
         self.total_bytes / 16
     }
 
-    /// Returns the most bytes of leaves that a serializable commit may pin to validate them.
+    /// Returns the maximum number of bytes of leaves that a serializable commit may pin to validate them.
     pub(crate) fn validated_bytes_max(&self) -> u64 {
         self.limit_bytes(Account::Pinned) / 2
     }
@@ -443,7 +444,8 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Returns the most that page tables may take of the pages account, given the bytes that loads and counts have taken.
+/// Returns the maximum number of bytes that page tables may take of the pages account, given the bytes that loads and
+/// counts have taken.
 fn table_bytes_max(pages_bytes: u64, others: u64) -> u64 {
     (pages_bytes / 8 * 7).saturating_sub(others).min(pages_bytes / 4 * 3)
 }
@@ -451,11 +453,11 @@ fn table_bytes_max(pages_bytes: u64, others: u64) -> u64 {
 /// The first step of a grant that grows step by step: enough for a few rows.
 const GRANT_BYTES_MIN: u64 = 1 << 10;
 
-/// The most bytes that a grant covers in advance.
+/// The maximum number of bytes that a grant covers in advance.
 const GRANT_STEP_BYTES_MAX: u64 = 16 << 10;
 
 impl Grant {
-    /// Returns the most that the grant's account may grant.
+    /// Returns the maximum number of bytes that the grant's account may grant.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.budget.limit_bytes(self.of)
     }

@@ -35,9 +35,9 @@ use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId};
 use crate::memory::{Account, Budget};
 use crate::space::{CheckpointDebt, FrameIndex, PageEntry, PageTable};
 
-/// Turns of the clock that an unused inner node survives. It leads to the rows of a hundred leaves. With a single
-/// chance, random reads evicted a tenth of the inner nodes in each turn, and a tenth of the reads had to read a node
-/// before the leaf.
+/// The number of turns of the clock's hand that an unused inner node survives. An inner node leads to the rows of a
+/// hundred leaves. With a single chance, random reads evicted a tenth of the inner nodes in each turn, and a tenth of
+/// the reads had to read a node before the leaf.
 pub(super) const INNER_CHANCES: u32 = 4;
 
 const CLASS_COUNT: usize = 8;
@@ -46,8 +46,8 @@ const CLASS_SHIFT: u32 = 29;
 const _: () = assert!(PAGE_BYTES_MIN << (CLASS_COUNT - 1) == PAGE_BYTES_MAX, "a page size has no class");
 const _: () = assert!(CLASS_COUNT <= 1 << (u32::BITS - CLASS_SHIFT), "a class has no room in a frame's index");
 
-/// Minimum number of retired frames that are checked for ones whose readers have left, as long as unused frames remain.
-/// Such a check looks at the slots of all threads.
+/// If no frame is free, and at least this many are retired, the retired ones whose readers have left are freed before
+/// an unused frame is taken. With fewer, that is not worth while: it looks at the slots of all threads.
 const RETIRED_MIN: usize = 8;
 
 /// The longest wait for another latch by a thread that holds latches. After that it looks the page up again.
@@ -257,7 +257,7 @@ impl Drop for Mapping {
 /// All frames of all page sizes, within one limit of bytes.
 pub(crate) struct Frames {
     arenas: [OnceLock<Arena>; CLASS_COUNT],
-    /// The most bytes that frames and headers may ever use: the limit while there are no page tables.
+    /// The maximum number of bytes that frames and headers may ever use: the limit while there are no page tables.
     capacity_bytes: usize,
     budget: Arc<Budget>,
     used_bytes: AtomicUsize,
@@ -861,8 +861,8 @@ impl FrameRead<'_> {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             const LINE_BYTES: usize = 64;
             for at in (bytes.start / LINE_BYTES * LINE_BYTES..bytes.end).step_by(LINE_BYTES) {
-                // SAFETY: prefetching reads nothing into the program; the address is borrowed. No test can fail: no
-                // program sees a prefetch.
+                // SAFETY: prefetching reads nothing into the program; the address is borrowed. No test can cover this,
+                // because a prefetch has no visible effect.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(&self[at]).cast()) };
             }
         }

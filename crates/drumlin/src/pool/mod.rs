@@ -56,7 +56,7 @@ use write_back::Elevator;
 /// Pages evicted, or written back, in one batch.
 const BATCH_PAGES: usize = 128;
 
-/// Attempts to evict a page before a thread waits for others to unpin or write one.
+/// The number of attempts to evict a page before a thread waits for others to unpin or write one.
 const ROUNDS_MAX: u32 = 10_000;
 /// The longest such wait, and the pause between attempts. Threads poll because nothing signals that a frame is free.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
@@ -160,7 +160,7 @@ enum OnShortage {
 }
 
 impl OnShortage {
-    /// Decides for the thread that owns this queue.
+    /// Returns the behaviour of the thread that owns this queue.
     fn of(queue: &dyn Queue) -> OnShortage {
         if queue.in_flight() == 0 { OnShortage::Wait } else { OnShortage::ReadLater }
     }

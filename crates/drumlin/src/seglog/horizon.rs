@@ -19,7 +19,7 @@ const NO_FLOOR: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub(super) struct Horizon {
-    /// The newest timestamp given out.
+    /// The newest timestamp that was assigned.
     last: CachePadded<AtomicU64>,
     durable: CachePadded<AtomicU64>,
     floors: Box<[CachePadded<AtomicU64>]>,

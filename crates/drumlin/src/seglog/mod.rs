@@ -624,7 +624,7 @@ impl Log {
         self.shared.horizon.durable()
     }
 
-    /// The newest timestamp given out.
+    /// The newest timestamp that was assigned.
     pub(crate) fn last(&self) -> Timestamp {
         self.shared.horizon.last()
     }

@@ -49,8 +49,8 @@ pub(super) enum Urgency {
 /// no write was in flight took a quarter of a processor.
 const GATHERING: Duration = Duration::from_millis(1);
 
-/// A log with nothing to prepare for this long counts as idle. Spares serve the next burst of commits; a burst that
-/// comes later makes new segments, with a sync for each 8 MiB.
+/// A log that had nothing to prepare for this long counts as idle. Its spare segments are for the next burst of
+/// commits. A burst after that has to create segments, with a sync for each 8 MiB.
 pub(super) const IDLE: Duration = Duration::from_secs(5);
 
 /// The reason why the preparing thread wakes.

@@ -27,7 +27,7 @@ pub(super) struct Segment {
     pub(super) file: FileRef,
     pub(super) header: SegmentHeader,
     pub(super) seed: u64,
-    /// The value in the header on the medium: the whole window has been written once.
+    /// `true` if the header on the medium says that the whole window has been written once.
     filled: AtomicBool,
 }
 

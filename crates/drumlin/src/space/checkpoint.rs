@@ -729,7 +729,7 @@ impl Space {
     }
 }
 
-/// Puts a description of the extent into the error of reading it, if it is corrupted.
+/// Adds a description of the extent to a read error that reports corruption.
 fn named(error: Error, space: &Space, what: &str, address: ExtentAddress) -> Error {
     match error {
         Error::Corrupted { reason, .. } => space.corrupted(what, address, reason),
@@ -989,8 +989,8 @@ mod tests {
         }
     }
 
-    /// The catalogue can be of any length, even longer than what a superblock could list, and can be read again. If the
-    /// budget has no room for it, it is refused before it is read.
+    /// A catalogue of any length can be written and read again, even if it is longer than what a superblock could list.
+    /// If it does not fit in the budget, it is rejected before it is read.
     #[test]
     fn a_catalogue_has_no_limit() {
         for (orphan_count, keyspace_count) in [(0, 0), (900_000, 0), (3, 36_500), (1_000_000, 100)] {

@@ -271,7 +271,7 @@ pub(crate) struct Space {
     reservations: Reservations,
     /// The memory that the database may use.
     budget: Arc<Budget>,
-    /// Record this opening before the first write; `None` if that is not needed.
+    /// Records this opening before the first write; `None` if that is not needed.
     superblocks: Option<Arc<Superblocks>>,
 }
 

@@ -79,7 +79,7 @@ pub(crate) enum Purpose {
     Pages,
     /// Segments of large values.
     Value,
-    /// Pages and segments of the mover, with which the cleaner empties sparse segments.
+    /// Pages and segments to which the cleaner moves extents when it empties sparse segments.
     Move,
     /// Like `Move`, but on a full disk, where extents are moved into the checkpoint's own segments.
     Pack,
@@ -103,7 +103,7 @@ pub(crate) enum Frees {
 pub(crate) enum Margin {
     /// Space for waste at the ends of segments, and the space that the purpose leaves for others.
     Full,
-    /// None. For operations that free space, when no more can be had.
+    /// No margin. For operations that free space, once no more can be had.
     Least,
 }
 
@@ -578,7 +578,7 @@ impl Space {
             let state = self.state_of(&admissions);
             let wanted_bytes = credit.wants(bytes);
             if admissions.credited_bytes + wanted_bytes <= self.budget.total_bytes() / CREDIT_SHARE {
-                // Credit is admitted like rows that are put.
+                // Credit is admitted by the rules for a commit with new rows.
                 return match admit(&state, Purpose::Put, wanted_bytes) {
                     Admission::Granted => {
                         credit.refill(bytes);

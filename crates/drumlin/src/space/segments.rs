@@ -126,7 +126,7 @@ pub(crate) struct Usage {
 
 impl Segments {
     /// Creates the state of a database file of `count` segments, all of them free except the first. `first_use` must be
-    /// above all uses ever given out.
+    /// above all uses ever assigned.
     pub(crate) fn new(
         file: FileRef,
         database: DatabaseId,

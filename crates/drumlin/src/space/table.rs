@@ -300,7 +300,8 @@ impl PageTable {
         chunk_count * CHUNK_BYTES + slot_count * SLOT_BYTES
     }
 
-    /// Returns the most bytes of memory by which `page_count` more pages can make the table grow. O(1), without a lock.
+    /// Returns the maximum number of bytes of memory by which `page_count` more pages can make the table grow. O(1),
+    /// without a lock.
     pub(crate) fn growth_bytes_max(&self, page_count: u64) -> u64 {
         // The table grows contiguously, by a chunk for each `CHUNK_PAGES` pages. A new level of the directory has 64
         // more slots than all levels before it together, and any level that growth skips over has fewer slots than

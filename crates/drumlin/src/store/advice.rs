@@ -17,8 +17,9 @@ use crate::io::{FileRef, FolderRef, OpenOptions};
 /// yet or was lost in a power cut.
 const HEAD_BLOCKS: u64 = 16;
 
-/// Opens an advice file for writing, creating it if necessary. `is_ours` judges the first block that is not all zeros,
-/// which the end of the file may cut short. A file of zeros has nothing to lose.
+/// Opens an advice file for writing, creating it if necessary. `is_ours` decides whether the file may be overwritten,
+/// from its first block that is not all zeros, which the end of the file may cut short. A file of zeros may be
+/// overwritten.
 pub(super) fn open_to_write(folder: &FolderRef, name: &str, is_ours: fn(&[u8]) -> bool) -> io::Result<FileRef> {
     let file = folder.open(name, OpenOptions { write: true, create: true, ..OpenOptions::default() })?;
     let mut block = [0; BLOCK_BYTES];
@@ -35,8 +36,8 @@ pub(super) fn open_to_write(folder: &FolderRef, name: &str, is_ours: fn(&[u8]) -
     Err(io::Error::other("it belongs to something else and was left unchanged"))
 }
 
-/// Like [`open_to_write`], but turns `is_on` off and logs a warning if the file cannot be opened. A full disk may pass,
-/// so it turns nothing off.
+/// Like [`open_to_write`], but turns `is_on` off and logs a warning if the file cannot be opened. A full disk may be
+/// temporary, so it turns nothing off.
 pub(super) fn open_or_turn_off(
     is_on: &AtomicBool,
     folder: &FolderRef,

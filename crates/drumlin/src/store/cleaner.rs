@@ -49,11 +49,11 @@ const UNNEEDED_CHECKPOINTS: usize = 8;
 /// The least number of segments to give back at once. They must also be a sixteenth of the file, or a 32nd of it after
 /// cleaning.
 const GIVEN_BACK_MIN: u64 = 8;
-/// The most rounds in which compacting moves the end of the file to its front.
+/// The maximum number of rounds in which compacting moves the end of the file to its front.
 const COMPACT_ROUNDS_MAX: usize = 16;
 /// The most segments emptied in one pass: a single pass over the page tables finds the live extents of all of them.
 const VICTIM_COUNT_MAX: usize = 256;
-/// The same limit on an idle database, where commits may arrive that have to wait until the pass is over.
+/// The limit for an idle database, where commits may arrive that have to wait until the pass is over.
 const PACKED_COUNT_MAX: usize = 16;
 
 /// Counts of segments that stayed free throughout recent checkpoint intervals.
@@ -214,8 +214,8 @@ impl Store {
         let mut made: Option<CheckpointReport> = None;
         // Commits continue while this packs, so the space that extents are moved to is reserved.
         let mut packing = space.reserve(Purpose::Pack, 0)?;
-        // No other checkpoint may begin while extents are moved: they would go to its epoch, and take the segments that
-        // it counts on.
+        // No other checkpoint may begin while extents are moved. The moved extents would belong to its epoch, and take
+        // segments that it counts on.
         let page_tables = &mut self.page_tables.lock();
         loop {
             let free_count = segments.free_count();
@@ -640,7 +640,8 @@ mod tests {
     use super::*;
     use crate::{Config, KeyspaceOptions};
 
-    /// Segments that none of the last eight intervals needed are given back. A burst in one of them keeps what it took.
+    /// Segments that none of the last eight intervals needed are given back. After a burst in one of them, the segments
+    /// that it took are kept.
     #[test]
     fn what_a_burst_needed_is_kept() {
         let mut unneeded = Unneeded::default();

@@ -533,7 +533,7 @@ mod tests {
         assert_found(&examine(&all), &data(), "an extent");
     }
 
-    /// One corrupted superblock is named, and the pages are still read. Two are reported together.
+    /// A single corrupted superblock is reported, and the pages are still read. Two are reported together.
     #[test]
     fn damaged_superblocks_are_found() {
         let (killed, _) = sample();

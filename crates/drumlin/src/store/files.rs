@@ -42,7 +42,7 @@ pub(super) struct Opener<'s> {
     pub(super) settings: &'s Settings,
     pub(super) backend: Arc<dyn Backend>,
     pub(super) folder: FolderRef,
-    /// Stands in front of the folder.
+    /// The gate in front of the folder.
     gate: Arc<Gate>,
     /// `None` until the folder is locked.
     open_here: Option<Arc<OpenHere>>,

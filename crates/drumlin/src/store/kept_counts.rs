@@ -53,7 +53,7 @@ use crate::tree::counts::capture::{CountCapture, RestoredCounts};
 /// The two files. Checkpoints with even numbers use the first.
 pub(super) const COUNTS_NAMES: [&str; 2] = ["counts-0", "counts-1"];
 
-/// The most entries that fit into a part.
+/// The maximum number of entries that fit in a part.
 const PART_ENTRIES_MAX: usize = (PART_BYTES_MAX - ITEMS_OFFSET) / ENTRY_BYTES;
 
 /// Memory for writing a file: one part, and the entries of one part.
@@ -419,9 +419,9 @@ mod tests {
         }
     }
 
-    /// Commits split and merge leaves while counts are written, and pages are counted again: the file still has the
-    /// counts as of the checkpoint, without the pages noted as changed. Replay neither splits nor merges any page,
-    /// because the commits undid their changes to rows.
+    /// While counts are written, commits split and merge leaves, and pages are counted again. The file still has the
+    /// counts as of the checkpoint, except those of pages noted as changed. The commits undid their changes to rows, so
+    /// replay neither splits nor merges any page.
     #[test]
     fn counts_are_written_beside_splits_and_merges() {
         let backend = crate::io::in_memory();

@@ -368,7 +368,7 @@ impl Store {
 
     // ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The point at which reads outside of transactions and snapshots read.
+    /// The state that reads outside of transactions and snapshots see.
     pub(crate) const PLAIN: ReadAt = ReadAt::Visible;
 
     /// Refuses a writing call if the database is open for reading only.

@@ -8,8 +8,8 @@ use crate::pool::Wanted;
 use crate::tree::{Direction, Target, Tree};
 use crate::txn::engine::Engine;
 
-/// The most leaves that a scan prefetches. It also prefetches at most a quarter of the leaves seen so far, so that it
-/// wastes few reads at its end.
+/// The maximum number of leaves that a scan prefetches. It also prefetches at most a quarter of the leaves seen so far,
+/// so that it wastes few reads at its end.
 const AHEAD_PAGES: usize = 1024;
 /// Up to this many, a scan prefetches four times the leaves it has seen, so that the device is soon busy. From then
 /// on, it never requests fewer at once: in a large request more leaves are neighbours in the file.

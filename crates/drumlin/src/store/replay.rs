@@ -284,8 +284,8 @@ fn thread_operations_min() -> usize {
     if crate::sync::scheduler::current().is_some() { 64 } else { 4096 }
 }
 
-/// The most rows applied together; their leaves are read together. It is less if there is little memory to pin leaves.
-/// Each thread reserves space for this many leaves.
+/// The maximum number of rows applied together; their leaves are read together. It is less if there is little memory to
+/// pin leaves. Each thread reserves space for this many leaves.
 const ROWS_MAX: usize = 512;
 
 impl Batch {

@@ -201,7 +201,7 @@ impl Store {
         let usage = space.segments.usage();
         let oldest = engine.snapshots.oldest();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // A checkpoint that is being made holds this lock, and its figures are not settled yet.
+        // A running checkpoint holds this lock, and its figures are not final yet.
         let (last_checkpoint, base_bytes) = match self.page_tables.try_lock() {
             Some(page_tables) => (page_tables.superblock.timestamp, page_tables.memory_bytes()),
             None => (Timestamp(0), 0),

@@ -33,7 +33,7 @@ pub(super) const RESIDENT_NAME: &str = "resident";
 
 /// The pause after a block during which foreground reads missed pages, as a multiple of the time that the block took.
 const PAUSE_FACTOR: u32 = 9;
-/// The longest such pause.
+/// The longest pause of a warm start; see invariant 3.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// The list is rewritten once this many pages have been read or written since it was last written, and at least one for

@@ -38,7 +38,7 @@ const LOOKS_MAX: u32 = 12;
 pub struct Schedule {
     /// The seed from which everything is drawn.
     pub seed: u64,
-    /// A task that could continue yields at one point in this many.
+    /// A task that could continue yields at one of this many points, on average.
     pub switch_one_in: u64,
     /// The most virtual time that passes at a point.
     pub step_nanos_max: u64,

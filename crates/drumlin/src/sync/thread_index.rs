@@ -41,7 +41,7 @@ pub(crate) fn thread_index() -> usize {
     })
 }
 
-/// A number of a thread. It is not given out again until 65,535 other threads have got theirs.
+/// A number of a thread. It is reused only after 65,535 other threads have got theirs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ThreadTag(u16);
 

@@ -24,7 +24,7 @@ use std::task::{Context, Poll};
 /// millisecond with such turns.
 const TURN: u32 = 160;
 
-/// Units that must be left when a call begins.
+/// The number of units that a turn must have left for a call to begin in it.
 const CALL_MAX: u32 = 40;
 
 /// One call, with the overhead around its work.
@@ -69,7 +69,7 @@ pub(crate) struct Work {
 impl Work {
     pub(super) const BLOCKING: Work = Work { units: None, left_min: 0, gave_way: false };
 
-    /// A part of a call. If it needs more than a turn, it begins with a whole one.
+    /// A piece of work within a call. Work of more than a turn begins only when a whole turn is left.
     pub(super) fn piece(units: u32) -> Work {
         Work { units: Some(units), left_min: units.clamp(1, TURN), gave_way: false }
     }

@@ -17,7 +17,7 @@ use crate::pool::{ImmutablePages, Needs, Stop};
 use crate::space::PageEntry;
 use crate::task::{WaitMode, turn};
 
-/// Number of restarts after which the tree is taken for damaged.
+/// The number of restarts after which the tree is considered damaged.
 const RESTARTS_MAX: usize = super::RESTARTS_MAX;
 
 /// Limit on leaves counted while holding the lock of the base. This is some 15 us of work, which a fold has to wait
@@ -272,8 +272,8 @@ impl Step<'_> {
             }
         }
         assert!(first + passed <= behind.max(first), "children are passed that reach beyond the range");
-        // The page table has another node by now: this one still assigns a child an interval that the child no longer
-        // has.
+        // The page table has a newer version of this node, in which a child has lost a part of the interval that this
+        // version assigns to it.
         if is_outdated { Err(Halt::Again) } else { Ok((passed, sum)) }
     }
 

@@ -377,7 +377,7 @@ impl KeptCounts {
         self.with_list(|list| list.sum(lower, upper, Timestamp(u64::MAX)))
     }
 
-    /// Fails if sums made in this generation do not answer for the snapshot.
+    /// Fails if sums made in this generation are not valid for the snapshot.
     fn check(&self, base: &CountState, generation: u64, snapshot: Timestamp) -> Result<(), NoAnswer> {
         assert!(generation <= base.generation && base.floor <= base.horizon, "{base:?} goes back");
         if self.has_ended() || snapshot < base.horizon {
@@ -434,7 +434,7 @@ impl KeptCounts {
         Ok(base.generation)
     }
 
-    /// Fails if rows summed in this generation do not answer for the snapshot.
+    /// Fails if rows summed in this generation are not valid for the snapshot.
     pub(crate) fn check_answer(&self, generation: u64, snapshot: Timestamp) -> Result<(), NoAnswer> {
         self.check(&self.base(), generation, snapshot)
     }
@@ -647,7 +647,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Returns the counts, unless there are none or they have ended.
+    /// Returns the counts, unless none are kept or they have been invalidated.
     #[inline]
     pub(crate) fn kept(&self) -> Option<Arc<KeptCounts>> {
         if !self.are_kept.load(Ordering::Acquire) {

@@ -57,7 +57,7 @@ impl std::fmt::Debug for Tree {
     }
 }
 
-/// Number of restarts after which the tree is taken for damaged. An outdated view lasts only microseconds.
+/// The number of restarts after which the tree is considered damaged. An outdated view lasts only microseconds.
 const RESTARTS_MAX: usize = 1_000_000;
 
 /// The limit on restarts once page-table entries are known to be lost: then only eviction can make a view outdated.

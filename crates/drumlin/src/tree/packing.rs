@@ -176,7 +176,7 @@ impl Packer {
         let row = level.rows.pop()?;
         let rest = level.bytes[row.key_end..row.end].to_vec();
         level.bytes.truncate(row.start);
-        // A boundary lies between two rows, so it never counts the newest.
+        // A boundary lies between two rows, so the rows that it counts never include the newest.
         assert!(level.boundary.rows <= level.rows.len(), "a row is taken back that a cut counts");
         Some((rest, row.is_large))
     }

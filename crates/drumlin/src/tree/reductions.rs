@@ -357,7 +357,8 @@ impl Reductions {
     }
 }
 
-/// A reducer drops states of leaves in favour of another only if it has an eighth and this many bytes more.
+/// A reducer takes memory from another by dropping states of its leaves, but only if the other's states take more
+/// memory than its own, by an eighth and this many bytes. Otherwise the two would take memory from each other in turns.
 const SHARE_BYTES_MIN: u64 = 4 << 10;
 
 impl KeptReduction {
@@ -382,7 +383,8 @@ impl KeptReduction {
         })
     }
 
-    /// Returns the most memory that one more state can take, which is in a block that has to grow for it.
+    /// Returns the maximum memory that storing one more state can take: that of a new block, or of a block that has to
+    /// grow.
     fn bytes_for(state_bytes: usize) -> u64 {
         (BLOCK_BYTES + heap_bytes(PLACES_MORE * (PLACE_HEAD_BYTES + state_bytes))) as u64
     }

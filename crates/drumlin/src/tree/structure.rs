@@ -17,7 +17,7 @@ pub(crate) struct Incoming<'k> {
 }
 
 impl Incoming<'_> {
-    /// Returns the most bytes that the row can take in its leaf, not counting its slot.
+    /// Returns the maximum number of bytes that the row can take in its leaf, not counting its slot.
     pub(crate) fn row_bytes(&self) -> usize {
         let value_bytes = |value_bytes| crate::format::node::VALUE_LENGTH_BYTES + value_bytes;
         self.value_bytes.map_or(0, |bytes| self.key.len() + value_bytes(bytes))

@@ -279,7 +279,7 @@ impl ReadSet {
     }
 }
 
-/// What validation needs. It succeeds if no other transaction has changed the read set since the snapshot.
+/// The input of validation, which succeeds if no other transaction has changed the read set since the snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads<'a> {
     pub(crate) set: &'a ReadSet,

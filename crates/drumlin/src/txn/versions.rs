@@ -314,7 +314,7 @@ type Shard = HashMap<(KeyspaceId, PageId), UndoRecords>;
 #[derive(Debug)]
 pub(crate) struct Versions {
     shards: Box<[Mutex<Shard>]>,
-    /// Large values that no row refers to any more, by keyspace and first page.
+    /// Large values that only versions refer to, by keyspace and first page.
     held: Mutex<HashMap<(KeyspaceId, PageId), LargeRef>>,
     debt: Arc<CheckpointDebt>,
     budget: Arc<Budget>,

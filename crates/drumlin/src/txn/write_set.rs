@@ -127,7 +127,8 @@ impl Index {
         match self.parts.get_mut(part) {
             Some(entries) if entries.len() < PART_ENTRIES => entries.insert(at, newest),
             Some(entries) => {
-                // Entries at the end begin a new part, so that rows that arrive in order fill their parts.
+                // An entry after all others of the part begins a new part, so that rows that arrive in order fill their
+                // parts.
                 let half = if at == PART_ENTRIES { at } else { PART_ENTRIES / 2 };
                 let mut upper = entries.split_off(half);
                 let (to, at) = if at < half { (entries, at) } else { (&mut upper, at - half) };

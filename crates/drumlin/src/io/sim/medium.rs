@@ -182,7 +182,8 @@ impl Content {
         let PendingChange::Write { offset, bytes } = self.pending.remove(index).what else { return };
         let end = offset + bytes.len();
         let mut before: Vec<Pending> = self.pending.drain(..index).collect();
-        // An earlier change of length cannot cut it off either, and what such a change cut off is gone.
+        // An earlier truncation must not cut the write off later, so it becomes durable first, with all that it cut
+        // off.
         let cuts = |pending: &Pending| matches!(pending.what, PendingChange::SetLen(length) if length < end);
         if let Some(cut) = before.iter().rposition(cuts) {
             let after = before.split_off(cut + 1);
@@ -203,7 +204,7 @@ impl Content {
     fn sync(&mut self, up_to: u64) {
         let is_all = self.pending.last().is_none_or(|last| last.number <= up_to);
         if is_all && self.forgotten.is_empty() {
-            // Share the blocks from now on.
+            // Both contents share their blocks from now on.
             self.pending.clear();
             self.durable = self.current.clone();
             return;
@@ -226,8 +227,7 @@ impl Content {
         self.pending.iter().for_each(|pending| pending.apply(&mut self.current));
     }
 
-    /// Returns the content after a power cut. Its pending changes have the numbers from `first` on among those of the
-    /// medium.
+    /// Returns the content after a power cut. Within the medium, its pending changes are numbered from `first` on.
     fn after_cut(&self, loss: Loss, first: usize, random: &mut Random) -> Content {
         let mut left = self.durable.clone();
         let mut versions: BTreeMap<usize, u64> = BTreeMap::new();
@@ -463,7 +463,7 @@ impl Medium {
         names + self.contents.iter().map(|content| content.pending.len()).sum::<usize>()
     }
 
-    /// Makes all changes of a file durable, and its name if its folder's name is.
+    /// Makes all changes of a file durable, and also its name if the name of its folder is durable.
     pub fn settle(&mut self, path: &Path) {
         if let Some(Entry::File(file)) = self.entry(path) {
             self.content(file).sync(u64::MAX);

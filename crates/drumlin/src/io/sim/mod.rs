@@ -54,7 +54,7 @@ pub struct Faults {
     pub write_misdirected_one_in: u64,
     /// Writes that fail.
     pub write_fails_one_in: u64,
-    /// Reads that fail once.
+    /// Reads that fail, but succeed when repeated.
     pub read_fails_one_in: u64,
     /// Reads that fail, and make all later reads of their block fail too.
     pub read_fails_for_ever_one_in: u64,
@@ -67,7 +67,7 @@ pub struct Faults {
     pub slow_one_in: u64,
     /// Nothing that is reported as durable is durable.
     pub lies: bool,
-    /// The most bytes that all files may have together.
+    /// The maximum number of bytes that all files may have together.
     pub capacity_bytes: Option<u64>,
 }
 

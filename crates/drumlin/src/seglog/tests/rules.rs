@@ -174,8 +174,8 @@ fn what_was_recovered_from_a_cache_stays() {
     }
 }
 
-/// Recovered records stay even if their write had failed and the system shows bytes that it will never write, so that a
-/// sync alone would not be enough. Records of two streams.
+/// Recovered records survive even if their write had failed. The system's cache then shows bytes that it will never
+/// write, so a sync alone would not keep them. Covers records of two streams.
 #[test]
 fn what_a_failed_write_left_in_a_cache_stays() {
     for (seed, bytes) in [(0, 300), (1, 9000), (2, 20_000)] {

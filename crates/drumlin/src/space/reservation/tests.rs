@@ -71,7 +71,7 @@ fn the_policy_admits_by_a_table() {
         ((0, 0, 9 * MB, 0, 0), Purpose::Replay, MB, scarce(21)),
         // An epoch's appender takes what others have reserved.
         ((0, 0, 9 * MB, 9 * MB, MB), Purpose::Pages, NONE, granted),
-        // A segment for values or moves leaves the space that its purpose has to leave.
+        // A segment for values or for moves leaves as much space free as its purpose requires.
         ((8, 0, 0, 0, 0), Purpose::Value, NONE, granted),
         ((7, 0, 0, 0, 0), Purpose::Value, NONE, alike(8)),
         ((2, 0, 0, 0, 0), Purpose::Move, NONE, granted),
@@ -276,7 +276,7 @@ fn packing_is_tried_once_for_each_segment() {
     space.segments.ensure_free(9).unwrap();
     limit(&backend, 0);
     let remove = || space.try_reserve(Purpose::Remove, 1000, Margin::Full).map(drop);
-    // Too few to count as plenty, so that the sums stay exact.
+    // Leave too few free segments for credit to be granted, so that the sums stay exact.
     while space.state().free_segments > 7 {
         space.take_segment(Purpose::Pages).unwrap();
     }

@@ -21,7 +21,7 @@ use crate::txn::values::MEDIUM_BYTES_MAX;
 /// Bytes of pages that are read together, if memory allows.
 const BATCH_BYTES: usize = 128 << 10;
 
-/// The most bytes of rows that one transaction puts; a longer row is put alone.
+/// The maximum number of bytes of rows that one transaction puts; a longer row is put alone.
 pub(crate) const PART_BYTES_MAX: usize = 64 << 10;
 
 /// A row read back from a load.
@@ -41,7 +41,7 @@ struct NextLeaves {
 /// An iterator over the rows of an unattached tree. It follows the inner nodes, so that values are read only on demand.
 #[derive(Debug)]
 pub(crate) struct LoadedRows {
-    /// The most leaves that are read together.
+    /// The maximum number of leaves that are read together.
     batch_pages: usize,
     /// There is enough memory to read the next leaves while the current ones are in use.
     reads_ahead: bool,
@@ -297,7 +297,7 @@ mod tests {
     use crate::store::bulk_load::packed_tree::PackedTree;
     use crate::store::bulk_load::{Finished, Loader};
 
-    /// If something is in the way of a load, its rows are read back within the memory that the load had.
+    /// If a load can't be attached, its rows are read back within the memory that the load had.
     #[test]
     fn rows_in_the_way_have_the_memory_of_their_load() {
         const ROWS: u64 = 30_000;

@@ -167,8 +167,8 @@ impl KeptCounts {
 pub(crate) struct RestoredCounts(KeptCounts);
 
 impl RestoredCounts {
-    /// Creates counts with this base, with room for pages with numbers below `number_end`, that answer for snapshots
-    /// from `horizon` on. Returns `None` if there is no memory for them.
+    /// Creates counts with this base, for snapshots from `horizon` on, with room for pages with numbers below
+    /// `number_end`. Returns `None` if there is no memory for them.
     pub(crate) fn new(
         floor: Timestamp,
         horizon: Timestamp,

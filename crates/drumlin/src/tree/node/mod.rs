@@ -60,7 +60,7 @@ pub(crate) use packed::{EMPTY_LEAF, PackedRow, child_rest, large_rest, pack, pus
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoRoom;
 
-/// Number of consecutive insertions at one end of a node that are taken for a sorted load. The node is then split at
+/// The number of consecutive insertions at one end of a node that count as a sorted load. The node is then split at
 /// that end.
 const RUN_SORTED: usize = 4;
 

@@ -50,12 +50,12 @@ pub(super) fn change_row(
     }
 }
 
-/// What a commit uses besides its leaves: the log and clock of an open database, or nothing during recovery.
+/// The parts that a commit uses besides its leaves: the log and clock of an open database, or none during recovery.
 pub(super) trait CommitSink {
     /// `true` if commits are applied to a leaf in the order of their timestamps.
     const IN_ORDER: bool;
 
-    /// What the caller learns about the commit's record.
+    /// The information about the commit's record that the caller receives.
     type Committed;
 
     /// Takes the commit's timestamp while all leaves and the epoch are latched. May fail, because nothing is changed

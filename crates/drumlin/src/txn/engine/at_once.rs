@@ -35,7 +35,8 @@ use crate::txn::clock::Clock;
 use crate::txn::versions::{UndoRecord, one_version_bytes_max, row_bytes};
 use crate::txn::write_set::Change;
 
-/// The maximum number of rows of a commit at once. Of more rows, one usually has a leaf that is full or not in memory.
+/// The maximum number of rows that are committed at once. Among more rows, usually one has a leaf that is full or not
+/// in memory.
 const ROWS_MAX: usize = 16;
 
 /// The maximum capacity of a vector that a thread keeps. It is enough for the record of a row in a leaf of 4 KiB, and

@@ -124,8 +124,8 @@ impl Engine<Replaying> {
 }
 
 impl<L> Engine<L> {
-    /// Makes the load's pages pages of the keyspace, before its root leads to them. Frees page numbers that the load
-    /// reserved and did not use.
+    /// Turns the load's pages into pages of the keyspace, whose root does not lead to them yet. Frees page numbers that
+    /// the load reserved and did not use.
     fn show_pages(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, tables: &LoadTables) {
         let is_ascending = |left: &(usize, ExtentAddress), right: &(usize, ExtentAddress)| left.0 < right.0;
         debug_assert!(tables.images.is_sorted_by(is_ascending), "a chunk of a load is attached twice");

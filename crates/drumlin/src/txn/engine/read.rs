@@ -293,8 +293,8 @@ impl Engine {
         }
     }
 
-    /// Reads a large value that a row was [found](Self::find) to have, and puts it in `to`. If the value is replaced
-    /// while it is read, looks the row up again. Returns `false` if the row was removed in the meantime.
+    /// Reads the large value of a row that [`find`](Self::find) has found, and puts it in `to`. If the value is
+    /// replaced while it is read, looks the row up again. Returns `false` if the row was removed in the meantime.
     async fn get_large(
         &self,
         mode: WaitMode<'_>,

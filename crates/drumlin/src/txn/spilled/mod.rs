@@ -49,7 +49,7 @@ const RUNS_MERGED: usize = 4;
 /// The least value of the default limit on the disk space of versions.
 const DEFAULT_BYTES_MIN: u64 = 256 << 20;
 
-/// Whether readers or writers give way when the old versions that open snapshots need reach
+/// Decides whether readers or writers give way when the old versions that open snapshots need reach
 /// [`Config::version_disk_bytes`](crate::Config::version_disk_bytes).
 ///
 /// ```
@@ -315,7 +315,8 @@ impl Spilled {
         self.limit.overflow == VersionOverflow::DelayCommits
     }
 
-    /// Returns the reason why no more versions may be spilled if they may take `limit_bytes` on disk; `None` if more may.
+    /// Returns the reason why no more versions may be spilled, if they may take `limit_bytes` on disk. Returns `None`
+    /// if more versions may be spilled.
     pub(crate) fn refusal(&self, limit_bytes: u64) -> Option<String> {
         if !self.is_on() {
             let limit_bytes = self.budget.version_bytes_max();
