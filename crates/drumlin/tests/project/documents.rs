@@ -142,11 +142,11 @@ fn comments_keep_to_their_columns() {
 /// Beginnings of sentences that describe a thing by a clause instead of naming it, or put the verb first for an `if`.
 /// Each has the number of doc comment lines that begin with it, and of sentences of documents.
 const BEGINNINGS: [(&str, usize, usize); 6] =
-    [("What ", 0, 0), ("How ", 1, 0), ("Where ", 0, 0), ("Whether ", 0, 0), ("As [", 0, 0), ("Is ", 0, 0)];
+    [("What ", 0, 0), ("How ", 0, 0), ("Where ", 0, 0), ("Whether ", 0, 0), ("As [", 0, 0), ("Is ", 0, 0)];
 
 /// Words that leave the actor unnamed or read as translated, with how often they occur in comments and in documents.
 const WORDS: [(&str, usize, usize); 5] =
-    [("whoever", 2, 0), ("somebody", 1, 1), ("nobody", 13, 2), ("any more", 6, 0), ("anew", 1, 0)];
+    [("whoever", 1, 0), ("somebody", 0, 1), ("nobody", 3, 2), ("any more", 4, 0), ("anew", 0, 0)];
 
 /// Returns the pages that readers are led to. Decisions and reports are kept as they were written.
 fn prose() -> Vec<String> {
