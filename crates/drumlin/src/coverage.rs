@@ -35,6 +35,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a commit waited for another stream",
     "a commit waited for a checkpoint that takes earlier changes",
     "moving pages went on behind a checkpoint",
+    "freeing values waited for a checkpoint that takes earlier changes",
     "a commit waited for memory",
     "a writer waited for memory",
     "a commit waited for memory for versions",

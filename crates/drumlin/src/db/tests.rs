@@ -639,6 +639,58 @@ fn cleaning_stays_within_the_memory_for_changes() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
+/// Removed large values whose last reader goes are freed in as many epochs as have memory for the changes, and all in
+/// the end.
+#[test]
+fn values_are_freed_within_the_memory_for_changes() {
+    const VALUES: u64 = 3_000;
+    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let keyspace = db.keyspace_with("rows", crate::KeyspaceOptions::new().page_bytes(512)).unwrap();
+    let (engine, space) = (&db.store().unwrap().engine, &db.store().unwrap().engine.space);
+    let changes_max = engine.budget.epoch_changes_max();
+    for first in (0..VALUES).step_by(100) {
+        let mut tx = db.begin_with(relaxed()).unwrap();
+        (first..first + 100).for_each(|row| tx.insert(&keyspace, row.to_be_bytes(), noise(row, 150)).unwrap());
+        tx.commit().unwrap();
+    }
+    let snapshot = db.snapshot();
+    for first in (0..VALUES).step_by(100) {
+        let mut tx = db.begin_with(relaxed()).unwrap();
+        (first..first + 100).for_each(|row| tx.remove(&keyspace, row.to_be_bytes()).unwrap());
+        tx.commit().unwrap();
+    }
+    assert_eq!(snapshot.iter(&keyspace).count() as u64, VALUES);
+    drop(snapshot);
+    db.sync().unwrap();
+    // No checkpoint begins meanwhile.
+    let page_tables = db.store().unwrap().page_tables.lock();
+    engine.collect_all_garbage();
+    let count = epoch_change_count(&db);
+    assert!(count <= changes_max, "{count} changes, memory for {changes_max}");
+    let unfreed_pages = space.unfreed_pages();
+    assert!(unfreed_pages > VALUES / 8, "{unfreed_pages} pages wait to be freed");
+    assert_eq!(engine.versions.orphans().len() as u64, unfreed_pages);
+    // If more wait than an epoch has memory for, so do commits.
+    engine.versions.set_unfreed_pages(changes_max + 1);
+    let begun = db.stats().checkpoints;
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| keyspace.insert("more", "rows").unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!commit.is_finished(), "a commit did not wait for the values to be freed");
+        drop(page_tables);
+    });
+    // One checkpoint asks for the next.
+    let end = Instant::now() + Duration::from_secs(20);
+    while space.unfreed_pages() > 0 {
+        assert!(Instant::now() < end, "{} pages are not freed", space.unfreed_pages());
+        std::thread::yield_now();
+    }
+    let made = db.stats().checkpoints - begun;
+    assert!((1..=4).contains(&made), "{made} checkpoints freed {unfreed_pages} pages");
+    assert_eq!(engine.versions.orphans().len(), 0);
+    assert!(db.check().unwrap().corruption.is_empty());
+}
+
 /// An idle database whose rows were removed returns nearly all of their space to the file system, and keeps every other
 /// row. It stops when there is little left to gain.
 #[test]

@@ -824,6 +824,17 @@ impl Space {
         }
     }
 
+    /// Pages of large values that no reader needs and that later epochs free: the newest has no memory for the changes.
+    pub(crate) fn unfreed_pages(&self) -> u64 {
+        self.reservations.debt.unfreed_pages()
+    }
+
+    /// Returns `true` if the newest epoch has at most `changes_max` changes of page tables, and at most `unfreed_max` pages
+    /// wait to be freed in later ones.
+    pub(crate) fn has_room_for_changes(&self, changes_max: u64, unfreed_max: u64) -> bool {
+        self.epoch_change_count() <= changes_max && self.unfreed_pages() <= unfreed_max
+    }
+
     /// Bytes of memory that the logged changes take.
     pub(crate) fn change_bytes(&self) -> u64 {
         let capacity = |changes: &Mutex<EpochChanges>| {

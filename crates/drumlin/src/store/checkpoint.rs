@@ -61,6 +61,8 @@ impl Store {
             self.engine.space.fail_quietly(&format!("a checkpoint failed: {error}"));
             self.maintenance.state.lock().failed = true;
             self.maintenance.changed.notify_all();
+        } else if self.engine.space.unfreed_pages() > 0 {
+            self.maintenance.ask();
         }
         result
     }
@@ -69,7 +71,8 @@ impl Store {
     fn prepare_checkpoint(&self, frees: Frees) -> Result<()> {
         let engine = &self.engine;
         engine.check_failure()?;
-        // This checkpoint frees the large values that were removed and that no reader needs.
+        // This checkpoint frees the large values that were removed and that no reader needs, as many as there is memory for
+        // the changes.
         engine.collect_all_garbage();
         let frees = if engine.space.segments.has_released() { Frees::Segments } else { frees };
         let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), 0).map(drop);
@@ -100,6 +103,7 @@ impl Store {
             let corrupted_chunks = engine.pool.addresses_in(&corrupted_chunks);
             (engine.log().last(), self.catalogue(), corrupted_chunks, self.capture_counts())
         });
+        engine.free_waiting_values();
         self.maintenance.announce_checkpoint();
         let number = page_tables.superblock.checkpoint.next();
         self.write_counts(counts, CountedCheckpoint { number, id, timestamp });

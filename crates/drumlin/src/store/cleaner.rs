@@ -212,17 +212,19 @@ impl Store {
         let space = &self.engine.space;
         let segments = &space.segments;
         let mut made: Option<CheckpointReport> = None;
+        let mut is_freeing = false;
         // Commits continue while this packs, so the space that extents are moved to is reserved.
         let mut packing = space.reserve(Purpose::Pack, 0)?;
         // No other checkpoint may begin while extents are moved. The moved extents would belong to its epoch, and take
         // segments that it counts on.
         let page_tables = &mut self.page_tables.lock();
         loop {
-            let free_count = segments.free_count();
+            let (free_count, unfreed_pages) = (segments.free_count(), space.unfreed_pages());
             let nearly_empty = segments.sparse(NEARLY_EMPTY_SHARE, VICTIM_COUNT_MAX);
             page_tables.evacuate(nearly_empty.iter().map(|(segment, _)| *segment));
             let victims = self.take_movable(&mut packing);
             if victims.is_empty()
+                && !is_freeing
                 && let Some(report) = made
             {
                 return Ok(report);
@@ -234,8 +236,12 @@ impl Store {
             let frees = if has_emptied { Frees::Segments } else { Frees::Nothing };
             let report = self.checkpoint_of(page_tables, frees)?;
             let state = space.state();
+            // A round has memory to free only some values, and leaves the others to the next round.
+            let left_pages = space.unfreed_pages();
+            is_freeing = left_pages > 0 && (made.is_none() || left_pages < unfreed_pages);
             // The first round may only free what the second needs, so its result does not end the loop.
-            let is_enough = state.is_relieved() || (made.is_some() && state.free_segments <= free_count);
+            let is_of_no_use = made.is_some() && state.free_segments <= free_count && !is_freeing;
+            let is_enough = state.is_relieved() || is_of_no_use;
             if is_enough || self.maintenance.state.lock().stop {
                 return Ok(report);
             }

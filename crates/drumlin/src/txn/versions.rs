@@ -542,6 +542,11 @@ impl Versions {
         }
     }
 
+    /// Notes the pages of large values that no reader needs and that wait to be freed.
+    pub(crate) fn set_unfreed_pages(&self, count: u64) {
+        self.debt.set_unfreed_pages(count);
+    }
+
     /// Returns the large values that only versions refer to, which a checkpoint has to list.
     pub(crate) fn orphans(&self) -> Vec<Orphan> {
         (self.held.lock().iter())

@@ -329,7 +329,7 @@ impl Store {
         engine.space.sync()?;
         // Removed rows stay in the versions until no reader needs them, and would keep the keyspace from being empty.
         ready(engine.show_durable(WaitMode::Blocking, engine.clock.published()))?;
-        engine.collect_all_garbage();
+        engine.free_unneeded_values();
         let changes = 2;
         ready(engine.secure_changes(WaitMode::Blocking, changes));
         let chunk_list_bytes = (pages.tables().images.len() * size_of::<u64>()) as u64;

@@ -10,6 +10,7 @@ mod read;
 mod replay;
 mod room;
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +33,7 @@ use crate::memory::{Budget, Grant};
 use crate::pool::Pool;
 use crate::seglog::{Appended, Log};
 use crate::space::{Space, SpaceReservation};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 use crate::task::{Tasks, WaitMode, ready};
 
 /// When a commit returns.
@@ -92,12 +93,16 @@ pub(crate) struct Engine<L = Log> {
     /// [`log_bytes_written`](Engine::log_bytes_written) when the newest checkpoint began.
     log_bytes_found: u64,
     pub(crate) log_bytes_checkpointed: AtomicU64,
-    sweeping: Mutex<()>,
+    sweeping: Mutex<UnfreedValues>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) make_room: Arc<dyn MakeRoom>,
     /// Services for operations that wait as tasks.
     pub(crate) tasks: Tasks,
 }
+
+/// Large values that no reader needs and whose pages are not free yet: the changes of page tables that this takes wait
+/// for memory.
+type UnfreedValues = VecDeque<(KeyspaceId, LargeRef)>;
 
 /// The outcome of an attempt to spill versions.
 enum Spill {
@@ -213,8 +218,8 @@ impl Engine {
 
     /// Drops versions that no snapshot needs. If too many are left, requests a spill.
     pub(crate) fn collect_garbage(&self) {
-        if let Some(alone) = self.sweeping.try_lock() {
-            self.drop_unneeded(&alone);
+        if let Some(mut unfreed) = self.sweeping.try_lock() {
+            self.drop_unneeded(&mut unfreed);
         }
         let most = self.budget.version_bytes_max();
         let (high, low) = match self.spilled.is_on() {
@@ -230,26 +235,41 @@ impl Engine {
 
     /// Drops the versions that no snapshot needs. If another thread is doing so, waits for it first.
     pub(crate) fn collect_all_garbage(&self) {
-        self.drop_unneeded(&self.sweeping.lock());
+        self.drop_unneeded(&mut self.sweeping.lock());
     }
 
-    fn drop_unneeded(&self, _alone: &MutexGuard<'_, ()>) {
+    fn drop_unneeded(&self, unfreed: &mut UnfreedValues) {
         let horizon = self.snapshots.horizon(&self.clock);
-        self.free_values(self.versions.collect_garbage(horizon));
-        self.free_values(self.spilled.drop_up_to(horizon));
+        unfreed.extend(self.versions.collect_garbage(horizon));
+        unfreed.extend(self.spilled.drop_up_to(horizon));
+        self.free_values(unfreed, self.changes_max_of_frees());
+    }
+
+    /// The most changes of page tables in an epoch at which values are freed. Simulations free few values.
+    fn changes_max_of_frees(&self) -> u64 {
+        if cfg!(feature = "sim") { 32 } else { self.budget.epoch_changes_max() }
+    }
+
+    /// Frees values that had to wait for this epoch. Leaves commits half of the memory for its changes.
+    pub(crate) fn free_waiting_values(&self) {
+        if self.space.unfreed_pages() > 0
+            && let Some(mut unfreed) = self.sweeping.try_lock()
+        {
+            self.free_values(&mut unfreed, self.changes_max_of_frees() / 2);
+        }
     }
 
     /// Drops versions that no snapshot needs and spills the others, until those in memory take at most `bytes_max`. If
     /// versions can't be spilled, ends the oldest snapshots. If the configuration delays commits instead, returns
     /// `false`: then only the end of a snapshot frees memory. Called only by the thread that spills.
     pub(crate) fn fit_versions(&self, bytes_max: u64) -> bool {
-        let alone = self.sweeping.lock();
+        let mut unfreed = self.sweeping.lock();
         loop {
-            self.drop_unneeded(&alone);
+            self.drop_unneeded(&mut unfreed);
             if self.versions.memory_bytes() <= bytes_max {
                 return true;
             }
-            match self.spill(&alone) {
+            match self.spill(&mut unfreed) {
                 Spill::Some => {}
                 Spill::Refused(_) if self.spilled.delays_commits() => return false,
                 Spill::Refused(why) if self.snapshots.end_oldest(&self.clock, &why) => {}
@@ -267,11 +287,11 @@ impl Engine {
             return;
         }
         let why = format!("the disk is full, and the {disk_bytes} bytes of old versions on it gave way to commits");
-        let alone = self.sweeping.lock();
-        self.drop_unneeded(&alone);
+        let mut unfreed = self.sweeping.lock();
+        self.drop_unneeded(&mut unfreed);
         while self.spilled.has_any_run() && self.snapshots.end_oldest(&self.clock, &why) {
             crate::coverage::mark!("a full disk took the space of spilled versions");
-            self.drop_unneeded(&alone);
+            self.drop_unneeded(&mut unfreed);
         }
     }
 
@@ -281,7 +301,7 @@ impl Engine {
     }
 
     /// Spills the versions of visible commits and merges runs.
-    fn spill(&self, _alone: &MutexGuard<'_, ()>) -> Spill {
+    fn spill(&self, unfreed: &mut UnfreedValues) -> Spill {
         let needed = self.snapshots.needed(&self.clock);
         if needed.snapshots.is_empty() {
             return Spill::Nothing;
@@ -290,10 +310,11 @@ impl Engine {
             return Spill::Refused(why);
         }
         let spilled = self.versions.spill(&self.spilled, &needed).and_then(|(unneeded, has_left)| {
-            self.free_values(unneeded);
-            self.free_values(self.spilled.merge(&needed)?);
+            unfreed.extend(unneeded);
+            unfreed.extend(self.spilled.merge(&needed)?);
             Ok(has_left)
         });
+        self.free_values(unfreed, self.changes_max_of_frees());
         match spilled {
             Ok(true) => {
                 crate::coverage::mark!("versions were spilled");
@@ -307,13 +328,27 @@ impl Engine {
         }
     }
 
-    fn free_values(&self, freed: Vec<(KeyspaceId, LargeRef)>) {
-        for (keyspace, reference) in freed {
-            // The same version may have been in memory and in a run; its value is then listed twice.
-            if self.versions.holds(keyspace, &reference) {
-                self.free_value(keyspace, &reference);
+    /// Frees values as long as the newest epoch has at most `changes_max` changes of page tables. The others wait for
+    /// later epochs.
+    fn free_values(&self, unfreed: &mut UnfreedValues, changes_max: u64) {
+        while let Some((keyspace, reference)) = unfreed.front() {
+            // A version may have been in memory and in a run.
+            if self.versions.holds(*keyspace, reference) {
+                // A value with more pages than an epoch has changes must not wait forever.
+                let limit = changes_max - u64::from(reference.chunk_count).min(changes_max / 2);
+                if self.space.epoch_change_count() > limit {
+                    crate::coverage::mark!("freeing values waited for a checkpoint that takes earlier changes");
+                    break;
+                }
+                self.free_value(*keyspace, reference);
             }
+            unfreed.pop_front();
         }
+        if unfreed.is_empty() {
+            *unfreed = UnfreedValues::default();
+        }
+        let page_count = unfreed.iter().map(|(_, reference)| u64::from(reference.chunk_count)).sum();
+        self.versions.set_unfreed_pages(page_count);
     }
 }
 

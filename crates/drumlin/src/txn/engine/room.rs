@@ -208,8 +208,8 @@ impl Engine {
         let turn = budget.versions.join();
         mode.until(|waker| turn.poll(waker, || Some(()))).await;
         loop {
-            if let Some(alone) = self.sweeping.try_lock() {
-                self.drop_unneeded(&alone);
+            if let Some(mut unfreed) = self.sweeping.try_lock() {
+                self.drop_unneeded(&mut unfreed);
             }
             if grant.resize(bytes) {
                 return Ok(grant);
@@ -280,7 +280,9 @@ impl Engine {
     /// waiting.
     pub(super) fn try_reserve_pages(&self, rows: &[Row<'_>]) -> Result<Option<SpaceReservation<'_>>> {
         let growth = self.check_tables(rows)?;
-        if self.pool.frames.is_over_limit(growth) || self.space.epoch_change_count() > self.changes_max(0) {
+        if self.pool.frames.is_over_limit(growth)
+            || !self.space.has_room_for_changes(self.changes_max(0), self.budget.epoch_changes_max())
+        {
             return Ok(None);
         }
         let (purpose, bytes) = (purpose_of(rows), self.dirtied_bytes_max(rows));
@@ -336,16 +338,25 @@ impl Engine {
     }
 
     /// Waits for a checkpoint to begin if the newest epoch has as many changes of page tables as fit in their memory.
-    /// Leaves an eighth to the cleaner and to running commits, which have passed this point. `more` is the number of
+    /// Leaves an eighth to the cleaner and to running commits, which have passed this point. Also waits if freeing the
+    /// values that wait to be freed would fill an epoch, because commits add to them. `more` is the number of
     /// changes that this commit is certain to add: the chunks of its large values.
     pub(crate) async fn secure_changes(&self, mode: WaitMode<'_>, more: u64) {
-        let limit = self.changes_max(more);
-        if self.space.epoch_change_count() <= limit {
+        let (limit, unfreed_max) = (self.changes_max(more), self.budget.epoch_changes_max());
+        if self.space.has_room_for_changes(limit, unfreed_max) {
             return;
         }
         crate::coverage::mark!("a commit waited for a checkpoint that takes earlier changes");
         let (make_room, space) = (Arc::clone(&self.make_room), Arc::clone(&self.space));
-        mode.run(move || make_room.wait_for_checkpoint(&|| space.epoch_change_count() <= limit)).await;
+        mode.run(move || make_room.wait_for_checkpoint(&|| space.has_room_for_changes(limit, unfreed_max))).await;
+    }
+
+    /// Frees the large values that no reader needs, all of them: waits for the checkpoints that this takes.
+    pub(crate) fn free_unneeded_values(&self) {
+        self.collect_all_garbage();
+        if self.space.unfreed_pages() > 0 {
+            self.make_room.wait_for_checkpoint(&|| self.space.unfreed_pages() == 0);
+        }
     }
 
     /// Reserves space. Takes it from the thread's credit, from free space, or by growing the file. On a full disk,
