@@ -33,6 +33,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a commit on a full disk went to another stream of the log",
     "a commit published others that were applied before it",
     "a commit waited for another stream",
+    "a long commit of a task was made by another thread",
     "a commit waited for a checkpoint that takes earlier changes",
     "moving pages went on behind a checkpoint",
     "freeing values waited for a checkpoint that takes earlier changes",
@@ -135,9 +136,15 @@ mod nobody {
     /// Reports that a commit got its timestamp.
     #[inline(always)]
     pub(crate) fn timestamp_taken(_: crate::format::Timestamp) {}
+
+    /// The body of a commit that another thread makes for this one.
+    #[inline(always)]
+    pub(crate) fn on_behalf<T>(body: impl FnOnce() -> T + Send + 'static) -> impl FnOnce() -> T + Send + 'static {
+        body
+    }
 }
 #[cfg(not(feature = "sim"))]
-pub(crate) use nobody::{reached, timestamp_taken};
+pub(crate) use nobody::{on_behalf, reached, timestamp_taken};
 
 #[cfg(feature = "sim")]
 mod simulation {
@@ -150,7 +157,7 @@ mod simulation {
     static HITS: [AtomicU64; MARKS.len()] = [const { AtomicU64::new(0) }; MARKS.len()];
 
     /// A client's callback for the timestamp of its commit.
-    type OnTimestamp = Box<dyn FnOnce(Timestamp)>;
+    type OnTimestamp = Box<dyn FnOnce(Timestamp) + Send>;
 
     thread_local! {
         static ON_TIMESTAMP: RefCell<Option<OnTimestamp>> = const { RefCell::new(None) };
@@ -177,10 +184,21 @@ mod simulation {
         ON_TIMESTAMP.with_borrow_mut(|own| *own = told);
     }
 
+    /// The body of a commit that another thread makes for this one, whose client is told the timestamp.
+    pub(crate) fn on_behalf<T>(body: impl FnOnce() -> T + Send + 'static) -> impl FnOnce() -> T + Send + 'static {
+        let told = ON_TIMESTAMP.with_borrow_mut(Option::take);
+        move || {
+            on_timestamp(told);
+            let value = body();
+            on_timestamp(None);
+            value
+        }
+    }
+
     /// Returns all marks, and how often this process reached each.
     pub(crate) fn marks() -> Vec<(&'static str, u64)> {
         MARKS.iter().zip(&HITS).map(|(text, hits)| (*text, hits.load(Ordering::Relaxed))).collect()
     }
 }
 #[cfg(feature = "sim")]
-pub(crate) use simulation::{marks, on_timestamp, reached, timestamp_taken};
+pub(crate) use simulation::{marks, on_behalf, on_timestamp, reached, timestamp_taken};

@@ -1,10 +1,9 @@
 //! Commits of one row, of many rows, and of keyspaces.
 
-use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drumlin::internals::io::sim;
@@ -19,18 +18,18 @@ use crate::model::{Content, Model, Operation, SpaceNumber};
 /// or 0 if it got none.
 pub fn recorded<T>(
     model: &Model,
-    operation: impl FnOnce(&Model) -> Operation + 'static,
+    operation: impl FnOnce(&Model) -> Operation + Send + 'static,
     commit: impl FnOnce() -> Result<T, Error>,
 ) -> (u64, Result<T, Error>) {
-    let taken = Rc::new(Cell::new(0));
-    let (told, model) = (Rc::clone(&taken), model.clone());
+    let taken = Arc::new(AtomicU64::new(0));
+    let (told, model) = (Arc::clone(&taken), model.clone());
     sim::on_timestamp(Some(Box::new(move |timestamp| {
-        told.set(timestamp.0);
+        told.store(timestamp.0, Ordering::Relaxed);
         model.enter(timestamp.0, operation(&model));
     })));
     let result = commit();
     sim::on_timestamp(None);
-    (taken.get(), result)
+    (taken.load(Ordering::Relaxed), result)
 }
 
 impl Client {
@@ -61,18 +60,20 @@ impl Client {
         space: Option<SpaceNumber>,
         commit: impl Future<Output = Result<T, Error>>,
     ) -> Result<Option<(u64, T)>, Stop> {
-        let taken = Rc::new(RefCell::new((0, Some(operation))));
+        let taken = Arc::new(Mutex::new((0, Some(operation))));
         let model = self.life.model.clone();
-        let told = Rc::clone(&taken);
+        let told = Arc::clone(&taken);
         let result = self
             .or_drop(async move {
                 let mut commit = pin!(commit);
                 poll_fn(|context| {
                     // Other tasks run on this thread between two polls, so the callback is set before each.
-                    let (told, model) = (Rc::clone(&told), model.clone());
+                    let (told, model) = (Arc::clone(&told), model.clone());
                     sim::on_timestamp(Some(Box::new(move |timestamp| {
-                        let operation = told.borrow_mut().1.take().expect("a commit gets one timestamp");
-                        told.borrow_mut().0 = timestamp.0;
+                        let mut told = told.lock().expect("nobody panics with it");
+                        let operation = told.1.take().expect("a commit gets one timestamp");
+                        told.0 = timestamp.0;
+                        drop(told);
                         model.enter(timestamp.0, operation);
                     })));
                     let polled = commit.as_mut().poll(context);
@@ -82,11 +83,12 @@ impl Client {
                 .await
             })
             .await;
-        let taken = taken.borrow().0;
+        let taken = taken.lock().expect("nobody panics with it").0;
         match result {
             Some(result) => self.settle(taken, result, is_full, call, space),
             None => {
-                // A commit that got its timestamp stands even if its future was dropped; the model has it.
+                // A commit that got its timestamp stands even if its future was dropped; the model has it. A thread that
+                // makes the commit for this task may still give it one.
                 if taken > 0 {
                     self.life.counts.add(Count::DroppedLate);
                 }

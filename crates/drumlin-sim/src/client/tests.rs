@@ -115,3 +115,24 @@ fn a_row_that_stays_locked_is_noticed() {
     let found = outcome.expect_err("the keyspace is gone");
     assert!(found.contains("is gone"), "{found}");
 }
+
+/// A long commit of a task is made by another thread though its future was dropped, and its client is told of it.
+#[test]
+fn a_long_commit_that_is_dropped_is_told_of() {
+    const ROWS: u64 = 100;
+    let outcome = with_client(|client, keyspace, _| {
+        let told = Arc::new(AtomicU64::new(0));
+        let mut tx = client.life.db.begin().expect("a transaction");
+        (0..ROWS).for_each(|number| tx.insert(&keyspace, numbered(number), "value").expect("there is memory"));
+        let at = Arc::clone(&told);
+        sim::on_timestamp(Some(Box::new(move |timestamp| at.store(timestamp.0, Ordering::Relaxed))));
+        let mut commit = Box::pin(tx.commit_async());
+        assert!(commit.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it was made at once");
+        sim::on_timestamp(None);
+        drop(commit);
+        sim::sleep(Duration::from_secs(1));
+        assert!(told.load(Ordering::Relaxed) > 0, "it has no timestamp");
+        assert_eq!(keyspace.count(..).expect("it can be read"), ROWS);
+    });
+    assert_eq!(outcome, Ok(()));
+}
