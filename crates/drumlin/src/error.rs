@@ -108,7 +108,8 @@ pub enum Error {
         /// The database.
         path: PathBuf,
     },
-    /// Bytes read from the device are not those that were written. Data that does not depend on them stays readable.
+    /// Bytes read from the device are not those that were written. Data that does not depend on them stays readable:
+    /// single rows by `get`, the rows on both sides of a damaged page by [`Range::salvage`](crate::Range::salvage).
     #[error("corrupted: {what} in {}: {reason}. Everything else stays readable; Database::check lists what is lost", .path.display())]
     Corrupted {
         /// The file.

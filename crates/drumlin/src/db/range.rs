@@ -36,8 +36,10 @@ use crate::txn::write_set::SharedWrites;
 /// scan copies up to a leaf's rows at once. The first copies are limited to 16 KiB, and all of them are smaller while
 /// many scans share their sixteenth of the memory budget. If none of it is left, a step fails with
 /// [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that the scan yields are outside of the budget, and each keeps
-/// all rows in memory that were copied with it. The iterator ends after its first error. Until it is dropped, it keeps
-/// the database open, as any handle does, and the versions that its snapshot needs.
+/// all rows in memory that were copied with it. The iterator ends after its first error; [`salvage`](Range::salvage)
+/// continues past rows that can't be read. Until it is dropped, it keeps the database open, as any handle does, and the
+/// versions that its snapshot needs. A range of a read-committed transaction continues at a newer snapshot if its own is
+/// ended.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
