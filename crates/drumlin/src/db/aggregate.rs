@@ -64,6 +64,15 @@ impl<R: Reducer> Guarded<'_, R> {
     }
 }
 
+/// The first eight bytes of a key, or all and zeros. A key with a lesser head is a lesser key.
+#[inline]
+fn head(key: &[u8]) -> u64 {
+    match key.first_chunk() {
+        Some(bytes) => u64::from_be_bytes(*bytes),
+        None => key.iter().rev().fold(0, |head, byte| head >> 8 | u64::from(*byte) << 56),
+    }
+}
+
 /// A copy of a leaf, and of the key of one of its rows.
 #[derive(Default)]
 struct LeafCopy {
@@ -125,8 +134,9 @@ impl<R: Reducer> Reducing<'_, R> {
         loop {
             self.mode.work(turn::LEAF).await;
             let (row_count, next) = self.read_leaf(&mut from, upper, &mut copy, take)?;
-            // These rows cost less than rows that are copied and returned.
-            self.mode.worked(turn::ROW * row_count as u32 / 2);
+            // A leaf of 34 rows of 100 bytes takes 1 µs with its descent. Counted for less, it made ticks late by more
+            // than two milliseconds.
+            self.mode.worked(turn::ROW * row_count as u32 / 4);
             match next {
                 Next::Leaf => {}
                 Next::Scan => return Ok(Some(from)),
@@ -227,9 +237,15 @@ impl<R: Reducer> Reducing<'_, R> {
         }
         let mut at = 0;
         let upper = pages.last().expect("there are pages").upper.as_deref();
+        // Most rows are told by their heads: comparing whole keys for each took a quarter of the time.
+        let head_behind = |at: usize| pages[at].upper.as_deref().map_or(u64::MAX, head);
+        let mut head_end = head_behind(at);
         self.read(lower, upper, |reducer, key, value| {
-            while pages[at].upper.as_deref().is_some_and(|upper| upper <= key) {
-                at += 1;
+            if head(key) >= head_end {
+                while pages[at].upper.as_deref().is_some_and(|upper| upper <= key) {
+                    at += 1;
+                }
+                head_end = head_behind(at);
             }
             let before = states[at].take().expect("it is put back, or the reduction ends");
             states[at] = Some(reducer.combine(before, reducer.row(key, value)?)?);
@@ -401,5 +417,25 @@ impl Rows<'_> {
         let upper = upper.map_or(Bound::Unbounded, Bound::Excluded);
         let (key, _) = own.set.range(self.tree.pages.id, (Bound::Included(from), upper)).next()?;
         Some(key.to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::head;
+
+    /// Keys of any length are in the order of their heads, unless these are equal.
+    #[test]
+    fn heads_are_in_the_order_of_keys() {
+        let parts: [&[u8]; 7] =
+            [b"", b"\0", b"\x01", b"a", b"abcdefg", b"abcdefgh", b"\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF"];
+        let keys: Vec<Vec<u8>> = parts.iter().flat_map(|one| parts.iter().map(|two| [*one, *two].concat())).collect();
+        for one in &keys {
+            for two in &keys {
+                assert!(head(one) >= head(two) || one < two, "{one:?} and {two:?}");
+            }
+        }
+        assert_eq!(head(b"ab"), u64::from_be_bytes(*b"ab\0\0\0\0\0\0"));
+        assert_eq!(head(b"abcdefghi"), u64::from_be_bytes(*b"abcdefgh"));
     }
 }

@@ -829,8 +829,8 @@ impl Space {
         self.reservations.debt.unfreed_pages()
     }
 
-    /// Returns `true` if the newest epoch has at most `changes_max` changes of page tables, and at most `unfreed_max` pages
-    /// wait to be freed in later ones.
+    /// Returns `true` if the newest epoch has at most `changes_max` changes of page tables, and at most `unfreed_max`
+    /// pages wait to be freed in later ones.
     pub(crate) fn has_room_for_changes(&self, changes_max: u64, unfreed_max: u64) -> bool {
         self.epoch_change_count() <= changes_max && self.unfreed_pages() <= unfreed_max
     }
