@@ -41,11 +41,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert!(matches!(&missing, Err(Error::NoSuchKeyspace { name }) if name == "orders"), "{missing:?}");
 /// # Ok::<(), drumlin::Error>(())
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused a file operation outside of commits.
-    #[error("{action} {}: {source}", .path.display())]
     Io {
         /// The operation, as a verb phrase: "opening", "reading".
         action: &'static str,
@@ -55,13 +54,11 @@ pub enum Error {
         source: Arc<std::io::Error>,
     },
     /// There is nothing at the path, and [`Config::create`](crate::Config::create) is off.
-    #[error("there is no database at {}: nothing is at this path", .path.display())]
     NotFound {
         /// The given path.
         path: PathBuf,
     },
     /// The path contains something other than a Drumlin database.
-    #[error("{} is not a Drumlin database: {why}", .path.display())]
     NotADatabase {
         /// The given path.
         path: PathBuf,
@@ -69,7 +66,6 @@ pub enum Error {
         why: String,
     },
     /// The database was written by a newer Drumlin.
-    #[error("{} has format {found}; this version reads formats up to {supported}. Open it with a newer Drumlin", .path.display())]
     NewerFormat {
         /// The database.
         path: PathBuf,
@@ -80,7 +76,6 @@ pub enum Error {
     },
     /// The database was written by an older Drumlin, in a format that this version does not read. The database is
     /// unchanged: the version that wrote it still opens it, and its rows can be transferred as a dump.
-    #[error("{} has format {found}; this version reads format {supported}. Dump it with the Drumlin that wrote it (drumlin dump), and load the dump with this one (drumlin load)", .path.display())]
     OlderFormat {
         /// The database.
         path: PathBuf,
@@ -91,7 +86,6 @@ pub enum Error {
     },
     /// Another process has the database open, or this process has. The database is closed by
     /// [`close`](crate::Database::close), or when the last of its handles is dropped.
-    #[error("{} is in use by {}", .path.display(), owner(*.pid, *.by_this_process))]
     Locked {
         /// The database.
         path: PathBuf,
@@ -103,14 +97,12 @@ pub enum Error {
     /// This process was forked from the one that opened the database, and only that process may use it. To open its own
     /// databases, a process must be forked before the first database is opened, or execute a new program: threads that
     /// a fork does not have may hold locks that it needs.
-    #[error("{} was opened before this process was forked, and can't be used in it. Fork before opening a database, or execute a new program", .path.display())]
     Forked {
         /// The database.
         path: PathBuf,
     },
     /// Bytes read from the device are not those that were written. Data that does not depend on them stays readable:
     /// single rows by `get`, the rows on both sides of a damaged page by [`Range::salvage`](crate::Range::salvage).
-    #[error("corrupted: {what} in {}: {reason}. Everything else stays readable; Database::check lists what is lost", .path.display())]
     Corrupted {
         /// The file.
         path: PathBuf,
@@ -121,7 +113,6 @@ pub enum Error {
     },
     /// The disk has no more space for commits. Nothing of the failed commit remains; removing rows, compacting and
     /// checkpoints still work.
-    #[error("the disk is full: {needed_bytes} more bytes are needed in {}. Free space there, or remove rows and call compact", .path.display())]
     DiskFull {
         /// The database.
         path: PathBuf,
@@ -130,7 +121,6 @@ pub enum Error {
     },
     /// Another transaction changed the same row first, or two transactions waited for rows of each other. Run the
     /// transaction again, as [`Database::transact`](crate::Database::transact) does.
-    #[error("conflict: {reason}. Run the transaction again")]
     Conflict {
         /// The kind of conflict.
         reason: &'static str,
@@ -146,7 +136,6 @@ pub enum Error {
     /// of an hour.
     ///
     /// [`TxOptions::lock_timeout`]: crate::TxOptions::lock_timeout
-    #[error("{}", lock_timeout(keyspace, key, *waited, *holder))]
     LockTimeout {
         /// The name of the row's keyspace.
         keyspace: String,
@@ -173,7 +162,6 @@ pub enum Error {
     ///   fails.
     ///
     /// A value over 64 KiB counts only with its key.
-    #[error("transaction too large: {what} take {bytes} bytes{}, and may take {limit_bytes}. {remedy}", rows(*.row_count))]
     TransactionTooLarge {
         /// The part of the transaction that is too large, and what is counted.
         what: &'static str,
@@ -197,9 +185,6 @@ pub enum Error {
     /// - a thirty-second, for values over 64 KiB that are being written, after 10 seconds;
     /// - pages, in any call that needs one in memory: only after running operations, for example futures that are
     ///   neither polled nor dropped, have held every evictable page for 10 seconds.
-    #[error(
-        "memory in use: {what} take all {limit_bytes} bytes of their part of the memory budget. Run the transaction again once others have ended, or raise Config::memory"
-    )]
     MemoryInUse {
         /// The part of the budget that is in use.
         what: &'static str,
@@ -208,7 +193,6 @@ pub enum Error {
     },
     /// The snapshot was ended because the old versions of rows that it needs took too much space, by default a quarter
     /// of the live bytes and at least 256 MiB on disk. Take a new snapshot.
-    #[error("snapshot of timestamp {timestamp} is too old: {reason}. Take a new snapshot")]
     SnapshotTooOld {
         /// The timestamp at which the snapshot reads.
         timestamp: Timestamp,
@@ -216,27 +200,19 @@ pub enum Error {
         reason: Arc<str>,
     },
     /// The log failed while this commit was being written: only reopening shows whether it is durable.
-    #[error(
-        "outcome unknown: the log failed while this commit was being written ({reason}). Reopen the database to see whether it was committed"
-    )]
     OutcomeUnknown {
         /// The failure of the log.
         reason: Arc<str>,
     },
     /// The database was closed by [`Database::close`](crate::Database::close). Remaining handles may still read what is
     /// in memory.
-    #[error("the database was closed. Open it again to use it")]
     Closed,
     /// An earlier write or sync failed. Reads still work; commits are refused until the database is reopened.
-    #[error("the database accepts no commits since {reason}. Reads still work. Fix the cause and reopen it")]
     Failed {
         /// The first failure.
         reason: Arc<str>,
     },
     /// The key is too long for its keyspace.
-    #[error(
-        "a key of {key_bytes} bytes is too long: keyspace {} allows up to {limit_bytes} bytes (a quarter of its page). Use a shorter key, or a keyspace of larger pages", quoted(.keyspace)
-    )]
     KeyTooLong {
         /// The key's length.
         key_bytes: usize,
@@ -246,9 +222,6 @@ pub enum Error {
         keyspace: String,
     },
     /// The memory budget is too small for the database.
-    #[error(
-        "a memory budget of {given_bytes} bytes is too small: this database needs at least {minimum_bytes}. Raise Config::memory"
-    )]
     BudgetTooSmall {
         /// The given budget.
         given_bytes: u64,
@@ -256,29 +229,24 @@ pub enum Error {
         minimum_bytes: u64,
     },
     /// There is no keyspace with this name.
-    #[error("there is no keyspace {}. Database::keyspaces lists them", quoted(.name))]
     NoSuchKeyspace {
         /// The requested name.
         name: String,
     },
     /// The keyspace of this handle was dropped.
-    #[error("keyspace {} was dropped. Get a new handle from the database", quoted(.name))]
     KeyspaceDropped {
         /// The name of the keyspace.
         name: String,
     },
     /// An argument is not allowed.
-    #[error("{0}")]
     Invalid(String),
     /// The database is open for [reading only](crate::Config::read_only).
-    #[error("{} is open for reading only. Open it without Config::read_only to write", .path.display())]
     ReadOnly {
         /// The database.
         path: PathBuf,
     },
     /// The database was opened for reading only but had not been closed: its newest commits are in its log, and only an
     /// opening that may write recovers them.
-    #[error("{} was not closed: {commits} commits in its log have to be recovered. Open it for writing once, and close it", .path.display())]
     NotClosed {
         /// The database.
         path: PathBuf,
@@ -286,7 +254,6 @@ pub enum Error {
         commits: u64,
     },
     /// A [`Reducer`](crate::Reducer) returned an error or panicked. The database is unchanged.
-    #[error("the reducer {name:?} failed: {reason}")]
     Reducer {
         /// The reducer's name.
         name: String,
@@ -294,11 +261,110 @@ pub enum Error {
         reason: String,
     },
     /// A reader failed while its bytes were being stored as a value. Nothing of the value remains.
-    #[error("reading the value to store: {source}. Nothing of it was stored")]
     Source {
         /// The reader's error.
         source: Arc<std::io::Error>,
     },
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Error::Io { action, path, source } => write!(f, "{action} {}: {source}", path.display()),
+            Error::NotFound { path } => {
+                write!(f, "there is no database at {}: nothing is at this path", path.display())
+            }
+            Error::NotADatabase { path, why } => write!(f, "{} is not a Drumlin database: {why}", path.display()),
+            Error::NewerFormat { path, found, supported } => write!(
+                f,
+                "{} has format {found}; this version reads formats up to {supported}. Open it with a newer Drumlin",
+                path.display()
+            ),
+            Error::OlderFormat { path, found, supported } => write!(
+                f,
+                "{} has format {found}; this version reads format {supported}. Dump it with the Drumlin that wrote it (drumlin dump), and load the dump with this one (drumlin load)",
+                path.display()
+            ),
+            Error::Locked { path, pid, by_this_process } => {
+                write!(f, "{} is in use by {}", path.display(), owner(*pid, *by_this_process))
+            }
+            Error::Forked { path } => write!(
+                f,
+                "{} was opened before this process was forked, and can't be used in it. Fork before opening a database, or execute a new program",
+                path.display()
+            ),
+            Error::Corrupted { path, what, reason } => write!(
+                f,
+                "corrupted: {what} in {}: {reason}. Everything else stays readable; Database::check lists what is lost",
+                path.display()
+            ),
+            Error::DiskFull { path, needed_bytes } => write!(
+                f,
+                "the disk is full: {needed_bytes} more bytes are needed in {}. Free space there, or remove rows and call compact",
+                path.display()
+            ),
+            Error::Conflict { reason } => write!(f, "conflict: {reason}. Run the transaction again"),
+            Error::LockTimeout { keyspace, key, waited, holder } => {
+                write!(f, "{}", lock_timeout(keyspace, key, *waited, *holder))
+            }
+            Error::TransactionTooLarge { what, row_count, bytes, limit_bytes, remedy } => write!(
+                f,
+                "transaction too large: {what} take {bytes} bytes{}, and may take {limit_bytes}. {remedy}",
+                rows(*row_count)
+            ),
+            Error::MemoryInUse { what, limit_bytes } => write!(
+                f,
+                "memory in use: {what} take all {limit_bytes} bytes of their part of the memory budget. Run the transaction again once others have ended, or raise Config::memory"
+            ),
+            Error::SnapshotTooOld { timestamp, reason } => {
+                write!(f, "snapshot of timestamp {timestamp} is too old: {reason}. Take a new snapshot")
+            }
+            Error::OutcomeUnknown { reason } => write!(
+                f,
+                "outcome unknown: the log failed while this commit was being written ({reason}). Reopen the database to see whether it was committed"
+            ),
+            Error::Closed => f.write_str("the database was closed. Open it again to use it"),
+            Error::Failed { reason } => write!(
+                f,
+                "the database accepts no commits since {reason}. Reads still work. Fix the cause and reopen it"
+            ),
+            Error::KeyTooLong { key_bytes, limit_bytes, keyspace } => write!(
+                f,
+                "a key of {key_bytes} bytes is too long: keyspace {} allows up to {limit_bytes} bytes (a quarter of its page). Use a shorter key, or a keyspace of larger pages",
+                quoted(keyspace)
+            ),
+            Error::BudgetTooSmall { given_bytes, minimum_bytes } => write!(
+                f,
+                "a memory budget of {given_bytes} bytes is too small: this database needs at least {minimum_bytes}. Raise Config::memory"
+            ),
+            Error::NoSuchKeyspace { name } => {
+                write!(f, "there is no keyspace {}. Database::keyspaces lists them", quoted(name))
+            }
+            Error::KeyspaceDropped { name } => {
+                write!(f, "keyspace {} was dropped. Get a new handle from the database", quoted(name))
+            }
+            Error::Invalid(value) => write!(f, "{value}"),
+            Error::ReadOnly { path } => {
+                write!(f, "{} is open for reading only. Open it without Config::read_only to write", path.display())
+            }
+            Error::NotClosed { path, commits } => write!(
+                f,
+                "{} was not closed: {commits} commits in its log have to be recovered. Open it for writing once, and close it",
+                path.display()
+            ),
+            Error::Reducer { name, reason } => write!(f, "the reducer {name:?} failed: {reason}"),
+            Error::Source { source } => write!(f, "reading the value to store: {source}. Nothing of it was stored"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } | Error::Source { source } => Some(source),
+            _ => None,
+        }
+    }
 }
 
 /// The transaction that has locked a row, from the point of view of a call that fails with [`Error::LockTimeout`].

@@ -104,22 +104,33 @@ pub(crate) struct Origin {
 const DATABASE_MASK: u64 = (1 << 48) - 1;
 
 /// The reason why an extent is invalid.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ExtentError {
-    #[error("its lengths make no sense")]
     Length,
-    #[error("its checksum does not match")]
     Checksum,
-    #[error("it belongs to keyspace {}, page {}", .0.keyspace, .0.page)]
     PageKey(PageKey),
-    #[error("it was written in use {:#x} of a segment, and not in the one that it should be from", .0.0)]
     Use(SegmentUse),
-    #[error("it belongs to another database")]
     Database,
-    #[error("its kind is unknown or not the one expected")]
     Kind,
-    #[error("it does not decompress")]
     Codec,
+}
+
+impl std::fmt::Display for ExtentError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ExtentError::Length => f.write_str("its lengths make no sense"),
+            ExtentError::Checksum => f.write_str("its checksum does not match"),
+            ExtentError::PageKey(key) => write!(f, "it belongs to keyspace {}, page {}", key.keyspace, key.page),
+            ExtentError::Use(other) => write!(
+                f,
+                "it was written in use {:#x} of a segment, and not in the one that it should be from",
+                other.0
+            ),
+            ExtentError::Database => f.write_str("it belongs to another database"),
+            ExtentError::Kind => f.write_str("its kind is unknown or not the one expected"),
+            ExtentError::Codec => f.write_str("it does not decompress"),
+        }
+    }
 }
 
 const CODEC_NONE: u8 = 0;

@@ -99,16 +99,23 @@ pub(crate) struct SegmentHeader {
 }
 
 /// The reason why a segment's header is invalid.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SegmentHeaderError {
-    #[error("it is not the header of a log segment")]
     Magic,
-    #[error("its checksum does not match")]
     Checksum,
-    #[error("it has format {0}")]
     Format(u32),
-    #[error("its window makes no sense")]
     Window,
+}
+
+impl std::fmt::Display for SegmentHeaderError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SegmentHeaderError::Magic => f.write_str("it is not the header of a log segment"),
+            SegmentHeaderError::Checksum => f.write_str("its checksum does not match"),
+            SegmentHeaderError::Format(value) => write!(f, "it has format {value}"),
+            SegmentHeaderError::Window => f.write_str("its window makes no sense"),
+        }
+    }
 }
 
 impl SegmentHeader {

@@ -118,20 +118,27 @@ pub(crate) struct LogRange {
 }
 
 /// The reason why a block is not a valid superblock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SuperblockError {
-    #[error("it does not begin as a superblock")]
     Magic,
-    #[error("it has format {0}")]
     Newer(u32),
-    #[error("it has format {0}")]
     Older(u32),
-    #[error("it has format 0, which never was")]
     Version,
-    #[error("its checksum does not match")]
     Checksum,
-    #[error("its fields make no sense")]
     Fields,
+}
+
+impl std::fmt::Display for SuperblockError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SuperblockError::Magic => f.write_str("it does not begin as a superblock"),
+            SuperblockError::Newer(value) => write!(f, "it has format {value}"),
+            SuperblockError::Older(value) => write!(f, "it has format {value}"),
+            SuperblockError::Version => f.write_str("it has format 0, which never was"),
+            SuperblockError::Checksum => f.write_str("its checksum does not match"),
+            SuperblockError::Fields => f.write_str("its fields make no sense"),
+        }
+    }
 }
 
 impl Superblock {

@@ -64,11 +64,9 @@ pub(crate) struct HeldBy(pub(crate) TransactionId);
 pub(crate) struct LockPlace(u64);
 
 /// The reason why waiting ended without the lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LockError {
-    #[error("another transaction kept a row locked for too long")]
     Timeout,
-    #[error("two transactions wait for rows that the other has locked")]
     Deadlock,
 }
 

@@ -11,48 +11,55 @@ use crate::format::node::{
 use crate::format::{get_u16, get_u32};
 
 /// The reason why a node is invalid. Numbers are indexes of rows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NodeError {
-    #[error("a page of {0} bytes")]
     PageBytes(usize),
-    #[error("a node of level {0}, which is not the one expected")]
     Level(u8),
-    #[error("its fences are longer than keys may be")]
     FenceBytes,
-    #[error("its fences are out of order")]
     FenceOrder,
-    #[error("its fences are not the ones expected")]
     FenceOther,
-    #[error("its prefix is not what its fences have in common")]
     Prefix,
-    #[error("its slots and its heap overlap")]
     Heap,
-    #[error("it has no children")]
     Childless,
-    #[error("row {0} reaches beyond the heap")]
     RowBounds(usize),
-    #[error("row {0} overlaps another")]
     RowOverlap(usize),
-    #[error("row {0} has a key that is too long, or one where none belongs")]
     RowKey(usize),
-    #[error("row {0} has a value whose length makes no sense")]
     RowValue(usize),
-    #[error("row {0} names no child")]
     RowChild(usize),
-    #[error("row {0} names a value that can't be one")]
     RowReference(usize),
-    #[error("row {0} is not above the one before it")]
     RowOrder(usize),
-    #[error("row {0} lies outside the fences")]
     RowOutside(usize),
-    #[error("row {0} does not begin with the bytes that all share")]
     RowShared(usize),
-    #[error("row {0} has a wrong head")]
     RowHead(usize),
-    #[error("its count of unused bytes is wrong")]
     Garbage,
-    #[error("its unused bytes are not zero")]
     Unclean,
+}
+
+impl std::fmt::Display for NodeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NodeError::PageBytes(value) => write!(f, "a page of {value} bytes"),
+            NodeError::Level(value) => write!(f, "a node of level {value}, which is not the one expected"),
+            NodeError::FenceBytes => f.write_str("its fences are longer than keys may be"),
+            NodeError::FenceOrder => f.write_str("its fences are out of order"),
+            NodeError::FenceOther => f.write_str("its fences are not the ones expected"),
+            NodeError::Prefix => f.write_str("its prefix is not what its fences have in common"),
+            NodeError::Heap => f.write_str("its slots and its heap overlap"),
+            NodeError::Childless => f.write_str("it has no children"),
+            NodeError::RowBounds(value) => write!(f, "row {value} reaches beyond the heap"),
+            NodeError::RowOverlap(value) => write!(f, "row {value} overlaps another"),
+            NodeError::RowKey(value) => write!(f, "row {value} has a key that is too long, or one where none belongs"),
+            NodeError::RowValue(value) => write!(f, "row {value} has a value whose length makes no sense"),
+            NodeError::RowChild(value) => write!(f, "row {value} names no child"),
+            NodeError::RowReference(value) => write!(f, "row {value} names a value that can't be one"),
+            NodeError::RowOrder(value) => write!(f, "row {value} is not above the one before it"),
+            NodeError::RowOutside(value) => write!(f, "row {value} lies outside the fences"),
+            NodeError::RowShared(value) => write!(f, "row {value} does not begin with the bytes that all share"),
+            NodeError::RowHead(value) => write!(f, "row {value} has a wrong head"),
+            NodeError::Garbage => f.write_str("its count of unused bytes is wrong"),
+            NodeError::Unclean => f.write_str("its unused bytes are not zero"),
+        }
+    }
 }
 
 /// Pages up to this size, the default, are verified with a smaller map of their bytes, which is quick to clear.
