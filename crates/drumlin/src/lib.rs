@@ -161,7 +161,7 @@
 //! | `serde` | [`Value`], [`Stats`] and the types in them can be serialized |
 //! | `bytes` | a [`Value`] becomes a `bytes::Bytes` without a copy |
 //!
-//! `sim` and `fuzzing` are for the project's own tests.
+//! `faults`, `sim` and `fuzzing` are for the project's own tests.
 #![deny(missing_docs)]
 
 #[cfg(not(unix))]

@@ -18,6 +18,7 @@ mod async_stream;
 mod buffer;
 mod disk;
 mod divided_folder;
+#[cfg(any(test, feature = "faults"))]
 #[doc(hidden)]
 pub mod fault;
 mod folder;
@@ -30,6 +31,7 @@ mod probe;
 mod process;
 mod read;
 mod select;
+#[cfg(any(test, feature = "faults"))]
 #[doc(hidden)]
 pub mod sim;
 mod stream;

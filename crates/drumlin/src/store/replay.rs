@@ -281,7 +281,7 @@ const THREAD_COUNT: usize = 4;
 
 /// Returns the fewest operations that justify a thread. It is lower in simulations, so that they run several threads.
 fn thread_operations_min() -> usize {
-    if crate::sync::scheduler::current().is_some() { 64 } else { 4096 }
+    if crate::sync::thread_number().is_some() { 64 } else { 4096 }
 }
 
 /// The maximum number of rows applied together; their leaves are read together. It is less if there is little memory to

@@ -5,6 +5,7 @@
 //! wait as usual.
 
 mod exclusive;
+#[cfg_attr(not(any(test, feature = "faults")), allow(unreachable_pub, reason = "`io::sim` shows it"))]
 mod random;
 #[cfg(feature = "sim")]
 pub(crate) mod scheduler;
@@ -24,6 +25,7 @@ pub(crate) use self::exclusive::Exclusive;
 pub(crate) use self::system::*;
 pub(crate) use self::thread_index::{ThreadTag, thread_index, thread_tag};
 
+#[cfg_attr(not(any(test, feature = "faults")), allow(unreachable_pub, reason = "`io::sim` shows it"))]
 pub use random::Random;
 
 /// The operating system's threads.
@@ -73,7 +75,7 @@ mod system {
 }
 
 /// Stands in for the scheduler in builds without simulations, in which no thread is a task.
-#[cfg(not(feature = "sim"))]
+#[cfg(all(not(feature = "sim"), any(test, feature = "faults")))]
 pub(crate) mod scheduler {
     use std::thread::JoinHandle;
     use std::time::Duration;

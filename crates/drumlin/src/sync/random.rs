@@ -16,7 +16,10 @@ impl Random {
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
+}
 
+#[cfg(any(test, feature = "faults"))]
+impl Random {
     /// Returns `true` with a probability of `percent` in a hundred.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
