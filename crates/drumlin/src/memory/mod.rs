@@ -16,7 +16,7 @@ mod turns;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_utils::CachePadded;
+use crate::sync::CachePadded;
 
 pub(crate) use turns::WaitQueue;
 

@@ -12,8 +12,7 @@
 use std::sync::OnceLock;
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
-use crate::sync::thread_index;
-use crossbeam_utils::CachePadded;
+use crate::sync::{CachePadded, thread_index};
 
 /// Slots in the first block. Each block has twice as many as the one before it.
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };

@@ -9,9 +9,8 @@
 //!    floor that covers it, or finds the record on the medium.
 //! 3. Everything at or below the horizon is on the medium. The horizon never goes back.
 
-use crossbeam_utils::CachePadded;
-
 use crate::format::Timestamp;
+use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The floor of a stream with nothing pending.

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::task::Waker;
 
-use crossbeam_utils::CachePadded;
-
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{CachePadded, Condvar, Mutex};
 
 use super::Body;
 use super::segment::{BLOCK, Segment, Spare, SpareSize};

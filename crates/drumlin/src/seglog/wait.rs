@@ -30,7 +30,7 @@ pub(super) struct Waiter {
 impl Waiter {
     /// Makes a waiter of the calling thread.
     pub(super) fn current(id: WaiterId, timestamp: Timestamp) -> Waiter {
-        let unparker = PARKER.with_borrow_mut(|parker| parker.get_or_insert_with(Parker::new).unparker().clone());
+        let unparker = PARKER.with_borrow_mut(|parker| parker.get_or_insert_default().unparker().clone());
         Waiter { id, timestamp, unparker }
     }
 

@@ -31,9 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crossbeam_utils::CachePadded;
-
-use crate::sync::{self, Condvar, Mutex, RwLock, ShardedLock, ShardedReadGuard, ShardedWriteGuard};
+use crate::sync::{self, CachePadded, Condvar, Mutex, RwLock, ShardedLock, ShardedReadGuard, ShardedWriteGuard};
 
 use crate::collections::HashMap;
 use crate::error::{Error, Result, Stopped, quoted};
@@ -145,7 +143,8 @@ impl PageSpace {
 /// exclusively to begin.
 #[derive(Debug)]
 pub(crate) struct EpochLatch {
-    latch: ShardedLock<Epoch>,
+    latch: ShardedLock,
+    /// Changes under the exclusive latch only.
     newest: AtomicU64,
 }
 
@@ -153,29 +152,22 @@ pub(crate) struct EpochLatch {
 #[derive(Debug)]
 pub(crate) struct EpochGuard<'a> {
     epoch: Epoch,
-    _hold: Hold<'a>,
-}
-
-#[derive(Debug)]
-#[allow(dead_code, reason = "held, not looked at")]
-enum Hold<'a> {
-    Shared(ShardedReadGuard<'a, Epoch>),
-    Exclusive(ShardedWriteGuard<'a, Epoch>),
+    _shared: Option<ShardedReadGuard<'a>>,
+    _exclusive: Option<ShardedWriteGuard<'a>>,
 }
 
 impl EpochLatch {
     /// Latches the epoch, shared.
     #[inline]
     pub(crate) fn shared(&self) -> EpochGuard<'_> {
-        let hold = self.latch.read();
-        debug_assert!(*hold == self.newest(), "an epoch began beside its latch");
-        EpochGuard { epoch: *hold, _hold: Hold::Shared(hold) }
+        let shared = Some(self.latch.read());
+        EpochGuard { epoch: self.newest(), _shared: shared, _exclusive: None }
     }
 
     /// Latches the epoch exclusively, so that no other thread changes a page.
     pub(crate) fn exclusive(&self) -> EpochGuard<'_> {
-        let hold = self.latch.write();
-        EpochGuard { epoch: *hold, _hold: Hold::Exclusive(hold) }
+        let exclusive = Some(self.latch.write());
+        EpochGuard { epoch: self.newest(), _shared: None, _exclusive: exclusive }
     }
 
     /// Returns the newest epoch without latching it: it may end at any moment.
@@ -330,7 +322,7 @@ impl Space {
                 SegmentUse::first_of(epoch.incarnation()),
             ),
             file,
-            epoch_latch: EpochLatch { latch: ShardedLock::new(epoch), newest: AtomicU64::new(epoch.0) },
+            epoch_latch: EpochLatch { latch: ShardedLock::default(), newest: AtomicU64::new(epoch.0) },
             appenders: [Mutex::new(appender()), Mutex::new(appender())],
             changes: Default::default(),
             change_counts: Default::default(),
@@ -376,13 +368,13 @@ impl Space {
 
     /// Latches the epoch exclusively, calls `at_start` with the epoch that ends, and begins the next epoch.
     pub(crate) fn begin_checkpoint<T>(&self, at_start: impl FnOnce(Epoch) -> T) -> (Epoch, T) {
-        let mut epoch = self.epoch_latch.latch.write();
-        let ended = *epoch;
-        assert!(ended == self.epoch_latch.newest(), "two epochs are current");
+        let _hold = self.epoch_latch.latch.write();
+        let ended = self.epoch_latch.newest();
         assert!(ended.next().incarnation() == ended.incarnation(), "an opening has used up its epochs: {ended}");
+        assert!(ended < ended.next(), "epochs do not ascend");
         let value = at_start(ended);
-        *epoch = ended.next();
-        self.epoch_latch.newest.store(epoch.0, Ordering::Relaxed);
+        assert!(ended == self.epoch_latch.newest(), "an epoch began beside its latch");
+        self.epoch_latch.newest.store(ended.next().0, Ordering::Relaxed);
         let mut changes = self.changes(ended.next()).lock();
         assert!(changes.fresh.is_empty(), "the epoch before last has changes in no summary");
         assert!(changes.summaries.is_empty(), "the epoch before last has summaries in no checkpoint");

@@ -37,13 +37,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_utils::CachePadded;
-
 use super::Space;
 use crate::error::{Error, Result};
 use crate::format::catalogue;
 use crate::format::{Epoch, SegmentId};
-use crate::sync::{Mutex, thread_index};
+use crate::sync::{CachePadded, Mutex, thread_index};
 
 /// Credit granted to a thread at a time: some 18 commits of one row into pages of 4 KiB. With more, small files would
 /// grow just for credit.

@@ -5,10 +5,14 @@
 //! wait as usual.
 
 mod exclusive;
+mod padded;
+mod parking;
 #[cfg_attr(not(any(test, feature = "faults")), allow(unreachable_pub, reason = "`io::sim` shows it"))]
 mod random;
 #[cfg(feature = "sim")]
 pub(crate) mod scheduler;
+#[cfg(not(feature = "sim"))]
+mod sharded;
 #[cfg(feature = "sim")]
 pub(crate) mod simulated;
 mod thread_index;
@@ -21,6 +25,7 @@ pub(crate) use simulated::{
 };
 
 pub(crate) use self::exclusive::Exclusive;
+pub(crate) use self::padded::CachePadded;
 #[cfg(not(feature = "sim"))]
 pub(crate) use self::system::*;
 pub(crate) use self::thread_index::{ThreadTag, thread_index, thread_tag};
@@ -33,34 +38,9 @@ pub use random::Random;
 mod system {
     pub(crate) use std::thread::{Thread, current, park_timeout, sleep, yield_now};
 
-    pub(crate) use crossbeam_utils::Backoff;
-    pub(crate) use crossbeam_utils::sync::{Parker, Unparker};
-    pub(crate) use crossbeam_utils::sync::{
-        ShardedLockReadGuard as ShardedReadGuard, ShardedLockWriteGuard as ShardedWriteGuard,
-    };
+    pub(crate) use super::parking::{Backoff, Parker, Unparker};
+    pub(crate) use super::sharded::{ShardedLock, ShardedReadGuard, ShardedWriteGuard};
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
-    use std::sync::PoisonError;
-
-    /// A lock that every commit takes shared and that is rarely taken exclusively. Taking it shared touches a cache
-    /// line that few other threads touch. Taking it exclusively costs as much as some ten locks.
-    #[derive(Debug)]
-    pub(crate) struct ShardedLock<T>(crossbeam_utils::sync::ShardedLock<T>);
-
-    impl<T> ShardedLock<T> {
-        pub(crate) fn new(value: T) -> ShardedLock<T> {
-            ShardedLock(crossbeam_utils::sync::ShardedLock::new(value))
-        }
-
-        #[inline]
-        pub(crate) fn read(&self) -> ShardedReadGuard<'_, T> {
-            self.0.read().unwrap_or_else(PoisonError::into_inner)
-        }
-
-        pub(crate) fn write(&self) -> ShardedWriteGuard<'_, T> {
-            self.0.write().unwrap_or_else(PoisonError::into_inner)
-        }
-    }
 
     /// Waits for a thread to end.
     pub(crate) fn join(thread: std::thread::JoinHandle<()>) -> std::thread::Result<()> {

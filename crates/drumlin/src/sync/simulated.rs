@@ -230,9 +230,9 @@ pub(crate) struct RwLockWriteGuard<'a, T: ?Sized> {
 }
 
 /// Not sharded: only one task of a simulation runs at a time, so tasks do not contend for a cache line.
-pub(crate) type ShardedLock<T> = RwLock<T>;
-pub(crate) type ShardedReadGuard<'a, T> = RwLockReadGuard<'a, T>;
-pub(crate) type ShardedWriteGuard<'a, T> = RwLockWriteGuard<'a, T>;
+pub(crate) type ShardedLock = RwLock<()>;
+pub(crate) type ShardedReadGuard<'a> = RwLockReadGuard<'a, ()>;
+pub(crate) type ShardedWriteGuard<'a> = RwLockWriteGuard<'a, ()>;
 
 impl<T> RwLock<T> {
     pub(crate) const fn new(value: T) -> RwLock<T> {
@@ -485,13 +485,9 @@ pub(crate) fn thread_number() -> Option<usize> {
 
 /// Spins until something has happened, yielding in a simulation.
 #[derive(Debug, Default)]
-pub(crate) struct Backoff(crossbeam_utils::Backoff);
+pub(crate) struct Backoff(super::parking::Backoff);
 
 impl Backoff {
-    pub(crate) fn new() -> Backoff {
-        Backoff::default()
-    }
-
     pub(crate) fn snooze(&self) {
         if scheduler::current().is_some() { yield_now() } else { self.0.snooze() }
     }
@@ -500,21 +496,17 @@ impl Backoff {
 /// A parker of one owner: unparks for other uses of the thread do not wake it.
 #[derive(Debug, Default)]
 pub(crate) struct Parker {
-    inner: crossbeam_utils::sync::Parker,
+    inner: super::parking::Parker,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Unparker {
-    inner: crossbeam_utils::sync::Unparker,
+    inner: super::parking::Unparker,
     /// The thread that made the parker, and the only one that parks with it.
     thread: Thread,
 }
 
 impl Parker {
-    pub(crate) fn new() -> Parker {
-        Parker::default()
-    }
-
     #[track_caller]
     pub(crate) fn park(&self) {
         match scheduler::current() {

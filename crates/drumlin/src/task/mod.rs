@@ -125,7 +125,7 @@ impl WaitMode<'_> {
     pub(crate) async fn until<T>(self, mut poll: impl FnMut(&Waker) -> Poll<T>) -> T {
         match self {
             WaitMode::Blocking => {
-                let parker = Parker::new();
+                let parker = Parker::default();
                 let waker = Waker::from(Arc::new(Unpark(parker.unparker().clone())));
                 loop {
                     if let Poll::Ready(value) = poll(&waker) {

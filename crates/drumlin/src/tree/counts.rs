@@ -40,15 +40,13 @@ pub(crate) mod capture;
 use std::ops::Bound;
 use std::sync::{Arc, OnceLock};
 
-use crossbeam_utils::CachePadded;
-
 use capture::CaptureState;
 
 use crate::format::{PageId, Timestamp};
 use crate::memory::{Account, Budget};
 use crate::space::EpochGuard;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, thread_index};
+use crate::sync::{CachePadded, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, thread_index};
 
 use super::count_entries::CountEntries;
 pub(crate) use super::count_entries::CountEntry;

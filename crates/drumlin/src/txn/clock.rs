@@ -6,10 +6,9 @@
 //!   that its caller sees it. Never above published.
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
-use crossbeam_utils::CachePadded;
 
 use crate::format::Timestamp;
-use crate::sync::Backoff;
+use crate::sync::{Backoff, CachePadded};
 
 /// The maximum distance between the oldest commit that is not applied and the newest that may be marked as applied. No
 /// program has so many threads inside commits; with more, commits would wait in [`Clock::mark_applied`].
@@ -118,7 +117,7 @@ impl Clock {
     /// Waits until every commit up to this one is applied. This takes an instant, because commits being applied wait
     /// for nothing.
     pub(crate) fn wait_published(&self, timestamp: Timestamp) {
-        let backoff = Backoff::new();
+        let backoff = Backoff::default();
         while self.published() < timestamp {
             backoff.snooze();
         }

@@ -26,7 +26,7 @@
 //!
 //! Lock order: a shard, then the graph. The graph is locked only if there are waiters.
 
-use crate::sync::Thread;
+use crate::sync::{CachePadded, Thread};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::mem;
@@ -36,7 +36,6 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::sync::{Mutex, MutexGuard, ThreadTag, thread_tag};
-use crossbeam_utils::CachePadded;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 

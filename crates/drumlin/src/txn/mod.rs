@@ -5,10 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_utils::CachePadded;
-
 use crate::error::Result;
-use crate::sync::thread_index;
+use crate::sync::{CachePadded, thread_index};
 
 pub(crate) mod clock;
 pub(crate) mod engine;

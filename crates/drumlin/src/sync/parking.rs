@@ -1,0 +1,81 @@
+//! Waiting in a loop, and parking: of the system's primitives, and where a simulation leaves them alone.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+/// Waiting for what another thread is about to do: spins for longer and longer, and then lets other threads run.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff(Cell<u32>);
+
+impl Backoff {
+    const SPINS_LOG2_MAX: u32 = 6;
+
+    pub(crate) fn snooze(&self) {
+        let step = self.0.get();
+        if step > Backoff::SPINS_LOG2_MAX {
+            std::thread::yield_now();
+            return;
+        }
+        (0..1 << step).for_each(|_| std::hint::spin_loop());
+        self.0.set(step + 1);
+    }
+}
+
+/// Parking that is not disturbed by unparks of other owners.
+#[derive(Debug, Default)]
+pub(crate) struct Parker {
+    unparker: Unparker,
+}
+
+/// Wakes the thread that parks, or the next time that it would.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unparker(Arc<Parking>);
+
+#[derive(Debug, Default)]
+struct Parking {
+    is_woken: Mutex<bool>,
+    woken: Condvar,
+}
+
+impl Parker {
+    pub(crate) fn park(&self) {
+        let Parking { is_woken, woken } = &*self.unparker.0;
+        let mut is_woken = is_woken.lock();
+        while !std::mem::take(&mut *is_woken) {
+            woken.wait(&mut is_woken);
+        }
+    }
+
+    pub(crate) fn unparker(&self) -> &Unparker {
+        &self.unparker
+    }
+}
+
+impl Unparker {
+    pub(crate) fn unpark(&self) {
+        *self.0.is_woken.lock() = true;
+        self.0.woken.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Parker, Unparker};
+    use std::thread;
+
+    // A wake-up that comes before the thread parks is not lost, and two are one.
+    #[test]
+    fn an_early_wake_up_is_kept() {
+        let parker = Parker::default();
+        let unparker: Unparker = parker.unparker().clone();
+        unparker.unpark();
+        unparker.unpark();
+        parker.park();
+        thread::scope(|scope| {
+            scope.spawn(|| unparker.unpark());
+            parker.park();
+        });
+    }
+}

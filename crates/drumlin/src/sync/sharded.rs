@@ -1,0 +1,78 @@
+//! A shared lock whose sharers do not meet.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::CachePadded;
+
+/// Parts of a [`ShardedLock`].
+const SHARDS: usize = 8;
+
+thread_local! {
+    /// The part that the thread shares. Threads take the parts by turns.
+    static SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// The part of the calling thread.
+#[inline]
+fn shard() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    if SHARD.get() == usize::MAX {
+        SHARD.set(NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
+    }
+    SHARD.get()
+}
+
+/// A lock that every commit shares and few threads take alone. To share it touches a cache line that few other threads
+/// touch; to have it alone takes as long as some ten locks.
+#[derive(Debug, Default)]
+pub(crate) struct ShardedLock([CachePadded<RwLock<()>>; SHARDS]);
+
+pub(crate) type ShardedReadGuard<'a> = RwLockReadGuard<'a, ()>;
+/// In a box, so that sharers do not carry room for it.
+pub(crate) type ShardedWriteGuard<'a> = Box<[RwLockWriteGuard<'a, ()>]>;
+
+impl ShardedLock {
+    #[inline]
+    pub(crate) fn read(&self) -> ShardedReadGuard<'_> {
+        self.0[shard()].read()
+    }
+
+    /// Takes all parts, in one order, so that two threads do not wait for each other.
+    pub(crate) fn write(&self) -> ShardedWriteGuard<'_> {
+        self.0.iter().map(|shard| shard.write()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ShardedLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::thread;
+
+    // An owner excludes other owners and all sharers.
+    #[test]
+    fn a_sharded_lock_excludes() {
+        let (lock, odd) = (ShardedLock::default(), AtomicU64::new(0));
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let _alone = lock.write();
+                        let before = odd.fetch_add(1, Ordering::Relaxed);
+                        assert!(before.is_multiple_of(2), "two owners");
+                        odd.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                scope.spawn(|| {
+                    for _ in 0..5000 {
+                        let _shared = lock.read();
+                        assert!(odd.load(Ordering::Relaxed).is_multiple_of(2), "an owner beside a sharer");
+                    }
+                });
+            }
+        });
+    }
+}
