@@ -673,11 +673,13 @@ fn values_are_freed_within_the_memory_for_changes() {
     // If more wait than an epoch has memory for, so do commits.
     engine.versions.set_unfreed_pages(changes_max + 1);
     let begun = db.stats().checkpoints;
+    let (sender, ended) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        let commit = scope.spawn(|| keyspace.insert("more", "rows").unwrap());
-        std::thread::sleep(Duration::from_millis(100));
-        assert!(!commit.is_finished(), "a commit did not wait for the values to be freed");
+        scope.spawn(|| sender.send(keyspace.insert("more", "rows")).unwrap());
+        let waits = ended.recv_timeout(Duration::from_millis(100)).is_err();
+        assert!(waits, "a commit did not wait for the values to be freed");
         drop(page_tables);
+        ended.recv().unwrap().unwrap();
     });
     // One checkpoint asks for the next.
     let end = Instant::now() + Duration::from_secs(20);

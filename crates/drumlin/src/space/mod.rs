@@ -818,12 +818,14 @@ impl Space {
 
     /// Pages of large values that no reader needs and that later epochs free: the newest has no memory for the changes.
     pub(crate) fn unfreed_pages(&self) -> u64 {
-        self.reservations.debt.unfreed_pages()
+        self.reservations.debt.unfreed_pages.load(Ordering::Relaxed)
     }
 
     /// Returns `true` if the newest epoch has at most `changes_max` changes of page tables, and at most `unfreed_max`
     /// pages wait to be freed in later ones.
     pub(crate) fn has_room_for_changes(&self, changes_max: u64, unfreed_max: u64) -> bool {
+        debug_assert!(changes_max > 0, "commits would wait for an epoch without changes");
+        debug_assert!(changes_max <= unfreed_max, "{unfreed_max} pages wait, an epoch has {changes_max} changes");
         self.epoch_change_count() <= changes_max && self.unfreed_pages() <= unfreed_max
     }
 

@@ -271,7 +271,8 @@ impl Purpose {
 pub(crate) struct CheckpointDebt {
     dirty: CachePadded<DirtyPages>,
     orphan_count: AtomicU64,
-    unfreed_pages: AtomicU64,
+    /// Pages of values that nothing needs and that wait to be freed.
+    pub(super) unfreed_pages: AtomicU64,
 }
 
 /// The bytes of dirty pages, and their number by the parity of the epoch that last changed them.
@@ -329,11 +330,6 @@ impl CheckpointDebt {
     /// Sets the number of pages of values that nothing needs and that wait for an epoch with memory for their changes.
     pub(crate) fn set_unfreed_pages(&self, count: u64) {
         self.unfreed_pages.store(count, Ordering::Relaxed);
-    }
-
-    /// Pages of values that wait to be freed.
-    pub(super) fn unfreed_pages(&self) -> u64 {
-        self.unfreed_pages.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes of the catalogue's list of orphans.
