@@ -87,8 +87,8 @@ impl Client {
         match result {
             Some(result) => self.settle(taken, result, is_full, call, space),
             None => {
-                // A commit that got its timestamp stands even if its future was dropped; the model has it. A thread that
-                // makes the commit for this task may still give it one.
+                // A commit that got its timestamp stands even if its future was dropped; the model has it. A thread
+                // that makes the commit for this task may still give it one.
                 if taken > 0 {
                     self.life.counts.add(Count::DroppedLate);
                 }

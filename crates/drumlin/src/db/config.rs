@@ -288,8 +288,8 @@ impl Config {
         self
     }
 
-    /// Opens the database in the folder `path` (`.` is the current one; `~` has no meaning of its own). Creates it, and the
-    /// folders above it, if it does not exist, and recovers it if it was not closed.
+    /// Opens the database in the folder `path` (`.` is the current one; `~` has no meaning of its own). Creates it, and
+    /// the folders above it, if it does not exist, and recovers it if it was not closed.
     ///
     /// Takes some milliseconds if the database was closed. Otherwise it takes as long as reading the log since the last
     /// checkpoint and each page that the log changes: about half a second for 8 MB of log with 65,000 random updates of

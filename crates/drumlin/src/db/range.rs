@@ -11,7 +11,6 @@ use std::sync::atomic::AtomicU64;
 use super::Handle;
 use super::bounds::OwnedBounds;
 use super::leaf_copy::{self, CHANGES_BYTES_MAX, Copied, CopiedRows, Copier, Fetched, Want};
-use super::rows::open_latest;
 use super::salvage::{Gap, Salvaged};
 use super::shortage::Shortage;
 use super::value::Value;
@@ -38,8 +37,8 @@ use crate::txn::write_set::SharedWrites;
 /// [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that the scan yields are outside of the budget, and each keeps
 /// all rows in memory that were copied with it. The iterator ends after its first error; [`salvage`](Range::salvage)
 /// continues past rows that can't be read. Until it is dropped, it keeps the database open, as any handle does, and the
-/// versions that its snapshot needs. A range of a read-committed transaction continues at a newer snapshot if its own is
-/// ended.
+/// versions that its snapshot needs. A range of a read-committed transaction continues at a newer snapshot if its own
+/// is ended.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -545,7 +544,7 @@ impl Scan {
     fn renew(&mut self) -> Result<bool> {
         let Some(seen) = &self.latest else { return Ok(false) };
         crate::coverage::mark!("a scan went on at a newer snapshot");
-        self.snapshot = open_latest(self.handle.store()?, seen);
+        self.snapshot = self.handle.store()?.open_latest(seen);
         Ok(true)
     }
 

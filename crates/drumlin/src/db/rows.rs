@@ -35,13 +35,6 @@ pub(super) enum Horizon {
 /// The number of snapshots at which a read of the newest commits is attempted, if one after another is ended.
 pub(super) const RENEWALS_MAX: usize = 16;
 
-/// Opens a snapshot of the newest commits, and records in `seen` that a read saw them.
-pub(super) fn open_latest(store: &Store, seen: &AtomicU64) -> Arc<SnapshotHandle> {
-    let now = store.open_snapshot(|| store.engine.clock.published());
-    seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
-    now
-}
-
 /// The state that a snapshot or transaction reads.
 pub(super) struct ReadView {
     pub(super) horizon: Horizon,
@@ -57,7 +50,7 @@ impl Horizon {
     pub(super) fn open_snapshot(&self, store: &Store) -> Arc<SnapshotHandle> {
         match self {
             Horizon::Fixed(snapshot) => Arc::clone(snapshot),
-            Horizon::Latest(seen) => open_latest(store, seen),
+            Horizon::Latest(seen) => store.open_latest(seen),
         }
     }
 

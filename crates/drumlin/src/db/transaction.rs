@@ -30,7 +30,7 @@ use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, SharedWrites};
 
 /// The maximum number of rows, and bytes of its record, of a commit that a task makes itself: about 300 µs of work.
-/// Another thread makes longer commits; handing one over and back takes about 60 µs. Commits of simulations are shorter.
+/// Another thread makes longer commits; handing one over and back takes about 60 µs. Simulated commits are shorter.
 const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 12 } else { 512 };
 const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 8 << 10 } else { 256 << 10 };
 

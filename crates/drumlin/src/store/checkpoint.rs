@@ -71,8 +71,8 @@ impl Store {
     fn prepare_checkpoint(&self, frees: Frees) -> Result<()> {
         let engine = &self.engine;
         engine.check_failure()?;
-        // This checkpoint frees the large values that were removed and that no reader needs, as many as there is memory for
-        // the changes.
+        // This checkpoint frees the large values that were removed and that no reader needs, as many as there is memory
+        // for the changes.
         engine.collect_all_garbage();
         let frees = if engine.space.segments.has_released() { Frees::Segments } else { frees };
         let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), 0).map(drop);

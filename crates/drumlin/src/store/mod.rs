@@ -404,6 +404,13 @@ impl Store {
         Arc::new(self.engine.snapshots.open_snapshot(self.now(), choose))
     }
 
+    /// Opens a snapshot of the newest commits, and records in `seen` that a read saw them.
+    pub(crate) fn open_latest(&self, seen: &AtomicU64) -> Arc<SnapshotHandle> {
+        let now = self.open_snapshot(|| self.engine.clock.published());
+        seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
+        now
+    }
+
     pub(crate) fn next_transaction(&self) -> TransactionId {
         self.engine.transaction_ids.next()
     }

@@ -64,8 +64,8 @@ pub fn park(timeout: Option<Duration>) {
     }
 }
 
-/// Calls `told` when the next commit of this thread, or the next that another thread makes for it, gets its timestamp. A
-/// later call replaces the callback.
+/// Calls `told` when the next commit of this thread, or the next that another thread makes for it, gets its timestamp.
+/// A later call replaces the callback.
 pub fn on_timestamp(told: Option<Box<dyn FnOnce(Timestamp) + Send>>) {
     crate::coverage::on_timestamp(told);
 }
