@@ -207,7 +207,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn contains_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
-        self.rows().contains_many(self.store()?.as_task().await, keys).await
+        self.rows().contains_many(self.store()?.as_task().await, &bounds::slices(keys)).await
     }
 
     /// Like [`get_many`](Keyspace::get_many).
@@ -215,7 +215,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn get_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        self.rows().get_many(self.store()?.as_task().await, keys).await
+        self.rows().get_many(self.store()?.as_task().await, &bounds::slices(keys)).await
     }
 
     /// Like [`first`](Keyspace::first).
@@ -581,7 +581,7 @@ impl Reader {
     /// # Errors
     /// Those of [`get`](Reader::get).
     pub async fn contains_many_async<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<bool>> {
-        self.rows(keyspace)?.contains_many(self.store()?.as_task().await, keys).await
+        self.rows(keyspace)?.contains_many(self.store()?.as_task().await, &bounds::slices(keys)).await
     }
 
     /// Like [`get_many`](Reader::get_many).
@@ -589,7 +589,7 @@ impl Reader {
     /// # Errors
     /// Those of [`get`](Reader::get).
     pub async fn get_many_async<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        self.rows(keyspace)?.get_many(self.store()?.as_task().await, keys).await
+        self.rows(keyspace)?.get_many(self.store()?.as_task().await, &bounds::slices(keys)).await
     }
 
     /// Like [`first`](Reader::first).

@@ -10,10 +10,11 @@ use super::shortage::Shortage;
 use super::{Keyspace, Value, bounds};
 use crate::error::Result;
 use crate::store::{LockedRow, NotFree};
-use crate::task::{WaitMode, ready};
+use crate::task::{Rooted, WaitMode, ready};
 use crate::tree::Direction;
 use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX};
 use crate::txn::write_set::Change;
+use std::future::Future;
 
 /// The behaviour of a pop if all rows of its range are locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,14 +48,21 @@ impl Keyspace {
         ready(self.take_in(WaitMode::Blocking, key.as_ref()))
     }
 
-    pub(super) async fn take_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
-        let row = self.lock_newest(mode, key).await?;
-        let Some(value) = row.get::<Value>(mode).await? else {
-            row.leave(mode, self.durability).await?;
-            return Ok(None);
-        };
-        row.commit(mode, Change::Remove, self.durability).await?;
-        Ok(Some(value))
+    #[inline(never)]
+    pub(super) fn take_in(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+    ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
+        Rooted::new(async move {
+            let row = self.lock_newest(mode, key).await?;
+            let Some(value) = row.get::<Value>(mode).await? else {
+                row.leave(mode, self.durability).await?;
+                return Ok(None);
+            };
+            row.commit(mode, Change::Remove, self.durability).await?;
+            Ok(Some(value))
+        })
     }
 
     /// Puts the row and returns the value that it had, or `None` if there was no such row. O(log n).
@@ -73,11 +81,19 @@ impl Keyspace {
         ready(self.replace_in(WaitMode::Blocking, key.as_ref(), value.as_ref()))
     }
 
-    pub(super) async fn replace_in(&self, mode: WaitMode<'_>, key: &[u8], value: &[u8]) -> Result<Option<Value>> {
-        let row = self.lock_newest(mode, key).await?;
-        let before = row.get(mode).await?;
-        self.put_locked(mode, row, value).await?;
-        Ok(before)
+    #[inline(never)]
+    pub(super) fn replace_in(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+        value: &[u8],
+    ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
+        Rooted::new(async move {
+            let row = self.lock_newest(mode, key).await?;
+            let before = row.get(mode).await?;
+            self.put_locked(mode, row, value).await?;
+            Ok(before)
+        })
     }
 
     /// Puts the row if there is none with this key. Returns `true` if it was put. O(log n). Reads no large value.
@@ -97,14 +113,22 @@ impl Keyspace {
         ready(self.insert_if_absent_in(WaitMode::Blocking, key.as_ref(), value.as_ref()))
     }
 
-    pub(super) async fn insert_if_absent_in(&self, mode: WaitMode<'_>, key: &[u8], value: &[u8]) -> Result<bool> {
-        let row = self.lock_newest(mode, key).await?;
-        if row.exists(mode).await? {
-            row.leave(mode, self.durability).await?;
-            return Ok(false);
-        }
-        self.put_locked(mode, row, value).await?;
-        Ok(true)
+    #[inline(never)]
+    pub(super) fn insert_if_absent_in(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+        value: &[u8],
+    ) -> Rooted<impl Future<Output = Result<bool>>> {
+        Rooted::new(async move {
+            let row = self.lock_newest(mode, key).await?;
+            if row.exists(mode).await? {
+                row.leave(mode, self.durability).await?;
+                return Ok(false);
+            }
+            self.put_locked(mode, row, value).await?;
+            Ok(true)
+        })
     }
 
     /// Replaces the row's value with the result of `change`. `None` stands for no row, both before and after. Returns
@@ -142,17 +166,13 @@ impl Keyspace {
         key: &[u8],
         change: impl FnOnce(Option<&[u8]>) -> Option<V>,
     ) -> Result<Option<V>> {
-        let row = self.lock_newest(mode, key).await?;
-        let before = row.get::<Value>(mode).await?;
+        let (row, before) = self.lock_and_get(mode, key).await?;
         let after = {
             let _running = row.enter_body();
             change(before.as_deref())
         };
-        match &after {
-            Some(value) => self.put_locked(mode, row, value.as_ref()).await?,
-            None if before.is_some() => row.commit(mode, Change::Remove, self.durability).await?,
-            None => row.leave(mode, self.durability).await?,
-        }
+        let new = after.as_ref().map(AsRef::as_ref);
+        self.change_locked(mode, row, before.is_some(), new).await?;
         Ok(after)
     }
 
@@ -182,25 +202,24 @@ impl Keyspace {
         ready(self.compare_and_swap_in(WaitMode::Blocking, key.as_ref(), expected, new))
     }
 
-    pub(super) async fn compare_and_swap_in(
+    #[inline(never)]
+    pub(super) fn compare_and_swap_in(
         &self,
         mode: WaitMode<'_>,
         key: &[u8],
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
-    ) -> Result<Result<(), Option<Value>>> {
-        let row = self.lock_newest(mode, key).await?;
-        let found = row.get::<Value>(mode).await?;
-        if found.as_deref() != expected {
-            row.leave(mode, self.durability).await?;
-            return Ok(Err(found));
-        }
-        match new {
-            Some(value) => self.put_locked(mode, row, value).await?,
-            None if found.is_some() => row.commit(mode, Change::Remove, self.durability).await?,
-            None => row.leave(mode, self.durability).await?,
-        }
-        Ok(Ok(()))
+    ) -> Rooted<impl Future<Output = Result<Result<(), Option<Value>>>>> {
+        Rooted::new(async move {
+            let row = self.lock_newest(mode, key).await?;
+            let found = row.get::<Value>(mode).await?;
+            if found.as_deref() != expected {
+                row.leave(mode, self.durability).await?;
+                return Ok(Err(found));
+            }
+            self.change_locked(mode, row, found.is_some(), new).await?;
+            Ok(Ok(()))
+        })
     }
 
     /// Removes and returns the first row in key order that no other caller has locked, or returns `None` if there are
@@ -283,64 +302,103 @@ impl Keyspace {
         ready(self.pop_in(WaitMode::Blocking, bounds::owned(&range), Direction::Backward, WhenLocked::Skip))
     }
 
-    pub(super) async fn pop_in(
+    #[inline(never)]
+    pub(super) fn pop_in(
         &self,
         mode: WaitMode<'_>,
         range: OwnedBounds,
         direction: Direction,
         when_locked: WhenLocked,
-    ) -> Result<Option<(Value, Value)>> {
-        let store = self.store()?;
-        store.engine.check_failure()?;
-        let mut memory = None;
-        loop {
-            let snapshot = store.open_snapshot(|| store.engine.clock.published());
-            let seen = snapshot.timestamp;
-            let view =
-                ReadView { horizon: Horizon::Fixed(snapshot), own: None, reads: None, shortage: Shortage::default() };
-            let rows = Rows { view: Some(&view), ..self.rows() };
-            let mut keys = rows.scan(range.clone()).one_at_first().keys();
-            let (mut first_locked, mut has_passed_removed) = (None, false);
-            let needs_memory = loop {
-                let Some(key) = keys.next_in(mode, direction).await.transpose()? else { break None };
-                store.check_write(&self.open, &key)?;
-                let row = match store.lock_newest_if_free(&self.open.tree, &key, &mut memory) {
-                    Ok(row) => row,
-                    Err(NotFree::Memory) => break Some(key.clone()),
-                    Err(NotFree::Row) => {
-                        first_locked.get_or_insert_with(|| key.clone());
+    ) -> Rooted<impl Future<Output = Result<Option<(Value, Value)>>>> {
+        Rooted::new(async move {
+            let store = self.store()?;
+            store.engine.check_failure()?;
+            let mut memory = None;
+            loop {
+                let snapshot = store.open_snapshot(|| store.engine.clock.published());
+                let seen = snapshot.timestamp;
+                let view = ReadView {
+                    horizon: Horizon::Fixed(snapshot),
+                    own: None,
+                    reads: None,
+                    shortage: Shortage::default(),
+                };
+                let rows = Rows { view: Some(&view), ..self.rows() };
+                let mut keys = rows.scan(range.clone()).one_at_first().keys();
+                let (mut first_locked, mut has_passed_removed) = (None, false);
+                let needs_memory = loop {
+                    let Some(key) = keys.next_in(mode, direction).await.transpose()? else { break None };
+                    store.check_write(&self.open, &key)?;
+                    let row = match store.lock_newest_if_free(&self.open.tree, &key, &mut memory) {
+                        Ok(row) => row,
+                        Err(NotFree::Memory) => break Some(key.clone()),
+                        Err(NotFree::Row) => {
+                            first_locked.get_or_insert_with(|| key.clone());
+                            continue;
+                        }
+                    };
+                    let Some(value) = row.get::<Value>(mode).await? else {
+                        has_passed_removed = true;
                         continue;
-                    }
+                    };
+                    // End the scan and its snapshot before the commit waits.
+                    drop((keys, view));
+                    row.commit(mode, Change::Remove, self.durability).await?;
+                    return Ok(Some((key, value)));
                 };
-                let Some(value) = row.get::<Value>(mode).await? else {
-                    has_passed_removed = true;
-                    continue;
-                };
-                // End the scan and its snapshot before the commit waits.
                 drop((keys, view));
-                row.commit(mode, Change::Remove, self.durability).await?;
-                return Ok(Some((key, value)));
-            };
-            drop((keys, view));
-            if let Some(key) = needs_memory {
-                memory = Some(store.lock_memory(mode, &key).await?);
-                continue;
+                if let Some(key) = needs_memory {
+                    memory = Some(store.lock_memory(mode, &key).await?);
+                    continue;
+                }
+                if has_passed_removed {
+                    // Since the snapshot, other callers have popped rows, and may have inserted some.
+                    continue;
+                }
+                let Some(key) = first_locked.filter(|_| when_locked == WhenLocked::Wait) else {
+                    store.confirm(mode, seen, self.durability).await?;
+                    return Ok(None);
+                };
+                memory = None;
+                let row = self.lock_newest(mode, &key).await?;
+                if let Some(value) = row.get(mode).await? {
+                    row.commit(mode, Change::Remove, self.durability).await?;
+                    return Ok(Some((key, value)));
+                }
             }
-            if has_passed_removed {
-                // Since the snapshot, other callers have popped rows, and may have inserted some.
-                continue;
+        })
+    }
+
+    #[inline(never)]
+    fn lock_and_get<'k>(
+        &'k self,
+        mode: WaitMode<'k>,
+        key: &'k [u8],
+    ) -> Rooted<impl Future<Output = Result<(LockedRow<'k>, Option<Value>)>>> {
+        Rooted::new(async move {
+            let row = self.lock_newest(mode, key).await?;
+            let value = row.get(mode).await?;
+            Ok((row, value))
+        })
+    }
+
+    /// Commits a new value of the locked row, or its removal if `new` is `None`. If there was no row either, only
+    /// releases the lock.
+    #[inline(never)]
+    fn change_locked(
+        &self,
+        mode: WaitMode<'_>,
+        row: LockedRow<'_>,
+        was_there: bool,
+        new: Option<&[u8]>,
+    ) -> Rooted<impl Future<Output = Result<()>>> {
+        Rooted::new(async move {
+            match new {
+                Some(value) => self.put_locked(mode, row, value).await,
+                None if was_there => row.commit(mode, Change::Remove, self.durability).await,
+                None => row.leave(mode, self.durability).await,
             }
-            let Some(key) = first_locked.filter(|_| when_locked == WhenLocked::Wait) else {
-                store.confirm(mode, seen, self.durability).await?;
-                return Ok(None);
-            };
-            memory = None;
-            let row = self.lock_newest(mode, &key).await?;
-            if let Some(value) = row.get(mode).await? {
-                row.commit(mode, Change::Remove, self.durability).await?;
-                return Ok(Some((key, value)));
-            }
-        }
+        })
     }
 
     async fn lock_newest<'k>(&'k self, mode: WaitMode<'_>, key: &'k [u8]) -> Result<LockedRow<'k>> {

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::format::Timestamp;
 use crate::task::{WaitMode, ready};
 use crate::txn::engine::Durability;
-use crate::txn::values::{Blocking, Source};
+use crate::txn::values::Source;
 
 /// Writes to any number of keyspaces that are committed together or not at all. Created by
 /// [`Database::batch`](crate::Database::batch); discarded on drop.
@@ -81,8 +81,10 @@ impl Batch {
     ///
     /// # Errors
     /// Those of [`Transaction::insert_from`](crate::Transaction::insert_from), except for conflicts.
-    pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
-        ready(self.insert_from_in(WaitMode::Blocking, keyspace, key.as_ref(), Blocking(reader)))
+    pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, mut reader: impl Read) -> Result<u64> {
+        let bytes = self.transaction.insert_read(keyspace, key.as_ref(), &mut reader)?;
+        self.len += 1;
+        Ok(bytes)
     }
 
     pub(super) async fn insert_from_in(

@@ -97,6 +97,11 @@ pub(super) fn owned(range: &impl KeyRange) -> OwnedBounds {
     (start.map(<[u8]>::to_vec), end.map(<[u8]>::to_vec))
 }
 
+/// Returns the keys as slices.
+pub(super) fn slices<K: AsRef<[u8]>>(keys: &[K]) -> Vec<&[u8]> {
+    keys.iter().map(AsRef::as_ref).collect()
+}
+
 /// Returns the bounds of all keys with a prefix.
 pub(super) fn of_prefix(prefix: &[u8]) -> OwnedBounds {
     let mut end = prefix.to_vec();

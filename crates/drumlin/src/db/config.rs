@@ -327,9 +327,9 @@ impl Config {
     ///
     /// # Errors
     /// Those of [`examine`](Config::examine).
-    pub fn examine_with(&self, path: impl AsRef<Path>, progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
+    pub fn examine_with(&self, path: impl AsRef<Path>, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
         self.check()?;
-        examine::examine(&self.settings, path.as_ref(), progress)
+        examine::examine(&self.settings, path.as_ref(), &mut progress)
     }
 
     fn check(&self) -> Result<()> {

@@ -4,6 +4,7 @@
 //! or the snapshot is older than the counts, the result comes from a walk through the leaves.
 
 use std::collections::BTreeSet;
+use std::future::Future;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use super::rows::{RENEWALS_MAX, Rows};
 use crate::error::{Error, Result};
 use crate::memory::{Account, grown_capacity, heap_bytes, reserve};
 use crate::sync::Random;
-use crate::task::WaitMode;
+use crate::task::{Rooted, WaitMode};
 use crate::tree::Direction;
 use crate::tree::counting::{CountCursor, Seek};
 use crate::tree::counts::{KeptCounts, NoAnswer, RECENT_MAX, interval_of};
@@ -37,35 +38,40 @@ pub(super) fn as_slices((lower, upper): &Interval) -> (&[u8], Option<&[u8]>) {
 
 impl Rows<'_> {
     /// Returns the number of rows in a range.
-    pub(super) async fn count(&self, mode: WaitMode<'_>, bounds: OwnedBounds) -> Result<u64> {
-        for _ in 1..RENEWALS_MAX {
-            match self.count_at(mode, bounds.clone(), None).await {
-                Err(Error::SnapshotTooOld { .. }) if self.is_latest() => {}
-                counted => return self.noting(counted),
+    #[inline(never)]
+    pub(super) fn count(&self, mode: WaitMode<'_>, bounds: OwnedBounds) -> Rooted<impl Future<Output = Result<u64>>> {
+        Rooted::new(async move {
+            for _ in 1..RENEWALS_MAX {
+                match self.count_at(mode, bounds.clone(), None).await {
+                    Err(Error::SnapshotTooOld { .. }) if self.is_latest() => {}
+                    counted => return self.noting(counted),
+                }
             }
-        }
-        self.noting(self.count_at(mode, bounds, None).await)
+            self.noting(self.count_at(mode, bounds, None).await)
+        })
     }
 
     /// Returns the row at position `index` of a range.
-    pub(super) async fn nth(
+    #[inline(never)]
+    pub(super) fn nth(
         &self,
         mode: WaitMode<'_>,
         bounds: OwnedBounds,
         index: u64,
-    ) -> Result<Option<(Value, Value)>> {
-        self.noting(self.nth_at(mode, bounds, index, None).await)
+    ) -> Rooted<impl Future<Output = Result<Option<(Value, Value)>>>> {
+        Rooted::new(async move { self.noting(self.nth_at(mode, bounds, index, None).await) })
     }
 
     /// Returns `row_count` rows of a range, chosen uniformly at random without replacement, in key order; all rows if
     /// the range has fewer.
-    pub(super) async fn sample(
+    #[inline(never)]
+    pub(super) fn sample(
         &self,
         mode: WaitMode<'_>,
         bounds: OwnedBounds,
         row_count: usize,
-    ) -> Result<Vec<(Value, Value)>> {
-        self.noting(self.sample_at_once(mode, bounds, row_count).await)
+    ) -> Rooted<impl Future<Output = Result<Vec<(Value, Value)>>>> {
+        Rooted::new(async move { self.noting(self.sample_at_once(mode, bounds, row_count).await) })
     }
 
     async fn sample_at_once(

@@ -1,6 +1,7 @@
 //! Changes of one row that depend on its value, within a transaction. The same calls of a keyspace, which are
 //! transactions of their own, are in `atomic.rs`.
 
+use std::future::Future;
 use std::ops::Bound;
 
 use super::bounds::{KeyRange, OwnedBounds};
@@ -8,7 +9,7 @@ use super::range::Steps;
 use super::transaction::Transaction;
 use super::{Keyspace, Value, bounds};
 use crate::error::Result;
-use crate::task::{WaitMode, ready};
+use crate::task::{Rooted, WaitMode, ready};
 use crate::tree::Direction;
 
 /// Changes of rows that depend on their value. Each call locks its row, like
@@ -35,17 +36,20 @@ impl Transaction {
         ready(self.take_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
 
-    pub(super) async fn take_in(
+    #[inline(never)]
+    pub(super) fn take_in(
         &mut self,
         mode: WaitMode<'_>,
         keyspace: &Keyspace,
         key: &[u8],
-    ) -> Result<Option<Value>> {
-        let found = self.get_for_update_in(mode, keyspace, key).await?;
-        if found.is_some() {
-            self.remove_in(mode, keyspace, key).await?;
-        }
-        Ok(found)
+    ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
+        Rooted::new(async move {
+            let found = self.get_for_update_in(mode, keyspace, key).await?;
+            if found.is_some() {
+                self.remove_in(mode, keyspace, key).await?;
+            }
+            Ok(found)
+        })
     }
 
     /// Puts the row and returns the value that it had, or `None` if there was no such row.
@@ -70,16 +74,19 @@ impl Transaction {
         ready(self.replace_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
 
-    pub(super) async fn replace_in(
+    #[inline(never)]
+    pub(super) fn replace_in(
         &mut self,
         mode: WaitMode<'_>,
         keyspace: &Keyspace,
         key: &[u8],
         value: &[u8],
-    ) -> Result<Option<Value>> {
-        let before = self.get_for_update_in(mode, keyspace, key).await?;
-        self.insert_in(mode, keyspace, key, value).await?;
-        Ok(before)
+    ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
+        Rooted::new(async move {
+            let before = self.get_for_update_in(mode, keyspace, key).await?;
+            self.insert_in(mode, keyspace, key, value).await?;
+            Ok(before)
+        })
     }
 
     /// Puts the row if there is none with this key. Returns `true` if it was put. Reads no large value.
@@ -104,18 +111,21 @@ impl Transaction {
         ready(self.insert_if_absent_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
 
-    pub(super) async fn insert_if_absent_in(
+    #[inline(never)]
+    pub(super) fn insert_if_absent_in(
         &mut self,
         mode: WaitMode<'_>,
         keyspace: &Keyspace,
         key: &[u8],
         value: &[u8],
-    ) -> Result<bool> {
-        let is_absent = !self.contains_for_update_in(mode, keyspace, key).await?;
-        if is_absent {
-            self.insert_in(mode, keyspace, key, value).await?;
-        }
-        Ok(is_absent)
+    ) -> Rooted<impl Future<Output = Result<bool>>> {
+        Rooted::new(async move {
+            let is_absent = !self.contains_for_update_in(mode, keyspace, key).await?;
+            if is_absent {
+                self.insert_in(mode, keyspace, key, value).await?;
+            }
+            Ok(is_absent)
+        })
     }
 
     /// Replaces the row's value with the result of `change`. `None` stands for no row, both before and after. Returns
@@ -185,24 +195,27 @@ impl Transaction {
         ready(self.compare_and_swap_in(WaitMode::Blocking, keyspace, key.as_ref(), expected, new))
     }
 
-    pub(super) async fn compare_and_swap_in(
+    #[inline(never)]
+    pub(super) fn compare_and_swap_in(
         &mut self,
         mode: WaitMode<'_>,
         keyspace: &Keyspace,
         key: &[u8],
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
-    ) -> Result<Result<(), Option<Value>>> {
-        let found = self.get_for_update_in(mode, keyspace, key).await?;
-        if found.as_deref() != expected {
-            return Ok(Err(found));
-        }
-        match new {
-            Some(value) => self.insert_in(mode, keyspace, key, value).await?,
-            None if found.is_some() => self.remove_in(mode, keyspace, key).await?,
-            None => {}
-        }
-        Ok(Ok(()))
+    ) -> Rooted<impl Future<Output = Result<Result<(), Option<Value>>>>> {
+        Rooted::new(async move {
+            let found = self.get_for_update_in(mode, keyspace, key).await?;
+            if found.as_deref() != expected {
+                return Ok(Err(found));
+            }
+            match new {
+                Some(value) => self.insert_in(mode, keyspace, key, value).await?,
+                None if found.is_some() => self.remove_in(mode, keyspace, key).await?,
+                None => {}
+            }
+            Ok(Ok(()))
+        })
     }
 
     /// Removes and returns the first row in key order, or returns `None` if there are no rows. O(log n), and the same
@@ -281,50 +294,56 @@ impl Transaction {
         ready(self.pop_free_in(WaitMode::Blocking, keyspace, bounds::owned(&range), Direction::Backward))
     }
 
-    pub(super) async fn pop_free_in(
+    #[inline(never)]
+    pub(super) fn pop_free_in(
         &mut self,
         mode: WaitMode<'_>,
         keyspace: &Keyspace,
         (mut lower, mut upper): OwnedBounds,
         direction: Direction,
-    ) -> Result<Option<(Value, Value)>> {
-        loop {
-            let mut keys = self.rows(keyspace)?.scan((lower.clone(), upper.clone())).one_at_first().keys();
-            // With an open scan, the removal would have to copy the write set. So the scan ends as soon as a row is
-            // locked.
-            let key = loop {
-                let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
-                if self.lock_if_free(mode, keyspace, &key).await? {
-                    break key;
+    ) -> Rooted<impl Future<Output = Result<Option<(Value, Value)>>>> {
+        Rooted::new(async move {
+            loop {
+                let mut keys = self.rows(keyspace)?.scan((lower.clone(), upper.clone())).one_at_first().keys();
+                // With an open scan, the removal would have to copy the write set. So the scan ends as soon as a row is
+                // locked.
+                let key = loop {
+                    let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
+                    if self.lock_if_free(mode, keyspace, &key).await? {
+                        break key;
+                    }
+                };
+                drop(keys);
+                if let Some(value) = self.take_in(mode, keyspace, &key).await? {
+                    return Ok(Some((key, value)));
                 }
-            };
-            drop(keys);
-            if let Some(value) = self.take_in(mode, keyspace, &key).await? {
-                return Ok(Some((key, value)));
+                // Another transaction has removed the row since; this happens only with read committed.
+                match direction {
+                    Direction::Forward => lower = Bound::Excluded(key.to_vec()),
+                    Direction::Backward => upper = Bound::Excluded(key.to_vec()),
+                }
             }
-            // Another transaction has removed the row since; this happens only with read committed.
-            match direction {
-                Direction::Forward => lower = Bound::Excluded(key.to_vec()),
-                Direction::Backward => upper = Bound::Excluded(key.to_vec()),
-            }
-        }
+        })
     }
 
-    pub(super) async fn pop_in(
+    #[inline(never)]
+    pub(super) fn pop_in(
         &mut self,
         mode: WaitMode<'_>,
         keyspace: &Keyspace,
         direction: Direction,
-    ) -> Result<Option<(Value, Value)>> {
-        loop {
-            let mut keys = self.rows(keyspace)?.scan(bounds::ALL).one_at_first().keys();
-            let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
-            // With an open scan, the removal would have to copy the write set.
-            drop(keys);
-            if let Some(value) = self.take_in(mode, keyspace, &key).await? {
-                return Ok(Some((key, value)));
+    ) -> Rooted<impl Future<Output = Result<Option<(Value, Value)>>>> {
+        Rooted::new(async move {
+            loop {
+                let mut keys = self.rows(keyspace)?.scan(bounds::ALL).one_at_first().keys();
+                let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
+                // With an open scan, the removal would have to copy the write set.
+                drop(keys);
+                if let Some(value) = self.take_in(mode, keyspace, &key).await? {
+                    return Ok(Some((key, value)));
+                }
+                // Another transaction has removed the row since; this happens only with read committed.
             }
-            // Another transaction has removed the row since; this happens only with read committed.
-        }
+        })
     }
 }

@@ -1,5 +1,6 @@
 //! Keyspaces: named trees of rows.
 
+use std::future::Future;
 use std::io::Read;
 use std::sync::Arc;
 
@@ -14,10 +15,10 @@ use crate::error::{Error, Result};
 use crate::format::KeyspaceId;
 use crate::memory::Grant;
 use crate::store::{OpenKeyspace, Store};
-use crate::task::{WaitMode, ready};
+use crate::task::{Rooted, WaitMode, ready};
 use crate::tree::Direction;
 use crate::txn::engine::{Durability, Row};
-use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX, Source};
+use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::Change;
 
 /// A keyspace: rows ordered by the bytes of their keys. Cheap to clone.
@@ -205,6 +206,7 @@ impl Keyspace {
     }
 
     // Not generic, so that it is compiled once for all types of keys.
+    #[inline(never)]
     fn get_owned(&self, key: &[u8]) -> Result<Option<Value>> {
         self.store()?.engine.get(&self.open.tree, key, Store::PLAIN)
     }
@@ -232,6 +234,7 @@ impl Keyspace {
         self.copy_into(key.as_ref(), value)
     }
 
+    #[inline(never)]
     fn copy_into(&self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
         self.store()?.engine.get_into(&self.open.tree, key, Store::PLAIN, value)
     }
@@ -262,7 +265,12 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        Ok(self.store()?.engine.find(&self.open.tree, key.as_ref(), Store::PLAIN, |_| ())?.is_some())
+        self.contains(key.as_ref())
+    }
+
+    #[inline(never)]
+    fn contains(&self, key: &[u8]) -> Result<bool> {
+        Ok(self.store()?.engine.find(&self.open.tree, key, Store::PLAIN, |_| ())?.is_some())
     }
 
     /// Returns for each of many keys whether its row exists, with many reads of the device in flight at once, as
@@ -279,7 +287,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub fn contains_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
-        ready(self.rows().contains_many(WaitMode::Blocking, keys))
+        ready(self.rows().contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
     /// Returns the values of many rows, with many reads of the device in flight at once. Each value is as of its own
@@ -289,7 +297,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        ready(self.rows().get_many(WaitMode::Blocking, keys))
+        ready(self.rows().get_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
     /// Returns the first row in key order. O(log n).
@@ -583,20 +591,23 @@ impl Keyspace {
         ready(self.insert_in(WaitMode::Blocking, key.as_ref(), value.as_ref(), durability))
     }
 
-    pub(crate) async fn insert_in(
+    #[inline(never)]
+    pub(crate) fn insert_in(
         &self,
         mode: WaitMode<'_>,
         key: &[u8],
         value: &[u8],
         durability: Durability,
-    ) -> Result<()> {
-        if value.len() > MEDIUM_BYTES_MAX {
-            let memory = self.store()?.source_memory(mode).await?;
-            return self.insert_large(mode, key, Blocking(value), memory, durability).await.map(drop);
-        }
-        self.store()?.check_write(&self.open, key)?;
-        let row = Row { tree: &self.open.tree, key, change: Change::Put(value) };
-        self.store()?.autocommit(mode, row, durability).await
+    ) -> Rooted<impl Future<Output = Result<()>>> {
+        Rooted::new(async move {
+            if value.len() > MEDIUM_BYTES_MAX {
+                let memory = self.store()?.source_memory(mode).await?;
+                return self.insert_large(mode, key, Blocking(value), memory, durability).await.map(drop);
+            }
+            self.store()?.check_write(&self.open, key)?;
+            let row = Row { tree: &self.open.tree, key, change: Change::Put(value) };
+            self.store()?.autocommit(mode, row, durability).await
+        })
     }
 
     async fn insert_large(
@@ -612,10 +623,23 @@ impl Keyspace {
         store.engine.check_failure()?;
         let tree = &self.open.tree;
         let value = values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.make_room).await?;
-        let row = Row { tree: &self.open.tree, key, change: Change::PutLarge(&value) };
         // If this fails or is dropped before the value is applied, the value's space is released.
-        store.autocommit(mode, row, durability).await?;
+        self.insert_written(mode, key, &value, durability).await?;
         Ok(value.length)
+    }
+
+    #[inline(never)]
+    fn insert_written(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+        value: &Arc<LargeValue>,
+        durability: Durability,
+    ) -> Rooted<impl Future<Output = Result<()>>> {
+        Rooted::new(async move {
+            let row = Row { tree: &self.open.tree, key, change: Change::PutLarge(value) };
+            self.store()?.autocommit(mode, row, durability).await
+        })
     }
 
     /// Stores everything that `reader` yields as the row's value, of any length, in 320 KiB of memory. The row changes
@@ -626,8 +650,13 @@ impl Keyspace {
     /// [`Source`](crate::Error::Source) if the reader fails; nothing of the value remains.
     /// [`MemoryInUse`](crate::Error::MemoryInUse) if there was no memory for 10 seconds; nothing has been read.
     /// Otherwise those of [`insert`](Keyspace::insert).
-    pub fn insert_from(&self, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
-        ready(self.insert_from_in(WaitMode::Blocking, key.as_ref(), Blocking(reader)))
+    pub fn insert_from(&self, key: impl AsRef<[u8]>, mut reader: impl Read) -> Result<u64> {
+        self.insert_read(key.as_ref(), &mut reader)
+    }
+
+    #[inline(never)]
+    fn insert_read(&self, key: &[u8], reader: &mut dyn Read) -> Result<u64> {
+        ready(self.insert_from_in(WaitMode::Blocking, key, Blocking(reader)))
     }
 
     pub(crate) async fn insert_from_in(&self, mode: WaitMode<'_>, key: &[u8], mut source: impl Source) -> Result<u64> {
@@ -651,10 +680,13 @@ impl Keyspace {
         ready(self.remove_in(WaitMode::Blocking, key.as_ref()))
     }
 
-    pub(crate) async fn remove_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<()> {
-        self.store()?.check_write(&self.open, key)?;
-        let row = Row { tree: &self.open.tree, key, change: Change::Remove };
-        self.store()?.autocommit(mode, row, self.durability).await
+    #[inline(never)]
+    pub(crate) fn remove_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Rooted<impl Future<Output = Result<()>>> {
+        Rooted::new(async move {
+            self.store()?.check_write(&self.open, key)?;
+            let row = Row { tree: &self.open.tree, key, change: Change::Remove };
+            self.store()?.autocommit(mode, row, self.durability).await
+        })
     }
 }
 

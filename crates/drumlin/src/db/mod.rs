@@ -31,6 +31,7 @@ mod value_reader;
 #[cfg(test)]
 mod tests;
 
+use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,7 +58,7 @@ pub use value_reader::{AsyncValueReader, ValueReader};
 use crate::error::{Error, Result};
 use crate::io::{OpenIn, Process};
 use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Store};
-use crate::task::{WaitMode, ready};
+use crate::task::{Rooted, WaitMode, ready};
 use crate::txn::snapshots::SnapshotHandle;
 
 /// An open database: a cheap handle, usable from any thread. Its clones, keyspaces, snapshots, transactions, ranges and
@@ -123,14 +124,17 @@ impl Handle {
 
     /// Pauses before another attempt. The pause is random and doubles on average with each attempt, so that two
     /// transactions that collided do not collide again.
-    async fn pause(&self, mode: WaitMode<'_>, attempt: u32) {
-        let pause_us = 50u64 << attempt.min(10);
-        let random = self.store.engine.backend.random() % pause_us;
-        let pause = Duration::from_micros((pause_us / 2 + random).min(50_000));
-        match mode {
-            WaitMode::Blocking => crate::sync::sleep(pause),
-            WaitMode::Tasks(tasks) => tasks.timer.sleep(pause).await,
-        }
+    #[inline(never)]
+    fn pause(&self, mode: WaitMode<'_>, attempt: u32) -> Rooted<impl Future<Output = ()>> {
+        Rooted::new(async move {
+            let pause_us = 50u64 << attempt.min(10);
+            let random = self.store.engine.backend.random() % pause_us;
+            let pause = Duration::from_micros((pause_us / 2 + random).min(50_000));
+            match mode {
+                WaitMode::Blocking => crate::sync::sleep(pause),
+                WaitMode::Tasks(tasks) => tasks.timer.sleep(pause).await,
+            }
+        })
     }
 
     /// Opens a snapshot at the timestamp that plain reads see.
@@ -283,9 +287,12 @@ impl Database {
         ready(self.sync_in(WaitMode::Blocking))
     }
 
-    pub(crate) async fn sync_in(&self, mode: WaitMode<'_>) -> Result<()> {
-        let engine = &self.store()?.engine;
-        engine.show_durable(mode, engine.clock.published()).await
+    #[inline(never)]
+    pub(crate) fn sync_in(&self, mode: WaitMode<'_>) -> Rooted<impl Future<Output = Result<()>>> {
+        Rooted::new(async move {
+            let engine = &self.store()?.engine;
+            engine.show_durable(mode, engine.clock.published()).await
+        })
     }
 
     /// Returns the absolute path of the database's folder. For an in-memory database, it is a name that no folder has.
@@ -379,8 +386,8 @@ impl Database {
     ///
     /// # Errors
     /// Those of [`check`](Database::check).
-    pub fn check_with(&self, progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
-        self.store()?.check(progress)
+    pub fn check_with(&self, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
+        self.store()?.check(&mut progress)
     }
 
     /// Returns counters and sizes since the database was opened.

@@ -16,11 +16,11 @@ use super::shortage::Shortage;
 use super::value::Value;
 use super::value_reader::{Content, ValueReader};
 use crate::error::{Error, QuotedKey, Result};
-use crate::format::ChunkNumber;
+use crate::format::{ChunkNumber, PageId};
 use crate::memory::{Account, Grant};
 use crate::pool::Stop;
 use crate::store::read_ahead::ReadAhead;
-use crate::task::{WaitMode, ready, turn};
+use crate::task::{Boxed, Rooted, WaitMode, ready, turn};
 use crate::tree::node::{EMPTY_LEAF, Leaf};
 use crate::tree::{Direction, Target, Tree, Unreadable};
 use crate::txn::read_set::SharedReads;
@@ -341,28 +341,54 @@ impl Range {
     }
 
     /// Returns the next row or gap.
-    async fn salvage_in(&mut self, mode: WaitMode<'_>) -> Option<Result<Salvaged>> {
-        match &mut self.0 {
-            State::Scanning(scan) => scan.salvage_in(mode).await,
-            State::Refused(error) => error.take().map(Err),
-        }
+    #[inline(never)]
+    fn salvage_in(&mut self, mode: WaitMode<'_>) -> Rooted<impl Future<Output = Option<Result<Salvaged>>>> {
+        Rooted::new(async move {
+            match &mut self.0 {
+                State::Scanning(scan) => scan.salvage_in(mode).await,
+                State::Refused(error) => error.take().map(Err),
+            }
+        })
     }
 
     /// Counts the remaining rows. O(leaves), because it visits each of them.
-    pub(crate) async fn count_rows(self, mode: WaitMode<'_>) -> Result<u64> {
-        match self.0 {
-            State::Scanning(mut scan) => {
-                let count = scan.count_rows(mode).await;
-                scan.shortage.noting(count)
+    #[inline(never)]
+    pub(crate) fn count_rows(self, mode: WaitMode<'_>) -> Rooted<impl Future<Output = Result<u64>>> {
+        Rooted::new(async move {
+            match self.0 {
+                State::Scanning(mut scan) => {
+                    let count = scan.count_rows(mode).await;
+                    scan.shortage.noting(count)
+                }
+                State::Refused(error) => error.map_or(Ok(0), Err),
             }
-            State::Refused(error) => error.map_or(Ok(0), Err),
-        }
+        })
     }
+}
+
+/// The state of a copy of one leaf's rows.
+struct Copying {
+    direction: Direction,
+    want: Want,
+    memory: Grant,
+    /// The memory that the rows copied at the other end take.
+    kept_bytes: u64,
+    rows: CopiedRows,
+    /// The spilled versions of the leaf's rows, if they were fetched.
+    fetched: Option<FetchedRows>,
+}
+
+/// The result of a copy of one leaf's rows.
+struct CopyMade {
+    copied: Copied,
+    /// The leaf's fence in the direction of the scan.
+    fence: Option<Bound<Vec<u8>>>,
+    is_next_in_memory: bool,
 }
 
 /// The outcome of an attempt to copy rows.
 enum Step {
-    Copied(Copied, Option<Bound<Vec<u8>>>, bool),
+    Copied(CopyMade),
     /// Versions between these fences may have been spilled and must be fetched.
     Fetch(Option<Vec<u8>>, Option<Vec<u8>>),
     /// Versions were spilled during the copy, so it must be repeated.
@@ -463,57 +489,22 @@ impl Scan {
 
     /// Copies as many rows of the next leaf as are wanted, replacing the copied rows at that end. Returns their number.
     async fn copy_leaf(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
+        mode.work(turn::LEAF).await;
         let want = std::mem::take(&mut self.want);
-        let (mut memory, mut rows) = (self.take_memory(), std::mem::take(self.side_mut(direction)));
+        let (memory, rows) = (self.take_memory(), std::mem::take(self.side_mut(direction)));
         let (ahead, kept_bytes) = match direction {
             Direction::Forward => (&mut self.ahead_forward, self.back_bytes),
             Direction::Backward => (&mut self.ahead_backward, self.front_bytes),
         };
-        let engine = &self.handle.store()?.engine;
         let target = first_leaf(direction, &self.lower, &self.upper);
-        ahead.step(engine, &self.tree, target, (&self.lower, &self.upper));
-        let (spilled, snapshot) = (&engine.spilled, self.snapshot.timestamp);
-        let mut fetched: Option<FetchedRows> = None;
-        let (Copied { count, bytes, stop }, fence, is_next_in_memory) = loop {
-            let step = self.tree.awaiting(mode, |from| -> Result<_, Stop> {
-                let (read, next) = self.tree.read_leaf_of_scan(from, target, direction)?;
-                if let Some(next) = next {
-                    // The leaf is loaded into the processor's cache while these rows are copied and used.
-                    self.tree.pool.frames.prefetch(next);
-                }
-                let leaf = self.leaf_seen(&read);
-                let (is_newer, published) = (leaf.newest() > snapshot, spilled.published());
-                let (lower, upper) = (leaf.lower_fence(), leaf.upper_fence());
-                if is_newer && spilled.may_have(snapshot) {
-                    let are_fetched = fetched.as_ref().is_some_and(|rows| rows.are_of(lower, upper, published));
-                    if !are_fetched {
-                        return Ok(Step::Fetch(lower.map(<[u8]>::to_vec), upper.map(<[u8]>::to_vec)));
-                    }
-                }
-                let old = fetched.take().filter(|_| is_newer).map(|rows| rows.old).unwrap_or_default();
-                let copier = self.copier(direction, want);
-                let copied =
-                    copier.copy(&leaf, read.page(), &mut memory, kept_bytes, old, &mut rows).map_err(Stop::Error)?;
-                let fence = match direction {
-                    Direction::Forward => upper.map(|fence| Bound::Included(fence.to_vec())),
-                    Direction::Backward => lower.map(|fence| Bound::Excluded(fence.to_vec())),
-                };
-                // If versions left memory during the copy, the copy may have missed them.
-                let is_whole = !is_newer || spilled.published() == published;
-                Ok(if is_whole { Step::Copied(copied, fence, next.is_some()) } else { Step::Again })
-            });
-            match step.await? {
-                Step::Copied(copied, fence, is_next_in_memory) => break (copied, fence, is_next_in_memory),
-                Step::Again => {}
-                Step::Fetch(lower, upper) => {
-                    let room = leaf_copy::reserve(&mut memory, kept_bytes, CHANGES_BYTES_MAX)?;
-                    let bounds = (as_slice(&self.lower), as_slice(&self.upper));
-                    let (keyspace, fences) = (self.tree.pages.id, (lower, upper));
-                    let rows = spilled.fetch(mode, keyspace, fences, bounds, snapshot, direction, room);
-                    fetched = Some(rows.await?);
-                }
-            }
+        ahead.step(&self.handle.store()?.engine, &self.tree, target, (&self.lower, &self.upper));
+        let mut copying = Copying { direction, want, memory, kept_bytes, rows, fetched: None };
+        let made = match self.try_copy(&mut copying, PageId::ROOT) {
+            Ok(Step::Copied(made)) => made,
+            stopped => self.copy_waiting(mode, &mut copying, stopped).await?,
         };
+        let CopyMade { copied: Copied { count, bytes, stop }, fence, is_next_in_memory } = made;
+        let Copying { memory, rows, .. } = copying;
         mode.worked(turn::ROW * count as u32);
         match direction {
             Direction::Forward => self.ahead_forward.note_next(is_next_in_memory),
@@ -527,6 +518,74 @@ impl Scan {
         }
         self.memory = memory;
         Ok(count)
+    }
+
+    /// Copies rows of one leaf, to which it descends from the page `from`.
+    fn try_copy(&self, copying: &mut Copying, from: PageId) -> Result<Step, Stop> {
+        let Copying { direction, want, kept_bytes, ref mut memory, ref mut rows, ref mut fetched } = *copying;
+        let (spilled, snapshot) = (&self.handle.store_here().engine.spilled, self.snapshot.timestamp);
+        let target = first_leaf(direction, &self.lower, &self.upper);
+        let (read, next) = self.tree.read_leaf_of_scan(from, target, direction)?;
+        if let Some(next) = next {
+            // The leaf is loaded into the processor's cache while these rows are copied and used.
+            self.tree.pool.frames.prefetch(next);
+        }
+        let leaf = self.leaf_seen(&read);
+        let (is_newer, published) = (leaf.newest() > snapshot, spilled.published());
+        let (lower, upper) = (leaf.lower_fence(), leaf.upper_fence());
+        if is_newer && spilled.may_have(snapshot) {
+            let are_fetched = fetched.as_ref().is_some_and(|rows| rows.are_of(lower, upper, published));
+            if !are_fetched {
+                return Ok(Step::Fetch(lower.map(<[u8]>::to_vec), upper.map(<[u8]>::to_vec)));
+            }
+        }
+        let old = fetched.take().filter(|_| is_newer).map(|rows| rows.old).unwrap_or_default();
+        let copier = self.copier(direction, want);
+        let copied = copier.copy(&leaf, read.page(), memory, kept_bytes, old, rows).map_err(Stop::Error)?;
+        let fence = match direction {
+            Direction::Forward => upper.map(|fence| Bound::Included(fence.to_vec())),
+            Direction::Backward => lower.map(|fence| Bound::Excluded(fence.to_vec())),
+        };
+        // If versions left memory during the copy, the copy may have missed them.
+        let is_whole = !is_newer || spilled.published() == published;
+        Ok(if is_whole {
+            Step::Copied(CopyMade { copied, fence, is_next_in_memory: next.is_some() })
+        } else {
+            Step::Again
+        })
+    }
+
+    /// Completes a copy that was not made at the first attempt: brings pages into memory, fetches spilled versions, and
+    /// retries.
+    fn copy_waiting<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        copying: &'a mut Copying,
+        mut stopped: Result<Step, Stop>,
+    ) -> Boxed<'a, Result<CopyMade>> {
+        Box::pin(async move {
+            loop {
+                let step = match stopped {
+                    Ok(step) => step,
+                    Err(stop) => self.tree.going_on(mode, stop, |from| self.try_copy(copying, from)).await?,
+                };
+                match step {
+                    Step::Copied(made) => return Ok(made),
+                    Step::Again => {}
+                    Step::Fetch(lower, upper) => {
+                        let room = leaf_copy::reserve(&mut copying.memory, copying.kept_bytes, CHANGES_BYTES_MAX)?;
+                        let bounds = (as_slice(&self.lower), as_slice(&self.upper));
+                        let (keyspace, fences, snapshot) =
+                            (self.tree.pages.id, (lower, upper), self.snapshot.timestamp);
+                        let spilled = &self.handle.store()?.engine.spilled;
+                        let rows = spilled.fetch(mode, keyspace, fences, bounds, snapshot, copying.direction, room);
+                        copying.fetched = Some(rows.await?);
+                    }
+                }
+                mode.work(turn::LEAF).await;
+                stopped = self.try_copy(copying, PageId::ROOT);
+            }
+        })
     }
 
     /// Like [`copy_leaf`](Self::copy_leaf). If the snapshot was ended and the scan may see a newer one, it uses that
@@ -620,75 +679,84 @@ impl Scan {
     }
 
     /// Copies rows until there is a next one. Returns `false` at the end of the range.
-    async fn fetch(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<bool> {
-        while self.side(direction).is_empty() {
-            if self.fetched_all {
-                std::mem::swap(&mut self.front, &mut self.back);
-                std::mem::swap(&mut self.front_bytes, &mut self.back_bytes);
-                return Ok(!self.side(direction).is_empty());
+    #[inline(never)]
+    fn fetch(&mut self, mode: WaitMode<'_>, direction: Direction) -> Rooted<impl Future<Output = Result<bool>>> {
+        Rooted::new(async move {
+            while self.side(direction).is_empty() {
+                if self.fetched_all {
+                    std::mem::swap(&mut self.front, &mut self.back);
+                    std::mem::swap(&mut self.front_bytes, &mut self.back_bytes);
+                    return Ok(!self.side(direction).is_empty());
+                }
+                self.copy_next(mode, direction).await?;
             }
-            self.copy_next(mode, direction).await?;
-        }
-        Ok(true)
+            Ok(true)
+        })
     }
 
     /// Reads the value of the next row, which was not copied with it, into `value`.
-    async fn read_value(
+    #[inline(never)]
+    fn read_value(
         &mut self,
         mode: WaitMode<'_>,
         direction: Direction,
         fetched: &Fetched,
         value: Vec<u8>,
-    ) -> Result<Vec<u8>> {
-        // Check first: a forked process must not read anything.
-        let handle = Arc::clone(&self.handle);
-        let store = handle.store()?;
-        match fetched {
-            Fetched::Inline(_) => unreachable!("a value that was copied is read"),
-            Fetched::Large(reference) => {
-                let rows = if direction == Direction::Forward { &self.front } else { &self.back };
-                self.upcoming.step(mode, &self.tree, rows.references(direction)).await;
-                store.read_large(mode, &self.tree, reference, &self.snapshot, value).await
+    ) -> Rooted<impl Future<Output = Result<Vec<u8>>>> {
+        Rooted::new(async move {
+            // Check first: a forked process must not read anything.
+            let handle = Arc::clone(&self.handle);
+            let store = handle.store()?;
+            match fetched {
+                Fetched::Inline(_) => unreachable!("a value that was copied is read"),
+                Fetched::Large(reference) => {
+                    let rows = if direction == Direction::Forward { &self.front } else { &self.back };
+                    self.upcoming.step(mode, &self.tree, rows.references(direction)).await;
+                    store.read_large(mode, &self.tree, reference, &self.snapshot, value).await
+                }
+                Fetched::Own(own) => store.read_own(mode, &self.tree, own, &self.snapshot, value).await,
             }
-            Fetched::Own(own) => store.read_own(mode, &self.tree, own, &self.snapshot, value).await,
-        }
+        })
     }
 
     /// Reads the value to show for the next row, replacing the content of `value`. For a reducer, reads only as much as
     /// it needs, and returns the memory reserved for that.
-    async fn read_shown(
+    #[inline(never)]
+    fn read_shown(
         &mut self,
         mode: WaitMode<'_>,
         direction: Direction,
         fetched: &Fetched,
         value: Vec<u8>,
-    ) -> Result<(Vec<u8>, Option<Grant>)> {
-        let Some(bytes_max) = self.reduced_bytes_max else {
-            return Ok((self.read_value(mode, direction, fetched, value).await?, None));
-        };
-        let handle = Arc::clone(&self.handle);
-        let store = handle.store()?;
-        let wanted = fetched.bytes().min(bytes_max);
-        let memory = store.reduced_memory(mode, wanted).await?;
-        if wanted == fetched.bytes() {
-            return Ok((self.read_value(mode, direction, fetched, value).await?, Some(memory)));
-        }
-        let (mut prefix, mut number) = (value, ChunkNumber(0));
-        prefix.clear();
-        while (prefix.len() as u64) < wanted {
-            let part = Part { start: 0, length: wanted as usize - prefix.len() };
-            prefix = match fetched {
-                Fetched::Inline(_) => unreachable!("a value that was copied is read"),
-                Fetched::Large(reference) => {
-                    store.read_chunk(mode, &self.tree, reference, number, &self.snapshot, part, prefix).await?
-                }
-                Fetched::Own(own) => {
-                    store.read_own_chunk(mode, &self.tree, own, number, &self.snapshot, part, prefix).await?
-                }
+    ) -> Rooted<impl Future<Output = Result<(Vec<u8>, Option<Grant>)>>> {
+        Rooted::new(async move {
+            let Some(bytes_max) = self.reduced_bytes_max else {
+                return Ok((self.read_value(mode, direction, fetched, value).await?, None));
             };
-            number.0 += 1;
-        }
-        Ok((prefix, Some(memory)))
+            let handle = Arc::clone(&self.handle);
+            let store = handle.store()?;
+            let wanted = fetched.bytes().min(bytes_max);
+            let memory = store.reduced_memory(mode, wanted).await?;
+            if wanted == fetched.bytes() {
+                return Ok((self.read_value(mode, direction, fetched, value).await?, Some(memory)));
+            }
+            let (mut prefix, mut number) = (value, ChunkNumber(0));
+            prefix.clear();
+            while (prefix.len() as u64) < wanted {
+                let part = Part { start: 0, length: wanted as usize - prefix.len() };
+                prefix = match fetched {
+                    Fetched::Inline(_) => unreachable!("a value that was copied is read"),
+                    Fetched::Large(reference) => {
+                        store.read_chunk(mode, &self.tree, reference, number, &self.snapshot, part, prefix).await?
+                    }
+                    Fetched::Own(own) => {
+                        store.read_own_chunk(mode, &self.tree, own, number, &self.snapshot, part, prefix).await?
+                    }
+                };
+                number.0 += 1;
+            }
+            Ok((prefix, Some(memory)))
+        })
     }
 
     /// Returns the next row, which must exist. The row counts as passed only after its value was read, so a dropped
@@ -875,11 +943,18 @@ impl Steps for Range {
         scan.side_mut(direction).take(direction)
     }
 
-    async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, Value)>> {
-        match &mut self.0 {
-            State::Scanning(scan) => scan.next_in(mode, direction).await,
-            State::Refused(error) => error.take().map(Err),
-        }
+    #[inline(never)]
+    fn next_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+    ) -> impl Future<Output = Option<Result<(Value, Value)>>> + Send {
+        Rooted::new(async move {
+            match &mut self.0 {
+                State::Scanning(scan) => scan.next_in(mode, direction).await,
+                State::Refused(error) => error.take().map(Err),
+            }
+        })
     }
 }
 
@@ -926,8 +1001,13 @@ impl Steps for Keys {
         scan.side_mut(direction).take_key(direction)
     }
 
-    async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
-        self.0.next_key_in(mode, direction).await
+    #[inline(never)]
+    fn next_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+    ) -> impl Future<Output = Option<Result<Value>>> + Send {
+        Rooted::new(async move { self.0.next_key_in(mode, direction).await })
     }
 }
 
@@ -980,8 +1060,13 @@ impl Steps for Values {
         self.0.at_hand(direction).map(|(_, value)| value)
     }
 
-    async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
-        self.0.next_in(mode, direction).await.map(|row| row.map(|(_, value)| value))
+    #[inline(never)]
+    fn next_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+    ) -> impl Future<Output = Option<Result<Value>>> + Send {
+        Rooted::new(async move { self.0.next_in(mode, direction).await.map(|row| row.map(|(_, value)| value)) })
     }
 }
 
@@ -1035,11 +1120,18 @@ impl Steps for Readers {
         (!scan.side(direction).is_empty()).then(|| scan.take_reader(direction))
     }
 
-    async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, ValueReader)>> {
-        match &mut self.0.0 {
-            State::Scanning(scan) => scan.next_reader_in(mode, direction).await,
-            State::Refused(error) => error.take().map(Err),
-        }
+    #[inline(never)]
+    fn next_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+    ) -> impl Future<Output = Option<Result<(Value, ValueReader)>>> + Send {
+        Rooted::new(async move {
+            match &mut self.0.0 {
+                State::Scanning(scan) => scan.next_reader_in(mode, direction).await,
+                State::Refused(error) => error.take().map(Err),
+            }
+        })
     }
 }
 

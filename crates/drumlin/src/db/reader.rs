@@ -156,7 +156,7 @@ impl Reader {
     /// # Errors
     /// Those of [`get`](Reader::get).
     pub fn contains_many<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<bool>> {
-        ready(self.rows(keyspace)?.contains_many(WaitMode::Blocking, keys))
+        ready(self.rows(keyspace)?.contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
     /// Returns the values of many rows, with many reads of the device in flight at once.
@@ -173,7 +173,7 @@ impl Reader {
     /// # Errors
     /// Those of [`get`](Reader::get).
     pub fn get_many<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        ready(self.rows(keyspace)?.get_many(WaitMode::Blocking, keys))
+        ready(self.rows(keyspace)?.get_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
     /// Returns the first row in key order. O(log n), and the same again for each leaf whose rows the transaction has

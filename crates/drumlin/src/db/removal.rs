@@ -1,5 +1,6 @@
 //! Removing many rows in parts, each of them a transaction.
 
+use std::future::Future;
 use std::ops::Bound;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use super::transaction::Transaction;
 use super::{Isolation, Keyspace, TxOptions, Value};
 use crate::error::{Error, Recourse, Result};
 use crate::store::LOCK_TIMEOUT;
-use crate::task::{WaitMode, ready};
+use crate::task::{Rooted, WaitMode, ready};
 use crate::tree::Direction;
 
 /// The maximum number of rows that one part removes.
@@ -84,42 +85,49 @@ impl Keyspace {
         ready(self.remove_rows(WaitMode::Blocking, bounds::owned(&range)))
     }
 
-    pub(super) async fn remove_rows(&self, mode: WaitMode<'_>, (mut lower, upper): OwnedBounds) -> Result<u64> {
-        let store = self.store()?;
-        store.check_writable()?;
-        store.engine.check_failure()?;
-        let mut removed = 0;
-        let mut part_rows_max = PART_ROWS_MAX;
-        loop {
-            let range = (lower.clone(), upper.clone());
-            let mut attempts = Attempts { began: store.now(), count: 0 };
-            let (keys, is_last) = loop {
-                match self.keys_of_part(mode, range.clone(), part_rows_max).await {
-                    Ok(part) => break part,
-                    Err(error) => self.pause_after(mode, error, &mut attempts).await?,
+    #[inline(never)]
+    pub(super) fn remove_rows(
+        &self,
+        mode: WaitMode<'_>,
+        (mut lower, upper): OwnedBounds,
+    ) -> Rooted<impl Future<Output = Result<u64>>> {
+        Rooted::new(async move {
+            let store = self.store()?;
+            store.check_writable()?;
+            store.engine.check_failure()?;
+            let mut removed = 0;
+            let mut part_rows_max = PART_ROWS_MAX;
+            loop {
+                let range = (lower.clone(), upper.clone());
+                let mut attempts = Attempts { began: store.now(), count: 0 };
+                let (keys, is_last) = loop {
+                    match self.keys_of_part(mode, range.clone(), part_rows_max).await {
+                        Ok(part) => break part,
+                        Err(error) => self.pause_after(mode, error, &mut attempts).await?,
+                    }
+                };
+                let Some(last) = keys.last() else { return Ok(removed) };
+                let mut attempts = Attempts { began: store.now(), count: 0 };
+                let count = loop {
+                    match self.remove_part(mode, &keys).await {
+                        Ok(count) => break Some(count),
+                        // The old values of these rows need too much memory. Their keys do not show that.
+                        Err(Error::TransactionTooLarge { .. }) if keys.len() > 1 => break None,
+                        Err(error) => self.pause_after(mode, error, &mut attempts).await?,
+                    }
+                };
+                let Some(count) = count else {
+                    part_rows_max = keys.len() / 2;
+                    continue;
+                };
+                removed += count;
+                // If this was the last part, no further read may fail.
+                if is_last {
+                    return Ok(removed);
                 }
-            };
-            let Some(last) = keys.last() else { return Ok(removed) };
-            let mut attempts = Attempts { began: store.now(), count: 0 };
-            let count = loop {
-                match self.remove_part(mode, &keys).await {
-                    Ok(count) => break Some(count),
-                    // The old values of these rows need too much memory. Their keys do not show that.
-                    Err(Error::TransactionTooLarge { .. }) if keys.len() > 1 => break None,
-                    Err(error) => self.pause_after(mode, error, &mut attempts).await?,
-                }
-            };
-            let Some(count) = count else {
-                part_rows_max = keys.len() / 2;
-                continue;
-            };
-            removed += count;
-            // If this was the last part, no further read may fail.
-            if is_last {
-                return Ok(removed);
+                lower = Bound::Excluded(last.to_vec());
             }
-            lower = Bound::Excluded(last.to_vec());
-        }
+        })
     }
 
     /// Returns the first keys of a range, and `true` if there are no others.

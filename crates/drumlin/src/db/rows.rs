@@ -3,6 +3,7 @@
 //! [`Rows`] are the rows of one keyspace as one reader sees them. The methods of the public handles check that the
 //! keyspace belongs to their database, choose the wait mode, and call the operation of the same name here.
 
+use std::future::Future;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use super::{Handle, Value};
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::store::Store;
-use crate::task::WaitMode;
+use crate::task::{Rooted, WaitMode};
 use crate::tree::{Direction, Tree};
 use crate::txn::engine::{Destination, Found, ReadAt};
 use crate::txn::read_set::SharedReads;
@@ -136,29 +137,47 @@ impl Rows<'_> {
         })
     }
 
-    pub(super) async fn get(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
-        let mut value = None;
-        self.get_to(mode, key, &mut value).await?;
-        Ok(value)
+    #[inline(never)]
+    pub(super) fn get(&self, mode: WaitMode<'_>, key: &[u8]) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
+        Rooted::new(async move {
+            let mut value = None;
+            self.get_to(mode, key, &mut value).await?;
+            Ok(value)
+        })
     }
 
     /// Like [`get`](Self::get), for a transaction that has locked the row, so that nothing can change it before the
     /// commit.
-    pub(super) async fn get_unrecorded(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
-        let mut value = None;
-        self.noting(self.value(mode, key, &mut value).await)?;
-        Ok(value)
+    #[inline(never)]
+    pub(super) fn get_unrecorded(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+    ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
+        Rooted::new(async move {
+            let mut value = None;
+            self.noting(self.value(mode, key, &mut value).await)?;
+            Ok(value)
+        })
     }
 
     /// Replaces the content of `value` with the row's value. If there is no row, empties `value` and returns `false`.
     /// After an error `value` is empty, too.
-    pub(super) async fn get_into(&self, mode: WaitMode<'_>, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
-        value.clear();
-        let found = self.get_to(mode, key, value).await;
-        if !matches!(found, Ok(true)) {
+    #[inline(never)]
+    pub(super) fn get_into(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Rooted<impl Future<Output = Result<bool>>> {
+        Rooted::new(async move {
             value.clear();
-        }
-        found
+            let found = self.get_to(mode, key, value).await;
+            if !matches!(found, Ok(true)) {
+                value.clear();
+            }
+            found
+        })
     }
 
     /// Calls `look` with the value, under no latch.
@@ -173,14 +192,14 @@ impl Rows<'_> {
     }
 
     /// Returns `false` if there is no row. After an error, `to` may hold a value.
-    async fn get_to(&self, mode: WaitMode<'_>, key: &[u8], to: &mut impl Destination) -> Result<bool> {
+    async fn get_to(&self, mode: WaitMode<'_>, key: &[u8], to: &mut dyn Destination) -> Result<bool> {
         if self.own_change(key).is_none() {
             self.record(key)?;
         }
         self.noting(self.value(mode, key, to).await)
     }
 
-    async fn value(&self, mode: WaitMode<'_>, key: &[u8], to: &mut impl Destination) -> Result<bool> {
+    async fn value(&self, mode: WaitMode<'_>, key: &[u8], to: &mut dyn Destination) -> Result<bool> {
         match self.own_change(key) {
             None => {}
             Some(Change::Put(value)) => {
@@ -216,11 +235,11 @@ impl Rows<'_> {
     }
 
     /// Finds the committed row, without reading a large value. `take` is that of the engine's `find`.
-    async fn find_committed<T>(
+    async fn find_committed<T: Send>(
         &self,
         mode: WaitMode<'_>,
         key: &[u8],
-        take: impl FnMut(&[u8]) -> T,
+        take: impl FnMut(&[u8]) -> T + Send,
     ) -> Result<Option<Found<T>>> {
         let store = self.store()?;
         let Some(ReadView { horizon, .. }) = self.view else {
@@ -232,11 +251,14 @@ impl Rows<'_> {
         Ok(found)
     }
 
-    pub(super) async fn contains_key(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<bool> {
-        if self.own_change(key).is_none() {
-            self.record(key)?;
-        }
-        self.contains_unrecorded(mode, key).await
+    #[inline(never)]
+    pub(super) fn contains_key(&self, mode: WaitMode<'_>, key: &[u8]) -> Rooted<impl Future<Output = Result<bool>>> {
+        Rooted::new(async move {
+            if self.own_change(key).is_none() {
+                self.record(key)?;
+            }
+            self.contains_unrecorded(mode, key).await
+        })
     }
 
     /// Like [`contains_key`](Self::contains_key), for a transaction that has locked the row.
@@ -247,63 +269,82 @@ impl Rows<'_> {
         Ok(self.find_committed(mode, key, |_| ()).await?.is_some())
     }
 
-    pub(super) async fn get_many<K: AsRef<[u8]>>(&self, mode: WaitMode<'_>, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        let engine = &self.store()?.engine;
-        let Some(ReadView { horizon, .. }) = self.view else {
-            return engine.get_many(mode, self.tree, keys, Store::PLAIN).await;
-        };
-        let mut values = vec![None; keys.len()];
-        let (mut others, mut other_keys) = (Vec::new(), Vec::new());
-        for (key, value) in keys.iter().map(AsRef::as_ref).zip(&mut values) {
-            if self.own_change(key).is_some() {
-                *value = self.get(mode, key).await?;
-            } else {
-                self.record(key)?;
-                others.push(value);
-                other_keys.push(key);
+    #[inline(never)]
+    pub(super) fn get_many(
+        &self,
+        mode: WaitMode<'_>,
+        keys: &[&[u8]],
+    ) -> Rooted<impl Future<Output = Result<Vec<Option<Value>>>>> {
+        Rooted::new(async move {
+            let engine = &self.store()?.engine;
+            let Some(ReadView { horizon, .. }) = self.view else {
+                return engine.get_many(mode, self.tree, keys, Store::PLAIN).await;
+            };
+            let mut values = vec![None; keys.len()];
+            let (mut others, mut other_keys) = (Vec::new(), Vec::new());
+            for (key, value) in keys.iter().copied().zip(&mut values) {
+                if self.own_change(key).is_some() {
+                    *value = self.get(mode, key).await?;
+                } else {
+                    self.record(key)?;
+                    others.push(value);
+                    other_keys.push(key);
+                }
             }
-        }
-        let found = self.noting(engine.get_many(mode, self.tree, &other_keys, horizon.read_at()).await);
-        // If the snapshot was ended, a value that it needed may be gone, and its pages may belong to another value.
-        horizon.check()?;
-        for (value, found) in others.into_iter().zip(found?) {
-            *value = found;
-        }
-        horizon.note_latest(self.store()?);
-        Ok(values)
+            let found = self.noting(engine.get_many(mode, self.tree, &other_keys, horizon.read_at()).await);
+            // If the snapshot was ended, a value that it needed may be gone, and its pages may belong to another value.
+            horizon.check()?;
+            for (value, found) in others.into_iter().zip(found?) {
+                *value = found;
+            }
+            horizon.note_latest(self.store()?);
+            Ok(values)
+        })
     }
 
-    pub(super) async fn contains_many<K: AsRef<[u8]>>(&self, mode: WaitMode<'_>, keys: &[K]) -> Result<Vec<bool>> {
-        let store = self.store()?;
-        for key in keys.iter().map(AsRef::as_ref).filter(|key| self.own_change(key).is_none()) {
-            self.record(key)?;
-        }
-        let read_at = self.view.as_ref().map_or(Store::PLAIN, |view| view.horizon.read_at());
-        let found = store.engine.find_many(mode, self.tree, keys, read_at, |_| ()).await?;
-        if let Some(ReadView { horizon, .. }) = self.view {
-            horizon.check()?;
-            horizon.note_latest(store);
-        }
-        let is_there = |(key, found): (&K, Option<Found<()>>)| match self.own_change(key.as_ref()) {
-            Some(change) => !matches!(change, Change::Remove),
-            None => found.is_some(),
-        };
-        Ok(keys.iter().zip(found).map(is_there).collect())
+    #[inline(never)]
+    pub(super) fn contains_many(
+        &self,
+        mode: WaitMode<'_>,
+        keys: &[&[u8]],
+    ) -> Rooted<impl Future<Output = Result<Vec<bool>>>> {
+        Rooted::new(async move {
+            let store = self.store()?;
+            for key in keys.iter().filter(|key| self.own_change(key).is_none()) {
+                self.record(key)?;
+            }
+            let read_at = self.view.as_ref().map_or(Store::PLAIN, |view| view.horizon.read_at());
+            let found = store.engine.find_many(mode, self.tree, keys, read_at, |_| ()).await?;
+            if let Some(ReadView { horizon, .. }) = self.view {
+                horizon.check()?;
+                horizon.note_latest(store);
+            }
+            let is_there = |(key, found): (&&[u8], Option<Found<()>>)| match self.own_change(key) {
+                Some(change) => !matches!(change, Change::Remove),
+                None => found.is_some(),
+            };
+            Ok(keys.iter().zip(found).map(is_there).collect())
+        })
     }
 
     /// Returns the first or the last row of a range.
-    pub(super) async fn end(
+    #[inline(never)]
+    pub(super) fn end(
         &self,
         mode: WaitMode<'_>,
         bounds: OwnedBounds,
         direction: Direction,
-    ) -> Result<Option<(Value, Value)>> {
-        self.scan(bounds).one_at_first().next_in(mode, direction).await.transpose()
+    ) -> Rooted<impl Future<Output = Result<Option<(Value, Value)>>>> {
+        Rooted::new(async move { self.scan(bounds).one_at_first().next_in(mode, direction).await.transpose() })
     }
 
-    pub(super) async fn is_empty(&self, mode: WaitMode<'_>) -> Result<bool> {
-        let first = self.scan(bounds::ALL).one_at_first().next_key_in(mode, Direction::Forward).await.transpose()?;
-        Ok(first.is_none())
+    #[inline(never)]
+    pub(super) fn is_empty(&self, mode: WaitMode<'_>) -> Rooted<impl Future<Output = Result<bool>>> {
+        Rooted::new(async move {
+            let first =
+                self.scan(bounds::ALL).one_at_first().next_key_in(mode, Direction::Forward).await.transpose()?;
+            Ok(first.is_none())
+        })
     }
 
     pub(super) fn scan(&self, bounds: OwnedBounds) -> Range {
@@ -334,8 +375,13 @@ impl Rows<'_> {
         own.set.range(self.tree.pages.id, bounds).next().is_some().then_some(own)
     }
 
-    pub(super) async fn read(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<ValueReader>> {
-        self.noting(self.open_value(mode, key).await)
+    #[inline(never)]
+    pub(super) fn read(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+    ) -> Rooted<impl Future<Output = Result<Option<ValueReader>>>> {
+        Rooted::new(async move { self.noting(self.open_value(mode, key).await) })
     }
 
     async fn open_value(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<ValueReader>> {

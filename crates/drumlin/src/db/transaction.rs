@@ -1,5 +1,6 @@
 //! Transactions: reads at a snapshot, and writes that are committed together or not at all.
 
+use std::future::Future;
 use std::io::Read;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::memory::{Account, Grant};
 use crate::seglog::Appended;
 use crate::store::{LOCK_TIMEOUT, OpenKeyspace, RowLock, Store};
 use crate::sync::Mutex;
-use crate::task::{WaitMode, ready, turn};
+use crate::task::{Rooted, WaitMode, ready, turn};
 use crate::txn::TransactionId;
 use crate::txn::engine::{Durability, Row};
 use crate::txn::locks::{Granted, HeldBy};
@@ -270,17 +271,20 @@ impl Transaction {
         ready(self.get_for_update_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
 
-    pub(crate) async fn get_for_update_in(
+    #[inline(never)]
+    pub(crate) fn get_for_update_in(
         &mut self,
         mode: WaitMode<'_>,
         keyspace: &Keyspace,
         key: &[u8],
-    ) -> Result<Option<Value>> {
-        let open = self.open(keyspace)?;
-        self.secure_memory(key, None)?;
-        self.lock(mode, open, key).await?;
-        // The lock keeps the row unchanged, so the commit need not validate this read.
-        self.reader.rows(keyspace)?.get_unrecorded(mode, key).await
+    ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
+        Rooted::new(async move {
+            let open = self.open(keyspace)?;
+            self.secure_memory(key, None)?;
+            self.lock(mode, open, key).await?;
+            // The lock keeps the row unchanged, so the commit need not validate this read.
+            self.reader.rows(keyspace)?.get_unrecorded(mode, key).await
+        })
     }
 
     /// Locks a row, and fails if another transaction has changed it since this one's snapshot. Remembers the conflict,
@@ -488,24 +492,27 @@ impl Transaction {
         ready(self.insert_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
 
-    pub(crate) async fn insert_in(
+    #[inline(never)]
+    pub(crate) fn insert_in(
         &mut self,
         mode: WaitMode<'_>,
         keyspace: &Keyspace,
         key: &[u8],
         value: &[u8],
-    ) -> Result<()> {
-        let open = self.open(keyspace)?;
-        if value.len() > MEDIUM_BYTES_MAX {
-            self.lock_large(mode, open, key).await?;
-            let memory = self.source_memory(mode).await?;
-            return self.insert_large(mode, open, key, Blocking(value), memory).await.map(drop);
-        }
-        self.check_record(open, key, &Change::Put(value))?;
-        self.secure_memory(key, Some(value.len()))?;
-        self.lock(mode, open, key).await?;
-        SharedWrites::alone(self.writes_mut()).put(&open.tree, key, value);
-        Ok(())
+    ) -> Rooted<impl Future<Output = Result<()>>> {
+        Rooted::new(async move {
+            let open = self.open(keyspace)?;
+            if value.len() > MEDIUM_BYTES_MAX {
+                self.lock_large(mode, open, key).await?;
+                let memory = self.source_memory(mode).await?;
+                return self.insert_large(mode, open, key, Blocking(value), memory).await.map(drop);
+            }
+            self.check_record(open, key, &Change::Put(value))?;
+            self.secure_memory(key, Some(value.len()))?;
+            self.lock(mode, open, key).await?;
+            SharedWrites::alone(self.writes_mut()).put(&open.tree, key, value);
+            Ok(())
+        })
     }
 
     /// Stores everything that `reader` yields as the row's value, of any length. The bytes go to disk at once and do
@@ -515,8 +522,13 @@ impl Transaction {
     /// [`Error::Source`] if the reader fails; [`Error::DiskFull`]; [`Error::MemoryInUse`] if other writers used all the
     /// memory for such values for 10 seconds: then nothing has been read. Otherwise those of
     /// [`insert`](Transaction::insert).
-    pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
-        ready(self.insert_from_in(WaitMode::Blocking, keyspace, key.as_ref(), Blocking(reader)))
+    pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, mut reader: impl Read) -> Result<u64> {
+        self.insert_read(keyspace, key.as_ref(), &mut reader)
+    }
+
+    #[inline(never)]
+    pub(super) fn insert_read(&mut self, keyspace: &Keyspace, key: &[u8], reader: &mut dyn Read) -> Result<u64> {
+        ready(self.insert_from_in(WaitMode::Blocking, keyspace, key, Blocking(reader)))
     }
 
     pub(crate) async fn insert_from_in(
@@ -573,13 +585,21 @@ impl Transaction {
         ready(self.remove_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
 
-    pub(crate) async fn remove_in(&mut self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
-        let open = self.open(keyspace)?;
-        self.check_record(open, key, &Change::Remove)?;
-        self.secure_memory(key, Some(0))?;
-        self.lock(mode, open, key).await?;
-        SharedWrites::alone(self.writes_mut()).remove(&open.tree, key);
-        Ok(())
+    #[inline(never)]
+    pub(crate) fn remove_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+    ) -> Rooted<impl Future<Output = Result<()>>> {
+        Rooted::new(async move {
+            let open = self.open(keyspace)?;
+            self.check_record(open, key, &Change::Remove)?;
+            self.secure_memory(key, Some(0))?;
+            self.lock(mode, open, key).await?;
+            SharedWrites::alone(self.writes_mut()).remove(&open.tree, key);
+            Ok(())
+        })
     }
 
     /// Removes the row and returns `true` if it exists. Reads no value.
@@ -659,31 +679,34 @@ impl Transaction {
         ready(self.commit_in(WaitMode::Blocking))
     }
 
-    pub(crate) async fn commit_in(mut self, mode: WaitMode<'_>) -> Result<Timestamp> {
-        self.check_conflict()?;
-        self.lock_planned(mode).await?;
-        let durability = self.options.durability;
-        let writes = &self.writes().set;
-        let (handle, logged) = match mode {
-            _ if writes.is_empty() => {
-                let Transaction { reader, locks, .. } = self;
-                let seen = reader.view.horizon.seen();
-                drop(locks);
-                reader.store()?.engine.show_durable(mode, seen).await?;
-                return Ok(seen);
-            }
-            // The rows are changed in one go, and no other task of this thread should have to wait for that.
-            WaitMode::Tasks(tasks) if writes.is_longer_than(ROWS_ON_TASK_MAX, RECORD_BYTES_ON_TASK_MAX) => {
-                let body = move || {
-                    coverage::mark!("a long commit of a task was made by another thread");
-                    ready(self.apply(WaitMode::Blocking, true))
-                };
-                tasks.committers.run(coverage::on_behalf(body)).await?
-            }
-            _ => self.apply(mode, mode.is_task()).await?,
-        };
-        // The commit is made, even if the database has been closed since. Only the wait for its write is left.
-        handle.store_here().engine.await_written(mode, &logged, durability).await
+    #[inline(never)]
+    pub(crate) fn commit_in(mut self, mode: WaitMode<'_>) -> Rooted<impl Future<Output = Result<Timestamp>>> {
+        Rooted::new(async move {
+            self.check_conflict()?;
+            self.lock_planned(mode).await?;
+            let durability = self.options.durability;
+            let writes = &self.writes().set;
+            let (handle, logged) = match mode {
+                _ if writes.is_empty() => {
+                    let Transaction { reader, locks, .. } = self;
+                    let seen = reader.view.horizon.seen();
+                    drop(locks);
+                    reader.store()?.engine.show_durable(mode, seen).await?;
+                    return Ok(seen);
+                }
+                // The rows are changed in one go, and no other task of this thread should have to wait for that.
+                WaitMode::Tasks(tasks) if writes.is_longer_than(ROWS_ON_TASK_MAX, RECORD_BYTES_ON_TASK_MAX) => {
+                    let body = move || {
+                        coverage::mark!("a long commit of a task was made by another thread");
+                        ready(self.apply(WaitMode::Blocking, true))
+                    };
+                    tasks.committers.run(coverage::on_behalf(body)).await?
+                }
+                _ => self.apply(mode, mode.is_task()).await?,
+            };
+            // The commit is made, even if the database has been closed since. Only the wait for its write is left.
+            handle.store_here().engine.await_written(mode, &logged, durability).await
+        })
     }
 
     /// Applies the changes, whose rows are locked, and requests their log write.

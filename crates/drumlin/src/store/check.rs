@@ -222,7 +222,7 @@ impl CheckReport {
 }
 
 impl Store {
-    pub(crate) fn check(&self, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
+    pub(crate) fn check(&self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport> {
         let mut report = CheckReport::default();
         for error in &self.opening.passed_over {
             match self.is_salvage {
@@ -253,7 +253,7 @@ impl Store {
         let pages_total = keyspaces.iter().map(|open| open.tree.pages.table.page_count()).sum();
         for open in &keyspaces {
             report.keyspaces += 1;
-            self.check_pages(open, pages_total, &mut report, &mut progress);
+            self.check_pages(open, pages_total, &mut report, progress);
             self.check_tree(open, &mut report);
         }
         progress(CheckProgress { pages_done: pages_total, pages_total });
@@ -268,7 +268,7 @@ impl Store {
         open: &OpenKeyspace,
         pages_total: u64,
         report: &mut CheckReport,
-        progress: &mut impl FnMut(CheckProgress),
+        progress: &mut dyn FnMut(CheckProgress),
     ) {
         let pages = &open.tree.pages;
         let mut extents: Vec<(ExtentAddress, PageId)> = pages

@@ -28,7 +28,11 @@ use crate::tree::node::Leaf;
 const READ_ONLY: OpenOptions = OpenOptions { write: false, create: false, create_new: false, direct: true };
 
 /// Verifies the database at `path` without opening it.
-pub(crate) fn examine(settings: &Settings, path: &Path, progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
+pub(crate) fn examine(
+    settings: &Settings,
+    path: &Path,
+    progress: &mut dyn FnMut(CheckProgress),
+) -> Result<CheckReport> {
     let backend = settings.choose_backend(path)?;
     let path = backend.absolute(path).map_err(|error| Error::io("finding", path, error))?;
     Process::watch().map_err(|error| Error::io("watching for forks of", &path, error))?;
@@ -36,11 +40,11 @@ pub(crate) fn examine(settings: &Settings, path: &Path, progress: impl FnMut(Che
 }
 
 /// The state of an examination, and its findings so far.
-struct Examination<'o, P> {
+struct Examination<'o> {
     opener: &'o Opener<'o>,
     pool: Arc<Pool>,
     pages_total: u64,
-    progress: P,
+    progress: &'o mut dyn FnMut(CheckProgress),
     report: CheckReport,
 }
 
@@ -96,7 +100,7 @@ struct NamedExtent {
 }
 
 impl Opener<'_> {
-    fn examine(&self, progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
+    fn examine(&self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport> {
         let mut report = CheckReport::default();
         if !self.exists(DATA_NAME)? {
             return match self.check_creatable() {
@@ -164,7 +168,7 @@ fn note(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
     }
 }
 
-impl<P: FnMut(CheckProgress)> Examination<'_, P> {
+impl Examination<'_> {
     /// Reads every extent that the keyspace's table refers to.
     fn read_pages(&mut self, space: &Space, page_tables: &PageTableStore, pages: &PageSpace, name: &str) -> Result<()> {
         let Examination { pool, pages_total, progress, report, .. } = self;

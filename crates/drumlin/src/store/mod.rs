@@ -51,7 +51,7 @@ use crate::seglog::{Appended, Body};
 use crate::space::checkpoint::PageTableStore;
 use crate::space::{PageTable, Purpose};
 use crate::sync::Mutex;
-use crate::task::{WaitMode, ready};
+use crate::task::{Boxed, WaitMode, ready};
 use crate::tree::Tree;
 use crate::txn::engine::{Engine, OwnedValue, ReadAt};
 use crate::txn::locks::{Granted, HeldBy, LockError, LockPlace, WAITING_BYTES, lock_bytes};
@@ -430,41 +430,57 @@ impl Store {
             Ok(granted) => return Ok(granted),
             Err(held) => held,
         };
-        if BodyOf::new(locks, holder).is_running() {
-            return Err(self.lock_timeout(keyspace, key, Duration::ZERO, LockHolder::OwnBody));
-        }
-        let since = self.now();
-        let deadline = since.saturating_add(timeout);
-        self.contention.lock_waits.fetch_add(1, Ordering::Relaxed);
-        let locked = match mode {
-            WaitMode::Blocking => locks.lock(owner, keyspace, key, deadline, &|| self.now()),
-            WaitMode::Tasks(tasks) => {
-                let mut acquire = pin!(locks.acquire(owner, keyspace, key));
-                let mut alarm = None;
-                let acquired = poll_fn(|context| match acquire.as_mut().poll(context) {
-                    Poll::Ready(locked) => Poll::Ready(locked),
-                    // Dropping the future gives up its place in the queue, and a lock that was just handed to it.
-                    Poll::Pending if self.now() >= deadline => Poll::Ready(Err(LockError::Timeout)),
-                    Poll::Pending => {
-                        alarm = Some(tasks.timer.wake_at(deadline, context.waker().clone()));
-                        Poll::Pending
-                    }
-                });
-                acquired.await
+        self.wait_for_row(mode, owner, holder, keyspace, key, timeout).await
+    }
+
+    /// Waits for a row lock that another transaction holds.
+    fn wait_for_row<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        owner: TransactionId,
+        holder: TransactionId,
+        keyspace: KeyspaceId,
+        key: &'a [u8],
+        timeout: Duration,
+    ) -> Boxed<'a, Result<Granted>> {
+        Box::pin(async move {
+            let locks = &self.engine.locks;
+            if BodyOf::new(locks, holder).is_running() {
+                return Err(self.lock_timeout(keyspace, key, Duration::ZERO, LockHolder::OwnBody));
             }
-        };
-        let waited_ns = self.now().saturating_sub(since).as_nanos() as u64;
-        self.contention.lock_wait_ns.fetch_add(waited_ns, Ordering::Relaxed);
-        locked.map_err(|error| match error {
-            LockError::Timeout => {
-                // Several tasks of a thread may hold row locks, so the thread does not identify the owner.
-                let is_own = matches!(mode, WaitMode::Blocking) && locks.is_of_this_thread(keyspace, key);
-                let holder = if is_own { LockHolder::SameThread } else { LockHolder::Other };
-                self.lock_timeout(keyspace, key, timeout, holder)
-            }
-            LockError::Deadlock => {
-                Error::Conflict { reason: "two transactions wait for rows that the other has locked" }
-            }
+            let since = self.now();
+            let deadline = since.saturating_add(timeout);
+            self.contention.lock_waits.fetch_add(1, Ordering::Relaxed);
+            let locked = match mode {
+                WaitMode::Blocking => locks.lock(owner, keyspace, key, deadline, &|| self.now()),
+                WaitMode::Tasks(tasks) => {
+                    let mut acquire = pin!(locks.acquire(owner, keyspace, key));
+                    let mut alarm = None;
+                    let acquired = poll_fn(|context| match acquire.as_mut().poll(context) {
+                        Poll::Ready(locked) => Poll::Ready(locked),
+                        // Dropping the future gives up its place in the queue, and a lock that was just handed to it.
+                        Poll::Pending if self.now() >= deadline => Poll::Ready(Err(LockError::Timeout)),
+                        Poll::Pending => {
+                            alarm = Some(tasks.timer.wake_at(deadline, context.waker().clone()));
+                            Poll::Pending
+                        }
+                    });
+                    acquired.await
+                }
+            };
+            let waited_ns = self.now().saturating_sub(since).as_nanos() as u64;
+            self.contention.lock_wait_ns.fetch_add(waited_ns, Ordering::Relaxed);
+            locked.map_err(|error| match error {
+                LockError::Timeout => {
+                    // Several tasks of a thread may hold row locks, so the thread does not identify the owner.
+                    let is_own = matches!(mode, WaitMode::Blocking) && locks.is_of_this_thread(keyspace, key);
+                    let holder = if is_own { LockHolder::SameThread } else { LockHolder::Other };
+                    self.lock_timeout(keyspace, key, timeout, holder)
+                }
+                LockError::Deadlock => {
+                    Error::Conflict { reason: "two transactions wait for rows that the other has locked" }
+                }
+            })
         })
     }
 
@@ -499,7 +515,9 @@ impl Store {
             Some(begun) => begun,
             None => self.begin_waiting(mode, owner, &rows).await?,
         };
-        let applied = self.engine.apply(mode, &rows, None, admitted, || self.end_locks(lock)).await?;
+        let (applied, admitted) = self.engine.apply(mode, &rows, None, admitted).await?;
+        self.end_locks(lock);
+        drop(admitted);
         self.engine.settle(mode, &rows, applied, durability).await.map(drop)
     }
 
@@ -618,7 +636,9 @@ impl Store {
             return Ok(self.engine.request_write(for_task, rows, applied, durability));
         }
         let admitted = self.engine.admit(mode, rows, reads, 0).await;
-        let applied = self.engine.apply(mode, rows, reads, admitted, || self.end_locks(locks)).await?;
+        let (applied, admitted) = self.engine.apply(mode, rows, reads, admitted).await?;
+        self.end_locks(locks);
+        drop(admitted);
         Ok(self.engine.request_write(for_task, rows, applied, durability))
     }
 

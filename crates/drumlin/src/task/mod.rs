@@ -6,21 +6,27 @@
 //! or that cannot be divided (growing a file, large values, definitions, commits of many rows): [`Workers`] do that. A
 //! task that never has to wait yields to its executor after a [`turn`].
 
+mod rooted;
 mod timer;
 pub(crate) mod turn;
 mod workers;
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::io::Backend;
 use crate::sync::{Parker, Thread, Unparker};
+pub(crate) use rooted::Rooted;
 pub(crate) use timer::Timer;
 use turn::Work;
 pub(crate) use workers::Workers;
+
+/// A boxed future, for operations that seldom run or take long compared with an allocation: reading a page, a commit
+/// that waits. Boxing keeps the futures of the callers small, and the operation is compiled only once.
+pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The background services for asynchronous callers.
 #[derive(Debug)]

@@ -31,7 +31,7 @@ use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::pool::{FrameRead, FrameWrite, ImmutablePages, Needs, NewFrame, Pool, ReclaimGuard, Stop, Wanted};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::turn;
-use crate::task::{WaitMode, ready};
+use crate::task::{Boxed, WaitMode, ready};
 use counts::Counts;
 use node::{Inner, LeafMut, Node};
 
@@ -186,20 +186,24 @@ impl Tree {
     // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Brings a page of the tree into memory, unless it is already there or free.
-    pub(crate) async fn fault(&self, mode: WaitMode<'_>, wanted: Wanted) -> Result<()> {
-        match mode {
-            WaitMode::Blocking => self.pool.fault(&self.pages, wanted),
-            WaitMode::Tasks(_) => self.pool.fault_as_task(&self.pages, wanted).await,
-        }
+    pub(crate) fn fault<'a>(&'a self, mode: WaitMode<'a>, wanted: Wanted) -> Boxed<'a, Result<()>> {
+        Box::pin(async move {
+            match mode {
+                WaitMode::Blocking => self.pool.fault(&self.pages, wanted),
+                WaitMode::Tasks(_) => self.pool.fault_as_task(&self.pages, wanted).await,
+            }
+        })
     }
 
     /// Brings several pages of the tree into memory with many reads in flight. Skips pages that can't be read. Returns
     /// the number of pages read.
-    pub(crate) async fn fault_many(&self, mode: WaitMode<'_>, wanted: &[Wanted]) -> Result<usize> {
-        match mode {
-            WaitMode::Blocking => self.pool.fault_many(&self.pages, wanted),
-            WaitMode::Tasks(_) => self.pool.fault_many_as_task(&self.pages, wanted).await,
-        }
+    pub(crate) fn fault_many<'a>(&'a self, mode: WaitMode<'a>, wanted: &'a [Wanted]) -> Boxed<'a, Result<usize>> {
+        Box::pin(async move {
+            match mode {
+                WaitMode::Blocking => self.pool.fault_many(&self.pages, wanted),
+                WaitMode::Tasks(_) => self.pool.fault_many_as_task(&self.pages, wanted).await,
+            }
+        })
     }
 
     /// Like [`fault_many`](Self::fault_many), for pages that are nodes.
@@ -480,37 +484,39 @@ impl Tree {
 
     /// Finds the first unreadable node on the path to the key's leaf. Returns `None` if all can be read. Expected O(log
     /// n).
-    pub(crate) async fn unreadable(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Unreadable>> {
-        let mut provider = Provider::new(mode, &self.pool);
-        for restart in 0..UNREADABLE_RESTARTS_MAX {
-            let (mut lower, mut upper, mut last) = (None, None, PageId::ROOT);
-            let way = self.descend(Target::At(key), |_, _, inner, child| {
-                (lower, upper) = child_fences(inner, child);
-                last = inner.child(child);
-            });
-            let needs = match way {
-                Ok(Some(_)) => return Ok(None),
-                Ok(None) if restart >= LOST_RESTARTS_MAX && self.pages.has_lost_pages() => {
-                    return Ok(Some(Unreadable { page: last, lower, upper, error: self.lost() }));
-                }
-                Ok(None) => {
-                    self.pause(restart)?;
-                    continue;
-                }
-                Err(Stop::Error(error)) => return Err(error),
-                Err(Stop::Needs(needs)) => needs,
-            };
-            if let Err(error) = provider.provide(&needs).await {
-                let Needs::Page(_, page) = needs else { return Err(error) };
-                // An outdated view may lead to a node that never covered the key.
-                let covers = lower.as_deref().is_none_or(|lower: &[u8]| lower <= key)
-                    && upper.as_deref().is_none_or(|upper: &[u8]| key < upper);
-                if covers {
-                    return Ok(Some(Unreadable { page, lower, upper, error }));
+    pub(crate) fn unreadable<'a>(&'a self, mode: WaitMode<'a>, key: &'a [u8]) -> Boxed<'a, Result<Option<Unreadable>>> {
+        Box::pin(async move {
+            let mut provider = Provider::new(mode, &self.pool);
+            for restart in 0..UNREADABLE_RESTARTS_MAX {
+                let (mut lower, mut upper, mut last) = (None, None, PageId::ROOT);
+                let way = self.descend(Target::At(key), |_, _, inner, child| {
+                    (lower, upper) = child_fences(inner, child);
+                    last = inner.child(child);
+                });
+                let needs = match way {
+                    Ok(Some(_)) => return Ok(None),
+                    Ok(None) if restart >= LOST_RESTARTS_MAX && self.pages.has_lost_pages() => {
+                        return Ok(Some(Unreadable { page: last, lower, upper, error: self.lost() }));
+                    }
+                    Ok(None) => {
+                        self.pause(restart)?;
+                        continue;
+                    }
+                    Err(Stop::Error(error)) => return Err(error),
+                    Err(Stop::Needs(needs)) => needs,
+                };
+                if let Err(error) = provider.provide(&needs).await {
+                    let Needs::Page(_, page) = needs else { return Err(error) };
+                    // An outdated view may lead to a node that never covered the key.
+                    let covers = lower.as_deref().is_none_or(|lower: &[u8]| lower <= key)
+                        && upper.as_deref().is_none_or(|upper: &[u8]| key < upper);
+                    if covers {
+                        return Ok(Some(Unreadable { page, lower, upper, error }));
+                    }
                 }
             }
-        }
-        Err(self.lost())
+            Err(self.lost())
+        })
     }
 
     /// Repeats a core operation until it lacks nothing, providing what it needs between the attempts. The operation's
@@ -536,7 +542,8 @@ impl Tree {
         }
     }
 
-    async fn going_on<T>(
+    /// Continues [`awaiting`](Self::awaiting) after the operation has stopped for the first time.
+    pub(crate) async fn going_on<T>(
         &self,
         mode: WaitMode<'_>,
         mut stop: Stop,
@@ -633,30 +640,32 @@ impl<'p> Provider<'p> {
     /// Provides what an operation lacks. Returns the page that was brought in, if the operation lacked a page. An
     /// outdated node may refer to a page number that has been reused for a page of another kind and size, so failing to
     /// load a page is an error only the second time in a row.
-    pub(crate) async fn provide(&mut self, needs: &Needs) -> Result<Option<PageId>> {
-        match needs {
-            Needs::Page(pages, page) => {
-                let wanted = Wanted::node(pages, *page);
-                let result = match self.mode {
-                    WaitMode::Blocking => self.pool.fault(pages, wanted),
-                    WaitMode::Tasks(_) => self.pool.fault_as_task(pages, wanted).await,
-                };
-                match result {
-                    Err(_) if self.failed != Some(*page) => self.failed = Some(*page),
-                    Err(error) => return Err(error),
-                    Ok(()) => return Ok(Some(*page)),
+    pub(crate) fn provide<'a>(&'a mut self, needs: &'a Needs) -> Boxed<'a, Result<Option<PageId>>> {
+        Box::pin(async move {
+            match needs {
+                Needs::Page(pages, page) => {
+                    let wanted = Wanted::node(pages, *page);
+                    let result = match self.mode {
+                        WaitMode::Blocking => self.pool.fault(pages, wanted),
+                        WaitMode::Tasks(_) => self.pool.fault_as_task(pages, wanted).await,
+                    };
+                    match result {
+                        Err(_) if self.failed != Some(*page) => self.failed = Some(*page),
+                        Err(error) => return Err(error),
+                        Ok(()) => return Ok(Some(*page)),
+                    }
                 }
+                Needs::Frame(page_bytes) => self.frame(*page_bytes).await.map(drop)?,
+                Needs::Writes => match self.mode {
+                    WaitMode::Blocking => self.pool.relieve()?,
+                    WaitMode::Tasks(tasks) => {
+                        let pool = Arc::clone(self.pool);
+                        tasks.evictors.run(move || pool.relieve()).await?;
+                    }
+                },
             }
-            Needs::Frame(page_bytes) => self.frame(*page_bytes).await.map(drop)?,
-            Needs::Writes => match self.mode {
-                WaitMode::Blocking => self.pool.relieve()?,
-                WaitMode::Tasks(tasks) => {
-                    let pool = Arc::clone(self.pool);
-                    tasks.evictors.run(move || pool.relieve()).await?;
-                }
-            },
-        }
-        Ok(None)
+            Ok(None)
+        })
     }
 
     /// Takes a frame for a new page.

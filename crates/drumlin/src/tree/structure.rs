@@ -7,7 +7,7 @@ use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::pool::{FrameWrite, Needs, NewFrame, Residency, Stop};
 use crate::space::{EpochGuard, PageEntry};
-use crate::task::WaitMode;
+use crate::task::{Boxed, WaitMode};
 
 /// A row to be put into a leaf or removed from it: its key, and the bytes of its value, or `None` if it is removed.
 #[derive(Clone, Copy, Debug)]
@@ -46,31 +46,33 @@ enum Progress {
 impl Tree {
     /// Splits leaves until the rows that belong to each leaf fit into it together. The rows ascend. Waits for pages and
     /// frames.
-    pub(crate) async fn make_room(&self, mode: WaitMode<'_>, mut rows: &[Incoming<'_>]) -> Result<()> {
-        debug_assert!(rows.is_sorted_by(|left, right| left.key < right.key), "rows out of order");
-        let mut frames = Vec::with_capacity(FRAMES_NEEDED);
-        let mut provider = Provider::new(mode, &self.pool);
-        loop {
-            match self.try_split(rows, &mut frames) {
-                Ok(Progress::Done(None)) => return Ok(()),
-                Ok(Progress::Done(Some(upper))) => {
-                    assert!(rows[0].key < &upper[..], "a leaf has room that does not cover the row");
-                    rows = &rows[rows.partition_point(|row| row.key < &upper[..])..];
-                    if rows.is_empty() {
-                        return Ok(());
+    pub(crate) fn make_room<'a>(&'a self, mode: WaitMode<'a>, mut rows: &'a [Incoming<'a>]) -> Boxed<'a, Result<()>> {
+        Box::pin(async move {
+            debug_assert!(rows.is_sorted_by(|left, right| left.key < right.key), "rows out of order");
+            let mut frames = Vec::with_capacity(FRAMES_NEEDED);
+            let mut provider = Provider::new(mode, &self.pool);
+            loop {
+                match self.try_split(rows, &mut frames) {
+                    Ok(Progress::Done(None)) => return Ok(()),
+                    Ok(Progress::Done(Some(upper))) => {
+                        assert!(rows[0].key < &upper[..], "a leaf has room that does not cover the row");
+                        rows = &rows[rows.partition_point(|row| row.key < &upper[..])..];
+                        if rows.is_empty() {
+                            return Ok(());
+                        }
                     }
-                }
-                // If the keyspace has been dropped, its nodes are gone and looking again would never end.
-                Ok(Progress::Again) => self.check_dropped()?,
-                Err(Stop::Error(error)) => return Err(error),
-                Err(Stop::Needs(Needs::Frame(page_bytes))) => {
-                    while frames.len() < FRAMES_NEEDED {
-                        frames.push(provider.frame(page_bytes).await?);
+                    // If the keyspace has been dropped, its nodes are gone and looking again would never end.
+                    Ok(Progress::Again) => self.check_dropped()?,
+                    Err(Stop::Error(error)) => return Err(error),
+                    Err(Stop::Needs(Needs::Frame(page_bytes))) => {
+                        while frames.len() < FRAMES_NEEDED {
+                            frames.push(provider.frame(page_bytes).await?);
+                        }
                     }
+                    Err(Stop::Needs(needs)) => drop(provider.provide(&needs).await?),
                 }
-                Err(Stop::Needs(needs)) => drop(provider.provide(&needs).await?),
             }
-        }
+        })
     }
 
     fn try_split<'p>(&'p self, rows: &[Incoming<'_>], frames: &mut Vec<NewFrame<'p>>) -> Result<Progress, Stop> {

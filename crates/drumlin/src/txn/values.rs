@@ -30,7 +30,7 @@ use crate::memory::Grant;
 use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool, Wanted};
 use crate::space::checkpoint::open_extent_into;
 use crate::space::{EpochGuard, PageEntry, PageSpace};
-use crate::task::{WaitMode, turn};
+use crate::task::{Boxed, WaitMode, turn};
 use crate::tree::Tree;
 
 use super::MakeRoom;
@@ -297,46 +297,48 @@ fn misnamed(pool: &Pool, pages: &PageSpace, reason: &str) -> Error {
 }
 
 /// Reads one chunk of a value, checks that it belongs to the value, and appends `part` of it to `into`.
-pub(crate) async fn read_chunk(
-    mode: WaitMode<'_>,
-    tree: &Tree,
-    reference: &LargeRef,
+pub(crate) fn read_chunk<'a>(
+    mode: WaitMode<'a>,
+    tree: &'a Tree,
+    reference: &'a LargeRef,
     number: ChunkNumber,
     part: Part,
     mut into: Vec<u8>,
-) -> Result<Chunk> {
-    let (pool, pages) = (&tree.pool, &tree.pages);
-    if number.0 >= reference.chunk_count {
-        return Err(misnamed(pool, pages, "its chunks do not add up to its length"));
-    }
-    let page = PageId(reference.first_page.0 + number.0);
-    if is_medium(reference) {
-        return read_medium(mode, tree, reference, page, part, into).await;
-    }
-    loop {
-        let address = match pages.table.load(page) {
-            PageEntry::OnDisk(address) => address,
-            PageEntry::Reading(_) => {
-                mode.pause().await;
+) -> Boxed<'a, Result<Chunk>> {
+    Box::pin(async move {
+        let (pool, pages) = (&tree.pool, &tree.pages);
+        if number.0 >= reference.chunk_count {
+            return Err(misnamed(pool, pages, "its chunks do not add up to its length"));
+        }
+        let page = PageId(reference.first_page.0 + number.0);
+        if is_medium(reference) {
+            return read_medium(mode, tree, reference, page, part, into).await;
+        }
+        loop {
+            let address = match pages.table.load(page) {
+                PageEntry::OnDisk(address) => address,
+                PageEntry::Reading(_) => {
+                    mode.pause().await;
+                    continue;
+                }
+                _ => return Ok(Chunk::Gone),
+            };
+            let length_before = into.len();
+            let result;
+            (into, result) = read_chunk_at(mode, pool, address, part, into).await;
+            // The bytes count only if the chunk was at this address before and after the read.
+            if pages.table.load(page) != PageEntry::OnDisk(address) {
+                into.truncate(length_before);
                 continue;
             }
-            _ => return Ok(Chunk::Gone),
-        };
-        let length_before = into.len();
-        let result;
-        (into, result) = read_chunk_at(mode, pool, address, part, into).await;
-        // The bytes count only if the chunk was at this address before and after the read.
-        if pages.table.load(page) != PageEntry::OnDisk(address) {
-            into.truncate(length_before);
-            continue;
+            let (header, value_id) = result?;
+            let name = PageKey { keyspace: pages.id, page: number.as_page() };
+            if header.kind != Kind::Value || header.page_key != name {
+                return Err(pool.space.corrupted("a value", address, extent::ExtentError::PageKey(header.page_key)));
+            }
+            return Ok(if value_id == reference.id { Chunk::Bytes(into) } else { Chunk::Gone });
         }
-        let (header, value_id) = result?;
-        let name = PageKey { keyspace: pages.id, page: number.as_page() };
-        if header.kind != Kind::Value || header.page_key != name {
-            return Err(pool.space.corrupted("a value", address, extent::ExtentError::PageKey(header.page_key)));
-        }
-        return Ok(if value_id == reference.id { Chunk::Bytes(into) } else { Chunk::Gone });
-    }
+    })
 }
 
 fn is_medium(reference: &LargeRef) -> bool {
@@ -451,52 +453,56 @@ async fn read_medium(
 
 /// Like [`read_chunk`], for a value that is written but not committed. If a commit has referred to the value by the
 /// time this returns, the caller must discard the bytes.
-pub(crate) async fn read_unplaced(
-    mode: WaitMode<'_>,
-    tree: &Tree,
-    value: &LargeValue,
+pub(crate) fn read_unplaced<'a>(
+    mode: WaitMode<'a>,
+    tree: &'a Tree,
+    value: &'a LargeValue,
     number: ChunkNumber,
     part: Part,
     into: Vec<u8>,
-) -> (Vec<u8>, Result<()>) {
-    let (pool, pages) = (&tree.pool, &tree.pages);
-    assert!(value.pool.is_some(), "a value of a record is read like one that is being written");
-    let address = value.addresses[number.0 as usize];
-    let (into, result) = read_chunk_at(mode, pool, address, part, into).await;
-    let name = PageKey { keyspace: pages.id, page: number.as_page() };
-    let checked = result.and_then(|(header, value_id)| {
-        let is_it = header.kind == Kind::Value && header.page_key == name && value_id == value.value_id;
-        let reason = || pool.space.corrupted("a value", address, extent::ExtentError::PageKey(header.page_key));
-        is_it.then_some(()).ok_or_else(reason)
-    });
-    (into, checked)
+) -> Boxed<'a, (Vec<u8>, Result<()>)> {
+    Box::pin(async move {
+        let (pool, pages) = (&tree.pool, &tree.pages);
+        assert!(value.pool.is_some(), "a value of a record is read like one that is being written");
+        let address = value.addresses[number.0 as usize];
+        let (into, result) = read_chunk_at(mode, pool, address, part, into).await;
+        let name = PageKey { keyspace: pages.id, page: number.as_page() };
+        let checked = result.and_then(|(header, value_id)| {
+            let is_it = header.kind == Kind::Value && header.page_key == name && value_id == value.value_id;
+            let reason = || pool.space.corrupted("a value", address, extent::ExtentError::PageKey(header.page_key));
+            is_it.then_some(()).ok_or_else(reason)
+        });
+        (into, checked)
+    })
 }
 
 /// Reads the whole value into `value`, whose content it replaces. Returns `None` if the value was freed in the
 /// meantime.
-pub(crate) async fn read_whole(
-    mode: WaitMode<'_>,
-    tree: &Tree,
-    reference: &LargeRef,
+pub(crate) fn read_whole<'a>(
+    mode: WaitMode<'a>,
+    tree: &'a Tree,
+    reference: &'a LargeRef,
     mut value: Vec<u8>,
-) -> Result<Option<Vec<u8>>> {
-    value.clear();
-    for number in (0..reference.chunk_count).map(ChunkNumber) {
-        match read_chunk(mode, tree, reference, number, Part::ALL, value).await? {
-            Chunk::Gone => return Ok(None),
-            Chunk::Bytes(bytes) => value = bytes,
+) -> Boxed<'a, Result<Option<Vec<u8>>>> {
+    Box::pin(async move {
+        value.clear();
+        for number in (0..reference.chunk_count).map(ChunkNumber) {
+            match read_chunk(mode, tree, reference, number, Part::ALL, value).await? {
+                Chunk::Gone => return Ok(None),
+                Chunk::Bytes(bytes) => value = bytes,
+            }
+            let left = reference.length.saturating_sub(value.len() as u64);
+            if value.try_reserve_exact(left as usize).is_err() {
+                let length = reference.length;
+                let hint = "does not fit into memory: read it as a stream";
+                return Err(Error::Invalid(format!("a value of {length} bytes {hint}")));
+            }
         }
-        let left = reference.length.saturating_sub(value.len() as u64);
-        if value.try_reserve_exact(left as usize).is_err() {
-            let length = reference.length;
-            let hint = "does not fit into memory: read it as a stream";
-            return Err(Error::Invalid(format!("a value of {length} bytes {hint}")));
+        if value.len() as u64 != reference.length {
+            return Err(misnamed(&tree.pool, &tree.pages, "its chunks do not add up to its length"));
         }
-    }
-    if value.len() as u64 != reference.length {
-        return Err(misnamed(&tree.pool, &tree.pages, "its chunks do not add up to its length"));
-    }
-    Ok(Some(value))
+        Ok(Some(value))
+    })
 }
 
 /// Frees the pages of a value that nothing refers to. Frees all of them under one guard, so that a checkpoint lists

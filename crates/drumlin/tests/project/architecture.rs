@@ -58,7 +58,7 @@ fn arrows_of(part: &str) -> Option<Vec<&'static str>> {
 }
 
 /// The files that may contain `unsafe`.
-const UNSAFE_FILES: [&str; 4] = ["io/buffer.rs", "io/process.rs", "io/uring.rs", "pool/frames.rs"];
+const UNSAFE_FILES: [&str; 5] = ["io/buffer.rs", "io/process.rs", "io/uring.rs", "pool/frames.rs", "task/rooted.rs"];
 
 /// The parts whose invariants are asserted, with the number of assertions per thousand functions. Raise the number with
 /// assertions that are true and not obvious; a filler is worse than none.
@@ -489,4 +489,37 @@ fn invariants_are_asserted() {
         let found = assertions * 1000 / functions;
         assert!(found >= floor, "{part} has {found} assertions in 1,000 functions; {floor} were there");
     }
+}
+
+// The code of a `Rooted` future stays in the library only if the function that makes the future is compiled there. If
+// that function had type parameters, or could be inlined, every program would compile the engine again.
+#[test]
+fn rooted_futures_are_made_in_the_library() {
+    let mut count = 0;
+    for (file, text) in sources() {
+        if file == "task/rooted.rs" {
+            continue;
+        }
+        let lines: Vec<&str> = without_tests(&text).lines().collect();
+        for (index, line) in lines.iter().enumerate() {
+            if !line.contains("Rooted::new(") {
+                continue;
+            }
+            let is_head = |line: &&str| {
+                line.trim_start().trim_start_matches("pub(super) ").trim_start_matches("pub(crate) ").starts_with("fn ")
+            };
+            let head = lines[..index].iter().rposition(is_head).expect("a function");
+            let name = format!("{file}: {}", lines[head].trim());
+            let parameters = lines[head].split_once("fn ").expect("a function").1;
+            let generics =
+                parameters.split_once('(').expect("parameters").0.split_once('<').map_or("", |(_, rest)| rest);
+            assert!(!generics.contains(|c: char| c.is_ascii_uppercase()), "{name} has type parameters");
+            let signature = lines[head..index].join(" ");
+            let arguments = signature.split("->").next().expect("a signature");
+            assert!(!arguments.contains("impl "), "{name} has type parameters");
+            assert_eq!(lines[head - 1].trim(), "#[inline(never)]", "{name} may be copied into its callers");
+            count += 1;
+        }
+    }
+    assert!(count > 30, "{count} functions that make rooted futures");
 }

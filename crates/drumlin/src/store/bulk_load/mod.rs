@@ -111,7 +111,7 @@ impl Loader {
     /// Adds a row. Among rows with the same key, the latest wins.
     pub(crate) fn insert(&mut self, store: &Store, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() > MEDIUM_BYTES_MAX {
-            return self.insert_large(store, key, value);
+            return self.insert_large(store, key, &mut &value[..]);
         }
         self.begin_row(store, key)?;
         if self.sorting.is_some() {
@@ -122,7 +122,7 @@ impl Loader {
     }
 
     /// Adds a row with a large value.
-    pub(crate) fn insert_large(&mut self, store: &Store, key: &[u8], value: impl Read) -> Result<()> {
+    pub(crate) fn insert_large(&mut self, store: &Store, key: &[u8], value: &mut dyn Read) -> Result<()> {
         self.begin_row(store, key)?;
         let value = ready(write_large(store, &self.open, WaitMode::Blocking, Blocking(value)))?;
         self.insert_written(store, key, &value)

@@ -25,7 +25,7 @@ use crate::format::Timestamp;
 use crate::format::record::{self, Operation};
 use crate::seglog::{Appended, Body, Reservation};
 use crate::space::EpochGuard;
-use crate::task::{WaitMode, turn};
+use crate::task::{Boxed, WaitMode, turn};
 use crate::tree::node::RowValue;
 use crate::tree::{Target, Tree};
 use crate::txn::clock::Clock;
@@ -63,10 +63,10 @@ impl CommitSink for LiveLog<'_> {
 
 impl Engine {
     /// Applies a commit if nothing in its read set has changed. The rows are in ascending order of (keyspace, key),
-    /// each key once. The caller holds the row locks, has [admitted](Self::admit) the rows, and [settles](Self::settle)
-    /// the commit afterwards. Calls `applied` once the row locks may be released.
+    /// each key once. The caller holds the row locks and has [admitted](Self::admit) the rows. After this function
+    /// returns, the caller releases the row locks, drops the memory of *Admit*, and [settles](Self::settle) the commit.
     ///
-    /// If the future is dropped before it calls `applied`, the commit leaves no trace. After `applied`, this function
+    /// If the future is dropped before the commit is applied, the commit leaves no trace. After that, this function
     /// does not wait again, and `settle` waits only once all work that must follow a commit is done: none of it depends
     /// on the future being polled.
     ///
@@ -75,40 +75,38 @@ impl Engine {
     ///   reclaim guard;
     /// - at the end of `apply_when_ready`: the pins of reads and of rows; medium values belong to their rows by then;
     /// - then, in this function: the record's bytes and the memory for versions;
-    /// - in `applied`, once the commit is published: the row locks;
-    /// - then, in this function: the memory of *Admit*;
+    /// - in the caller, once the commit is published: the row locks, then the memory of *Admit*;
     /// - in `settle`, before it waits for the record to be durable: the reservation of disk space.
-    pub(crate) async fn apply(
-        &self,
-        mode: WaitMode<'_>,
-        rows: &[Row<'_>],
-        reads: Option<Reads<'_>>,
+    pub(crate) fn apply<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        rows: &'a [Row<'a>],
+        reads: Option<Reads<'a>>,
         admitted: Admitted,
-        applied: impl FnOnce(),
-    ) -> Result<Applied<'_>> {
-        assert!(!rows.is_empty());
-        debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
-        self.check_failure()?;
-        let body = self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?;
-        let body_bytes = body.bytes().len();
-        let reserved_pages = self.reserve_pages(mode, rows).await?;
-        let medium = self.append_medium_values(mode, rows).await?;
-        let log = self.log();
-        let stream = crate::sync::thread_index() % log.stream_count();
-        let reservation = Some(self.reserve_log(mode, stream, body_bytes).await?);
-        let prepared = self.prepare(mode, rows, reads).await?;
-        let version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
-        let sink = LiveLog { clock: &self.clock, body: &body, reservation };
-        let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
-        let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
-        assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);
-        drop(body);
-        // The versions now account for the memory that they take.
-        drop(version_memory);
-        self.publish(&logged);
-        applied();
-        drop(admitted);
-        Ok(Applied { logged, reserved_pages })
+    ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
+        Box::pin(async move {
+            assert!(!rows.is_empty());
+            debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
+            self.check_failure()?;
+            let body = self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?;
+            let body_bytes = body.bytes().len();
+            let reserved_pages = self.reserve_pages(mode, rows).await?;
+            let medium = self.append_medium_values(mode, rows).await?;
+            let log = self.log();
+            let stream = crate::sync::thread_index() % log.stream_count();
+            let reservation = Some(self.reserve_log(mode, stream, body_bytes).await?);
+            let prepared = self.prepare(mode, rows, reads).await?;
+            let version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
+            let sink = LiveLog { clock: &self.clock, body: &body, reservation };
+            let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
+            let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
+            assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);
+            drop(body);
+            // The versions now account for the memory that they take.
+            drop(version_memory);
+            self.publish(&logged);
+            Ok((Applied { logged, reserved_pages }, admitted))
+        })
     }
 
     /// Waits until an applied commit is published. Its row locks must not be released before.

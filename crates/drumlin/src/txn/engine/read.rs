@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{PageId, Timestamp};
 use crate::pool::{FrameRead, Needs, Stop};
-use crate::task::{WaitMode, ready, turn};
+use crate::task::{Boxed, WaitMode, ready, turn};
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Target, Tree};
 use crate::txn::old_rows::OldVersion;
@@ -32,6 +32,16 @@ pub(crate) enum Found<T> {
 impl<T> Found<T> {
     fn reference(&self) -> Option<LargeRef> {
         if let Found::Large(reference) = self { Some(*reference) } else { None }
+    }
+}
+
+impl Found<()> {
+    /// Returns the same result with `taken` as the inline value.
+    fn with<T>(self, taken: Option<T>) -> Found<T> {
+        match self {
+            Found::Inline(()) => Found::Inline(taken.expect("a value in its leaf is taken")),
+            Found::Large(reference) => Found::Large(reference),
+        }
     }
 }
 
@@ -62,7 +72,7 @@ fn row_seen<T>(
 }
 
 /// The place where a read puts the value of a row: a vector of the caller's, or a value that the call returns.
-pub(crate) trait Destination {
+pub(crate) trait Destination: Send {
     /// Copies a value that is in a leaf. Called under the leaf's latch, so it must not call the database.
     fn copy(&mut self, value: &[u8]);
 
@@ -91,9 +101,9 @@ impl Destination for Vec<u8> {
 }
 
 /// A type that owns the value of a row.
-pub(crate) trait OwnedValue: for<'b> From<&'b [u8]> + From<Vec<u8>> {}
+pub(crate) trait OwnedValue: for<'b> From<&'b [u8]> + From<Vec<u8>> + Send {}
 
-impl<T: for<'b> From<&'b [u8]> + From<Vec<u8>>> OwnedValue for T {}
+impl<T: for<'b> From<&'b [u8]> + From<Vec<u8>> + Send> OwnedValue for T {}
 
 impl<T: OwnedValue> Destination for Option<T> {
     #[inline]
@@ -138,17 +148,22 @@ impl Engine {
     /// Calls `take` once with a value that is in its leaf. It runs under the leaf's latch, so it must not wait or call
     /// the database.
     #[inline]
-    pub(crate) fn find<T>(
+    pub(crate) fn find<T: Send>(
         &self,
         tree: &Tree,
         key: &[u8],
         read_at: ReadAt,
-        mut take: impl FnMut(&[u8]) -> T,
+        mut take: impl FnMut(&[u8]) -> T + Send,
     ) -> Result<Option<Found<T>>> {
-        match tree.waiting(|from| self.try_find(tree, from, key, read_at, &mut take))? {
-            Lookup::Row(found) => Ok(found),
-            Lookup::Spilled => ready(self.find_spilled(WaitMode::Blocking, tree, key, read_at, take)),
-        }
+        let stop = match self.try_find(tree, PageId::ROOT, key, read_at, &mut take) {
+            Ok(Lookup::Row(found)) => return Ok(found),
+            Ok(Lookup::Spilled) => None,
+            Err(stop) => Some(stop),
+        };
+        let mut taken = None;
+        let mut take_one = |value: &[u8]| taken = Some(take(value));
+        let found = ready(self.find_waiting(WaitMode::Blocking, tree, key, read_at, stop, &mut take_one))?;
+        Ok(found.map(|found| found.with(taken)))
     }
 
     /// Searches for a row once, descending from the page `from`; see [`find`](Self::find).
@@ -195,45 +210,55 @@ impl Engine {
         Lookup::Row(row_seen(&leaf, key, was, take))
     }
 
-    /// Like [`find`](Self::find), for a row of which a version may have been spilled.
+    /// Continues [`find`](Self::find) after its descent has stopped, or if a version of the row may have been spilled.
     #[cold]
-    async fn find_spilled<T>(
-        &self,
-        mode: WaitMode<'_>,
-        tree: &Tree,
-        key: &[u8],
+    fn find_waiting<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        tree: &'a Tree,
+        key: &'a [u8],
         read_at: ReadAt,
-        mut take: impl FnMut(&[u8]) -> T,
-    ) -> Result<Option<Found<T>>> {
-        loop {
-            let ReadAt::Timestamp(at) = read_at else {
-                // Spilled versions belong to commits that are visible by now, so a retry at the new horizon does not
-                // need them.
-                match tree.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut take)).await? {
+        stop: Option<Stop>,
+        take: &'a mut (dyn FnMut(&[u8]) + Send),
+    ) -> Boxed<'a, Result<Option<Found<()>>>> {
+        Box::pin(async move {
+            if let Some(stop) = stop {
+                let operation = |from| self.try_find(tree, from, key, read_at, &mut *take);
+                match tree.going_on(mode, stop, operation).await? {
                     Lookup::Row(found) => return Ok(found),
-                    Lookup::Spilled => continue,
+                    Lookup::Spilled => {}
                 }
-            };
-            let published = self.spilled.published();
-            let spilled = self.spilled.find(mode, tree.pages.id, key, at).await?;
-            let found = tree.awaiting(mode, |from| {
-                let page = tree.read_leaf_from(from, Target::At(key))?;
-                if tree.pages.is_loaded_since(at) {
-                    return Ok(Some(None));
-                }
-                let leaf = Leaf::new(&page);
-                let kept =
-                    if leaf.newest() > at { self.versions.find(tree.pages.id, page.page(), key, at) } else { None };
-                if self.spilled.published() != published {
-                    return Ok(None);
-                }
-                let was = [kept, spilled.clone()].into_iter().flatten().min_by_key(|(until, _)| *until);
-                Ok(Some(row_seen(&leaf, key, was, &mut take)))
-            });
-            if let Some(found) = found.await? {
-                return Ok(found);
             }
-        }
+            loop {
+                let ReadAt::Timestamp(at) = read_at else {
+                    // Spilled versions belong to commits that are visible by now, so a retry at the new horizon does
+                    // not need them.
+                    match tree.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut *take)).await? {
+                        Lookup::Row(found) => return Ok(found),
+                        Lookup::Spilled => continue,
+                    }
+                };
+                let published = self.spilled.published();
+                let spilled = self.spilled.find(mode, tree.pages.id, key, at).await?;
+                let found = tree.awaiting(mode, |from| {
+                    let page = tree.read_leaf_from(from, Target::At(key))?;
+                    if tree.pages.is_loaded_since(at) {
+                        return Ok(Some(None));
+                    }
+                    let leaf = Leaf::new(&page);
+                    let kept =
+                        if leaf.newest() > at { self.versions.find(tree.pages.id, page.page(), key, at) } else { None };
+                    if self.spilled.published() != published {
+                        return Ok(None);
+                    }
+                    let was = [kept, spilled.clone()].into_iter().flatten().min_by_key(|(until, _)| *until);
+                    Ok(Some(row_seen(&leaf, key, was, &mut *take)))
+                });
+                if let Some(found) = found.await? {
+                    return Ok(found);
+                }
+            }
+        })
     }
 
     /// Returns the value of a row.
@@ -263,18 +288,24 @@ impl Engine {
     }
 
     /// Like [`find`](Self::find), waiting as `mode` says.
-    pub(crate) async fn find_in<T>(
+    pub(crate) async fn find_in<T: Send>(
         &self,
         mode: WaitMode<'_>,
         tree: &Tree,
         key: &[u8],
         read_at: ReadAt,
-        mut take: impl FnMut(&[u8]) -> T,
+        mut take: impl FnMut(&[u8]) -> T + Send,
     ) -> Result<Option<Found<T>>> {
-        match tree.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut take)).await? {
-            Lookup::Row(found) => Ok(found),
-            Lookup::Spilled => self.find_spilled(mode, tree, key, read_at, take).await,
-        }
+        mode.work(turn::LEAF).await;
+        let stop = match self.try_find(tree, PageId::ROOT, key, read_at, &mut take) {
+            Ok(Lookup::Row(found)) => return Ok(found),
+            Ok(Lookup::Spilled) => None,
+            Err(stop) => Some(stop),
+        };
+        let mut taken = None;
+        let mut take_one = |value: &[u8]| taken = Some(take(value));
+        let found = self.find_waiting(mode, tree, key, read_at, stop, &mut take_one).await?;
+        Ok(found.map(|found| found.with(taken)))
     }
 
     /// Like [`get`](Self::get), waiting as `mode` says.
@@ -284,7 +315,7 @@ impl Engine {
         tree: &Tree,
         key: &[u8],
         read_at: ReadAt,
-        to: &mut impl Destination,
+        to: &mut dyn Destination,
     ) -> Result<bool> {
         match self.find_in(mode, tree, key, read_at, |value| to.copy(value)).await? {
             None => Ok(false),
@@ -295,53 +326,55 @@ impl Engine {
 
     /// Reads the large value of a row that [`find`](Self::find) has found, and puts it in `to`. If the value is
     /// replaced while it is read, looks the row up again. Returns `false` if the row was removed in the meantime.
-    async fn get_large(
-        &self,
-        mode: WaitMode<'_>,
-        tree: &Tree,
-        key: &[u8],
+    fn get_large<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        tree: &'a Tree,
+        key: &'a [u8],
         read_at: ReadAt,
         mut reference: LargeRef,
-        to: &mut impl Destination,
-    ) -> Result<bool> {
-        let mut failed = None;
-        loop {
-            match values::read_whole(mode, tree, &reference, to.take_room()).await {
-                Ok(Some(value)) => {
-                    assert!(value.len() as u64 == reference.length, "{reference:?} is {} bytes long", value.len());
-                    to.put(value);
-                    return Ok(true);
+        to: &'a mut dyn Destination,
+    ) -> Boxed<'a, Result<bool>> {
+        Box::pin(async move {
+            let mut failed = None;
+            loop {
+                match values::read_whole(mode, tree, &reference, to.take_room()).await {
+                    Ok(Some(value)) => {
+                        assert!(value.len() as u64 == reference.length, "{reference:?} is {} bytes long", value.len());
+                        to.put(value);
+                        return Ok(true);
+                    }
+                    // The value may have been replaced and freed while it was read, and its pages may hold another
+                    // value. The result counts only if the row still refers to this value.
+                    _ if failed != Some(reference) => failed = Some(reference),
+                    Ok(None) => {
+                        tree.check_dropped()?;
+                        let what = format!("a value of keyspace {}", tree.pages.quoted_name());
+                        return Err(Error::corrupted(self.space.path(), what, "its extents are another value's"));
+                    }
+                    Err(error) => return Err(error),
                 }
-                // The value may have been replaced and freed while it was read, and its pages may hold another value.
-                // The result counts only if the row still refers to this value.
-                _ if failed != Some(reference) => failed = Some(reference),
-                Ok(None) => {
-                    tree.check_dropped()?;
-                    let what = format!("a value of keyspace {}", tree.pages.quoted_name());
-                    return Err(Error::corrupted(self.space.path(), what, "its extents are another value's"));
+                let found = self.find_in(mode, tree, key, read_at, |value| to.copy(value)).await?;
+                if found.as_ref().and_then(Found::reference) != failed {
+                    crate::coverage::mark!("a value was replaced while it was read");
                 }
-                Err(error) => return Err(error),
+                reference = match found {
+                    None => return Ok(false),
+                    Some(Found::Inline(())) => return Ok(true),
+                    Some(Found::Large(reference)) => reference,
+                };
             }
-            let found = self.find_in(mode, tree, key, read_at, |value| to.copy(value)).await?;
-            if found.as_ref().and_then(Found::reference) != failed {
-                crate::coverage::mark!("a value was replaced while it was read");
-            }
-            reference = match found {
-                None => return Ok(false),
-                Some(Found::Inline(())) => return Ok(true),
-                Some(Found::Large(reference)) => reference,
-            };
-        }
+        })
     }
 
     /// Finds rows, with many reads in flight. `take` is called as in [`find`](Self::find).
-    pub(crate) async fn find_many<K: AsRef<[u8]>, T>(
+    pub(crate) async fn find_many<T: Send>(
         &self,
         mode: WaitMode<'_>,
         tree: &Tree,
-        keys: &[K],
+        keys: &[&[u8]],
         read_at: ReadAt,
-        mut take: impl FnMut(&[u8]) -> T,
+        mut take: impl FnMut(&[u8]) -> T + Send,
     ) -> Result<Vec<Option<Found<T>>>> {
         let mut all_rows = Vec::with_capacity(keys.len());
         for keys in keys.chunks(FIND_MANY_PART) {
@@ -369,7 +402,7 @@ impl Engine {
                 }
             }
             for index in alone {
-                rows[index] = self.find_in(mode, tree, keys[index].as_ref(), read_at, &mut take).await?;
+                rows[index] = self.find_in(mode, tree, keys[index], read_at, &mut take).await?;
             }
         }
         Ok(all_rows)
@@ -378,10 +411,10 @@ impl Engine {
     /// Descends for a group of keys, searches their leaves, and then takes their rows. Adds the descents that lack a
     /// page to `stopped`, and the keys whose leaf was not found to `alone`.
     #[expect(clippy::too_many_arguments, reason = "the state of one caller")]
-    fn find_group<K: AsRef<[u8]>, T>(
+    fn find_group<T>(
         &self,
         tree: &Tree,
-        keys: &[K],
+        keys: &[&[u8]],
         read_at: ReadAt,
         take: &mut impl FnMut(&[u8]) -> T,
         group: &[Descent],
@@ -394,7 +427,7 @@ impl Engine {
         let _reclaim_guard = self.pool.reclaim_guard();
         let mut places = [None; GROUP];
         for (&Descent { index, page }, place) in group.iter().zip(&mut places) {
-            match tree.locate(page, Target::At(keys[index].as_ref())) {
+            match tree.locate(page, Target::At(keys[index])) {
                 Ok(Some(located)) => *place = Some((index, located)),
                 Err(Stop::Needs(Needs::Page(_, page))) => stopped.push(Descent { index, page }),
                 Ok(None) | Err(_) => alone.push(index),
@@ -404,7 +437,7 @@ impl Engine {
         let mut leaves = [const { None }; GROUP];
         for (place, leaf) in places.iter().zip(&mut leaves) {
             let Some((index, located)) = *place else { continue };
-            let key = keys[index].as_ref();
+            let key = keys[index];
             *leaf = tree.try_read_leaf_at(located, Target::At(key));
             if let Some(page) = leaf
                 && let Some([first, row]) = Leaf::new(page).compared_rows(key)
@@ -416,7 +449,7 @@ impl Engine {
         for (place, leaf) in places.iter_mut().zip(leaves) {
             if let (Some((index, _)), Some(page)) = (*place, leaf) {
                 debug_assert!(rows[index].is_none(), "a row is found again in its group");
-                match self.found_in(tree, &page, keys[index].as_ref(), read_at, &mut *take) {
+                match self.found_in(tree, &page, keys[index], read_at, &mut *take) {
                     Lookup::Row(found) => rows[index] = found,
                     Lookup::Spilled => alone.push(index),
                 }
@@ -424,7 +457,7 @@ impl Engine {
             }
         }
         for (index, located) in places.into_iter().flatten() {
-            let key = keys[index].as_ref();
+            let key = keys[index];
             match tree.read_leaf_at(located, Target::At(key)) {
                 Some(page) => match self.found_in(tree, &page, key, read_at, &mut *take) {
                     Lookup::Row(found) => rows[index] = found,
@@ -437,11 +470,11 @@ impl Engine {
     }
 
     /// Returns the values of rows. Inline and medium values are read with many reads in flight.
-    pub(crate) async fn get_many<K: AsRef<[u8]>, T: OwnedValue>(
+    pub(crate) async fn get_many<T: OwnedValue>(
         &self,
         mode: WaitMode<'_>,
         tree: &Tree,
-        keys: &[K],
+        keys: &[&[u8]],
         read_at: ReadAt,
     ) -> Result<Vec<Option<T>>> {
         let found = self.find_many(mode, tree, keys, read_at, |value| T::from(value)).await?;
@@ -461,7 +494,7 @@ impl Engine {
                         upcoming.step(mode, tree, references.iter().copied()).await;
                         references = &references[1..];
                         let mut value = None;
-                        self.get_large(mode, tree, key.as_ref(), read_at, reference, &mut value).await?;
+                        self.get_large(mode, tree, key, read_at, reference, &mut value).await?;
                         value
                     }
                 });

@@ -19,7 +19,7 @@ use crate::memory::{Account, Grant};
 use crate::seglog::Reservation;
 use crate::space::table::{CHUNK_BYTES, CHUNK_PAGES};
 use crate::space::{Margin, PageSpace, Purpose, SpaceReservation};
-use crate::task::WaitMode;
+use crate::task::{Boxed, WaitMode};
 use crate::tree::{FRAMES_NEEDED, Incoming};
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
@@ -86,9 +86,15 @@ impl Engine {
         if let Some(admitted) = self.try_reserve_unqueued(&needed) {
             return admitted;
         }
+        self.admit_in_turn(mode, needed).await
+    }
+
+    fn admit_in_turn<'a>(&'a self, mode: WaitMode<'a>, needed: Needed) -> Boxed<'a, Admitted> {
         crate::coverage::mark!("a commit waited for memory");
-        let turn = self.budget.commits.join();
-        mode.until(|waker| turn.poll(waker, || self.try_reserve(&needed))).await
+        Box::pin(async move {
+            let turn = self.budget.commits.join();
+            mode.until(|waker| turn.poll(waker, || self.try_reserve(&needed))).await
+        })
     }
 
     /// Like [`admit`](Self::admit), but returns `None` instead of waiting.
@@ -168,14 +174,26 @@ impl Engine {
         if let Some(grant) = self.reserve_at_once(of, bytes) {
             return Some(grant);
         }
+        self.wait_in_turn(mode, of, bytes, timeout).await
+    }
+
+    fn wait_in_turn<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        of: Account,
+        bytes: u64,
+        timeout: Duration,
+    ) -> Boxed<'a, Option<Grant>> {
         crate::coverage::mark!("a writer waited for memory");
-        let mut grant = self.budget.grant(of);
-        let turn = self.budget.queue(of).expect("a part that is waited for").join();
-        let backend = self.backend.as_ref();
-        let deadline = backend.now().saturating_add(timeout);
-        let mut attempt = || grant.resize(bytes).then_some(());
-        mode.until_deadline(backend, deadline, |waker| turn.poll(waker, &mut attempt)).await?;
-        Some(grant)
+        Box::pin(async move {
+            let mut grant = self.budget.grant(of);
+            let turn = self.budget.queue(of).expect("a part that is waited for").join();
+            let backend = self.backend.as_ref();
+            let deadline = backend.now().saturating_add(timeout);
+            let mut attempt = || grant.resize(bytes).then_some(());
+            mode.until_deadline(backend, deadline, |waker| turn.poll(waker, &mut attempt)).await?;
+            Some(grant)
+        })
     }
 }
 

@@ -40,7 +40,7 @@ use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::{AlignedBuffer, FolderRef};
 use crate::memory::{Account, Budget, Grant};
 use crate::sync::Mutex;
-use crate::task::WaitMode;
+use crate::task::{Boxed, WaitMode};
 use crate::tree::Direction;
 
 /// The number of runs of similar size that triggers a merge.
@@ -156,26 +156,31 @@ impl Spilled {
 
     /// Searches the runs for the row's version at the snapshot. Returns it with the commit that replaced it. Usually
     /// reads one block of each run.
-    pub(crate) async fn find(
-        &self,
-        mode: WaitMode<'_>,
+    pub(crate) fn find<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
         keyspace: KeyspaceId,
-        key: &[u8],
+        key: &'a [u8],
         snapshot: Timestamp,
-    ) -> Result<Option<(Timestamp, OldVersion)>> {
-        let mut found: Option<(Timestamp, OldVersion)> = None;
-        for run in self.runs().iter().filter(|run| run.last > snapshot) {
-            let bounds = (Bound::Included(key), Bound::Included(key));
-            each_row(mode, run, keyspace, bounds, snapshot, |row| {
-                if found.as_ref().is_none_or(|(timestamp, _)| row.timestamp < *timestamp) {
-                    found = Some((row.timestamp, OldVersion::of(row.was)));
-                }
-                true
-            })
-            .await?;
-        }
-        debug_assert!(found.as_ref().is_none_or(|(until, _)| *until > snapshot), "a version of before the snapshot");
-        Ok(found)
+    ) -> Boxed<'a, Result<Option<(Timestamp, OldVersion)>>> {
+        Box::pin(async move {
+            let mut found: Option<(Timestamp, OldVersion)> = None;
+            for run in self.runs().iter().filter(|run| run.last > snapshot) {
+                let bounds = (Bound::Included(key), Bound::Included(key));
+                each_row(mode, run, keyspace, bounds, snapshot, |row| {
+                    if found.as_ref().is_none_or(|(timestamp, _)| row.timestamp < *timestamp) {
+                        found = Some((row.timestamp, OldVersion::of(row.was)));
+                    }
+                    true
+                })
+                .await?;
+            }
+            debug_assert!(
+                found.as_ref().is_none_or(|(until, _)| *until > snapshot),
+                "a version of before the snapshot"
+            );
+            Ok(found)
+        })
     }
 }
 
@@ -235,42 +240,44 @@ impl Spilled {
     /// Fetches the old versions of rows that lie between two fences and within the bounds of a scan: as many as fit in
     /// `bytes_max`, starting where the scan does. If rows are left out, they lie beyond `last`.
     #[expect(clippy::too_many_arguments, reason = "a leaf, and a scan")]
-    pub(crate) async fn fetch(
-        &self,
-        mode: WaitMode<'_>,
+    pub(crate) fn fetch<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
         keyspace: KeyspaceId,
         (lower, upper): (Option<Vec<u8>>, Option<Vec<u8>>),
-        bounds: (Bound<&[u8]>, Bound<&[u8]>),
+        bounds: (Bound<&'a [u8]>, Bound<&'a [u8]>),
         snapshot: Timestamp,
         direction: Direction,
         bytes_max: usize,
-    ) -> Result<FetchedRows> {
-        let published = self.published();
-        let within = {
-            let is_above = |fence: &[u8]| match bounds.0 {
-                Bound::Unbounded => true,
-                Bound::Included(key) | Bound::Excluded(key) => key < fence,
+    ) -> Boxed<'a, Result<FetchedRows>> {
+        Box::pin(async move {
+            let published = self.published();
+            let within = {
+                let is_above = |fence: &[u8]| match bounds.0 {
+                    Bound::Unbounded => true,
+                    Bound::Included(key) | Bound::Excluded(key) => key < fence,
+                };
+                let is_below = |fence: &[u8]| match bounds.1 {
+                    Bound::Unbounded => true,
+                    Bound::Included(key) | Bound::Excluded(key) => fence <= key,
+                };
+                let from = lower.as_deref().filter(|fence| is_above(fence)).map_or(bounds.0, Bound::Included);
+                (from, upper.as_deref().filter(|fence| is_below(fence)).map_or(bounds.1, Bound::Excluded))
             };
-            let is_below = |fence: &[u8]| match bounds.1 {
-                Bound::Unbounded => true,
-                Bound::Included(key) | Bound::Excluded(key) => fence <= key,
-            };
-            let from = lower.as_deref().filter(|fence| is_above(fence)).map_or(bounds.0, Bound::Included);
-            (from, upper.as_deref().filter(|fence| is_below(fence)).map_or(bounds.1, Bound::Excluded))
-        };
-        let mut old = OldRows::default();
-        for run in self.runs().iter().filter(|run| run.last > snapshot) {
-            each_row(mode, run, keyspace, within, snapshot, |row| {
-                old.add(row.key, row.timestamp, row.was, direction, bytes_max);
-                true
-            })
-            .await?;
-        }
-        debug_assert!(
-            old.rows.keys().all(|key| RangeBounds::<[u8]>::contains(&bounds, &key[..])),
-            "a row beyond the bounds of its scan"
-        );
-        Ok(FetchedRows { old, lower, upper, published })
+            let mut old = OldRows::default();
+            for run in self.runs().iter().filter(|run| run.last > snapshot) {
+                each_row(mode, run, keyspace, within, snapshot, |row| {
+                    old.add(row.key, row.timestamp, row.was, direction, bytes_max);
+                    true
+                })
+                .await?;
+            }
+            debug_assert!(
+                old.rows.keys().all(|key| RangeBounds::<[u8]>::contains(&bounds, &key[..])),
+                "a row beyond the bounds of its scan"
+            );
+            Ok(FetchedRows { old, lower, upper, published })
+        })
     }
 
     /// Returns `true` if the runs contain a change, made after the snapshot, of a row between two fences for which

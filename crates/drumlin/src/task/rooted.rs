@@ -1,0 +1,108 @@
+//! Futures whose code stays in this crate.
+//!
+//! The compiler treats an `async` block like a generic function: it compiles the block again in every crate that polls
+//! or drops the future. If a public call awaited the engine directly, each program that makes the call would compile
+//! the engine again. A [`Rooted`] future carries the addresses of two functions, which poll and drop it. A program
+//! compiles only the two calls through these addresses.
+//!
+//! The function that makes the future takes the addresses, so that function must be compiled in this crate, too. It
+//! has no type parameters, and it is `#[inline(never)]`: without this, the compiler may copy a short function into the
+//! crates of its callers. A test of the project checks both.
+
+// `Rooted` pins its future in place and drops it through its address.
+#![allow(unsafe_code)]
+
+use std::future::Future;
+use std::mem::ManuallyDrop;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A future that is polled and dropped by code of the crate that made it. It needs no allocation.
+#[must_use = "futures do nothing unless polled"]
+pub(crate) struct Rooted<F: Future> {
+    future: ManuallyDrop<F>,
+    poll: fn(Pin<&mut F>, &mut Context<'_>) -> Poll<F::Output>,
+    drop: unsafe fn(&mut ManuallyDrop<F>),
+}
+
+impl<F: Future> Rooted<F> {
+    /// Makes a future that this crate's code polls and drops. Only functions that are compiled in this crate may call
+    /// this: see the module.
+    #[inline]
+    pub(crate) fn new(future: F) -> Rooted<F> {
+        Rooted { future: ManuallyDrop::new(future), poll: F::poll, drop: ManuallyDrop::drop }
+    }
+}
+
+impl<F: Future> Future for Rooted<F> {
+    type Output = F::Output;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        // SAFETY: nothing moves out of `self`, and `future` is not moved either: it is pinned whenever `self` is, since
+        // no method gives it out unpinned and `Drop` drops it in place. Miri runs the test below.
+        let this = unsafe { self.get_unchecked_mut() };
+        // SAFETY: `future` is pinned, as said above, and `ManuallyDrop` holds its value in place.
+        let future = unsafe { Pin::new_unchecked(&mut *this.future) };
+        (this.poll)(future, context)
+    }
+}
+
+impl<F: Future> Drop for Rooted<F> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: `drop` is called once and nothing uses the future afterwards. It is dropped where it was pinned.
+        unsafe { (self.drop)(&mut self.future) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Rooted;
+    use crate::task::ready;
+    use std::future::Future;
+    use std::pin::{Pin, pin};
+    use std::sync::Arc;
+    use std::task::{Context, Poll, Waker};
+
+    /// Holds a reference to one of its own variables across a wait.
+    async fn borrows_itself(alive: Arc<()>, is_pending: bool) -> usize {
+        let bytes = [1u8, 2, 3];
+        let slice = &bytes[1..];
+        let mut is_pending = is_pending;
+        std::future::poll_fn(|_| if std::mem::take(&mut is_pending) { Poll::Pending } else { Poll::Ready(()) }).await;
+        slice.len() + Arc::strong_count(&alive)
+    }
+
+    fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    // The future continues where it stopped. It is dropped once, whether it was never polled, has waited, or is done.
+    #[test]
+    fn polled_and_dropped_like_the_future_itself() {
+        let alive = Arc::new(());
+        drop(Rooted::new(borrows_itself(Arc::clone(&alive), true)));
+        assert_eq!(Arc::strong_count(&alive), 1);
+        {
+            let mut half = pin!(Rooted::new(borrows_itself(Arc::clone(&alive), true)));
+            assert!(poll_once(half.as_mut()).is_pending());
+            assert_eq!(Arc::strong_count(&alive), 2);
+        }
+        assert_eq!(Arc::strong_count(&alive), 1);
+        {
+            let mut whole = pin!(Rooted::new(borrows_itself(Arc::clone(&alive), true)));
+            assert!(poll_once(whole.as_mut()).is_pending());
+            assert_eq!(poll_once(whole.as_mut()), Poll::Ready(4));
+        }
+        assert_eq!(ready(Rooted::new(borrows_itself(Arc::clone(&alive), false))), 4);
+        assert_eq!(Arc::strong_count(&alive), 1);
+    }
+
+    // A `Rooted` future is `Send` if its future is.
+    #[test]
+    fn is_send_if_the_future_is() {
+        fn is_send(_: &impl Send) {}
+        is_send(&Rooted::new(borrows_itself(Arc::new(()), false)));
+    }
+}
