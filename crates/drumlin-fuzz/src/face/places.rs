@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use drumlin::internals::io::Backend;
-use drumlin::{Config, Database, Durability, Error, IoBackend};
+use drumlin::{Config, Database, Durability, Error, IoBackend, VersionOverflow};
 
 use super::answers::{checked, must};
 use super::calls::call;
@@ -69,6 +69,7 @@ pub(super) struct Settings {
     io_backend: IoBackend,
     durability: Durability,
     warm_start: bool,
+    version_disk_bytes: u64,
 }
 
 impl Settings {
@@ -93,6 +94,7 @@ impl Settings {
             io_backend: [IoBackend::Auto, IoBackend::Portable][one(&[0, 1]) as usize],
             durability: [Durability::Full, Durability::Relaxed][one(&[0, 1]) as usize],
             warm_start: one(&[1, 0]) == 1,
+            version_disk_bytes: one(&[u64::MAX, 0, 1, 256 << 10]),
         }
     }
 
@@ -114,6 +116,11 @@ impl Settings {
         let config = call!("Config::checkpoint_log_bytes", config.checkpoint_log_bytes(self.checkpoint_log_bytes));
         let config = call!("Config::durability", config.durability(self.durability));
         let config = call!("Config::warm_start", config.warm_start(self.warm_start));
+        let config = call!("Config::version_disk_bytes", config.version_disk_bytes(self.version_disk_bytes));
+        // Commits that are delayed at a limit may fail after ten seconds, so they have none.
+        let is_unlimited = self.version_disk_bytes == u64::MAX;
+        let choice = if is_unlimited { VersionOverflow::DelayCommits } else { VersionOverflow::EndSnapshots };
+        let config = call!("Config::version_overflow", config.version_overflow(choice));
         match place {
             Place::Memory(backend) => config.backend(Arc::clone(backend)),
             Place::Disk(_) => call!("Config::io_backend", config.io_backend(self.io_backend)),
