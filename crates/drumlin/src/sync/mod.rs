@@ -1,7 +1,7 @@
 //! The primitives that threads wait on: locks, condition variables, parking, back-off.
 //!
 //! The library waits only through this module and the I/O backends, so that a simulation can replace the operating
-//! system's scheduler. With the feature `sim`, [`scheduler`] and `simulated` do that. Threads outside of a simulation
+//! system's scheduler. With the feature `sim`, `scheduler` and `simulated` do that. Threads outside of a simulation
 //! wait as usual.
 
 mod exclusive;
