@@ -126,6 +126,8 @@ struct Stage {
     rows: Keyspace,
     moment: AtomicU64,
     number: AtomicU64,
+    /// The most bytes of old versions that were seen on disk.
+    spilled_bytes: AtomicU64,
 }
 
 impl Stage {
@@ -138,7 +140,8 @@ impl Stage {
             rows.insert_with(key(row), value(version), Durability::Relaxed).unwrap();
             history.initial.insert(row, version);
         }
-        (Stage { db, rows, moment: AtomicU64::new(1), number: AtomicU64::new(1) }, history)
+        let [moment, number, spilled_bytes] = [1, 1, 0].map(AtomicU64::new);
+        (Stage { db, rows, moment, number, spilled_bytes }, history)
     }
 
     fn moment(&self) -> u64 {
@@ -259,8 +262,28 @@ impl Stage {
         recorded
     }
 
-    /// Runs many transactions on several threads and tasks, with checkpoints at the same time. Ends with a transaction
-    /// that reads every row.
+    /// Runs one transaction that reads until all others have run. Memory has no room for the old versions that it needs.
+    fn run_old_reader(&self, level: Isolation, left: &AtomicU64, count: u64, seed: u64) -> Transaction {
+        let mut random = Random(seed);
+        let (number, began) = (self.number.fetch_add(1, Ordering::Relaxed), self.moment());
+        let tx = self.db.begin_with(TxOptions { isolation: level, ..self.db.tx_options() }).unwrap();
+        let (tx, mut steps) = (Tx(tx, Face::Blocking), Vec::new());
+        for pause in (0..100).rev() {
+            while left.load(Ordering::Relaxed) > count / 100 * pause {
+                std::thread::yield_now();
+            }
+            let row = random.below(u64::from(ROWS)) as Key;
+            smol::block_on(self.scan(&tx, row, &mut steps, &mut random)).unwrap();
+            let found = tx.0.get(&self.rows, key(row)).unwrap().map(|value| version(&value));
+            steps.push(Step::Read { key: row, found });
+        }
+        self.spilled_bytes.fetch_max(self.db.stats().version_disk_bytes, Ordering::Relaxed);
+        let committed = Some(tx.0.commit().unwrap().0);
+        Transaction { number, level, began, ended: self.moment(), committed, steps }
+    }
+
+    /// Runs many transactions on several threads and tasks, with checkpoints and old readers at the same time. Ends with
+    /// a transaction that reads every row.
     fn record(&self, mut history: History, levels: &[Isolation], count: u64, seed: u64) -> History {
         let left = AtomicU64::new(count);
         let stop = AtomicBool::new(false);
@@ -292,7 +315,12 @@ impl Stage {
                     })
                 })
                 .collect();
-            let recorded = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>();
+            let of_snapshots = levels.iter().copied().filter(|level| *level != ReadCommitted);
+            let old_readers: Vec<_> = of_snapshots
+                .map(|level| scope.spawn(move || vec![self.run_old_reader(level, left, count, seed << 8 | 0xFF)]))
+                .collect();
+            let threads = threads.into_iter().chain(old_readers);
+            let recorded = threads.map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>();
             stop.store(true, Ordering::Release);
             go_on.unpark();
             upkeep.join().unwrap();
@@ -322,7 +350,7 @@ impl Stage {
 }
 
 fn in_memory() -> Config {
-    Config::in_memory().memory(16 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20)
+    Config::in_memory().memory(8 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20)
 }
 
 /// Transactions of all levels together get what their levels promise: in memory, and in the last round on files.
@@ -332,6 +360,7 @@ fn every_level_keeps_its_promise() {
     let seed = number("DRUMLIN_TEST_SEED", 0);
     let began = Instant::now();
     let mut all = Summary::default();
+    let mut spilled_bytes = 0;
     let rounds = count.div_ceil(ROUND);
     for round in 0..rounds {
         let folder = Folder::new();
@@ -351,7 +380,9 @@ fn every_level_keeps_its_promise() {
             Err(violation) => panic!("round {round} of {levels:?}: {}\n{}", violation.name, violation.story),
         }
         assert!(stage.db.check().unwrap().corruption.is_empty());
+        spilled_bytes = spilled_bytes.max(stage.spilled_bytes.into_inner());
     }
+    assert!(spilled_bytes > 0, "no old reader read a version from disk");
     println!("{all:?} in {:?}", began.elapsed());
     assert!(all.committed > count / 4, "most transactions end in conflicts: the test says little");
     assert!(all.ambiguous < all.reads / 10, "too many reads say nothing");
