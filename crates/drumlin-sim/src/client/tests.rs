@@ -91,8 +91,10 @@ fn an_error_that_can_not_be_is_noticed() {
     let transactions: Make = || in_use("writes, locks and reads of open transactions");
     assert!(accepts(transactions, Call::Transaction) && accepts(transactions, Call::Change));
     assert!(!accepts(transactions, Call::Plain) && !accepts(transactions, Call::Copy));
-    let sources: Make = || in_use("values being written from readers");
+    let sources: Make = || in_use("values being written from readers or shown to reducers");
     assert!(accepts(sources, Call::Change) && !accepts(sources, Call::Removal) && !accepts(sources, Call::Plain));
+    let versions: Make = || in_use("old versions of rows, which open snapshots need (on disk, too),");
+    assert!(accepts(versions, Call::Removal) && !accepts(versions, Call::Snapshot) && !accepts(versions, Call::Plain));
     assert!(!accepts(|| in_use("pages held by running operations"), Call::Plain));
     assert!(!accepts(failed, Call::Change) && !accepts(failed, Call::Transaction));
 }
