@@ -83,7 +83,7 @@ pub struct Plan {
     pub warm_start: bool,
     /// The space on disk for old versions of rows, of which a few KiB stay in memory.
     pub version_disk_bytes: u64,
-    /// Commits wait if that space is full.
+    /// Commits wait if that space is full, unless a client keeps its snapshot: they would wait for that one.
     pub delays_commits: bool,
 }
 
@@ -215,7 +215,7 @@ impl Plan {
             .log_streams(self.streams)
             .warm_start(self.warm_start)
             .version_disk_bytes(self.version_disk_bytes)
-            .version_overflow(if self.delays_commits {
+            .version_overflow(if self.delays_commits && !self.keeps_snapshots {
                 VersionOverflow::DelayCommits
             } else {
                 VersionOverflow::EndSnapshots

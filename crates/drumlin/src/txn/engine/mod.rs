@@ -261,7 +261,7 @@ impl Engine {
 
     /// Drops versions that no snapshot needs and spills the others, until those in memory take at most `bytes_max`. If
     /// versions can't be spilled, ends the oldest snapshots. If the configuration delays commits instead, returns
-    /// `false`: then only the end of a snapshot frees memory. Called only by the thread that spills.
+    /// `false` while a commit waits: then only the end of a snapshot helps. Called only by the thread that spills.
     pub(crate) fn fit_versions(&self, bytes_max: u64) -> bool {
         let mut unfreed = self.sweeping.lock();
         loop {
@@ -271,7 +271,7 @@ impl Engine {
             }
             match self.spill(&mut unfreed) {
                 Spill::Some => {}
-                Spill::Refused(_) if self.spilled.delays_commits() => return false,
+                Spill::Refused(_) if self.spilled.delays_commits() => return !self.budget.versions.are_awaited(),
                 Spill::Refused(why) if self.snapshots.end_oldest(&self.clock, &why) => {}
                 // The remaining versions belong to commits that are running or not visible yet.
                 Spill::Nothing | Spill::Refused(_) => return true,
