@@ -262,7 +262,7 @@ impl Stage {
         recorded
     }
 
-    /// Runs one transaction that reads until all others have run. Memory has no room for the old versions that it needs.
+    /// Runs one transaction that reads until all others have run. The old versions that it needs do not fit in memory.
     fn run_old_reader(&self, level: Isolation, left: &AtomicU64, count: u64, seed: u64) -> Transaction {
         let mut random = Random(seed);
         let (number, began) = (self.number.fetch_add(1, Ordering::Relaxed), self.moment());
@@ -282,8 +282,8 @@ impl Stage {
         Transaction { number, level, began, ended: self.moment(), committed, steps }
     }
 
-    /// Runs many transactions on several threads and tasks, with checkpoints and old readers at the same time. Ends with
-    /// a transaction that reads every row.
+    /// Runs many transactions on several threads and tasks, with checkpoints and old readers at the same time. Ends
+    /// with a transaction that reads every row.
     fn record(&self, mut history: History, levels: &[Isolation], count: u64, seed: u64) -> History {
         let left = AtomicU64::new(count);
         let stop = AtomicBool::new(false);
