@@ -20,6 +20,7 @@ mod reducer;
 mod removal;
 mod rows;
 mod salvage;
+mod scan;
 mod shortage;
 mod snapshot;
 mod stream;

@@ -1,0 +1,647 @@
+//! The work of a scan: copying rows, reading their values, and continuing at the next leaf.
+//!
+//! A scan copies the rows of one leaf at a time and latches nothing in between. So it never blocks a writer, and splits
+//! and merges do not disturb it. It finds the next leaf by the fence of the last one.
+
+use std::future::Future;
+use std::ops::{Bound, ControlFlow};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use super::Handle;
+use super::bounds::OwnedBounds;
+use super::leaf_copy::{self, CHANGES_BYTES_MAX, Copied, CopiedRows, Copier, Fetched, Want};
+use super::salvage::{Gap, Salvaged};
+use super::shortage::Shortage;
+use super::value::Value;
+use super::value_reader::{Content, ValueReader};
+use crate::error::{Error, Result};
+use crate::format::{ChunkNumber, PageId};
+use crate::memory::{Account, Grant};
+use crate::pool::Stop;
+use crate::store::read_ahead::ReadAhead;
+use crate::task::{Boxed, Rooted, WaitMode, turn};
+use crate::tree::node::{EMPTY_LEAF, Leaf};
+use crate::tree::{Direction, Target, Tree, Unreadable};
+use crate::txn::read_set::SharedReads;
+use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::spilled::FetchedRows;
+use crate::txn::values::{Part, UpcomingValues};
+use crate::txn::write_set::SharedWrites;
+
+/// A scan between two bounds, from either end or both.
+pub(super) struct Scan {
+    pub(super) handle: Arc<Handle>,
+    tree: Tree,
+    pub(super) snapshot: Arc<SnapshotHandle>,
+    /// Set for a reader of the newest commits: the newest commit that it has seen. If the snapshot is ended, such a
+    /// scan continues at a newer one.
+    pub(super) latest: Option<Arc<AtomicU64>>,
+    /// The bounds of the keys not fetched yet.
+    pub(super) lower: Bound<Vec<u8>>,
+    pub(super) upper: Bound<Vec<u8>>,
+    fetched_all: bool,
+    /// The rows copied at either end. After the last fetch, one end may also consume the rows copied at the other.
+    front: CopiedRows,
+    back: CopiedRows,
+    /// The scanning transaction's own changes, if it has any within the bounds.
+    own: Option<Arc<SharedWrites>>,
+    /// The read set of the scanning transaction, if it is serializable.
+    reads: Option<SharedReads>,
+    /// The shortage flag of the scanning transaction.
+    pub(super) shortage: Shortage,
+    ahead_forward: ReadAhead,
+    ahead_backward: ReadAhead,
+    upcoming: UpcomingValues,
+    /// The rows that the next copy takes from its leaf.
+    pub(super) want: Want,
+    /// The maximum number of bytes of each value to read, if the rows are shown to a reducer.
+    pub(super) reduced_bytes_max: Option<u64>,
+    /// Memory of `front` and `back`, which use `front_bytes` and `back_bytes` of it.
+    memory: Grant,
+    front_bytes: u64,
+    back_bytes: u64,
+}
+
+fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    bound.as_ref().map(|key| &key[..])
+}
+
+/// Returns the bound of the keys on the other side of this one.
+fn complement(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    match bound {
+        Bound::Unbounded => Bound::Unbounded,
+        Bound::Included(key) => Bound::Excluded(key),
+        Bound::Excluded(key) => Bound::Included(key),
+    }
+}
+
+/// Returns the leaf that a scan between two bounds begins with.
+fn first_leaf<'b>(direction: Direction, lower: &'b Bound<Vec<u8>>, upper: &'b Bound<Vec<u8>>) -> Target<'b> {
+    match (direction, lower, upper) {
+        (Direction::Forward, Bound::Unbounded, _) => Target::At(&[]),
+        (Direction::Forward, Bound::Included(key) | Bound::Excluded(key), _) => Target::At(key),
+        (Direction::Backward, _, Bound::Unbounded) => Target::Last,
+        (Direction::Backward, _, Bound::Included(key)) => Target::At(key),
+        (Direction::Backward, _, Bound::Excluded(key)) => Target::Below(key),
+    }
+}
+
+/// The state of a copy of one leaf's rows.
+struct Copying {
+    direction: Direction,
+    want: Want,
+    memory: Grant,
+    /// The memory that the rows copied at the other end take.
+    kept_bytes: u64,
+    rows: CopiedRows,
+    /// The spilled versions of the leaf's rows, if they were fetched.
+    fetched: Option<FetchedRows>,
+}
+
+/// The result of a copy of one leaf's rows.
+struct CopyMade {
+    copied: Copied,
+    /// The leaf's fence in the direction of the scan.
+    fence: Option<Bound<Vec<u8>>>,
+    is_next_in_memory: bool,
+}
+
+/// The outcome of an attempt to copy rows.
+enum Step {
+    Copied(CopyMade),
+    /// Versions between these fences may have been spilled and must be fetched.
+    Fetch(Option<Vec<u8>>, Option<Vec<u8>>),
+    /// Versions were spilled during the copy, so it must be repeated.
+    Again,
+}
+
+/// Returns `true` if other rows may be readable.
+fn is_of_medium(error: &Error) -> bool {
+    matches!(error, Error::Corrupted { .. } | Error::Io { .. })
+}
+
+impl Scan {
+    /// Begins a scan of a snapshot between bounds. `own` are the changes of the scanning transaction, `reads` its read set
+    /// if it is serializable.
+    pub(super) fn new(
+        handle: Arc<Handle>,
+        tree: Tree,
+        snapshot: Arc<SnapshotHandle>,
+        (lower, upper): OwnedBounds,
+        own: Option<Arc<SharedWrites>>,
+        reads: Option<SharedReads>,
+        shortage: Shortage,
+    ) -> Scan {
+        let memory = handle.store_here().engine.budget.grant(Account::Copies);
+        let mut scan = Scan {
+            handle,
+            tree,
+            snapshot,
+            latest: None,
+            lower,
+            upper,
+            fetched_all: false,
+            front: CopiedRows::default(),
+            back: CopiedRows::default(),
+            own,
+            reads,
+            shortage,
+            ahead_forward: ReadAhead::new(Direction::Forward),
+            ahead_backward: ReadAhead::new(Direction::Backward),
+            upcoming: UpcomingValues::default(),
+            want: Want::All,
+            reduced_bytes_max: None,
+            memory,
+            front_bytes: 0,
+            back_bytes: 0,
+        };
+        scan.fetched_all = scan.is_exhausted();
+        scan
+    }
+
+    fn is_exhausted(&self) -> bool {
+        match (&self.lower, &self.upper) {
+            (Bound::Included(lower), Bound::Included(upper)) => lower > upper,
+            (Bound::Included(lower) | Bound::Excluded(lower), Bound::Excluded(upper))
+            | (Bound::Excluded(lower), Bound::Included(upper)) => lower >= upper,
+            (Bound::Unbounded, Bound::Excluded(upper)) => upper.is_empty(),
+            _ => false,
+        }
+    }
+
+    /// Records in the read set that the keys between these bounds were read.
+    fn record(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Result<()> {
+        let Some(reads) = &self.reads else { return Ok(()) };
+        // The smallest key that is greater than `key`.
+        let behind = |key: &[u8]| [key, &[0]].concat();
+        let first = match lower {
+            Bound::Unbounded => Vec::new(),
+            Bound::Included(key) => key.to_vec(),
+            Bound::Excluded(key) => behind(key),
+        };
+        let end = match upper {
+            Bound::Unbounded => None,
+            Bound::Included(key) => Some(behind(key)),
+            Bound::Excluded(key) => Some(key.to_vec()),
+        };
+        reads.lock().add_interval(&self.tree, &first, end.as_deref())
+    }
+
+    /// Returns a copier for the rows that are not fetched yet.
+    fn copier(&self, direction: Direction, want: Want) -> Copier<'_> {
+        Copier {
+            want,
+            versions: &self.handle.store_here().engine.versions,
+            keyspace: self.tree.pages.id,
+            snapshot: self.snapshot.timestamp,
+            bounds: (as_slice(&self.lower), as_slice(&self.upper)),
+            own: self.own.as_ref().map(|own| &own.set),
+            direction,
+        }
+    }
+
+    /// Returns the leaf as the scan's snapshot sees it: before a bulk load filled the keyspace, it was one empty leaf.
+    fn leaf_seen<'l>(&self, read: &'l [u8]) -> Leaf<'l> {
+        Leaf::new(if self.tree.pages.is_loaded_since(self.snapshot.timestamp) { &EMPTY_LEAF } else { read })
+    }
+
+    /// Copies as many rows of the next leaf as are wanted, replacing the copied rows at that end. Returns their number.
+    async fn copy_leaf(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
+        mode.work(turn::LEAF).await;
+        let want = std::mem::take(&mut self.want);
+        let (memory, rows) = (self.take_memory(), std::mem::take(self.side_mut(direction)));
+        let (ahead, kept_bytes) = match direction {
+            Direction::Forward => (&mut self.ahead_forward, self.back_bytes),
+            Direction::Backward => (&mut self.ahead_backward, self.front_bytes),
+        };
+        let target = first_leaf(direction, &self.lower, &self.upper);
+        ahead.step(&self.handle.store()?.engine, &self.tree, target, (&self.lower, &self.upper));
+        let mut copying = Copying { direction, want, memory, kept_bytes, rows, fetched: None };
+        let made = match self.try_copy(&mut copying, PageId::ROOT) {
+            Ok(Step::Copied(made)) => made,
+            stopped => self.copy_waiting(mode, &mut copying, stopped).await?,
+        };
+        let CopyMade { copied: Copied { count, bytes, stop }, fence, is_next_in_memory } = made;
+        let Copying { memory, rows, .. } = copying;
+        mode.worked(turn::ROW * count as u32);
+        match direction {
+            Direction::Forward => self.ahead_forward.note_next(is_next_in_memory),
+            Direction::Backward => self.ahead_backward.note_next(is_next_in_memory),
+        }
+        self.snapshot.check()?;
+        self.go_on_from(direction, stop.map(Bound::Excluded).or(fence))?;
+        match direction {
+            Direction::Forward => (self.front, self.front_bytes) = (rows, bytes),
+            Direction::Backward => (self.back, self.back_bytes) = (rows, bytes),
+        }
+        self.memory = memory;
+        Ok(count)
+    }
+
+    /// Copies rows of one leaf, to which it descends from the page `from`.
+    fn try_copy(&self, copying: &mut Copying, from: PageId) -> Result<Step, Stop> {
+        let Copying { direction, want, kept_bytes, ref mut memory, ref mut rows, ref mut fetched } = *copying;
+        let (spilled, snapshot) = (&self.handle.store_here().engine.spilled, self.snapshot.timestamp);
+        let target = first_leaf(direction, &self.lower, &self.upper);
+        let (read, next) = self.tree.read_leaf_of_scan(from, target, direction)?;
+        if let Some(next) = next {
+            // The leaf is loaded into the processor's cache while these rows are copied and used.
+            self.tree.pool.frames.prefetch(next);
+        }
+        let leaf = self.leaf_seen(&read);
+        let (is_newer, published) = (leaf.newest() > snapshot, spilled.published());
+        let (lower, upper) = (leaf.lower_fence(), leaf.upper_fence());
+        if is_newer && spilled.may_have(snapshot) {
+            let are_fetched = fetched.as_ref().is_some_and(|rows| rows.are_of(lower, upper, published));
+            if !are_fetched {
+                return Ok(Step::Fetch(lower.map(<[u8]>::to_vec), upper.map(<[u8]>::to_vec)));
+            }
+        }
+        let old = fetched.take().filter(|_| is_newer).map(|rows| rows.old).unwrap_or_default();
+        let copier = self.copier(direction, want);
+        let copied = copier.copy(&leaf, read.page(), memory, kept_bytes, old, rows).map_err(Stop::Error)?;
+        let fence = match direction {
+            Direction::Forward => upper.map(|fence| Bound::Included(fence.to_vec())),
+            Direction::Backward => lower.map(|fence| Bound::Excluded(fence.to_vec())),
+        };
+        // If versions left memory during the copy, the copy may have missed them.
+        let is_whole = !is_newer || spilled.published() == published;
+        Ok(if is_whole {
+            Step::Copied(CopyMade { copied, fence, is_next_in_memory: next.is_some() })
+        } else {
+            Step::Again
+        })
+    }
+
+    /// Completes a copy that was not made at the first attempt: brings pages into memory, fetches spilled versions, and
+    /// retries.
+    fn copy_waiting<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        copying: &'a mut Copying,
+        mut stopped: Result<Step, Stop>,
+    ) -> Boxed<'a, Result<CopyMade>> {
+        Box::pin(async move {
+            loop {
+                let step = match stopped {
+                    Ok(step) => step,
+                    Err(stop) => self.tree.going_on(mode, stop, |from| self.try_copy(copying, from)).await?,
+                };
+                match step {
+                    Step::Copied(made) => return Ok(made),
+                    Step::Again => {}
+                    Step::Fetch(lower, upper) => {
+                        let room = leaf_copy::reserve(&mut copying.memory, copying.kept_bytes, CHANGES_BYTES_MAX)?;
+                        let bounds = (as_slice(&self.lower), as_slice(&self.upper));
+                        let (keyspace, fences, snapshot) =
+                            (self.tree.pages.id, (lower, upper), self.snapshot.timestamp);
+                        let spilled = &self.handle.store()?.engine.spilled;
+                        let rows = spilled.fetch(mode, keyspace, fences, bounds, snapshot, copying.direction, room);
+                        copying.fetched = Some(rows.await?);
+                    }
+                }
+                mode.work(turn::LEAF).await;
+                stopped = self.try_copy(copying, PageId::ROOT);
+            }
+        })
+    }
+
+    /// Like [`copy_leaf`](Self::copy_leaf). If the snapshot was ended and the scan may see a newer one, it uses that
+    /// one.
+    async fn copy_next(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
+        loop {
+            match self.copy_leaf(mode, direction).await {
+                Err(Error::SnapshotTooOld { .. }) if self.renew()? => {}
+                copied => return copied,
+            }
+        }
+    }
+
+    /// Opens a newer snapshot. Returns `false` if the scan must show one moment.
+    fn renew(&mut self) -> Result<bool> {
+        let Some(seen) = &self.latest else { return Ok(false) };
+        crate::coverage::mark!("a scan went on at a newer snapshot");
+        self.snapshot = self.handle.store()?.open_latest(seen);
+        Ok(true)
+    }
+
+    /// Opens a newer snapshot, and discards the rows that were copied and not handed out, because their large values
+    /// may have been freed. The scan fetches them again. Returns `false` if the scan must show one moment.
+    fn renew_rows(&mut self, direction: Direction) -> Result<bool> {
+        if !self.renew()? {
+            return Ok(false);
+        }
+        let rows = self.side(direction);
+        let other = match direction {
+            Direction::Forward => Direction::Backward,
+            Direction::Backward => Direction::Forward,
+        };
+        let [next, last] = [direction, other].map(|end| Bound::Included(rows.key(end).to_vec()));
+        let (near, far) = match direction {
+            Direction::Forward => (&mut self.lower, &mut self.upper),
+            Direction::Backward => (&mut self.upper, &mut self.lower),
+        };
+        *near = next;
+        if self.fetched_all {
+            *far = last;
+        }
+        self.fetched_all = false;
+        self.side_mut(direction).clear();
+        Ok(true)
+    }
+
+    /// Continues with the keys from this bound on, and records that those before it were read. `None` means that all
+    /// were.
+    fn go_on_from(&mut self, direction: Direction, bound: Option<Bound<Vec<u8>>>) -> Result<()> {
+        let Some(bound) = bound else {
+            self.fetched_all = true;
+            return self.record(as_slice(&self.lower), as_slice(&self.upper));
+        };
+        let end = match direction {
+            Direction::Forward => &mut self.lower,
+            Direction::Backward => &mut self.upper,
+        };
+        let before = std::mem::replace(end, bound);
+        self.fetched_all = self.is_exhausted();
+        let (lower, upper) = match (direction, self.fetched_all) {
+            (Direction::Forward, false) => (as_slice(&before), complement(&self.lower)),
+            (Direction::Forward, true) => (as_slice(&before), as_slice(&self.upper)),
+            (Direction::Backward, false) => (complement(&self.upper), as_slice(&before)),
+            (Direction::Backward, true) => (as_slice(&self.lower), as_slice(&before)),
+        };
+        self.record(lower, upper)
+    }
+
+    /// Takes the grant, which comes back together with the copied rows. If the call fails in between, an empty grant is
+    /// left.
+    fn take_memory(&mut self) -> Grant {
+        let nothing = self.memory.another();
+        std::mem::replace(&mut self.memory, nothing)
+    }
+
+    /// Returns the copied rows at this end.
+    #[inline]
+    pub(super) fn side(&self, direction: Direction) -> &CopiedRows {
+        match direction {
+            Direction::Forward => &self.front,
+            Direction::Backward => &self.back,
+        }
+    }
+
+    #[inline]
+    pub(super) fn side_mut(&mut self, direction: Direction) -> &mut CopiedRows {
+        match direction {
+            Direction::Forward => &mut self.front,
+            Direction::Backward => &mut self.back,
+        }
+    }
+
+    /// Copies rows until there is a next one. Returns `false` at the end of the range.
+    #[inline(never)]
+    fn fetch(&mut self, mode: WaitMode<'_>, direction: Direction) -> Rooted<impl Future<Output = Result<bool>>> {
+        Rooted::new(async move {
+            while self.side(direction).is_empty() {
+                if self.fetched_all {
+                    std::mem::swap(&mut self.front, &mut self.back);
+                    std::mem::swap(&mut self.front_bytes, &mut self.back_bytes);
+                    return Ok(!self.side(direction).is_empty());
+                }
+                self.copy_next(mode, direction).await?;
+            }
+            Ok(true)
+        })
+    }
+
+    /// Reads the value of the next row, which was not copied with it, into `value`.
+    #[inline(never)]
+    fn read_value(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+        fetched: &Fetched,
+        value: Vec<u8>,
+    ) -> Rooted<impl Future<Output = Result<Vec<u8>>>> {
+        Rooted::new(async move {
+            // Check first: a forked process must not read anything.
+            let handle = Arc::clone(&self.handle);
+            let store = handle.store()?;
+            match fetched {
+                Fetched::Inline(_) => unreachable!("a value that was copied is read"),
+                Fetched::Large(reference) => {
+                    let rows = if direction == Direction::Forward { &self.front } else { &self.back };
+                    self.upcoming.step(mode, &self.tree, rows.references(direction)).await;
+                    store.read_large(mode, &self.tree, reference, &self.snapshot, value).await
+                }
+                Fetched::Own(own) => store.read_own(mode, &self.tree, own, &self.snapshot, value).await,
+            }
+        })
+    }
+
+    /// Reads the value to show for the next row, replacing the content of `value`. For a reducer, reads only as much as
+    /// it needs, and returns the memory reserved for that.
+    #[inline(never)]
+    fn read_shown(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+        fetched: &Fetched,
+        value: Vec<u8>,
+    ) -> Rooted<impl Future<Output = Result<(Vec<u8>, Option<Grant>)>>> {
+        Rooted::new(async move {
+            let Some(bytes_max) = self.reduced_bytes_max else {
+                return Ok((self.read_value(mode, direction, fetched, value).await?, None));
+            };
+            let handle = Arc::clone(&self.handle);
+            let store = handle.store()?;
+            let wanted = fetched.bytes().min(bytes_max);
+            let memory = store.reduced_memory(mode, wanted).await?;
+            if wanted == fetched.bytes() {
+                return Ok((self.read_value(mode, direction, fetched, value).await?, Some(memory)));
+            }
+            let (mut prefix, mut number) = (value, ChunkNumber(0));
+            prefix.clear();
+            while (prefix.len() as u64) < wanted {
+                let part = Part { start: 0, length: wanted as usize - prefix.len() };
+                prefix = match fetched {
+                    Fetched::Inline(_) => unreachable!("a value that was copied is read"),
+                    Fetched::Large(reference) => {
+                        store.read_chunk(mode, &self.tree, reference, number, &self.snapshot, part, prefix).await?
+                    }
+                    Fetched::Own(own) => {
+                        store.read_own_chunk(mode, &self.tree, own, number, &self.snapshot, part, prefix).await?
+                    }
+                };
+                number.0 += 1;
+            }
+            Ok((prefix, Some(memory)))
+        })
+    }
+
+    /// Returns the next row, which must exist. The row counts as passed only after its value was read, so a dropped
+    /// call loses no row.
+    async fn hand_out(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<(Value, Value)> {
+        let rows = self.side(direction);
+        let key = rows.key(direction);
+        let value = match rows.value(direction) {
+            Fetched::Inline(span) => rows.part(span),
+            elsewhere => self.read_value(mode, direction, &elsewhere, Vec::new()).await?.into(),
+        };
+        self.side_mut(direction).pass(direction);
+        Ok((key, value))
+    }
+
+    pub(super) async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, Value)>> {
+        loop {
+            let result = match self.fetch(mode, direction).await {
+                Ok(false) => return None,
+                Ok(true) => self.hand_out(mode, direction).await,
+                Err(error) => Err(error),
+            };
+            let result = match result {
+                error @ Err(Error::SnapshotTooOld { .. }) if !self.side(direction).is_empty() => {
+                    match self.renew_rows(direction) {
+                        Ok(true) => continue,
+                        Ok(false) => error,
+                        Err(error) => Err(error),
+                    }
+                }
+                result => result,
+            };
+            return Some(self.ended_by(result));
+        }
+    }
+
+    /// Calls `look` with each remaining row until it breaks.
+    pub(super) async fn show_rows<B>(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+        look: &mut impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
+    ) -> Result<ControlFlow<B>> {
+        let mut value = Vec::new();
+        loop {
+            if let ControlFlow::Break(result) = self.side_mut(direction).show(direction, look) {
+                return Ok(ControlFlow::Break(result));
+            }
+            if !self.fetch(mode, direction).await? {
+                return Ok(ControlFlow::Continue(()));
+            }
+            let rows = self.side(direction);
+            let key = rows.key(direction);
+            match rows.value(direction) {
+                Fetched::Inline(_) => {}
+                elsewhere => {
+                    let memory;
+                    (value, memory) = match self.read_shown(mode, direction, &elsewhere, value).await {
+                        Err(Error::SnapshotTooOld { .. }) if self.renew_rows(direction)? => {
+                            value = Vec::new();
+                            continue;
+                        }
+                        shown => shown?,
+                    };
+                    self.side_mut(direction).pass(direction);
+                    if let ControlFlow::Break(result) = look(&key, &value) {
+                        return Ok(ControlFlow::Break(result));
+                    }
+                    if memory.is_some() {
+                        value = Vec::new();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Like `next_in` forwards, but skips what cannot be read.
+    pub(super) async fn salvage_in(&mut self, mode: WaitMode<'_>) -> Option<Result<Salvaged>> {
+        let direction = Direction::Forward;
+        let result = match self.fetch(mode, direction).await {
+            Ok(false) => return None,
+            Ok(true) => match self.hand_out(mode, direction).await {
+                Ok((key, value)) => Ok(Salvaged::Row(key, value)),
+                Err(error) if is_of_medium(&error) => {
+                    let key = Bound::Included(self.side(direction).key(direction).to_vec());
+                    self.side_mut(direction).pass(direction);
+                    Ok(Salvaged::Gap(Gap { start: key.clone(), end: key, error }))
+                }
+                Err(error) => Err(error),
+            },
+            Err(error) if is_of_medium(&error) => self.pass_over_unreadable(mode, error).await,
+            Err(error) => Err(error),
+        };
+        Some(self.ended_by(result))
+    }
+
+    /// Continues after the unreadable node that the next leaf depends on. Returns `error` if there is none.
+    async fn pass_over_unreadable(&mut self, mode: WaitMode<'_>, error: Error) -> Result<Salvaged> {
+        let key = match &self.lower {
+            Bound::Unbounded => Vec::new(),
+            Bound::Included(key) | Bound::Excluded(key) => key.clone(),
+        };
+        let Some(Unreadable { upper, error, .. }) = self.tree.unreadable(mode, &key).await? else {
+            return Err(error);
+        };
+        let start = self.lower.clone();
+        match upper {
+            Some(upper) => {
+                assert!(upper > key, "a scan goes on before where it was");
+                self.lower = Bound::Included(upper);
+                self.fetched_all = self.is_exhausted();
+            }
+            None => self.fetched_all = true,
+        }
+        let end = match &self.lower {
+            Bound::Included(next) if !self.fetched_all => Bound::Excluded(next.clone()),
+            _ => self.upper.clone(),
+        };
+        Ok(Salvaged::Gap(Gap { start, end, error }))
+    }
+
+    pub(super) async fn next_key_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
+        let key = self.fetch(mode, direction).await;
+        let key = key.map(|_| self.side_mut(direction).take_key(direction)).transpose()?;
+        Some(self.ended_by(key))
+    }
+
+    /// Returns the next row, which must exist, with its value as a stream.
+    pub(super) fn take_reader(&mut self, direction: Direction) -> (Value, ValueReader) {
+        let rows = self.side(direction);
+        let key = rows.key(direction);
+        let content = match rows.value(direction) {
+            Fetched::Inline(span) => Content::Copied(rows.part(span)),
+            Fetched::Large(reference) => Content::Placed(reference),
+            Fetched::Own(own) => Content::Own(own),
+        };
+        self.side_mut(direction).pass(direction);
+        (key, ValueReader::new(&self.handle, &self.tree, Arc::clone(&self.snapshot), content))
+    }
+
+    pub(super) async fn next_reader_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+    ) -> Option<Result<(Value, ValueReader)>> {
+        let row = self.fetch(mode, direction).await;
+        let row = row.map(|is_there| is_there.then(|| self.take_reader(direction))).transpose()?;
+        Some(self.ended_by(row))
+    }
+
+    /// Passes on the result of a step. An error ends the scan at both ends.
+    pub(super) fn ended_by<T>(&mut self, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.fetched_all = true;
+            self.front.clear();
+            self.back.clear();
+        }
+        self.shortage.noting(result)
+    }
+
+    pub(super) async fn count_rows(&mut self, mode: WaitMode<'_>) -> Result<u64> {
+        let mut count = (self.front.len() + self.back.len()) as u64;
+        while !self.fetched_all {
+            self.want = Want::Count;
+            count += self.copy_next(mode, Direction::Forward).await? as u64;
+        }
+        Ok(count)
+    }
+}
