@@ -69,6 +69,11 @@ impl Cache {
         Some(bytes)
     }
 
+    /// Returns the memory of the cached blocks.
+    pub(super) fn bytes(&self) -> u64 {
+        (self.blocks.lock().len() * BLOCK_BYTES) as u64
+    }
+
     /// Removes blocks that a run has released: other runs will reuse their numbers.
     pub(super) fn forget(&self, numbers: &[u32]) {
         let numbers: std::collections::BTreeSet<u32> = numbers.iter().copied().collect();
