@@ -587,7 +587,7 @@ impl Error {
 
     /// Returns the error for a commit that waited too long for a snapshot to end.
     pub(crate) fn versions_in_memory(limit_bytes: u64) -> Error {
-        Error::MemoryInUse { what: "old versions of rows, which open snapshots need (on disk, too),", limit_bytes }
+        Error::MemoryInUse { what: "old versions of rows that open snapshots need", limit_bytes }
     }
 
     /// Returns the error for bulk loads that together use up their part of the budget.

@@ -36,8 +36,8 @@ fn may_be_in_use(what: &str, call: Call) -> bool {
         "values being written from readers or shown to reducers" => {
             matches!(call, Call::Change | Call::FailingSource | Call::Copy | Call::Transaction)
         }
-        // Of worlds whose commits are delayed.
-        "old versions of rows, which open snapshots need (on disk, too)," => {
+        // Only in worlds that delay commits.
+        "old versions of rows that open snapshots need" => {
             matches!(call, Call::Change | Call::Removal | Call::FailingSource | Call::Transaction)
         }
         _ => false,

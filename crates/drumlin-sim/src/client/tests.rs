@@ -93,7 +93,7 @@ fn an_error_that_can_not_be_is_noticed() {
     assert!(!accepts(transactions, Call::Plain) && !accepts(transactions, Call::Copy));
     let sources: Make = || in_use("values being written from readers or shown to reducers");
     assert!(accepts(sources, Call::Change) && !accepts(sources, Call::Removal) && !accepts(sources, Call::Plain));
-    let versions: Make = || in_use("old versions of rows, which open snapshots need (on disk, too),");
+    let versions: Make = || in_use("old versions of rows that open snapshots need");
     assert!(accepts(versions, Call::Removal) && !accepts(versions, Call::Snapshot) && !accepts(versions, Call::Plain));
     assert!(!accepts(|| in_use("pages held by running operations"), Call::Plain));
     assert!(!accepts(failed, Call::Change) && !accepts(failed, Call::Transaction));
@@ -118,7 +118,7 @@ fn a_row_that_stays_locked_is_noticed() {
     assert!(found.contains("is gone"), "{found}");
 }
 
-/// A long commit of a task is made by another thread though its future was dropped, and its client is told of it.
+/// Another thread makes a task's long commit even if its future is dropped, and the client learns the timestamp.
 #[test]
 fn a_long_commit_that_is_dropped_is_told_of() {
     const ROWS: u64 = 100;

@@ -138,7 +138,7 @@ impl Snapshots {
     fn too_old(&self, timestamp: Timestamp) -> Error {
         // In a fork, the lock may be held forever by a thread that does not exist there.
         let reason = if self.process.is_here() { self.ended_why.lock().clone() } else { None };
-        Error::SnapshotTooOld { timestamp, reason: reason.unwrap_or_else(|| "old versions took its place".into()) }
+        Error::SnapshotTooOld { timestamp, reason: reason.unwrap_or_else(|| "its old versions are gone".into()) }
     }
 
     /// Ends the oldest snapshot. Returns `false` if there is none below the visible horizon.
