@@ -1,6 +1,6 @@
-//! Readers of an old state beside writers: what each costs the other.
+//! Measures the cost of a held snapshot to writers, and of writers to a scan.
 //!
-//! `scan` reads all rows of a snapshot, alone and beside two writers that update rows at random and never pause. The
+//! `scan` reads all rows of a snapshot, alone and with two writers that update rows at random and never pause. The
 //! two alternate, and medians are printed: rows a second of the scan and of the writers.
 //!
 //! `hold` keeps a snapshot while two writers update rows at random, for each engine that is built in: updates a second
@@ -71,7 +71,7 @@ fn write(engine: &dyn Engine, rows: u64, seed: u64, stop: &AtomicBool, count: &A
     Ok(())
 }
 
-/// Runs `body` beside the writers. Returns its result, and their updates a second.
+/// Runs `body` while the writers update rows. Returns its result and the updates per second.
 fn beside_writers<T>(engine: &dyn Engine, rows: u64, body: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     static TURN: AtomicU64 = AtomicU64::new(1);
     let stop = AtomicBool::new(false);
@@ -117,7 +117,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Scans alone and beside writers, and writers alone, in turns.
+/// Measures a scan alone, a scan with writers, and writers alone, in turns.
 fn scan(rows: u64, rounds: u64) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let engine = load(&engines::named("drumlin").ok_or("Drumlin is built in")?, folder.path(), rows)?;
@@ -162,7 +162,7 @@ fn disk_bytes(folder: &Path) -> Result<u64> {
         bytes += match entry.metadata() {
             Ok(metadata) if metadata.is_dir() => disk_bytes(&entry.path())?,
             Ok(metadata) => metadata.blocks() * 512,
-            // It was removed meanwhile.
+            // The engine removed it after the directory was read.
             Err(_) => 0,
         };
     }

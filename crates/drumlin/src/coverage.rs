@@ -184,7 +184,8 @@ mod simulation {
         ON_TIMESTAMP.with_borrow_mut(|own| *own = told);
     }
 
-    /// The body of a commit that another thread makes for this one, whose client is told the timestamp.
+    /// Wraps the body of a commit that another thread makes for this one, so that this thread's client learns the
+    /// timestamp.
     pub(crate) fn on_behalf<T>(body: impl FnOnce() -> T + Send + 'static) -> impl FnOnce() -> T + Send + 'static {
         let told = ON_TIMESTAMP.with_borrow_mut(Option::take);
         move || {

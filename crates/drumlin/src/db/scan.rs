@@ -122,8 +122,8 @@ fn is_of_medium(error: &Error) -> bool {
 }
 
 impl Scan {
-    /// Begins a scan of a snapshot between bounds. `own` are the changes of the scanning transaction, `reads` its read set
-    /// if it is serializable.
+    /// Begins a scan of a snapshot between bounds. `own` holds the changes of the scanning transaction, and `reads` its
+    /// read set if it is serializable.
     pub(super) fn new(
         handle: Arc<Handle>,
         tree: Tree,

@@ -662,7 +662,7 @@ fn values_are_freed_within_the_memory_for_changes() {
     assert_eq!(snapshot.iter(&keyspace).count() as u64, VALUES);
     drop(snapshot);
     db.sync().unwrap();
-    // No checkpoint begins meanwhile.
+    // While this lock is held, no checkpoint begins.
     let page_tables = db.store().unwrap().page_tables.lock();
     engine.collect_all_garbage();
     let count = epoch_change_count(&db);

@@ -1,8 +1,8 @@
-//! Values that no other shares a cache line with.
+//! Values with cache lines of their own.
 
 use std::ops::{Deref, DerefMut};
 
-/// A value that has its cache lines to itself: two, since processors fetch lines in pairs.
+/// A value with two cache lines of its own, because processors prefetch lines in pairs.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct CachePadded<T>(T);

@@ -1,11 +1,11 @@
-//! Waiting in a loop, and parking: of the system's primitives, and where a simulation leaves them alone.
+//! Spinning and parking, built on the operating system's threads. Simulated threads use them outside a simulation.
 
 use std::cell::Cell;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Waiting for what another thread is about to do: spins for longer and longer, and then lets other threads run.
+/// Waits for another thread to make progress: spins for longer and longer, then yields.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(Cell<u32>);
 
@@ -23,13 +23,13 @@ impl Backoff {
     }
 }
 
-/// Parking that is not disturbed by unparks of other owners.
+/// A parker of one owner. Unparks for other uses of the thread do not wake it.
 #[derive(Debug, Default)]
 pub(crate) struct Parker {
     unparker: Unparker,
 }
 
-/// Wakes the thread that parks, or the next time that it would.
+/// Wakes the thread that is parked, or makes its next park return at once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unparker(Arc<Parking>);
 
@@ -65,7 +65,7 @@ mod tests {
     use super::{Parker, Unparker};
     use std::thread;
 
-    // A wake-up that comes before the thread parks is not lost, and two are one.
+    /// A wake-up before the thread parks is not lost, and two of them wake it once.
     #[test]
     fn an_early_wake_up_is_kept() {
         let parker = Parker::default();

@@ -1,4 +1,4 @@
-//! A shared lock whose sharers do not meet.
+//! A shared lock whose readers use different cache lines.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,15 +7,15 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::CachePadded;
 
-/// Parts of a [`ShardedLock`].
+/// The number of shards of a [`ShardedLock`].
 const SHARDS: usize = 8;
 
 thread_local! {
-    /// The part that the thread shares. Threads take the parts by turns.
+    /// The shard that the thread locks to read. Threads are assigned to shards in turn.
     static SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// The part of the calling thread.
+/// Returns the shard of the calling thread.
 #[inline]
 fn shard() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -25,13 +25,13 @@ fn shard() -> usize {
     SHARD.get()
 }
 
-/// A lock that every commit shares and few threads take alone. To share it touches a cache line that few other threads
-/// touch; to have it alone takes as long as some ten locks.
+/// A lock that every commit takes shared and that is rarely taken exclusively. Taking it shared touches a cache line
+/// that few other threads touch. Taking it exclusively costs as much as some ten locks.
 #[derive(Debug, Default)]
 pub(crate) struct ShardedLock([CachePadded<RwLock<()>>; SHARDS]);
 
 pub(crate) type ShardedReadGuard<'a> = RwLockReadGuard<'a, ()>;
-/// In a box, so that sharers do not carry room for it.
+/// Boxed, so that a guard that may be of either kind stays small.
 pub(crate) type ShardedWriteGuard<'a> = Box<[RwLockWriteGuard<'a, ()>]>;
 
 impl ShardedLock {
@@ -40,7 +40,7 @@ impl ShardedLock {
         self.0[shard()].read()
     }
 
-    /// Takes all parts, in one order, so that two threads do not wait for each other.
+    /// Locks all shards, always in the same order, so that two writers cannot deadlock.
     pub(crate) fn write(&self) -> ShardedWriteGuard<'_> {
         self.0.iter().map(|shard| shard.write()).collect()
     }
@@ -52,7 +52,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::thread;
 
-    // An owner excludes other owners and all sharers.
+    /// A writer excludes other writers and all readers.
     #[test]
     fn a_sharded_lock_excludes() {
         let (lock, odd) = (ShardedLock::default(), AtomicU64::new(0));

@@ -40,7 +40,7 @@ impl<F: Future> Future for Rooted<F> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         // SAFETY: nothing moves out of `self`, and `future` is not moved either: it is pinned whenever `self` is, since
-        // no method gives it out unpinned and `Drop` drops it in place. Miri runs the test below.
+        // no method returns it unpinned and `Drop` drops it in place.
         let this = unsafe { self.get_unchecked_mut() };
         // SAFETY: `future` is pinned, as said above, and `ManuallyDrop` holds its value in place.
         let future = unsafe { Pin::new_unchecked(&mut *this.future) };

@@ -199,7 +199,7 @@ fn conflicts_with_spilled_changes_are_found() {
         }
     }
     wait_until("versions are spilled", || db.stats().version_disk_bytes > 0);
-    // A serializable commit beside a spill is in conflict with it.
+    // A serializable commit during a spill ends with a conflict.
     wait_until("no more are spilled", || db.stats().version_bytes < MIB / 2);
     assert!(matches!(first.insert(&k, key(100), "mine"), Err(Error::Conflict { .. })));
     second.insert(&k, key(101), "mine").unwrap();
@@ -406,8 +406,8 @@ fn end_a_snapshot(db: &Database, k: &Keyspace) {
     panic!("no snapshot was ended");
 }
 
-/// A scan of a read-committed transaction goes on at a newer snapshot where its own was ended, from either end and
-/// amid rows whose values were replaced and freed; one of a snapshot ends there.
+/// If its snapshot is ended, a scan of a read-committed transaction continues at a newer one: from either end, and
+/// among rows whose values were replaced and freed. A scan of a snapshot fails.
 #[test]
 fn read_committed_scans_go_on() {
     const ROWS: u64 = 2_000;
