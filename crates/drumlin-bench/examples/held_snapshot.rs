@@ -1,7 +1,9 @@
 //! Measures the cost of a held snapshot to writers, and of writers to a scan.
 //!
 //! `scan` reads all rows of a snapshot, alone and with two writers that update rows at random and never pause. The
-//! two alternate, and medians are printed: rows a second of the scan and of the writers.
+//! two alternate, and medians are printed: rows a second of the scan and of the writers. A third case scans a second
+//! database while the writers update the first: what they lose there is the price of the shared cores and drive, and
+//! the rest is the price of old versions.
 //!
 //! `hold` keeps a snapshot while two writers update rows at random, for each engine that is built in: updates a second
 //! without and with the snapshot, and bytes on disk. At the end every row of the snapshot is compared with what it was.
@@ -117,39 +119,44 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Measures a scan alone, a scan with writers, and writers alone, in turns.
+/// Measures a scan alone, a scan with writers, a scan of another database with writers, and writers alone, in turns.
 fn scan(rows: u64, rounds: u64) -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let engine = load(&engines::named("drumlin").ok_or("Drumlin is built in")?, folder.path(), rows)?;
-    let engine = &*engine;
-    let scan = || -> Result<f64> {
+    let drumlin = engines::named("drumlin").ok_or("Drumlin is built in")?;
+    let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
+    let updated = &*load(&drumlin, folders[0].path(), rows)?;
+    let other = &*load(&drumlin, folders[1].path(), rows)?;
+    let scan = |engine: &dyn Engine| -> Result<f64> {
         let mut snapshot = engine.hold()?.ok_or("it has snapshots")?;
         let begun = Instant::now();
         versions(&mut *snapshot, rows)?;
         Ok(rows as f64 / begun.elapsed().as_secs_f64())
     };
-    let [mut alone, mut beside, mut writers, mut writers_beside] = [const { Vec::new() }; 4];
-    for round in 0..rounds {
-        alone.push(scan()?);
-        let (rate, updates) = beside_writers(engine, rows, scan)?;
-        beside.push(rate);
-        writers_beside.push(updates);
-        let ((), updates) = beside_writers(engine, rows, || {
-            std::thread::sleep(Duration::from_secs(5));
-            Ok(())
-        })?;
-        writers.push(updates);
-        let last = |rates: &Vec<f64>| rates[rates.len() - 1];
-        println!(
-            "round {round}: scan {:.0} rows/s alone, {:.0} beside; writers {:.0} updates/s alone, {:.0} beside",
-            last(&alone),
-            last(&beside),
-            last(&writers),
-            last(&writers_beside)
-        );
+    let pause = || {
+        std::thread::sleep(Duration::from_secs(5));
+        Ok(0.0)
+    };
+    // Rows a second of the scan and updates a second of the writers, for each case.
+    let mut rounds_of_cases = [const { Vec::new() }; 4];
+    for _ in 0..rounds {
+        let round = [
+            (scan(updated)?, 0.0),
+            beside_writers(updated, rows, || scan(updated))?,
+            beside_writers(updated, rows, || scan(other))?,
+            beside_writers(updated, rows, pause)?,
+        ];
+        for (rates, (scanned, updates)) in rounds_of_cases.iter_mut().zip(round) {
+            println!("{scanned:12.0} rows/s {updates:10.0} updates/s");
+            rates.push((scanned, updates));
+        }
     }
-    let [alone, beside, writers, writers_beside] = [alone, beside, writers, writers_beside].map(median);
-    println!("scan: {:.2} of its rate alone; writers: {:.2} of theirs", beside / alone, writers_beside / writers);
+    let [scan_alone, together, apart, writers_alone] = rounds_of_cases.map(|rates| {
+        let (scanned, updates) = rates.into_iter().unzip();
+        (median(scanned), median(updates))
+    });
+    for (case, (scanned, updates)) in [("the same database", together), ("another database", apart)] {
+        let (scanned, updates) = (scanned / scan_alone.0, updates / writers_alone.1);
+        println!("scan of {case}: {scanned:.2} of its rate alone; writers: {updates:.2} of theirs");
+    }
     Ok(())
 }
 
