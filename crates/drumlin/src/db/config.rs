@@ -8,7 +8,7 @@ use crate::format::LOG_STREAM_COUNT_MAX;
 use crate::format::node::is_page_bytes;
 use crate::io::IoBackend;
 use crate::memory::Budget;
-use crate::store::{Settings, examine};
+use crate::store::{Settings, check};
 use crate::txn::engine::Durability;
 use crate::txn::spilled::{SpillLimit, VersionOverflow};
 
@@ -329,7 +329,7 @@ impl Config {
     /// Those of [`examine`](Config::examine).
     pub fn examine_with(&self, path: impl AsRef<Path>, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
         self.check()?;
-        examine::examine(&self.settings, path.as_ref(), &mut progress)
+        check::examine(&self.settings, path.as_ref(), &mut progress)
     }
 
     fn check(&self) -> Result<()> {

@@ -3,10 +3,9 @@
 
 mod advice;
 pub(crate) mod bulk_load;
-mod check;
+pub(crate) mod check;
 mod checkpoint;
 mod cleaner;
-pub(crate) mod examine;
 mod files;
 mod kept_counts;
 pub(crate) mod keyspaces;

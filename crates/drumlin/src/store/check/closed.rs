@@ -6,10 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Settings;
-use super::check::{CheckProgress, CheckReport, KeysOfPages, check_page};
-use super::files::{DATA_NAME, Opener};
-use super::recovery::known;
+use super::pages::Verifier;
+use super::report::{CheckProgress, CheckReport};
 use crate::error::{Error, Result};
 use crate::format::extent::{Header, Kind, PageKey, TABLE_PAGES};
 use crate::format::record::{self, Attachment, Operation};
@@ -21,8 +19,10 @@ use crate::pool::Pool;
 use crate::seglog::Scan;
 use crate::space::checkpoint::{Loaded, PageTableStore, open_extent, read_image};
 use crate::space::superblocks::{Found, Superblocks};
-use crate::space::{ChunkImage, PageEntry, PageSpace, Space};
-use crate::tree::node::Leaf;
+use crate::space::{ChunkImage, PageSpace};
+use crate::store::Settings;
+use crate::store::files::{DATA_NAME, Opener};
+use crate::store::recovery::known;
 
 /// The options of all files: an examination writes nothing.
 const READ_ONLY: OpenOptions = OpenOptions { write: false, create: false, create_new: false, direct: true };
@@ -37,15 +37,6 @@ pub(crate) fn examine(
     let path = backend.absolute(path).map_err(|error| Error::io("finding", path, error))?;
     Process::watch().map_err(|error| Error::io("watching for forks of", &path, error))?;
     Opener::enter(settings, backend, &path, Lock::Shared)?.examine(progress)
-}
-
-/// The state of an examination, and its findings so far.
-struct Examination<'o> {
-    opener: &'o Opener<'o>,
-    pool: Arc<Pool>,
-    pages_total: u64,
-    progress: &'o mut dyn FnMut(CheckProgress),
-    report: CheckReport,
 }
 
 /// The purpose of an extent that the log refers to.
@@ -146,14 +137,16 @@ impl Opener<'_> {
 
         let pool = self.pool(&space, &budget);
         let pages_total = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
-        let mut examination = Examination { opener: self, pool, pages_total, progress, report };
+        let mut verifier = Verifier { pool: &pool, pages_total, report, progress };
         for entry in &catalogue.keyspaces {
             if let Some(pages) = space.page_space(entry.id) {
-                examination.read_pages(&space, &page_tables, &pages, &entry.name)?;
+                verify_keyspace(&mut verifier, &pages, &entry.name, page_tables.is_table_known())?;
             }
         }
-        examination.read_log(&space, &page_tables.superblock, &budget)?;
-        Ok(examination.report)
+        let mut report = verifier.report;
+        let log = LogCheck { opener: self, pool: &pool, report: &mut report };
+        log.verify(&page_tables.superblock, &budget)?;
+        Ok(report)
     }
 }
 
@@ -168,69 +161,36 @@ fn note(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
     }
 }
 
-impl Examination<'_> {
-    /// Reads every extent that the keyspace's table refers to.
-    fn read_pages(&mut self, space: &Space, page_tables: &PageTableStore, pages: &PageSpace, name: &str) -> Result<()> {
-        let Examination { pool, pages_total, progress, report, .. } = self;
-        let is_table_known = page_tables.is_table_known();
-        let mut extents: Vec<(ExtentAddress, PageId)> = pages
-            .table
-            .iter()
-            .filter_map(|(page, word)| match word {
-                PageEntry::OnDisk(address) => Some((address, page)),
-                _ => None,
-            })
-            .collect();
-        // Read them in disk order.
-        extents.sort_unstable();
-        let addresses: Vec<ExtentAddress> = extents.iter().map(|(address, _)| *address).collect();
-        let mut missed_count = 0u64;
-        report.keyspaces += 1;
-        let read = pool.read_past(&addresses, |index, bytes| {
-            let (address, page) = extents[index];
-            report.pages += 1;
-            report.extent_bytes += address.length();
-            if report.pages.is_multiple_of(256) {
-                progress(CheckProgress { pages_done: report.pages, pages_total: *pages_total });
-            }
-            match bytes.and_then(|bytes| check_page(space, pages.id, page, address, bytes)) {
-                Ok((Kind::Leaf, node)) => report.rows += Leaf::new(&node).len() as u64,
-                Ok(_) => {}
-                Err(error) if is_table_known => {
-                    report.note_page(error, name, PageKey { keyspace: pages.id, page });
-                }
-                Err(_) => missed_count += 1,
-            }
-        });
-        if missed_count > 0 {
-            let reason = format!(
-                "{missed_count} of {} pages are not where it says; they may be intact elsewhere, because a summary of \
-                 page-table changes is damaged",
-                extents.len()
-            );
-            let error = Error::corrupted(space.path(), format!("the page table of keyspace {name:?}"), reason);
-            report.note(error, "access to these pages");
-        }
-        let cost = format!("the rest of the pages of keyspace {name:?} were not checked");
-        read.or_else(|error| note(report, error, &cost))?;
-        let keys_of_pages = KeysOfPages::of(report, pages.id, name);
-        if keys_of_pages.is_empty() {
-            return Ok(());
-        }
-        // Read the pages again to find the nodes that refer to corrupted pages. Keeping all nodes from the first pass
-        // would take memory for every page.
-        let read = pool.read_past(&addresses, |index, bytes| {
-            let (address, page) = extents[index];
-            if let Ok((Kind::Leaf | Kind::Inner, node)) =
-                bytes.and_then(|bytes| check_page(space, pages.id, page, address, bytes))
-            {
-                keys_of_pages.look_at(report, &node);
-            }
-        });
-        read.or_else(|error| note(report, error, &cost))
+/// Verifies the pages of a keyspace, and finds the keys of the corrupted ones.
+fn verify_keyspace(verifier: &mut Verifier<'_>, pages: &PageSpace, name: &str, is_table_known: bool) -> Result<()> {
+    let cost = format!("the rest of the pages of keyspace {name:?} were not checked");
+    let verified = match verifier.verify_pages(pages, name, is_table_known) {
+        Ok(verified) => verified,
+        Err(error) => return note(&mut verifier.report, error, &cost),
+    };
+    verifier.report.rows += verified.leaf_rows;
+    if verified.unreported > 0 {
+        let reason = format!(
+            "{} of its pages are not where it says; they may be intact elsewhere, because a summary of page-table \
+             changes is damaged",
+            verified.unreported
+        );
+        let path = verifier.pool.space.path();
+        let error = Error::corrupted(path, format!("the page table of keyspace {name:?}"), reason);
+        verifier.report.note(error, "access to these pages");
     }
+    verifier.find_lost_keys(pages, name).or_else(|error| note(&mut verifier.report, error, &cost))
+}
 
-    fn read_log(&mut self, space: &Space, superblock: &Superblock, budget: &Budget) -> Result<()> {
+/// The verification of a log that is not open.
+struct LogCheck<'c> {
+    opener: &'c Opener<'c>,
+    pool: &'c Pool,
+    report: &'c mut CheckReport,
+}
+
+impl LogCheck<'_> {
+    fn verify(mut self, superblock: &Superblock, budget: &Budget) -> Result<()> {
         const COST: &str = "the commits after it that no checkpoint holds; the database does not open";
         let opener = self.opener;
         let folder = opener.has_log(superblock).and_then(|exists| match exists {
@@ -240,18 +200,18 @@ impl Examination<'_> {
         let folder: FolderRef = match folder {
             Ok(Some(folder)) => folder,
             Ok(None) => return Ok(()),
-            Err(error) => return note(&mut self.report, error, COST),
+            Err(error) => return note(self.report, error, COST),
         };
         let options = opener.log_options(superblock, budget, SyncMethod::DataSync);
-        let mut on_corruption = |error| note(&mut self.report, error, COST);
+        let mut on_corruption = |error| note(self.report, error, COST);
         let scan = Scan::read(&opener.backend, &folder, &options, READ_ONLY, &known(superblock), &mut on_corruption)?;
         self.report.log_records = scan.record_count();
         self.report.last = scan.last();
         let named = match self.read_records(&scan, &folder) {
             Ok(named) => named,
-            Err(error) => return note(&mut self.report, error, COST),
+            Err(error) => return note(self.report, error, COST),
         };
-        self.read_named(space, named)
+        self.read_named(named)
     }
 
     /// Reads the log's records. Returns the extents that they refer to.
@@ -331,10 +291,10 @@ impl Examination<'_> {
         }
     }
 
-    fn read_named(&mut self, space: &Space, mut all: Vec<NamedExtent>) -> Result<()> {
+    fn read_named(&mut self, mut all: Vec<NamedExtent>) -> Result<()> {
         all.sort_unstable_by_key(|extent| extent.address);
         let addresses: Vec<ExtentAddress> = all.iter().map(|extent| extent.address).collect();
-        let report = &mut self.report;
+        let (report, space) = (&mut *self.report, &self.pool.space);
         let read = self.pool.read_past(&addresses, |index, bytes| {
             let NamedExtent { address, page_key, role, timestamp } = all[index];
             report.extent_bytes += address.length();
@@ -355,11 +315,12 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::PathBuf;
 
-    use super::super::files::LOG_NAME;
     use super::*;
     use crate::format::superblock::SLOT_OFFSETS;
     use crate::io::{Backend, Persist};
+    use crate::space::PageEntry;
     use crate::space::checkpoint::read_extent;
+    use crate::store::files::LOG_NAME;
     use crate::{Config, Durability};
 
     const FOLDER: &str = "/db";
@@ -494,7 +455,7 @@ mod tests {
 
     fn assert_found(report: &CheckReport, file: &Path, what: &str) {
         let is_named =
-            |damage: &super::super::check::Corruption| damage.file.starts_with(file) && damage.what.contains(what);
+            |damage: &super::super::report::Corruption| damage.file.starts_with(file) && damage.what.contains(what);
         assert!(report.corruption.iter().any(is_named), "{what} in {}: {report:#?}", file.display());
         assert!(report.corruption.iter().all(|damage| !damage.reason.is_empty() && !damage.cost.is_empty()));
     }

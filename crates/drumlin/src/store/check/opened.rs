@@ -1,0 +1,143 @@
+//! Verifying an open database.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use super::pages::{KeysOfPages, Verifier};
+use super::report::{CheckProgress, CheckReport};
+use crate::error::{Error, Result};
+use crate::store::read_ahead::ReadAhead;
+use crate::store::{OpenKeyspace, Store};
+use crate::task::{WaitMode, ready};
+use crate::tree::counting::CountCursor;
+use crate::tree::counts::KeptCounts;
+use crate::tree::node::Leaf;
+use crate::tree::{Direction, Target};
+
+impl Store {
+    pub(crate) fn check(&self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport> {
+        let mut report = CheckReport::default();
+        for error in &self.opening.passed_over {
+            match self.is_salvage {
+                true => report.note(error.clone(), "everything reached through it; the database does not open"),
+                false => report.note_repaired(error.clone()),
+            }
+        }
+        let space = &self.engine.space;
+        {
+            // While `page_tables` is locked, no checkpoint moves what is being checked.
+            let mut page_tables = self.page_tables.lock();
+            let bytes = page_tables.check(space, |error, cost| report.note(error, cost));
+            report.extent_bytes += bytes;
+            report.checkpoint = page_tables.superblock.timestamp;
+            report.last = self.engine.log().durable();
+        }
+        match self.engine.log().verify() {
+            Ok(verified) => {
+                report.log_records = verified.record_count;
+                for error in verified.corruption {
+                    report
+                        .note(error, "commits from this one on are lost if the database is not closed properly first");
+                }
+            }
+            Err(error) => report.note(error, "the log could not be read to its end"),
+        }
+        let keyspaces: Vec<Arc<OpenKeyspace>> = self.keyspaces.all();
+        let pages_total = keyspaces.iter().map(|open| open.tree.pages.table.page_count()).sum();
+        let mut verifier = Verifier { pool: &self.engine.pool, pages_total, report, progress };
+        for open in &keyspaces {
+            if let Err(error) = verifier.verify_pages(&open.tree.pages, open.name(), true) {
+                let cost = format!("the rest of the pages of keyspace {:?} were not checked", open.name());
+                verifier.report.note(error, cost);
+            }
+            self.check_tree(open, &mut verifier.report);
+        }
+        (verifier.progress)(CheckProgress { pages_done: pages_total, pages_total });
+        // By now the files may belong to another opening.
+        space.check_open()?;
+        Ok(verifier.report)
+    }
+
+    /// Walks the whole tree. Adds the rows found to the counts that the keyspace keeps.
+    fn check_tree(&self, open: &Arc<OpenKeyspace>, report: &mut CheckReport) {
+        let found_count = |report: &CheckReport| report.corruption.len() as u64 + report.unlisted;
+        let (kept, found_before) = (self.counts_of_check(open), found_count(report));
+        self.walk_tree(open, kept.as_deref(), report);
+        let Some(kept) = kept.filter(|_| found_count(report) == found_before) else { return };
+        // All leaves are counted now, so this adds the inner nodes.
+        let mut cursor = CountCursor::new(Vec::new(), None, kept.base().generation);
+        if let Err(error) = ready(open.tree.count_on(WaitMode::Blocking, &kept, &mut cursor, None)) {
+            log::debug!("counting the rows of keyspace {:?} during a check: {error}", open.name());
+        }
+    }
+
+    /// Returns the counts that a check adds to: the kept ones, or new ones if the keyspace is large enough. A read-only
+    /// database returns none, as it cannot write them for the next opening.
+    fn counts_of_check(&self, open: &OpenKeyspace) -> Option<Arc<KeptCounts>> {
+        if self.is_read_only {
+            return None;
+        }
+        let is_large = || ready(open.tree.has_many_leaves(WaitMode::Blocking, &[], None)).unwrap_or(false);
+        open.tree.counts.kept().or_else(|| is_large().then(|| self.engine.keep_counts(&open.tree)).flatten())
+    }
+
+    /// Checks that every key lies between the fences that lead to it, in order.
+    fn walk_tree(&self, open: &Arc<OpenKeyspace>, kept: Option<&KeptCounts>, report: &mut CheckReport) {
+        let mut lower: Vec<u8> = Vec::new();
+        let mut ahead = ReadAhead::new(Direction::Forward);
+        let mut keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
+        loop {
+            ahead.step(&self.engine, &open.tree, Target::At(&lower), (&Bound::Unbounded, &Bound::Unbounded));
+            let found = open.tree.waiting(|_| {
+                let page = open.tree.read_leaf(Target::At(&lower))?;
+                let leaf = Leaf::new(&page);
+                keys_of_pages.look_at(report, &page);
+                Ok((page.page(), leaf.len() as u64, leaf.upper_fence().map(<[u8]>::to_vec)))
+            });
+            match found {
+                Ok((page, rows, upper)) => {
+                    report.rows += rows;
+                    if let Some(kept) = kept {
+                        open.tree.count_leaf(kept, page);
+                    }
+                    match upper {
+                        Some(upper) => lower = upper,
+                        None => return,
+                    }
+                }
+                // The keyspace was dropped in the meantime.
+                Err(Error::KeyspaceDropped { .. }) => return,
+                Err(error) => {
+                    // The fences in its parent show where the keys of the unreadable page end.
+                    if let Ok(Some(found)) = ready(open.tree.unreadable(WaitMode::Blocking, &lower)) {
+                        report.note_page(found.error, open.name(), open.tree.page_key(found.page));
+                        keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
+                        keys_of_pages.note(report, found.page, found.lower, found.upper.clone());
+                        match found.upper {
+                            Some(upper) => lower = upper,
+                            None => return,
+                        }
+                        continue;
+                    }
+                    let cost = format!(
+                        "rows of keyspace {:?} around key b\"{}\" can't be read",
+                        open.name(),
+                        lower.escape_ascii()
+                    );
+                    report.note(error, cost);
+                    // Continue after the unreadable leaf if its neighbours show where its keys end.
+                    match self.after_unreadable(open, &lower) {
+                        Some(next) => lower = next,
+                        None => return,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the first key after the unreadable leaf that covers `key`.
+    fn after_unreadable(&self, open: &OpenKeyspace, key: &[u8]) -> Option<Vec<u8>> {
+        let next = open.tree.upcoming(Target::At(key), Direction::Forward, 1).next;
+        next.filter(|next| &next[..] > key)
+    }
+}
