@@ -82,7 +82,8 @@ fn methods_of(source: &str) -> impl Iterator<Item = String> {
         let name = rest.strip_prefix("async fn ").or_else(|| rest.strip_prefix("fn ").filter(|rest| is_async(rest)))?;
         let name: String =
             name.chars().take_while(|character| character.is_alphanumeric() || *character == '_').collect();
-        Some(format!("{owner}::{name}"))
+        // In the macro that defines methods, the name is a variable.
+        (!name.is_empty()).then(|| format!("{owner}::{name}"))
     })
 }
 

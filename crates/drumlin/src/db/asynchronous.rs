@@ -38,6 +38,32 @@ use crate::tree::Direction;
 use crate::txn::engine::Durability;
 use crate::txn::values::ForTasks;
 
+/// Defines asynchronous forms of a handle's methods, as tasks of the given store. Each entry is a signature, the method
+/// that it resembles, and the work: a future that waits in the given mode, for a `Result` of the output. Comments of an
+/// entry are added to its documentation.
+macro_rules! async_forms {
+    ($store:expr; $(#[$attribute:meta])* impl $handle:ident { $(
+        $(#[$note:meta])*
+        pub async fn $name:ident $([$($generics:tt)+])? (& $($receiver:ident)+ $(, $argument:ident: $type:ty)* $(,)?)
+            -> $output:ty = $like:ident(|$mode:ident| $work:expr);
+    )+ }) => {
+        $(#[$attribute])*
+        impl $handle {
+            $(
+                #[doc = concat!("Like [`", stringify!($like), "`](", stringify!($handle), "::", stringify!($like), ").")]
+                $(#[$note])*
+                ///
+                /// # Errors
+                #[doc = concat!("Those of [`", stringify!($like), "`](", stringify!($handle), "::", stringify!($like), ").")]
+                pub async fn $name $(<$($generics)+>)? (& $($receiver)+ $(, $argument: $type)*) -> Result<$output> {
+                    let $mode = $store.as_task().await;
+                    $work.await
+                }
+            )+
+        }
+    };
+}
+
 impl Config {
     /// Like [`open`](Config::open). Recovery, which may take seconds, runs on a thread of its own.
     ///
@@ -167,286 +193,95 @@ impl Database {
     }
 }
 
+async_forms! { self.store()?;
 /// Reading.
 impl Keyspace {
-    /// Like [`get`](Keyspace::get).
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub async fn get_async(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.rows().get(self.store()?.as_task().await, key.as_ref()).await
-    }
-
-    /// Like [`get_into`](Keyspace::get_into). Dropping the future may leave the vector empty, without its capacity.
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub async fn get_into_async(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
-        value.clear();
-        self.rows().get_into(self.store()?.as_task().await, key.as_ref(), value).await
-    }
-
-    /// Like [`get_with`](Keyspace::get_with). `look` itself is not asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub async fn get_with_async<R>(&self, key: impl AsRef<[u8]>, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
-        self.rows().get_with(self.store()?.as_task().await, key.as_ref(), look).await
-    }
-
-    /// Like [`contains_key`](Keyspace::contains_key).
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub async fn contains_key_async(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.rows().contains_key(self.store()?.as_task().await, key.as_ref()).await
-    }
-
-    /// Like [`contains_many`](Keyspace::contains_many).
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub async fn contains_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
-        self.rows().contains_many(self.store()?.as_task().await, &bounds::slices(keys)).await
-    }
-
-    /// Like [`get_many`](Keyspace::get_many).
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub async fn get_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        self.rows().get_many(self.store()?.as_task().await, &bounds::slices(keys)).await
-    }
-
-    /// Like [`first`](Keyspace::first).
-    ///
-    /// # Errors
-    /// Those of [`first`](Keyspace::first).
-    pub async fn first_async(&self) -> Result<Option<(Value, Value)>> {
-        self.rows().end(self.store()?.as_task().await, bounds::ALL, Direction::Forward).await
-    }
-
-    /// Like [`last`](Keyspace::last).
-    ///
-    /// # Errors
-    /// Those of [`first`](Keyspace::first).
-    pub async fn last_async(&self) -> Result<Option<(Value, Value)>> {
-        self.rows().end(self.store()?.as_task().await, bounds::ALL, Direction::Backward).await
-    }
-
-    /// Like [`is_empty`](Keyspace::is_empty).
-    ///
-    /// # Errors
-    /// Those of [`first`](Keyspace::first).
-    pub async fn is_empty_async(&self) -> Result<bool> {
-        self.rows().is_empty(self.store()?.as_task().await).await
-    }
-
-    /// Like [`count`](Keyspace::count).
-    ///
-    /// # Errors
-    /// Those of [`first`](Keyspace::first).
-    pub async fn count_async(&self, range: impl KeyRange) -> Result<u64> {
-        self.rows().count(self.store()?.as_task().await, bounds::owned(&range)).await
-    }
-
-    /// Like [`len`](Keyspace::len).
-    ///
-    /// # Errors
-    /// Those of [`first`](Keyspace::first).
-    pub async fn len_async(&self) -> Result<u64> {
-        self.rows().count(self.store()?.as_task().await, bounds::ALL).await
-    }
-
-    /// Like [`rank`](Keyspace::rank).
-    ///
-    /// # Errors
-    /// Those of [`first`](Keyspace::first).
-    pub async fn rank_async(&self, key: impl AsRef<[u8]>) -> Result<u64> {
-        self.rows().count(self.store()?.as_task().await, bounds::owned(&..key)).await
-    }
-
-    /// Like [`aggregate`](Keyspace::aggregate).
-    ///
-    /// # Errors
-    /// Those of [`aggregate`](Keyspace::aggregate).
-    pub async fn aggregate_async<R: Reducer>(&self, reducer: &R, range: impl KeyRange) -> Result<R::Output> {
-        self.rows().aggregate(self.store()?.as_task().await, reducer, bounds::owned(&range)).await
-    }
-
-    /// Like [`nth`](Keyspace::nth).
-    ///
-    /// # Errors
-    /// Those of [`first`](Keyspace::first).
-    pub async fn nth_async(&self, range: impl KeyRange, index: u64) -> Result<Option<(Value, Value)>> {
-        self.rows().nth(self.store()?.as_task().await, bounds::owned(&range), index).await
-    }
-
-    /// Like [`sample`](Keyspace::sample).
-    ///
-    /// # Errors
-    /// Those of [`first`](Keyspace::first).
-    pub async fn sample_async(&self, range: impl KeyRange, row_count: usize) -> Result<Vec<(Value, Value)>> {
-        self.rows().sample(self.store()?.as_task().await, bounds::owned(&range), row_count).await
-    }
-
-    /// Like [`read`](Keyspace::read).
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub async fn read_async(&self, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.rows().read(self.store()?.as_task().await, key.as_ref()).await?;
-        Ok(reader.map(AsyncValueReader::new))
-    }
+    pub async fn get_async(&self, key: impl AsRef<[u8]>) -> Option<Value>
+        = get(|mode| self.rows().get(mode, key.as_ref()));
+    /// Dropping the future may leave the vector empty, without its capacity.
+    pub async fn get_into_async(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> bool
+        = get_into(|mode| self.rows().get_into(mode, key.as_ref(), value));
+    /// `look` itself is not asynchronous.
+    pub async fn get_with_async [R](&self, key: impl AsRef<[u8]>, look: impl FnOnce(&[u8]) -> R) -> Option<R>
+        = get_with(|mode| self.rows().get_with(mode, key.as_ref(), look));
+    pub async fn contains_key_async(&self, key: impl AsRef<[u8]>) -> bool
+        = contains_key(|mode| self.rows().contains_key(mode, key.as_ref()));
+    pub async fn contains_many_async [K: AsRef<[u8]>](&self, keys: &[K]) -> Vec<bool>
+        = contains_many(|mode| self.rows().contains_many(mode, &bounds::slices(keys)));
+    pub async fn get_many_async [K: AsRef<[u8]>](&self, keys: &[K]) -> Vec<Option<Value>>
+        = get_many(|mode| self.rows().get_many(mode, &bounds::slices(keys)));
+    pub async fn first_async(&self) -> Option<(Value, Value)>
+        = first(|mode| self.rows().end(mode, bounds::ALL, Direction::Forward));
+    pub async fn last_async(&self) -> Option<(Value, Value)>
+        = last(|mode| self.rows().end(mode, bounds::ALL, Direction::Backward));
+    pub async fn is_empty_async(&self) -> bool = is_empty(|mode| self.rows().is_empty(mode));
+    pub async fn count_async(&self, range: impl KeyRange) -> u64
+        = count(|mode| self.rows().count(mode, bounds::owned(&range)));
+    pub async fn len_async(&self) -> u64 = len(|mode| self.rows().count(mode, bounds::ALL));
+    pub async fn rank_async(&self, key: impl AsRef<[u8]>) -> u64
+        = rank(|mode| self.rows().count(mode, bounds::owned(&..key)));
+    pub async fn aggregate_async [R: Reducer](&self, reducer: &R, range: impl KeyRange) -> R::Output
+        = aggregate(|mode| self.rows().aggregate(mode, reducer, bounds::owned(&range)));
+    pub async fn nth_async(&self, range: impl KeyRange, index: u64) -> Option<(Value, Value)>
+        = nth(|mode| self.rows().nth(mode, bounds::owned(&range), index));
+    pub async fn sample_async(&self, range: impl KeyRange, row_count: usize) -> Vec<(Value, Value)>
+        = sample(|mode| self.rows().sample(mode, bounds::owned(&range), row_count));
+    pub async fn read_async(&self, key: impl AsRef<[u8]>) -> Option<AsyncValueReader>
+        = read(|mode| async { Ok(self.rows().read(mode, key.as_ref()).await?.map(AsyncValueReader::new)) });
+}
 }
 
+async_forms! { self.store()?;
 /// Writing.
 impl Keyspace {
-    /// Like [`insert`](Keyspace::insert).
-    ///
-    /// # Errors
-    /// Those of [`insert`](Keyspace::insert).
-    pub async fn insert_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.insert_with_async(key, value, self.durability).await
-    }
-
-    /// Like [`insert_with`](Keyspace::insert_with).
-    ///
-    /// # Errors
-    /// Those of [`insert`](Keyspace::insert).
+    pub async fn insert_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> ()
+        = insert(|mode| self.insert_in(mode, key.as_ref(), value.as_ref(), self.durability));
     pub async fn insert_with_async(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-        durability: Durability,
-    ) -> Result<()> {
-        self.insert_in(self.store()?.as_task().await, key.as_ref(), value.as_ref(), durability).await
-    }
-
-    /// Like [`insert_from`](Keyspace::insert_from), from an asynchronous reader. Its future holds 320 KiB of the
-    /// thirty-second of the memory budget that such writers share. A leaked future (`std::mem::forget`) keeps its part
-    /// of the budget until the database is closed, and the memory itself for ever.
-    ///
-    /// # Errors
-    /// Those of [`insert_from`](Keyspace::insert_from).
-    pub async fn insert_from_async(&self, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin) -> Result<u64> {
-        self.insert_from_in(self.store()?.as_task().await, key.as_ref(), ForTasks(reader)).await
-    }
-
-    /// Like [`remove`](Keyspace::remove).
-    ///
-    /// # Errors
-    /// Those of [`remove`](Keyspace::remove).
-    pub async fn remove_async(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        self.remove_in(self.store()?.as_task().await, key.as_ref()).await
-    }
-
-    /// Like [`take`](Keyspace::take).
-    ///
-    /// # Errors
-    /// Those of [`take`](Keyspace::take).
-    pub async fn take_async(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.take_in(self.store()?.as_task().await, key.as_ref()).await
-    }
-
-    /// Like [`replace`](Keyspace::replace).
-    ///
-    /// # Errors
-    /// Those of [`replace`](Keyspace::replace).
-    pub async fn replace_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.replace_in(self.store()?.as_task().await, key.as_ref(), value.as_ref()).await
-    }
-
-    /// Like [`insert_if_absent`](Keyspace::insert_if_absent).
-    ///
-    /// # Errors
-    /// Those of [`insert_if_absent`](Keyspace::insert_if_absent).
-    pub async fn insert_if_absent_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
-        self.insert_if_absent_in(self.store()?.as_task().await, key.as_ref(), value.as_ref()).await
-    }
-
-    /// Like [`update`](Keyspace::update). `change` itself is not asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`update`](Keyspace::update).
-    pub async fn update_async<V: AsRef<[u8]>>(
-        &self,
-        key: impl AsRef<[u8]>,
-        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
-    ) -> Result<Option<V>> {
-        self.update_in(self.store()?.as_task().await, key.as_ref(), change).await
-    }
-
-    /// Like [`compare_and_swap`](Keyspace::compare_and_swap).
-    ///
-    /// # Errors
-    /// Those of [`compare_and_swap`](Keyspace::compare_and_swap).
+        &self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, durability: Durability,
+    ) -> () = insert_with(|mode| self.insert_in(mode, key.as_ref(), value.as_ref(), durability));
+    /// The reader is asynchronous. The future holds 320 KiB of the thirty-second of the memory budget that such
+    /// writers share. A leaked future (`std::mem::forget`) keeps its part of the budget until the database is closed,
+    /// and the memory itself for ever.
+    pub async fn insert_from_async(&self, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin) -> u64
+        = insert_from(|mode| self.insert_from_in(mode, key.as_ref(), ForTasks(reader)));
+    pub async fn remove_async(&self, key: impl AsRef<[u8]>) -> () = remove(|mode| self.remove_in(mode, key.as_ref()));
+    pub async fn take_async(&self, key: impl AsRef<[u8]>) -> Option<Value>
+        = take(|mode| self.take_in(mode, key.as_ref()));
+    pub async fn replace_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Option<Value>
+        = replace(|mode| self.replace_in(mode, key.as_ref(), value.as_ref()));
+    pub async fn insert_if_absent_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> bool
+        = insert_if_absent(|mode| self.insert_if_absent_in(mode, key.as_ref(), value.as_ref()));
+    /// `change` itself is not asynchronous.
+    pub async fn update_async [V: AsRef<[u8]>](
+        &self, key: impl AsRef<[u8]>, change: impl FnOnce(Option<&[u8]>) -> Option<V>,
+    ) -> Option<V> = update(|mode| self.update_in(mode, key.as_ref(), change));
     pub async fn compare_and_swap_async(
-        &self,
-        key: impl AsRef<[u8]>,
-        expected: Option<&[u8]>,
-        new: Option<&[u8]>,
-    ) -> Result<Result<(), Option<Value>>> {
-        self.compare_and_swap_in(self.store()?.as_task().await, key.as_ref(), expected, new).await
-    }
-
-    /// Like [`pop_first`](Keyspace::pop_first). When the future is dropped, it either has removed its row or has not.
-    /// If it has, the row is gone, although no caller got it. To keep a row until it has been processed, pop it in a
+        &self, key: impl AsRef<[u8]>, expected: Option<&[u8]>, new: Option<&[u8]>,
+    ) -> Result<(), Option<Value>>
+        = compare_and_swap(|mode| self.compare_and_swap_in(mode, key.as_ref(), expected, new));
+    /// When the future is dropped, it either has removed its row or has not. If it has, the row is gone, although no
+    /// caller got it. To keep a row until it has been processed, pop it in a
     /// [`Transaction`](Transaction::pop_first_in_async).
-    ///
-    /// # Errors
-    /// Those of [`pop_first`](Keyspace::pop_first).
-    pub async fn pop_first_async(&self) -> Result<Option<(Value, Value)>> {
-        self.pop_in(self.store()?.as_task().await, bounds::ALL, Direction::Forward, WhenLocked::Wait).await
-    }
-
-    /// Like [`pop_last`](Keyspace::pop_last); see [`pop_first_async`](Keyspace::pop_first_async).
-    ///
-    /// # Errors
-    /// Those of [`pop_first`](Keyspace::pop_first).
-    pub async fn pop_last_async(&self) -> Result<Option<(Value, Value)>> {
-        self.pop_in(self.store()?.as_task().await, bounds::ALL, Direction::Backward, WhenLocked::Wait).await
-    }
-
-    /// Like [`pop_first_in`](Keyspace::pop_first_in); see [`pop_first_async`](Keyspace::pop_first_async).
-    ///
-    /// # Errors
-    /// Those of [`pop_first_in`](Keyspace::pop_first_in).
-    pub async fn pop_first_in_async(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
-        self.pop_in(self.store()?.as_task().await, bounds::owned(&range), Direction::Forward, WhenLocked::Skip).await
-    }
-
-    /// Like [`pop_last_in`](Keyspace::pop_last_in); see [`pop_first_async`](Keyspace::pop_first_async).
-    ///
-    /// # Errors
-    /// Those of [`pop_first_in`](Keyspace::pop_first_in).
-    pub async fn pop_last_in_async(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
-        self.pop_in(self.store()?.as_task().await, bounds::owned(&range), Direction::Backward, WhenLocked::Skip).await
-    }
-
-    /// Like [`clear`](Keyspace::clear). A dropped future leaves the rows that it has not reached yet.
-    ///
-    /// # Errors
-    /// Those of [`clear`](Keyspace::clear).
-    pub async fn clear_async(&self) -> Result<u64> {
-        self.remove_rows(self.store()?.as_task().await, bounds::ALL).await
-    }
-
-    /// Like [`remove_prefix`](Keyspace::remove_prefix); see [`clear_async`](Keyspace::clear_async).
-    ///
-    /// # Errors
-    /// Those of [`clear`](Keyspace::clear).
-    pub async fn remove_prefix_async(&self, prefix: impl AsRef<[u8]>) -> Result<u64> {
-        self.remove_rows(self.store()?.as_task().await, bounds::of_prefix(prefix.as_ref())).await
-    }
-
-    /// Like [`remove_range`](Keyspace::remove_range); see [`clear_async`](Keyspace::clear_async).
-    ///
-    /// # Errors
-    /// Those of [`clear`](Keyspace::clear).
-    pub async fn remove_range_async(&self, range: impl KeyRange) -> Result<u64> {
-        self.remove_rows(self.store()?.as_task().await, bounds::owned(&range)).await
-    }
+    pub async fn pop_first_async(&self) -> Option<(Value, Value)>
+        = pop_first(|mode| self.pop_in(mode, bounds::ALL, Direction::Forward, WhenLocked::Wait));
+    /// See [`pop_first_async`](Keyspace::pop_first_async).
+    pub async fn pop_last_async(&self) -> Option<(Value, Value)>
+        = pop_last(|mode| self.pop_in(mode, bounds::ALL, Direction::Backward, WhenLocked::Wait));
+    /// See [`pop_first_async`](Keyspace::pop_first_async).
+    pub async fn pop_first_in_async(&self, range: impl KeyRange) -> Option<(Value, Value)>
+        = pop_first_in(|mode| self.pop_in(mode, bounds::owned(&range), Direction::Forward, WhenLocked::Skip));
+    /// See [`pop_first_async`](Keyspace::pop_first_async).
+    pub async fn pop_last_in_async(&self, range: impl KeyRange) -> Option<(Value, Value)>
+        = pop_last_in(|mode| self.pop_in(mode, bounds::owned(&range), Direction::Backward, WhenLocked::Skip));
+    /// A dropped future leaves the rows that it has not reached yet.
+    pub async fn clear_async(&self) -> u64 = clear(|mode| self.remove_rows(mode, bounds::ALL));
+    /// See [`clear_async`](Keyspace::clear_async).
+    pub async fn remove_prefix_async(&self, prefix: impl AsRef<[u8]>) -> u64
+        = remove_prefix(|mode| self.remove_rows(mode, bounds::of_prefix(prefix.as_ref())));
+    /// See [`clear_async`](Keyspace::clear_async).
+    pub async fn remove_range_async(&self, range: impl KeyRange) -> u64
+        = remove_range(|mode| self.remove_rows(mode, bounds::owned(&range)));
+}
 }
 
 impl Range {
@@ -532,310 +367,91 @@ impl Readers {
     }
 }
 
+async_forms! { self.store()?;
 impl Reader {
-    /// Like [`get`](Reader::get).
-    ///
-    /// # Errors
-    /// Those of [`get`](Reader::get).
-    pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.rows(keyspace)?.get(self.store()?.as_task().await, key.as_ref()).await
-    }
-
-    /// Like [`get_into`](Reader::get_into). Dropping the future may leave the vector empty, without its capacity.
-    ///
-    /// # Errors
-    /// Those of [`get`](Reader::get).
-    pub async fn get_into_async(
-        &self,
-        keyspace: &Keyspace,
-        key: impl AsRef<[u8]>,
-        value: &mut Vec<u8>,
-    ) -> Result<bool> {
-        value.clear();
-        self.rows(keyspace)?.get_into(self.store()?.as_task().await, key.as_ref(), value).await
-    }
-
-    /// Like [`get_with`](Reader::get_with). `look` itself is not asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`get`](Reader::get).
-    pub async fn get_with_async<R>(
-        &self,
-        keyspace: &Keyspace,
-        key: impl AsRef<[u8]>,
-        look: impl FnOnce(&[u8]) -> R,
-    ) -> Result<Option<R>> {
-        self.rows(keyspace)?.get_with(self.store()?.as_task().await, key.as_ref(), look).await
-    }
-
-    /// Like [`contains_key`](Reader::contains_key).
-    ///
-    /// # Errors
-    /// Those of [`get`](Reader::get).
-    pub async fn contains_key_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.rows(keyspace)?.contains_key(self.store()?.as_task().await, key.as_ref()).await
-    }
-
-    /// Like [`contains_many`](Reader::contains_many).
-    ///
-    /// # Errors
-    /// Those of [`get`](Reader::get).
-    pub async fn contains_many_async<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<bool>> {
-        self.rows(keyspace)?.contains_many(self.store()?.as_task().await, &bounds::slices(keys)).await
-    }
-
-    /// Like [`get_many`](Reader::get_many).
-    ///
-    /// # Errors
-    /// Those of [`get`](Reader::get).
-    pub async fn get_many_async<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        self.rows(keyspace)?.get_many(self.store()?.as_task().await, &bounds::slices(keys)).await
-    }
-
-    /// Like [`first`](Reader::first).
-    ///
-    /// # Errors
-    /// Those of [`first`](Reader::first).
-    pub async fn first_async(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
-        self.rows(keyspace)?.end(self.store()?.as_task().await, bounds::ALL, Direction::Forward).await
-    }
-
-    /// Like [`last`](Reader::last).
-    ///
-    /// # Errors
-    /// Those of [`first`](Reader::first).
-    pub async fn last_async(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
-        self.rows(keyspace)?.end(self.store()?.as_task().await, bounds::ALL, Direction::Backward).await
-    }
-
-    /// Like [`is_empty`](Reader::is_empty).
-    ///
-    /// # Errors
-    /// Those of [`first`](Reader::first).
-    pub async fn is_empty_async(&self, keyspace: &Keyspace) -> Result<bool> {
-        self.rows(keyspace)?.is_empty(self.store()?.as_task().await).await
-    }
-
-    /// Like [`count`](Reader::count).
-    ///
-    /// # Errors
-    /// Those of [`first`](Reader::first).
-    pub async fn count_async(&self, keyspace: &Keyspace, range: impl KeyRange) -> Result<u64> {
-        self.rows(keyspace)?.count(self.store()?.as_task().await, bounds::owned(&range)).await
-    }
-
-    /// Like [`len`](Reader::len).
-    ///
-    /// # Errors
-    /// Those of [`first`](Reader::first).
-    pub async fn len_async(&self, keyspace: &Keyspace) -> Result<u64> {
-        self.rows(keyspace)?.count(self.store()?.as_task().await, bounds::ALL).await
-    }
-
-    /// Like [`rank`](Reader::rank).
-    ///
-    /// # Errors
-    /// Those of [`first`](Reader::first).
-    pub async fn rank_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<u64> {
-        self.rows(keyspace)?.count(self.store()?.as_task().await, bounds::owned(&..key)).await
-    }
-
-    /// Like [`aggregate`](Reader::aggregate).
-    ///
-    /// # Errors
-    /// Those of [`aggregate`](Reader::aggregate).
-    pub async fn aggregate_async<R: Reducer>(
-        &self,
-        keyspace: &Keyspace,
-        reducer: &R,
-        range: impl KeyRange,
-    ) -> Result<R::Output> {
-        self.rows(keyspace)?.aggregate(self.store()?.as_task().await, reducer, bounds::owned(&range)).await
-    }
-
-    /// Like [`nth`](Reader::nth).
-    ///
-    /// # Errors
-    /// Those of [`first`](Reader::first).
-    pub async fn nth_async(
-        &self,
-        keyspace: &Keyspace,
-        range: impl KeyRange,
-        index: u64,
-    ) -> Result<Option<(Value, Value)>> {
-        self.rows(keyspace)?.nth(self.store()?.as_task().await, bounds::owned(&range), index).await
-    }
-
-    /// Like [`sample`](Reader::sample).
-    ///
-    /// # Errors
-    /// Those of [`first`](Reader::first).
+    pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Option<Value>
+        = get(|mode| self.rows(keyspace)?.get(mode, key.as_ref()));
+    /// Dropping the future may leave the vector empty, without its capacity.
+    pub async fn get_into_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> bool
+        = get_into(|mode| self.rows(keyspace)?.get_into(mode, key.as_ref(), value));
+    /// `look` itself is not asynchronous.
+    pub async fn get_with_async [R](
+        &self, keyspace: &Keyspace, key: impl AsRef<[u8]>, look: impl FnOnce(&[u8]) -> R,
+    ) -> Option<R> = get_with(|mode| self.rows(keyspace)?.get_with(mode, key.as_ref(), look));
+    pub async fn contains_key_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> bool
+        = contains_key(|mode| self.rows(keyspace)?.contains_key(mode, key.as_ref()));
+    pub async fn contains_many_async [K: AsRef<[u8]>](&self, keyspace: &Keyspace, keys: &[K]) -> Vec<bool>
+        = contains_many(|mode| self.rows(keyspace)?.contains_many(mode, &bounds::slices(keys)));
+    pub async fn get_many_async [K: AsRef<[u8]>](&self, keyspace: &Keyspace, keys: &[K]) -> Vec<Option<Value>>
+        = get_many(|mode| self.rows(keyspace)?.get_many(mode, &bounds::slices(keys)));
+    pub async fn first_async(&self, keyspace: &Keyspace) -> Option<(Value, Value)>
+        = first(|mode| self.rows(keyspace)?.end(mode, bounds::ALL, Direction::Forward));
+    pub async fn last_async(&self, keyspace: &Keyspace) -> Option<(Value, Value)>
+        = last(|mode| self.rows(keyspace)?.end(mode, bounds::ALL, Direction::Backward));
+    pub async fn is_empty_async(&self, keyspace: &Keyspace) -> bool
+        = is_empty(|mode| self.rows(keyspace)?.is_empty(mode));
+    pub async fn count_async(&self, keyspace: &Keyspace, range: impl KeyRange) -> u64
+        = count(|mode| self.rows(keyspace)?.count(mode, bounds::owned(&range)));
+    pub async fn len_async(&self, keyspace: &Keyspace) -> u64
+        = len(|mode| self.rows(keyspace)?.count(mode, bounds::ALL));
+    pub async fn rank_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> u64
+        = rank(|mode| self.rows(keyspace)?.count(mode, bounds::owned(&..key)));
+    pub async fn aggregate_async [R: Reducer](
+        &self, keyspace: &Keyspace, reducer: &R, range: impl KeyRange,
+    ) -> R::Output = aggregate(|mode| self.rows(keyspace)?.aggregate(mode, reducer, bounds::owned(&range)));
+    pub async fn nth_async(&self, keyspace: &Keyspace, range: impl KeyRange, index: u64) -> Option<(Value, Value)>
+        = nth(|mode| self.rows(keyspace)?.nth(mode, bounds::owned(&range), index));
     pub async fn sample_async(
-        &self,
-        keyspace: &Keyspace,
-        range: impl KeyRange,
-        row_count: usize,
-    ) -> Result<Vec<(Value, Value)>> {
-        self.rows(keyspace)?.sample(self.store()?.as_task().await, bounds::owned(&range), row_count).await
-    }
-
-    /// Like [`read`](Reader::read).
-    ///
-    /// # Errors
-    /// Those of [`get`](Reader::get).
-    pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.rows(keyspace)?.read(self.store()?.as_task().await, key.as_ref()).await?;
-        Ok(reader.map(AsyncValueReader::new))
-    }
+        &self, keyspace: &Keyspace, range: impl KeyRange, row_count: usize,
+    ) -> Vec<(Value, Value)> = sample(|mode| self.rows(keyspace)?.sample(mode, bounds::owned(&range), row_count));
+    pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Option<AsyncValueReader>
+        = read(|mode| async { Ok(self.rows(keyspace)?.read(mode, key.as_ref()).await?.map(AsyncValueReader::new)) });
+}
 }
 
 // A keyspace that is not refused belongs to the transaction's own database, so these calls use the keyspace's store.
+async_forms! { keyspace.store()?;
 impl Transaction {
-    /// Like [`get_for_update`](Transaction::get_for_update).
-    ///
-    /// # Errors
-    /// Those of [`get_for_update`](Transaction::get_for_update).
-    pub async fn get_for_update_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_for_update_in(keyspace.store()?.as_task().await, keyspace, key.as_ref()).await
-    }
-
-    /// Like [`insert`](Transaction::insert).
-    ///
-    /// # Errors
-    /// Those of [`insert`](Transaction::insert).
-    pub async fn insert_async(
-        &mut self,
-        keyspace: &Keyspace,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-    ) -> Result<()> {
-        self.insert_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), value.as_ref()).await
-    }
-
-    /// Like [`insert_from`](Transaction::insert_from), from an asynchronous reader. Its future holds 320 KiB of the
-    /// thirty-second of the memory budget that such writers share. A leaked future (`std::mem::forget`) keeps its part
-    /// of the budget until the database is closed, and the memory itself for ever.
-    ///
-    /// # Errors
-    /// Those of [`insert_from`](Transaction::insert_from).
+    pub async fn get_for_update_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Option<Value>
+        = get_for_update(|mode| self.get_for_update_in(mode, keyspace, key.as_ref()));
+    pub async fn insert_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> ()
+        = insert(|mode| self.insert_in(mode, keyspace, key.as_ref(), value.as_ref()));
+    /// The reader is asynchronous. The future holds 320 KiB of the thirty-second of the memory budget that such
+    /// writers share. A leaked future (`std::mem::forget`) keeps its part of the budget until the database is closed,
+    /// and the memory itself for ever.
     pub async fn insert_from_async(
-        &mut self,
-        keyspace: &Keyspace,
-        key: impl AsRef<[u8]>,
-        reader: impl AsyncRead + Unpin,
-    ) -> Result<u64> {
-        self.insert_from_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), ForTasks(reader)).await
-    }
-
-    /// Like [`remove`](Transaction::remove).
-    ///
-    /// # Errors
-    /// Those of [`remove`](Transaction::remove).
-    pub async fn remove_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
-        self.remove_in(keyspace.store()?.as_task().await, keyspace, key.as_ref()).await
-    }
-
-    /// Like [`take`](Transaction::take).
-    ///
-    /// # Errors
-    /// Those of [`take`](Transaction::take).
-    pub async fn take_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.take_in(keyspace.store()?.as_task().await, keyspace, key.as_ref()).await
-    }
-
-    /// Like [`replace`](Transaction::replace).
-    ///
-    /// # Errors
-    /// Those of [`take`](Transaction::take).
+        &mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin,
+    ) -> u64 = insert_from(|mode| self.insert_from_in(mode, keyspace, key.as_ref(), ForTasks(reader)));
+    pub async fn remove_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> ()
+        = remove(|mode| self.remove_in(mode, keyspace, key.as_ref()));
+    pub async fn take_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Option<Value>
+        = take(|mode| self.take_in(mode, keyspace, key.as_ref()));
     pub async fn replace_async(
-        &mut self,
-        keyspace: &Keyspace,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-    ) -> Result<Option<Value>> {
-        self.replace_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), value.as_ref()).await
-    }
-
-    /// Like [`insert_if_absent`](Transaction::insert_if_absent).
-    ///
-    /// # Errors
-    /// Those of [`take`](Transaction::take).
+        &mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>,
+    ) -> Option<Value> = replace(|mode| self.replace_in(mode, keyspace, key.as_ref(), value.as_ref()));
     pub async fn insert_if_absent_async(
-        &mut self,
-        keyspace: &Keyspace,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-    ) -> Result<bool> {
-        self.insert_if_absent_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), value.as_ref()).await
-    }
-
-    /// Like [`update`](Transaction::update). `change` itself is not asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`take`](Transaction::take).
-    pub async fn update_async<V: AsRef<[u8]>>(
-        &mut self,
-        keyspace: &Keyspace,
-        key: impl AsRef<[u8]>,
-        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
-    ) -> Result<Option<V>> {
-        self.update_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), change).await
-    }
-
-    /// Like [`compare_and_swap`](Transaction::compare_and_swap).
-    ///
-    /// # Errors
-    /// Those of [`take`](Transaction::take).
+        &mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>,
+    ) -> bool = insert_if_absent(|mode| self.insert_if_absent_in(mode, keyspace, key.as_ref(), value.as_ref()));
+    /// `change` itself is not asynchronous.
+    pub async fn update_async [V: AsRef<[u8]>](
+        &mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, change: impl FnOnce(Option<&[u8]>) -> Option<V>,
+    ) -> Option<V> = update(|mode| self.update_in(mode, keyspace, key.as_ref(), change));
     pub async fn compare_and_swap_async(
-        &mut self,
-        keyspace: &Keyspace,
-        key: impl AsRef<[u8]>,
-        expected: Option<&[u8]>,
-        new: Option<&[u8]>,
-    ) -> Result<Result<(), Option<Value>>> {
-        self.compare_and_swap_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), expected, new).await
-    }
+        &mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, expected: Option<&[u8]>, new: Option<&[u8]>,
+    ) -> Result<(), Option<Value>>
+        = compare_and_swap(|mode| self.compare_and_swap_in(mode, keyspace, key.as_ref(), expected, new));
+    pub async fn pop_first_async(&mut self, keyspace: &Keyspace) -> Option<(Value, Value)>
+        = pop_first(|mode| self.pop_in(mode, keyspace, Direction::Forward));
+    pub async fn pop_last_async(&mut self, keyspace: &Keyspace) -> Option<(Value, Value)>
+        = pop_last(|mode| self.pop_in(mode, keyspace, Direction::Backward));
+    pub async fn pop_first_in_async(&mut self, keyspace: &Keyspace, range: impl KeyRange) -> Option<(Value, Value)>
+        = pop_first_in(|mode| self.pop_free_in(mode, keyspace, bounds::owned(&range), Direction::Forward));
+    pub async fn pop_last_in_async(&mut self, keyspace: &Keyspace, range: impl KeyRange) -> Option<(Value, Value)>
+        = pop_last_in(|mode| self.pop_free_in(mode, keyspace, bounds::owned(&range), Direction::Backward));
+}
+}
 
-    /// Like [`pop_first`](Transaction::pop_first).
-    ///
-    /// # Errors
-    /// Those of [`pop_first`](Transaction::pop_first).
-    pub async fn pop_first_async(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
-        self.pop_in(keyspace.store()?.as_task().await, keyspace, Direction::Forward).await
-    }
-
-    /// Like [`pop_last`](Transaction::pop_last).
-    ///
-    /// # Errors
-    /// Those of [`pop_first`](Transaction::pop_first).
-    pub async fn pop_last_async(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
-        self.pop_in(keyspace.store()?.as_task().await, keyspace, Direction::Backward).await
-    }
-
-    /// Like [`pop_first_in`](Transaction::pop_first_in).
-    ///
-    /// # Errors
-    /// Those of [`pop_first_in`](Transaction::pop_first_in).
-    pub async fn pop_first_in_async(
-        &mut self,
-        keyspace: &Keyspace,
-        range: impl KeyRange,
-    ) -> Result<Option<(Value, Value)>> {
-        self.pop_free_in(keyspace.store()?.as_task().await, keyspace, bounds::owned(&range), Direction::Forward).await
-    }
-
-    /// Like [`pop_last_in`](Transaction::pop_last_in).
-    ///
-    /// # Errors
-    /// Those of [`pop_first_in`](Transaction::pop_first_in).
-    pub async fn pop_last_in_async(
-        &mut self,
-        keyspace: &Keyspace,
-        range: impl KeyRange,
-    ) -> Result<Option<(Value, Value)>> {
-        self.pop_free_in(keyspace.store()?.as_task().await, keyspace, bounds::owned(&range), Direction::Backward).await
-    }
-
+impl Transaction {
     /// Like [`commit`](Transaction::commit). Dropping the future before the transaction has its timestamp aborts the
     /// transaction; after that, the commit completes without its future.
     ///
@@ -847,33 +463,19 @@ impl Transaction {
     }
 }
 
+async_forms! { keyspace.store()?;
 impl Batch {
-    /// Like [`insert`](Batch::insert). It waits only if the value is over 64 KiB.
-    ///
-    /// # Errors
-    /// Those of [`insert`](Batch::insert).
-    pub async fn insert_async(
-        &mut self,
-        keyspace: &Keyspace,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-    ) -> Result<()> {
-        self.insert_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), value.as_ref()).await
-    }
-
-    /// Like [`insert_from`](Batch::insert_from), from an asynchronous reader. See [`Keyspace::insert_from_async`].
-    ///
-    /// # Errors
-    /// Those of [`insert_from`](Batch::insert_from).
+    /// It waits only if the value is over 64 KiB.
+    pub async fn insert_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> ()
+        = insert(|mode| self.insert_in(mode, keyspace, key.as_ref(), value.as_ref()));
+    /// The reader is asynchronous. See [`Keyspace::insert_from_async`].
     pub async fn insert_from_async(
-        &mut self,
-        keyspace: &Keyspace,
-        key: impl AsRef<[u8]>,
-        reader: impl AsyncRead + Unpin,
-    ) -> Result<u64> {
-        self.insert_from_in(keyspace.store()?.as_task().await, keyspace, key.as_ref(), ForTasks(reader)).await
-    }
+        &mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin,
+    ) -> u64 = insert_from(|mode| self.insert_from_in(mode, keyspace, key.as_ref(), ForTasks(reader)));
+}
+}
 
+impl Batch {
     /// Like [`commit`](Batch::commit). Dropping the future before the batch has its timestamp aborts the batch; after
     /// that, the commit completes without its future.
     ///

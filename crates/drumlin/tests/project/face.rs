@@ -30,7 +30,7 @@ fn methods(of: &str) -> BTreeSet<String> {
             let block = block.split("\n}").next().unwrap();
             let lines = block.lines().map(str::trim_start);
             let names = lines.filter_map(|line| line.strip_prefix("pub fn ").or(line.strip_prefix("pub async fn ")));
-            methods.extend(names.map(|rest| rest.split(['(', '<']).next().unwrap().to_owned()));
+            methods.extend(names.map(|rest| rest.split(['(', '<', ' ']).next().unwrap().to_owned()));
         }
     }
     assert!(!methods.is_empty(), "{of} is somewhere else");
