@@ -85,11 +85,11 @@ impl DatabaseArgs {
             }
             opened => opened?,
         };
-        let passed_over = &database.opening().passed_over;
-        for error in passed_over.iter().take(NAMED_MAX) {
+        let skipped = &database.opening().skipped;
+        for error in skipped.iter().take(NAMED_MAX) {
             output.remark(&harmless(&reason_of(error)));
         }
-        if let Some(others) = passed_over.len().checked_sub(NAMED_MAX).filter(|count| *count > 0) {
+        if let Some(others) = skipped.len().checked_sub(NAMED_MAX).filter(|count| *count > 0) {
             let check = shell_word(&self.path);
             output.remark(&format!("… and {others} more; `drumlin check {check}` lists them"));
         }
@@ -99,11 +99,11 @@ impl DatabaseArgs {
             "opened without the damaged parts, as of the newest checkpoint. Keyspaces: {}",
             names.join(", ")
         ));
-        if passed_over.iter().any(is_summary) {
+        if skipped.iter().any(is_summary) {
             output.remark("Changes of page tables are lost: rows may be older, or missing without a gap");
         }
-        let passed_over_count = passed_over.len();
-        Ok((database, passed_over_count))
+        let skipped_count = skipped.len();
+        Ok((database, skipped_count))
     }
 
     /// Opens an existing database for an examination. Opening repairs what it can and reports it. A database that can't

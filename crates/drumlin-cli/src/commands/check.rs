@@ -37,7 +37,7 @@ struct Report {
     seconds: f64,
     corruption: Vec<Corruption>,
     unlisted: u64,
-    mended: Vec<Corruption>,
+    repaired: Vec<Corruption>,
     #[serde(skip)]
     path: PathBuf,
 }
@@ -132,7 +132,7 @@ impl Check {
             seconds: elapsed.as_secs_f64(),
             corruption,
             unlisted: found.unlisted,
-            mended: found.mended.into_iter().map(Corruption::from).collect(),
+            repaired: found.repaired.into_iter().map(Corruption::from).collect(),
             path: self.database.path.clone(),
         };
         output.print(&report, || report.text(elapsed))?;
@@ -173,8 +173,8 @@ impl Report {
         if hidden_count > 0 {
             text += &format!("\n  and {hidden_count} more; --json lists {}", self.corruption.len());
         }
-        for mended in &self.mended {
-            text += &format!("\n  repaired by opening it: {} in {}: {}", mended.what, mended.file, mended.reason);
+        for repaired in &self.repaired {
+            text += &format!("\n  repaired by opening it: {} in {}: {}", repaired.what, repaired.file, repaired.reason);
         }
         if !self.opens {
             text += &self.remains();

@@ -92,7 +92,7 @@ impl Dump {
         let format = self.format.or(by_name).or(by_delimiter).unwrap_or(Format::Jsonl);
         self.check_format(format)?;
         let range = self.selection.range(self.hex)?;
-        let (database, passed_over) = match self.skip_damage {
+        let (database, skipped) = match self.skip_damage {
             true => self.database.open_to_salvage(output)?,
             false => (self.database.open_to_read().map_err(skip_damage_helps)?, 0),
         };
@@ -106,7 +106,7 @@ impl Dump {
             let stdout = BufWriter::with_capacity(256 << 10, io::stdout().lock());
             let written = self.write_rows(format, stdout, rows, &Progress::none());
             let written = written.map_err(|stopped| stopped.or_else(|error| Failure::stdout(&error)))?;
-            return written.outcome(passed_over);
+            return written.outcome(skipped);
         };
         interrupt::watch();
         let start = Instant::now();
@@ -132,7 +132,7 @@ impl Dump {
             };
             format!("wrote {}, {size}, in {}", figures::plural(rows, "row"), figures::duration(elapsed))
         })?;
-        written.outcome(passed_over)
+        written.outcome(skipped)
     }
 
     fn check_format(&self, format: Format) -> Result<()> {
@@ -320,9 +320,9 @@ struct Written {
 }
 
 impl Written {
-    /// Returns the outcome. `passed_over` is the number of damages that opening the database skipped.
-    fn outcome(&self, passed_over: usize) -> Result<()> {
-        let message = match (self.gaps, passed_over) {
+    /// Returns the outcome. `skipped` is the number of damages that opening the database skipped.
+    fn outcome(&self, skipped: usize) -> Result<()> {
+        let message = match (self.gaps, skipped) {
             (0, 0) => return Ok(()),
             (0, _) => "the database is damaged, but no gap was found in these rows".to_owned(),
             (gaps, _) => format!("{} in the rows, because some can't be read", figures::plural(gaps, "gap")),

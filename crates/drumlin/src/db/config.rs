@@ -219,7 +219,7 @@ impl Config {
 
     /// Opens what is left of a corrupted database that does not open otherwise, for [reading only](Self::read_only).
     /// The corrupted parts are left out, and the state is that of the newest checkpoint, whatever the log contains.
-    /// [`Opening::passed_over`](crate::Opening::passed_over) lists what is missing. Default no.
+    /// [`Opening::skipped`](crate::Opening::skipped) lists what is missing. Default no.
     ///
     /// Read the rows with [`Range::salvage`](crate::Range::salvage). A keyspace whose page table is corrupted has gaps,
     /// or no rows; other keyspaces are complete. If a summary of page-table changes is corrupted, rows may also be
@@ -235,7 +235,7 @@ impl Config {
     /// # db.keyspace("orders")?.insert("k", "v")?;
     /// # db.close()?;
     /// let db = Config::new().salvage(true).open(&path)?;
-    /// for damage in &db.opening().passed_over {
+    /// for damage in &db.opening().skipped {
     ///     eprintln!("{damage}");
     /// }
     /// for info in db.keyspaces() {

@@ -86,7 +86,7 @@ pub struct Opening {
     /// Corruption that the opening found and worked around: one corrupted superblock if the other is valid, and with
     /// [`Config::salvage`](crate::Config::salvage) any other corruption. A salvage opening also lists
     /// [`Error::NotClosed`] here if the log has commits that no checkpoint holds.
-    pub passed_over: Vec<Error>,
+    pub skipped: Vec<Error>,
 }
 
 /// The settings of one opening, as [`Config`](crate::Config) describes and checks them.

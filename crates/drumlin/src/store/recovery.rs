@@ -121,10 +121,10 @@ impl Opener<'_> {
     }
 
     /// In salvage mode, records a corruption and continues; otherwise returns the error.
-    fn pass_over(&self, error: Error, passed_over: &mut Vec<Error>) -> Result<()> {
+    fn skip(&self, error: Error, skipped: &mut Vec<Error>) -> Result<()> {
         match error {
             Error::Corrupted { .. } | Error::Io { .. } if self.settings.salvage => {
-                passed_over.push(error);
+                skipped.push(error);
                 Ok(())
             }
             other => Err(other),
@@ -132,22 +132,22 @@ impl Opener<'_> {
     }
 
     /// Scans the log only to report the commits in it. They are not applied, as that may need what is corrupted.
-    fn pass_over_log(
+    fn skip_log(
         &self,
         options: &LogOptions,
         superblock: &Superblock,
-        passed_over: &mut Vec<Error>,
+        skipped: &mut Vec<Error>,
     ) -> Result<Scan> {
         let access = OpenOptions { direct: true, ..OpenOptions::default() };
         let folder = self.log_folder(superblock);
         let scan = folder.and_then(|folder| {
-            let mut on_corruption = |error| self.pass_over(error, passed_over);
+            let mut on_corruption = |error| self.skip(error, skipped);
             Scan::read(&self.backend, &folder, options, access, &known(superblock), &mut on_corruption)
         });
         match scan.map(|scan| scan.record_count()) {
             Ok(0) => {}
-            Ok(commits) => passed_over.push(Error::NotClosed { path: self.path().to_path_buf(), commits }),
-            Err(error) => self.pass_over(error, passed_over)?,
+            Ok(commits) => skipped.push(Error::NotClosed { path: self.path().to_path_buf(), commits }),
+            Err(error) => self.skip(error, skipped)?,
         }
         Ok(Scan::nothing(&self.backend, &self.folder, options, &known(superblock)))
     }
@@ -166,18 +166,18 @@ impl Opener<'_> {
         let space = Arc::new(space.with_superblocks(Arc::clone(&superblocks)));
         let page_tables =
             PageTableStore::new(superblock, Arc::clone(&superblocks), budget.epoch_changes_max() as usize);
-        let mut passed_over = Vec::from_iter(reason);
+        let mut skipped = Vec::from_iter(reason);
         let loaded = page_tables
-            .load(&space, self.settings.memory_bytes, &mut |error| self.pass_over(error, &mut passed_over))?;
+            .load(&space, self.settings.memory_bytes, &mut |error| self.skip(error, &mut skipped))?;
         if self.settings.salvage {
-            match passed_over.first() {
+            match skipped.first() {
                 // The catalogue is lost, and with it the names of all keyspaces.
                 Some(error) if loaded.catalogue.keyspaces.is_empty() => return Err(error.clone()),
                 Some(_) => space.page_spaces().iter().for_each(|pages| pages.expect_lost_pages()),
                 None => {}
             }
         }
-        Ok(CheckpointRead { opener: self, data, file, passed_over, incarnation, budget, space, superblocks, loaded })
+        Ok(CheckpointRead { opener: self, data, file, skipped, incarnation, budget, space, superblocks, loaded })
     }
 }
 
@@ -186,7 +186,7 @@ struct CheckpointRead<'o> {
     opener: &'o Opener<'o>,
     data: DataFile,
     file: FileRef,
-    passed_over: Vec<Error>,
+    skipped: Vec<Error>,
     incarnation: Incarnation,
     budget: Arc<Budget>,
     space: Arc<Space>,
@@ -200,7 +200,7 @@ impl<'o> CheckpointRead<'o> {
         let superblock = &self.loaded.page_tables.superblock;
         let options = opener.log_options(superblock, &self.budget, self.data.sync);
         if opener.settings.salvage {
-            let scan = opener.pass_over_log(&options, superblock, &mut self.passed_over)?;
+            let scan = opener.skip_log(&options, superblock, &mut self.skipped)?;
             return Ok(LogScanned { folder: Arc::clone(&opener.folder), checkpoint: self, options, scan: Some(scan) });
         }
         let folder = opener.log_folder(superblock)?;
@@ -208,7 +208,7 @@ impl<'o> CheckpointRead<'o> {
             true => None,
             false => {
                 let is_full = self.loaded.page_tables.is_incarnation_list_full();
-                let is_closed = superblock.is_closed && self.passed_over.is_empty() && !is_full;
+                let is_closed = superblock.is_closed && self.skipped.is_empty() && !is_full;
                 Some(opener.scan(&folder, &options, &Known { is_closed, ..known(superblock) })?)
             }
         };
@@ -228,7 +228,7 @@ struct LogScanned<'o> {
 impl<'o> LogScanned<'o> {
     fn build_engine(self) -> Result<EngineBuilt<'o>> {
         let LogScanned { checkpoint, folder: log_folder, options: log_options, scan } = self;
-        let CheckpointRead { opener, data, file, passed_over, incarnation, budget, space, superblocks, loaded } =
+        let CheckpointRead { opener, data, file, skipped, incarnation, budget, space, superblocks, loaded } =
             checkpoint;
         let Loaded { page_tables, catalogue } = loaded;
         let last = scan.as_ref().map_or(Timestamp(0), Scan::last);
@@ -260,7 +260,7 @@ impl<'o> LogScanned<'o> {
             opener,
             data,
             file,
-            passed_over,
+            skipped,
             incarnation,
             superblocks,
             page_tables,
@@ -281,7 +281,7 @@ struct Recovering<'o> {
     opener: &'o Opener<'o>,
     data: DataFile,
     file: FileRef,
-    passed_over: Vec<Error>,
+    skipped: Vec<Error>,
     incarnation: Incarnation,
     superblocks: Arc<Superblocks>,
     page_tables: PageTableStore,
@@ -459,7 +459,7 @@ impl Replayed<'_> {
                 recovered_bytes,
                 duration,
                 last,
-                passed_over: recovering.passed_over,
+                skipped: recovering.skipped,
             },
             locks: Mutex::new(Some(opener.locks(data.lock))),
             sync: data.sync,

@@ -380,7 +380,7 @@ fn a_checkpoint_mends_what_a_check_found() {
     let data = Path::new(FOLDER).join("data");
     let file = backend.open(&data, OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
     let mut rows = Rows::new();
-    let mut mended = Vec::new();
+    let mut repaired = Vec::new();
     let mut random = Random(1);
     let mut put = |rows: &mut Rows, count: u64| {
         let mut tx = db.begin().unwrap();
@@ -404,7 +404,7 @@ fn a_checkpoint_mends_what_a_check_found() {
         put(&mut rows, 200);
         db.checkpoint().unwrap();
         let report = db.check().unwrap();
-        assert!(report.corruption.is_empty(), "{mended:?}: {report:?}");
+        assert!(report.corruption.is_empty(), "{repaired:?}: {report:?}");
         let after = read_files(&*backend).remove(&data).unwrap();
         let changed = (0..after.len()).rev().filter(|&at| before.get(at) != Some(&after[at]));
         // A few attempts are enough. On a machine so slow that the idle database was compacted in the meantime, none
@@ -420,7 +420,7 @@ fn a_checkpoint_mends_what_a_check_found() {
         });
         let found = found.unwrap_or_else(|| panic!("{structure} is nowhere"));
         assert!(found.cost.contains("checkpoint"), "{found:?}");
-        mended.push(found.what);
+        repaired.push(found.what);
     }
     put(&mut rows, 200);
     db.checkpoint().unwrap();
@@ -525,12 +525,12 @@ fn what_does_not_open_is_salvaged() {
                 }
                 opened => opened.unwrap(),
             };
-            let passed_over = &db.opening().passed_over;
-            let is_log_left_out = passed_over.iter().any(|error| matches!(error, Error::NotClosed { commits: 1, .. }));
-            assert_eq!(is_log_left_out, !is_closed, "{passed_over:?}");
-            assert!(passed_over.iter().any(|error| matches!(error, Error::Corrupted { .. })), "{passed_over:?}");
+            let skipped = &db.opening().skipped;
+            let is_log_left_out = skipped.iter().any(|error| matches!(error, Error::NotClosed { commits: 1, .. }));
+            assert_eq!(is_log_left_out, !is_closed, "{skipped:?}");
+            assert!(skipped.iter().any(|error| matches!(error, Error::Corrupted { .. })), "{skipped:?}");
             // In this case the page tables are those of an earlier time.
-            let is_outdated = format!("{passed_over:?}").contains("a summary of changes");
+            let is_outdated = format!("{skipped:?}").contains("a summary of changes");
             let mut gaps_of = BTreeMap::new();
             for name in ["one", "other"] {
                 let mut left = rows.clone();
@@ -549,11 +549,11 @@ fn what_does_not_open_is_salvaged() {
                 }
                 for key in left.keys() {
                     let is_told = is_outdated || gaps.iter().any(|gap| std::ops::RangeBounds::contains(gap, key));
-                    assert!(is_told, "{} of {name} at {at}: {passed_over:?}", key.escape_ascii());
+                    assert!(is_told, "{} of {name} at {at}: {skipped:?}", key.escape_ascii());
                 }
                 gaps_of.insert(name, gaps.len());
             }
-            let text = format!("{passed_over:?}");
+            let text = format!("{skipped:?}");
             for (name, gaps) in &gaps_of {
                 let is_named = text.contains(&format!("keyspace \\\"{name}\\\""));
                 assert!(is_named || is_outdated || *gaps == 0, "{gaps} gaps in {name}: {text}");
@@ -561,7 +561,7 @@ fn what_does_not_open_is_salvaged() {
             whole_count += usize::from(gaps_of.values().any(|gaps| *gaps == 0));
             gap_count += usize::from(gaps_of.values().any(|gaps| *gaps > 0));
             assert!(matches!(db.keyspace("new"), Err(Error::ReadOnly { .. })));
-            assert!(db.check().unwrap().corruption.len() >= passed_over.len() - usize::from(is_log_left_out));
+            assert!(db.check().unwrap().corruption.len() >= skipped.len() - usize::from(is_log_left_out));
             drop(db);
             assert!(read_files(&*backend) == before, "a salvage wrote");
         }

@@ -116,8 +116,8 @@ fn one_superblock_is_enough() {
         let db = config.open("/db").unwrap();
         // A check reports it, although it has been rewritten.
         let report = db.check().unwrap();
-        assert!(report.corruption.is_empty() && report.mended.len() == 1, "{report:?}");
-        assert!(report.mended[0].what.starts_with("superblock"), "{report:?}");
+        assert!(report.corruption.is_empty() && report.repaired.len() == 1, "{report:?}");
+        assert!(report.repaired[0].what.starts_with("superblock"), "{report:?}");
         close(db);
         // This opening or the next overwrites the superblock of the other format.
         close(config.open("/db").unwrap());

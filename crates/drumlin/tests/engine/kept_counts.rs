@@ -291,7 +291,7 @@ fn the_first_count_of_a_load_after_a_kill_is_right() {
 /// A file of counts that is damaged, truncated, of another database, of another checkpoint, or of another state at the
 /// same commit and checkpoint number is ignored. The count then walks the leaves and is right.
 #[test]
-fn a_file_of_another_state_is_passed_over() {
+fn a_file_of_another_state_is_skipped() {
     let (folder, other) = (Folder::new(), Folder::new());
     let mut random = Random(3);
     let db = config().open(folder.path()).unwrap();

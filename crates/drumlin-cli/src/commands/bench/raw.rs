@@ -305,7 +305,7 @@ mod tests {
 
     /// Holes of a file are not read.
     #[test]
-    fn holes_are_passed_over() {
+    fn holes_are_skipped() {
         use std::os::unix::fs::FileExt;
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(8 << 20).unwrap();

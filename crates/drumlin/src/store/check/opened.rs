@@ -17,7 +17,7 @@ use crate::tree::{Direction, Target};
 impl Store {
     pub(crate) fn check(&self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport> {
         let mut report = CheckReport::default();
-        for error in &self.opening.passed_over {
+        for error in &self.opening.skipped {
             match self.is_salvage {
                 true => report.note(error.clone(), "everything reached through it; the database does not open"),
                 false => report.note_repaired(error.clone()),

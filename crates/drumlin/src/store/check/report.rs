@@ -38,7 +38,7 @@ pub struct CheckReport {
     pub unlisted: u64,
     /// Corruption that opening repaired because nothing depended on it: a corrupted superblock whose counterpart is
     /// valid. A power cut during a superblock write leaves one; so does a device that loses bytes.
-    pub mended: Vec<Corruption>,
+    pub repaired: Vec<Corruption>,
 }
 
 /// One finding of a check: a part of a file that is not as it was written.
@@ -148,7 +148,7 @@ impl CheckReport {
 
     /// Records corruption that an opening repaired.
     pub(super) fn note_repaired(&mut self, error: Error) {
-        self.mended.push(Corruption::of(error, "nothing"));
+        self.repaired.push(Corruption::of(error, "nothing"));
     }
 
     fn push(&mut self, damage: Corruption) {
