@@ -208,8 +208,6 @@ pub use txn::spilled::VersionOverflow;
 /// **They may change in any release**: semantic versioning does not cover this module. Programs do not need it.
 pub mod internals {
     pub use crate::format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId};
-    #[doc(hidden)]
-    pub use crate::seglog::measure as log_measure;
 
     /// Files, buffers, the clock, threads: everything that is not computation.
     pub mod io {

@@ -59,7 +59,6 @@
 mod commit;
 mod horizon;
 mod live;
-pub mod measure;
 mod prepare;
 mod reader;
 mod scan;
