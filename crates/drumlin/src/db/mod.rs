@@ -13,7 +13,6 @@ mod in_transaction;
 mod keyspace;
 mod leaf_copy;
 mod limits;
-mod locks;
 mod range;
 mod reader;
 mod reducer;

@@ -8,7 +8,6 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::keyspace::WithHead;
-use super::locks::{Locks, Planned};
 use super::reader::Reader;
 use super::rows::{Horizon, ReadView, Rows};
 use super::shortage::Shortage;
@@ -18,13 +17,14 @@ use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::memory::{Account, Grant};
 use crate::seglog::Appended;
-use crate::store::{LOCK_TIMEOUT, OpenKeyspace, RowLock, Store};
+use crate::store::{LOCK_TIMEOUT, OpenKeyspace, Store};
 use crate::sync::Mutex;
 use crate::task::{Rooted, WaitMode, ready, turn};
 use crate::txn::TransactionId;
 use crate::txn::engine::{Durability, Row};
 use crate::txn::locks::{Granted, HeldBy};
 use crate::txn::read_set::{ReadSet, Reads};
+use crate::txn::row_locks::{Planned, RowLock, RowLocks};
 use crate::txn::running::BodyOf;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
@@ -146,7 +146,7 @@ pub struct Transaction {
     reader: Reader,
     id: TransactionId,
     options: TxOptions,
-    locks: Locks,
+    locks: RowLocks,
     /// Memory of the row locks. The write set and the read set have their own grants.
     memory: Grant,
     roll_backs: RollBacks,
@@ -223,7 +223,7 @@ impl Transaction {
         let store = handle.store()?;
         store.engine.check_failure()?;
         let id = store.next_transaction();
-        let locks = Locks::new(&store.engine, id);
+        let locks = RowLocks::new(&store.engine, id);
         let budget = &store.engine.budget;
         let horizon = match options.isolation {
             Isolation::Snapshot | Isolation::Serializable => {
@@ -379,8 +379,7 @@ impl Transaction {
         }
         // Until the check below has passed, the lock proves nothing. If it were kept after a failure, the next call
         // would skip the check.
-        let (engine, keyspace) = (&store.engine, tree.pages.id);
-        let lock = RowLock { engine, owner: *id, keyspace, key, place: engine.locks.place(keyspace, key) };
+        let lock = RowLock::of_held(&store.engine.locks, *id, tree.pages.id, key);
         if let Some(snapshot) = snapshot.filter(|snapshot| may_have_changed(snapshot)) {
             let changed = store.engine.changed_since(mode, tree, key, snapshot.timestamp).await?;
             snapshot.check()?;
@@ -388,9 +387,8 @@ impl Transaction {
                 return Err(Error::Conflict { reason: "another transaction changed a row after this one began" });
             }
         }
-        std::mem::forget(lock);
         locks.pending = None;
-        locks.add(tree.pages.id, key);
+        locks.take(lock);
         Ok(true)
     }
 
@@ -417,7 +415,7 @@ impl Transaction {
             self.locks.reserve(&planned);
             match self.lock_rows(mode, &store, deadline).await {
                 Err(Error::Conflict { .. }) if store.now() < deadline => {
-                    self.locks = Locks::new(&store.engine, self.id);
+                    self.locks = RowLocks::new(&store.engine, self.id);
                     attempt += 1;
                     self.reader.handle.pause(mode, attempt).await;
                 }

@@ -9,19 +9,18 @@ mod cleaner;
 mod files;
 mod kept_counts;
 pub(crate) mod keyspaces;
+mod large_values;
 mod maintenance;
 pub(crate) mod read_ahead;
 mod recovery;
 mod replay;
+mod row_locks;
 mod stats;
 mod warm_start;
 
-use std::future::{Future, poll_fn};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -32,6 +31,7 @@ pub(crate) use stats::Contention;
 pub use stats::{MemoryPart, Stats};
 
 pub(crate) use keyspaces::OpenKeyspace;
+pub(crate) use row_locks::{LockedRow, NotFree};
 
 use files::{Locks, Opener};
 use kept_counts::CountsFiles;
@@ -39,27 +39,23 @@ use keyspaces::Keyspaces;
 use maintenance::Maintenance;
 use warm_start::WarmStart;
 
-use crate::error::{Error, LockHolder, Result, quoted};
+use crate::error::{Error, Result, quoted};
 use crate::format::catalogue::Catalogue;
-use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
-use crate::format::{ChunkNumber, KeyspaceId, Timestamp, ValueId};
+use crate::format::{Timestamp, ValueId};
 use crate::io::{Backend, IoBackend, Process, SyncMethod};
 use crate::memory::{Account, Grant, SOURCE_BYTES_MAX, heap_bytes};
 use crate::seglog::{Appended, Body};
 use crate::space::checkpoint::PageTableStore;
 use crate::space::{PageTable, Purpose};
 use crate::sync::Mutex;
-use crate::task::{Boxed, WaitMode, ready};
-use crate::tree::Tree;
-use crate::txn::engine::{Engine, OwnedValue, ReadAt};
-use crate::txn::locks::{Granted, HeldBy, LockError, LockPlace, WAITING_BYTES, lock_bytes};
+use crate::task::{WaitMode, ready};
+use crate::txn::engine::{Engine, ReadAt};
+use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
-use crate::txn::running::{BodyOf, RunningBody};
+use crate::txn::row_locks::RowLock;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::spilled::SpillLimit;
-use crate::txn::values::{self, Chunk, LargeValue, Part};
-use crate::txn::write_set::Change;
 use crate::txn::{TransactionId, engine};
 
 /// The result of opening a database.
@@ -414,82 +410,6 @@ impl Store {
         self.engine.transaction_ids.next()
     }
 
-    /// Locks a row, waiting up to `timeout`. Does not wait at all if the call comes from the body of the transaction
-    /// that holds the lock.
-    pub(crate) async fn lock_row(
-        &self,
-        mode: WaitMode<'_>,
-        owner: TransactionId,
-        keyspace: KeyspaceId,
-        key: &[u8],
-        timeout: Duration,
-    ) -> Result<Granted> {
-        let locks = &self.engine.locks;
-        let HeldBy(holder) = match locks.try_lock(owner, keyspace, key) {
-            Ok(granted) => return Ok(granted),
-            Err(held) => held,
-        };
-        self.wait_for_row(mode, owner, holder, keyspace, key, timeout).await
-    }
-
-    /// Waits for a row lock that another transaction holds.
-    fn wait_for_row<'a>(
-        &'a self,
-        mode: WaitMode<'a>,
-        owner: TransactionId,
-        holder: TransactionId,
-        keyspace: KeyspaceId,
-        key: &'a [u8],
-        timeout: Duration,
-    ) -> Boxed<'a, Result<Granted>> {
-        Box::pin(async move {
-            let locks = &self.engine.locks;
-            if BodyOf::new(locks, holder).is_running() {
-                return Err(self.lock_timeout(keyspace, key, Duration::ZERO, LockHolder::OwnBody));
-            }
-            let since = self.now();
-            let deadline = since.saturating_add(timeout);
-            self.contention.lock_waits.fetch_add(1, Ordering::Relaxed);
-            let locked = match mode {
-                WaitMode::Blocking => locks.lock(owner, keyspace, key, deadline, &|| self.now()),
-                WaitMode::Tasks(tasks) => {
-                    let mut acquire = pin!(locks.acquire(owner, keyspace, key));
-                    let mut alarm = None;
-                    let acquired = poll_fn(|context| match acquire.as_mut().poll(context) {
-                        Poll::Ready(locked) => Poll::Ready(locked),
-                        // Dropping the future gives up its place in the queue, and a lock that was just handed to it.
-                        Poll::Pending if self.now() >= deadline => Poll::Ready(Err(LockError::Timeout)),
-                        Poll::Pending => {
-                            alarm = Some(tasks.timer.wake_at(deadline, context.waker().clone()));
-                            Poll::Pending
-                        }
-                    });
-                    acquired.await
-                }
-            };
-            let waited_ns = self.now().saturating_sub(since).as_nanos() as u64;
-            self.contention.lock_wait_ns.fetch_add(waited_ns, Ordering::Relaxed);
-            locked.map_err(|error| match error {
-                LockError::Timeout => {
-                    // Several tasks of a thread may hold row locks, so the thread does not identify the owner.
-                    let is_own = matches!(mode, WaitMode::Blocking) && locks.is_of_this_thread(keyspace, key);
-                    let holder = if is_own { LockHolder::SameThread } else { LockHolder::Other };
-                    self.lock_timeout(keyspace, key, timeout, holder)
-                }
-                LockError::Deadlock => {
-                    Error::Conflict { reason: "two transactions wait for rows that the other has locked" }
-                }
-            })
-        })
-    }
-
-    fn lock_timeout(&self, keyspace: KeyspaceId, key: &[u8], waited: Duration, holder: LockHolder) -> Error {
-        self.contention.lock_timeouts.fetch_add(1, Ordering::Relaxed);
-        let pages = self.engine.space.page_space(keyspace);
-        let keyspace = pages.map_or_else(|| format!("number {keyspace}"), |pages| pages.name.to_string());
-        Error::LockTimeout { keyspace, key: key.to_vec(), waited, holder }
-    }
-
     /// Commits one write outside of a transaction: locks the row and changes its newest version.
     pub(crate) async fn autocommit(
         &self,
@@ -500,10 +420,7 @@ impl Store {
         let owner = self.next_transaction();
         let rows = [row];
         let mut begun = None;
-        let keyspace = row.tree.pages.id;
-        let place = self.engine.locks.place(keyspace, row.key);
-        if self.engine.locks.try_lock_at(place, owner, keyspace, row.key).is_ok() {
-            let lock = RowLock { engine: &self.engine, owner, keyspace, key: row.key, place };
+        if let Ok(lock) = RowLock::try_new(&self.engine.locks, owner, row.tree.pages.id, row.key) {
             if let Some(applied) = self.engine.commit_at_once(&rows, lock_bytes(row.key), durability)? {
                 self.end_locks(lock);
                 return self.engine.settle(mode, &rows, applied, durability).await.map(drop);
@@ -531,62 +448,6 @@ impl Store {
         let (lock, _memory) = self.lock_waiting(mode, owner, tree, key).await?;
         let admitted = self.engine.admit(mode, rows, None, lock_bytes(key)).await;
         Ok((lock, admitted))
-    }
-
-    /// Locks a row and reserves memory for the lock. The memory is reserved first, while no lock is held, because any
-    /// number of writers may be waiting for it.
-    async fn lock_waiting<'a>(
-        &'a self,
-        mode: WaitMode<'_>,
-        owner: TransactionId,
-        tree: &Tree,
-        key: &'a [u8],
-    ) -> Result<(RowLock<'a>, Grant)> {
-        let engine = &self.engine;
-        let memory = self.lock_memory(mode, key).await?;
-        self.lock_row(mode, owner, tree.pages.id, key, LOCK_TIMEOUT).await?;
-        let (keyspace, place) = (tree.pages.id, engine.locks.place(tree.pages.id, key));
-        Ok((RowLock { engine, owner, keyspace, key, place }, memory))
-    }
-
-    /// Reserves memory for a row lock that may have to be waited for. Waits for the memory in the order of asking.
-    pub(crate) async fn lock_memory(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Grant> {
-        let engine = &self.engine;
-        let bytes = (lock_bytes(key) + WAITING_BYTES) as u64;
-        let memory = engine.reserve_in_turn(mode, Account::Transactions, bytes, LOCK_TIMEOUT).await;
-        memory.ok_or_else(|| Error::transactions_in_memory(engine.budget.limit_bytes(Account::Transactions)))
-    }
-
-    /// Locks a row like [`lock_newest`](Self::lock_newest), but fails instead of waiting for another owner's lock or
-    /// for memory beyond what `memory` already has.
-    pub(crate) fn lock_newest_if_free<'a>(
-        &'a self,
-        tree: &'a Tree,
-        key: &'a [u8],
-        memory: &mut Option<Grant>,
-    ) -> Result<LockedRow<'a>, NotFree> {
-        let engine = &self.engine;
-        let bytes = lock_bytes(key) as u64;
-        if memory.as_ref().is_none_or(|grant| grant.bytes() < bytes) {
-            let reserved = engine.reserve_at_once(Account::Transactions, bytes);
-            *memory = Some(reserved.ok_or(NotFree::Memory)?);
-        }
-        let owner = self.next_transaction();
-        let (keyspace, place) = (tree.pages.id, engine.locks.place(tree.pages.id, key));
-        engine.locks.try_lock_at(place, owner, keyspace, key).map_err(|HeldBy(_)| NotFree::Row)?;
-        let lock = RowLock { engine, owner, keyspace, key, place };
-        Ok(LockedRow { store: self, tree, lock, _memory: memory.take().expect("it was reserved") })
-    }
-
-    /// Locks a row outside of transactions, for a change that depends on its newest value.
-    pub(crate) async fn lock_newest<'a>(
-        &'a self,
-        mode: WaitMode<'_>,
-        tree: &'a Tree,
-        key: &'a [u8],
-    ) -> Result<LockedRow<'a>> {
-        let (lock, memory) = self.lock_waiting(mode, self.next_transaction(), tree, key).await?;
-        Ok(LockedRow { store: self, tree, lock, _memory: memory })
     }
 
     /// Called after a call that has seen commits up to `seen` and made none. Waits until no power cut can take back
@@ -677,174 +538,8 @@ impl Store {
         memory.ok_or_else(|| Error::sources_in_memory(limit_bytes))
     }
 
-    // ── large values ───────────────────────────────────────────────────────────────────────────────────────────────
-
     /// Returns the value id for a new value.
     pub(crate) fn new_value(&self) -> ValueId {
         ValueId(self.engine.next_value.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn gone(&self, tree: &Tree, snapshot: &SnapshotHandle) -> Error {
-        match snapshot.check().and_then(|()| tree.check_dropped()) {
-            Err(error) => error,
-            Ok(()) => Error::corrupted(
-                self.engine.space.path(),
-                format!("a value of keyspace {}", tree.pages.quoted_name()),
-                "its extents belong to another value",
-            ),
-        }
-    }
-
-    pub(crate) async fn read_large(
-        &self,
-        mode: WaitMode<'_>,
-        tree: &Tree,
-        reference: &LargeRef,
-        snapshot: &SnapshotHandle,
-        into: Vec<u8>,
-    ) -> Result<Vec<u8>> {
-        match values::read_whole(mode, tree, reference, into).await {
-            Ok(Some(value)) => Ok(value),
-            Ok(None) => Err(self.gone(tree, snapshot)),
-            // If the snapshot was ended, the value may be gone and its pages may belong to another value.
-            Err(error) => snapshot.check().and(Err(error)),
-        }
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "they say which part of which chunk to read, and as of when")]
-    pub(crate) async fn read_chunk(
-        &self,
-        mode: WaitMode<'_>,
-        tree: &Tree,
-        reference: &LargeRef,
-        number: ChunkNumber,
-        snapshot: &SnapshotHandle,
-        part: Part,
-        into: Vec<u8>,
-    ) -> Result<Vec<u8>> {
-        match values::read_chunk(mode, tree, reference, number, part, into).await {
-            Ok(Chunk::Bytes(bytes)) => Ok(bytes),
-            Ok(Chunk::Gone) => Err(self.gone(tree, snapshot)),
-            Err(error) => snapshot.check().and(Err(error)),
-        }
-    }
-
-    /// Appends `part` of a chunk to `into`. The chunk belongs to a value that the reading transaction itself has put.
-    /// It is read from the extents that it was written to, or through the page table if the transaction has been
-    /// committed in the meantime. `snapshot` is older than that commit and so keeps the value.
-    #[expect(clippy::too_many_arguments, reason = "they say which part of which chunk to read, and as of when")]
-    pub(crate) async fn read_own_chunk(
-        &self,
-        mode: WaitMode<'_>,
-        tree: &Tree,
-        value: &LargeValue,
-        number: ChunkNumber,
-        snapshot: &SnapshotHandle,
-        part: Part,
-        mut into: Vec<u8>,
-    ) -> Result<Vec<u8>> {
-        if value.reference().is_none() {
-            let length_before = into.len();
-            let result;
-            (into, result) = values::read_unplaced(mode, tree, value, number, part, into).await;
-            if value.reference().is_none() {
-                return result.map(|()| into);
-            }
-            into.truncate(length_before);
-        }
-        let reference = value.reference().expect("looked at");
-        self.read_chunk(mode, tree, reference, number, snapshot, part, into).await
-    }
-
-    pub(crate) async fn read_own(
-        &self,
-        mode: WaitMode<'_>,
-        tree: &Tree,
-        value: &LargeValue,
-        snapshot: &SnapshotHandle,
-        mut bytes: Vec<u8>,
-    ) -> Result<Vec<u8>> {
-        bytes.clear();
-        for number in (0..value.addresses.len() as u32).map(ChunkNumber) {
-            bytes = self.read_own_chunk(mode, tree, value, number, snapshot, Part::ALL, bytes).await?;
-        }
-        Ok(bytes)
-    }
-}
-
-/// A row locked by a call outside of transactions. No other writer changes the row until this is dropped.
-pub(crate) struct LockedRow<'a> {
-    store: &'a Store,
-    tree: &'a Tree,
-    lock: RowLock<'a>,
-    /// The memory of the lock.
-    _memory: Grant,
-}
-
-/// The reason why a row could not be locked without waiting.
-pub(crate) enum NotFree {
-    /// Another owner has locked the row.
-    Row,
-    Memory,
-}
-
-impl LockedRow<'_> {
-    /// Returns the newest committed value. Its writer held the row's lock until the change was published, so no newer
-    /// one can be missed.
-    pub(crate) async fn get<T: OwnedValue>(&self, mode: WaitMode<'_>) -> Result<Option<T>> {
-        let mut value = None;
-        let found = self.store.engine.get_in(mode, self.tree, self.lock.key, ReadAt::Published, &mut value).await?;
-        debug_assert!(found == value.is_some(), "a row without its value");
-        Ok(value)
-    }
-
-    /// Returns `true` if the row exists.
-    pub(crate) async fn exists(&self, mode: WaitMode<'_>) -> Result<bool> {
-        Ok(self.store.engine.find_in(mode, self.tree, self.lock.key, ReadAt::Published, |_| ()).await?.is_some())
-    }
-
-    /// Records that the caller's closure is running, and that the row stays locked until it returns.
-    pub(crate) fn enter_body(&self) -> RunningBody {
-        BodyOf::new(&self.store.engine.locks, self.lock.owner).enter()
-    }
-
-    /// Commits a change of the row.
-    pub(crate) async fn commit(
-        self,
-        mode: WaitMode<'_>,
-        change: Change<'_>,
-        durability: engine::Durability,
-    ) -> Result<()> {
-        let LockedRow { store, tree, lock, _memory } = self;
-        let rows = [engine::Row { tree, key: lock.key, change }];
-        store.commit(mode, &rows, None, durability, lock).await.map(drop)
-    }
-
-    /// Leaves the row unchanged. Waits until the state that was seen is as durable as a change would be.
-    pub(crate) async fn leave(self, mode: WaitMode<'_>, durability: engine::Durability) -> Result<()> {
-        let LockedRow { store, tree, lock, _memory } = self;
-        let engine = &store.engine;
-        let visible = engine.clock.visible();
-        // Relaxed commits are visible before they are durable, and one of them may have changed this row.
-        let may_be_lost = durability == engine::Durability::Full && visible > engine.log().durable();
-        let is_unsafe = may_be_lost || engine.changed_since(mode, tree, lock.key, visible).await?;
-        let seen = engine.clock.published();
-        drop(lock);
-        if is_unsafe { store.confirm(mode, seen, durability).await } else { Ok(()) }
-    }
-}
-
-/// The lock of one row, until it is dropped.
-pub(crate) struct RowLock<'a> {
-    pub(crate) engine: &'a Engine,
-    pub(crate) owner: TransactionId,
-    pub(crate) keyspace: KeyspaceId,
-    pub(crate) key: &'a [u8],
-    pub(crate) place: LockPlace,
-}
-
-impl Drop for RowLock<'_> {
-    fn drop(&mut self) {
-        self.engine.locks.unlock_at(self.place, self.owner, self.keyspace, self.key);
     }
 }

@@ -132,12 +132,7 @@ impl Opener<'_> {
     }
 
     /// Scans the log only to report the commits in it. They are not applied, as that may need what is corrupted.
-    fn skip_log(
-        &self,
-        options: &LogOptions,
-        superblock: &Superblock,
-        skipped: &mut Vec<Error>,
-    ) -> Result<Scan> {
+    fn skip_log(&self, options: &LogOptions, superblock: &Superblock, skipped: &mut Vec<Error>) -> Result<Scan> {
         let access = OpenOptions { direct: true, ..OpenOptions::default() };
         let folder = self.log_folder(superblock);
         let scan = folder.and_then(|folder| {
@@ -167,8 +162,8 @@ impl Opener<'_> {
         let page_tables =
             PageTableStore::new(superblock, Arc::clone(&superblocks), budget.epoch_changes_max() as usize);
         let mut skipped = Vec::from_iter(reason);
-        let loaded = page_tables
-            .load(&space, self.settings.memory_bytes, &mut |error| self.skip(error, &mut skipped))?;
+        let loaded =
+            page_tables.load(&space, self.settings.memory_bytes, &mut |error| self.skip(error, &mut skipped))?;
         if self.settings.salvage {
             match skipped.first() {
                 // The catalogue is lost, and with it the names of all keyspaces.

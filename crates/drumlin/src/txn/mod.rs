@@ -13,6 +13,7 @@ pub(crate) mod engine;
 pub(crate) mod locks;
 pub(crate) mod old_rows;
 pub(crate) mod read_set;
+pub(crate) mod row_locks;
 pub(crate) mod running;
 pub(crate) mod snapshots;
 pub(crate) mod spilled;

@@ -1,32 +1,79 @@
-//! The row locks that a transaction holds, and those that a batch will take.
+//! Row locks that are held: one of a call, all of a transaction, and those that a batch will take.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use crate::format::KeyspaceId;
 use crate::memory::{grown_capacity, reserve};
 use crate::txn::TransactionId;
 use crate::txn::engine::Engine;
-use crate::txn::locks::{WAITING_BYTES, lock_bytes};
+use crate::txn::locks::{Granted, HeldBy, LockPlace, LockTable, WAITING_BYTES, lock_bytes};
+
+/// The lock of one row, released on drop.
+pub(crate) struct RowLock<'a> {
+    table: &'a LockTable,
+    pub(crate) owner: TransactionId,
+    pub(crate) keyspace: KeyspaceId,
+    pub(crate) key: &'a [u8],
+    place: LockPlace,
+}
+
+impl<'a> RowLock<'a> {
+    /// Locks a row that the owner has not locked, unless another transaction has.
+    #[inline]
+    pub(crate) fn try_new(
+        table: &'a LockTable,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        key: &'a [u8],
+    ) -> Result<RowLock<'a>, HeldBy> {
+        let place = table.place(keyspace, key);
+        table.try_lock_at(place, owner, keyspace, key)?;
+        Ok(RowLock { table, owner, keyspace, key, place })
+    }
+
+    /// Takes charge of a lock that the owner has.
+    pub(crate) fn of_held(
+        table: &'a LockTable,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        key: &'a [u8],
+    ) -> RowLock<'a> {
+        let place = table.place(keyspace, key);
+        debug_assert_eq!(
+            table.try_lock_at(place, owner, keyspace, key),
+            Ok(Granted::AlreadyMine),
+            "a row is not locked by the owner of its lock"
+        );
+        RowLock { table, owner, keyspace, key, place }
+    }
+}
+
+impl Drop for RowLock<'_> {
+    fn drop(&mut self) {
+        self.table.unlock_at(self.place, self.owner, self.keyspace, self.key);
+    }
+}
 
 /// The row locks of a transaction, released on drop.
-pub(super) struct Locks {
-    pub(super) engine: Arc<Engine>,
+pub(crate) struct RowLocks {
+    pub(crate) engine: Arc<Engine>,
     owner: TransactionId,
     /// The keys, concatenated.
     key_bytes: Vec<u8>,
     /// The keyspace of each key, and the end of the key in `key_bytes`.
     keys: Vec<(KeyspaceId, usize)>,
     /// The row of a call that waits for its lock, or holds it but has not checked for a conflict yet.
-    pub(super) pending: Option<(KeyspaceId, Box<[u8]>)>,
+    pub(crate) pending: Option<(KeyspaceId, Box<[u8]>)>,
     /// Memory of the locks in the lock table.
     table_bytes: usize,
     /// The locks that a batch will take when it is committed. `None` in a transaction, which takes them at each write.
-    pub(super) planned: Option<Planned>,
+    pub(crate) planned: Option<Planned>,
 }
 
 /// Locks that will be taken later.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Planned {
+pub(crate) struct Planned {
     key_count: usize,
     key_bytes: usize,
     table_bytes: usize,
@@ -34,22 +81,22 @@ pub(super) struct Planned {
 
 impl Planned {
     /// Plans the lock of another row.
-    pub(super) fn add(&mut self, key: &[u8]) {
+    pub(crate) fn add(&mut self, key: &[u8]) {
         self.key_count += 1;
         self.key_bytes += key.len();
         self.table_bytes += lock_bytes(key);
     }
 }
 
-impl Locks {
-    pub(super) fn new(engine: &Arc<Engine>, owner: TransactionId) -> Locks {
+impl RowLocks {
+    pub(crate) fn new(engine: &Arc<Engine>, owner: TransactionId) -> RowLocks {
         let engine = Arc::clone(engine);
         let (key_bytes, keys) = (Vec::new(), Vec::new());
-        Locks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None }
+        RowLocks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None }
     }
 
     /// Returns the memory with one more lock, which may have to be waited for.
-    pub(super) fn memory_bytes_with(&self, key: &[u8]) -> usize {
+    pub(crate) fn memory_bytes_with(&self, key: &[u8]) -> usize {
         let planned = self.planned.unwrap_or_default();
         let key_bytes = planned.key_bytes + grown_capacity(&self.key_bytes, key.len());
         let key_count = planned.key_count + grown_capacity(&self.keys, 1);
@@ -57,8 +104,17 @@ impl Locks {
         key_bytes + key_count * size_of::<(KeyspaceId, usize)>() + table_bytes + WAITING_BYTES + key.len()
     }
 
+    /// Takes over the lock of a row.
+    pub(crate) fn take(&mut self, lock: RowLock<'_>) {
+        let lock = ManuallyDrop::new(lock);
+        assert_eq!(lock.owner, self.owner, "a transaction takes the lock of another");
+        self.add(lock.keyspace, lock.key);
+    }
+
     /// Records that the lock of a row is held.
-    pub(super) fn add(&mut self, keyspace: KeyspaceId, key: &[u8]) {
+    pub(crate) fn add(&mut self, keyspace: KeyspaceId, key: &[u8]) {
+        let end = self.keys.last().map_or(0, |(_, end)| *end);
+        debug_assert_eq!(end, self.key_bytes.len(), "the key of a lock is not after the one before");
         reserve(&mut self.key_bytes, key.len());
         self.key_bytes.extend_from_slice(key);
         reserve(&mut self.keys, 1);
@@ -67,20 +123,20 @@ impl Locks {
     }
 
     /// Makes room for planned locks.
-    pub(super) fn reserve(&mut self, planned: &Planned) {
+    pub(crate) fn reserve(&mut self, planned: &Planned) {
         self.key_bytes.reserve_exact(planned.key_bytes);
         self.keys.reserve_exact(planned.key_count);
     }
 
     /// Releases the lock of a call whose future was leaked.
-    pub(super) fn end_pending(&mut self) {
+    pub(crate) fn end_pending(&mut self) {
         if let Some((keyspace, key)) = self.pending.take() {
             self.engine.locks.abandon(self.owner, keyspace, &key);
         }
     }
 }
 
-impl Drop for Locks {
+impl Drop for RowLocks {
     fn drop(&mut self) {
         self.end_pending();
         let end = self.keys.last().map_or(0, |(_, end)| *end);
