@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::Config;
 use crate::db::{Database, Keyspace, Savepoint, Transaction, Value};
 use crate::format::KeyspaceId;
 use crate::format::extent::PageKey;
@@ -19,11 +18,13 @@ use crate::io::fault::{FaultyBackend, Operation};
 use crate::memory::{Account, Budget, WRITE_BUFFER_COUNT};
 use crate::space::{PageEntry, PageSpace};
 use crate::task::{WaitMode, ready};
-use crate::tree::Tree;
 use crate::tree::node::Leaf;
+use crate::tree::{Target, Tree};
+use crate::txn::engine::at_once::IS_OFF;
 use crate::txn::engine::{Found, ReadAt};
 use crate::txn::values;
 use crate::txn::write_set::{Change, WriteSet};
+use crate::{Config, Durability};
 
 /// Bytes of a value in each chunk but the last, with the segment size of these tests.
 const CHUNK_BYTES: usize = (64 << 10) - 48;
@@ -969,4 +970,88 @@ fn reads_of_many_rows_wait_without_latches() {
         let values = reading.join().unwrap();
         assert!(values.iter().zip(&keys).all(|(value, key)| value.as_deref() == Some(&key[..])));
     });
+}
+
+/// Commits made at once and commits that go the way that waits leave the same rows at every snapshot, the same bytes in
+/// every leaf, the same counts and log, and the same rows after the next opening.
+#[test]
+fn both_ways_of_committing_leave_the_same() {
+    for seed in 0..8 {
+        let backends = [crate::io::in_memory(), crate::io::in_memory()];
+        let opened = backends.each_ref().map(open);
+        let mut random = drumlin_testing::Random(seed);
+        let mut snapshots = Vec::new();
+        for step in 0..1500 {
+            if random.below(40) == 0 {
+                snapshots.push(opened.each_ref().map(|(db, _)| db.snapshot()));
+            }
+            if random.below(60) == 0 && !snapshots.is_empty() {
+                snapshots.swap_remove(random.below(snapshots.len() as u64) as usize);
+            }
+            if step % 700 == 0 {
+                // From the first time on, commits keep row counts.
+                assert_eq!(opened[0].1.len().unwrap(), opened[1].1.len().unwrap());
+            }
+            let row_count = if random.below(3) == 0 { 2 + random.below(6) } else { 1 };
+            let durability = if random.below(2) == 0 { Durability::Full } else { Durability::Relaxed };
+            let mut rows = BTreeMap::new();
+            for _ in 0..row_count {
+                let length = [0, 8, 100, 900, 1600][random.below(5) as usize];
+                let value = (random.below(4) > 0).then(|| random.bytes(length));
+                rows.insert(random.below(400).to_be_bytes(), value);
+            }
+            for (is_off, (db, keyspace)) in [false, true].into_iter().zip(&opened) {
+                IS_OFF.set(is_off);
+                let keyspace = &keyspace.with_durability(durability);
+                match rows.first_key_value().expect("at least one row") {
+                    (key, Some(value)) if rows.len() == 1 => keyspace.insert(key, value).unwrap(),
+                    (key, None) if rows.len() == 1 => keyspace.remove(key).unwrap(),
+                    _ => {
+                        let mut batch = db.batch().unwrap();
+                        for (key, value) in &rows {
+                            match value {
+                                Some(value) => batch.insert(keyspace, key, value).unwrap(),
+                                None => batch.remove(keyspace, key).unwrap(),
+                            }
+                        }
+                        batch.commit_with(durability).unwrap();
+                    }
+                }
+                IS_OFF.set(false);
+            }
+        }
+        for [one, other] in &snapshots {
+            let [one, other] = [(one, 0), (other, 1)]
+                .map(|(snapshot, at)| snapshot.iter(&opened[at].1).collect::<Result<Vec<_>, _>>().unwrap());
+            assert!(one == other, "seed {seed}: a snapshot differs");
+        }
+        let records = opened.each_ref().map(|(db, _)| db.store().unwrap().engine.log().verify().unwrap().record_count);
+        assert_eq!(records[0], records[1], "seed {seed}: the logs differ");
+        let leaves = |(db, keyspace): &(Database, Keyspace)| leaves_of(db, keyspace);
+        assert!(leaves(&opened[0]) == leaves(&opened[1]), "seed {seed}: leaves differ");
+        drop(snapshots);
+        drop(opened);
+        let reopened = backends.each_ref().map(open);
+        let [one, other] = reopened.each_ref().map(|(db, keyspace)| {
+            assert!(db.check().unwrap().corruption.is_empty());
+            keyspace.iter().collect::<Result<Vec<_>, _>>().unwrap()
+        });
+        assert!(one == other, "seed {seed}: the rows differ after opening");
+    }
+}
+
+/// Returns the bytes of all leaves in the order of their keys.
+fn leaves_of(db: &Database, keyspace: &Keyspace) -> Vec<Vec<u8>> {
+    let _reclaim_guard = db.store().unwrap().engine.pool.reclaim_guard();
+    let (mut leaves, mut lower) = (Vec::new(), Some(Vec::new()));
+    while let Some(key) = lower {
+        let read = keyspace.tree().waiting(|_| {
+            let page = keyspace.tree().read_leaf(Target::At(&key))?;
+            Ok((page.to_vec(), Leaf::new(&page).upper_fence().map(<[u8]>::to_vec)))
+        });
+        let (page, upper) = read.unwrap();
+        leaves.push(page);
+        lower = upper;
+    }
+    leaves
 }

@@ -9,10 +9,11 @@ use std::ops::Range;
 
 use super::Engine;
 use super::prepare::{LEAVES_AT_ONCE, MediumValue, MediumValues, PinnedLeaf, Prepared, Row, rows_end};
-use crate::error::{Error, Result};
+use super::sink::{CommitSink, Unready};
+use crate::error::Result;
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, PageId, Timestamp, ValueId};
-use crate::pool::{FrameRead, FrameWrite, Needs, ReclaimGuard, Stop};
+use crate::pool::{FrameRead, FrameWrite, ReclaimGuard, Stop};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::{WaitMode, turn};
 use crate::tree::counts::RowChange;
@@ -50,25 +51,6 @@ pub(super) fn change_row(
     }
 }
 
-/// The parts that a commit uses besides its leaves: the log and clock of an open database, or none during recovery.
-pub(super) trait CommitSink {
-    /// `true` if commits are applied to a leaf in the order of their timestamps.
-    const IN_ORDER: bool;
-
-    /// The information about the commit's record that the caller receives.
-    type Committed;
-
-    /// Takes the commit's timestamp while all leaves and the epoch are latched. May fail, because nothing is changed
-    /// yet.
-    fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed), Unready>;
-
-    /// Returns `true` if the replaced version has to be kept; `None` means that there was no row.
-    fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool;
-
-    /// Called when every row is changed, before the leaves are unlatched.
-    fn mark_applied(&self, timestamp: Timestamp);
-}
-
 /// The rows of a commit, and the reads of its transaction.
 #[derive(Clone, Copy)]
 pub(super) struct Work<'a> {
@@ -76,27 +58,6 @@ pub(super) struct Work<'a> {
     /// The rows in the form that the tree takes.
     pub(super) incoming: &'a [Incoming<'a>],
     pub(super) reads: Option<Reads<'a>>,
-}
-
-/// The reason why an attempt to apply ended.
-pub(super) enum Unready {
-    Needs(Needs),
-    /// These rows do not fit into their leaves.
-    Room(Range<usize>),
-    /// The log has no space for the record. Only commits that reserve none get this.
-    LogSpace,
-    /// Memory for the versions was not available at once. Only commits that reserve none get this.
-    Memory,
-    Error(Error),
-}
-
-impl From<Stop> for Unready {
-    fn from(stop: Stop) -> Unready {
-        match stop {
-            Stop::Needs(needs) => Unready::Needs(needs),
-            Stop::Error(error) => Unready::Error(error),
-        }
-    }
 }
 
 /// The next leaf of a commit in latching order.

@@ -6,6 +6,12 @@
 //!
 //! # Compared with `apply`
 //!
+//! For several rows, the step under the latches is `try_apply`, as for `apply`. For a single row,
+//! [`try_apply_one`](Engine::try_apply_one) repeats it without the lists of leaves, versions and guards: it latches the
+//! leaf (`latch_all`), checks that there is room, takes the timestamp (`try_apply`), changes the row and keeps its old
+//! version (`change_leaf`). This saves a fifth of the instructions of an insert (callgrind: 7,900 instead of 10,100).
+//! The test `both_ways_of_committing_leave_the_same` compares the two.
+//!
 //! 1. Before its timestamp it takes the same resources, each in the maximum amount that the commit may need, and it
 //!    changes the rows by the same code. It takes no pins: it brings no leaf in, so none needs protection from
 //!    eviction. A single row with a short record takes no memory of [commits](Account::Commits), because the record is
@@ -20,18 +26,16 @@
 use std::cell::Cell;
 use std::thread::LocalKey;
 
-use super::apply::{CommitSink, Unready, Work, change_row};
+use super::apply::{Work, change_row};
 use super::prepare::{Row, incoming_of, row_version_bytes_max};
 use super::room::ROW_WORK_BYTES;
+use super::sink::{CommitSink, LiveLog, LogSpace, Unready};
 use super::{Applied, Durability, Engine};
 use crate::error::Result;
-use crate::format::Timestamp;
 use crate::memory::Account;
-use crate::seglog::{Appended, Body, Log};
-use crate::space::EpochGuard;
+use crate::seglog::Appended;
 use crate::tree::Incoming;
-use crate::tree::node::{Leaf, LeafMut, RowValue};
-use crate::txn::clock::Clock;
+use crate::tree::node::{Leaf, LeafMut};
 use crate::txn::versions::{UndoRecord, one_version_bytes_max, row_bytes};
 use crate::txn::write_set::Change;
 
@@ -47,6 +51,12 @@ const SPARE_BYTES_MAX: usize = 2 << 10;
 thread_local! {
     static SPARE_RECORD: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
     static SPARE_UNDO: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+#[cfg(test)]
+thread_local! {
+    /// `true` while commits of this thread go the way that waits.
+    pub(crate) static IS_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Returns an empty vector with a capacity of at least `bytes_max`: the one that the thread keeps, if it has one.
@@ -65,45 +75,6 @@ fn take_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, bytes_max: usize) -> Vec<
 fn give_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, vector: Vec<u8>) {
     if vector.capacity() <= SPARE_BYTES_MAX {
         let _ = spare.try_with(|spare| spare.set(vector));
-    }
-}
-
-/// The log of an open database, for a commit that has reserved no space for its record.
-struct LogAtOnce<'e> {
-    clock: &'e Clock,
-    log: &'e Log,
-    stream: usize,
-    body: &'e Body,
-    durability: Durability,
-}
-
-impl LogAtOnce<'_> {
-    /// Makes an applied `Relaxed` commit visible if those before it are applied. Returns `true` if it is visible now.
-    #[inline]
-    fn shows(&self, timestamp: Timestamp) -> bool {
-        self.durability == Durability::Relaxed && self.clock.try_show_relaxed(timestamp)
-    }
-}
-
-impl CommitSink for LogAtOnce<'_> {
-    type Committed = Appended;
-
-    const IN_ORDER: bool = true;
-
-    fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Appended), Unready> {
-        let appended = self.log.try_append(self.stream, self.body).map_err(Unready::Error)?;
-        let appended = appended.ok_or(Unready::LogSpace)?;
-        assert!(self.clock.published() < appended.timestamp, "a timestamp is given out twice");
-        crate::coverage::timestamp_taken(appended.timestamp);
-        Ok((appended.timestamp, appended))
-    }
-
-    fn keeps(&self, _replaced: Option<&RowValue<'_>>) -> bool {
-        true
-    }
-
-    fn mark_applied(&self, timestamp: Timestamp) {
-        self.clock.mark_applied(timestamp);
     }
 }
 
@@ -138,6 +109,10 @@ impl Engine {
     ) -> Result<Option<Applied<'_>>> {
         assert!(!rows.is_empty());
         self.check_failure()?;
+        #[cfg(test)]
+        if IS_OFF.get() {
+            return Ok(None);
+        }
         if rows.len() > ROWS_MAX {
             return Ok(None);
         }
@@ -153,8 +128,10 @@ impl Engine {
         let body = self.encode(rows, take_spare(&SPARE_RECORD, body_bytes_max))?;
         let log = self.log();
         let stream = crate::sync::thread_index() % log.stream_count();
-        let mut sink = LogAtOnce { clock: &self.clock, log, stream, body: &body, durability };
-        let applied = self.try_apply_rows(rows, version_bytes_max, &mut sink);
+        let applied = {
+            let mut sink = LiveLog { clock: &self.clock, body: &body, space: LogSpace::Free { log, stream } };
+            self.try_apply_rows(rows, version_bytes_max, durability, &mut sink)
+        };
         give_spare(&SPARE_RECORD, body.into_bytes());
         let logged = match applied {
             Ok(logged) => logged,
@@ -177,10 +154,11 @@ impl Engine {
         &self,
         rows: &[Row<'_>],
         version_bytes_max: usize,
-        sink: &mut LogAtOnce<'_>,
+        durability: Durability,
+        sink: &mut LiveLog<'_>,
     ) -> Result<Appended, Unready> {
         if let [row] = rows {
-            return self.try_apply_one(row, sink);
+            return self.try_apply_one(row, durability, sink);
         }
         // The versions account for the memory that they take.
         let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
@@ -190,7 +168,12 @@ impl Engine {
     }
 
     /// Applies a single row. It needs no list of leaves, and memory only for the version that the row replaces.
-    fn try_apply_one(&self, row: &Row<'_>, sink: &mut LogAtOnce<'_>) -> Result<Appended, Unready> {
+    fn try_apply_one(
+        &self,
+        row: &Row<'_>,
+        durability: Durability,
+        sink: &mut LiveLog<'_>,
+    ) -> Result<Appended, Unready> {
         // Declared first, so that it is dropped last: dropping it may wake a thread, which must not happen under a
         // latch.
         let mut memory = None;
@@ -223,7 +206,9 @@ impl Engine {
         leaf.set_newest(timestamp);
         sink.mark_applied(timestamp);
         if let Some((mut undo, held)) = undo {
-            if sink.shows(timestamp) && !undo.names_values() && !self.snapshots.are_open() {
+            // Makes a `Relaxed` commit visible if those before it are applied.
+            let is_visible = durability == Durability::Relaxed && self.clock.try_show_relaxed(timestamp);
+            if is_visible && !undo.names_values() && !self.snapshots.are_open() {
                 crate::coverage::mark!("a commit left no version, since no snapshot needed it");
             } else {
                 let kept = undo.exact(SPARE_BYTES_MAX);

@@ -17,49 +17,17 @@
 
 use std::future::poll_fn;
 
-use super::apply::{CommitSink, Unready};
 use super::prepare::Row;
+use super::sink::{LiveLog, LogSpace};
 use super::{Admitted, Applied, Durability, Engine};
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::format::record::{self, Operation};
-use crate::seglog::{Appended, Body, Reservation};
-use crate::space::EpochGuard;
+use crate::seglog::{Appended, Body};
 use crate::task::{Boxed, WaitMode, turn};
-use crate::tree::node::RowValue;
 use crate::tree::{Target, Tree};
-use crate::txn::clock::Clock;
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
-
-/// The log of an open database, for one commit that has reserved space for its record.
-struct LiveLog<'e> {
-    clock: &'e Clock,
-    body: &'e Body,
-    reservation: Option<Reservation<'e>>,
-}
-
-impl CommitSink for LiveLog<'_> {
-    type Committed = Appended;
-
-    const IN_ORDER: bool = true;
-
-    fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Appended), Unready> {
-        let reservation = self.reservation.take().expect("a commit takes its timestamp once");
-        let appended = reservation.append(self.body).map_err(Unready::Error)?;
-        assert!(self.clock.published() < appended.timestamp, "a timestamp is given out twice");
-        crate::coverage::timestamp_taken(appended.timestamp);
-        Ok((appended.timestamp, appended))
-    }
-
-    fn keeps(&self, _replaced: Option<&RowValue<'_>>) -> bool {
-        true
-    }
-
-    fn mark_applied(&self, timestamp: Timestamp) {
-        self.clock.mark_applied(timestamp);
-    }
-}
 
 impl Engine {
     /// Applies a commit if nothing in its read set has changed. The rows are in ascending order of (keyspace, key),
@@ -94,10 +62,10 @@ impl Engine {
             let medium = self.append_medium_values(mode, rows).await?;
             let log = self.log();
             let stream = crate::sync::thread_index() % log.stream_count();
-            let reservation = Some(self.reserve_log(mode, stream, body_bytes).await?);
+            let reservation = self.reserve_log(mode, stream, body_bytes).await?;
             let prepared = self.prepare(mode, rows, reads).await?;
             let version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
-            let sink = LiveLog { clock: &self.clock, body: &body, reservation };
+            let sink = LiveLog { clock: &self.clock, body: &body, space: LogSpace::Reserved(reservation) };
             let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
             let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
             assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);

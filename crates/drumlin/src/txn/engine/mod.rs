@@ -1,7 +1,7 @@
 //! Commits and reads, which combine write set, tree, versions and log.
 
 mod apply;
-mod at_once;
+pub(crate) mod at_once;
 mod attach;
 mod commit;
 mod counts;
@@ -9,6 +9,7 @@ mod prepare;
 mod read;
 mod replay;
 mod room;
+mod sink;
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -2,8 +2,8 @@
 //! rows.
 
 use super::Engine;
-use super::apply::{CommitSink, Unready};
 use super::prepare::Row;
+use super::sink::{CommitSink, Unready};
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::space::EpochGuard;

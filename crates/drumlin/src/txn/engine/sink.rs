@@ -1,0 +1,101 @@
+//! The place to which a commit's record goes, which gives the commit its timestamp.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::format::Timestamp;
+use crate::pool::{Needs, Stop};
+use crate::seglog::{Appended, Body, Log, Reservation};
+use crate::space::EpochGuard;
+use crate::tree::node::RowValue;
+use crate::txn::clock::Clock;
+
+/// The reason why an attempt to apply ended.
+pub(super) enum Unready {
+    Needs(Needs),
+    /// These rows do not fit into their leaves.
+    Room(Range<usize>),
+    /// The log has no space for the record. Only commits that reserve none get this.
+    LogSpace,
+    /// Memory for the versions was not available at once. Only commits that reserve none get this.
+    Memory,
+    Error(Error),
+}
+
+impl From<Stop> for Unready {
+    fn from(stop: Stop) -> Unready {
+        match stop {
+            Stop::Needs(needs) => Unready::Needs(needs),
+            Stop::Error(error) => Unready::Error(error),
+        }
+    }
+}
+
+/// The parts that a commit uses besides its leaves: the log and clock of an open database, or none during recovery.
+pub(super) trait CommitSink {
+    /// `true` if commits are applied to a leaf in the order of their timestamps.
+    const IN_ORDER: bool;
+
+    /// The information about the commit's record that the caller receives.
+    type Committed;
+
+    /// Takes the commit's timestamp while all leaves and the epoch are latched. May fail, because nothing is changed
+    /// yet.
+    fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed), Unready>;
+
+    /// Returns `true` if the replaced version has to be kept; `None` means that there was no row.
+    fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool;
+
+    /// Called when every row is changed, before the leaves are unlatched.
+    fn mark_applied(&self, timestamp: Timestamp);
+}
+
+/// The log of an open database, for the record of one commit.
+pub(super) struct LiveLog<'e> {
+    pub(super) clock: &'e Clock,
+    pub(super) body: &'e Body,
+    pub(super) space: LogSpace<'e>,
+}
+
+/// The space of a record in the log.
+pub(super) enum LogSpace<'e> {
+    /// The record takes what was reserved for it.
+    Reserved(Reservation<'e>),
+    /// The record takes free space of a stream. If there is none, the commit gets [`Unready::LogSpace`].
+    Free {
+        log: &'e Log,
+        stream: usize,
+    },
+    Taken,
+}
+
+impl CommitSink for LiveLog<'_> {
+    type Committed = Appended;
+
+    const IN_ORDER: bool = true;
+
+    #[inline]
+    fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Appended), Unready> {
+        let appended = match std::mem::replace(&mut self.space, LogSpace::Taken) {
+            LogSpace::Reserved(reservation) => reservation.append(self.body).map_err(Unready::Error)?,
+            LogSpace::Free { log, stream } => {
+                let appended = log.try_append(stream, self.body).map_err(Unready::Error)?;
+                appended.ok_or(Unready::LogSpace)?
+            }
+            LogSpace::Taken => unreachable!("a commit takes its timestamp once"),
+        };
+        assert!(self.clock.published() < appended.timestamp, "a timestamp is given out twice");
+        crate::coverage::timestamp_taken(appended.timestamp);
+        Ok((appended.timestamp, appended))
+    }
+
+    #[inline]
+    fn keeps(&self, _replaced: Option<&RowValue<'_>>) -> bool {
+        true
+    }
+
+    #[inline]
+    fn mark_applied(&self, timestamp: Timestamp) {
+        self.clock.mark_applied(timestamp);
+    }
+}
