@@ -133,7 +133,7 @@ impl Keyspace {
 
     /// The tree, for tests that look inside.
     #[cfg(test)]
-    pub(crate) fn tree(&self) -> &crate::tree::Tree {
+    pub(crate) fn tree(&self) -> &crate::tree::counts::CountedTree {
         &self.open.tree
     }
 

@@ -15,7 +15,8 @@ use super::value::Value;
 use super::value_reader::ValueReader;
 use crate::error::{Error, QuotedKey, Result};
 use crate::task::{Rooted, WaitMode, ready};
-use crate::tree::{Direction, Tree};
+use crate::tree::Direction;
+use crate::tree::counts::CountedTree;
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::SharedWrites;
@@ -68,7 +69,7 @@ impl std::fmt::Debug for Range {
 impl Range {
     pub(super) fn new(
         handle: Arc<Handle>,
-        tree: Tree,
+        tree: CountedTree,
         snapshot: Arc<SnapshotHandle>,
         bounds: OwnedBounds,
         own: Option<Arc<SharedWrites>>,

@@ -18,7 +18,8 @@ use crate::error::Result;
 use crate::format::Timestamp;
 use crate::store::Store;
 use crate::task::{Rooted, WaitMode};
-use crate::tree::{Direction, Tree};
+use crate::tree::Direction;
+use crate::tree::counts::CountedTree;
 use crate::txn::engine::{Destination, Found, ReadAt};
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
@@ -94,7 +95,7 @@ impl Horizon {
 /// The rows of one keyspace as one reader sees them.
 pub(super) struct Rows<'r> {
     pub(super) handle: &'r Arc<Handle>,
-    pub(super) tree: &'r Tree,
+    pub(super) tree: &'r CountedTree,
     /// `None` reads the newest visible commit at each call.
     pub(super) view: Option<&'r ReadView>,
 }

@@ -21,8 +21,9 @@ use crate::memory::{Account, Grant};
 use crate::pool::Stop;
 use crate::store::read_ahead::ReadAhead;
 use crate::task::{Boxed, Rooted, WaitMode, turn};
+use crate::tree::counts::CountedTree;
 use crate::tree::node::{EMPTY_LEAF, Leaf};
-use crate::tree::{Direction, Target, Tree, Unreadable};
+use crate::tree::{Direction, Target, Unreadable};
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::spilled::FetchedRows;
@@ -32,7 +33,7 @@ use crate::txn::write_set::SharedWrites;
 /// A scan between two bounds, from either end or both.
 pub(super) struct Scan {
     pub(super) handle: Arc<Handle>,
-    tree: Tree,
+    tree: CountedTree,
     pub(super) snapshot: Arc<SnapshotHandle>,
     /// Set for a reader of the newest commits: the newest commit that it has seen. If the snapshot is ended, such a
     /// scan continues at a newer one.
@@ -126,7 +127,7 @@ impl Scan {
     /// read set if it is serializable.
     pub(super) fn new(
         handle: Arc<Handle>,
-        tree: Tree,
+        tree: CountedTree,
         snapshot: Arc<SnapshotHandle>,
         (lower, upper): OwnedBounds,
         own: Option<Arc<SharedWrites>>,

@@ -18,8 +18,9 @@ use crate::io::fault::{FaultyBackend, Operation};
 use crate::memory::{Account, Budget, WRITE_BUFFER_COUNT};
 use crate::space::{PageEntry, PageSpace};
 use crate::task::{WaitMode, ready};
+use crate::tree::counts::CountedTree;
 use crate::tree::node::Leaf;
-use crate::tree::{Target, Tree};
+use crate::tree::{RowObserver, Target, Tree};
 use crate::txn::engine::at_once::IS_OFF;
 use crate::txn::engine::{Found, ReadAt};
 use crate::txn::values;
@@ -743,12 +744,15 @@ fn any_number_of_keyspaces() {
     let db = Config::in_memory().memory(8 << 20).open("").unwrap();
     let pool = Arc::clone(&db.keyspace("k").unwrap().tree().pool);
     struct Nobody;
-    impl crate::tree::Observer for Nobody {
+    impl RowObserver for Nobody {
+        fn page_created(&self, _: PageId) {}
+        fn begin_change(&self, _: &[PageId]) {}
+        fn end_change(&self, _: &[PageId]) {}
         fn rows_moved(&self, _: &PageSpace, _: PageId, _: PageId, _: Option<&[u8]>) {}
     }
     let tree = |number: u32| {
         let pages = Arc::new(PageSpace::new(KeyspaceId(number), 512, "k", &Budget::of_pages(1 << 30)));
-        Tree::new(pages, Arc::clone(&pool), Arc::new(Nobody))
+        CountedTree::new(Tree::new(pages, Arc::clone(&pool), Arc::new(Nobody)), Arc::default())
     };
     let mut writes = WriteSet::default();
     for number in 1..=COUNT {

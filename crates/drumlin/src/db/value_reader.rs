@@ -13,7 +13,7 @@ use crate::memory::{Account, Grant, heap_bytes};
 use crate::store::Store;
 use crate::sync::Exclusive;
 use crate::task::{WaitMode, ready};
-use crate::tree::Tree;
+use crate::tree::counts::CountedTree;
 use crate::txn::engine::Engine;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, LargeValue, Part};
@@ -41,7 +41,7 @@ use crate::txn::values::{self, LargeValue, Part};
 /// ```
 pub struct ValueReader {
     handle: Arc<Handle>,
-    tree: Tree,
+    tree: CountedTree,
     snapshot: Arc<SnapshotHandle>,
     content: Content,
     position: u64,
@@ -96,7 +96,7 @@ impl std::fmt::Debug for ValueReader {
 impl ValueReader {
     pub(crate) fn new(
         handle: &Arc<Handle>,
-        tree: &Tree,
+        tree: &CountedTree,
         snapshot: Arc<SnapshotHandle>,
         content: Content,
     ) -> ValueReader {
@@ -132,7 +132,7 @@ impl ValueReader {
     async fn load(
         store: &Store,
         mode: WaitMode<'_>,
-        tree: &Tree,
+        tree: &CountedTree,
         content: &Content,
         snapshot: &SnapshotHandle,
         start: u64,

@@ -6,17 +6,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::Result;
 use crate::format::catalogue::KeyspaceEntry;
-use crate::format::{KeyspaceId, Timestamp};
+use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::pool::NewFrame;
 use crate::space::{EpochGuard, PageSpace};
 use crate::sync::RwLock;
-use crate::tree::{Observer, Tree};
+use crate::tree::counts::{CountedTree, Counts};
+use crate::tree::{RowObserver, Tree};
 use crate::txn::engine::Engine;
+use crate::txn::versions::Versions;
 
 /// A keyspace that exists in an open database.
 #[derive(Debug)]
 pub(crate) struct OpenKeyspace {
-    pub(crate) tree: Tree,
+    pub(crate) tree: CountedTree,
     /// The timestamp of its creation, or 0 if the checkpoint that was opened already contains it.
     pub(crate) created: Timestamp,
 }
@@ -143,7 +145,34 @@ impl Keyspaces {
     }
 }
 
+/// Passes the structure changes of a keyspace's tree on: the old versions follow their rows, and the counts of the
+/// pages concerned are voided.
+struct KeyspaceObserver {
+    versions: Arc<Versions>,
+    counts: Arc<Counts>,
+}
+
+impl RowObserver for KeyspaceObserver {
+    fn page_created(&self, page: PageId) {
+        self.counts.page_created(page);
+    }
+
+    fn begin_change(&self, pages: &[PageId]) {
+        self.counts.begin_change(pages);
+    }
+
+    fn end_change(&self, pages: &[PageId]) {
+        self.counts.end_change(pages);
+    }
+
+    fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>) {
+        self.versions.rows_moved(pages, from, to, separator);
+    }
+}
+
 fn open_keyspace<L>(engine: &Engine<L>, pages: Arc<PageSpace>, created: Timestamp) -> OpenKeyspace {
-    let observer: Arc<dyn Observer> = Arc::clone(&engine.versions) as _;
-    OpenKeyspace { tree: Tree::new(pages, Arc::clone(&engine.pool), observer), created }
+    let counts: Arc<Counts> = Arc::default();
+    let observer = KeyspaceObserver { versions: Arc::clone(&engine.versions), counts: Arc::clone(&counts) };
+    let tree = Tree::new(pages, Arc::clone(&engine.pool), Arc::new(observer));
+    OpenKeyspace { tree: CountedTree::new(tree, counts), created }
 }

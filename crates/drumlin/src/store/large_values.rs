@@ -5,11 +5,11 @@ use crate::error::{Error, Result};
 use crate::format::ChunkNumber;
 use crate::format::node::LargeRef;
 use crate::task::WaitMode;
-use crate::tree::Tree;
+use crate::tree::counts::CountedTree;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Chunk, LargeValue, Part};
 impl Store {
-    fn gone(&self, tree: &Tree, snapshot: &SnapshotHandle) -> Error {
+    fn gone(&self, tree: &CountedTree, snapshot: &SnapshotHandle) -> Error {
         match snapshot.check().and_then(|()| tree.check_dropped()) {
             Err(error) => error,
             Ok(()) => Error::corrupted(
@@ -23,7 +23,7 @@ impl Store {
     pub(crate) async fn read_large(
         &self,
         mode: WaitMode<'_>,
-        tree: &Tree,
+        tree: &CountedTree,
         reference: &LargeRef,
         snapshot: &SnapshotHandle,
         into: Vec<u8>,
@@ -40,7 +40,7 @@ impl Store {
     pub(crate) async fn read_chunk(
         &self,
         mode: WaitMode<'_>,
-        tree: &Tree,
+        tree: &CountedTree,
         reference: &LargeRef,
         number: ChunkNumber,
         snapshot: &SnapshotHandle,
@@ -61,7 +61,7 @@ impl Store {
     pub(crate) async fn read_own_chunk(
         &self,
         mode: WaitMode<'_>,
-        tree: &Tree,
+        tree: &CountedTree,
         value: &LargeValue,
         number: ChunkNumber,
         snapshot: &SnapshotHandle,
@@ -84,7 +84,7 @@ impl Store {
     pub(crate) async fn read_own(
         &self,
         mode: WaitMode<'_>,
-        tree: &Tree,
+        tree: &CountedTree,
         value: &LargeValue,
         snapshot: &SnapshotHandle,
         mut bytes: Vec<u8>,

@@ -11,7 +11,7 @@ use crate::error::{Error, LockHolder, Result};
 use crate::format::KeyspaceId;
 use crate::memory::{Account, Grant};
 use crate::task::{Boxed, WaitMode};
-use crate::tree::Tree;
+use crate::tree::counts::CountedTree;
 use crate::txn::TransactionId;
 use crate::txn::engine::{self, OwnedValue, ReadAt};
 use crate::txn::locks::{Granted, HeldBy, LockError, WAITING_BYTES, lock_bytes};
@@ -101,7 +101,7 @@ impl Store {
         &'a self,
         mode: WaitMode<'_>,
         owner: TransactionId,
-        tree: &Tree,
+        tree: &CountedTree,
         key: &'a [u8],
     ) -> Result<(RowLock<'a>, Grant)> {
         let engine = &self.engine;
@@ -122,7 +122,7 @@ impl Store {
     /// for memory beyond what `memory` already has.
     pub(crate) fn lock_newest_if_free<'a>(
         &'a self,
-        tree: &'a Tree,
+        tree: &'a CountedTree,
         key: &'a [u8],
         memory: &mut Option<Grant>,
     ) -> Result<LockedRow<'a>, NotFree> {
@@ -141,7 +141,7 @@ impl Store {
     pub(crate) async fn lock_newest<'a>(
         &'a self,
         mode: WaitMode<'_>,
-        tree: &'a Tree,
+        tree: &'a CountedTree,
         key: &'a [u8],
     ) -> Result<LockedRow<'a>> {
         let (lock, memory) = self.lock_waiting(mode, self.next_transaction(), tree, key).await?;
@@ -152,7 +152,7 @@ impl Store {
 /// A row locked by a call outside of transactions. No other writer changes the row until this is dropped.
 pub(crate) struct LockedRow<'a> {
     store: &'a Store,
-    tree: &'a Tree,
+    tree: &'a CountedTree,
     lock: RowLock<'a>,
     /// The memory of the lock.
     _memory: Grant,

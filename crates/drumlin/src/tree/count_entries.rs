@@ -136,16 +136,18 @@ impl CountEntries {
         }
     }
 
-    pub(super) fn unsettle(&self, page: PageId, take: impl FnOnce(u64)) {
+    /// Marks the entry of a page whose fences are about to change.
+    pub(super) fn begin_change(&self, page: PageId, take: impl FnOnce(u64)) {
         let before = self.cell_or_new(page, take).swap(CHANGING, Ordering::AcqRel);
         assert!(before != CHANGING, "the fences of page {page} are changed by two threads");
     }
 
-    pub(super) fn settle(&self, page: PageId) {
+    /// Gives a page whose fences have changed a new stamp.
+    pub(super) fn end_change(&self, page: PageId) {
         let stamp = self.next_stamp();
-        let cell = self.cell(page).expect("it was made when the page was unsettled");
+        let cell = self.cell(page).expect("it was made when the change began");
         let before = cell.swap(stamp, Ordering::AcqRel);
-        assert!(before == CHANGING, "page {page} is settled twice");
+        assert!(before == CHANGING, "a change of page {page} ends twice");
     }
 
     /// Gives a new page a stamp that no earlier page with the same number had.
@@ -166,16 +168,16 @@ mod tests {
         let entries = CountEntries::new();
         let page = PageId(700);
         let CountEntry::Unknown(before) = entries.load(page) else { panic!("a page is counted at once") };
-        entries.unsettle(page, drop);
+        entries.begin_change(page, drop);
         assert_eq!(entries.load(page), CountEntry::Changing);
         assert!(!entries.store(page, before, 5, drop));
-        entries.settle(page);
+        entries.end_change(page);
         assert!(!entries.store(page, before, 5, drop), "stored in place of an older stamp");
-        let CountEntry::Unknown(stamp) = entries.load(page) else { panic!("the page is not settled") };
+        let CountEntry::Unknown(stamp) = entries.load(page) else { panic!("the change has not ended") };
         assert!(entries.store(page, stamp, 5, drop));
         entries.add(page, -2);
         assert_eq!(entries.load(page), CountEntry::Rows(3));
-        entries.unsettle(page, drop);
+        entries.begin_change(page, drop);
         entries.add(page, 1);
         assert_eq!(entries.load(page), CountEntry::Changing);
     }

@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use super::counts::{CountEntry, CountState, KeptCounts, Unsettled};
+use super::counts::{CountEntry, CountState, CountedTree, KeptCounts};
 use super::node::{Inner, Leaf, Node};
-use super::{Provider, Target, Tree};
+use super::{Provider, Target};
 use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::format::{PageId, Timestamp};
@@ -38,7 +38,7 @@ pub(super) enum Halt {
     Yield,
     /// These pages are not in memory.
     Pages(Vec<PageId>),
-    /// Changes were folded, which voids the sums made before.
+    /// Changes were folded, or the counts ended: the sums made before are void.
     Folded,
 }
 
@@ -117,7 +117,7 @@ impl Seek {
 
 /// The work done during one hold of the base's lock.
 struct Step<'s> {
-    tree: &'s Tree,
+    tree: &'s CountedTree,
     kept: &'s KeptCounts,
     base: &'s CountState,
     nodes: &'s ImmutablePages<'s>,
@@ -358,9 +358,9 @@ impl Step<'_> {
     }
 }
 
-impl Tree {
-    /// Moves a count to the end of its range, or to the row that it seeks. Returns `false` if changes have been folded,
-    /// in which case the count has to start over. O(log n), plus O(leaves) beneath pages that have no count.
+impl CountedTree {
+    /// Moves a count to the end of its range, or to the row that it seeks. Returns `false` if changes have been folded
+    /// or the counts have ended, in which case the count has to start over. O(log n), plus O(leaves) beneath pages that have no count.
     pub(crate) async fn count_on(
         &self,
         mode: WaitMode<'_>,
@@ -374,7 +374,7 @@ impl Tree {
     }
 
     /// Repeats a step until it succeeds, bringing in the pages that it lacks. Returns `None` if changes have been
-    /// folded.
+    /// folded or the counts have ended.
     pub(super) async fn walking<T>(
         &self,
         mode: WaitMode<'_>,
@@ -420,7 +420,8 @@ impl Tree {
         let reclaim_guard = self.pool.reclaim_guard();
         let nodes = reclaim_guard.pages(&self.pages.table);
         let base = kept.base();
-        if base.generation != cursor.generation {
+        // A change of fences that was under way when the counts ended never ends in their entries.
+        if base.generation != cursor.generation || kept.has_ended() {
             return Err(Halt::Folded);
         }
         let mut step = Step { tree: self, kept, base: &base, nodes: &nodes, leaves_left: LEAVES_AT_ONCE };
@@ -506,11 +507,6 @@ impl Tree {
             self.bring_in(mode, &mut provider, missing).await?;
         }
         Ok(())
-    }
-
-    /// Voids the counts of pages whose fences are about to change. The caller has these pages latched.
-    pub(super) fn unsettle<const N: usize>(&self, pages: [PageId; N]) -> Option<Unsettled<N>> {
-        self.counts.unsettle(pages)
     }
 }
 

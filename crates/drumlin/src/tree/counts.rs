@@ -21,10 +21,10 @@
 //! 2. An entry that holds a count holds the number of rows at the base within its page's fences. A count is stored by
 //!    compare-and-swap: it replaces only the stamp that was read before the rows were counted.
 //! 3. A page's entry becomes `Changing` before the page's fences change, and before any node with the new fences is
-//!    published. Once all these nodes are published it becomes `Unknown` with a new stamp ([`Unsettled`]). To sum the
+//!    published. Once all these nodes are published it becomes `Unknown` with a new stamp ([`Counts::end_change`]). To sum the
 //!    children of a node, a thread loads the node, loads the children's entries, and then checks that the page table
 //!    still shows the node. An entry that was stored after its page's fences changed was stored after the parent was
-//!    replaced, so the check fails. A page that is removed is settled before its number is freed. The next page with
+//!    replaced, so the check fails. The change of a page that it removes ends before the number is freed. The next page with
 //!    that number begins with a stamp of its own, so a late count of the old page is either not stored or not kept.
 //! 4. A fold adds to entries and removes from the list while it holds the lock of the base exclusively; counting holds
 //!    it shared. Both release the lock between steps. A fold raises the generation, by which a count notices that the
@@ -37,7 +37,7 @@
 
 pub(crate) mod capture;
 
-use std::ops::Bound;
+use std::ops::{Bound, Deref};
 use std::sync::{Arc, OnceLock};
 
 use capture::CaptureState;
@@ -48,6 +48,7 @@ use crate::space::EpochGuard;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{CachePadded, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, thread_index};
 
+use super::Tree;
 use super::count_entries::CountEntries;
 pub(crate) use super::count_entries::CountEntry;
 use super::reductions::{KeptReduction, Reductions, StateLevel};
@@ -525,17 +526,17 @@ impl KeptCounts {
         self.reductions.get()
     }
 
-    fn unsettle(&self, page: PageId) {
-        self.entries.unsettle(page, |bytes| self.take(bytes));
+    fn begin_change(&self, page: PageId) {
+        self.entries.begin_change(page, |bytes| self.take(bytes));
         if let Some(reductions) = self.reductions.get() {
-            reductions.stamps.unsettle(page, |bytes| self.take(bytes));
+            reductions.stamps.begin_change(page, |bytes| self.take(bytes));
         }
     }
 
-    fn settle(&self, page: PageId) {
-        self.entries.settle(page);
+    fn end_change(&self, page: PageId) {
+        self.entries.end_change(page);
         if let Some(reductions) = self.reductions.get() {
-            reductions.stamps.settle(page);
+            reductions.stamps.end_change(page);
         }
     }
 
@@ -620,15 +621,26 @@ impl LoadedCounts {
     }
 }
 
-/// Guard for pages whose fences are being changed. Their counts are void, and none can be stored until it is dropped.
-pub(super) struct Unsettled<const N: usize> {
-    kept: Arc<KeptCounts>,
-    pages: [PageId; N],
+/// The B+tree of a keyspace, and the counts of its rows. Cheap to clone. See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct CountedTree {
+    tree: Tree,
+    pub(crate) counts: Arc<Counts>,
 }
 
-impl<const N: usize> Drop for Unsettled<N> {
-    fn drop(&mut self) {
-        self.pages.iter().for_each(|&page| self.kept.settle(page));
+impl CountedTree {
+    /// Joins a tree with its counts. The tree's observer passes the structure changes on to `counts`.
+    pub(crate) fn new(tree: Tree, counts: Arc<Counts>) -> CountedTree {
+        CountedTree { tree, counts }
+    }
+}
+
+impl Deref for CountedTree {
+    type Target = Tree;
+
+    #[inline]
+    fn deref(&self) -> &Tree {
+        &self.tree
     }
 }
 
@@ -757,8 +769,8 @@ impl Counts {
         }
     }
 
-    /// Forgets the count beneath this page number, which is about to be given to a new page.
-    pub(super) fn renew(&self, page: PageId) {
+    /// Voids the count beneath this page number, which is about to be given to a new page.
+    pub(crate) fn page_created(&self, page: PageId) {
         self.is_restructured.store(true, Ordering::Relaxed);
         if let Some(kept) = self.kept() {
             kept.capture.note(page);
@@ -766,14 +778,24 @@ impl Counts {
         }
     }
 
-    /// Voids the counts of pages whose fences are about to change. The caller has these pages latched.
-    pub(super) fn unsettle<const N: usize>(&self, pages: [PageId; N]) -> Option<Unsettled<N>> {
+    /// Voids the counts of pages whose fences are about to change. The caller has these pages latched. No count of them
+    /// can be stored until [`end_change`](Self::end_change).
+    pub(crate) fn begin_change(&self, pages: &[PageId]) {
         self.is_restructured.store(true, Ordering::Relaxed);
-        let kept = self.kept()?;
-        debug_assert!(pages.iter().all(|page| *page != PageId::ROOT), "the root has other fences");
-        pages.iter().for_each(|&page| kept.capture.note(page));
-        pages.iter().for_each(|&page| kept.unsettle(page));
-        Some(Unsettled { kept, pages })
+        if let Some(kept) = self.kept() {
+            pages.iter().for_each(|&page| kept.capture.note(page));
+            pages.iter().for_each(|&page| kept.begin_change(page));
+        }
+    }
+
+    /// Ends a change of fences. No counts can have begun since [`begin_change`](Self::begin_change), because the caller
+    /// shares the epoch latch. If the counts ended during the change, their entries stay void.
+    pub(crate) fn end_change(&self, pages: &[PageId]) {
+        if self.are_kept.load(Ordering::Acquire)
+            && let Some(kept) = &*self.kept.read()
+        {
+            pages.iter().for_each(|&page| kept.end_change(page));
+        }
     }
 }
 
@@ -858,7 +880,7 @@ mod models {
         /// A count is stored without comparing the stamp.
         Stamps,
         /// A leaf keeps its count while it is split.
-        Unsettling,
+        Voiding,
         /// The counting thread does not check that the parent is still current.
         Revalidation,
     }
@@ -876,15 +898,15 @@ mod models {
     impl Leaves {
         fn split(&self) {
             let mut left = self.left.lock().unwrap();
-            if self.without != Without::Unsettling {
-                self.entries.unsettle(LEFT, drop);
+            if self.without != Without::Voiding {
+                self.entries.begin_change(LEFT, drop);
             }
             *left = 1;
             *self.right.lock().unwrap() = 1;
             self.parent.store(2, Ordering::Release);
             drop(left);
-            if self.without != Without::Unsettling {
-                self.entries.settle(LEFT);
+            if self.without != Without::Voiding {
+                self.entries.end_change(LEFT);
             }
         }
 
@@ -962,7 +984,7 @@ mod models {
 
     /// Shows that the model detects a count that is stored while the fences change.
     #[test]
-    #[should_panic(expected = "is settled twice")]
+    #[should_panic(expected = "ends twice")]
     fn loom_counts_stored_without_their_stamp_are_wrong() {
         count_beside_split(Without::Stamps);
     }
@@ -971,7 +993,7 @@ mod models {
     #[test]
     #[should_panic(expected = "a wrong count")]
     fn loom_counts_kept_over_a_split_are_wrong() {
-        count_beside_split(Without::Unsettling);
+        count_beside_split(Without::Voiding);
     }
 
     /// Shows that the model detects counts that were summed below an outdated parent.

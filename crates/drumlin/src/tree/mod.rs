@@ -32,13 +32,24 @@ use crate::pool::{FrameRead, FrameWrite, ImmutablePages, Needs, NewFrame, Pool, 
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::turn;
 use crate::task::{Boxed, WaitMode, ready};
-use counts::Counts;
 use node::{Inner, LeafMut, Node};
 
-/// Receives notice of structure changes, while the latches are held.
-pub(crate) trait Observer: Send + Sync {
+/// Receives notice of structure changes, for whatever is kept beside the pages. Each keyspace's tree gets its observer
+/// when it is created. All calls are made under the shared epoch latch.
+pub(crate) trait RowObserver: Send + Sync {
+    /// A new page is about to be published under this number, which an earlier page may have had.
+    fn page_created(&self, page: PageId);
+
+    /// The fences of these pages are about to change. The caller has latched the pages exclusively, and has not
+    /// published any node with the new fences.
+    fn begin_change(&self, pages: &[PageId]);
+
+    /// All nodes with the new fences of these pages have been published. A page that the change removes still has its
+    /// number.
+    fn end_change(&self, pages: &[PageId]);
+
     /// The rows from `separator` on, or all rows if it is `None`, have moved from one leaf to another. The leaves
-    /// always differ.
+    /// always differ, and are latched.
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>);
 }
 
@@ -47,8 +58,7 @@ pub(crate) trait Observer: Send + Sync {
 pub(crate) struct Tree {
     pub(crate) pages: Arc<PageSpace>,
     pub(crate) pool: Arc<Pool>,
-    observer: Arc<dyn Observer>,
-    pub(crate) counts: Arc<Counts>,
+    observer: Arc<dyn RowObserver>,
 }
 
 impl std::fmt::Debug for Tree {
@@ -58,7 +68,7 @@ impl std::fmt::Debug for Tree {
 }
 
 /// The number of restarts after which the tree is considered damaged. An outdated view lasts only microseconds.
-const RESTARTS_MAX: usize = 1_000_000;
+pub(crate) const RESTARTS_MAX: usize = 1_000_000;
 
 /// The limit on restarts once page-table entries are known to be lost: then only eviction can make a view outdated.
 const LOST_RESTARTS_MAX: usize = 100;
@@ -152,8 +162,8 @@ pub(crate) struct Upcoming {
 }
 
 impl Tree {
-    pub(crate) fn new(pages: Arc<PageSpace>, pool: Arc<Pool>, observer: Arc<dyn Observer>) -> Tree {
-        Tree { pages, pool, observer, counts: Arc::default() }
+    pub(crate) fn new(pages: Arc<PageSpace>, pool: Arc<Pool>, observer: Arc<dyn RowObserver>) -> Tree {
+        Tree { pages, pool, observer }
     }
 
     /// Creates the empty root of a new keyspace.
@@ -224,7 +234,7 @@ impl Tree {
     /// Descends from the root to the frame that seems to hold the target's leaf. `visit` sees the inner nodes on the
     /// path.
     #[inline]
-    fn descend(
+    pub(crate) fn descend(
         &self,
         target: Target<'_>,
         visit: impl FnMut(PageId, FrameIndex, &Inner<'_>, usize),
@@ -275,7 +285,8 @@ impl Tree {
         }
     }
 
-    fn lost(&self) -> Error {
+    /// Returns the error of a tree in which descents never end.
+    pub(crate) fn lost(&self) -> Error {
         let what = format!("the tree of keyspace {}", self.pages.quoted_name());
         Error::corrupted(self.pool.space.path(), what, "its nodes do not lead to every key")
     }
@@ -427,8 +438,9 @@ impl Tree {
         Ok(())
     }
 
+    /// Called before each restart. Fails if the keyspace is being dropped or its page tables have lost entries.
     #[cold]
-    fn pause(&self, restart: usize) -> Result<()> {
+    pub(crate) fn pause(&self, restart: usize) -> Result<()> {
         self.check_dropped()?;
         if restart >= LOST_RESTARTS_MAX && self.pages.has_lost_pages() {
             return Err(self.lost());

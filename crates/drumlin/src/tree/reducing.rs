@@ -6,9 +6,8 @@
 //! it stays valid if changes are folded afterwards. Changes are looked up in the list that all readers share, never
 //! copied from it, because the list may be long.
 
-use super::Tree;
 use super::counting::{Halt, begins_at};
-use super::counts::{CountState, KeptCounts};
+use super::counts::{CountState, CountedTree, KeptCounts};
 use super::node::{Inner, Node};
 use super::reductions::{KeptReduction, Reductions, StateLevel, States};
 use crate::error::Result;
@@ -90,7 +89,7 @@ pub(crate) enum Piece {
 
 /// One attempt to find the next step.
 struct Look<'l> {
-    tree: &'l Tree,
+    tree: &'l CountedTree,
     kept: &'l KeptCounts,
     base: &'l CountState,
     reductions: &'l Reductions,
@@ -306,9 +305,9 @@ impl<'l> Look<'l> {
     }
 }
 
-impl Tree {
+impl CountedTree {
     /// Returns the next step of a reduction, or `None` if changes have been folded since the cursor's lookup of changed
-    /// keys.
+    /// keys, or the counts have ended.
     pub(crate) async fn next_piece(
         &self,
         mode: WaitMode<'_>,
@@ -323,7 +322,7 @@ impl Tree {
             let reclaim_guard = self.pool.reclaim_guard();
             let nodes = reclaim_guard.pages(&self.pages.table);
             let base = kept.base();
-            if base.generation != cursor.generation {
+            if base.generation != cursor.generation || kept.has_ended() {
                 return Err(Halt::Folded);
             }
             Look { tree: self, kept, base: &base, reductions, reduction, own_changed, nodes: &nodes }.next(cursor)

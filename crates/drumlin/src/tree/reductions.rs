@@ -587,10 +587,10 @@ mod tests {
         let first = stamp(&stamps);
         stamps.void(page);
         let second = stamp(&stamps);
-        stamps.unsettle(page, drop);
+        stamps.begin_change(page, drop);
         stamps.void(page);
         assert_eq!(stamps.load(page), CountEntry::Changing);
-        stamps.settle(page);
+        stamps.end_change(page);
         let third = stamp(&stamps);
         stamps.renew(page, drop);
         let stamps = [first, second, third, stamp(&stamps)];

@@ -1,7 +1,7 @@
 //! Splits and merges. Each of these structure changes is complete in itself.
 
 use super::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, separator_between};
-use super::{Provider, Target, Tree, check_node};
+use super::{Provider, RowObserver, Target, Tree, check_node};
 use crate::error::Result;
 use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind};
@@ -33,6 +33,18 @@ const ROW_OVERHEAD_BYTES: usize = crate::format::node::SLOT_BYTES + crate::forma
 /// A node is merged only if less than a quarter of it is in use and the result leaves a quarter free. This keeps splits
 /// and merges from undoing each other.
 const UNDERFULL_SHARE: usize = 4;
+
+/// A change of the fences of latched pages. Dropping it tells the observer that all new nodes are published.
+struct FenceChange<'t, const N: usize> {
+    observer: &'t dyn RowObserver,
+    pages: [PageId; N],
+}
+
+impl<const N: usize> Drop for FenceChange<'_, N> {
+    fn drop(&mut self) {
+        self.observer.end_change(&self.pages);
+    }
+}
 
 /// The outcome of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -100,6 +112,13 @@ impl Tree {
         }
     }
 
+    /// Tells the observer that the fences of these pages are about to change. The caller has the pages latched.
+    fn begin_change<const N: usize>(&self, pages: [PageId; N]) -> FenceChange<'_, N> {
+        debug_assert!(pages.iter().all(|page| *page != PageId::ROOT), "the root has other fences");
+        self.observer.begin_change(&pages);
+        FenceChange { observer: &*self.observer, pages }
+    }
+
     /// Returns the inner node in `page`, latched exclusively so that it can't be replaced.
     fn latch_inner(&self, page: PageId) -> Option<FrameWrite<'_>> {
         let PageEntry::Immutable(frame) = self.pages.table.load(page) else { return None };
@@ -143,7 +162,7 @@ impl Tree {
         debug_assert_eq!(check_node(&new, kind), Ok(()), "a new node is not sound");
         let page = self.pages.table.allocate(1);
         assert!(page != PageId::ROOT, "the root's number is given out again");
-        self.counts.renew(page);
+        self.observer.page_created(page);
         new.set_dirty(epoch_guard.epoch());
         let frame = new.into_published(self.page_key(page));
         self.pages
@@ -183,7 +202,7 @@ impl Tree {
         self.pool.prepare_change(epoch_guard, &parent)?;
         self.pool.prepare_change(epoch_guard, &leaf)?;
 
-        let _unsettled = self.unsettle([leaf_page]);
+        let _change = self.begin_change([leaf_page]);
         let mut right = frames.pop().expect("counted");
         let at = Leaf::new(&leaf).lower_bound(&separator);
         self.pool.mark_dirty(epoch_guard, &leaf);
@@ -289,7 +308,7 @@ impl Tree {
         self.pool.prepare_change(epoch_guard, &full)?;
 
         crate::coverage::mark!("an inner node split");
-        let _unsettled = self.unsettle([page]);
+        let _change = self.begin_change([page]);
         let right = self.publish(epoch_guard, right, Kind::Inner);
         copy.copy_from_slice(&parent);
         let index = Inner::new(&parent).child_for(&separator) + 1;
@@ -357,7 +376,7 @@ impl Tree {
             self.pool.prepare_change(&epoch_guard, &parent)?;
             self.pool.prepare_change(&epoch_guard, &left)?;
             self.pool.prepare_change(&epoch_guard, &right)?;
-            let unsettled = self.unsettle([left_page, right_page]);
+            let change = self.begin_change([left_page, right_page]);
             self.pool.mark_dirty(&epoch_guard, &left);
             let merged = LeafMut::new(left.leaf_mut(&self.pages.table)).merge_from(&Leaf::new(&right));
             merged.expect("the sum was checked");
@@ -365,8 +384,8 @@ impl Tree {
             crate::coverage::mark!("two leaves merged");
             self.observer.rows_moved(&self.pages, right_page, left_page, None);
             self.replace(&epoch_guard, parent_page, parent, copy);
-            // The counts have to be settled before the page number can be reused.
-            drop(unsettled);
+            // The change has to end before the page number can be reused.
+            drop(change);
             self.pool.free_page(&epoch_guard, &self.pages, right);
         } else {
             let Some(left) = self.latch_inner(left_page) else { return Ok(false) };
@@ -379,14 +398,14 @@ impl Tree {
             self.pool.prepare_change(&epoch_guard, &parent)?;
             self.pool.prepare_change(&epoch_guard, &left)?;
             self.pool.prepare_change(&epoch_guard, &right)?;
-            let unsettled = self.unsettle([left_page, right_page]);
+            let change = self.begin_change([left_page, right_page]);
             merged.copy_from_slice(&left);
             InnerMut::new(&mut merged).merge_from(&Inner::new(&right)).expect("the sum was checked");
             crate::coverage::mark!("two inner nodes merged");
             self.replace(&epoch_guard, left_page, left, merged);
             self.replace(&epoch_guard, parent_page, parent, copy);
-            // The counts have to be settled before the page number can be reused.
-            drop(unsettled);
+            // The change has to end before the page number can be reused.
+            drop(change);
             self.pool.free_page(&epoch_guard, &self.pages, right);
         }
         Ok(true)
@@ -411,7 +430,7 @@ impl Tree {
         assert!(Node::new(&child).level() + 1 == Node::new(&root).level(), "a child is not of the level below");
         let fences = (Node::new(&child).lower_fence(), Node::new(&child).upper_fence());
         assert!(fences == (None, None), "the only child of the root bounds the keys: {fences:?}");
-        let unsettled = self.unsettle([child_page]);
+        let change = self.begin_change([child_page]);
         copy.copy_from_slice(&child);
         copy.header().set_address(root.header().address());
         copy.set_dirty(epoch_guard.epoch());
@@ -424,7 +443,7 @@ impl Tree {
         }
         crate::coverage::mark!("the root's only child took its place");
         root.unlink(Residency::Immutable);
-        drop(unsettled);
+        drop(change);
         self.pool.free_page(epoch_guard, &self.pages, child);
         Ok(!is_leaf)
     }

@@ -30,8 +30,8 @@ use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::{Account, Budget, Held, heap_bytes, reserve};
 use crate::space::{CheckpointDebt, PageSpace};
+use crate::tree::Direction;
 use crate::tree::node::RowValue;
-use crate::tree::{Direction, Observer};
 
 /// The old versions of the rows of one leaf that one commit changed, packed in key order.
 ///
@@ -739,17 +739,17 @@ impl Versions {
     }
 }
 
-impl Observer for Versions {
-    fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>) {
+impl Versions {
+    /// Moves the versions of rows that have moved from one leaf to another: of the rows from `separator` on, or of all
+    /// if it is `None`. The caller has both leaves latched.
+    pub(crate) fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>) {
         assert!(from != to, "rows move from page {from} to itself");
         // A spill that begins after this line waits for the move. A spill that began before it is seen by `move_rows`.
         self.moving.fetch_add(1, Ordering::SeqCst);
         self.move_rows(pages, from, to, separator, self.spill.load(Ordering::SeqCst));
         self.moving.fetch_sub(1, Ordering::SeqCst);
     }
-}
 
-impl Versions {
     fn move_rows(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>, spill: u32) {
         let (moved, kept) = {
             let mut shard = self.shard(pages.id, from).lock();

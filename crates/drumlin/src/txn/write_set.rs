@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::values::LargeValue;
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, record};
 use crate::memory::{Grant, grown_capacity, reserve};
-use crate::tree::Tree;
+use crate::tree::counts::CountedTree;
 
 /// A transaction's last change of a row.
 #[derive(Clone, Copy, Debug)]
@@ -173,7 +173,7 @@ impl Index {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WriteSet {
-    trees: BTreeMap<KeyspaceId, (Tree, Index)>,
+    trees: BTreeMap<KeyspaceId, (CountedTree, Index)>,
     arena: Vec<u8>,
     entries: Vec<Entry>,
     large_bytes: usize,
@@ -221,7 +221,7 @@ const INDEX_ENTRY_BYTES: usize = 2 * size_of::<Newest>() + 2;
 /// Memory of a keyspace with an index of one entry, in a map that is half full. The smallest vector has a capacity of
 /// four.
 const TREE_BYTES: usize =
-    2 * size_of::<(KeyspaceId, (Tree, Index))>() + 4 * (size_of::<Vec<Newest>>() + size_of::<Newest>());
+    2 * size_of::<(KeyspaceId, (CountedTree, Index))>() + 4 * (size_of::<Vec<Newest>>() + size_of::<Newest>());
 
 impl WriteSet {
     pub(crate) fn is_empty(&self) -> bool {
@@ -274,20 +274,20 @@ impl WriteSet {
         &self.arena[self.entries[entry as usize].key.clone()]
     }
 
-    pub(crate) fn put(&mut self, tree: &Tree, key: &[u8], value: &[u8]) {
+    pub(crate) fn put(&mut self, tree: &CountedTree, key: &[u8], value: &[u8]) {
         let key = self.keep(key);
         let value = self.keep(value);
         self.push(tree, key, Kept::Put(value));
     }
 
-    pub(crate) fn put_large(&mut self, tree: &Tree, key: &[u8], value: Arc<LargeValue>) {
+    pub(crate) fn put_large(&mut self, tree: &CountedTree, key: &[u8], value: Arc<LargeValue>) {
         debug_assert!(value.reference().is_none(), "a value is put again that a commit has named");
         self.large_bytes += size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>();
         let key = self.keep(key);
         self.push(tree, key, Kept::PutLarge(value));
     }
 
-    pub(crate) fn remove(&mut self, tree: &Tree, key: &[u8]) {
+    pub(crate) fn remove(&mut self, tree: &CountedTree, key: &[u8]) {
         let key = self.keep(key);
         self.push(tree, key, Kept::Remove);
     }
@@ -299,7 +299,7 @@ impl WriteSet {
         start..self.arena.len()
     }
 
-    fn push(&mut self, tree: &Tree, key_range: Range<usize>, kept: Kept) {
+    fn push(&mut self, tree: &CountedTree, key_range: Range<usize>, kept: Kept) {
         let keyspace = tree.pages.id;
         let number = u32::try_from(self.entries.len()).expect("memory ends before entry numbers");
         reserve(&mut self.entries, 1);
@@ -381,7 +381,7 @@ impl WriteSet {
     }
 
     /// Returns the newest change of every row, in the order of (keyspace, key).
-    pub(crate) fn rows(&self) -> impl Iterator<Item = (&Tree, &[u8], Change<'_>)> {
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&CountedTree, &[u8], Change<'_>)> {
         self.trees.iter().flat_map(|(&keyspace, (tree, _))| {
             self.range(keyspace, (Bound::Unbounded, Bound::Unbounded)).map(move |(key, change)| (tree, key, change))
         })

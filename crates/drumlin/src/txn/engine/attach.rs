@@ -26,9 +26,9 @@ use crate::pool::FrameWrite;
 use crate::pool::load::LoadTables;
 use crate::space::table::CHUNK_PAGES;
 use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace};
-use crate::tree::counts::LoadedCounts;
+use crate::tree::Target;
+use crate::tree::counts::{CountedTree, LoadedCounts};
 use crate::tree::node::Leaf;
-use crate::tree::{Target, Tree};
 use crate::txn::clock::Clock;
 
 /// The maximum number of attempts to find the root in memory: it may be evicted again before it is latched.
@@ -48,7 +48,7 @@ impl Engine {
     /// the load). If the load has counts, the keyspace keeps counts from then on.
     pub(crate) fn try_attach(
         &self,
-        tree: &Tree,
+        tree: &CountedTree,
         tables: &LoadTables,
         counts: Option<LoadedCounts>,
         mut take_timestamp: impl FnMut() -> Result<Timestamp>,

@@ -6,13 +6,13 @@ use super::Engine;
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::task::WaitMode;
-use crate::tree::Tree;
+use crate::tree::counts::CountedTree;
 use crate::tree::counts::KeptCounts;
 
 impl Engine {
     /// Begins to keep the counts of a keyspace, if there is memory for them. Stops commits briefly: those that have a
     /// timestamp are applied first, and those that get one later see that counts are kept.
-    pub(crate) fn keep_counts(&self, tree: &Tree) -> Option<Arc<KeptCounts>> {
+    pub(crate) fn keep_counts(&self, tree: &CountedTree) -> Option<Arc<KeptCounts>> {
         let epoch_guard = self.space.epoch_latch.exclusive();
         // A dropped keyspace would never release its counts.
         tree.check_dropped().ok()?;
@@ -21,7 +21,7 @@ impl Engine {
     }
 
     /// Like [`keep_counts`](Self::keep_counts), and also keeps reductions of the rows' values.
-    pub(crate) fn keep_reductions(&self, tree: &Tree) -> Option<Arc<KeptCounts>> {
+    pub(crate) fn keep_reductions(&self, tree: &CountedTree) -> Option<Arc<KeptCounts>> {
         let epoch_guard = self.space.epoch_latch.exclusive();
         tree.check_dropped().ok()?;
         let number_end = tree.pages.table.number_end();
@@ -34,7 +34,7 @@ impl Engine {
     pub(crate) async fn fold_counts(
         &self,
         mode: WaitMode<'_>,
-        tree: &Tree,
+        tree: &CountedTree,
         kept: &KeptCounts,
         recent_max: usize,
     ) -> Result<()> {
@@ -45,7 +45,13 @@ impl Engine {
     }
 
     /// Returns `true` if the row existed as of this commit.
-    pub(crate) async fn has_row_at(&self, mode: WaitMode<'_>, tree: &Tree, key: &[u8], at: Timestamp) -> Result<bool> {
+    pub(crate) async fn has_row_at(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &CountedTree,
+        key: &[u8],
+        at: Timestamp,
+    ) -> Result<bool> {
         let found = self.find_in(mode, tree, key, super::ReadAt::Timestamp(at), |_| ()).await?;
         Ok(found.is_some())
     }

@@ -16,6 +16,7 @@ use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId};
 use crate::pool::{FrameRead, Needs, Pool, Stop};
 use crate::space::{FrameIndex, Space};
 use crate::task::{WaitMode, turn};
+use crate::tree::counts::CountedTree;
 use crate::tree::node::Leaf;
 use crate::tree::{Finger, Incoming, Provider, Target, Tree};
 use crate::txn::read_set::{Reads, Walk};
@@ -26,7 +27,7 @@ use crate::txn::write_set::Change;
 /// A row that a commit changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row<'a> {
-    pub(crate) tree: &'a Tree,
+    pub(crate) tree: &'a CountedTree,
     pub(crate) key: &'a [u8],
     pub(crate) change: Change<'a>,
 }
