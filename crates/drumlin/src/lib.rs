@@ -172,6 +172,7 @@ compile_error!(
 );
 
 mod collections;
+mod counts;
 mod coverage;
 mod db;
 mod error;

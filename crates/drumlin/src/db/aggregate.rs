@@ -1,7 +1,7 @@
 //! Reduces the rows of a range: each operation once, for all handles and both wait modes.
 //!
-//! The result comes from the states that the keyspace keeps for the reducer (`tree/reductions.rs`), as far as they are
-//! valid for the snapshot, and otherwise from reading rows.
+//! The result comes from the states that the keyspace keeps for the reducer (`counts/page_states.rs`), as far as they
+//! are valid for the snapshot, and otherwise from reading rows.
 
 use std::any::TypeId;
 use std::ops::{Bound, ControlFlow};
@@ -12,14 +12,14 @@ use super::bounds::OwnedBounds;
 use super::counting::{Interval, as_slices, interval};
 use super::reducer::{ReduceError, Reducer};
 use super::rows::{RENEWALS_MAX, Rows};
+use crate::counts::KeptCounts;
+use crate::counts::page_states::{KeptReduction, NAME_BYTES_MAX, ReducerId, StateLevel, States};
+use crate::counts::reduce_range::{Piece, ReduceCursor, Unreduced};
 use crate::error::{Error, Result, quoted};
 use crate::format::PageId;
 use crate::pool::Stop;
 use crate::task::{WaitMode, turn};
-use crate::tree::counts::KeptCounts;
 use crate::tree::node::{Leaf, RowValue};
-use crate::tree::reducing::{Piece, ReduceCursor, Unreduced};
-use crate::tree::reductions::{KeptReduction, NAME_BYTES_MAX, ReducerId, StateLevel, States};
 use crate::tree::{Direction, Target};
 use crate::txn::snapshots::SnapshotHandle;
 

@@ -1,6 +1,6 @@
 //! Counts rows, and finds them by position: each operation once, for all handles and both wait modes.
 //!
-//! The result comes from the counts that the keyspace keeps (`tree/counts.rs`). If it keeps none, the range is small,
+//! The result comes from the counts that the keyspace keeps (`counts/mod.rs`). If it keeps none, the range is small,
 //! or the snapshot is older than the counts, the result comes from a walk through the leaves.
 
 use std::collections::BTreeSet;
@@ -11,13 +11,13 @@ use std::sync::Arc;
 use super::Value;
 use super::bounds::OwnedBounds;
 use super::rows::{RENEWALS_MAX, Rows};
+use crate::counts::count_range::{CountCursor, Seek};
+use crate::counts::{KeptCounts, NoAnswer, RECENT_MAX, interval_of};
 use crate::error::{Error, Result};
 use crate::memory::{Account, grown_capacity, heap_bytes, reserve};
 use crate::sync::Random;
 use crate::task::{Rooted, WaitMode};
 use crate::tree::Direction;
-use crate::tree::counting::{CountCursor, Seek};
-use crate::tree::counts::{KeptCounts, NoAnswer, RECENT_MAX, interval_of};
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
 

@@ -133,7 +133,7 @@ impl Keyspace {
 
     /// The tree, for tests that look inside.
     #[cfg(test)]
-    pub(crate) fn tree(&self) -> &crate::tree::counts::CountedTree {
+    pub(crate) fn tree(&self) -> &crate::counts::CountedTree {
         &self.open.tree
     }
 

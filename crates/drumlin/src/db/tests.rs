@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::counts::CountedTree;
 use crate::db::{Database, Keyspace, Savepoint, Transaction, Value};
 use crate::format::KeyspaceId;
 use crate::format::extent::PageKey;
@@ -18,7 +19,6 @@ use crate::io::fault::{FaultyBackend, Operation};
 use crate::memory::{Account, Budget, WRITE_BUFFER_COUNT};
 use crate::space::{PageEntry, PageSpace};
 use crate::task::{WaitMode, ready};
-use crate::tree::counts::CountedTree;
 use crate::tree::node::Leaf;
 use crate::tree::{RowObserver, Target, Tree};
 use crate::txn::engine::at_once::IS_OFF;

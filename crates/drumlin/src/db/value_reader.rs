@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::{Handle, Value};
+use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::ChunkNumber;
 use crate::format::node::LargeRef;
@@ -13,7 +14,6 @@ use crate::memory::{Account, Grant, heap_bytes};
 use crate::store::Store;
 use crate::sync::Exclusive;
 use crate::task::{WaitMode, ready};
-use crate::tree::counts::CountedTree;
 use crate::txn::engine::Engine;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, LargeValue, Part};

@@ -3,7 +3,7 @@
 //!
 //! There are two such files. A checkpoint writes to the file that the checkpoint before it did not use, so that the
 //! counts of the newest durable checkpoint are complete whenever the process is killed. The counts are written as soon
-//! as the checkpoint has begun, because no changes can be folded until then (`tree/counts/capture.rs`), and before its
+//! as the checkpoint has begun, because no changes can be folded until then (`counts/capture.rs`), and before its
 //! superblock: only the superblock makes them valid. If more pages were counted later, closing the database writes the
 //! same file again.
 //!
@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::Store;
 use super::advice;
 use super::keyspaces::Keyspaces;
+use crate::counts::capture::{CountCapture, RestoredCounts};
 use crate::error::{Error, Result};
 use crate::format::counts::{
     self, CountedKeyspace, CountsHead, ENTRY_BYTES, HEAD_BYTES, ITEMS_OFFSET, KEYSPACE_COUNT_MAX, ListedChange,
@@ -48,7 +49,6 @@ use crate::format::superblock::Superblock;
 use crate::format::{CheckpointId, CheckpointNumber, CountsFileId, DatabaseId, KeyspaceId, PageId, Timestamp};
 use crate::io::{FileRef, FolderRef, OpenOptions, Persist};
 use crate::memory::{Account, Budget};
-use crate::tree::counts::capture::{CountCapture, RestoredCounts};
 
 /// The two files. Checkpoints with even numbers use the first.
 pub(super) const COUNTS_NAMES: [&str; 2] = ["counts-0", "counts-1"];

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::counts::{CountedTree, Counts};
 use crate::error::Result;
 use crate::format::catalogue::KeyspaceEntry;
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::pool::NewFrame;
 use crate::space::{EpochGuard, PageSpace};
 use crate::sync::RwLock;
-use crate::tree::counts::{CountedTree, Counts};
 use crate::tree::{RowObserver, Tree};
 use crate::txn::engine::Engine;
 use crate::txn::versions::Versions;

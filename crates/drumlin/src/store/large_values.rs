@@ -1,11 +1,11 @@
 //! Reading large values, whole or by chunks, as of a snapshot.
 
 use super::Store;
+use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::ChunkNumber;
 use crate::format::node::LargeRef;
 use crate::task::WaitMode;
-use crate::tree::counts::CountedTree;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Chunk, LargeValue, Part};
 impl Store {

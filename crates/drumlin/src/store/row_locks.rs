@@ -7,11 +7,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::{LOCK_TIMEOUT, Store};
+use crate::counts::CountedTree;
 use crate::error::{Error, LockHolder, Result};
 use crate::format::KeyspaceId;
 use crate::memory::{Account, Grant};
 use crate::task::{Boxed, WaitMode};
-use crate::tree::counts::CountedTree;
 use crate::txn::TransactionId;
 use crate::txn::engine::{self, OwnedValue, ReadAt};
 use crate::txn::locks::{Granted, HeldBy, LockError, WAITING_BYTES, lock_bytes};

@@ -12,13 +12,8 @@
 //! 4. A core operation never waits. If it lacks something, it returns what it lacks ([`Needs`]) and has changed
 //!    nothing.
 
-mod count_entries;
-pub(crate) mod counting;
-pub(crate) mod counts;
 pub(crate) mod node;
 pub(crate) mod packing;
-pub(crate) mod reducing;
-pub(crate) mod reductions;
 mod structure;
 
 pub(crate) use structure::{FRAMES_NEEDED, Incoming, has_room};

@@ -12,9 +12,9 @@ use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use super::values::LargeValue;
+use crate::counts::CountedTree;
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, record};
 use crate::memory::{Grant, grown_capacity, reserve};
-use crate::tree::counts::CountedTree;
 
 /// A transaction's last change of a row.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of the library, with the parts that it may name. It may name no others.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("collections", &[]),
     ("sync", &[]),
     ("format", &[]),
@@ -18,6 +18,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("space", &["collections", "coverage", "format", "sync", "error", "memory", "io"]),
     ("pool", &["collections", "coverage", "format", "sync", "error", "memory", "io", "space"]),
     ("tree", &["collections", "coverage", "format", "sync", "task", "error", "memory", "space", "pool"]),
+    ("counts", &["collections", "coverage", "format", "sync", "task", "error", "memory", "space", "pool", "tree"]),
     (
         "txn",
         &[
@@ -33,6 +34,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
             "space",
             "pool",
             "tree",
+            "counts",
         ],
     ),
     ("store", &["+txn"]),

@@ -22,6 +22,7 @@ pub(crate) use rows::{LoadedRow, LoadedRows, PART_BYTES_MAX};
 use sorting::{SortBuffer, Waiting};
 
 use super::{OpenKeyspace, Store};
+use crate::counts::loaded::LoadedCounts;
 use crate::error::{Error, Result};
 use crate::format::node::{LARGE_REF_BYTES, LargeRef, VALUE_LENGTH_BYTES};
 use crate::format::record::{self, Attachment, Operation};
@@ -30,7 +31,6 @@ use crate::pool::load::LoadPages;
 use crate::seglog::Body;
 use crate::space::Purpose;
 use crate::task::{WaitMode, ready};
-use crate::tree::counts::LoadedCounts;
 use crate::tree::packing::TakenRow;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 

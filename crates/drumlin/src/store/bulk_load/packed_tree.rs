@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use super::OpenKeyspace;
 use super::rows::LoadedRows;
+use crate::counts::count_range::LEAVES_WITHOUT;
+use crate::counts::loaded::{CountedPages, LoadedCounts};
 use crate::error::Result;
 use crate::format::ChunkNumber;
 use crate::format::extent::{Kind, PageKey};
 use crate::format::node::LargeRef;
 use crate::pool::load::LoadPages;
 use crate::store::Store;
-use crate::tree::counting::LEAVES_WITHOUT;
-use crate::tree::counts::LoadedCounts;
 use crate::tree::node::{PackedRow, large_rest, push_value};
-use crate::tree::packing::{CountedPages, Packer, TakenRow};
+use crate::tree::packing::{Packer, TakenRow};
 use crate::txn::values::{self, LargeValue};
 
 /// A tree that is being packed.

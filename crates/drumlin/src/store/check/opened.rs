@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::pages::{KeysOfPages, Verifier};
 use super::report::{CheckProgress, CheckReport};
+use crate::counts::KeptCounts;
+use crate::counts::count_range::CountCursor;
 use crate::error::{Error, Result};
 use crate::store::read_ahead::ReadAhead;
 use crate::store::{OpenKeyspace, Store};
 use crate::task::{WaitMode, ready};
-use crate::tree::counting::CountCursor;
-use crate::tree::counts::KeptCounts;
 use crate::tree::node::Leaf;
 use crate::tree::{Direction, Target};
 

@@ -20,6 +20,8 @@
 
 use super::Engine;
 use super::replay::Replaying;
+use crate::counts::CountedTree;
+use crate::counts::loaded::LoadedCounts;
 use crate::error::Result;
 use crate::format::{ExtentAddress, PageId, Timestamp};
 use crate::pool::FrameWrite;
@@ -27,7 +29,6 @@ use crate::pool::load::LoadTables;
 use crate::space::table::CHUNK_PAGES;
 use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace};
 use crate::tree::Target;
-use crate::tree::counts::{CountedTree, LoadedCounts};
 use crate::tree::node::Leaf;
 use crate::txn::clock::Clock;
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::Engine;
+use crate::counts::CountedTree;
+use crate::counts::KeptCounts;
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::task::WaitMode;
-use crate::tree::counts::CountedTree;
-use crate::tree::counts::KeptCounts;
 
 impl Engine {
     /// Begins to keep the counts of a keyspace, if there is memory for them. Stops commits briefly: those that have a

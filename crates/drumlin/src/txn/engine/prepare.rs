@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Engine;
+use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::node::LARGE_REF_BYTES;
 use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId};
 use crate::pool::{FrameRead, Needs, Pool, Stop};
 use crate::space::{FrameIndex, Space};
 use crate::task::{WaitMode, turn};
-use crate::tree::counts::CountedTree;
 use crate::tree::node::Leaf;
 use crate::tree::{Finger, Incoming, Provider, Target, Tree};
 use crate::txn::read_set::{Reads, Walk};

@@ -6,16 +6,16 @@
 //! it stays valid if changes are folded afterwards. Changes are looked up in the list that all readers share, never
 //! copied from it, because the list may be long.
 
-use super::counting::{Halt, begins_at};
-use super::counts::{CountState, CountedTree, KeptCounts};
-use super::node::{Inner, Node};
-use super::reductions::{KeptReduction, Reductions, StateLevel, States};
+use super::count_range::{Halt, begins_at};
+use super::page_states::{KeptReduction, Reductions, StateLevel, States};
+use super::{CountState, CountedTree, KeptCounts};
 use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::format::{PageId, Timestamp};
 use crate::pool::ImmutablePages;
 use crate::space::{FrameIndex, PageEntry};
 use crate::task::WaitMode;
+use crate::tree::node::{Inner, Node};
 
 /// Limit on pages whose rows are read in one step.
 const PAGES_AT_ONCE: usize = if cfg!(feature = "sim") { 4 } else { 64 };

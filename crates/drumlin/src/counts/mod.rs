@@ -10,7 +10,7 @@
 //!
 //! A keyspace that is never counted pays one load of a flag for each row that is inserted or removed.
 //!
-//! Reductions of the rows' values are kept next to the counts (`tree/reductions.rs`). While a keyspace has any, the
+//! Reductions of the rows' values are kept next to the counts (`counts/page_states.rs`). While a keyspace has any, the
 //! list also holds the rows whose values were replaced, and a fold voids the reductions of the pages that it touches.
 //!
 //! # Invariants
@@ -21,11 +21,11 @@
 //! 2. An entry that holds a count holds the number of rows at the base within its page's fences. A count is stored by
 //!    compare-and-swap: it replaces only the stamp that was read before the rows were counted.
 //! 3. A page's entry becomes `Changing` before the page's fences change, and before any node with the new fences is
-//!    published. Once all these nodes are published it becomes `Unknown` with a new stamp ([`Counts::end_change`]). To sum the
-//!    children of a node, a thread loads the node, loads the children's entries, and then checks that the page table
-//!    still shows the node. An entry that was stored after its page's fences changed was stored after the parent was
-//!    replaced, so the check fails. The change of a page that it removes ends before the number is freed. The next page with
-//!    that number begins with a stamp of its own, so a late count of the old page is either not stored or not kept.
+//!    published. Once all these nodes are published it becomes `Unknown` with a new stamp ([`Counts::end_change`]). To
+//!    sum the children of a node, a thread loads the node, loads the children's entries, and then checks that the page
+//!    table still shows the node. An entry that was stored after its page's fences changed was stored after the parent
+//!    was replaced, so the check fails. If a change removes a page, it ends before the page's number is freed. The next
+//!    page with that number begins with a stamp of its own, so a late count of the old page is either not stored or not kept.
 //! 4. A fold adds to entries and removes from the list while it holds the lock of the base exclusively; counting holds
 //!    it shared. Both release the lock between steps. A fold raises the generation, by which a count notices that the
 //!    sums it made before are void.
@@ -36,6 +36,11 @@
 //! the lock that guards the pointer to the counts.
 
 pub(crate) mod capture;
+pub(crate) mod count_range;
+pub(crate) mod loaded;
+mod page_entries;
+pub(crate) mod page_states;
+pub(crate) mod reduce_range;
 
 use std::ops::{Bound, Deref};
 use std::sync::{Arc, OnceLock};
@@ -48,10 +53,11 @@ use crate::space::EpochGuard;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{CachePadded, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, thread_index};
 
-use super::Tree;
-use super::count_entries::CountEntries;
-pub(crate) use super::count_entries::CountEntry;
-use super::reductions::{KeptReduction, Reductions, StateLevel};
+use crate::tree::Tree;
+use loaded::LoadedCounts;
+use page_entries::CountEntries;
+pub(crate) use page_entries::CountEntry;
+use page_states::{KeptReduction, Reductions, StateLevel};
 
 /// The effect of a commit on a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -296,7 +302,7 @@ impl KeptCounts {
         }
     }
 
-    pub(super) fn take(&self, bytes: u64) {
+    fn take(&self, bytes: u64) {
         self.budget.take(Account::Counts, bytes);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         if self.budget.taken_bytes(Account::Counts) > self.budget.limit_bytes(Account::Counts) {
@@ -305,7 +311,7 @@ impl KeptCounts {
         }
     }
 
-    pub(super) fn give(&self, bytes: u64) {
+    fn give(&self, bytes: u64) {
         let before = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         assert!(bytes <= before, "counts give back {bytes} bytes of {before}");
         self.budget.give(Account::Counts, bytes);
@@ -372,7 +378,7 @@ impl KeptCounts {
 
     /// Returns the net number of rows that all listed changes add between `lower` and `upper`. The caller holds the
     /// latch of the leaf with these keys.
-    pub(super) fn all_changes(&self, lower: &[u8], upper: Option<&[u8]>) -> i64 {
+    fn all_changes(&self, lower: &[u8], upper: Option<&[u8]>) -> i64 {
         self.with_list(|list| list.sum(lower, upper, Timestamp(u64::MAX)))
     }
 
@@ -401,7 +407,7 @@ impl KeptCounts {
 
     /// Calls `visit`, in no order, with each changed key of a range up to a snapshot, and with 1 for an insert, -1 for
     /// a removal or 0 for a replaced value. The caller holds `base`, and adds these changes to the rows at the base.
-    pub(super) fn visit_changes(
+    fn visit_changes(
         &self,
         base: &CountState,
         (lower, upper): (&[u8], Option<&[u8]>),
@@ -416,7 +422,7 @@ impl KeptCounts {
     }
 
     /// Returns the lowest key of a range that was changed since the base and up to a snapshot. The caller holds `base`.
-    pub(super) fn first_changed(
+    fn first_changed(
         &self,
         base: &CountState,
         (lower, upper): (&[u8], Option<&[u8]>),
@@ -455,11 +461,7 @@ impl KeptCounts {
     /// Sorts the list, and calls `fold` with each change up to a commit, in key order. Removes the changes for which
     /// `fold` returns `true`. Counting is blocked until the returned guard is dropped. Folds nothing while a capture is
     /// open.
-    pub(super) fn fold(
-        &self,
-        up_to: Timestamp,
-        mut fold: impl FnMut(&[u8], i64) -> bool,
-    ) -> RwLockWriteGuard<'_, CountState> {
+    fn fold(&self, up_to: Timestamp, mut fold: impl FnMut(&[u8], i64) -> bool) -> RwLockWriteGuard<'_, CountState> {
         let mut base: RwLockWriteGuard<'_, CountState> = self.base.write();
         if self.capture.is_open() {
             crate::coverage::mark!("a fold was put off, for counts are written");
@@ -495,19 +497,19 @@ impl KeptCounts {
     }
 
     #[inline]
-    pub(super) fn entry(&self, page: PageId) -> CountEntry {
+    fn entry(&self, page: PageId) -> CountEntry {
         self.entries.load(page)
     }
 
     /// Stores the number of rows beneath a page in place of the stamp that was read before they were counted. Returns
     /// `false` if the page's fences have changed since, or another thread stored a count first.
-    pub(super) fn store(&self, page: PageId, stamp: u64, rows: u64) -> bool {
+    fn store(&self, page: PageId, stamp: u64, rows: u64) -> bool {
         self.capture.note_news();
         self.entries.store(page, stamp, rows, |bytes| self.take(bytes))
     }
 
     /// Adds folded changes to the entry of a page above them, if it holds a count, and voids the page's reductions.
-    pub(super) fn add_folded(&self, page: PageId, change: i64) {
+    fn add_folded(&self, page: PageId, change: i64) {
         if !self.entries.add(page, change) {
             self.contradict();
         }
@@ -566,7 +568,7 @@ impl KeptCounts {
     }
 
     /// Returns the page's stamp, or `None` while its fences are being changed.
-    pub(super) fn stamp(&self, page: PageId) -> Option<u64> {
+    fn stamp(&self, page: PageId) -> Option<u64> {
         let reductions = self.reductions.get().expect("reductions have begun");
         match reductions.stamps.load_made(page, |bytes| self.take(bytes)) {
             CountEntry::Unknown(stamp) => Some(stamp),
@@ -576,7 +578,7 @@ impl KeptCounts {
     }
 
     /// Returns `true` if the account can take this many more bytes and still have half of its limit left for the list.
-    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+    fn has_room_for(&self, bytes: u64) -> bool {
         let limit_bytes = self.budget.limit_bytes(Account::Counts);
         self.budget.taken_bytes(Account::Counts) + bytes <= limit_bytes / 2
     }
@@ -584,40 +586,6 @@ impl KeptCounts {
     /// Returns `true` if changes may be missing from the list.
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
-    }
-}
-
-/// Counts of a tree that is being packed, until it is attached.
-#[derive(Debug)]
-pub(crate) struct LoadedCounts {
-    kept: KeptCounts,
-    page_count: usize,
-}
-
-impl LoadedCounts {
-    /// Creates counts that cover no page yet.
-    pub(crate) fn new(budget: &Arc<Budget>) -> LoadedCounts {
-        LoadedCounts { kept: KeptCounts::new(Timestamp(0), budget), page_count: 0 }
-    }
-
-    /// Returns the number of pages that have a count.
-    pub(crate) fn page_count(&self) -> usize {
-        self.page_count
-    }
-
-    /// Adds the count of a page that was stored. Returns `false` if the counts would take too much memory for this many
-    /// pages, by the same limit as in [`begin`](Counts::begin).
-    pub(crate) fn add(&mut self, page: PageId, rows: u64) -> bool {
-        let kept = &self.kept;
-        assert!(rows > 0, "page {page} of a load has no rows");
-        let has_room = || kept.has_room_for(CountEntries::memory_bytes_of(u64::from(page.0) + 1));
-        if !kept.entries.has_cell(page) && !has_room() {
-            return false;
-        }
-        let is_first = kept.store(page, 0, rows);
-        assert!(is_first, "page {page} of a load is stored twice");
-        self.page_count += 1;
-        true
     }
 }
 
@@ -698,7 +666,7 @@ impl Counts {
     /// Begins with the counts of a bulk load that commit `at` has attached. The caller holds the exclusive epoch latch,
     /// and earlier counts of the keyspace have ended.
     pub(crate) fn begin_loaded(&self, _epoch_guard: &EpochGuard<'_>, loaded: LoadedCounts, at: Timestamp) {
-        let kept = loaded.kept;
+        let kept = loaded.into_kept();
         assert!(at > Timestamp(0), "a load is attached by no commit");
         if kept.has_ended() {
             return;
@@ -867,7 +835,7 @@ mod models {
     use loom::thread;
 
     use super::*;
-    use crate::tree::count_entries::COUNTED;
+    use crate::counts::page_entries::COUNTED;
 
     const PARENT: PageId = PageId(1);
     const LEFT: PageId = PageId(2);

@@ -1,6 +1,6 @@
 //! Reductions of the rows beneath each page: for each reducer that was used on a keyspace, the states of its pages.
 //!
-//! They live next to the counts and follow the same rules (`tree/counts.rs`) with one difference. The old and the new
+//! They live next to the counts and follow the same rules (`counts/mod.rs`) with one difference. The old and the new
 //! value of a row would be enough to correct a sum, but not a minimum. So a state describes the rows at the base, and
 //! it is used only for pages beneath which no row has changed since. Folding a change voids the states of the pages
 //! above it.
@@ -26,7 +26,7 @@
 use std::any::TypeId;
 use std::sync::Arc;
 
-use super::count_entries::{CountEntries, CountEntry};
+use super::page_entries::{CountEntries, CountEntry};
 use crate::collections::HashMap;
 use crate::format::{PageId, Timestamp, get_u32, get_u64, put_u32, put_u64};
 use crate::memory::{Account, Budget, heap_bytes};

@@ -1,5 +1,5 @@
 //! An atomic entry for each page. It holds the number of rows beneath the page, or a stamp by which a reader notices
-//! that the page or its fences have changed. `tree/counts.rs` has the rules.
+//! that the page or its fences have changed. `counts/mod.rs` has the rules.
 
 use std::sync::OnceLock;
 

@@ -7,18 +7,15 @@
 
 use std::sync::Arc;
 
-use super::counts::{CountEntry, CountState, CountedTree, KeptCounts};
-use super::node::{Inner, Leaf, Node};
-use super::{Provider, Target};
+use super::{CountEntry, CountState, CountedTree, KeptCounts};
 use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::format::{PageId, Timestamp};
 use crate::pool::{ImmutablePages, Needs, Stop};
 use crate::space::PageEntry;
 use crate::task::{WaitMode, turn};
-
-/// The number of restarts after which the tree is considered damaged.
-const RESTARTS_MAX: usize = super::RESTARTS_MAX;
+use crate::tree::node::{Inner, Leaf, Node};
+use crate::tree::{Provider, RESTARTS_MAX, Target};
 
 /// Limit on leaves counted while holding the lock of the base. This is some 15 us of work, which a fold has to wait
 /// for, and one turn of a task.
@@ -360,7 +357,8 @@ impl Step<'_> {
 
 impl CountedTree {
     /// Moves a count to the end of its range, or to the row that it seeks. Returns `false` if changes have been folded
-    /// or the counts have ended, in which case the count has to start over. O(log n), plus O(leaves) beneath pages that have no count.
+    /// or the counts have ended, in which case the count has to start over. O(log n), plus O(leaves) beneath pages that
+    /// have no count.
     pub(crate) async fn count_on(
         &self,
         mode: WaitMode<'_>,

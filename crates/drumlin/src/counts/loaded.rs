@@ -1,0 +1,84 @@
+//! Counts of a bulk load: the packer knows how many rows are beneath each node that it writes.
+
+use std::sync::Arc;
+
+use super::KeptCounts;
+use super::page_entries::CountEntries;
+use crate::error::Result;
+use crate::format::extent::{Kind, PageKey};
+use crate::format::{PageId, Timestamp};
+use crate::memory::Budget;
+use crate::pool::load::LoadPages;
+use crate::tree::packing::NodeSink;
+
+/// Counts of a tree that is being packed, until it is attached.
+#[derive(Debug)]
+pub(crate) struct LoadedCounts {
+    kept: KeptCounts,
+    page_count: usize,
+}
+
+impl LoadedCounts {
+    /// Creates counts that cover no page yet.
+    pub(crate) fn new(budget: &Arc<Budget>) -> LoadedCounts {
+        LoadedCounts { kept: KeptCounts::new(Timestamp(0), budget), page_count: 0 }
+    }
+
+    /// Returns the counts, whose base is yet to be set.
+    pub(super) fn into_kept(self) -> KeptCounts {
+        self.kept
+    }
+
+    /// Returns the number of pages that have a count.
+    pub(crate) fn page_count(&self) -> usize {
+        self.page_count
+    }
+
+    /// Adds the count of a page that was stored. Returns `false` if the counts would take too much memory for this many
+    /// pages, by the same limit as in [`Counts::begin`](super::Counts::begin).
+    pub(crate) fn add(&mut self, page: PageId, rows: u64) -> bool {
+        let kept = &self.kept;
+        assert!(rows > 0, "page {page} of a load has no rows");
+        let has_room = || kept.has_room_for(CountEntries::memory_bytes_of(u64::from(page.0) + 1));
+        if !kept.entries.has_cell(page) && !has_room() {
+            return false;
+        }
+        let is_first = kept.store(page, 0, rows);
+        assert!(is_first, "page {page} of a load is stored twice");
+        self.page_count += 1;
+        true
+    }
+}
+
+/// The pages of a load, and the rows beneath each, if they are counted.
+pub(crate) struct CountedPages<'p> {
+    pub(crate) pages: &'p mut LoadPages,
+    pub(crate) counts: &'p mut Option<LoadedCounts>,
+}
+
+impl CountedPages<'_> {
+    fn count(&mut self, page: PageId, rows: u64) {
+        self.counts.take_if(|counts| !counts.add(page, rows));
+    }
+}
+
+impl NodeSink for CountedPages<'_> {
+    fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId> {
+        let number = self.pages.take_numbers(1)?;
+        assert!(number != PageId::ROOT, "the root's number is taken for another node");
+        append_node(self.pages, number, level, page)?;
+        self.count(number, rows);
+        Ok(number)
+    }
+
+    fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()> {
+        append_node(self.pages, PageId::ROOT, level, page)?;
+        self.count(PageId::ROOT, rows);
+        Ok(())
+    }
+}
+
+fn append_node(pages: &mut LoadPages, number: PageId, level: u8, page: &[u8]) -> Result<()> {
+    let name = PageKey { keyspace: pages.keyspace(), page: number };
+    pages.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)
+}
