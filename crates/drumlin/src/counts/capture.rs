@@ -156,7 +156,7 @@ impl CountCapture {
 impl KeptCounts {
     /// Ends counts that contradict the pages. This happens only to counts that were read from a file whose damaged
     /// bytes passed verification, or that have ended already.
-    pub(crate) fn contradict(&self) {
+    pub(crate) fn mark_inconsistent(&self) {
         assert!(self.capture.is_restored || self.has_ended(), "counts contradict the pages");
         self.has_ended.store(true, Ordering::Release);
     }

@@ -180,7 +180,7 @@ impl Step<'_> {
         let changed = self.kept.all_changes(lower, upper);
         // Counts that have ended lack changes, but no answer is taken from them.
         rows.checked_add_signed(-changed).unwrap_or_else(|| {
-            self.kept.contradict();
+            self.kept.mark_inconsistent();
             0
         })
     }
@@ -332,7 +332,7 @@ impl Step<'_> {
         self.kept.visit_changes(self.base, within, seek.snapshot, |_, change| changes += change);
         changes += seek.own_within(within).iter().map(|(_, change)| change).sum::<i64>();
         seek.passes(rows, changes).unwrap_or_else(|| {
-            self.kept.contradict();
+            self.kept.mark_inconsistent();
             false
         })
     }

@@ -511,7 +511,7 @@ impl KeptCounts {
     /// Adds folded changes to the entry of a page above them, if it holds a count, and voids the page's reductions.
     fn add_folded(&self, page: PageId, change: i64) {
         if !self.entries.add(page, change) {
-            self.contradict();
+            self.mark_inconsistent();
         }
         if let Some(reductions) = self.reductions.get() {
             reductions.stamps.void(page);

@@ -170,7 +170,7 @@ impl Rows<'_> {
             self.record_interval(lower, upper)?;
             let count = cursor.rows().checked_add_signed(changes + own);
             if count.is_none() {
-                kept.contradict();
+                kept.mark_inconsistent();
             }
             return Ok(count);
         }
