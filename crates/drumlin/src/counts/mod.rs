@@ -713,7 +713,7 @@ impl Counts {
     }
 
     /// Ends the counts, if any are kept.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn discard(&self) {
         if let Some(kept) = self.kept() {
             self.end(&kept);
         }

@@ -482,7 +482,7 @@ mod tests {
         db.checkpoint().unwrap();
         assert_eq!(head().keyspaces.len(), 1);
         let tree = &store.keyspace("k").unwrap().tree;
-        write_beside(&db, || tree.counts.forget());
+        write_beside(&db, || tree.counts.discard());
         assert_eq!(head().keyspaces, []);
         compare(&backend, false);
     }

@@ -137,7 +137,7 @@ impl Keyspaces {
         by_name.keyspaces.remove(open.name());
         by_name.last_drop = timestamp;
         drop(by_name);
-        open.tree.counts.forget();
+        open.tree.counts.discard();
         engine.pool.discard(epoch_guard, pages)?;
         engine.space.drop_page_space(epoch_guard, pages);
         engine.versions.drop_keyspace(pages.id);

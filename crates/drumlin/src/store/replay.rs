@@ -186,7 +186,7 @@ impl Replay<'_> {
                         let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
                         // The list of changes may contain removals of earlier rows. A count would subtract them from
                         // the rows of the load, because a load's leaves do not show which commits came before them.
-                        open.tree.counts.forget();
+                        open.tree.counts.discard();
                         self.attach(&open.tree.pages, &attachment, record.timestamp)?;
                         continue;
                     }

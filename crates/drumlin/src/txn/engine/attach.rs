@@ -67,7 +67,7 @@ impl Engine {
             let epoch_guard = self.space.epoch_latch.exclusive();
             tree.check_dropped()?;
             // Must precede latching the root: counters hold the counts and wait for that latch.
-            tree.counts.forget();
+            tree.counts.discard();
             let PageEntry::Leaf(frame) = pages.table.load(PageId::ROOT) else { continue };
             let Some(root) = self.pool.frames.write(frame, tree.page_key(PageId::ROOT)) else { continue };
             if pages.table.load(PageId::ROOT) != PageEntry::Leaf(frame) {
