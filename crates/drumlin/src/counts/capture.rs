@@ -107,7 +107,7 @@ impl CountCapture {
 
     /// Returns `true` if everything read from the capture so far is valid.
     pub(crate) fn is_whole(&self) -> bool {
-        self.kept.capture.noted.lock().is_some() && !self.kept.has_ended()
+        self.kept.capture.noted.lock().is_some() && !self.kept.invalidated()
     }
 
     /// Calls `take` with the listed changes up to a commit, starting at index `first`, until it returns `false`.
@@ -157,8 +157,8 @@ impl KeptCounts {
     /// Ends counts that contradict the pages. This happens only to counts that were read from a file whose damaged
     /// bytes passed verification, or that have ended already.
     pub(crate) fn mark_inconsistent(&self) {
-        assert!(self.capture.is_restored || self.has_ended(), "counts contradict the pages");
-        self.has_ended.store(true, Ordering::Release);
+        assert!(self.capture.is_restored || self.invalidated(), "counts contradict the pages");
+        self.invalidated.store(true, Ordering::Release);
     }
 }
 
@@ -193,7 +193,7 @@ impl RestoredCounts {
                 list.push(key, timestamp, if is_insert { RowChange::Inserted } else { RowChange::Removed });
             }
         });
-        !self.0.has_ended()
+        !self.0.invalidated()
     }
 
     /// Stores the number of rows beneath a page. Returns `false` if the page already has a count.
@@ -235,7 +235,7 @@ impl Counts {
     pub(crate) fn restore(&self, RestoredCounts(kept): RestoredCounts) -> bool {
         kept.with_list(super::ChangeList::sort);
         assert!(!kept.capture.is_open(), "counts are captured before they are taken up");
-        if kept.has_ended() {
+        if kept.invalidated() {
             return false;
         }
         kept.capture.has_news.store(false, Ordering::Relaxed);

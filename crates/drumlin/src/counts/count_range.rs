@@ -419,7 +419,7 @@ impl CountedTree {
         let nodes = reclaim_guard.pages(&self.pages.table);
         let base = kept.base();
         // A change of fences that was under way when the counts ended never ends in their entries.
-        if base.generation != cursor.generation || kept.has_ended() {
+        if base.generation != cursor.generation || kept.invalidated() {
             return Err(Halt::Folded);
         }
         let mut step = Step { tree: self, kept, base: &base, nodes: &nodes, leaves_left: LEAVES_AT_ONCE };

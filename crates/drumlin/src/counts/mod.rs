@@ -248,7 +248,7 @@ pub(crate) const RECENT_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048
 /// The counts that a keyspace keeps: its entries and its list of changes. See the module.
 pub(crate) struct KeptCounts {
     entries: CountEntries,
-    has_ended: AtomicBool,
+    invalidated: AtomicBool,
     base: RwLock<CountState>,
     list: Mutex<ChangeList>,
     parts: [CachePadded<Mutex<ChangeList>>; PART_COUNT],
@@ -289,7 +289,7 @@ impl KeptCounts {
         let list_bytes_max = (budget.limit_bytes(Account::Counts) / 2).min(LIST_BYTES_MAX);
         KeptCounts {
             entries: CountEntries::new(),
-            has_ended: AtomicBool::new(false),
+            invalidated: AtomicBool::new(false),
             base: RwLock::new(CountState { horizon: now, floor: now, generation: 0 }),
             list: Mutex::default(),
             parts: std::array::from_fn(|_| CachePadded::default()),
@@ -307,7 +307,7 @@ impl KeptCounts {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         if self.budget.taken_bytes(Account::Counts) > self.budget.limit_bytes(Account::Counts) {
             crate::coverage::mark!("counts ended for their memory");
-            self.has_ended.store(true, Ordering::Release);
+            self.invalidated.store(true, Ordering::Release);
         }
     }
 
@@ -331,14 +331,14 @@ impl KeptCounts {
     /// Adds a row that a commit changed to the list. The caller holds the leaf's exclusive latch. Returns `false` if
     /// the change was not added because the counts have ended, or end now because the list is full.
     fn add(&self, key: &[u8], timestamp: Timestamp, change: RowChange) -> bool {
-        if self.has_ended() {
+        if self.invalidated() {
             return false;
         }
         let mut part = self.parts[thread_index() % PART_COUNT].lock();
         let before = part.memory_bytes();
         if before > self.part_bytes_max {
             crate::coverage::mark!("counts ended for the length of their list");
-            self.has_ended.store(true, Ordering::Release);
+            self.invalidated.store(true, Ordering::Release);
             return false;
         }
         part.push(key, timestamp, change);
@@ -369,7 +369,7 @@ impl KeptCounts {
         let result = look(&mut list);
         let now = list.memory_bytes();
         if now > 2 * self.list_bytes_max {
-            self.has_ended.store(true, Ordering::Release);
+            self.invalidated.store(true, Ordering::Release);
         }
         drop(list);
         self.account(before + parts_bytes, now);
@@ -385,7 +385,7 @@ impl KeptCounts {
     /// Fails if sums made in this generation are not valid for the snapshot.
     fn check(&self, base: &CountState, generation: u64, snapshot: Timestamp) -> Result<(), NoAnswer> {
         assert!(generation <= base.generation && base.floor <= base.horizon, "{base:?} goes back");
-        if self.has_ended() || snapshot < base.horizon {
+        if self.invalidated() || snapshot < base.horizon {
             return Err(NoAnswer::Never);
         }
         if base.generation == generation { Ok(()) } else { Err(NoAnswer::Folded) }
@@ -414,7 +414,7 @@ impl KeptCounts {
         up_to: Timestamp,
         mut visit: impl FnMut(&[u8], i64),
     ) {
-        debug_assert!(up_to >= base.horizon || self.has_ended(), "changes up to {up_to} are folded: {base:?}");
+        debug_assert!(up_to >= base.horizon || self.invalidated(), "changes up to {up_to} are folded: {base:?}");
         self.with_list(|list| {
             let seen = list.within(lower, upper).filter(|change| change.timestamp <= up_to);
             seen.for_each(|change| visit(list.key(change), change.sign()));
@@ -428,7 +428,7 @@ impl KeptCounts {
         (lower, upper): (&[u8], Option<&[u8]>),
         up_to: Timestamp,
     ) -> Option<Vec<u8>> {
-        debug_assert!(up_to >= base.horizon || self.has_ended(), "changes up to {up_to} are folded: {base:?}");
+        debug_assert!(up_to >= base.horizon || self.invalidated(), "changes up to {up_to} are folded: {base:?}");
         self.with_list(|list| list.first_changed(lower, upper, up_to).map(<[u8]>::to_vec))
     }
 
@@ -559,7 +559,7 @@ impl KeptCounts {
         state: &[u8],
     ) -> bool {
         let reductions = self.reductions.get().expect("reductions have begun");
-        if self.has_ended() || !reductions.make_room(reduction, level, state.len()) {
+        if self.invalidated() || !reductions.make_room(reduction, level, state.len()) {
             crate::coverage::mark!("a reduction found no memory");
             return false;
         }
@@ -584,8 +584,8 @@ impl KeptCounts {
     }
 
     /// Returns `true` if changes may be missing from the list.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.has_ended.load(Ordering::Acquire)
+    pub(crate) fn invalidated(&self) -> bool {
+        self.invalidated.load(Ordering::Acquire)
     }
 }
 
@@ -632,7 +632,7 @@ impl Counts {
             return None;
         }
         let kept = self.kept.read().clone()?;
-        if kept.has_ended() {
+        if kept.invalidated() {
             self.end(&kept);
             return None;
         }
@@ -668,7 +668,7 @@ impl Counts {
     pub(crate) fn begin_loaded(&self, _epoch_guard: &EpochGuard<'_>, loaded: LoadedCounts, at: Timestamp) {
         let kept = loaded.into_kept();
         assert!(at > Timestamp(0), "a load is attached by no commit");
-        if kept.has_ended() {
+        if kept.invalidated() {
             return;
         }
         let base = CountState { horizon: at, floor: at, generation: 0 };
@@ -703,7 +703,7 @@ impl Counts {
 
     /// Ends these counts. Called before the first change is left out of their list.
     fn end(&self, kept: &Arc<KeptCounts>) {
-        kept.has_ended.store(true, Ordering::Release);
+        kept.invalidated.store(true, Ordering::Release);
         let mut current = self.kept.write();
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, kept)) {
             self.are_kept.store(false, Ordering::Release);

@@ -322,7 +322,7 @@ impl CountedTree {
             let reclaim_guard = self.pool.reclaim_guard();
             let nodes = reclaim_guard.pages(&self.pages.table);
             let base = kept.base();
-            if base.generation != cursor.generation || kept.has_ended() {
+            if base.generation != cursor.generation || kept.invalidated() {
                 return Err(Halt::Folded);
             }
             Look { tree: self, kept, base: &base, reductions, reduction, own_changed, nodes: &nodes }.next(cursor)

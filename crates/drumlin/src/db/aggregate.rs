@@ -403,7 +403,7 @@ impl Rows<'_> {
             cursor.only_reads = vain_count > VAIN_MAX;
         }
         // The states that were used are valid only if no change was missing from their list.
-        if kept.has_ended() {
+        if kept.invalidated() {
             let (lower, upper) = as_slices(interval);
             let identity = reducing.reducer.call(|reducer| Ok(reducer.identity()))?;
             return reducing.and_rows(identity, lower, upper).await;
