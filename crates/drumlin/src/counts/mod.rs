@@ -722,14 +722,14 @@ impl Counts {
     /// Records that a commit changed the row. The caller holds the leaf's exclusive latch, and the commit is not
     /// published yet.
     #[inline]
-    pub(crate) fn note(&self, key: &[u8], timestamp: Timestamp, change: RowChange) {
-        let is_noted = if change == RowChange::Replaced { &self.are_values_kept } else { &self.are_kept };
-        if is_noted.load(Ordering::Acquire) {
-            self.note_kept(key, timestamp, change);
+    pub(crate) fn record_change(&self, key: &[u8], timestamp: Timestamp, change: RowChange) {
+        let is_listed = if change == RowChange::Replaced { &self.are_values_kept } else { &self.are_kept };
+        if is_listed.load(Ordering::Acquire) {
+            self.record_kept(key, timestamp, change);
         }
     }
 
-    fn note_kept(&self, key: &[u8], timestamp: Timestamp, change: RowChange) {
+    fn record_kept(&self, key: &[u8], timestamp: Timestamp, change: RowChange) {
         let is_missing = self.kept.read().as_ref().is_some_and(|kept| !kept.add(key, timestamp, change));
         if is_missing {
             let ended = self.kept();

@@ -37,15 +37,15 @@ pub(super) fn change_row(
     match (found, value) {
         (Ok(at), Some(value)) => {
             leaf.replace(at, value).expect("room was checked");
-            row.tree.counts.note(row.key, timestamp, RowChange::Replaced);
+            row.tree.counts.record_change(row.key, timestamp, RowChange::Replaced);
         }
         (Err(at), Some(value)) => {
             leaf.insert(at, row.key, value).expect("room was checked");
-            row.tree.counts.note(row.key, timestamp, RowChange::Inserted);
+            row.tree.counts.record_change(row.key, timestamp, RowChange::Inserted);
         }
         (Ok(at), None) => {
             leaf.remove(at);
-            row.tree.counts.note(row.key, timestamp, RowChange::Removed);
+            row.tree.counts.record_change(row.key, timestamp, RowChange::Removed);
         }
         (Err(_), None) => {}
     }
