@@ -28,7 +28,7 @@ const PAGES_AT_ONCE: usize = 64;
 pub(crate) const LEAVES_WITHOUT: usize = if cfg!(feature = "sim") { 2 } else { 16 };
 
 /// The reason why a step ended.
-pub(super) enum Halt {
+pub(super) enum StepError {
     /// The view was outdated, or a page's fences are being changed.
     Again,
     /// The step has done enough work under the lock of the base.
@@ -132,16 +132,16 @@ pub(super) fn begins_at(inner: &Inner<'_>, child: usize, key: &[u8]) -> bool {
 impl Step<'_> {
     /// Returns the number of rows beneath a page at the base, counting them if the entry holds no count. The page must
     /// be of this level.
-    fn rows_of(&mut self, page: PageId, level: u8) -> Result<u64, Halt> {
+    fn rows_of(&mut self, page: PageId, level: u8) -> Result<u64, StepError> {
         let stamp = match self.kept.entry(page) {
             CountEntry::Rows(rows) => return Ok(rows),
-            CountEntry::Changing => return Err(Halt::Again),
+            CountEntry::Changing => return Err(StepError::Again),
             CountEntry::Unknown(stamp) => stamp,
         };
         let rows = match self.nodes.load(page) {
             Ok((frame, bytes)) => {
                 if bytes[KIND_OFFSET] != Kind::Inner as u8 || Node::new(bytes).level() != level {
-                    return Err(Halt::Again);
+                    return Err(StepError::Again);
                 }
                 let inner = Inner::new(bytes);
                 let mut rows = 0;
@@ -150,23 +150,23 @@ impl Step<'_> {
                     true
                 })?;
                 if !self.tree.pages.table.shows(page, PageEntry::Immutable(frame)) {
-                    return Err(Halt::Again);
+                    return Err(StepError::Again);
                 }
                 rows
             }
             Err(PageEntry::Leaf(frame)) if level == 0 => {
-                self.leaves_left = self.leaves_left.checked_sub(1).ok_or(Halt::Yield)?;
-                let read = self.tree.pool.frames.read(frame, self.tree.page_key(page)).ok_or(Halt::Again)?;
+                self.leaves_left = self.leaves_left.checked_sub(1).ok_or(StepError::Yield)?;
+                let read = self.tree.pool.frames.read(frame, self.tree.page_key(page)).ok_or(StepError::Again)?;
                 if !self.tree.pages.table.shows(page, PageEntry::Leaf(frame)) {
-                    return Err(Halt::Again);
+                    return Err(StepError::Again);
                 }
                 let leaf = Leaf::new(&read);
                 self.leaf_rows(&leaf, leaf.lower_fence().unwrap_or_default(), leaf.upper_fence())
             }
-            Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => return Err(Halt::Pages(vec![page])),
-            Err(_) => return Err(Halt::Again),
+            Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => return Err(StepError::Pages(vec![page])),
+            Err(_) => return Err(StepError::Again),
         };
-        if self.kept.store(page, stamp, rows) { Ok(rows) } else { Err(Halt::Again) }
+        if self.kept.store(page, stamp, rows) { Ok(rows) } else { Err(StepError::Again) }
     }
 
     /// Returns the number of rows of a latched leaf at the base, from `lower` on and below `upper`.
@@ -192,7 +192,7 @@ impl Step<'_> {
         inner: &Inner<'_>,
         children: std::ops::Range<usize>,
         mut visit: impl FnMut(usize, u64) -> bool,
-    ) -> Result<(), Halt> {
+    ) -> Result<(), StepError> {
         let level = inner.level() - 1;
         let mut missing = Vec::new();
         for child in children {
@@ -203,15 +203,15 @@ impl Step<'_> {
                     }
                 }
                 Ok(_) => {}
-                Err(Halt::Pages(pages)) => missing.extend(pages),
-                Err(halt) if missing.is_empty() => return Err(halt),
+                Err(StepError::Pages(pages)) => missing.extend(pages),
+                Err(error) if missing.is_empty() => return Err(error),
                 Err(_) => break,
             }
             if missing.len() >= PAGES_AT_ONCE {
                 break;
             }
         }
-        if missing.is_empty() { Ok(()) } else { Err(Halt::Pages(missing)) }
+        if missing.is_empty() { Ok(()) } else { Err(StepError::Pages(missing)) }
     }
 
     /// Returns the number of rows that the changes visible to the seeking reader add beneath each of these children.
@@ -243,7 +243,7 @@ impl Step<'_> {
         first: usize,
         cursor: &CountCursor,
         seek: Option<&mut Seek>,
-    ) -> Result<(usize, u64), Halt> {
+    ) -> Result<(usize, u64), StepError> {
         let behind = match (cursor.end.as_deref(), inner.upper_fence()) {
             (None, _) => inner.len(),
             (Some(end), Some(upper)) if upper <= end => inner.len(),
@@ -271,18 +271,18 @@ impl Step<'_> {
         assert!(first + passed <= behind.max(first), "children are passed that reach beyond the range");
         // The page table has a newer version of this node, in which a child has lost a part of the interval that this
         // version assigns to it.
-        if is_outdated { Err(Halt::Again) } else { Ok((passed, sum)) }
+        if is_outdated { Err(StepError::Again) } else { Ok((passed, sum)) }
     }
 
     /// Descends towards the cursor's position, and passes what it can within one node.
-    fn advance(&mut self, cursor: &mut CountCursor, mut seek: Option<&mut Seek>) -> Result<(), Halt> {
+    fn advance(&mut self, cursor: &mut CountCursor, mut seek: Option<&mut Seek>) -> Result<(), StepError> {
         let mut page = PageId::ROOT;
         let mut level = u8::MAX;
         loop {
             match self.nodes.load(page) {
                 Ok((frame, bytes)) => {
                     if bytes[KIND_OFFSET] != Kind::Inner as u8 || Node::new(bytes).level() >= level {
-                        return Err(Halt::Again);
+                        return Err(StepError::Again);
                     }
                     self.tree.pool.frames.header(frame).touch_inner();
                     let inner = Inner::new(bytes);
@@ -299,7 +299,7 @@ impl Step<'_> {
                                 if let (Some(seek), Some(before)) = (seek, before) {
                                     seek.remaining = before;
                                 }
-                                return Err(failed.err().unwrap_or(Halt::Again));
+                                return Err(failed.err().unwrap_or(StepError::Again));
                             }
                         };
                         if passed > 0 {
@@ -312,16 +312,16 @@ impl Step<'_> {
                     page = inner.child(child);
                 }
                 Err(PageEntry::Leaf(frame)) => {
-                    let read = self.tree.pool.frames.read(frame, self.tree.page_key(page)).ok_or(Halt::Again)?;
+                    let read = self.tree.pool.frames.read(frame, self.tree.page_key(page)).ok_or(StepError::Again)?;
                     let is_there = self.tree.pages.table.shows(page, PageEntry::Leaf(frame));
                     if !is_there || !Node::new(&read).covers(&cursor.position) {
-                        return Err(Halt::Again);
+                        return Err(StepError::Again);
                     }
                     self.pass_leaf(&Leaf::new(&read), cursor, seek);
                     return Ok(());
                 }
-                Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => return Err(Halt::Pages(vec![page])),
-                Err(_) => return Err(Halt::Again),
+                Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => return Err(StepError::Pages(vec![page])),
+                Err(_) => return Err(StepError::Again),
             }
         }
     }
@@ -376,7 +376,7 @@ impl CountedTree {
     pub(super) async fn walking<T>(
         &self,
         mode: WaitMode<'_>,
-        mut step: impl FnMut() -> Result<T, Halt>,
+        mut step: impl FnMut() -> Result<T, StepError>,
     ) -> Result<Option<T>> {
         let mut provider = Provider::new(mode, &self.pool);
         let mut restart = 0;
@@ -384,16 +384,16 @@ impl CountedTree {
             mode.work(turn::LEAF).await;
             match step() {
                 Ok(done) => return Ok(Some(done)),
-                Err(Halt::Folded) => return Ok(None),
-                Err(Halt::Again) => {
+                Err(StepError::Folded) => return Ok(None),
+                Err(StepError::Again) => {
                     self.pause(restart)?;
                     restart += 1;
                 }
-                Err(Halt::Yield) => {
+                Err(StepError::Yield) => {
                     self.check_dropped()?;
                     mode.worked(LEAVES_AT_ONCE);
                 }
-                Err(Halt::Pages(pages)) => {
+                Err(StepError::Pages(pages)) => {
                     self.bring_in(mode, &mut provider, pages).await?;
                     restart = 0;
                 }
@@ -414,13 +414,18 @@ impl CountedTree {
         Ok(())
     }
 
-    fn count_step(&self, kept: &KeptCounts, cursor: &mut CountCursor, mut seek: Option<&mut Seek>) -> Result<(), Halt> {
+    fn count_step(
+        &self,
+        kept: &KeptCounts,
+        cursor: &mut CountCursor,
+        mut seek: Option<&mut Seek>,
+    ) -> Result<(), StepError> {
         let reclaim_guard = self.pool.reclaim_guard();
         let nodes = reclaim_guard.pages(&self.pages.table);
         let base = kept.base();
         // A change of fences that was under way when the counts ended never ends in their entries.
         if base.generation != cursor.generation || kept.invalidated() {
-            return Err(Halt::Folded);
+            return Err(StepError::Folded);
         }
         let mut step = Step { tree: self, kept, base: &base, nodes: &nodes, leaves_left: LEAVES_AT_ONCE };
         while !cursor.is_done {

@@ -6,7 +6,7 @@
 //! it stays valid if changes are folded afterwards. Changes are looked up in the list that all readers share, never
 //! copied from it, because the list may be long.
 
-use super::count_range::{Halt, begins_at};
+use super::count_range::{StepError, begins_at};
 use super::page_states::{KeptReduction, Reductions, StateLevel, States};
 use super::{CountState, CountedTree, KeptCounts};
 use crate::error::Result;
@@ -107,27 +107,27 @@ struct FoundNode<'l> {
 
 impl<'l> Look<'l> {
     /// Returns the inner node in a page, of a level below `above`, or `None` if the page is a leaf.
-    fn node(&self, page: PageId, above: u8) -> Result<Option<FoundNode<'l>>, Halt> {
+    fn node(&self, page: PageId, above: u8) -> Result<Option<FoundNode<'l>>, StepError> {
         match self.nodes.load(page) {
             Ok((frame, bytes)) => {
                 if bytes[KIND_OFFSET] != Kind::Inner as u8 || Node::new(bytes).level() >= above {
-                    return Err(Halt::Again);
+                    return Err(StepError::Again);
                 }
                 self.tree.pool.frames.header(frame).touch_inner();
                 Ok(Some(FoundNode { page, frame, inner: Inner::new(bytes) }))
             }
             Err(PageEntry::Leaf(_)) => Ok(None),
-            Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => Err(Halt::Pages(vec![page])),
-            Err(_) => Err(Halt::Again),
+            Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => Err(StepError::Pages(vec![page])),
+            Err(_) => Err(StepError::Again),
         }
     }
 
     /// Fails unless the page table still shows the node. If it does, the node's children had these fences when their
     /// stamps were read.
-    fn check_shown(&self, node: &FoundNode<'_>) -> Result<(), Halt> {
+    fn check_shown(&self, node: &FoundNode<'_>) -> Result<(), StepError> {
         debug_assert!(node.page != PageId::NONE, "page 0 is no node");
         let is_shown = self.tree.pages.table.shows(node.page, PageEntry::Immutable(node.frame));
-        if is_shown { Ok(()) } else { Err(Halt::Again) }
+        if is_shown { Ok(()) } else { Err(StepError::Again) }
     }
 
     /// Returns the first key at or after `from` that was changed up to the snapshot or by the reader itself. No state
@@ -158,13 +158,13 @@ impl<'l> Look<'l> {
         u8::from(!self.reductions.has_leaf_room(self.reduction))
     }
 
-    fn next(&self, cursor: &mut ReduceCursor) -> Result<Piece, Halt> {
+    fn next(&self, cursor: &mut ReduceCursor) -> Result<Piece, StepError> {
         let (mut page, mut level) = (PageId::ROOT, u8::MAX);
         loop {
             let Some(node) = self.node(page, level)? else {
                 // The root is a leaf, or an outdated node named a page that has become one.
                 if page != PageId::ROOT {
-                    return Err(Halt::Again);
+                    return Err(StepError::Again);
                 }
                 return Ok(Piece::Rows { upper: None });
             };
@@ -190,7 +190,7 @@ impl<'l> Look<'l> {
         node: &FoundNode<'l>,
         first: usize,
         cursor: &mut ReduceCursor,
-    ) -> Result<Option<Piece>, Halt> {
+    ) -> Result<Option<Piece>, StepError> {
         let inner = &node.inner;
         let position = cursor.position.clone();
         let behind = match (cursor.end.as_deref(), inner.upper_fence()) {
@@ -228,14 +228,14 @@ impl<'l> Look<'l> {
         child: usize,
         behind: usize,
         cursor: &mut ReduceCursor,
-    ) -> Result<Piece, Halt> {
+    ) -> Result<Piece, StepError> {
         assert!(child < behind && node.inner.level() > 0, "child {child} of {behind} is to be reduced");
         if node.inner.level() == self.row_level() + 1 {
             return self.unreduced_pages(node, child, behind, cursor);
         }
         let page = node.inner.child(child);
-        let stamp = self.kept.stamp(page).ok_or(Halt::Again)?;
-        let Some(below) = self.node(page, node.inner.level())? else { return Err(Halt::Again) };
+        let stamp = self.kept.stamp(page).ok_or(StepError::Again)?;
+        let Some(below) = self.node(page, node.inner.level())? else { return Err(StepError::Again) };
         self.check_shown(node)?;
         let child_count = below.inner.len();
         let mut states = States::with_capacity(child_count);
@@ -255,7 +255,7 @@ impl<'l> Look<'l> {
         first: usize,
         behind: usize,
         cursor: &mut ReduceCursor,
-    ) -> Result<Piece, Halt> {
+    ) -> Result<Piece, StepError> {
         let inner = &node.inner;
         let (at_once, level) =
             if inner.level() == 1 { (PAGES_AT_ONCE, StateLevel::Leaf) } else { (1, StateLevel::Inner) };
@@ -277,12 +277,12 @@ impl<'l> Look<'l> {
         }
         assert!(pages.len() <= at_once, "{} pages at once", pages.len());
         self.check_shown(node)?;
-        if pages.is_empty() { Err(Halt::Again) } else { Ok(Piece::Pages { lower, pages }) }
+        if pages.is_empty() { Err(StepError::Again) } else { Ok(Piece::Pages { lower, pages }) }
     }
 
     /// Returns the rows of leaves from the cursor's position on, up to the first leaf that has or could get a usable
     /// state.
-    fn rows_from(&self, node: &FoundNode<'l>, first: usize, cursor: &mut ReduceCursor) -> Result<Piece, Halt> {
+    fn rows_from(&self, node: &FoundNode<'l>, first: usize, cursor: &mut ReduceCursor) -> Result<Piece, StepError> {
         assert!(node.inner.level() == 1, "rows of a node of level {}", node.inner.level());
         let (mut lower, mut upper) = (Vec::new(), Vec::new());
         let mut has_upper = node.inner.child_upper_into(first, &mut upper);
@@ -323,7 +323,7 @@ impl CountedTree {
             let nodes = reclaim_guard.pages(&self.pages.table);
             let base = kept.base();
             if base.generation != cursor.generation || kept.invalidated() {
-                return Err(Halt::Folded);
+                return Err(StepError::Folded);
             }
             Look { tree: self, kept, base: &base, reductions, reduction, own_changed, nodes: &nodes }.next(cursor)
         })
