@@ -448,7 +448,7 @@ impl CountedTree {
     pub(crate) async fn has_many_leaves(&self, mode: WaitMode<'_>, lower: &[u8], upper: Option<&[u8]>) -> Result<bool> {
         self.awaiting(mode, |_| {
             let mut many = None;
-            let way = self.descend(Target::At(lower), |_, _, inner, child| {
+            let path = self.descend(Target::At(lower), |_, _, inner, child| {
                 if inner.level() == 1 {
                     let is_beyond = match (inner.upper_fence(), upper) {
                         (Some(fence), Some(upper)) => fence < upper,
@@ -459,7 +459,7 @@ impl CountedTree {
                     many = Some(is_beyond || last >= child + LEAVES_WITHOUT);
                 }
             });
-            match (many, way) {
+            match (many, path) {
                 (Some(many), _) => Ok(many),
                 (None, Ok(_)) => Ok(false),
                 // There is no inner node: the root is a leaf.
@@ -475,14 +475,14 @@ impl CountedTree {
         let reclaim_guard = self.pool.reclaim_guard();
         let nodes = reclaim_guard.pages(&self.pages.table);
         let mut missing = Vec::new();
-        let mut way = Way::default();
+        let mut path = Path::default();
         // A removal must not be folded before the insert of the same row.
         let mut left: Option<Vec<u8>> = None;
         let hold = kept.fold(up_to, |key, change| {
             if left.as_deref() == Some(key) {
                 return false;
             }
-            if let Err(page) = way.fold(&nodes, kept, key, change) {
+            if let Err(page) = path.fold(&nodes, kept, key, change) {
                 left = Some(key.to_vec());
                 if missing.len() < PAGES_AT_ONCE {
                     missing.push(page);
@@ -491,7 +491,7 @@ impl CountedTree {
             }
             true
         });
-        way.end(kept);
+        path.end(kept);
         drop(hold);
         missing
     }
@@ -516,7 +516,7 @@ impl CountedTree {
 /// The path from the root to a leaf, made of inner nodes in memory, and the changes to be folded into the counts along
 /// it. Keys arrive in order.
 #[derive(Default)]
-struct Way<'g> {
+struct Path<'g> {
     /// The inner nodes on the path; only the root if that is a leaf.
     pages: Vec<PageId>,
     /// The lowest inner node on the path.
@@ -524,7 +524,7 @@ struct Way<'g> {
     sum: i64,
 }
 
-impl<'g> Way<'g> {
+impl<'g> Path<'g> {
     /// Folds the change of one row. If a page of the path is not in memory, folds nothing and fails with that page.
     fn fold(&mut self, nodes: &ImmutablePages<'g>, kept: &KeptCounts, key: &[u8], change: i64) -> Result<(), PageId> {
         if self.lowest.is_none_or(|lowest| !lowest.covers(key)) {
@@ -547,7 +547,7 @@ impl<'g> Way<'g> {
     }
 
     fn go_to(&mut self, nodes: &ImmutablePages<'g>, key: &[u8]) -> Result<(), PageId> {
-        assert!(self.pages.is_empty() && self.sum == 0, "a way is left before its changes are folded");
+        assert!(self.pages.is_empty() && self.sum == 0, "a path is left before its changes are folded");
         let mut page = PageId::ROOT;
         let mut level = u8::MAX;
         loop {

@@ -315,14 +315,14 @@ impl Tree {
         }
         for restart in 0..RESTARTS_MAX {
             let mut next = None;
-            let way = self.descend(target, |_, _, inner, child| {
+            let path = self.descend(target, |_, _, inner, child| {
                 let neighbour = match direction {
                     Direction::Forward => Some(child + 1).filter(|&child| child < inner.len()),
                     Direction::Backward => child.checked_sub(1),
                 };
                 next = neighbour.map(|child| inner.child(child));
             })?;
-            if let Some(located) = way
+            if let Some(located) = path
                 && let Some(read) = self.read_leaf_at(located, target)
             {
                 let next = next.map(|page| self.pages.table.load(page));
@@ -459,7 +459,7 @@ impl Tree {
             }
         };
         let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), PageEntry::OnDisk(_));
-        let way = self.descend(target, |_, _, inner, child| {
+        let path = self.descend(target, |_, _, inner, child| {
             if inner.level() == 2 {
                 let parents = from(child, inner.len(), 1 + count * CHILD_BYTES / self.pages.page_bytes);
                 upcoming.inner = parents.into_iter().map(|index| inner.child(index)).filter(on_disk).collect();
@@ -478,7 +478,7 @@ impl Tree {
             }
         });
         if upcoming.leaf_count == 0
-            && let Err(Stop::Needs(Needs::Page(_, inner))) = way
+            && let Err(Stop::Needs(Needs::Page(_, inner))) = path
             && upcoming.inner.is_empty()
             && on_disk(&inner)
         {
@@ -496,11 +496,11 @@ impl Tree {
             let mut provider = Provider::new(mode, &self.pool);
             for restart in 0..UNREADABLE_RESTARTS_MAX {
                 let (mut lower, mut upper, mut last) = (None, None, PageId::ROOT);
-                let way = self.descend(Target::At(key), |_, _, inner, child| {
+                let path = self.descend(Target::At(key), |_, _, inner, child| {
                     (lower, upper) = child_fences(inner, child);
                     last = inner.child(child);
                 });
-                let needs = match way {
+                let needs = match path {
                     Ok(Some(_)) => return Ok(None),
                     Ok(None) if restart >= LOST_RESTARTS_MAX && self.pages.has_lost_pages() => {
                         return Ok(Some(Unreadable { page: last, lower, upper, error: self.lost() }));
