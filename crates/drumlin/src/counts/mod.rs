@@ -243,7 +243,7 @@ const PART_COUNT: usize = 8;
 const LIST_BYTES_MAX: u64 = 512 << 20;
 
 /// Number of unsorted changes at which the list is folded. Looking through 2,048 takes 10 us; folding them takes 1 ms.
-pub(crate) const RECENT_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
+pub(crate) const UNSORTED_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
 
 /// The counts that a keyspace keeps: its entries and its list of changes. See the module.
 pub(crate) struct KeptCounts {
@@ -444,15 +444,15 @@ impl KeptCounts {
         self.check(&self.base(), generation, snapshot)
     }
 
-    /// Returns `Some` if the list should be folded: it has more than `recent_max` unsorted changes, or takes too much
+    /// Returns `Some` if the list should be folded: it has more than `unsorted_max` unsorted changes, or takes too much
     /// memory. The value is `true` if it takes too much memory, in which case the fold may go beyond what older readers
     /// see.
-    pub(crate) fn wants_fold(&self, recent_max: usize) -> Option<bool> {
+    pub(crate) fn wants_fold(&self, unsorted_max: usize) -> Option<bool> {
         if self.capture.is_open() {
             return None;
         }
         self.with_list(|list| {
-            let is_long = list.changes.len() - list.sorted_count > recent_max;
+            let is_long = list.changes.len() - list.sorted_count > unsorted_max;
             let is_large = list.memory_bytes() > self.list_bytes_max / 2;
             (is_long || is_large).then_some(is_large)
         })

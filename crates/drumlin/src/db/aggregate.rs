@@ -25,7 +25,7 @@ use crate::txn::snapshots::SnapshotHandle;
 
 /// The list of changes is folded when it has this many changes out of order. Until then, each aggregate reads the
 /// leaves with such changes again.
-const RECENT_MAX: usize = if cfg!(feature = "sim") { 4 } else { 64 };
+const UNSORTED_MAX_OF_REDUCTIONS: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 
 /// After this many states were computed but could not be kept, rows are read without computing more.
 const VAIN_MAX: usize = 16;
@@ -349,7 +349,7 @@ impl Rows<'_> {
                 kept
             }
         };
-        store.engine.fold_counts(mode, tree, &kept, RECENT_MAX).await?;
+        store.engine.fold_counts(mode, tree, &kept, UNSORTED_MAX_OF_REDUCTIONS).await?;
         Ok(Some(kept))
     }
 

@@ -12,7 +12,7 @@ use super::Value;
 use super::bounds::OwnedBounds;
 use super::rows::{RENEWALS_MAX, Rows};
 use crate::counts::count_range::{CountCursor, Seek};
-use crate::counts::{KeptCounts, NoAnswer, RECENT_MAX, interval_of};
+use crate::counts::{KeptCounts, NoAnswer, UNSORTED_MAX, interval_of};
 use crate::error::{Error, Result};
 use crate::memory::{Account, grown_capacity, heap_bytes, reserve};
 use crate::sync::Random;
@@ -128,7 +128,7 @@ impl Rows<'_> {
                 kept
             }
         };
-        store.engine.fold_counts(mode, tree, &kept, RECENT_MAX).await?;
+        store.engine.fold_counts(mode, tree, &kept, UNSORTED_MAX).await?;
         Ok(Some(kept))
     }
 

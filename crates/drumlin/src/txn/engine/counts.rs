@@ -28,7 +28,7 @@ impl Engine {
         tree.counts.begin_reductions(&epoch_guard, self.clock.published(), &self.budget, number_end)
     }
 
-    /// Folds the changes that every reader sees into the counts, if the list of changes has more than `recent_max` that
+    /// Folds the changes that every reader sees into the counts, if the list of changes has more than `unsorted_max` that
     /// are out of order. If the list takes too much memory, also folds changes that older readers don't see; their
     /// snapshots can no longer use the counts.
     pub(crate) async fn fold_counts(
@@ -36,9 +36,9 @@ impl Engine {
         mode: WaitMode<'_>,
         tree: &CountedTree,
         kept: &KeptCounts,
-        recent_max: usize,
+        unsorted_max: usize,
     ) -> Result<()> {
-        let Some(is_large) = kept.wants_fold(recent_max) else { return Ok(()) };
+        let Some(is_large) = kept.wants_fold(unsorted_max) else { return Ok(()) };
         let up_to = if is_large { self.clock.visible() } else { self.snapshots.horizon(&self.clock) };
         assert!(up_to <= self.clock.published(), "changes are folded that are not published");
         tree.fold_counts(mode, kept, up_to).await
