@@ -496,8 +496,19 @@ impl CountedTree {
         missing
     }
 
-    /// Folds the changes up to a commit into the counts, bringing in the inner nodes above them.
-    pub(crate) async fn fold_counts(&self, mode: WaitMode<'_>, kept: &KeptCounts, up_to: Timestamp) -> Result<()> {
+    /// Folds changes into the counts, if the list has more than `unsorted_max` that are out of order or takes too much
+    /// memory. Brings in the inner nodes above the changes. `fold_limit` returns the newest commit whose changes may be
+    /// folded; its argument is `true` if the list takes too much memory. Then changes that older readers don't see may
+    /// be folded too; their snapshots can no longer use the counts.
+    pub(crate) async fn fold_counts(
+        &self,
+        mode: WaitMode<'_>,
+        kept: &KeptCounts,
+        unsorted_max: usize,
+        fold_limit: impl FnOnce(bool) -> Timestamp,
+    ) -> Result<()> {
+        let Some(is_large) = kept.wants_fold(unsorted_max) else { return Ok(()) };
+        let up_to = fold_limit(is_large);
         /// Rounds after which the remaining changes are left to the next fold.
         const ROUNDS_MAX: usize = 8;
         let mut provider = Provider::new(mode, &self.pool);

@@ -438,6 +438,31 @@ impl CountedTree {
     pub(crate) fn new(tree: Tree, counts: Arc<Counts>) -> CountedTree {
         CountedTree { tree, counts }
     }
+
+    /// Begins to keep the counts of the keyspace, if there is memory for them. Stops commits briefly: those that have a
+    /// timestamp are applied first, and those that get one later see that counts are kept. `published` returns the
+    /// newest commit once commits have stopped.
+    pub(crate) fn keep_counts(
+        &self,
+        budget: &Arc<Budget>,
+        published: impl FnOnce() -> Timestamp,
+    ) -> Option<Arc<KeptCounts>> {
+        let epoch_guard = self.pool.space.epoch_latch.exclusive();
+        // A dropped keyspace would never release its counts.
+        self.check_dropped().ok()?;
+        self.counts.begin(&epoch_guard, published(), budget, self.pages.table.number_end())
+    }
+
+    /// Like [`keep_counts`](Self::keep_counts), and also keeps reductions of the rows' values.
+    pub(crate) fn keep_reductions(
+        &self,
+        budget: &Arc<Budget>,
+        published: impl FnOnce() -> Timestamp,
+    ) -> Option<Arc<KeptCounts>> {
+        let epoch_guard = self.pool.space.epoch_latch.exclusive();
+        self.check_dropped().ok()?;
+        self.counts.begin_reductions(&epoch_guard, published(), budget, self.pages.table.number_end())
+    }
 }
 
 impl Deref for CountedTree {

@@ -345,11 +345,13 @@ impl Rows<'_> {
                 if !tree.has_many_leaves(mode, lower, upper).await? {
                     return Ok(None);
                 }
-                let Some(kept) = store.engine.keep_reductions(tree) else { return Ok(None) };
+                let Some(kept) = tree.keep_reductions(&store.engine.budget, || store.engine.clock.published()) else {
+                    return Ok(None);
+                };
                 kept
             }
         };
-        store.engine.fold_counts(mode, tree, &kept, UNSORTED_MAX_OF_REDUCTIONS).await?;
+        tree.fold_counts(mode, &kept, UNSORTED_MAX_OF_REDUCTIONS, |is_large| store.engine.fold_limit(is_large)).await?;
         Ok(Some(kept))
     }
 

@@ -78,7 +78,8 @@ impl Store {
             return None;
         }
         let is_large = || ready(open.tree.has_many_leaves(WaitMode::Blocking, &[], None)).unwrap_or(false);
-        open.tree.counts.kept().or_else(|| is_large().then(|| self.engine.keep_counts(&open.tree)).flatten())
+        let begin = || open.tree.keep_counts(&self.engine.budget, || self.engine.clock.published());
+        open.tree.counts.kept().or_else(|| if is_large() { begin() } else { None })
     }
 
     /// Checks that every key lies between the fences that lead to it, in order.

@@ -4,7 +4,6 @@ mod apply;
 pub(crate) mod at_once;
 mod attach;
 mod commit;
-mod counts;
 mod prepare;
 mod read;
 mod replay;

@@ -506,6 +506,20 @@ impl Engine {
         Ok(values)
     }
 
+    /// Returns `true` if the row existed as of this commit.
+    pub(crate) async fn has_row_at(&self, mode: WaitMode<'_>, tree: &Tree, key: &[u8], at: Timestamp) -> Result<bool> {
+        let found = self.find_in(mode, tree, key, ReadAt::Timestamp(at), |_| ()).await?;
+        Ok(found.is_some())
+    }
+
+    /// Returns the newest commit whose changes may be folded into counts: that which every reader sees, or the newest
+    /// visible one if older readers may lose the use of the counts.
+    pub(crate) fn fold_limit(&self, is_beyond_snapshots: bool) -> Timestamp {
+        let up_to = if is_beyond_snapshots { self.clock.visible() } else { self.snapshots.horizon(&self.clock) };
+        assert!(up_to <= self.clock.published(), "changes are folded that are not published");
+        up_to
+    }
+
     /// Returns `false` if no row of the keyspace that the caller has locked can have changed since the snapshot. That
     /// is so if nothing was published since, because a transaction keeps its row locks until its changes are published.
     /// Bulk loads take no row locks and are checked for separately.
