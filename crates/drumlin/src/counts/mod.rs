@@ -25,7 +25,8 @@
 //!    sum the children of a node, a thread loads the node, loads the children's entries, and then checks that the page
 //!    table still shows the node. An entry that was stored after its page's fences changed was stored after the parent
 //!    was replaced, so the check fails. If a change removes a page, it ends before the page's number is freed. The next
-//!    page with that number begins with a stamp of its own, so a late count of the old page is either not stored or not kept.
+//!    page with that number begins with a stamp of its own, so a late count of the old page is either not stored or not
+//!    kept.
 //! 4. A fold adds to entries and removes from the list while it holds the lock of the base exclusively; counting holds
 //!    it shared. Both release the lock between steps. A fold raises the generation, by which a count notices that the
 //!    sums it made before are void.
