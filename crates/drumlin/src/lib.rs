@@ -181,6 +181,7 @@ mod format;
 #[doc(hidden)]
 pub mod fuzzing;
 mod io;
+mod load;
 mod memory;
 mod pool;
 mod seglog;

@@ -4,12 +4,8 @@ use std::sync::Arc;
 
 use super::KeptCounts;
 use super::page_entries::CountEntries;
-use crate::error::Result;
-use crate::format::extent::{Kind, PageKey};
 use crate::format::{PageId, Timestamp};
 use crate::memory::Budget;
-use crate::pool::load::LoadPages;
-use crate::tree::packing::NodeSink;
 
 /// Counts of a tree that is being packed, until it is attached.
 #[derive(Debug)]
@@ -48,37 +44,4 @@ impl LoadedCounts {
         self.page_count += 1;
         true
     }
-}
-
-/// The pages of a load, and the rows beneath each, if they are counted.
-pub(crate) struct CountedPages<'p> {
-    pub(crate) pages: &'p mut LoadPages,
-    pub(crate) counts: &'p mut Option<LoadedCounts>,
-}
-
-impl CountedPages<'_> {
-    fn count(&mut self, page: PageId, rows: u64) {
-        self.counts.take_if(|counts| !counts.add(page, rows));
-    }
-}
-
-impl NodeSink for CountedPages<'_> {
-    fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId> {
-        let number = self.pages.take_numbers(1)?;
-        assert!(number != PageId::ROOT, "the root's number is taken for another node");
-        append_node(self.pages, number, level, page)?;
-        self.count(number, rows);
-        Ok(number)
-    }
-
-    fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()> {
-        append_node(self.pages, PageId::ROOT, level, page)?;
-        self.count(PageId::ROOT, rows);
-        Ok(())
-    }
-}
-
-fn append_node(pages: &mut LoadPages, number: PageId, level: u8, page: &[u8]) -> Result<()> {
-    let name = PageKey { keyspace: pages.keyspace(), page: number };
-    pages.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)
 }

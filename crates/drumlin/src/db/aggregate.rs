@@ -200,7 +200,7 @@ impl<R: Reducer> Reducing<'_, R> {
             Err(Stop::Needs(_)) => return Ok(false),
             Err(Stop::Error(error)) => return Err(error),
         };
-        if Leaf::new(&read).newest() > seen || tree.pages.is_loaded_since(seen) {
+        if Leaf::new(&read).newest() > seen || tree.pages.load_gate.is_loaded_since(seen) {
             return Ok(false);
         }
         page.clear();

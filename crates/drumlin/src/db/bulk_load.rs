@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::keyspace::read_head;
 use super::{Database, Keyspace};
 use crate::error::{Error, Result};
-use crate::store::bulk_load::{Finished, LoadedRow, LoadedRows, Loader, PART_BYTES_MAX, write_large};
+use crate::load::{Finished, LoadedRow, LoadedRows, Loader, PART_BYTES_MAX, write_large};
 use crate::task::ready;
 use crate::txn::values::{Blocking, MEDIUM_BYTES_MAX};
 
@@ -160,7 +160,7 @@ impl BulkLoad {
         }
         let mut counted = Counted { source: head.chain(source), bytes: 0 };
         let handle = Arc::clone(&self.keyspace.handle);
-        let added = self.loader()?.insert_large(handle.store()?, key.as_ref(), &mut counted);
+        let added = self.loader()?.insert_large(&handle.store()?.engine, key.as_ref(), &mut counted);
         self.end_by(added)?;
         Ok(counted.bytes)
     }
@@ -168,7 +168,7 @@ impl BulkLoad {
     fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let handle = Arc::clone(&self.keyspace.handle);
         let store = handle.store()?;
-        let added = self.loader()?.insert(store, key, value);
+        let added = self.loader()?.insert(&store.engine, key, value);
         self.end_by(added)
     }
 
@@ -218,7 +218,7 @@ impl BulkLoad {
         let handle = Arc::clone(&self.keyspace.handle);
         let (store, open) = (handle.store()?, &self.keyspace.open);
         let written = match store.check_write(open, key) {
-            Ok(()) => write_large(store, open, store.as_task().await, Blocking(value)).await,
+            Ok(()) => write_large(&store.engine, open, store.as_task().await, Blocking(value)).await,
             Err(error) => Err(error),
         };
         let key = key.to_vec();
@@ -227,7 +227,7 @@ impl BulkLoad {
             let written = written?;
             load.add_pending()?;
             let handle = Arc::clone(&load.keyspace.handle);
-            load.loader()?.insert_written(handle.store()?, &key, &written)
+            load.loader()?.insert_written(&handle.store()?.engine, &key, &written)
         };
         self.loader = taken.on_worker(add).await?.loader.take();
         Ok(())
@@ -267,7 +267,7 @@ impl BulkLoad {
         let handle = Arc::clone(&self.keyspace.handle);
         let loader = self.loader.take().ok_or_else(ended)?;
         let (store, free_segments_before) = (handle.store()?, loader.free_segments_before());
-        let report = match loader.finish(store) {
+        let report = match loader.finish(&store.engine) {
             Ok(Finished::Attached(rows)) => return Ok(LoadReport { rows, attached: true }),
             Ok(Finished::InTheWay(rows, loaded)) => {
                 self.put_rows(loaded).map(|()| LoadReport { rows, attached: false })
@@ -387,7 +387,7 @@ impl Database {
     /// half of the pages' part of the memory budget.
     pub fn bulk_load(&self, name: &str) -> Result<BulkLoad> {
         let keyspace = self.keyspace(name)?;
-        let loader = Loader::new(self.store()?, Arc::clone(&keyspace.open))?;
+        let loader = self.store()?.begin_load(&keyspace.open)?;
         Ok(BulkLoad { keyspace, loader: Some(Box::new(loader)), pending: Pending::default() })
     }
 }

@@ -204,7 +204,7 @@ impl Scan {
 
     /// Returns the leaf as the scan's snapshot sees it: before a bulk load filled the keyspace, it was one empty leaf.
     fn leaf_seen<'l>(&self, read: &'l [u8]) -> Leaf<'l> {
-        Leaf::new(if self.tree.pages.is_loaded_since(self.snapshot.timestamp) { &EMPTY_LEAF } else { read })
+        Leaf::new(if self.tree.pages.load_gate.is_loaded_since(self.snapshot.timestamp) { &EMPTY_LEAF } else { read })
     }
 
     /// Copies as many rows of the next leaf as are wanted, replacing the copied rows at that end. Returns their number.

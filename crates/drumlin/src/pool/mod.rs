@@ -16,11 +16,9 @@
 
 mod buffers;
 mod bulk;
-pub(crate) mod deferred;
 mod fetch;
 mod frames;
 mod groups;
-pub(crate) mod load;
 mod pins;
 pub(crate) mod reclaim;
 mod residents;
@@ -212,11 +210,17 @@ impl std::fmt::Debug for Queues {
 /// Limit on requests queued for the threads that read ahead.
 const AHEAD_REQUESTS_MAX: usize = 16;
 
+/// Work that a thread which reads ahead may do for another room.
+pub(crate) trait Errand: Send + Sync + std::fmt::Debug {
+    /// Does the work, unless another thread has begun it or it was abandoned.
+    fn run(&self, pool: &Pool);
+}
+
 /// Work for the threads that read ahead, whose results are needed later.
 #[derive(Debug)]
 enum Ahead {
     Read(Arc<PageSpace>, Vec<Wanted>),
-    Deferred(Arc<dyn deferred::Errand>),
+    Errand(Arc<dyn Errand>),
 }
 
 #[derive(Debug, Default)]
@@ -862,6 +866,11 @@ impl Pool {
         self.enqueue_ahead(Ahead::Read(Arc::clone(pages), wanted));
     }
 
+    /// Hands an errand to the threads that read ahead. None of them may do it, if they are busy.
+    pub(crate) fn send_errand(self: &Arc<Self>, errand: Arc<dyn Errand>) {
+        self.enqueue_ahead(Ahead::Errand(errand));
+    }
+
     /// Hands work to the threads that read ahead. Drops the work if their queue is full or no thread can be started.
     fn enqueue_ahead(self: &Arc<Self>, work: Ahead) {
         if !self.background.has_threads.load(Ordering::Acquire)
@@ -894,11 +903,7 @@ impl Pool {
             match work {
                 // If a page can't be read, its next reader gets the error.
                 Ahead::Read(pages, wanted) => drop(self.fault_many(&pages, &wanted)),
-                Ahead::Deferred(errand) => {
-                    if errand.run(self) {
-                        crate::coverage::mark!("a bulk load went on while another thread wrote or read for it");
-                    }
-                }
+                Ahead::Errand(errand) => errand.run(self),
             }
         }
     }

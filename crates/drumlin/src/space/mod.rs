@@ -19,6 +19,7 @@
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
+mod load_gate;
 mod neighbours;
 pub(crate) mod reservation;
 pub(crate) mod segments;
@@ -31,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::sync::{self, CachePadded, Condvar, Mutex, RwLock, ShardedLock, ShardedReadGuard, ShardedWriteGuard};
+use crate::sync::{CachePadded, Condvar, Mutex, RwLock, ShardedLock, ShardedReadGuard, ShardedWriteGuard};
 
 use crate::collections::HashMap;
 use crate::error::{Error, Result, Stopped, quoted};
@@ -39,10 +40,11 @@ use crate::format::catalogue;
 use crate::format::extent::{Encoder, ExtentError, Header, Kind, PageKey};
 use crate::format::node::is_page_bytes;
 use crate::format::summary::TableChange;
-use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, Timestamp, extent};
+use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
 use crate::io::{FileRef, Persist};
 use crate::memory::{self, Budget, ENCODER_BYTES_MAX, ENCODER_COUNT, WRITE_BUFFER_COUNT};
 use appender::{Appender, WriteBuffers, WriteJob};
+use load_gate::LoadGate;
 use reservation::Reservations;
 pub(crate) use reservation::{CheckpointDebt, Frees, Margin, Purpose, SpaceReservation};
 use segments::Segments;
@@ -62,60 +64,16 @@ pub(crate) struct PageSpace {
     /// Set if page-table entries were lost when the database was opened despite damage. Nodes may then name pages that
     /// do not exist.
     has_lost_pages: AtomicBool,
-    /// Timestamp of the latest commit that attached a bulk load, or 0. When the load was attached, no reader saw a row
-    /// of the keyspace.
-    loaded_at: AtomicU64,
-    /// Set while a bulk load is being attached. Row locks taken in this time do not keep the load from being attached.
-    is_attaching: sync::atomic::AtomicBool,
-}
-
-/// Guard for the time in which a bulk load is being attached. Dropping it ends that time.
-#[derive(Debug)]
-pub(crate) struct Attaching<'p>(&'p PageSpace);
-
-impl Drop for Attaching<'_> {
-    fn drop(&mut self) {
-        let was_attaching = self.0.is_attaching.swap(false, Ordering::AcqRel);
-        assert!(was_attaching, "an attachment to keyspace {} ends twice", self.0.id);
-    }
+    /// The bulk loads that are attached to the keyspace.
+    pub(crate) load_gate: LoadGate,
 }
 
 impl PageSpace {
     pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
         let (table, dropped) = (PageTable::new(budget), AtomicBool::new(false));
-        let (has_lost_pages, is_attaching) = (AtomicBool::new(false), sync::atomic::AtomicBool::new(false));
-        let loaded_at = AtomicU64::new(0);
-        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, loaded_at, is_attaching }
-    }
-
-    /// Announces that a bulk load is about to be attached. Must precede the check for locked rows. The caller holds the
-    /// latch of the root's frame exclusively until the load is attached or abandoned.
-    pub(crate) fn begin_attaching(&self) -> Attaching<'_> {
-        let was_attaching = self.is_attaching.swap(true, Ordering::AcqRel);
-        assert!(!was_attaching, "two loads are attached to keyspace {} at a time", self.id);
-        Attaching(self)
-    }
-
-    /// Returns `true` if a bulk load may be published by a commit that does not wait for row locks taken before this
-    /// call. The caller must call this before it looks at what is published.
-    #[inline]
-    pub(crate) fn is_attaching(&self) -> bool {
-        self.is_attaching.load(Ordering::Acquire)
-    }
-
-    /// Records that a bulk load is being attached with this timestamp. The caller holds the latch of the root's frame
-    /// exclusively.
-    pub(crate) fn note_load(&self, timestamp: Timestamp) {
-        let before = self.loaded_at.swap(timestamp.0, Ordering::AcqRel);
-        assert!(before < timestamp.0, "a load at {timestamp} follows one at {before}");
-    }
-
-    /// Returns `true` if a bulk load has been attached since this snapshot. The keyspace was empty at the snapshot, and
-    /// nothing in the pages shows when the rows came. The caller must hold a leaf's latch.
-    #[inline]
-    pub(crate) fn is_loaded_since(&self, snapshot: Timestamp) -> bool {
-        self.loaded_at.load(Ordering::Acquire) > snapshot.0
+        let (has_lost_pages, load_gate) = (AtomicBool::new(false), LoadGate::new());
+        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, load_gate }
     }
 
     /// Records that entries of the page table may be lost.

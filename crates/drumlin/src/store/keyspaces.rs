@@ -13,21 +13,8 @@ use crate::space::{EpochGuard, PageSpace};
 use crate::sync::RwLock;
 use crate::tree::{RowObserver, Tree};
 use crate::txn::engine::Engine;
+use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::versions::Versions;
-
-/// A keyspace that exists in an open database.
-#[derive(Debug)]
-pub(crate) struct OpenKeyspace {
-    pub(crate) tree: CountedTree,
-    /// The timestamp of its creation, or 0 if the checkpoint that was opened already contains it.
-    pub(crate) created: Timestamp,
-}
-
-impl OpenKeyspace {
-    pub(crate) fn name(&self) -> &str {
-        &self.tree.pages.name
-    }
-}
 
 /// The keyspaces of one open database, and the number of the next.
 #[derive(Debug)]

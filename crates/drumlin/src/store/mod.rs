@@ -2,7 +2,6 @@
 //! checks.
 
 mod advice;
-pub(crate) mod bulk_load;
 pub(crate) mod check;
 mod checkpoint;
 mod cleaner;
@@ -30,8 +29,10 @@ pub use cleaner::CompactReport;
 pub(crate) use stats::Contention;
 pub use stats::{MemoryPart, Stats};
 
-pub(crate) use keyspaces::OpenKeyspace;
 pub(crate) use row_locks::{LockedRow, NotFree};
+
+pub(crate) use crate::txn::LOCK_TIMEOUT;
+pub(crate) use crate::txn::keyspace::OpenKeyspace;
 
 use files::{Locks, Opener};
 use kept_counts::CountsFiles;
@@ -44,7 +45,8 @@ use crate::format::catalogue::Catalogue;
 use crate::format::record::{self, Operation};
 use crate::format::{Timestamp, ValueId};
 use crate::io::{Backend, IoBackend, Process, SyncMethod};
-use crate::memory::{Account, Grant, SOURCE_BYTES_MAX, heap_bytes};
+use crate::load::{LoadMemory, Loader};
+use crate::memory::{Account, Grant, heap_bytes};
 use crate::seglog::{Appended, Body};
 use crate::space::checkpoint::PageTableStore;
 use crate::space::{PageTable, Purpose};
@@ -142,9 +144,6 @@ pub(crate) struct Store {
     /// The result of closing. Locked while the database is being closed, so that a second close waits.
     closed: Mutex<Option<Result<()>>>,
 }
-
-/// The default time that a write waits for a row that another transaction has locked.
-pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Prefixes of up to this length need no memory of their own: they fit into the copy of a leaf that every reduction
 /// has.
@@ -291,7 +290,7 @@ impl Store {
         // Space for the first page, which becomes dirty, and for the keyspace's entry in the catalogue.
         let _reserved_pages =
             ready(self.engine.reserve_space(WaitMode::Blocking, Purpose::Put, 2 * page_bytes as u64))?;
-        let created = self.log_ddl(&Body::new(body), |take_timestamp| {
+        let created = self.engine.log_ddl(&Body::new(body), |take_timestamp| {
             let frame = self.engine.pool.take_frame(page_bytes)?;
             let epoch_guard = self.engine.space.epoch_latch.shared();
             let timestamp = take_timestamp()?;
@@ -308,7 +307,7 @@ impl Store {
         let open = self.keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
         let mut body = Vec::new();
         record::encode(open.tree.pages.id, &Operation::Drop, &mut body);
-        let dropped = self.log_ddl(&Body::new(body), |take_timestamp| {
+        let dropped = self.engine.log_ddl(&Body::new(body), |take_timestamp| {
             // While `page_tables` is locked, no checkpoint is running, and the check below shows that none has failed.
             // So no checkpoint still needs the image of a page, and nothing can fail once the record of the drop is
             // appended.
@@ -321,31 +320,6 @@ impl Store {
             result
         });
         dropped.map(drop)
-    }
-
-    /// Commits a record that changes no rows. If `apply` takes no timestamp, nothing is logged or committed.
-    fn log_ddl<T>(
-        &self,
-        body: &Body,
-        apply: impl FnOnce(&mut dyn FnMut() -> Result<Timestamp>) -> Result<T>,
-    ) -> Result<(T, Option<Timestamp>)> {
-        self.engine.check_failure()?;
-        let log = self.engine.log();
-        let mut reservation = Some(ready(self.engine.reserve_log(WaitMode::Blocking, 0, body.bytes().len()))?);
-        let mut appended = None;
-        let value = apply(&mut || {
-            let reservation = reservation.take().expect("a commit takes its timestamp once");
-            let logged = reservation.append(body)?;
-            self.engine.other_records.fetch_add(1, Ordering::Relaxed);
-            appended = Some(logged);
-            crate::coverage::timestamp_taken(logged.timestamp);
-            Ok(logged.timestamp)
-        })?;
-        let Some(appended) = appended else { return Ok((value, None)) };
-        log.wait_durable(&appended)?;
-        self.engine.clock.wait_published(appended.timestamp);
-        self.engine.clock.show_durable(log.durable());
-        Ok((value, Some(appended.timestamp)))
     }
 
     /// Returns the keyspaces and values that a checkpoint records. Called under the exclusive epoch latch.
@@ -374,11 +348,17 @@ impl Store {
     /// Refuses a write if the database is read-only or the key is too long.
     pub(crate) fn check_write(&self, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         self.check_writable()?;
-        let limit_bytes = open.tree.key_bytes_max();
-        if key.len() > limit_bytes {
-            return Err(Error::KeyTooLong { key_bytes: key.len(), limit_bytes, keyspace: open.name().to_owned() });
-        }
-        Ok(())
+        open.check_key(key)
+    }
+
+    /// Begins a bulk load of a keyspace.
+    pub(crate) fn begin_load(&self, open: &Arc<OpenKeyspace>) -> Result<Loader> {
+        self.check_writable()?;
+        self.engine.check_failure()?;
+        let memory = LoadMemory::reserve(&self.engine.budget, open.tree.pages.page_bytes)?;
+        self.shed_states();
+        self.engine.pool.fit_frames(0)?;
+        Ok(Loader::new(&self.engine, Arc::clone(open), memory))
     }
 
     /// Drops reducer states for which page tables and bulk loads leave no memory.
@@ -520,9 +500,7 @@ impl Store {
     /// Reserves memory for a chunk that a source fills. Waits for it, because the sources of other calls may be slow.
     pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
         self.check_writable()?;
-        let engine = &self.engine;
-        let memory = engine.reserve_in_turn(mode, Account::Sources, SOURCE_BYTES_MAX, LOCK_TIMEOUT).await;
-        memory.ok_or_else(|| Error::sources_in_memory(engine.budget.limit_bytes(Account::Sources)))
+        self.engine.source_memory(mode).await
     }
 
     /// Reserves memory for `bytes` of a value that a reducer is shown. A value larger than this account of the budget
@@ -540,6 +518,6 @@ impl Store {
 
     /// Returns the value id for a new value.
     pub(crate) fn new_value(&self) -> ValueId {
-        ValueId(self.engine.next_value.fetch_add(1, Ordering::Relaxed))
+        self.engine.new_value()
     }
 }

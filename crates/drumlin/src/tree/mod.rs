@@ -13,7 +13,6 @@
 //!    nothing.
 
 pub(crate) mod node;
-pub(crate) mod packing;
 mod structure;
 
 pub(crate) use structure::{FRAMES_NEEDED, Incoming, has_room};

@@ -4,12 +4,14 @@
 //! clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::error::Result;
 use crate::sync::{CachePadded, thread_index};
 
 pub(crate) mod clock;
 pub(crate) mod engine;
+pub(crate) mod keyspace;
 pub(crate) mod locks;
 pub(crate) mod old_rows;
 pub(crate) mod read_set;
@@ -50,6 +52,9 @@ impl TransactionIds {
 
 /// The number of sequences. If there are more threads than this, some of them share a sequence.
 const SEQUENCE_COUNT: usize = 64;
+
+/// The default time that a write waits for a row that another transaction has locked.
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Work of the maintenance thread that commits wait for. The engine receives an implementation when the database is
 /// opened. All calls block, except `ask_for_versions`.

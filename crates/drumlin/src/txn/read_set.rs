@@ -294,7 +294,7 @@ impl Reads<'_> {
     /// commit has its timestamp.
     pub(crate) fn validate(&self, versions: &Versions, pages: &PageSpace, page: PageId, leaf: &Leaf<'_>) -> Result<()> {
         let (snapshot, keyspace) = (self.snapshot.timestamp, pages.id);
-        if pages.is_loaded_since(snapshot) {
+        if pages.load_gate.is_loaded_since(snapshot) {
             return Err(Error::Conflict { reason: "rows were loaded into a keyspace that this transaction read" });
         }
         if leaf.newest() <= snapshot {

@@ -2,8 +2,8 @@
 
 mod apply;
 pub(crate) mod at_once;
-mod attach;
 mod commit;
+mod ddl;
 mod prepare;
 mod read;
 mod replay;
@@ -194,6 +194,11 @@ impl Engine<Replaying> {
 impl Engine {
     pub(crate) fn log(&self) -> &Log {
         &self.log
+    }
+
+    /// Returns the value id for a new value.
+    pub(crate) fn new_value(&self) -> ValueId {
+        ValueId(self.next_value.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The number of commits of rows since the opening.

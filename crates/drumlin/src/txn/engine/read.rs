@@ -1,6 +1,6 @@
 //! Reads of rows: from their leaves, or from their old versions.
 
-use super::{Engine, attach};
+use super::Engine;
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{PageId, Timestamp};
@@ -197,7 +197,7 @@ impl Engine {
             ReadAt::Timestamp(at) => at,
         };
         debug_assert!(at <= self.clock.published(), "a read at {at}, which is not published");
-        if tree.pages.is_loaded_since(at) {
+        if tree.pages.load_gate.is_loaded_since(at) {
             return Lookup::Row(None);
         }
         let mut was = None;
@@ -242,7 +242,7 @@ impl Engine {
                 let spilled = self.spilled.find(mode, tree.pages.id, key, at).await?;
                 let found = tree.awaiting(mode, |from| {
                     let page = tree.read_leaf_from(from, Target::At(key))?;
-                    if tree.pages.is_loaded_since(at) {
+                    if tree.pages.load_gate.is_loaded_since(at) {
                         return Ok(Some(None));
                     }
                     let leaf = Leaf::new(&page);
@@ -525,7 +525,7 @@ impl Engine {
     /// Bulk loads take no row locks and are checked for separately.
     #[inline]
     pub(crate) fn may_have_changed(&self, tree: &Tree, snapshot: Timestamp) -> bool {
-        attach::may_have_changed(&tree.pages, &self.clock, snapshot)
+        tree.pages.load_gate.may_have_changed(snapshot, || self.clock.published())
     }
 
     /// Returns `true` if the row has changed since the snapshot. Decides conflicts by the rule that the first updater
@@ -539,7 +539,7 @@ impl Engine {
     ) -> Result<bool> {
         let changed = tree.awaiting(mode, |from| {
             let page = tree.read_leaf_from(from, Target::At(key))?;
-            if tree.pages.is_loaded_since(snapshot) {
+            if tree.pages.load_gate.is_loaded_since(snapshot) {
                 return Ok(Some(true));
             }
             if Leaf::new(&page).newest() <= snapshot {

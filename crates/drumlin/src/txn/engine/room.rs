@@ -15,12 +15,13 @@ use super::replay::Replaying;
 use super::{Admitted, Engine};
 use crate::error::{Error, Result};
 use crate::format::ExtentRef;
-use crate::memory::{Account, Grant};
+use crate::memory::{Account, Grant, SOURCE_BYTES_MAX};
 use crate::seglog::Reservation;
 use crate::space::table::{CHUNK_BYTES, CHUNK_PAGES};
 use crate::space::{Margin, PageSpace, Purpose, SpaceReservation};
 use crate::task::{Boxed, WaitMode};
 use crate::tree::{FRAMES_NEEDED, Incoming};
+use crate::txn::LOCK_TIMEOUT;
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
@@ -175,6 +176,12 @@ impl Engine {
             return Some(grant);
         }
         self.wait_in_turn(mode, of, bytes, timeout).await
+    }
+
+    /// Reserves memory for a chunk that a source fills. Waits for it, because the sources of other calls may be slow.
+    pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
+        let memory = self.reserve_in_turn(mode, Account::Sources, SOURCE_BYTES_MAX, LOCK_TIMEOUT).await;
+        memory.ok_or_else(|| Error::sources_in_memory(self.budget.limit_bytes(Account::Sources)))
     }
 
     fn wait_in_turn<'a>(

@@ -9,15 +9,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use super::{Ahead, Pool};
 use crate::error::Result;
+use crate::pool::{Errand, Pool};
 use crate::sync::{Condvar, Mutex};
 
 type Work<T> = Box<dyn FnOnce(&Pool) -> Result<T> + Send>;
 
 /// A piece of deferred work. Dropping it abandons the work. See the module.
 #[derive(Debug)]
-pub(crate) struct Deferred<T> {
+pub(super) struct Deferred<T> {
     pool: Arc<Pool>,
     shared: Arc<Shared<T>>,
 }
@@ -36,12 +36,6 @@ enum State<T> {
     Over,
 }
 
-/// The work as the threads that read ahead see it.
-pub(super) trait Errand: Send + Sync + Debug {
-    /// Does the work, unless another thread has begun it or it was abandoned. Returns `true` if this call did it.
-    fn run(&self, pool: &Pool) -> bool;
-}
-
 impl<T> Debug for Shared<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("work")
@@ -49,7 +43,16 @@ impl<T> Debug for Shared<T> {
 }
 
 impl<T: Send> Errand for Shared<T> {
-    fn run(&self, pool: &Pool) -> bool {
+    fn run(&self, pool: &Pool) {
+        if self.try_run(pool) {
+            crate::coverage::mark!("a bulk load went on while another thread wrote or read for it");
+        }
+    }
+}
+
+impl<T> Shared<T> {
+    /// Does the work, unless another thread has begun it or it was abandoned. Returns `true` if this call did it.
+    fn try_run(&self, pool: &Pool) -> bool {
         let work = {
             let mut state = self.state.lock();
             let State::Waiting(_) = *state else { return false };
@@ -69,16 +72,16 @@ impl<T: Send> Errand for Shared<T> {
 
 impl<T: Send + 'static> Deferred<T> {
     /// Hands over work. Everything that the work owns is dropped before [`wait`](Self::wait) returns.
-    pub(crate) fn begin(pool: &Arc<Pool>, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Deferred<T> {
+    pub(super) fn begin(pool: &Arc<Pool>, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Deferred<T> {
         let state = Mutex::new(State::Waiting(Box::new(work)));
         let shared = Arc::new(Shared { state, ended: Condvar::default() });
-        pool.enqueue_ahead(Ahead::Deferred(Arc::clone(&shared) as Arc<dyn Errand>));
+        pool.send_errand(Arc::clone(&shared) as Arc<dyn Errand>);
         Deferred { pool: Arc::clone(pool), shared }
     }
 
     /// Waits for the end of the work, or does it if no thread has begun it. Returns its result.
-    pub(crate) fn wait(self) -> Result<T> {
-        self.shared.run(&self.pool);
+    pub(super) fn wait(self) -> Result<T> {
+        self.shared.try_run(&self.pool);
         let result = self.shared.take_result();
         result.expect("its owner takes the result once").unwrap_or_else(|panic| resume_unwind(panic))
     }

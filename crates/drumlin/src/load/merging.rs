@@ -11,8 +11,8 @@ use std::collections::binary_heap::PeekMut;
 use super::packed_tree::PackedTree;
 use super::rows::LoadedRows;
 use crate::error::Result;
-use crate::store::Store;
 use crate::tree::node::RowValue;
+use crate::txn::engine::Engine;
 use crate::txn::values::MEDIUM_BYTES_MAX;
 
 /// The next row of a run. The greatest head has the smallest key; among equal keys, it belongs to the latest run.
@@ -37,7 +37,12 @@ impl PartialOrd for Head {
 /// Adds the rows of the runs to a tree, using `memory_bytes` for reading. O(rows log runs). Each page of a run is read
 /// once and then given back, so the tree mostly reuses the space of the runs. Values of one chunk are copied; longer
 /// values are taken over.
-pub(super) fn merge(store: &Store, mut runs: Vec<LoadedRows>, memory_bytes: u64, into: &mut PackedTree) -> Result<()> {
+pub(super) fn merge(
+    engine: &Engine,
+    mut runs: Vec<LoadedRows>,
+    memory_bytes: u64,
+    into: &mut PackedTree,
+) -> Result<()> {
     let run_bytes = memory_bytes as usize / runs.len().max(1);
     runs.iter_mut().for_each(|run| run.limit_memory(run_bytes));
     let mut heads = BinaryHeap::with_capacity(runs.len());
@@ -53,9 +58,9 @@ pub(super) fn merge(store: &Store, mut runs: Vec<LoadedRows>, memory_bytes: u64,
         assert!(is_superseded || into.last_key().is_none_or(|last| last < &head.key[..]), "a run is not sorted");
         if !is_superseded {
             match rows.value() {
-                RowValue::Inline(value) => into.push(store, &head.key, value)?,
+                RowValue::Inline(value) => into.push(engine, &head.key, value)?,
                 RowValue::Large(reference) if reference.length <= MEDIUM_BYTES_MAX as u64 => {
-                    into.push(store, &head.key, &rows.take_medium(reference)?)?;
+                    into.push(engine, &head.key, &rows.take_medium(reference)?)?;
                 }
                 RowValue::Large(reference) => {
                     let reference = into.take_over(rows.pages(), reference)?;
@@ -72,7 +77,7 @@ pub(super) fn merge(store: &Store, mut runs: Vec<LoadedRows>, memory_bytes: u64,
 
 /// Merges runs in groups until at most `runs_max` are left, which is as many as the memory allows to merge at once.
 pub(super) fn merge_to(
-    store: &Store,
+    engine: &Engine,
     mut runs: Vec<LoadedRows>,
     runs_max: usize,
     memory_bytes: u64,
@@ -90,7 +95,7 @@ pub(super) fn merge_to(
                 break;
             }
             let mut tree = new_tree();
-            merge(store, group, memory_bytes, &mut tree)?;
+            merge(engine, group, memory_bytes, &mut tree)?;
             longer.push(tree.into_run()?);
         }
         runs = longer;

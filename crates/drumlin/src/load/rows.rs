@@ -5,17 +5,17 @@ use std::collections::VecDeque;
 use std::io::Read;
 use std::sync::Arc;
 
-use super::OpenKeyspace;
+use super::deferred::Deferred;
+use super::pages::LoadPages;
 use crate::error::Result;
 use crate::format::extent::VALUE_BYTES_OFFSET;
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, PageId};
 use crate::memory::Grant;
 use crate::pool::Pool;
-use crate::pool::deferred::Deferred;
-use crate::pool::load::LoadPages;
 use crate::space::checkpoint::{open_extent, read_extent};
 use crate::tree::node::{Inner, Leaf, Node, RowValue};
+use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::MEDIUM_BYTES_MAX;
 
 /// Bytes of pages that are read together, if memory allows.
@@ -293,9 +293,9 @@ impl Read for LoadedValue {
 mod tests {
     use super::*;
     use crate::Config;
+    use crate::load::Finished;
+    use crate::load::packed_tree::PackedTree;
     use crate::memory::Account;
-    use crate::store::bulk_load::packed_tree::PackedTree;
-    use crate::store::bulk_load::{Finished, Loader};
 
     /// If a load can't be attached, its rows are read back within the memory that the load had.
     #[test]
@@ -306,10 +306,10 @@ mod tests {
         let store = db.store().unwrap();
         let open = store.keyspaces.get("k").unwrap();
         let taken_bytes = || store.engine.budget.taken_bytes(Account::Loads);
-        let mut loader = Loader::new(store, Arc::clone(&open)).unwrap();
-        (0..ROWS).for_each(|row| loader.insert(store, &row.to_be_bytes(), &[row as u8; 100]).unwrap());
+        let mut loader = store.begin_load(&open).unwrap();
+        (0..ROWS).for_each(|row| loader.insert(&store.engine, &row.to_be_bytes(), &[row as u8; 100]).unwrap());
         keyspace.insert("in the way", "").unwrap();
-        let Finished::InTheWay(count, mut rows) = loader.finish(store).unwrap() else {
+        let Finished::InTheWay(count, mut rows) = loader.finish(&store.engine).unwrap() else {
             panic!("a load is attached to a keyspace with a row")
         };
         assert_eq!(count, ROWS);
@@ -343,8 +343,8 @@ mod tests {
         let live_bytes = || store.engine.space.segments.usage().live_bytes;
         let before = live_bytes();
         for (leaves, until) in [(1, ROWS), (2, ROWS), (64, ROWS), (1, 10_000), (64, 10_000)] {
-            let mut tree = PackedTree::new(store, &open, 256 << 10);
-            (0..ROWS).for_each(|row| tree.push(store, &row.to_be_bytes(), &[row as u8; 100]).unwrap());
+            let mut tree = PackedTree::new(&store.engine, &open, 256 << 10);
+            (0..ROWS).for_each(|row| tree.push(&store.engine, &row.to_be_bytes(), &[row as u8; 100]).unwrap());
             let mut rows = tree.into_run().unwrap();
             assert!(live_bytes() > before, "a run lies nowhere");
             rows.limit_memory((PAGES_BESIDE + leaves) * page_bytes);

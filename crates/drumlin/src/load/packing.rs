@@ -15,11 +15,13 @@
 //!    always pending.
 //! 3. Each level holds the rows of one node and one more row in memory.
 
+use super::pages::LoadPages;
+use crate::counts::loaded::LoadedCounts;
 use crate::error::Result;
 use crate::format::PageId;
+use crate::format::extent::{Kind, PageKey};
 use crate::format::node::{SLOT_BYTES, SLOTS_OFFSET, is_page_bytes};
-
-use super::node::{PackedRow, child_rest, common_bytes, pack, separator_between};
+use crate::tree::node::{PackedRow, child_rest, common_bytes, pack, separator_between};
 
 /// Receives the finished nodes.
 pub(crate) trait NodeSink {
@@ -27,6 +29,39 @@ pub(crate) trait NodeSink {
     fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId>;
     /// Stores the root, which is page 1.
     fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()>;
+}
+
+/// The pages of a load, and the rows beneath each, if they are counted.
+pub(crate) struct CountedPages<'p> {
+    pub(crate) pages: &'p mut LoadPages,
+    pub(crate) counts: &'p mut Option<LoadedCounts>,
+}
+
+impl CountedPages<'_> {
+    fn count(&mut self, page: PageId, rows: u64) {
+        self.counts.take_if(|counts| !counts.add(page, rows));
+    }
+}
+
+impl NodeSink for CountedPages<'_> {
+    fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId> {
+        let number = self.pages.take_numbers(1)?;
+        assert!(number != PageId::ROOT, "the root's number is taken for another node");
+        append_node(self.pages, number, level, page)?;
+        self.count(number, rows);
+        Ok(number)
+    }
+
+    fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()> {
+        append_node(self.pages, PageId::ROOT, level, page)?;
+        self.count(PageId::ROOT, rows);
+        Ok(())
+    }
+}
+
+fn append_node(pages: &mut LoadPages, number: PageId, level: u8, page: &[u8]) -> Result<()> {
+    let name = PageKey { keyspace: pages.keyspace(), page: number };
+    pages.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)
 }
 
 /// A row whose node is not complete, as offsets in the level's buffer: the start, and the ends of its key and its rest.

@@ -7,41 +7,29 @@
 //!   needs a version of a row that it once had. Both are checked while the epoch latch is held exclusively, so no
 //!   commit can change either.
 //! - *Older snapshots see none of its rows.* The load's pages don't record when they were attached; the keyspace does
-//!   ([`PageSpace::is_loaded_since`]). A reader at an earlier timestamp treats the keyspace as empty. A transaction
+//!   (`LoadGate::is_loaded_since`). A reader at an earlier timestamp treats the keyspace as empty. A transaction
 //!   that began earlier and writes a row of it, or has read any, ends in a conflict.
 //! - *No writer is overtaken.* A writer locks its row before it reads it, and it reads it through the root. The load
 //!   latches the root's frame before it checks whether a row of the keyspace is locked. So if a writer reads before the
 //!   load latches the root, the load sees the writer's lock and is not attached. If the writer reads later, it sees the
 //!   load, which is published by then.
-//! - *No writer skips a check that it needs.* A writer may skip the conflict check if nothing was published since its
-//!   snapshot, because writers hold row locks until they publish. A bulk load takes no row locks. So it announces
-//!   itself [before it checks for locks](PageSpace::begin_attaching), and a writer that sees the announcement does the
-//!   check.
+//! - *No writer skips a check that it needs.* The load announces itself before it checks for locks.
+//!   `space/load_gate.rs` has the whole protocol, and the argument.
 
-use super::Engine;
-use super::replay::Replaying;
+use super::pages::LoadTables;
 use crate::counts::CountedTree;
 use crate::counts::loaded::LoadedCounts;
 use crate::error::Result;
 use crate::format::{ExtentAddress, PageId, Timestamp};
 use crate::pool::FrameWrite;
-use crate::pool::load::LoadTables;
 use crate::space::table::CHUNK_PAGES;
 use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace};
 use crate::tree::Target;
 use crate::tree::node::Leaf;
-use crate::txn::clock::Clock;
+use crate::txn::engine::{Engine, Replaying};
 
 /// The maximum number of attempts to find the root in memory: it may be evicted again before it is latched.
 const ATTEMPTS_MAX: u32 = 100;
-
-/// Returns `false` if nothing was published since the snapshot, and no bulk load is about to be attached that has
-/// missed the caller's row lock. Then no row of the keyspace that the caller has locked has changed since.
-#[inline]
-pub(super) fn may_have_changed(pages: &PageSpace, clock: &Clock, snapshot: Timestamp) -> bool {
-    // The order matters: a load stops announcing itself only after it is published.
-    pages.is_attaching() || clock.published() > snapshot
-}
 
 impl Engine {
     /// Attaches a load that is complete and on the medium. The keyspace must have no row for any reader, and none of
@@ -73,7 +61,7 @@ impl Engine {
             if pages.table.load(PageId::ROOT) != PageEntry::Leaf(frame) {
                 continue;
             }
-            let _attaching = pages.begin_attaching();
+            let announcement = pages.load_gate.announce();
             if !Leaf::new(&root).is_empty()
                 || self.versions.has_any(id)
                 || self.spilled.has_any(id)
@@ -85,7 +73,7 @@ impl Engine {
             let timestamp = take_timestamp()?;
             assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
             // Nothing fails from here on.
-            pages.note_load(timestamp);
+            announcement.note(timestamp);
             self.show_pages(&epoch_guard, pages, tables);
             // Must precede replacing the root: a thread that reads the new root and then what is published has to see
             // the load.
@@ -171,6 +159,7 @@ mod models {
     use super::*;
     use crate::format::KeyspaceId;
     use crate::memory::Budget;
+    use crate::txn::clock::Clock;
 
     /// A keyspace to which a load is attached, and the lock of one of its rows.
     struct Rig {
@@ -182,7 +171,7 @@ mod models {
     impl Rig {
         /// Attaches the load unless the row is locked, like [`Engine::try_attach`].
         fn attach(&self, is_announced: bool) -> bool {
-            let _attaching = is_announced.then(|| self.pages.begin_attaching());
+            let _attaching = is_announced.then(|| self.pages.load_gate.announce());
             if *self.is_locked.lock().unwrap() {
                 return false;
             }
@@ -191,15 +180,19 @@ mod models {
         }
 
         /// Locks the row. Returns `true` if the caller may assume that the row is unchanged since the snapshot.
-        fn lock(&self, may_have_changed: fn(&PageSpace, &Clock, Timestamp) -> bool) -> bool {
+        fn lock(&self, may_have_changed: fn(&PageSpace, &Clock) -> bool) -> bool {
             *self.is_locked.lock().unwrap() = true;
-            !may_have_changed(&self.pages, &self.clock, Timestamp(0))
+            !may_have_changed(&self.pages, &self.clock)
         }
+    }
+
+    fn checks(pages: &PageSpace, clock: &Clock) -> bool {
+        pages.load_gate.may_have_changed(Timestamp(0), || clock.published())
     }
 
     /// Runs a load and a transaction that began before it. The transaction must not assume that a row is unchanged if
     /// the load has put it.
-    fn explore(is_announced: bool, may_have_changed: fn(&PageSpace, &Clock, Timestamp) -> bool) {
+    fn explore(is_announced: bool, may_have_changed: fn(&PageSpace, &Clock) -> bool) {
         loom::model(move || {
             let rig = Arc::new(Rig {
                 pages: PageSpace::new(KeyspaceId(1), 4096, "k", &Budget::of_pages(1 << 20)),
@@ -217,20 +210,22 @@ mod models {
     /// Either the transaction, which has locked a row, sees that a load is being attached, or the load sees the lock.
     #[test]
     fn loom_a_load_is_seen_by_those_who_lock_its_rows() {
-        explore(true, may_have_changed);
+        explore(true, checks);
     }
 
     /// Without the announcement the model fails, which shows that it can find the bug.
     #[test]
     #[should_panic(expected = "taken for unchanged")]
     fn loom_a_load_that_is_not_announced_is_found() {
-        explore(false, may_have_changed);
+        explore(false, checks);
     }
 
     /// The model also fails if the transaction looks for the announcement too late.
     #[test]
     #[should_panic(expected = "taken for unchanged")]
     fn loom_an_announcement_that_is_looked_for_late_is_found() {
-        explore(true, |pages, clock, snapshot| clock.published() > snapshot || pages.is_attaching());
+        explore(true, |pages, clock| {
+            clock.published() > Timestamp(0) || pages.load_gate.may_have_changed(Timestamp(0), || Timestamp(0))
+        });
     }
 }

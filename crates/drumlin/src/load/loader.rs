@@ -1,4 +1,4 @@
-//! Bulk loads: a tree is built apart from its keyspace and attached to it by one commit.
+//! The loader: takes the rows of one bulk load, and attaches the tree that it builds of them.
 //!
 //! As long as keys arrive in ascending order, rows are packed into leaves as they come ([`PackedTree`]), and the leaves
 //! are written at once ([`LoadPages`]). When a key arrives out of order, the loader switches to an external merge sort
@@ -8,30 +8,26 @@
 //!
 //! [`Engine::try_attach`]: crate::txn::engine::Engine::try_attach
 
-mod merging;
-mod packed_tree;
-mod rows;
-mod sorting;
-
 use std::cell::Cell;
 use std::io::Read;
 use std::sync::Arc;
 
-use packed_tree::PackedTree;
-pub(crate) use rows::{LoadedRow, LoadedRows, PART_BYTES_MAX};
-use sorting::{SortBuffer, Waiting};
-
-use super::{OpenKeyspace, Store};
+use super::merging;
+use super::packed_tree::PackedTree;
+use super::packing::TakenRow;
+use super::pages::LoadPages;
+use super::rows::LoadedRows;
+use super::sorting::{SortBuffer, Waiting};
 use crate::counts::loaded::LoadedCounts;
 use crate::error::{Error, Result};
 use crate::format::node::{LARGE_REF_BYTES, LargeRef, VALUE_LENGTH_BYTES};
 use crate::format::record::{self, Attachment, Operation};
-use crate::memory::{Account, Grant};
-use crate::pool::load::LoadPages;
+use crate::memory::{Account, Budget, Grant};
 use crate::seglog::Body;
 use crate::space::Purpose;
 use crate::task::{WaitMode, ready};
-use crate::tree::packing::TakenRow;
+use crate::txn::engine::Engine;
+use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 
 /// Write buffers of a load: one is filled while the other is written.
@@ -47,6 +43,15 @@ const PAGES: u64 = 6;
 /// Pages of memory that each run of a merge gets. If there are too many runs for that, they are first merged in groups,
 /// always of at least two.
 const RUN_PAGES: usize = 12;
+
+/// The memory of a load, reserved before it begins. A load that has begun can finish within it.
+pub(crate) struct LoadMemory {
+    /// The memory of the write buffers and pages.
+    packing: Grant,
+    sorting: Grant,
+    /// The size of one write buffer, in bytes.
+    buffer_bytes: usize,
+}
 
 /// Builds the tree of one bulk load.
 #[derive(Debug)]
@@ -87,15 +92,13 @@ pub(crate) enum Finished {
 }
 
 impl Loader {
-    pub(crate) fn new(store: &Store, open: Arc<OpenKeyspace>) -> Result<Loader> {
-        store.check_writable()?;
-        store.engine.check_failure()?;
-        let (memory, sorting_memory, buffer_bytes) = store.load_memory(open.tree.pages.page_bytes)?;
-        let mut tree = PackedTree::new(store, &open, buffer_bytes);
-        tree.keep_counts(store);
-        let free_segments_before = store.engine.space.segments.free_count();
-        let sorting_memory = Some(sorting_memory);
-        Ok(Loader { open, tree, sorting: None, buffer_bytes, memory, sorting_memory, free_segments_before })
+    pub(crate) fn new(engine: &Engine, open: Arc<OpenKeyspace>, memory: LoadMemory) -> Loader {
+        let LoadMemory { packing, sorting, buffer_bytes } = memory;
+        let mut tree = PackedTree::new(engine, &open, buffer_bytes);
+        tree.keep_counts(engine);
+        let free_segments_before = engine.space.segments.free_count();
+        let sorting_memory = Some(sorting);
+        Loader { open, tree, sorting: None, buffer_bytes, memory: packing, sorting_memory, free_segments_before }
     }
 
     /// Returns the number of rows that have arrived. While keys ascend, rows with equal keys count once.
@@ -109,45 +112,45 @@ impl Loader {
     }
 
     /// Adds a row. Among rows with the same key, the latest wins.
-    pub(crate) fn insert(&mut self, store: &Store, key: &[u8], value: &[u8]) -> Result<()> {
+    pub(crate) fn insert(&mut self, engine: &Engine, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() > MEDIUM_BYTES_MAX {
-            return self.insert_large(store, key, &mut &value[..]);
+            return self.insert_large(engine, key, &mut &value[..]);
         }
-        self.begin_row(store, key)?;
+        self.begin_row(engine, key)?;
         if self.sorting.is_some() {
-            return self.put_off(store, key, Waiting::Whole(value));
+            return self.put_off(engine, key, Waiting::Whole(value));
         }
         self.take_back_equal(key);
-        self.tree.push(store, key, value)
+        self.tree.push(engine, key, value)
     }
 
     /// Adds a row with a large value.
-    pub(crate) fn insert_large(&mut self, store: &Store, key: &[u8], value: &mut dyn Read) -> Result<()> {
-        self.begin_row(store, key)?;
-        let value = ready(write_large(store, &self.open, WaitMode::Blocking, Blocking(value)))?;
-        self.insert_written(store, key, &value)
+    pub(crate) fn insert_large(&mut self, engine: &Engine, key: &[u8], value: &mut dyn Read) -> Result<()> {
+        self.begin_row(engine, key)?;
+        let value = ready(write_large(engine, &self.open, WaitMode::Blocking, Blocking(value)))?;
+        self.insert_written(engine, key, &value)
     }
 
     /// Adds a row whose large value was [written](write_large) before.
-    pub(crate) fn insert_written(&mut self, store: &Store, key: &[u8], value: &LargeValue) -> Result<()> {
-        self.begin_row(store, key)?;
+    pub(crate) fn insert_written(&mut self, engine: &Engine, key: &[u8], value: &LargeValue) -> Result<()> {
+        self.begin_row(engine, key)?;
         if self.sorting.is_none() {
             let reference = self.tree.adopt(value)?;
             self.take_back_equal(key);
             return self.tree.push_reference(key, reference);
         }
         // Make room first: that may end a run, and the value must belong to the same run as its row.
-        self.make_room(store, key, Waiting::Written(&[0; LARGE_REF_BYTES]))?;
+        self.make_room(engine, key, Waiting::Written(&[0; LARGE_REF_BYTES]))?;
         let reference = self.tree.adopt(value)?;
-        self.put_off(store, key, Waiting::Written(&reference.to_bytes()))
+        self.put_off(engine, key, Waiting::Written(&reference.to_bytes()))
     }
 
     /// Prepares for a row with this key. If it is the first key out of order, sorting begins.
-    fn begin_row(&mut self, store: &Store, key: &[u8]) -> Result<()> {
-        store.check_write(&self.open, key)?;
+    fn begin_row(&mut self, engine: &Engine, key: &[u8]) -> Result<()> {
+        self.open.check_key(key)?;
         self.open.tree.check_dropped()?;
         if self.sorting.is_none() && self.tree.last_key().is_some_and(|last| last > key) {
-            self.begin_sorting(store)?;
+            self.begin_sorting(engine)?;
         }
         Ok(())
     }
@@ -161,7 +164,7 @@ impl Loader {
 
     /// Switches to sorting. The rows packed so far become the first run or, if no node of them was written yet, go to
     /// the sort buffer.
-    fn begin_sorting(&mut self, store: &Store) -> Result<()> {
+    fn begin_sorting(&mut self, engine: &Engine) -> Result<()> {
         crate::coverage::mark!("rows of a bulk load were sorted");
         let memory = self.sorting_memory.take().expect("sorting begins once");
         let (buffer, before) = (SortBuffer::new(memory), self.tree.rows());
@@ -169,11 +172,11 @@ impl Loader {
         self.sorting = Some(Sorting { buffer, runs: Vec::new(), rows: 0 });
         let Some(taken) = taken else {
             self.sorting().rows = before;
-            return self.end_run(store);
+            return self.end_run(engine);
         };
         for TakenRow { key, rest, is_large } in taken {
             let bytes = &rest[VALUE_LENGTH_BYTES..];
-            self.put_off(store, &key, if is_large { Waiting::Written(bytes) } else { Waiting::Whole(bytes) })?;
+            self.put_off(engine, &key, if is_large { Waiting::Written(bytes) } else { Waiting::Whole(bytes) })?;
         }
         Ok(())
     }
@@ -183,8 +186,8 @@ impl Loader {
     }
 
     /// Adds a row to the sort buffer.
-    fn put_off(&mut self, store: &Store, key: &[u8], value: Waiting<'_>) -> Result<()> {
-        self.make_room(store, key, value)?;
+    fn put_off(&mut self, engine: &Engine, key: &[u8], value: Waiting<'_>) -> Result<()> {
+        self.make_room(engine, key, value)?;
         let Sorting { buffer, rows, .. } = self.sorting();
         buffer.push(key, value);
         *rows += 1;
@@ -192,32 +195,32 @@ impl Loader {
     }
 
     /// Makes room for a row in the sort buffer. If the buffer is full, its rows are spilled as a run.
-    fn make_room(&mut self, store: &Store, key: &[u8], value: Waiting<'_>) -> Result<()> {
+    fn make_room(&mut self, engine: &Engine, key: &[u8], value: Waiting<'_>) -> Result<()> {
         let buffer = &mut self.sorting().buffer;
         let before = buffer.memory_bytes();
         if !buffer.make_room(key, value) {
             if !buffer.is_empty() {
-                self.drain(store)?;
-                self.end_run(store)?;
+                self.drain(engine)?;
+                self.end_run(engine)?;
             }
             let has_room = self.sorting().buffer.make_room(key, value);
             assert!(has_room, "an empty buffer refuses a row");
         }
         if self.sorting().buffer.memory_bytes() > before {
-            store.engine.pool.fit_frames(0)?;
+            engine.pool.fit_frames(0)?;
         }
         Ok(())
     }
 
     /// Sorts the rows of the buffer and packs them into the tree.
-    fn drain(&mut self, store: &Store) -> Result<()> {
+    fn drain(&mut self, engine: &Engine) -> Result<()> {
         let Loader { tree, sorting, .. } = self;
         let buffer = &mut sorting.as_mut().expect("rows are sorted").buffer;
         let reference_of = |bytes: &[u8]| LargeRef::from_bytes(bytes.try_into().expect("a reference"));
         buffer.sort();
         for (key, value, counts) in buffer.rows() {
             match value {
-                Waiting::Whole(value) if counts => tree.push(store, key, value)?,
+                Waiting::Whole(value) if counts => tree.push(engine, key, value)?,
                 Waiting::Written(reference) if counts => tree.push_reference(key, reference_of(reference))?,
                 Waiting::Whole(_) => {}
                 Waiting::Written(reference) => tree.discard(reference_of(reference)),
@@ -228,39 +231,39 @@ impl Loader {
     }
 
     /// Completes the tree as a run, and begins the next tree.
-    fn end_run(&mut self, store: &Store) -> Result<()> {
+    fn end_run(&mut self, engine: &Engine) -> Result<()> {
         assert!(self.tree.rows() > 0, "a run of no rows ends");
-        let next = PackedTree::new(store, &self.open, self.buffer_bytes);
+        let next = PackedTree::new(engine, &self.open, self.buffer_bytes);
         let run = std::mem::replace(&mut self.tree, next).into_run()?;
         self.sorting().runs.push(run);
         Ok(())
     }
 
     /// Sorts the rows still in the buffer, and merges the runs.
-    fn finish_sorting(&mut self, store: &Store) -> Result<()> {
+    fn finish_sorting(&mut self, engine: &Engine) -> Result<()> {
         if self.sorting().runs.is_empty() {
-            self.tree.keep_counts(store);
-            return self.drain(store);
+            self.tree.keep_counts(engine);
+            return self.drain(engine);
         }
-        self.drain(store)?;
+        self.drain(engine)?;
         if self.tree.rows() > 0 {
-            self.end_run(store)?;
+            self.end_run(engine)?;
         }
-        self.tree.keep_counts(store);
+        self.tree.keep_counts(engine);
         let Sorting { buffer, runs, .. } = self.sorting.take().expect("rows are sorted");
         let memory = buffer.into_memory();
         let page_bytes = self.open.tree.pages.page_bytes;
         let runs_max = (memory.bytes() as usize / (RUN_PAGES * page_bytes)).max(2);
-        let new_tree = || PackedTree::new(store, &self.open, self.buffer_bytes);
-        let runs = merging::merge_to(store, runs, runs_max, memory.bytes(), new_tree)?;
-        merging::merge(store, runs, memory.bytes(), &mut self.tree)
+        let new_tree = || PackedTree::new(engine, &self.open, self.buffer_bytes);
+        let runs = merging::merge_to(engine, runs, runs_max, memory.bytes(), new_tree)?;
+        merging::merge(engine, runs, memory.bytes(), &mut self.tree)
     }
 
     /// Completes the tree and attaches it.
-    pub(crate) fn finish(mut self, store: &Store) -> Result<Finished> {
+    pub(crate) fn finish(mut self, engine: &Engine) -> Result<Finished> {
         self.open.tree.check_dropped()?;
         if self.sorting.is_some() {
-            self.finish_sorting(store)?;
+            self.finish_sorting(engine)?;
         }
         let Loader { open, tree, memory, .. } = self;
         let rows = tree.rows();
@@ -268,7 +271,7 @@ impl Loader {
             return Ok(Finished::Attached(0));
         }
         let (pages, counts) = tree.into_load()?;
-        match store.attach(&open, pages, counts, rows)? {
+        match attach_durably(engine, &open, pages, counts, rows)? {
             None => Ok(Finished::Attached(rows)),
             Some(pages) => Ok(Finished::InTheWay(rows, Box::new(LoadedRows::within(open, pages, memory)))),
         }
@@ -277,23 +280,22 @@ impl Loader {
 
 /// Writes a large value for a load of this keyspace. If no row ever refers to it, its space is freed.
 pub(crate) async fn write_large(
-    store: &Store,
+    engine: &Engine,
     open: &OpenKeyspace,
     mode: WaitMode<'_>,
     source: impl Source,
 ) -> Result<Arc<LargeValue>> {
-    let memory = store.source_memory(mode).await?;
-    values::write_large(mode, &open.tree, store.new_value(), source, memory, &store.engine.make_room).await
+    let memory = engine.source_memory(mode).await?;
+    values::write_large(mode, &open.tree, engine.new_value(), source, memory, &engine.make_room).await
 }
 
-impl Store {
-    /// Reserves the memory of a load, which frames give up: for its buffers and for sorting. Also returns the size of a
-    /// write buffer. A load that has begun can finish within this memory. The load takes up to a quarter of what other
-    /// loads have left, so that more loads can begin, or else the least it can work in.
-    fn load_memory(&self, page_bytes: usize) -> Result<(Grant, Grant, usize)> {
-        let budget = &self.engine.budget;
-        let [mut memory, mut sorting] = [(); 2].map(|()| budget.grant(Account::Loads));
-        let left_bytes = memory.limit_bytes().saturating_sub(budget.taken_bytes(Account::Loads));
+impl LoadMemory {
+    /// Reserves the memory of a load: for its buffers and for sorting. The load takes up to a quarter of what other
+    /// loads have left, so that more loads can begin, or else the least it can work in. The caller has frames give the
+    /// memory up.
+    pub(crate) fn reserve(budget: &Arc<Budget>, page_bytes: usize) -> Result<LoadMemory> {
+        let [mut packing, mut sorting] = [(); 2].map(|()| budget.grant(Account::Loads));
+        let left_bytes = packing.limit_bytes().saturating_sub(budget.taken_bytes(Account::Loads));
         let bytes_with = |buffer_bytes: usize| WRITE_BUFFERS * buffer_bytes as u64 + PAGES * page_bytes as u64;
         let least = BUFFER_BYTES_MIN.max(2 * page_bytes);
         // Enough to merge two runs.
@@ -302,68 +304,63 @@ impl Store {
         while buffer_bytes > least && bytes_with(buffer_bytes) + sorting_bytes > left_bytes / 4 {
             buffer_bytes /= 2;
         }
-        if !memory.resize(bytes_with(buffer_bytes)) || !sorting.resize(sorting_bytes) {
-            return Err(Error::loads_in_memory(memory.limit_bytes()));
+        if !packing.resize(bytes_with(buffer_bytes)) || !sorting.resize(sorting_bytes) {
+            return Err(Error::loads_in_memory(packing.limit_bytes()));
         }
-        self.shed_states();
-        self.engine.pool.fit_frames(0)?;
-        Ok((memory, sorting, buffer_bytes))
+        Ok(LoadMemory { packing, sorting, buffer_bytes })
     }
+}
 
-    /// Attaches a load that was written, durably. Returns the load if something is in the way.
-    fn attach(
-        &self,
-        open: &OpenKeyspace,
-        pages: LoadPages,
-        counts: Option<LoadedCounts>,
-        rows: u64,
-    ) -> Result<Option<LoadPages>> {
-        let (engine, tree) = (&self.engine, &open.tree);
-        let body = Body::naming_extents(self.attachment(open, &pages, rows));
-        let body_bytes_max = engine.log().body_bytes_max();
-        if body.bytes().len() > body_bytes_max {
-            let bytes = body.bytes().len() as u64;
-            return Err(Error::record_too_large(rows as usize, bytes, body_bytes_max as u64));
-        }
-        // Sync now: the record may be written as soon as it is appended, and must not wait for all of the data then.
-        engine.space.sync()?;
-        // Removed rows stay in the versions until no reader needs them, and would keep the keyspace from being empty.
-        ready(engine.show_durable(WaitMode::Blocking, engine.clock.published()))?;
-        engine.free_unneeded_values();
-        let changes = 2;
-        ready(engine.secure_changes(WaitMode::Blocking, changes));
-        let chunk_list_bytes = (pages.tables().images.len() * size_of::<u64>()) as u64;
-        let bytes = 2 * tree.pages.page_bytes as u64 + chunk_list_bytes;
-        let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, bytes))?;
-        let timestamp = Cell::new(None);
-        let attached = self.log_ddl(&body, |take_timestamp| {
-            engine.try_attach(tree, pages.tables(), counts, || {
-                take_timestamp().inspect(|taken| timestamp.set(Some(*taken)))
-            })
-        });
-        assert!(
-            attached.is_err() || matches!(attached, Ok((is_attached, _)) if is_attached == timestamp.get().is_some())
-        );
-        if timestamp.get().is_some() {
-            // Release even if the log has failed since: these pages belong to the keyspace now.
-            pages.release();
-            return attached.map(|_| None);
-        }
-        attached.map(|_| Some(pages))
+/// Attaches a load that was written, durably. Returns the load if something is in the way.
+fn attach_durably(
+    engine: &Engine,
+    open: &OpenKeyspace,
+    pages: LoadPages,
+    counts: Option<LoadedCounts>,
+    rows: u64,
+) -> Result<Option<LoadPages>> {
+    let tree = &open.tree;
+    let body = Body::naming_extents(attachment(engine, open, &pages, rows));
+    let body_bytes_max = engine.log().body_bytes_max();
+    if body.bytes().len() > body_bytes_max {
+        let bytes = body.bytes().len() as u64;
+        return Err(Error::record_too_large(rows as usize, bytes, body_bytes_max as u64));
     }
+    // Sync now: the record may be written as soon as it is appended, and must not wait for all of the data then.
+    engine.space.sync()?;
+    // Removed rows stay in the versions until no reader needs them, and would keep the keyspace from being empty.
+    ready(engine.show_durable(WaitMode::Blocking, engine.clock.published()))?;
+    engine.free_unneeded_values();
+    let changes = 2;
+    ready(engine.secure_changes(WaitMode::Blocking, changes));
+    let chunk_list_bytes = (pages.tables().images.len() * size_of::<u64>()) as u64;
+    let bytes = 2 * tree.pages.page_bytes as u64 + chunk_list_bytes;
+    let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, bytes))?;
+    let timestamp = Cell::new(None);
+    let attached = engine.log_ddl(&body, |take_timestamp| {
+        engine
+            .try_attach(tree, pages.tables(), counts, || take_timestamp().inspect(|taken| timestamp.set(Some(*taken))))
+    });
+    assert!(attached.is_err() || matches!(attached, Ok((is_attached, _)) if is_attached == timestamp.get().is_some()));
+    if timestamp.get().is_some() {
+        // Release even if the log has failed since: these pages belong to the keyspace now.
+        pages.release();
+        return attached.map(|_| None);
+    }
+    attached.map(|_| Some(pages))
+}
 
-    /// Returns the body of the record that attaches a load.
-    fn attachment(&self, open: &OpenKeyspace, pages: &LoadPages, rows: u64) -> Vec<u8> {
-        let (segments, tables) = (&self.engine.space.segments, pages.tables());
-        let images = tables.images.iter().filter(|(_, address)| !address.is_none());
-        let attachment = Attachment {
-            rows,
-            root: segments.name(tables.root),
-            images: images.map(|(chunk, address)| (*chunk as u32, segments.name(*address))).collect(),
-            segments: Attachment::runs(pages.segments()),
-        };
-        let mut body = Vec::new();
-        record::encode(open.tree.pages.id, &Operation::Attach(attachment), &mut body);
-        body
-    }
+/// Returns the body of the record that attaches a load.
+fn attachment(engine: &Engine, open: &OpenKeyspace, pages: &LoadPages, rows: u64) -> Vec<u8> {
+    let (segments, tables) = (&engine.space.segments, pages.tables());
+    let images = tables.images.iter().filter(|(_, address)| !address.is_none());
+    let attachment = Attachment {
+        rows,
+        root: segments.name(tables.root),
+        images: images.map(|(chunk, address)| (*chunk as u32, segments.name(*address))).collect(),
+        segments: Attachment::runs(pages.segments()),
+    };
+    let mut body = Vec::new();
+    record::encode(open.tree.pages.id, &Operation::Attach(attachment), &mut body);
+    body
 }

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use super::OpenKeyspace;
+use super::packing::{CountedPages, Packer, TakenRow};
+use super::pages::LoadPages;
 use super::rows::LoadedRows;
 use crate::counts::count_range::LEAVES_WITHOUT;
-use crate::counts::loaded::{CountedPages, LoadedCounts};
+use crate::counts::loaded::LoadedCounts;
 use crate::error::Result;
 use crate::format::ChunkNumber;
 use crate::format::extent::{Kind, PageKey};
 use crate::format::node::LargeRef;
-use crate::pool::load::LoadPages;
-use crate::store::Store;
 use crate::tree::node::{PackedRow, large_rest, push_value};
-use crate::tree::packing::{Packer, TakenRow};
+use crate::txn::engine::Engine;
+use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::{self, LargeValue};
 
 /// A tree that is being packed.
@@ -40,18 +40,17 @@ enum Rest {
 
 impl PackedTree {
     /// Creates an empty tree. Its pages are written in buffers of `buffer_bytes`.
-    pub(super) fn new(store: &Store, open: &Arc<OpenKeyspace>, buffer_bytes: usize) -> PackedTree {
-        let make_room = Arc::clone(&store.engine.make_room);
+    pub(super) fn new(engine: &Engine, open: &Arc<OpenKeyspace>, buffer_bytes: usize) -> PackedTree {
         let tree = &open.tree;
-        let pages = LoadPages::new(&tree.pool, &tree.pages, buffer_bytes, Box::new(move || make_room.make_space()));
+        let pages = LoadPages::new(&tree.pool, &tree.pages, buffer_bytes, &engine.make_room);
         let packer = Packer::new(tree.pages.page_bytes);
         PackedTree { open: Arc::clone(open), packer, pages, counts: None, rest: Vec::new(), rows: 0 }
     }
 
     /// Counts the rows beneath each page from here on. The tree must still be empty.
-    pub(super) fn keep_counts(&mut self, store: &Store) {
+    pub(super) fn keep_counts(&mut self, engine: &Engine) {
         assert!(self.rows == 0, "rows are counted of a tree that has some");
-        self.counts = Some(LoadedCounts::new(&store.engine.budget));
+        self.counts = Some(LoadedCounts::new(&engine.budget));
     }
 
     /// Returns the number of rows.
@@ -65,13 +64,13 @@ impl PackedTree {
     }
 
     /// Appends a row. Writes its value if it does not fit into the leaf; the value must not be large.
-    pub(super) fn push(&mut self, store: &Store, key: &[u8], value: &[u8]) -> Result<()> {
+    pub(super) fn push(&mut self, engine: &Engine, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() <= self.open.tree.inline_bytes_max(key) {
             self.rest.clear();
             push_value(value, &mut self.rest);
             return self.push_row(key, Rest::Inline);
         }
-        let reference = self.write_medium(store, value)?;
+        let reference = self.write_medium(engine, value)?;
         self.push_reference(key, reference)
     }
 
@@ -111,8 +110,8 @@ impl PackedTree {
     }
 
     /// Writes a value that is too long for its leaf but not large.
-    fn write_medium(&mut self, store: &Store, value: &[u8]) -> Result<LargeRef> {
-        let id = store.new_value();
+    fn write_medium(&mut self, engine: &Engine, value: &[u8]) -> Result<LargeRef> {
+        let id = engine.new_value();
         let first_page = self.pages.take_numbers(1)?;
         let name = PageKey { keyspace: self.open.tree.pages.id, page: ChunkNumber(0).as_page() };
         self.pages.append(first_page, name, Kind::Value, &values::medium_page(id, value))?;

@@ -15,20 +15,18 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Pool;
 use super::deferred::Deferred;
 use crate::error::{Error, Result};
 use crate::format::extent::{Encoder, HEADER_BYTES, Kind, PageKey, TABLE_PAGES};
 use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentId, SegmentUse};
+use crate::pool::Pool;
 use crate::space::appender::{Appender, WriteBuffers, WriteJob};
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{PageEntry, PageSpace, Purpose};
+use crate::txn::MakeRoom;
 
 /// Limit on the page numbers that a load takes at once, in chunks of the page table: 128 MiB of pages of 4 KiB.
 const CHUNKS_AT_ONCE_MAX: usize = 32;
-
-/// A function that frees space on a full disk.
-pub(crate) type MakeSpace = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// The result of a complete load that is not attached yet: the tables of its pages, and its root.
 #[derive(Debug)]
@@ -55,7 +53,7 @@ pub(crate) struct LoadPages {
     encoder: Encoder,
     /// The newest buffer handed over for writing.
     write: Option<Deferred<()>>,
-    make_space: MakeSpace,
+    make_room: Arc<dyn MakeRoom>,
     /// The pages belong to the keyspace now.
     is_attached: bool,
 }
@@ -79,7 +77,7 @@ impl LoadPages {
         pool: &Arc<Pool>,
         pages: &Arc<PageSpace>,
         buffer_bytes: usize,
-        make_space: MakeSpace,
+        make_room: &Arc<dyn MakeRoom>,
     ) -> LoadPages {
         assert!(buffer_bytes > pages.page_bytes, "a page does not fit into a buffer of {buffer_bytes} bytes");
         let buffers = WriteBuffers::new(buffer_bytes.min(pool.space.segments.segment_bytes() as usize));
@@ -94,7 +92,7 @@ impl LoadPages {
             root: ExtentAddress::NONE,
             encoder: Encoder::default(),
             write: None,
-            make_space,
+            make_room: Arc::clone(make_room),
             is_attached: false,
         }
     }
@@ -213,7 +211,9 @@ impl LoadPages {
             let extent = self.encoder.encoded();
             let appended = self.appender.append(&space.segments, self.epoch, extent, None, &mut jobs, take);
             match appended {
-                Err(Error::DiskFull { .. }) if !std::mem::replace(&mut has_made_space, true) => (self.make_space)()?,
+                Err(Error::DiskFull { .. }) if !std::mem::replace(&mut has_made_space, true) => {
+                    self.make_room.make_space()?;
+                }
                 other => break other,
             }
         };

@@ -1,0 +1,16 @@
+//! Bulk loads: a tree is built apart from its keyspace and attached to it by one commit. `README.md` tells the life of
+//! a load and what keeps it correct.
+
+mod attach;
+mod deferred;
+mod loader;
+mod merging;
+mod packed_tree;
+mod packing;
+mod pages;
+mod rows;
+mod sorting;
+
+pub(crate) use loader::{Finished, LoadMemory, Loader, write_large};
+pub(crate) use pages::LoadTables;
+pub(crate) use rows::{LoadedRow, LoadedRows, PART_BYTES_MAX};

@@ -1,0 +1,87 @@
+//! The bulk loads that are attached to a keyspace, as its readers and writers see them.
+//!
+//! A bulk load publishes rows without row locks and without commit timestamps in its pages. Two facts make up for that,
+//! and both belong to the keyspace:
+//!
+//! - *When the newest load was attached.* The keyspace had no row for any reader at that time. So a reader at an
+//!   earlier timestamp treats every leaf as empty ([`is_loaded_since`](LoadGate::is_loaded_since)).
+//! - *Whether a load is being attached now.* A writer that has locked its row may skip the conflict check if nothing
+//!   was published since its snapshot, because other writers hold row locks until they publish. A load holds none, so
+//!   it announces itself, and a writer that sees the announcement does the check
+//!   ([`may_have_changed`](LoadGate::may_have_changed)).
+//!
+//! # Protocol
+//! The thread that attaches holds the exclusive epoch latch, and the latch of the root's frame:
+//! 1. [`announce`](LoadGate::announce) the load.
+//! 2. Check that no row of the keyspace is locked. If one is, give up.
+//! 3. Take the timestamp, and [`note`](Announcement::note) it.
+//! 4. Publish the timestamp, then replace the root.
+//! 5. Drop the announcement.
+//!
+//! A writer locks its row, then asks `may_have_changed`, which looks for the announcement before it looks at what is
+//! published. Either the load sees the lock in step 2, or the writer sees the announcement or, after step 5, the
+//! published timestamp. A reader latches a leaf, then asks `is_loaded_since`. It can reach a leaf of the load only
+//! through the new root, and so sees step 3.
+//!
+//! The loom models of `load/attach.rs` explore steps 1 to 5 beside a writer. The planted bugs `skip-attaching` and
+//! `show-load-early` remove one check each.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::format::Timestamp;
+use crate::sync;
+
+/// The loads of one keyspace, as its readers and writers see them. See the module.
+#[derive(Debug)]
+pub(crate) struct LoadGate {
+    /// Timestamp of the newest commit that attached a load, or 0.
+    attached_at: AtomicU64,
+    is_attaching: sync::atomic::AtomicBool,
+}
+
+/// The time in which a load is being attached. Dropping it ends that time.
+#[derive(Debug)]
+pub(crate) struct Announcement<'g>(&'g LoadGate);
+
+impl LoadGate {
+    pub(super) fn new() -> LoadGate {
+        LoadGate { attached_at: AtomicU64::new(0), is_attaching: sync::atomic::AtomicBool::new(false) }
+    }
+
+    /// Announces that a load is about to be attached.
+    pub(crate) fn announce(&self) -> Announcement<'_> {
+        let was_attaching = self.is_attaching.swap(true, Ordering::AcqRel);
+        assert!(!was_attaching, "two loads are attached to a keyspace at a time");
+        Announcement(self)
+    }
+
+    /// Returns `false` if nothing was published since the snapshot, and no load is about to be attached that has missed
+    /// the caller's row lock. Then no row that the caller has locked has changed since.
+    #[inline]
+    pub(crate) fn may_have_changed(&self, snapshot: Timestamp, published: impl FnOnce() -> Timestamp) -> bool {
+        // The order matters: a load stops announcing itself only after it is published.
+        self.is_attaching.load(Ordering::Acquire) || published() > snapshot
+    }
+
+    /// Returns `true` if a load has been attached since this snapshot. The keyspace was empty at the snapshot, and
+    /// nothing in the pages shows when the rows came. The caller must hold a leaf's latch.
+    #[inline]
+    pub(crate) fn is_loaded_since(&self, snapshot: Timestamp) -> bool {
+        self.attached_at.load(Ordering::Acquire) > snapshot.0
+    }
+}
+
+impl Announcement<'_> {
+    /// Records the timestamp of the commit that attaches the load.
+    pub(crate) fn note(&self, timestamp: Timestamp) {
+        let before = self.0.attached_at.swap(timestamp.0, Ordering::AcqRel);
+        assert!(before < timestamp.0, "a load at {timestamp} follows one at {before}");
+    }
+}
+
+impl Drop for Announcement<'_> {
+    fn drop(&mut self) {
+        let was_attaching = self.0.is_attaching.swap(false, Ordering::AcqRel);
+        assert!(was_attaching, "an attachment ends twice");
+    }
+}
