@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use drumlin::internals::io::{AlignedBuffer, FileRef, IoBackend, OpenOptions, backend};
+use drumlin_io::{AlignedBuffer, FileRef, IoBackend, OpenOptions, backend};
 use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
 

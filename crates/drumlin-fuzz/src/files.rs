@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use drumlin::fuzzing::Sealed;
-use drumlin::internals::io::{Backend, OpenOptions, Persist};
 use drumlin::{Config, Database, Durability, Error};
+use drumlin_io::{Backend, OpenOptions, Persist};
 
 use crate::Script;
 
@@ -72,7 +72,7 @@ fn value(number: u64, length: usize) -> Vec<u8> {
 
 impl Sample {
     fn make(life: Life) -> Sample {
-        let backend = drumlin::internals::io::in_memory();
+        let backend = drumlin_io::in_memory();
         let db = config(&backend, life).open(FOLDER).expect("memory takes everything");
         let mut earlier = vec![read_files(&*backend)];
         let mut states = Sample::fill(&db, life).expect("memory takes everything");
@@ -181,7 +181,7 @@ fn read_files(backend: &dyn Backend) -> Files {
 }
 
 fn disk_of(files: &Files) -> Arc<dyn Backend> {
-    let backend = drumlin::internals::io::in_memory();
+    let backend = drumlin_io::in_memory();
     backend.create_dir_all(&Path::new(FOLDER).join("log")).expect("memory takes everything");
     for (path, bytes) in files {
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use drumlin::internals::io::Backend;
 use drumlin::{Config, Database, Durability, Keyspace, Snapshot, TxOptions};
+use drumlin_io::Backend;
 
 use crate::Script;
 
@@ -50,7 +50,7 @@ fn value(script: &mut Script<'_>) -> Vec<u8> {
 
 impl World {
     fn new() -> World {
-        let backend = drumlin::internals::io::in_memory();
+        let backend = drumlin_io::in_memory();
         let db = open(&backend);
         let keyspaces = NAMES.map(|name| db.keyspace(name).expect("memory takes everything")).into();
         World { backend, db: Some(db), keyspaces, models: [Model::new(), Model::new()], kept: None }

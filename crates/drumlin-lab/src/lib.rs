@@ -11,7 +11,7 @@
 //!   `temp_folder` owns the files;
 //! - `regime` creates the conditions under which reads are measured, and `loop_device` the devices for them;
 //! - `compare` decides whether two cases differ, and what verdict a source's claim gets;
-//! - `measure` and `counters` time and count; `map` and `ring` do what `drumlin::internals::io` does not offer;
+//! - `measure` and `counters` time and count; `map` and `ring` do what `drumlin_io` does not offer;
 //! - `mount` creates file systems for the lab, `block_counts` counts flushes, and `sync_calls` the calls that ask for
 //!   them;
 //! - `report` shows the results as tables, as JSON and as one HTML page.

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use drumlin::internals::io::AlignedBuffer;
+use drumlin_io::AlignedBuffer;
 
 /// The volatile write cache of an NVMe drive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

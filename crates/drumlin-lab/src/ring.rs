@@ -1,4 +1,4 @@
-//! io_uring features that `drumlin::internals::io` lacks: registered buffers and files, polled completions, linked
+//! io_uring features that `drumlin_io` lacks: registered buffers and files, polled completions, linked
 //! requests.
 //!
 //! # Invariants
@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
-use drumlin::internals::io::AlignedBuffer;
+use drumlin_io::AlignedBuffer;
 use io_uring::{IoUring, opcode, squeue, types};
 use serde::{Deserialize, Serialize};
 

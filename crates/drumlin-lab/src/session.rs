@@ -397,7 +397,7 @@ impl<'a> Session<'a> {
         if !self.interrupted() {
             let file = temp_folder::open_direct(&path, false).or_else(|_| std::fs::File::open(&path))?;
             let cold = single_reads_per_second(&file, bytes)?;
-            let mut buffer = drumlin::internals::io::AlignedBuffer::zeroed(1 << 20);
+            let mut buffer = drumlin_io::AlignedBuffer::zeroed(1 << 20);
             for offset in (0..bytes).step_by(buffer.len()) {
                 std::os::unix::fs::FileExt::read_exact_at(&file, &mut buffer, offset)?;
                 if self.interrupted() {
@@ -472,7 +472,7 @@ impl<'a> Session<'a> {
 
 /// Measures random 4 KiB reads, one at a time, for a fifth of a second.
 fn single_reads_per_second(file: &std::fs::File, bytes: u64) -> io::Result<f64> {
-    let mut buffer = drumlin::internals::io::AlignedBuffer::zeroed(4096);
+    let mut buffer = drumlin_io::AlignedBuffer::zeroed(4096);
     let (start, blocks) = (Instant::now(), bytes / 4096);
     let (mut count, mut place) = (0u32, 0);
     while start.elapsed() < Duration::from_millis(200) {

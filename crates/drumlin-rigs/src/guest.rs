@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use drumlin::internals::io::AlignedBuffer;
+use drumlin_io::AlignedBuffer;
 use rustix::fs::OFlags;
 use rustix::mount::{MountFlags, mount};
 

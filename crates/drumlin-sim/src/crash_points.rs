@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drumlin::internals::io::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
 use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, Snapshot, TxOptions};
+use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
 
 use crate::client::aggregates::{Fingerprint, fingerprint_of};
 use crate::model::{Content, Model, Operation, Tampering};
@@ -136,13 +136,13 @@ impl Script {
         let told = Arc::new(AtomicU64::new(0));
         let (taken, at) = (self.clone(), Arc::clone(&told));
         let work = move || {
-            sim::on_timestamp(Some(Box::new(move |timestamp| {
+            drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| {
                 taken.model.enter(timestamp.0, operation);
                 at.store(timestamp.0, Ordering::Relaxed);
                 taken.note();
             })));
             commit().unwrap_or_else(|error| panic!("the script met an error: {error}"));
-            sim::on_timestamp(None);
+            drumlin::simulation::on_timestamp(None);
         };
         self.spawn("committing", work)();
         self.model.answer(told.load(Ordering::Relaxed), is_full);
@@ -605,7 +605,7 @@ fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
 /// If the script itself fails, with the power on.
 pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
     let began = Instant::now();
-    let marks_before = sim::marks();
+    let marks_before = drumlin::simulation::marks();
     let outcome = sim::run(schedule(round.seed), move || {
         let mut script = Script {
             disk: Disk::new(Medium::default(), round.seed),
@@ -628,7 +628,8 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
     });
     let (mut medium, changes, moments) =
         outcome.result.unwrap_or_else(|failure| panic!("the script failed: {failure}"));
-    let hit = sim::marks().into_iter().zip(marks_before).filter(|((_, after), (_, before))| after > before);
+    let hit =
+        drumlin::simulation::marks().into_iter().zip(marks_before).filter(|((_, after), (_, before))| after > before);
     let script_marks = hit.map(|((mark, _), _)| mark).collect();
     let mut report = Report { points: changes.len() + 1, next: round.from, script_marks, ..Report::default() };
     for point in 0..=changes.len() {

@@ -4,8 +4,8 @@
 //! The engine computes the space that a checkpoint needs in advance, from the number of dirty pages, changed tables and
 //! keyspaces. Small databases hardly reach sizes at which such an estimate could be wrong.
 
-use drumlin::internals::io::sim::Random;
 use drumlin::{Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions};
+use drumlin_io::testing::sim::Random;
 
 use crate::client::{DURABLE, numbered, recorded};
 use crate::model::{Content, Model, Operation, SpaceNumber};

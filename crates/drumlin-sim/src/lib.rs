@@ -2,7 +2,7 @@
 //! seed.
 //!
 //! [`world::run`] runs one seed, [`explore::explore`] many. [`model`] lists what is checked, and
-//! `drumlin::internals::io::sim` the faults of disks.
+//! `drumlin_io::testing::sim` the faults of disks.
 
 pub mod client;
 pub mod crash_points;

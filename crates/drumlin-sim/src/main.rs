@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     let finds_max = arguments.finds.max(1);
     match (arguments.command, arguments.seed) {
         (Some(Command::Marks), _) => {
-            for (mark, _) in drumlin::internals::io::sim::marks() {
+            for (mark, _) in drumlin::simulation::marks() {
                 println!("{mark}");
             }
             ExitCode::SUCCESS

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use drumlin::internals::io::sim::Random;
+use drumlin_io::testing::sim::Random;
 
 /// A value, as the length and seed that it is generated from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,7 @@
 //! The plan of a world: everything that is drawn from its seed before it begins.
 
-use drumlin::internals::io::sim::{Disk, Random, Schedule};
 use drumlin::{Config, VersionOverflow};
+use drumlin_io::testing::sim::{Disk, Random, Schedule};
 
 /// The fault of a world, besides power cuts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, clap::ValueEnum)]

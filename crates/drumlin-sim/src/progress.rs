@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use drumlin::internals::io::sim;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -66,7 +65,7 @@ impl Worlds {
         sum.openings += report.openings;
         sum.cuts += report.cuts;
         sum.kills += report.kills;
-        for (mark, hits) in sim::marks() {
+        for (mark, hits) in drumlin::simulation::marks() {
             *sum.hits.entry(mark.to_owned()).or_default() += hits;
         }
         sum.finds.extend(summary.finds.iter().cloned());

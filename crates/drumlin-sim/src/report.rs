@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use drumlin::internals::io::sim::{self, FaultCounts};
+use drumlin_io::testing::sim::FaultCounts;
 use drumlin_testing::documents::{self, figure};
 
 use crate::explore::Summary;
@@ -111,7 +111,7 @@ pub fn write_worlds(worlds: &Worlds) -> std::io::Result<()> {
         worlds.hours()
     );
     write_run("simulated worlds", &much, &found(worlds.finds.len()))?;
-    let marks = sim::marks();
+    let marks = drumlin::simulation::marks();
     let hit = marks.iter().filter(|(mark, _)| worlds.hits.get(*mark).is_some_and(|hits| *hits > 0)).count();
     write_run("marks of rare paths", &format!("{hit} of {} taken", marks.len()), "-")
 }
@@ -139,11 +139,11 @@ fn found(count: usize) -> String {
 /// Returns the number of coverage marks that this process has hit, and the names of the others.
 #[must_use]
 pub fn own_marks() -> String {
-    marks(|mark| sim::marks().iter().any(|(own, hits)| *own == mark && *hits > 0))
+    marks(|mark| drumlin::simulation::marks().iter().any(|(own, hits)| *own == mark && *hits > 0))
 }
 
 fn marks(is_hit: impl Fn(&str) -> bool) -> String {
-    let marks = sim::marks();
+    let marks = drumlin::simulation::marks();
     let missed: Vec<&str> = marks.iter().map(|(mark, _)| *mark).filter(|mark| !is_hit(mark)).collect();
     let mut text = String::new();
     row(&mut text, "marks", &format!("{} of {} rare paths taken", marks.len() - missed.len(), marks.len()));

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use drumlin::internals::io::sim::{self, Random, Sleeper};
+use drumlin_io::testing::sim::{self, Random, Sleeper};
 
 /// A task of the executor.
 pub type Task = Pin<Box<dyn Future<Output = ()>>>;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use drumlin::internals::io::sim::{self, Disk, FaultCounts, Faults, Loss, Medium, Random};
 use drumlin::{Database, Error, KeyspaceOptions};
+use drumlin_io::testing::sim::{self, Disk, FaultCounts, Faults, Loss, Medium, Random};
 
 use crate::client::{self, Count, Counts, DURABLE, Lifetime, recorded};
 use crate::crowd;

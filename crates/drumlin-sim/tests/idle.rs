@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use drumlin::internals::io::sim::{self, Disk, Medium, Schedule};
 use drumlin::{Config, Durability, TxOptions};
+use drumlin_io::testing::sim::{self, Disk, Medium, Schedule};
 use drumlin_testing::Random;
 
 /// Seconds after a load, the log has removed the segment files that it kept for further load, except one spare. The

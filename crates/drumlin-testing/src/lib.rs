@@ -1,6 +1,6 @@
 //! The random generator of tests, fuzzers and rigs, and the tables of documents that they write.
 //!
-//! The library has the same algorithm for its simulation, `drumlin::internals::io::sim::Random`, because a published
+//! The library has the same algorithm for its simulation, `drumlin_io::testing::sim::Random`, because a published
 //! crate may depend on this one only in its tests.
 
 pub mod documents;

@@ -8,9 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use drumlin::internals::io::{
-    AlignedBuffer, Backend, FileRef, IoBackend, OpenOptions, Persist, Probe, ReadStream, StreamOptions,
-};
+use drumlin_io::{AlignedBuffer, Backend, FileRef, IoBackend, OpenOptions, Persist, Probe, ReadStream, StreamOptions};
 
 const BLOCK_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 1 << 20;
@@ -22,7 +20,7 @@ fn main() -> io::Result<()> {
     let file_mib: u64 = arguments.next().map_or(512, |text| text.parse().expect("a number of MiB"));
     let file_bytes = file_mib << 20;
 
-    let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
+    let backend = drumlin_io::backend(IoBackend::Auto)?;
     print!("{}", Probe::run(backend.as_ref(), &folder, Probe::DURATION)?.encode());
 
     let path = folder.join(format!("drumlin-io-rates-{}", std::process::id()));
@@ -34,7 +32,7 @@ fn main() -> io::Result<()> {
 fn measure(path: &std::path::Path, file_bytes: u64) -> io::Result<()> {
     println!("{:10} {:>28} {:>12} {:>14}", "backend", "what", "per second", "CPU us each");
     for kind in [IoBackend::Portable, IoBackend::Uring] {
-        let backend = match drumlin::internals::io::backend(kind) {
+        let backend = match drumlin_io::backend(kind) {
             Ok(backend) => backend,
             Err(error) => {
                 println!("{kind:?}: {error}");

@@ -165,12 +165,7 @@ mod simulation {
 
     pub(crate) fn reached(index: usize) {
         HITS[index].fetch_add(1, Ordering::Relaxed);
-        if let Some(task) = crate::sync::scheduler::current()
-            && !std::thread::panicking()
-        {
-            task.note(index as u64);
-            task.point();
-        }
+        drumlin_io::testing::sim::note(index as u64);
     }
 
     pub(crate) fn timestamp_taken(timestamp: Timestamp) {
@@ -180,7 +175,7 @@ mod simulation {
     }
 
     /// Calls `told` when the next commit of this thread gets its timestamp. A later call replaces the callback.
-    pub(crate) fn on_timestamp(told: Option<OnTimestamp>) {
+    pub fn on_timestamp(told: Option<OnTimestamp>) {
         ON_TIMESTAMP.with_borrow_mut(|own| *own = told);
     }
 
@@ -197,9 +192,11 @@ mod simulation {
     }
 
     /// Returns all marks, and how often this process reached each.
-    pub(crate) fn marks() -> Vec<(&'static str, u64)> {
+    pub fn marks() -> Vec<(&'static str, u64)> {
         MARKS.iter().zip(&HITS).map(|(text, hits)| (*text, hits.load(Ordering::Relaxed))).collect()
     }
 }
 #[cfg(feature = "sim")]
-pub(crate) use simulation::{marks, on_behalf, on_timestamp, reached, timestamp_taken};
+pub use simulation::{marks, on_timestamp};
+#[cfg(feature = "sim")]
+pub(crate) use simulation::{on_behalf, reached, timestamp_taken};

@@ -161,14 +161,13 @@
 //! | `serde` | [`Value`], [`Stats`] and the types in them can be serialized |
 //! | `bytes` | a [`Value`] becomes a `bytes::Bytes` without a copy |
 //!
-//! `faults`, `sim` and `fuzzing` are for the project's own tests.
+//! `sim` and `fuzzing` are for the project's own tests.
 #![deny(missing_docs)]
 
 #[cfg(not(unix))]
 compile_error!(
-    "Drumlin runs on Linux, and on other Unix systems by its portable I/O backend. What it lacks elsewhere, Windows \
-     included: positional reads and writes (pread, pwrite), syncs of folders, locks of files that end with their \
-     process, anonymous memory mappings. See crates/drumlin/src/io/disk.rs"
+    "Drumlin runs on Linux, and on other Unix systems by the portable backend of drumlin-io, which says what is missing \
+     elsewhere"
 );
 
 mod collections;
@@ -187,7 +186,6 @@ mod pool;
 mod seglog;
 mod space;
 mod store;
-mod sync;
 mod task;
 mod tree;
 mod txn;
@@ -198,23 +196,20 @@ pub use db::{
     ReduceError, Reducer, RowStream, Salvage, Salvaged, Savepoint, Snapshot, Stats, Sum, Transaction, TxOptions, Value,
     ValueReader, Values,
 };
+pub use drumlin_io::IoBackend;
 pub use error::{Error, LockHolder, Recourse, Result};
-pub use format::Timestamp;
-pub use io::IoBackend;
+pub use format::{KeyspaceId, Timestamp};
 pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, LostKeys, Opening};
 pub use txn::engine::Durability;
 pub use txn::spilled::VersionOverflow;
 
-/// Parts of the engine for its tools and tests: files, buffers and the clock, simulated disks, numbers in files.
-///
-/// **They may change in any release**: semantic versioning does not cover this module. Programs do not need it.
-pub mod internals {
-    pub use crate::format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId};
+pub(crate) use drumlin_io::sync;
 
-    /// Files, buffers, the clock, threads: everything that is not computation.
-    pub mod io {
-        pub use crate::io::*;
-    }
+/// Reports the rare paths that the engine took, and the timestamps of its commits, to a simulation.
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub mod simulation {
+    pub use crate::coverage::{marks, on_timestamp};
 }
 
 /// The README's program, so that it keeps compiling.

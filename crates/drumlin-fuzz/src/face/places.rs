@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use drumlin::internals::io::Backend;
 use drumlin::{Config, Database, Durability, Error, IoBackend, VersionOverflow};
+use drumlin_io::Backend;
 
 use super::answers::{checked, must};
 use super::calls::call;
@@ -46,7 +46,7 @@ pub(super) enum Place {
 
 impl Place {
     pub(super) fn new(is_on_disk: bool) -> Place {
-        if is_on_disk { Place::Disk(Folder::new()) } else { Place::Memory(drumlin::internals::io::in_memory()) }
+        if is_on_disk { Place::Disk(Folder::new()) } else { Place::Memory(drumlin_io::in_memory()) }
     }
 
     pub(super) fn path(&self) -> &Path {

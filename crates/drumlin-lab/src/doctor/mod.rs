@@ -1,7 +1,7 @@
 //! The doctor: examines a folder's drive, what the drive claims, and the system, and derives settings. If the folder
 //! holds a database, it also examines the database's health.
 //!
-//! Sync methods are measured by [`drumlin::internals::io::Probe`], which runs for a new database too.
+//! Sync methods are measured by [`drumlin_io::Probe`], which runs for a new database too.
 
 mod limits;
 mod queue;
@@ -11,8 +11,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use drumlin::internals::io::{IoBackend, Probe, SyncMethod};
 use drumlin::{Config, Database, Error, Stats};
+use drumlin_io::{IoBackend, Probe, SyncMethod};
 use serde::Serialize;
 
 use crate::cgroup;
@@ -228,7 +228,7 @@ fn log_refusal(name: &str, error: &io::Error) {
 
 /// Checks the limits and settings of the system.
 fn system(diagnosis: &mut Diagnosis) {
-    match drumlin::internals::io::backend(IoBackend::Uring) {
+    match drumlin_io::backend(IoBackend::Uring) {
         Ok(_) => {
             diagnosis.tell(Severity::Fine, "io_uring", "works");
             diagnosis.setting("Config::new().io_backend(IoBackend::Auto)", "io_uring works; this is the default");
@@ -294,7 +294,7 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, sync_method: Option<&str>, st
         );
     }
     steps.pace.step("doctor: the probe of a new database", 0.0);
-    let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
+    let backend = drumlin_io::backend(IoBackend::Auto)?;
     let probe = Probe::run(backend.as_ref(), folder, Duration::from_secs_f64(steps.timing(2.0).seconds))?;
     steps.reach(4.0);
     if let Some(used) = sync_method {
@@ -598,7 +598,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) -> Option<&'static str> {
             figures::plural(opening.recovered_records, "log record")
         ),
     );
-    if let (Some(stored), Ok(backend)) = (stored, drumlin::internals::io::backend(IoBackend::Auto))
+    if let (Some(stored), Ok(backend)) = (stored, drumlin_io::backend(IoBackend::Auto))
         && !stored.is_current(backend.as_ref(), path).unwrap_or(true)
     {
         diagnosis.tell(

@@ -19,7 +19,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use drumlin::IoBackend;
-use drumlin::internals::io::{AlignedBuffer, OpenOptions};
+use drumlin_io::{AlignedBuffer, OpenOptions};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
@@ -268,7 +268,7 @@ impl Task {
     }
 
     fn run_async(&self, scheduler: &Scheduler, thread: usize, blocks: u64) -> io::Result<()> {
-        let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
+        let backend = drumlin_io::backend(IoBackend::Auto)?;
         let file = backend.open(&self.path, OpenOptions { direct: true, ..OpenOptions::default() })?;
         let mut queue = backend.queue(self.readers.max(1))?;
         let mut buffers: Vec<AlignedBuffer> = (0..self.readers).map(|_| AlignedBuffer::zeroed(BLOCK_BYTES)).collect();

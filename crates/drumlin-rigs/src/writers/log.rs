@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use anyhow::Result;
-use drumlin::internals::io::AlignedBuffer;
+use drumlin_io::AlignedBuffer;
 use drumlin_testing::Random;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::ReadWriteFlags;

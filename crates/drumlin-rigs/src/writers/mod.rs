@@ -20,7 +20,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
-use drumlin::internals::io::AlignedBuffer;
+use drumlin_io::AlignedBuffer;
 use drumlin_testing::Random;
 use rustix::fs::OFlags;
 

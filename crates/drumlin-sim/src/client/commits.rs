@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drumlin::internals::io::sim;
 use drumlin::{Durability, Error, KeyspaceOptions, TxOptions, Value};
 
 use super::answers::Call;
@@ -23,12 +22,12 @@ pub fn recorded<T>(
 ) -> (u64, Result<T, Error>) {
     let taken = Arc::new(AtomicU64::new(0));
     let (told, model) = (Arc::clone(&taken), model.clone());
-    sim::on_timestamp(Some(Box::new(move |timestamp| {
+    drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| {
         told.store(timestamp.0, Ordering::Relaxed);
         model.enter(timestamp.0, operation(&model));
     })));
     let result = commit();
-    sim::on_timestamp(None);
+    drumlin::simulation::on_timestamp(None);
     (taken.load(Ordering::Relaxed), result)
 }
 
@@ -69,7 +68,7 @@ impl Client {
                 poll_fn(|context| {
                     // Other tasks run on this thread between two polls, so the callback is set before each.
                     let (told, model) = (Arc::clone(&told), model.clone());
-                    sim::on_timestamp(Some(Box::new(move |timestamp| {
+                    drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| {
                         let mut told = told.lock().expect("nobody panics with it");
                         let operation = told.1.take().expect("a commit gets one timestamp");
                         told.0 = timestamp.0;
@@ -77,7 +76,7 @@ impl Client {
                         model.enter(timestamp.0, operation);
                     })));
                     let polled = commit.as_mut().poll(context);
-                    sim::on_timestamp(None);
+                    drumlin::simulation::on_timestamp(None);
                     polled
                 })
                 .await

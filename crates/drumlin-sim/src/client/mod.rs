@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use drumlin::internals::io::sim::{self, Disk, Random};
 use drumlin::{Database, Durability, Error, Isolation, Keyspace, Snapshot, TxOptions};
+use drumlin_io::testing::sim::{self, Disk, Random};
 
 use self::answers::Call;
 pub use self::commits::recorded;
@@ -173,7 +173,7 @@ impl Client {
                 self.sleep(Duration::from_nanos(nanos)).await;
             }
         }
-        sim::on_timestamp(None);
+        drumlin::simulation::on_timestamp(None);
     }
 
     async fn sleep(&self, duration: Duration) {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow, RangeBounds as _};
 
-use drumlin::internals::io::sim::Random;
 use drumlin::{Error, Range, Value};
+use drumlin_io::testing::sim::Random;
 
 use super::answers::Call;
 use super::{Client, Count, Stop, by_face};

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use drumlin::LockHolder;
-use drumlin::internals::io::sim::Medium;
+use drumlin_io::testing::sim::Medium;
 
 use super::*;
 use crate::model::Operation;
@@ -127,10 +127,10 @@ fn a_long_commit_that_is_dropped_is_told_of() {
         let mut tx = client.life.db.begin().expect("a transaction");
         (0..ROWS).for_each(|number| tx.insert(&keyspace, numbered(number), "value").expect("there is memory"));
         let at = Arc::clone(&told);
-        sim::on_timestamp(Some(Box::new(move |timestamp| at.store(timestamp.0, Ordering::Relaxed))));
+        drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| at.store(timestamp.0, Ordering::Relaxed))));
         let mut commit = Box::pin(tx.commit_async());
         assert!(commit.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it was made at once");
-        sim::on_timestamp(None);
+        drumlin::simulation::on_timestamp(None);
         drop(commit);
         sim::sleep(Duration::from_secs(1));
         assert!(told.load(Ordering::Relaxed) > 0, "it has no timestamp");

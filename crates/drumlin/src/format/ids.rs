@@ -38,10 +38,18 @@ number! {
     ///
     /// 32 bits allow for 16 TiB in a keyspace of 4 KiB pages and for 256 TiB with 64 KiB pages, with a page table of 32
     /// GiB.
-    PageId(u32)
+    crate PageId(u32)
 }
 number! {
     /// The number of a keyspace; never used twice in one database.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// db.keyspace("orders")?;
+    /// let ids: Vec<drumlin::KeyspaceId> = db.keyspaces().into_iter().map(|keyspace| keyspace.id).collect();
+    /// assert_eq!(ids.len(), 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
     KeyspaceId(u32)
 }
 number! {
@@ -61,16 +69,16 @@ number! {
 number! {
     /// The time between two checkpoints. The high 32 bits are the incarnation, so an epoch that a power cut interrupted
     /// can't be mistaken for one of a later opening.
-    Epoch(u64)
+    crate Epoch(u64)
 }
 number! {
     /// One opening of the database.
-    Incarnation(u32)
+    crate Incarnation(u32)
 }
 number! {
     /// The number of a segment: its byte offset in the data file divided by the segment size. Segment 0 holds the
     /// superblocks.
-    SegmentId(u32)
+    crate SegmentId(u32)
 }
 number! {
     /// The number of a stream of the log.
@@ -257,9 +265,9 @@ impl ChunkNumber {
 
 impl PageId {
     /// No page.
-    pub const NONE: PageId = PageId(0);
+    pub(crate) const NONE: PageId = PageId(0);
     /// The root of every tree.
-    pub const ROOT: PageId = PageId(1);
+    pub(crate) const ROOT: PageId = PageId(1);
 }
 
 impl Timestamp {
@@ -273,19 +281,19 @@ impl Timestamp {
 impl Epoch {
     /// The first epoch of an incarnation.
     #[must_use]
-    pub fn first_of(incarnation: Incarnation) -> Epoch {
+    pub(crate) fn first_of(incarnation: Incarnation) -> Epoch {
         Epoch((u64::from(incarnation.0) << 32) | 1)
     }
 
     /// Returns the next epoch of the same incarnation.
     #[must_use]
-    pub fn next(self) -> Epoch {
+    pub(crate) fn next(self) -> Epoch {
         Epoch(self.0 + 1)
     }
 
     /// Returns the opening of the database that the epoch belongs to.
     #[must_use]
-    pub fn incarnation(self) -> Incarnation {
+    pub(crate) fn incarnation(self) -> Incarnation {
         Incarnation((self.0 >> 32) as u32)
     }
 }

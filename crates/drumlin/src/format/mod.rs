@@ -19,10 +19,10 @@ pub(crate) mod superblock;
 
 pub(crate) use address::{ExtentAddress, ExtentRef};
 pub(crate) use ids::{
-    CheckpointId, CheckpointNumber, ChunkNumber, CountsFileId, DatabaseId, SegmentUse, SlotNumber, StreamId,
-    StreamPosition, SuperblockNumber, UseNumber, ValueId,
+    CheckpointId, CheckpointNumber, ChunkNumber, CountsFileId, DatabaseId, Epoch, Incarnation, PageId, SegmentId,
+    SegmentUse, SlotNumber, StreamId, StreamPosition, SuperblockNumber, UseNumber, ValueId,
 };
-pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
+pub use ids::{KeyspaceId, Timestamp};
 
 /// The format version that this code writes, and the only one that it reads.
 ///
@@ -33,7 +33,7 @@ pub(crate) const FORMAT_VERSION: u32 = 2;
 pub(crate) const LOG_STREAM_COUNT_MAX: u16 = 64;
 
 /// The unit of direct I/O in bytes. Every file region that is written separately starts and ends on such a boundary.
-pub(crate) const BLOCK_BYTES: usize = 4096;
+pub(crate) use drumlin_io::BLOCK_BYTES;
 
 /// Reads a little-endian `u16` at `offset`.
 #[inline]

@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{File, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist};
+use super::{BackendFile, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist};
 use crate::sync::RwLock;
 
 /// Refuses writes once it is shut.
@@ -117,7 +117,7 @@ impl fmt::Debug for GatedFile {
     }
 }
 
-impl File for GatedFile {
+impl BackendFile for GatedFile {
     fn path(&self) -> &Path {
         self.file.path()
     }

@@ -12,10 +12,10 @@ use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use drumlin::internals::io::fault::{FaultyBackend, Operation};
 use drumlin::{
     Config, Database, Durability, Error, IoBackend, Isolation, Keyspace, LockHolder, Snapshot, Stats, TxOptions,
 };
+use drumlin_io::testing::fault::{FaultyBackend, Operation};
 use futures_util::future::{join, join_all};
 use smol::io::{AsyncReadExt, AsyncSeekExt};
 use support::{BACKENDS, Folder, Random, alone, small};
@@ -451,7 +451,7 @@ fn within_reason<T>(future: impl Future<Output = T>) -> Option<T> {
 #[test]
 fn tasks_that_wait_for_the_log_occupy_no_thread() {
     let folder = Folder::new();
-    let faulty = FaultyBackend::new(drumlin::internals::io::in_memory());
+    let faulty = FaultyBackend::new(drumlin_io::in_memory());
     let config = small().memory(16 << 20).page_bytes(8192).backend(Arc::new(faulty.clone()));
     let (db, cold) = filled(&config, &folder, 2000);
     let warm = db.keyspace("warm").unwrap();
@@ -495,7 +495,7 @@ fn tasks_that_wait_for_the_log_occupy_no_thread() {
 fn large_commits_of_tasks_in_little_memory_all_end() {
     let (send, receive) = std::sync::mpsc::channel();
     let commits = move || {
-        let db = small().page_bytes(8192).backend(drumlin::internals::io::in_memory()).open("/db").unwrap();
+        let db = small().page_bytes(8192).backend(drumlin_io::in_memory()).open("/db").unwrap();
         let rows = db.keyspace("rows").unwrap();
         std::thread::scope(|scope| {
             for task in 0..6u64 {
@@ -542,7 +542,7 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
 fn a_queue_that_fails_leaves_no_task_waiting() {
     const ENOMEM: i32 = 12;
     let folder = Folder::new();
-    let faulty = FaultyBackend::new(drumlin::internals::io::in_memory());
+    let faulty = FaultyBackend::new(drumlin_io::in_memory());
     let (_db, keyspace) = filled(&small().backend(Arc::new(faulty.clone())), &folder, 2000);
     faulty.fail_nth(Operation::Wait, 1, ENOMEM);
     for number in (0..2000).step_by(100) {
@@ -563,7 +563,7 @@ impl Wake for Panics {
 #[test]
 fn a_waker_that_panics_leaves_no_task_waiting() {
     let folder = Folder::new();
-    let faulty = FaultyBackend::new(drumlin::internals::io::in_memory());
+    let faulty = FaultyBackend::new(drumlin_io::in_memory());
     let (_db, keyspace) = filled(&small().backend(Arc::new(faulty.clone())), &folder, 2000);
     faulty.hold_nth(Operation::Read, 1);
     let mut first = Box::pin(keyspace.get_async(key(0)));

@@ -418,7 +418,7 @@ fn poll_some<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
 /// A future that is dropped at any point leaves its row as it was or as it should become, and unlocked.
 #[test]
 fn dropped_futures_do_all_or_nothing() {
-    let config = support::small().backend(drumlin::internals::io::in_memory());
+    let config = support::small().backend(drumlin_io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     let began = Instant::now();
@@ -619,7 +619,7 @@ fn batches_never_fail_for_a_deadlock() {
 /// needs no sync.
 #[test]
 fn relaxed_commits_are_durable_after_a_sync() {
-    let config = support::small().backend(drumlin::internals::io::in_memory());
+    let config = support::small().backend(drumlin_io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     assert_eq!(db.tx_options().durability, Durability::Full);
@@ -649,7 +649,7 @@ fn relaxed_commits_are_durable_after_a_sync() {
 /// A closed database refuses these calls and stays intact.
 #[test]
 fn a_closed_database_refuses_changes() {
-    let config = support::small().backend(drumlin::internals::io::in_memory());
+    let config = support::small().backend(drumlin_io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     k.insert("a", "1").unwrap();

@@ -4,8 +4,8 @@ use crate::support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use drumlin::internals::io::sim::{self, Disk, Loss, Medium};
 use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, TxOptions};
+use drumlin_io::testing::sim::{self, Disk, Loss, Medium};
 use smol::block_on;
 use support::{Model, Random, compare, faulty, number, small};
 
@@ -88,7 +88,7 @@ fn assert_holds(db: &Database, keyspace: &Keyspace, rows: &Model) {
 fn sorted_rows_are_loaded() {
     for (seed, count) in (0..).zip([0, 1, 2, 40, 1000, 9000]) {
         for page_bytes in [512, 4096, 65_536] {
-            let backend = drumlin::internals::io::in_memory();
+            let backend = drumlin_io::in_memory();
             let config = small().backend(backend);
             let db = config.open("/db").unwrap();
             db.keyspace_with("k", KeyspaceOptions::new().page_bytes(page_bytes)).unwrap();

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use drumlin::internals::io::fault::Operation;
 use drumlin::{Config, Database, Durability, Error, Field, Isolation, Keyspace, Sum, TxOptions};
+use drumlin_io::testing::fault::Operation;
 use futures_util::StreamExt;
 use smol::block_on;
 use smol::io::AsyncReadExt;
@@ -295,7 +295,7 @@ fn a_failed_database_is_opened_again_beside_its_handles() {
     let (disk, config) = support::faulty();
     let db = config.open("/db").unwrap();
     let k = fill(&db, 100);
-    disk.fail_from(Operation::Write, 1, drumlin::internals::io::fault::EIO);
+    disk.fail_from(Operation::Write, 1, drumlin_io::testing::fault::EIO);
     k.insert("b", "1").unwrap_err();
     disk.heal();
     assert!(matches!(db.close(), Err(Error::Failed { .. })));

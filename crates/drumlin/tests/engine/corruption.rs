@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use drumlin::internals::io::{Backend, OpenOptions, Persist};
 use drumlin::{Config, Database, Error};
+use drumlin_io::{Backend, OpenOptions, Persist};
 use support::{Random, number, small};
 
 type Files = BTreeMap<PathBuf, Vec<u8>>;
@@ -43,7 +43,7 @@ fn read_files(backend: &dyn Backend) -> Files {
 }
 
 fn disk_of(files: &Files) -> Arc<dyn Backend> {
-    let backend = drumlin::internals::io::in_memory();
+    let backend = drumlin_io::in_memory();
     backend.create_dir_all(&Path::new(FOLDER).join("log")).unwrap();
     for (path, bytes) in files {
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
@@ -62,7 +62,7 @@ struct Sample {
 
 impl Sample {
     fn new(killed: bool) -> Sample {
-        let backend = drumlin::internals::io::in_memory();
+        let backend = drumlin_io::in_memory();
         let db = config(&backend).open(FOLDER).unwrap();
         let keyspace = db.keyspace("rows").unwrap();
         let mut random = Random(5);
@@ -373,7 +373,7 @@ fn a_closed_database_is_whole_without_its_log() {
 /// it, and the next checkpoint repairs it.
 #[test]
 fn a_checkpoint_mends_what_a_check_found() {
-    let backend = drumlin::internals::io::in_memory();
+    let backend = drumlin_io::in_memory();
     // Enough memory to avoid automatic checkpoints, whose number determines which structures there are.
     let db = config(&backend).memory(64 << 20).page_bytes(512).open(FOLDER).unwrap();
     let keyspace = db.keyspace("rows").unwrap();
@@ -488,7 +488,7 @@ fn a_salvage_loses_no_more_than_the_gaps() {
 /// right or in reported gaps. Every corruption is listed, and nothing is written.
 #[test]
 fn what_does_not_open_is_salvaged() {
-    let backend = drumlin::internals::io::in_memory();
+    let backend = drumlin_io::in_memory();
     let db = config(&backend).open(FOLDER).unwrap();
     let mut rows = Rows::new();
     let value = |number: u32| (0..40).map(|index| (number.wrapping_mul(2_654_435_761) >> (index % 24)) as u8).collect();

@@ -9,9 +9,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drumlin::internals::io::fault::{EIO, ENOSPC, Event, Operation};
-use drumlin::internals::io::{Backend, OpenOptions, Persist};
 use drumlin::{Config, Database, Durability, Error, Recourse, TxOptions};
+use drumlin_io::testing::fault::{EIO, ENOSPC, Event, Operation};
+use drumlin_io::{Backend, OpenOptions, Persist};
 use support::{Folder, Model, Random, compare, faulty, small, some_value};
 
 /// The system's error number for a file system that is mounted read-only.
@@ -427,7 +427,7 @@ fn more_logs_take_no_value_away() {
     const VALUE_BYTES: usize = 60_000;
     for (memory, streams) in [(8 << 20, 1), (8 << 20, 16), (8 << 20, 64), (256 << 20, 4), (256 << 20, 64)] {
         let config = Config::new().memory(memory).log_streams(streams).log_segment_bytes(1 << 20);
-        let config = config.backend(drumlin::internals::io::in_memory());
+        let config = config.backend(drumlin_io::in_memory());
         let db = config.open("/db").unwrap();
         let keyspace = db.keyspace("k").unwrap();
         let share = (memory as usize / 32).min(8 << 20);

@@ -53,7 +53,7 @@ fn contention_is_counted() {
 /// Rows found in memory count as hits, pages read from disk as misses.
 #[test]
 fn hits_and_misses_are_counted() {
-    let config = small().backend(drumlin::internals::io::in_memory());
+    let config = small().backend(drumlin_io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     k.insert("a", "1").unwrap();

@@ -149,7 +149,7 @@ fn whose_a_handle_is_is_asked_first() {
 /// A savepoint of an earlier opening is refused, although transactions of the next opening have the same numbers.
 #[test]
 fn savepoints_of_an_earlier_opening_are_refused() {
-    let config = support::small().backend(drumlin::internals::io::in_memory());
+    let config = support::small().backend(drumlin_io::in_memory());
     let savepoint = |db: &Database| {
         let mut tx = db.begin().unwrap();
         let savepoint = tx.savepoint();

@@ -2,8 +2,8 @@
 
 use crate::support;
 
-use drumlin::internals::io::fault::FaultyBackend;
 use drumlin::{Config, Database, Durability, Error, Keyspace, TxOptions};
+use drumlin_io::testing::fault::FaultyBackend;
 use support::{Model, Random, compare, faulty, number, some_value};
 
 /// A database on a disk that fills up, and the rows that its keyspace `rows` should have.

@@ -5,7 +5,7 @@
 //! the observed traces into the scripts.
 //!
 //! A script is a list of steps separated by empty lines: comments, the operation, `----`, and the effects. Events are
-//! [`drumlin::internals::io::fault::Event`]s in the order in which they were requested. `superblock 0` and `superblock
+//! [`drumlin_io::testing::fault::Event`]s in the order in which they were requested. `superblock 0` and `superblock
 //! 1` are the slots in `data`, `=` marks an answer and `!` an error. `tally` before an operation counts the events of
 //! each kind and file; `quiet` omits the events.
 //!
@@ -36,10 +36,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use drumlin::internals::io::Backend;
-use drumlin::internals::io::fault::{EIO, Event, FaultyBackend, Operation};
-use drumlin::internals::io::sim::{self, Disk, Loss, Medium};
 use drumlin::{Config, Database, Keyspace};
+use drumlin_io::Backend;
+use drumlin_io::testing::fault::{EIO, Event, FaultyBackend, Operation};
+use drumlin_io::testing::sim::{self, Disk, Loss, Medium};
 use support::{Random, small};
 
 /// A step of a script: comments, an operation, and its effects.

@@ -6,9 +6,9 @@ use crate::support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drumlin::internals::io::Backend;
-use drumlin::internals::io::fault::{FaultyBackend, Operation};
 use drumlin::{Database, Durability, Error, Keyspace, Result, Value};
+use drumlin_io::Backend;
+use drumlin_io::testing::fault::{FaultyBackend, Operation};
 use support::{Random, small};
 
 const ROWS: u64 = 4000;
@@ -23,7 +23,7 @@ fn write(rows: &Keyspace, number: u64, seed: u64, bytes: usize) {
 
 /// Returns a database that was just opened, whose rows are on disk, on a backend that can hold reads.
 fn opened() -> (FaultyBackend, Database, Keyspace) {
-    let backend = FaultyBackend::new(drumlin::internals::io::in_memory());
+    let backend = FaultyBackend::new(drumlin_io::in_memory());
     let shared: Arc<dyn Backend> = Arc::new(backend.clone());
     let config = small().backend(shared);
     let db = config.open("/db").unwrap();

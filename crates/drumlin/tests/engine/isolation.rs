@@ -14,10 +14,10 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use drumlin::Isolation::{ReadCommitted, Serializable, Snapshot};
-use drumlin::internals::io::fault::{FaultyBackend, Operation};
 use drumlin::{
     Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Result, Transaction, TxOptions, Value,
 };
+use drumlin_io::testing::fault::{FaultyBackend, Operation};
 use support::{Random, faulty};
 
 const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];

@@ -7,8 +7,8 @@ use std::fs;
 use std::ops::{Bound, RangeBounds};
 use std::path::{Path, PathBuf};
 
-use drumlin::internals::io::sim::{self, Disk, Loss, Medium};
 use drumlin::{Config, Database, Durability, Keyspace, Reader};
+use drumlin_io::testing::sim::{self, Disk, Loss, Medium};
 use support::{Folder, Model, Random, copy_folder};
 
 const KEY_MAX: u64 = 30_000;

@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use drumlin::internals::io::Backend;
-use drumlin::internals::io::fault::{EIO, FaultyBackend, Operation};
 use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, Transaction, TxOptions};
+use drumlin_io::Backend;
+use drumlin_io::testing::fault::{EIO, FaultyBackend, Operation};
 use smol::block_on;
 
 /// Returns a database with rows and a large value on a disk of its own, none of them in memory.
 fn opened() -> (Config, Database, Keyspace) {
-    let config = support::small().backend(drumlin::internals::io::in_memory());
+    let config = support::small().backend(drumlin_io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     for row in 0..4000u32 {
@@ -33,7 +33,7 @@ fn opened() -> (Config, Database, Keyspace) {
 /// at.
 #[test]
 fn reading_a_closed_database_writes_nothing() {
-    let faulty = FaultyBackend::new(drumlin::internals::io::in_memory());
+    let faulty = FaultyBackend::new(drumlin_io::in_memory());
     let config = support::small().backend(Arc::new(faulty.clone()));
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
@@ -274,7 +274,7 @@ fn a_leaked_wait_ends_with_its_transaction() {
 /// A leaked write future does not keep its database open: the folder is free once the handles are gone.
 #[test]
 fn a_leaked_write_keeps_no_database_open() {
-    let config = support::small().backend(drumlin::internals::io::in_memory());
+    let config = support::small().backend(drumlin_io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     let mut holder = db.begin().unwrap();

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use drumlin::internals::io::Backend;
 use drumlin::{Config, Database, Durability, Keyspace};
+use drumlin_io::Backend;
 
 use crate::support::Random;
 
@@ -17,7 +17,7 @@ fn value(number: u32, length: usize) -> Vec<u8> {
 /// Returns a database with rows of this length, inserted in key order. It was closed and reopened without warm start,
 /// so nothing is in memory.
 fn stage(length: usize) -> (Database, Keyspace) {
-    let backend: Arc<dyn Backend> = drumlin::internals::io::in_memory();
+    let backend: Arc<dyn Backend> = drumlin_io::in_memory();
     let open = || {
         let db = Config::new().memory(32 << 20).warm_start(false).backend(Arc::clone(&backend)).open("/db").unwrap();
         let keyspace = db.keyspace("rows").unwrap();

@@ -14,8 +14,8 @@ use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use drumlin::internals::io::sim::{self, Change, Disk, Loss, Medium};
 use drumlin::{Config, Database};
+use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium};
 use support::workload::{Ack, Workload, disturb};
 use support::{Random, number, small};
 

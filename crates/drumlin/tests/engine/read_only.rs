@@ -5,9 +5,9 @@ use crate::support;
 use std::future::Future;
 use std::sync::Arc;
 
-use drumlin::internals::io::Backend;
-use drumlin::internals::io::fault::FaultyBackend;
 use drumlin::{Config, Database, Durability, Error, Keyspace};
+use drumlin_io::Backend;
+use drumlin_io::testing::fault::FaultyBackend;
 use smol::block_on;
 use support::{Folder, copy_folder, faulty, small};
 

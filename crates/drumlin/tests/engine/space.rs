@@ -2,9 +2,9 @@
 
 use crate::support;
 
-use drumlin::internals::io::in_memory;
-use drumlin::internals::io::sim::{Disk, Medium};
 use drumlin::{Config, Database, Durability};
+use drumlin_io::in_memory;
+use drumlin_io::testing::sim::{Disk, Medium};
 use support::Random;
 
 const ROWS: u64 = 20_000;

@@ -480,7 +480,7 @@ fn serializable_reads_are_recorded_by_every_method() {
 /// A stream yields the iterator's rows, waits without a thread, ends with its first error, and can be dropped.
 #[test]
 fn ranges_are_streams() {
-    let config = support::small().backend(drumlin::internals::io::in_memory());
+    let config = support::small().backend(drumlin_io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     for row in 0..3000u32 {

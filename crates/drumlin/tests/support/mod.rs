@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use drumlin::internals::io::Backend;
-use drumlin::internals::io::fault::{FaultyBackend, Operation};
 use drumlin::{Config, IoBackend, Keyspace};
+use drumlin_io::Backend;
+use drumlin_io::testing::fault::{FaultyBackend, Operation};
 
 pub use drumlin_testing::Random;
 
@@ -44,7 +44,7 @@ pub fn small() -> Config {
 
 /// Returns a [`small`] configuration in memory, on a disk that fails on request.
 pub fn faulty() -> (FaultyBackend, Config) {
-    let faulty = FaultyBackend::new(drumlin::internals::io::in_memory());
+    let faulty = FaultyBackend::new(drumlin_io::in_memory());
     let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
     (faulty, small().backend(backend))
 }

@@ -1,4 +1,4 @@
-//! The raw device, measured through `drumlin::internals::io` alone: the rate that the store could reach if it cost
+//! The raw device, measured through `drumlin_io` alone: the rate that the store could reach if it cost
 //! nothing.
 
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drumlin::IoBackend;
-use drumlin::internals::io::{AlignedBuffer, Backend, FileRef, OpenOptions, Persist, SyncMethod};
+use drumlin_io::{AlignedBuffer, Backend, FileRef, OpenOptions, Persist, SyncMethod};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use rustix::fs::{Advice, SeekFrom, fadvise};
@@ -28,8 +28,7 @@ const WRITE_BYTES: usize = 4096;
 const WRITE_FILE_BYTES: u64 = 64 << 20;
 
 fn backend() -> Result<Arc<dyn Backend>> {
-    drumlin::internals::io::backend(IoBackend::Auto)
-        .map_err(|error| Failure::other(format!("starting the I/O backend: {error}")))
+    drumlin_io::backend(IoBackend::Auto).map_err(|error| Failure::other(format!("starting the I/O backend: {error}")))
 }
 
 /// Reads over a file of the database. They are direct, except for half of the sequential ones.

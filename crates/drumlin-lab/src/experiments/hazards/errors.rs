@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use drumlin::internals::io::AlignedBuffer;
+use drumlin_io::AlignedBuffer;
 use serde::{Deserialize, Serialize};
 
 use super::{Endings, of_counts, told};

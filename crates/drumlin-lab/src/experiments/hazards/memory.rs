@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use drumlin::internals::io::AlignedBuffer;
+use drumlin_io::AlignedBuffer;
 use serde::{Deserialize, Serialize};
 
 use super::{CHANGED, Endings, of_counts, told};

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use drumlin::internals::io::AlignedBuffer;
+use drumlin_io::AlignedBuffer;
 use serde::{Deserialize, Serialize};
 
 use super::{BEFORE, CHANGED, Endings, of_counts, told};

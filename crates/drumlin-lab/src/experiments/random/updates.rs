@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use drumlin::internals::io::AlignedBuffer;
+use drumlin_io::AlignedBuffer;
 use serde::{Deserialize, Serialize};
 
 use super::BLOCK_BYTES;

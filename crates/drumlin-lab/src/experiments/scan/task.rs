@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use drumlin::IoBackend;
-use drumlin::internals::io::{AlignedBuffer, OpenOptions, ReadStream, StreamOptions};
+use drumlin_io::{AlignedBuffer, OpenOptions, ReadStream, StreamOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::map::{self, Advice, Map, Mode};
@@ -145,7 +145,7 @@ impl Task {
     }
 
     fn read_stream(&self, requests: usize, copied: bool, range: Range<u64>, pace: &mut Pace<'_>) -> io::Result<()> {
-        let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
+        let backend = drumlin_io::backend(IoBackend::Auto)?;
         let file = backend.open(&self.path, OpenOptions { direct: true, ..OpenOptions::default() })?;
         let options = StreamOptions { request_bytes: self.request_bytes, requests };
         let bytes = range.end - range.start;

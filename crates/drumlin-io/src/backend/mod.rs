@@ -1,0 +1,200 @@
+//! The traits of a backend, and the backends for programs: io_uring, the portable one, and memory.
+
+mod buffer;
+pub(crate) mod disk;
+mod folder;
+pub(crate) mod lock;
+mod memory;
+pub(crate) mod portable;
+mod process;
+pub(crate) mod select;
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
+mod uring;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use buffer::AlignedBuffer;
+pub use folder::{Folder, FolderRef, open_folder};
+pub use lock::Lock;
+pub use memory::in_memory;
+pub use process::{OpenIn, Process};
+pub use select::{BACKEND_VARIABLE, IoBackend, backend};
+
+/// A shared handle of an open file.
+pub type FileRef = Arc<dyn BackendFile>;
+
+/// Settings for opening a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// Open for writing too.
+    pub write: bool,
+    /// Create the file if it does not exist.
+    pub create: bool,
+    /// Create the file, and fail if it exists already.
+    pub create_new: bool,
+    /// Bypass the page cache if the file system allows it, which is found out by trying. See
+    /// [`BackendFile::is_direct`].
+    pub direct: bool,
+}
+
+/// The guarantee that holds when a write returns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Persist {
+    /// Nothing: a later sync makes the bytes durable.
+    Later,
+    /// The bytes are durable, made so by the given method.
+    Now(SyncMethod),
+}
+
+/// A method of making written bytes durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum SyncMethod {
+    /// The write itself is durable (`RWF_DSYNC`): the kernel requests forced unit access, or flushes the device after
+    /// it.
+    DurableWrite,
+    /// Write, then `fdatasync`.
+    DataSync,
+    /// Write, then `fsync` (`F_FULLFSYNC` on macOS).
+    FullSync,
+}
+
+impl SyncMethod {
+    /// The name that reports use: `durable-write`, `data-sync`, `full-sync`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            SyncMethod::DurableWrite => "durable-write",
+            SyncMethod::DataSync => "data-sync",
+            SyncMethod::FullSync => "full-sync",
+        }
+    }
+}
+
+impl fmt::Display for SyncMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An open file. Positional: there is no cursor, and any number of threads may use it at once.
+#[allow(clippy::len_without_is_empty, reason = "no caller needs to know whether a file is empty")]
+pub trait BackendFile: Send + Sync + fmt::Debug {
+    /// The path that the file was opened by.
+    fn path(&self) -> &Path;
+    /// Returns the length in bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// Truncates or extends the file. The added range reads as zeros and may have no disk space yet.
+    fn set_len(&self, bytes: u64) -> io::Result<()>;
+    /// Allocates disk space for a range, extending the file if necessary. Fails with `StorageFull` if there is none.
+    fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()>;
+    /// Fills `buffer` from `offset`. Fails with `UnexpectedEof` if the file ends before.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Fills as much of `buffer` from `offset` as the file has, and returns the number of bytes.
+    fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let available = self.len()?.saturating_sub(offset).min(buffer.len() as u64) as usize;
+        self.read_at(&mut buffer[..available], offset)?;
+        Ok(available)
+    }
+    /// Writes all of `buffer` at `offset`.
+    fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()>;
+    /// Makes everything written, and the length, durable (`fdatasync`).
+    fn sync_data(&self) -> io::Result<()>;
+    /// Makes data and all metadata durable (`fsync`; `F_FULLFSYNC` on macOS).
+    fn sync_all(&self) -> io::Result<()>;
+    /// Returns `true` unless the method was found missing. If it is missing, writes use [`SyncMethod::DataSync`].
+    fn supports(&self, method: SyncMethod) -> bool {
+        let _ = method;
+        true
+    }
+    /// The alignment of offsets, lengths and buffer addresses, in bytes: 1 for a buffered file.
+    fn alignment(&self) -> usize;
+    /// Returns `true` if the file bypasses the page cache.
+    fn is_direct(&self) -> bool;
+    /// Takes the file's lock, replacing any lock that this handle has. The lock is held until this handle is dropped.
+    /// Returns `false` if another handle, in this process or another, holds a conflicting lock. A shared lock needs no
+    /// permission to write.
+    fn try_lock(&self, lock: Lock) -> io::Result<bool>;
+    /// Releases the lock, even if a fork of the process has a copy of the handle; in that case, dropping the handle
+    /// would not release it.
+    fn unlock(&self) -> io::Result<()> {
+        Ok(())
+    }
+    /// Returns the backend's own type of the file, for its queue.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// A finished request.
+#[derive(Debug)]
+pub struct Completion {
+    /// The token that the request was pushed with.
+    pub token: u64,
+    /// The buffer that the request was pushed with.
+    pub buffer: AlignedBuffer,
+    /// `Ok` means that every requested byte was transferred.
+    pub result: io::Result<()>,
+}
+
+/// A thread's own queue of requests: many in flight, submitted together, completed in any order.
+///
+/// Dropping a queue submits the pushed requests and waits for those in flight.
+pub trait Queue: Send {
+    /// The number of requests that may be in flight at once.
+    fn depth(&self) -> usize;
+    /// The number of requests pushed and not yet returned by [`wait`](Queue::wait).
+    fn in_flight(&self) -> usize;
+    /// Prepares a read of `buffer.len()` bytes. The caller must keep `in_flight` below `depth`.
+    fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64);
+    /// Prepares a write of `buffer.len()` bytes.
+    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64);
+    /// Hands the pushed requests to the device without waiting.
+    fn submit(&mut self) -> io::Result<()>;
+    /// Submits, waits until at least `minimum` requests have finished (0 only polls), and appends all finished
+    /// requests.
+    fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()>;
+}
+
+/// An implementation of I/O: files, folders, queues, threads and the clock.
+pub trait Backend: Send + Sync + fmt::Debug {
+    /// `uring`, `portable`, `memory` or `sim`.
+    fn name(&self) -> &'static str;
+    /// Opens a file.
+    fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef>;
+    /// Creates a queue for the calling thread.
+    fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>>;
+    /// Creates a folder and its missing ancestors.
+    fn create_dir_all(&self, path: &Path) -> io::Result<()>;
+    /// Returns the paths of the files and folders directly in a folder, in no particular order.
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
+    /// Returns `true` if the path refers to a file or folder.
+    fn exists(&self, path: &Path) -> io::Result<bool>;
+    /// Renames a file within its folder, replacing any file of that name.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Makes the names that were created, renamed or removed in a folder durable.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+    /// Returns the absolute path, which stays valid if the working directory changes.
+    fn absolute(&self, path: &Path) -> io::Result<PathBuf> {
+        Ok(path.to_path_buf())
+    }
+    /// Returns a handle of a folder, or `None` if the backend has no handles and knows folders only by path. See
+    /// [`open_folder`].
+    fn folder_handle(&self, path: &Path) -> io::Result<Option<FolderRef>> {
+        let _ = path;
+        Ok(None)
+    }
+    /// Returns the time since some fixed moment. Never goes back.
+    fn now(&self) -> Duration;
+    /// Returns random bits, for names and identities.
+    fn random(&self) -> u64;
+    /// Returns the process id.
+    fn process_id(&self) -> u32 {
+        std::process::id()
+    }
+    /// Runs a long-lived body on a thread of its own.
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<std::thread::JoinHandle<()>>;
+}

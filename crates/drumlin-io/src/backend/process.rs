@@ -1,0 +1,85 @@
+//! Identifies the process. A fork has copies of its parent's database handles, and shares the parent's files, rings and
+//! locks. If it used them, it would change the parent's database without the parent's knowledge.
+
+#![expect(unsafe_code, reason = "only a C function reports forks")]
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The number of forks between the process that first opened a database and this one. Reading it costs almost nothing,
+/// unlike asking the system for the process id.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// The process that this value was created in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process(u64);
+
+impl Process {
+    /// Begins to count forks. Forks before this call go unnoticed.
+    ///
+    /// # Errors
+    /// The system has no memory to register the handler.
+    pub fn watch() -> io::Result<()> {
+        static WATCHED: OnceLock<i32> = OnceLock::new();
+        match WATCHED.get_or_init(watch_forks) {
+            0 => Ok(()),
+            code => Err(io::Error::from_raw_os_error(*code)),
+        }
+    }
+
+    /// Returns the calling process.
+    #[inline]
+    pub fn here() -> Process {
+        Process(GENERATION.load(Ordering::Relaxed))
+    }
+
+    /// Returns `true` if the caller is that process and not a fork of it.
+    #[inline]
+    pub fn is_here(self) -> bool {
+        self == Process::here()
+    }
+}
+
+/// The process in which something is open, until it is closed there. One comparison checks both.
+#[derive(Debug)]
+pub struct OpenIn(AtomicU64);
+
+impl OpenIn {
+    /// The value that no process has.
+    const CLOSED: u64 = u64::MAX;
+
+    /// Open in the calling process.
+    pub fn here() -> OpenIn {
+        OpenIn(AtomicU64::new(GENERATION.load(Ordering::Relaxed)))
+    }
+
+    /// Returns `true` if it is open and the caller is that process.
+    #[inline]
+    pub fn is_here(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == GENERATION.load(Ordering::Relaxed)
+    }
+
+    /// Marks it as closed: from now on [`is_here`](Self::is_here) returns `false` in every process.
+    #[inline]
+    pub fn close(&self) {
+        self.0.store(OpenIn::CLOSED, Ordering::Relaxed);
+    }
+}
+
+impl Default for Process {
+    fn default() -> Process {
+        Process::here()
+    }
+}
+
+/// Registers [`note_fork`] to be called in every fork. Returns the system's error code, or 0.
+fn watch_forks() -> i32 {
+    // SAFETY: the function lives as long as the process, and does only what is allowed between a fork and the return of
+    // the call that forked: it increments an atomic number. `a_fork_touches_nothing` fails without it.
+    unsafe { libc::pthread_atfork(None, None, Some(note_fork)) }
+}
+
+extern "C" fn note_fork() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}

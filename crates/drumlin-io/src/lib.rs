@@ -1,0 +1,55 @@
+//! Direct, asynchronous file I/O that its caller drives.
+//!
+//! A program reaches files, threads, time and randomness through a [`Backend`], so that a simulated backend can stand
+//! in for all of them. The backends are peers: each can do whatever another can, and the same tests run on all.
+//!
+//! [`backend()`] returns the backend for the operating system's files, io_uring if the system allows it, and
+//! [`in_memory`] one without any. Ranges of a file are read into shared buffers, by a single read
+//! ([`read_buffer`](trait.BackendFile.html#method.read_buffer)) or by a stream that reads ahead ([`ReadStream`],
+//! [`AsyncReadStream`]). [`Probe`] finds out which sync method suits a folder best.
+//!
+//! # Invariants
+//! 1. Every transfer on a direct file starts, ends and is buffered at multiples of [`BackendFile::alignment`].
+//! 2. A buffer belongs to its request while that is in flight: it is moved into the [`Queue`], and moved out with its
+//!    [`Completion`]. So a buffer in flight is never changed or freed.
+//! 3. A failed write or sync is reported once and never retried here. The caller decides what it means.
+//!
+//! # Features
+//!
+//! | feature | effect |
+//! | --- | --- |
+//! | `testing` | the module `testing`: a backend that injects faults, and a simulated disk that loses what was not synced |
+//! | `sim` | a scheduler driven by a seed replaces the locks in [`sync`]; for simulations, never in a program |
+#![deny(missing_docs)]
+
+#[cfg(not(unix))]
+compile_error!(
+    "drumlin-io runs on Linux, and on other Unix systems by its portable backend. What it lacks elsewhere, Windows \
+     included: positional reads and writes (pread, pwrite), syncs of folders, locks of files that end with their \
+     process, anonymous memory mappings. See src/backend/disk.rs"
+);
+
+mod async_stream;
+mod backend;
+mod medium;
+mod probe;
+mod read;
+mod stream;
+pub mod sync;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+#[cfg(test)]
+mod tests;
+
+pub use async_stream::AsyncReadStream;
+pub use backend::{
+    AlignedBuffer, BACKEND_VARIABLE, Backend, BackendFile, Completion, FileRef, Folder, FolderRef, IoBackend, Lock,
+    OpenIn, OpenOptions, Persist, Process, Queue, SyncMethod, backend, in_memory, open_folder,
+};
+pub use probe::{MethodFigures, Probe};
+pub use read::ReadBuffer;
+pub use stream::{ReadStream, StreamOptions};
+
+/// The unit of direct I/O, in bytes: a multiple of the alignment that any device asks for.
+pub const BLOCK_BYTES: usize = 4096;

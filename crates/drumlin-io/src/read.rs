@@ -1,0 +1,200 @@
+//! Reads of any range into buffers that are shared, not copied.
+
+use std::fmt;
+use std::io;
+use std::ops::{Bound, Deref, Range, RangeBounds};
+use std::sync::Arc;
+
+use crate::sync::Mutex;
+
+use super::{AlignedBuffer, BackendFile};
+use crate::BLOCK_BYTES;
+use crate::backend::disk::end_of_file;
+
+/// Bytes that were read. The buffer is reference-counted: cloning and slicing copy nothing.
+///
+/// When the last clone or slice is dropped, the memory is freed or goes back to the stream that read it.
+///
+/// # Examples
+/// ```
+/// use drumlin_io::{AlignedBuffer, ReadBuffer};
+///
+/// let mut bytes = AlignedBuffer::zeroed(11);
+/// bytes.copy_from_slice(b"drift field");
+/// let all = ReadBuffer::from(bytes);
+/// let word = all.slice(6..);
+/// drop(all);
+/// assert_eq!(&word[..], b"field");
+/// ```
+#[derive(Clone)]
+pub struct ReadBuffer {
+    /// `None` if there are no bytes.
+    memory: Option<Arc<Memory>>,
+    start: usize,
+    end: usize,
+}
+
+struct Memory {
+    /// `Some` until it is dropped.
+    buffer: Option<AlignedBuffer>,
+    home: Option<Arc<BufferHome>>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let (Some(home), Some(buffer)) = (&self.home, self.buffer.take()) {
+            home.put(buffer);
+        }
+    }
+}
+
+/// Keeps the buffers of a stream between requests: allocating 512 KiB afresh costs as much as reading them.
+pub(crate) struct BufferHome {
+    shelf: Mutex<Shelf>,
+    buffer_bytes: usize,
+    buffers_max: usize,
+}
+
+struct Shelf {
+    buffers: Vec<AlignedBuffer>,
+    /// The number of buffers that the first request allocates together; 0 afterwards.
+    group_count: usize,
+}
+
+impl BufferHome {
+    /// Creates a home that keeps up to `buffers_max` buffers. The first `group_count` are allocated together.
+    pub(crate) fn new(buffer_bytes: usize, buffers_max: usize, group_count: usize) -> Arc<BufferHome> {
+        let shelf = Mutex::new(Shelf { buffers: Vec::new(), group_count });
+        Arc::new(BufferHome { shelf, buffer_bytes, buffers_max })
+    }
+
+    /// Returns a buffer of `length` bytes with arbitrary content.
+    pub(crate) fn take(&self, length: usize) -> AlignedBuffer {
+        let kept = {
+            let mut shelf = self.shelf.lock();
+            let group_count = std::mem::take(&mut shelf.group_count);
+            if group_count > 0 {
+                shelf.buffers = AlignedBuffer::group(group_count, self.buffer_bytes);
+            }
+            shelf.buffers.pop()
+        };
+        let mut buffer = kept.unwrap_or_else(|| AlignedBuffer::zeroed(self.buffer_bytes));
+        buffer.set_len(length);
+        buffer
+    }
+
+    pub(crate) fn put(&self, buffer: AlignedBuffer) {
+        let mut shelf = self.shelf.lock();
+        if shelf.buffers.len() < self.buffers_max {
+            shelf.buffers.push(buffer);
+        }
+    }
+}
+
+impl ReadBuffer {
+    /// Returns the `visible` bytes of `buffer`. When the last user drops it, the buffer goes back to `home`.
+    pub(crate) fn of_home(buffer: AlignedBuffer, visible: Range<usize>, home: &Arc<BufferHome>) -> ReadBuffer {
+        assert!(visible.start <= visible.end && visible.end <= buffer.len());
+        let memory = Arc::new(Memory { buffer: Some(buffer), home: Some(Arc::clone(home)) });
+        ReadBuffer { memory: Some(memory), start: visible.start, end: visible.end }
+    }
+
+    /// Returns a buffer without bytes or memory.
+    pub(crate) fn empty() -> ReadBuffer {
+        ReadBuffer { memory: None, start: 0, end: 0 }
+    }
+
+    /// Drops the first `bytes`, and also the memory if no bytes are left.
+    pub(crate) fn advance(&mut self, bytes: usize) {
+        assert!(bytes <= self.len(), "{bytes} bytes consumed of {}", self.len());
+        self.start += bytes;
+        if self.start == self.end {
+            *self = ReadBuffer::empty();
+        }
+    }
+
+    /// Returns a part of the buffer, without copying.
+    ///
+    /// # Panics
+    /// If the range is not within the buffer.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> ReadBuffer {
+        let length = self.len();
+        let from = match range.start_bound() {
+            Bound::Included(&index) => index,
+            Bound::Excluded(&index) => index + 1,
+            Bound::Unbounded => 0,
+        };
+        let to = match range.end_bound() {
+            Bound::Included(&index) => index + 1,
+            Bound::Excluded(&index) => index,
+            Bound::Unbounded => length,
+        };
+        assert!(from <= to && to <= length, "the slice {from}..{to} of {length} bytes");
+        ReadBuffer { memory: self.memory.clone(), start: self.start + from, end: self.start + to }
+    }
+}
+
+impl Deref for ReadBuffer {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        let buffer = self.memory.as_ref().and_then(|memory| memory.buffer.as_ref());
+        buffer.map_or(&[], |buffer| &buffer[self.start..self.end])
+    }
+}
+
+impl AsRef<[u8]> for ReadBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<AlignedBuffer> for ReadBuffer {
+    fn from(buffer: AlignedBuffer) -> ReadBuffer {
+        let end = buffer.len();
+        ReadBuffer { memory: Some(Arc::new(Memory { buffer: Some(buffer), home: None })), start: 0, end }
+    }
+}
+
+impl fmt::Debug for ReadBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReadBuffer({} bytes)", self.len())
+    }
+}
+
+/// Returns the unit in which `file` is read: one byte if it is buffered, a block if it is direct.
+pub(crate) fn read_unit_bytes(file: &dyn BackendFile) -> usize {
+    if file.alignment() == 1 { 1 } else { BLOCK_BYTES }
+}
+
+impl dyn BackendFile {
+    /// Reads `bytes` bytes at any `offset`, whatever the file's alignment, in one transfer.
+    ///
+    /// If the file is direct, the blocks around the range are read too, but only the range is visible.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the file ends before the range does, and any error that the system reports.
+    ///
+    /// # Examples
+    /// ```
+    /// use drumlin_io::{OpenOptions, Persist};
+    ///
+    /// let backend = drumlin_io::in_memory();
+    /// let options = OpenOptions { write: true, create: true, direct: true, ..Default::default() };
+    /// let file = backend.open("till".as_ref(), options)?;
+    /// file.write_at(b"boulder clay", 0, Persist::Later)?;
+    /// assert_eq!(&file.read_buffer(8, 4)?[..], b"clay");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn read_buffer(&self, offset: u64, bytes: usize) -> io::Result<ReadBuffer> {
+        let unit = read_unit_bytes(self);
+        let before = (offset % unit as u64) as usize;
+        let mut buffer = AlignedBuffer::zeroed((before + bytes).next_multiple_of(unit));
+        if self.read_up_to(&mut buffer, offset - before as u64)? < before + bytes {
+            return Err(end_of_file());
+        }
+        Ok(ReadBuffer::from(buffer).slice(before..before + bytes))
+    }
+}

@@ -1,0 +1,814 @@
+//! A backend for tests. It wraps another backend, records what changes the medium, and makes requests fail or wait.
+//!
+//! # Invariants
+//! 1. A request that fails because of a fault leaves the file unchanged. The exception is a durable write whose *sync*
+//!    fails: its bytes have been written.
+//! 2. Faults count requests from the moment when they are set, over all files, in the order of the requests.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::sync::{Condvar, Mutex};
+
+use crate::{AlignedBuffer, Backend, BackendFile, Completion, FileRef, Lock, OpenOptions, Persist, Queue, SyncMethod};
+
+/// The system's error code for a failed transfer.
+pub const EIO: i32 = 5;
+
+/// The system's error code for a full disk.
+pub const ENOSPC: i32 = 28;
+
+/// The unit in which file systems usually allocate space.
+const SPACE_BLOCK_BYTES: u64 = 4096;
+
+/// An operation that can be made to fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Operation {
+    /// A read, through a file or a queue.
+    Read,
+    /// A write, durable or not, through a file or a queue.
+    Write,
+    /// A sync of a file or a folder, and the sync that is part of a durable write.
+    Sync,
+    /// Allocating space.
+    Allocate,
+    /// Changing a length.
+    SetLen,
+    /// Renaming a file.
+    Rename,
+    /// Removing a file.
+    Remove,
+    /// Opening a file.
+    Open,
+    /// Listing a folder.
+    List,
+    /// Starting a thread.
+    Spawn,
+    /// Waiting for a queue's requests. Finished requests are still returned.
+    Wait,
+}
+
+/// A change of the medium, recorded in the order of the requests. Its text is a line of a golden file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields repeat the arguments of the calls they record")]
+pub enum Event {
+    /// A write, through a file or a queue. Through a queue it is always `Persist::Later`.
+    Write { file: String, offset: u64, bytes: u64, persist: Persist },
+    /// [`BackendFile::sync_data`] or [`BackendFile::sync_all`].
+    Sync { file: String, method: SyncMethod },
+    /// [`BackendFile::allocate`].
+    Allocate { file: String, offset: u64, bytes: u64 },
+    /// [`BackendFile::set_len`].
+    SetLen { file: String, bytes: u64 },
+    /// A file that did not exist was opened.
+    Create { file: String },
+    /// [`Backend::rename`].
+    Rename { from: String, to: String },
+    /// [`Backend::remove`].
+    Remove { file: String },
+    /// [`Backend::sync_dir`].
+    SyncDir { folder: String },
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Write { file, offset, bytes, persist: Persist::Later } => {
+                write!(f, "write {file} {offset}+{bytes}")
+            }
+            Event::Write { file, offset, bytes, persist: Persist::Now(method) } => {
+                write!(f, "write {file} {offset}+{bytes} {method}")
+            }
+            Event::Sync { file, method } => write!(f, "sync {file} {method}"),
+            Event::Allocate { file, offset, bytes } => write!(f, "allocate {file} {offset}+{bytes}"),
+            Event::SetLen { file, bytes } => write!(f, "set-len {file} {bytes}"),
+            Event::Create { file } => write!(f, "create {file}"),
+            Event::Rename { from, to } => write!(f, "rename {from} {to}"),
+            Event::Remove { file } => write!(f, "remove {file}"),
+            Event::SyncDir { folder } => write!(f, "sync-dir {folder}"),
+        }
+    }
+}
+
+/// A fault that was set.
+struct Fault {
+    operation: Operation,
+    /// Requests that still succeed before the fault strikes.
+    spared: u64,
+    code: i32,
+    lasting: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    trace: Mutex<Option<Vec<Event>>>,
+    faults: Mutex<Vec<Fault>>,
+    space: Mutex<Space>,
+    gate: Mutex<Gate>,
+    changed: Condvar,
+    /// Threads whose names begin like this are not started.
+    refused_threads: Mutex<Option<&'static str>>,
+}
+
+/// Holds a chosen request until it is released.
+#[derive(Default)]
+struct Gate {
+    held: Option<Held>,
+    waiting: usize,
+}
+
+/// The request to hold.
+struct Held {
+    operation: Operation,
+    /// Returns `true` for the requests that are counted, given their path and offset.
+    counts: fn(&Path, u64) -> bool,
+    /// The number of counted requests that still pass before one is held.
+    spared: u64,
+}
+
+impl Shared {
+    /// Counts one request, and holds it if it is the chosen one.
+    fn pass_gate(&self, operation: Operation, path: &Path, offset: u64) {
+        let mut gate = self.gate.lock();
+        match &mut gate.held {
+            Some(held) if held.operation == operation && (held.counts)(path, offset) => {
+                if held.spared > 0 {
+                    held.spared -= 1;
+                    return;
+                }
+            }
+            _ => return,
+        }
+        gate.held = None;
+        gate.waiting += 1;
+        self.changed.notify_all();
+        while gate.waiting > 0 {
+            self.changed.wait(&mut gate);
+        }
+    }
+
+    fn record(&self, event: impl FnOnce() -> Event) {
+        if let Some(trace) = &mut *self.trace.lock() {
+            trace.push(event());
+        }
+    }
+
+    /// Counts one request of its kind, and fails it if a fault is due.
+    fn strike(&self, operation: Operation) -> io::Result<()> {
+        let mut faults = self.faults.lock();
+        let mut struck = None;
+        faults.retain_mut(|fault| {
+            if fault.operation != operation {
+                return true;
+            }
+            if fault.spared > 0 {
+                fault.spared -= 1;
+                return true;
+            }
+            struck.get_or_insert(fault.code);
+            fault.lasting
+        });
+        struck.map_or(Ok(()), |code| Err(io::Error::from_raw_os_error(code)))
+    }
+}
+
+/// The blocks that files occupy, and their limit.
+#[derive(Default)]
+struct Space {
+    limit_bytes: Option<u64>,
+    used_blocks: u64,
+    files: HashMap<PathBuf, Blocks>,
+}
+
+/// Ranges of blocks that are neither adjacent nor overlapping, by their start.
+#[derive(Default)]
+struct Blocks(BTreeMap<u64, u64>);
+
+impl Blocks {
+    /// Returns the ranges that are adjacent to `range` or overlap it.
+    fn touching(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let before = self.0.range(..range.start).next_back();
+        let rest = self.0.range(range.start..=range.end);
+        let found = before.into_iter().chain(rest).map(|(start, end)| *start..*end);
+        found.filter(|found| found.end >= range.start).collect()
+    }
+
+    fn missing(&self, range: &Range<u64>) -> u64 {
+        let overlap = |found: Range<u64>| found.end.min(range.end).saturating_sub(found.start.max(range.start));
+        range.end - range.start - self.touching(range).into_iter().map(overlap).sum::<u64>()
+    }
+
+    fn insert(&mut self, range: Range<u64>) {
+        let mut whole = range.clone();
+        for found in self.touching(&range) {
+            self.0.remove(&found.start);
+            whole = whole.start.min(found.start)..whole.end.max(found.end);
+        }
+        self.0.insert(whole.start, whole.end);
+    }
+
+    /// Drops all blocks from `start` on and returns their number.
+    fn truncate(&mut self, start: u64) -> u64 {
+        let before = self.count();
+        drop(self.0.split_off(&start));
+        if let Some(mut last) = self.0.last_entry() {
+            *last.get_mut() = (*last.get()).min(start);
+        }
+        before - self.count()
+    }
+
+    fn count(&self) -> u64 {
+        self.0.iter().map(|(start, end)| end - start).sum()
+    }
+}
+
+impl Space {
+    /// Takes the blocks that `offset..offset + bytes` of a file still lacks. Takes none if they exceed the limit.
+    fn take(&mut self, path: &Path, offset: u64, bytes: u64) -> io::Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let range = offset / SPACE_BLOCK_BYTES..(offset + bytes).div_ceil(SPACE_BLOCK_BYTES);
+        let blocks = self.files.entry(path.to_owned()).or_default();
+        let missing = blocks.missing(&range);
+        let used_blocks = self.used_blocks + missing;
+        if missing > 0 && self.limit_bytes.is_some_and(|limit| used_blocks * SPACE_BLOCK_BYTES > limit) {
+            return Err(io::Error::from_raw_os_error(ENOSPC));
+        }
+        blocks.insert(range);
+        self.used_blocks = used_blocks;
+        Ok(())
+    }
+
+    fn truncate(&mut self, path: &Path, bytes: u64) {
+        if let Some(blocks) = self.files.get_mut(path) {
+            self.used_blocks -= blocks.truncate(bytes.div_ceil(SPACE_BLOCK_BYTES));
+        }
+    }
+
+    fn remove(&mut self, path: &Path) {
+        self.used_blocks -= self.files.remove(path).map_or(0, |blocks| blocks.count());
+    }
+}
+
+/// A backend that wraps another one and injects faults. Clones share all state.
+///
+/// # Examples
+/// ```
+/// use std::io::ErrorKind;
+/// use std::sync::Arc;
+/// use drumlin_io::testing::fault::{ENOSPC, FaultyBackend, Operation};
+/// use drumlin_io::{Backend, OpenOptions, Persist};
+///
+/// let faulty = FaultyBackend::new(drumlin_io::in_memory());
+/// let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
+/// faulty.start_trace();
+/// let file = backend.open("log".as_ref(), OpenOptions { write: true, create: true, ..Default::default() })?;
+/// faulty.fail_nth(Operation::Write, 2, ENOSPC);
+/// file.write_at(b"first", 0, Persist::Later)?;
+/// assert_eq!(file.write_at(b"second", 5, Persist::Later).unwrap_err().kind(), ErrorKind::StorageFull);
+/// file.sync_data()?;
+/// assert_eq!(faulty.take_trace(), "create log\nwrite log 0+5\nsync log data-sync\n");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct FaultyBackend {
+    inner: Arc<dyn Backend>,
+    shared: Arc<Shared>,
+}
+
+/// Returns the number of requests that pass before the `nth`.
+fn spared(nth: u64) -> u64 {
+    assert!(nth > 0, "the next request is number 1");
+    nth - 1
+}
+
+impl FaultyBackend {
+    /// Wraps `inner`. At first nothing is recorded and nothing fails.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Backend>) -> FaultyBackend {
+        FaultyBackend { inner, shared: Arc::new(Shared::default()) }
+    }
+
+    /// Starts a new recording.
+    pub fn start_trace(&self) {
+        *self.shared.trace.lock() = Some(Vec::new());
+    }
+
+    /// Returns the changes recorded so far, which all succeeded, and starts a new recording.
+    ///
+    /// # Panics
+    /// If recording has not been started.
+    #[must_use]
+    pub fn take_events(&self) -> Vec<Event> {
+        std::mem::take(self.shared.trace.lock().as_mut().expect("start_trace comes first"))
+    }
+
+    /// Returns [`take_events`](Self::take_events) as text, one line for each.
+    #[must_use]
+    pub fn take_trace(&self) -> String {
+        self.take_events().iter().map(|event| format!("{event}\n")).collect()
+    }
+
+    /// Fails the `nth` request of a kind from now on (1 is the next) with the system's error `code`.
+    pub fn fail_nth(&self, operation: Operation, nth: u64, code: i32) {
+        self.set_fault(Fault { operation, spared: spared(nth), code, lasting: false });
+    }
+
+    /// Fails the `nth` request of a kind from now on, and all later ones.
+    pub fn fail_from(&self, operation: Operation, nth: u64, code: i32) {
+        self.set_fault(Fault { operation, spared: spared(nth), code, lasting: true });
+    }
+
+    fn set_fault(&self, fault: Fault) {
+        self.shared.faults.lock().push(fault);
+    }
+
+    /// Removes all faults.
+    pub fn heal(&self) {
+        self.shared.faults.lock().clear();
+    }
+
+    /// Makes the `nth` request of a kind from now on (1 is the next) wait, before it does anything, until it is
+    /// [released](Self::release). Others pass. The request is an opening, listing, read, write, or durable write (which
+    /// counts as `Sync`).
+    pub fn hold_nth(&self, operation: Operation, nth: u64) {
+        self.hold_nth_at(operation, nth, |_, _| true);
+    }
+
+    /// Like [`hold_nth`](Self::hold_nth), but counts only requests whose path and offset `counts` accepts. The offset
+    /// is 0 for requests without one.
+    pub fn hold_nth_at(&self, operation: Operation, nth: u64, counts: fn(&Path, u64) -> bool) {
+        use Operation::{List, Open, Read, Sync, Write};
+        assert!(matches!(operation, Open | List | Read | Write | Sync), "only these wait");
+        self.shared.gate.lock().held = Some(Held { operation, counts, spared: spared(nth) });
+    }
+
+    /// Waits until a request is held. Returns `false` if none was within `timeout`.
+    #[must_use]
+    pub fn wait_for_held(&self, timeout: Duration) -> bool {
+        let end = std::time::Instant::now() + timeout;
+        let mut gate = self.shared.gate.lock();
+        while gate.waiting == 0 {
+            let left = end.saturating_duration_since(std::time::Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.shared.changed.wait_for(&mut gate, left);
+        }
+        true
+    }
+
+    /// Lets the held request continue.
+    pub fn release(&self) {
+        *self.shared.gate.lock() = Gate::default();
+        self.shared.changed.notify_all();
+    }
+
+    /// Refuses to start threads whose names begin with `name`, like a backend without threads. The log then prepares
+    /// and writes on the threads that need it done, in a fixed order.
+    pub fn refuse_threads(&self, name: &'static str) {
+        *self.shared.refused_threads.lock() = Some(name);
+    }
+
+    /// Limits the space that all files may take together, in blocks of 4,096 bytes. A request that would exceed it
+    /// fails with `StorageFull` and takes nothing. `None` lifts the limit. A file counts from its first opening through
+    /// this backend.
+    pub fn set_space_limit(&self, bytes: Option<u64>) {
+        self.shared.space.lock().limit_bytes = bytes;
+    }
+
+    /// Returns the space that files take, in bytes.
+    #[must_use]
+    pub fn space_used(&self) -> u64 {
+        self.shared.space.lock().used_blocks * SPACE_BLOCK_BYTES
+    }
+}
+
+impl fmt::Debug for FaultyBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyBackend({:?})", self.inner)
+    }
+}
+
+/// Returns the last part of a path: traces omit folders, whose names differ between runs.
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+impl Backend for FaultyBackend {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef> {
+        self.shared.strike(Operation::Open)?;
+        self.shared.pass_gate(Operation::Open, path, 0);
+        let existed = self.inner.exists(path)?;
+        let inner = self.inner.open(path, options)?;
+        if !existed {
+            self.shared.record(|| Event::Create { file: name_of(path) });
+        }
+        let mut space = self.shared.space.lock();
+        if !space.files.contains_key(path) {
+            let limit = space.limit_bytes.take();
+            let counted = inner.len().and_then(|bytes| space.take(path, 0, bytes));
+            space.limit_bytes = limit;
+            counted?;
+        }
+        drop(space);
+        Ok(Arc::new(FaultyFile { inner, shared: Arc::clone(&self.shared) }))
+    }
+
+    fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
+        let inner = self.inner.queue(depth)?;
+        Ok(Box::new(FaultyQueue { inner, shared: Arc::clone(&self.shared), failed: Vec::new() }))
+    }
+
+    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
+        self.inner.create_dir_all(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        self.shared.pass_gate(Operation::List, path, 0);
+        self.shared.strike(Operation::List)?;
+        self.inner.list(path)
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.inner.exists(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.shared.strike(Operation::Rename)?;
+        self.inner.rename(from, to)?;
+        self.shared.record(|| Event::Rename { from: name_of(from), to: name_of(to) });
+        let mut space = self.shared.space.lock();
+        space.remove(to);
+        if let Some(blocks) = space.files.remove(from) {
+            space.files.insert(to.to_owned(), blocks);
+        }
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.shared.strike(Operation::Remove)?;
+        self.inner.remove(path)?;
+        self.shared.record(|| Event::Remove { file: name_of(path) });
+        self.shared.space.lock().remove(path);
+        Ok(())
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.shared.strike(Operation::Sync)?;
+        self.inner.sync_dir(path)?;
+        self.shared.record(|| Event::SyncDir { folder: name_of(path) });
+        Ok(())
+    }
+
+    fn absolute(&self, path: &Path) -> io::Result<PathBuf> {
+        self.inner.absolute(path)
+    }
+
+    fn now(&self) -> Duration {
+        self.inner.now()
+    }
+
+    fn random(&self) -> u64 {
+        self.inner.random()
+    }
+
+    fn process_id(&self) -> u32 {
+        self.inner.process_id()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<thread::JoinHandle<()>> {
+        self.shared.strike(Operation::Spawn)?;
+        if self.shared.refused_threads.lock().is_some_and(|refused| name.starts_with(refused)) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.inner.spawn(name, body)
+    }
+}
+
+#[derive(Clone)]
+struct FaultyFile {
+    inner: FileRef,
+    shared: Arc<Shared>,
+}
+
+impl FaultyFile {
+    fn name(&self) -> String {
+        name_of(self.inner.path())
+    }
+
+    /// Does the checks before a write: an injected fault, then free space.
+    fn admit_write(&self, offset: u64, bytes: usize) -> io::Result<()> {
+        self.shared.strike(Operation::Write)?;
+        self.shared.space.lock().take(self.inner.path(), offset, bytes as u64)
+    }
+
+    fn record_write(&self, offset: u64, bytes: usize, persist: Persist) {
+        self.shared.record(|| Event::Write { file: self.name(), offset, bytes: bytes as u64, persist });
+    }
+
+    fn sync(&self, method: SyncMethod, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        self.shared.strike(Operation::Sync)?;
+        sync()?;
+        self.shared.record(|| Event::Sync { file: self.name(), method });
+        Ok(())
+    }
+}
+
+impl fmt::Debug for FaultyFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyFile({:?})", self.inner)
+    }
+}
+
+impl BackendFile for FaultyFile {
+    fn path(&self) -> &Path {
+        self.inner.path()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.shared.strike(Operation::SetLen)?;
+        self.inner.set_len(bytes)?;
+        self.shared.record(|| Event::SetLen { file: self.name(), bytes });
+        self.shared.space.lock().truncate(self.inner.path(), bytes);
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.shared.strike(Operation::Allocate)?;
+        self.shared.space.lock().take(self.inner.path(), offset, bytes)?;
+        self.inner.allocate(offset, bytes)?;
+        self.shared.record(|| Event::Allocate { file: self.name(), offset, bytes });
+        Ok(())
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.shared.strike(Operation::Read)?;
+        self.shared.pass_gate(Operation::Read, self.inner.path(), offset);
+        self.inner.read_at(buffer, offset)
+    }
+
+    fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.shared.strike(Operation::Read)?;
+        self.shared.pass_gate(Operation::Read, self.inner.path(), offset);
+        self.inner.read_up_to(buffer, offset)
+    }
+
+    fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()> {
+        let operation = if persist == Persist::Later { Operation::Write } else { Operation::Sync };
+        self.shared.pass_gate(operation, self.inner.path(), offset);
+        self.admit_write(offset, buffer.len())?;
+        if persist != Persist::Later
+            && let Err(error) = self.shared.strike(Operation::Sync)
+        {
+            self.inner.write_at(buffer, offset, Persist::Later)?;
+            self.record_write(offset, buffer.len(), Persist::Later);
+            return Err(error);
+        }
+        self.inner.write_at(buffer, offset, persist)?;
+        self.record_write(offset, buffer.len(), persist);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.sync(SyncMethod::DataSync, || self.inner.sync_data())
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync(SyncMethod::FullSync, || self.inner.sync_all())
+    }
+
+    fn supports(&self, method: SyncMethod) -> bool {
+        self.inner.supports(method)
+    }
+
+    fn alignment(&self) -> usize {
+        self.inner.alignment()
+    }
+
+    fn is_direct(&self) -> bool {
+        self.inner.is_direct()
+    }
+
+    fn try_lock(&self, lock: Lock) -> io::Result<bool> {
+        self.inner.try_lock(lock)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The queue of the wrapped backend. A write is recorded when it is pushed, so that the record has the order of the
+/// requests.
+struct FaultyQueue {
+    inner: Box<dyn Queue>,
+    shared: Arc<Shared>,
+    failed: Vec<Completion>,
+}
+
+impl FaultyQueue {
+    /// Returns the wrapped backend's file, or the error of a request that must not reach it.
+    fn admit<'a>(
+        &self,
+        file: &'a FileRef,
+        admit: impl FnOnce(&FaultyFile) -> io::Result<()>,
+    ) -> io::Result<&'a FileRef> {
+        assert!(self.in_flight() < self.depth(), "more requests than the queue's depth of {}", self.depth());
+        let Some(file) = file.as_any().downcast_ref::<FaultyFile>() else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file belongs to another backend"));
+        };
+        admit(file)?;
+        Ok(&file.inner)
+    }
+
+    fn fail(&mut self, token: u64, buffer: AlignedBuffer, error: io::Error) {
+        self.failed.push(Completion { token, buffer, result: Err(error) });
+    }
+}
+
+impl Queue for FaultyQueue {
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight() + self.failed.len()
+    }
+
+    fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        match self.admit(file, |_| self.shared.strike(Operation::Read)) {
+            Ok(file) => {
+                self.shared.pass_gate(Operation::Read, file.path(), offset);
+                self.inner.push_read(file, offset, buffer, token);
+            }
+            Err(error) => self.fail(token, buffer, error),
+        }
+    }
+
+    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        let admitted = self.admit(file, |file| {
+            file.admit_write(offset, buffer.len())?;
+            file.record_write(offset, buffer.len(), Persist::Later);
+            Ok(())
+        });
+        match admitted {
+            Ok(file) => self.inner.push_write(file, offset, buffer, token),
+            Err(error) => self.fail(token, buffer, error),
+        }
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.inner.submit()
+    }
+
+    fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
+        let failed = self.failed.len();
+        finished.append(&mut self.failed);
+        self.inner.wait(minimum.saturating_sub(failed), finished)?;
+        self.shared.strike(Operation::Wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::in_memory;
+
+    const CREATE: OpenOptions = OpenOptions { write: true, create: true, create_new: false, direct: false };
+
+    fn faulty() -> (FaultyBackend, FileRef) {
+        let backend = FaultyBackend::new(in_memory());
+        let file = backend.open(Path::new("data"), CREATE).unwrap();
+        (backend, file)
+    }
+
+    /// A trace, which golden tests compare, holds everything that changes the medium, and nothing else.
+    #[test]
+    fn a_trace_holds_each_change_in_order() {
+        let (backend, file) = faulty();
+        backend.start_trace();
+        backend.create_dir_all(Path::new("d")).unwrap();
+        let second = backend.open(Path::new("d/log"), CREATE).unwrap();
+        second.allocate(0, 8192).unwrap();
+        second.write_at(&[1; 10], 4096, Persist::Now(SyncMethod::DurableWrite)).unwrap();
+        let mut queue = backend.queue(2).unwrap();
+        queue.push_write(&file, 0, AlignedBuffer::zeroed(4096), 1);
+        queue.push_read(&second, 0, AlignedBuffer::zeroed(4096), 2);
+        queue.wait(2, &mut Vec::new()).unwrap();
+        file.sync_data().unwrap();
+        file.sync_all().unwrap();
+        file.read_buffer(0, 1).unwrap();
+        second.set_len(5).unwrap();
+        backend.rename(Path::new("d/log"), Path::new("d/old")).unwrap();
+        backend.sync_dir(Path::new("d")).unwrap();
+        backend.remove(Path::new("data")).unwrap();
+        let expected = "create log\nallocate log 0+8192\nwrite log 4096+10 durable-write\nwrite data 0+4096\n\
+                        sync data data-sync\nsync data full-sync\nset-len log 5\nrename log old\nsync-dir d\nremove data\n";
+        assert_eq!(backend.take_trace(), expected);
+        assert_eq!(backend.take_trace(), "");
+    }
+
+    /// Only the nth request fails, through a file or a queue, and a failed write leaves nothing behind.
+    #[test]
+    fn the_nth_request_fails() {
+        let (backend, file) = faulty();
+        let write = |offset| file.write_at(b"x", offset, Persist::Later);
+        backend.fail_nth(Operation::Write, 3, EIO);
+        write(0).unwrap();
+        write(1).unwrap();
+        let mut queue = backend.queue(4).unwrap();
+        queue.push_write(&file, 2, AlignedBuffer::zeroed(1), 5);
+        queue.push_write(&file, 1, AlignedBuffer::zeroed(1), 6);
+        assert_eq!(queue.in_flight(), 2);
+        let mut finished = Vec::new();
+        queue.wait(2, &mut finished).unwrap();
+        let failed: Vec<_> = finished.iter().map(|done| (done.token, done.result.is_err())).collect();
+        assert_eq!(failed, [(5, true), (6, false)]);
+        assert_eq!(finished[0].result.as_ref().unwrap_err().raw_os_error(), Some(EIO));
+        assert_eq!(file.len().unwrap(), 2);
+        write(2).unwrap();
+
+        backend.fail_from(Operation::Sync, 2, EIO);
+        file.sync_data().unwrap();
+        assert!(file.sync_data().is_err() && file.sync_all().is_err() && backend.sync_dir(Path::new("")).is_err());
+        file.write_at(b"y", 9, Persist::Now(SyncMethod::DataSync)).unwrap_err();
+        assert_eq!(file.len().unwrap(), 10, "the bytes of a durable write precede its sync");
+        backend.heal();
+        file.sync_data().unwrap();
+
+        for operation in [Operation::Allocate, Operation::SetLen, Operation::Rename, Operation::Open, Operation::Read] {
+            backend.fail_nth(operation, 1, ENOSPC);
+        }
+        assert_eq!(file.allocate(0, 1).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert!(file.set_len(1).is_err() && file.read_buffer(0, 1).is_err());
+        assert!(backend.rename(Path::new("data"), Path::new("b")).is_err());
+        assert!(backend.open(Path::new("data"), CREATE).is_err());
+    }
+
+    /// Space is counted in blocks, each of them once. Truncating and removing files frees it.
+    #[test]
+    fn the_disk_is_full_at_its_limit() {
+        let (backend, file) = faulty();
+        backend.set_space_limit(Some(4 * 4096));
+        file.write_at(&[1; 4097], 0, Persist::Later).unwrap();
+        assert_eq!(backend.space_used(), 8192);
+        file.allocate(4096, 8192).unwrap();
+        assert_eq!(backend.space_used(), 3 * 4096);
+        let full = |result: io::Result<()>| assert_eq!(result.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        full(file.allocate(0, 5 * 4096));
+        full(file.write_at(&[1; 2], 4 * 4096 - 1, Persist::Later));
+        assert_eq!(backend.space_used(), 3 * 4096, "what failed took nothing");
+        file.write_at(&[2; 3 * 4096], 0, Persist::Later).unwrap();
+        let other = backend.open(Path::new("other"), CREATE).unwrap();
+        other.write_at(&[1; 1], 1 << 40, Persist::Later).unwrap();
+        full(other.write_at(&[1; 1], 0, Persist::Later));
+        backend.set_space_limit(Some(5 * 4096));
+        other.write_at(&[1; 1], 0, Persist::Later).unwrap();
+        file.set_len(4097).unwrap();
+        assert_eq!(backend.space_used(), 4 * 4096);
+        backend.rename(Path::new("other"), Path::new("data")).unwrap();
+        assert_eq!(backend.space_used(), 2 * 4096, "what was replaced is gone");
+        backend.remove(Path::new("data")).unwrap();
+        assert_eq!(backend.space_used(), 0);
+    }
+
+    /// The blocks of a file agree with a plain set.
+    #[test]
+    fn blocks_agree_with_a_set() {
+        let mut blocks = Blocks::default();
+        let mut model = std::collections::BTreeSet::new();
+        let mut state = 7u64;
+        for _ in 0..2000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let (start, length) = (state >> 40 & 63, state >> 50 & 15);
+            if state >> 60 == 0 {
+                blocks.truncate(start);
+                model.retain(|block| *block < start);
+            } else if length > 0 {
+                let range = start..start + length;
+                let missing = range.clone().filter(|block| !model.contains(block)).count() as u64;
+                assert_eq!(blocks.missing(&range), missing);
+                blocks.insert(range.clone());
+                model.extend(range);
+            }
+            assert_eq!(blocks.count(), model.len() as u64);
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Equipment for tests: a backend that fails on request, and a simulated disk that loses what was not synced.
+
+pub mod fault;
+pub mod sim;
