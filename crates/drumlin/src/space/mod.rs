@@ -19,8 +19,10 @@
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
+mod debt;
 mod load_gate;
 mod neighbours;
+mod policy;
 pub(crate) mod reservation;
 pub(crate) mod segments;
 pub(crate) mod superblocks;
@@ -44,9 +46,11 @@ use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, Segmen
 use crate::io::{FileRef, Persist};
 use crate::memory::{self, Budget, ENCODER_BYTES_MAX, ENCODER_COUNT, WRITE_BUFFER_COUNT};
 use appender::{Appender, WriteBuffers, WriteJob};
+pub(crate) use debt::CheckpointDebt;
 use load_gate::LoadGate;
+pub(crate) use policy::{Frees, Margin, Purpose};
 use reservation::Reservations;
-pub(crate) use reservation::{CheckpointDebt, Frees, Margin, Purpose, SpaceReservation};
+pub(crate) use reservation::SpaceReservation;
 use segments::Segments;
 use superblocks::Superblocks;
 pub(crate) use table::{FrameIndex, PageEntry, PageTable};
@@ -204,7 +208,7 @@ pub(crate) struct Space {
     jobs: Mutex<Jobs>,
     job_done: Condvar,
     values: Mutex<ValueSegment>,
-    /// Appender for extents that the cleaner moves, and the epoch in which they are moved.
+    /// Appender for extents that the reclaimer moves, and the epoch in which they are moved.
     mover: Mutex<(Appender, Epoch)>,
     /// Bytes have been written to the file since the last sync began.
     unsynced: AtomicBool,

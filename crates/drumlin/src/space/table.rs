@@ -9,7 +9,7 @@
 //! Reserved ── publish (the allocating commit or split) ──▶ Leaf / Immutable / OnDisk
 //! OnDisk ── a fault claims it ──▶ Reading
 //! Reading ── the same fault ends ──▶ Leaf / Immutable (or OnDisk again: the read failed)
-//! OnDisk ── the cleaner has copied the extent ──▶ OnDisk (elsewhere)
+//! OnDisk ── the reclaimer has copied the extent ──▶ OnDisk (elsewhere)
 //! Leaf, Immutable ── eviction of a clean frame ──▶ OnDisk
 //! Immutable ── a changed copy replaces it ──▶ Immutable (another frame)
 //! Leaf ── the root's rows go to two children ──▶ Immutable

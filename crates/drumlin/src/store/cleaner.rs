@@ -206,7 +206,6 @@ impl Store {
     fn make_space_alone(&self) -> Result<CheckpointReport> {
         self.engine.collect_garbage();
         self.engine.give_up_spilled();
-        self.engine.space.collect_credit();
         /// In segments below this share, tables and summaries are moved out too, whatever else the segment holds.
         const NEARLY_EMPTY_SHARE: f64 = 0.25;
         let space = &self.engine.space;

@@ -1,5 +1,5 @@
 //! Reserving what a commit needs before it begins: memory, disk space for the pages that it makes dirty, and log space.
-//! `space/reservation.rs` decides whether disk space is granted; this file waits for it.
+//! `space/policy.rs` decides whether disk space is granted; this file waits for it.
 //!
 //! # The order in which a commit reserves
 //!
@@ -311,8 +311,7 @@ impl Engine {
             return Ok(None);
         }
         let (purpose, bytes) = (purpose_of(rows), self.dirtied_bytes_max(rows));
-        let spent = self.space.spend_credit(purpose, bytes);
-        Ok(spent.or_else(|| self.space.try_reserve(purpose, bytes, Margin::Full).ok()))
+        Ok(self.space.try_reserve(purpose, bytes, Margin::Full).ok())
     }
 
     /// Fails if the commit might run out of page numbers or of memory for page table entries. Returns the bytes by
@@ -384,17 +383,13 @@ impl Engine {
         }
     }
 
-    /// Reserves space. Takes it from the thread's credit, from free space, or by growing the file. On a full disk,
-    /// requests that space be freed.
+    /// Reserves space that is free, or grows the file. On a full disk, requests that space be freed.
     pub(crate) async fn reserve_space(
         &self,
         mode: WaitMode<'_>,
         purpose: Purpose,
         bytes: u64,
     ) -> Result<SpaceReservation<'_>> {
-        if let Some(reservation) = self.space.spend_credit(purpose, bytes) {
-            return Ok(reservation);
-        }
         let mut margin = Margin::Full;
         let mut made_space = 0;
         loop {

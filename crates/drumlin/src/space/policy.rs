@@ -1,0 +1,321 @@
+//! The policy of disk space: who may take how much of it. A pure function of a [`SpaceState`]; README.md shows it as a
+//! table, which a test writes.
+//!
+//! # Rules
+//! 1. *Coverage.* Whoever makes pages dirty leaves enough free segments for the checkpoint that writes them.
+//! 2. *Others first.* Whoever only takes space leaves more: what packing needs. So removals, and packing after them,
+//!    still find space when puts do not.
+//! 3. *Monotone.* More free space never turns a grant into a refusal, and more claims never turn a refusal into a grant.
+//!    Reserved bytes count like requested ones.
+
+use std::fmt;
+
+/// A summary's entry takes 24 bytes for each page, and a page at least 512: a twentieth, rounded up from 24 / 512.
+const ENTRY_SHARE: u64 = 20;
+
+/// The part of a segment that is certain to be used, in quarters. The rest is waste: up to a page of 64 KiB at the end
+/// of a segment of 256 KiB, or partial blocks at flushes.
+const USED_QUARTERS: u64 = 3;
+
+/// Segments that packing needs besides the tables: one for the checkpoint before it, one for the extents that it moves,
+/// and one for the checkpoint after it, each of which fits into a segment if the tables do.
+const PACKING_SEGMENTS_MIN: u64 = 3;
+
+/// Packing also needs this multiple of the tables beyond their first segment: the checkpoint before packing may free
+/// nothing and rewrite every table, and so may the one after it.
+const PACKING_TABLES: u64 = 2;
+
+/// Puts and values leave room for packing twice: once for the removals that follow them, and once for the packing that
+/// those removals leave room for.
+const PUT_PACKINGS: u64 = 2;
+
+/// Segments that are free in addition to twice the spare ones before a reclaimer stops making space: as many as the file
+/// grows by at a time.
+const RELIEVED_SEGMENTS: u64 = 8;
+
+/// The use that space is reserved for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    /// Pages that a commit with new rows makes dirty.
+    Put,
+    /// Pages that a commit makes dirty by removing rows only.
+    Remove,
+    /// Pages that recovery makes dirty. Their space was available when the commit was made.
+    Replay,
+    /// Segments of an epoch's appender.
+    Pages,
+    /// Segments of large values.
+    Value,
+    /// Pages and segments to which the reclaimer moves extents when it empties sparse segments.
+    Move,
+    /// Like `Move`, but on a full disk, where extents are moved into the checkpoint's own segments.
+    Pack,
+    /// Everything that a checkpoint writes. It reserves no bytes itself.
+    Checkpoint(Frees),
+    /// Images of dirty pages that are written before such a checkpoint.
+    WriteBack(Frees),
+}
+
+/// The space that a checkpoint frees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Frees {
+    /// At least one segment, once the checkpoint is durable.
+    Segments,
+    /// Possibly none, so another checkpoint has to find space after it.
+    Nothing,
+}
+
+/// The space that a reservation leaves free beyond its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Margin {
+    /// Space for waste at the ends of segments, and the space that the purpose leaves for others.
+    Full,
+    /// No margin. For operations that free space, once no more can be had.
+    Least,
+}
+
+/// The answer of [`admit`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Admission {
+    /// There is enough space at the full margin.
+    Granted,
+    /// There is enough space at the least margin. The full margin takes this many free segments.
+    Scarce { segments: u64 },
+    /// There is not enough space. The two margins take this many free segments.
+    Short { segments: u64, least_segments: u64 },
+}
+
+/// Free space, and the bytes that have a claim to it.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct SpaceState {
+    pub(crate) segment_bytes: u64,
+    pub(crate) free_segments: u64,
+    /// The bytes left in the open segment of the epoch's pages.
+    pub(crate) room_bytes: u64,
+    pub(crate) dirty_bytes: u64,
+    /// The bytes of live reservations.
+    pub(crate) reserved_bytes: u64,
+    /// The bytes that a checkpoint may write in addition to pages: summaries or a base image, the table of segments,
+    /// and the catalogue.
+    pub(crate) table_bytes: u64,
+}
+
+/// What must be free so that a purpose is admitted: the sum of its parts, in segments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Demand {
+    cover: Cover,
+    /// How often packing must be possible.
+    packings: u64,
+    /// The number of further checkpoints that write only tables.
+    table_checkpoints: u64,
+    /// Segments that are taken at once.
+    taken: u64,
+}
+
+/// How the bytes of the next checkpoint are counted in segments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Cover {
+    /// Not at all.
+    Nothing,
+    /// In segments of which a quarter may be wasted.
+    Wasteful,
+    /// In whole segments, after the open one is full.
+    Tight,
+    /// Together with the bytes that are packed, in all space that can be written. A quarter of it may be wasted.
+    Packed,
+}
+
+const NOTHING: Demand = Demand { cover: Cover::Nothing, packings: 0, table_checkpoints: 0, taken: 0 };
+
+impl Demand {
+    /// Returns the number of segments that must be free if `bytes` more are reserved.
+    fn segments(self, state: &SpaceState, bytes: u64) -> u64 {
+        let cover_segments = match self.cover {
+            Cover::Nothing => 0,
+            Cover::Wasteful => state.needed_segments(bytes),
+            Cover::Tight => state.least_segments(bytes),
+            Cover::Packed => state.packed_segments(bytes),
+        };
+        cover_segments
+            + self.packings * state.packing_segments()
+            + self.table_checkpoints * (state.table_segments() + 1)
+            + self.taken
+    }
+}
+
+impl fmt::Display for Demand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cover = match self.cover {
+            Cover::Nothing => None,
+            Cover::Wasteful => Some("cover".to_owned()),
+            Cover::Tight => Some("tight".to_owned()),
+            Cover::Packed => Some("packed".to_owned()),
+        };
+        let times = |count: u64, what: &str| (count > 0).then(|| format!("{count} × {what}"));
+        let taken = (self.taken > 0).then(|| self.taken.to_string());
+        let parts = [cover, times(self.packings, "packing"), times(self.table_checkpoints, "tables"), taken];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        f.write_str(if parts.is_empty() { "0" } else { "" })?;
+        f.write_str(&parts.join(" + "))
+    }
+}
+
+impl Purpose {
+    /// The policy: what must be free at the full margin and at the least one. Segments that values and moves are about
+    /// to take are accounted for here, not in the bytes that are reserved.
+    fn demands(self, state: &SpaceState, bytes: u64) -> (Demand, Demand) {
+        let cover = Demand { cover: Cover::Wasteful, ..NOTHING };
+        let tight = Demand { cover: Cover::Tight, ..NOTHING };
+        let packed = Demand { cover: Cover::Packed, ..NOTHING };
+        let put = Demand { packings: PUT_PACKINGS, ..cover };
+        match self {
+            Purpose::Put => (put, put),
+            Purpose::Value => alike(Demand { taken: 1, ..put }),
+            Purpose::Move => alike(Demand { taken: 1, ..cover }),
+            Purpose::Remove => (Demand { packings: 1, ..cover }, tight),
+            // The commit had its space before, so a full disk is no reason to refuse it.
+            Purpose::Replay => (put, NOTHING),
+            // These bytes were reserved when the pages became dirty.
+            Purpose::Pages => alike(NOTHING),
+            Purpose::Pack => alike(if bytes == 0 { NOTHING } else { packed }),
+            Purpose::Checkpoint(frees) => {
+                let table_checkpoints = frees.checkpoints_after();
+                (Demand { table_checkpoints, ..cover }, Demand { table_checkpoints, ..tight })
+            }
+            // An image is at most as long as its page, and the flush after it wastes less than as much again. So it
+            // takes no segment.
+            Purpose::WriteBack(_) if state.room_bytes >= 2 * bytes => alike(NOTHING),
+            Purpose::WriteBack(frees) => alike(Demand { table_checkpoints: 1 + frees.checkpoints_after(), ..NOTHING }),
+        }
+    }
+
+    /// Returns `true` if the purpose has a least margin that differs from the full one.
+    pub(super) fn has_least_margin(self) -> bool {
+        matches!(self, Purpose::Remove | Purpose::Replay | Purpose::Checkpoint(_))
+    }
+
+    /// Returns `true` if commits reserve for this purpose, so that the [allowance](super::reservation) may pay for it.
+    pub(super) fn is_of_commits(self) -> bool {
+        matches!(self, Purpose::Put | Purpose::Remove)
+    }
+}
+
+fn alike(demand: Demand) -> (Demand, Demand) {
+    (demand, demand)
+}
+
+impl Frees {
+    /// Returns the number of further checkpoints that must find space after this one. A checkpoint that frees nothing
+    /// must leave space for another, which frees what this one has replaced.
+    fn checkpoints_after(self) -> u64 {
+        match self {
+            Frees::Segments => 0,
+            Frees::Nothing => 1,
+        }
+    }
+}
+
+/// Decides whether this many bytes can be reserved.
+pub(crate) fn admit(state: &SpaceState, purpose: Purpose, bytes: u64) -> Admission {
+    assert!(state.room_bytes <= state.segment_bytes, "an open segment has more room than there is: {state:?}");
+    let (full, least) = purpose.demands(state, bytes);
+    let (segments, least_segments) = (full.segments(state, bytes), least.segments(state, bytes));
+    assert!(least_segments <= segments, "{purpose:?} needs more at less margin: {state:?}");
+    assert!(full == least || purpose.has_least_margin(), "{purpose:?} has a least margin");
+    if state.free_segments >= segments {
+        Admission::Granted
+    } else if state.free_segments >= least_segments {
+        Admission::Scarce { segments }
+    } else {
+        Admission::Short { segments, least_segments }
+    }
+}
+
+impl SpaceState {
+    /// Returns the bytes that a checkpoint may write if `more_bytes` more are reserved.
+    fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
+        let page_bytes = self.dirty_bytes + self.reserved_bytes + more_bytes;
+        page_bytes + page_bytes / ENTRY_SHARE + self.table_bytes
+    }
+
+    /// Returns the number of free segments that hold them in any case.
+    fn needed_segments(&self, more_bytes: u64) -> u64 {
+        self.checkpoint_bytes(more_bytes) / (self.segment_bytes * USED_QUARTERS / 4) + 1
+    }
+
+    /// Returns the number of free segments that hold them together with the rest of the open segment, if little is
+    /// wasted.
+    fn least_segments(&self, more_bytes: u64) -> u64 {
+        match self.checkpoint_bytes(more_bytes).saturating_sub(self.room_bytes * USED_QUARTERS / 4) {
+            0 => 0,
+            bytes => bytes / self.segment_bytes + 1,
+        }
+    }
+
+    /// Returns the number of free segments that hold `moved_bytes` and the next checkpoint, together with the rest of
+    /// the open segment.
+    fn packed_segments(&self, moved_bytes: u64) -> u64 {
+        let writable_bytes = (4 * (self.checkpoint_bytes(0) + moved_bytes)).div_ceil(USED_QUARTERS);
+        writable_bytes.saturating_sub(self.room_bytes).div_ceil(self.segment_bytes)
+    }
+
+    /// Returns the number of segments that the tables take, rounded down.
+    fn table_segments(&self) -> u64 {
+        self.table_bytes / self.segment_bytes
+    }
+
+    /// Returns the number of segments that packing needs.
+    fn packing_segments(&self) -> u64 {
+        assert!(self.segment_bytes > 0, "a space has no segments: {self:?}");
+        let beyond_bytes = self.table_bytes.saturating_sub(self.segment_bytes);
+        PACKING_SEGMENTS_MIN + (PACKING_TABLES * beyond_bytes).div_ceil(self.segment_bytes)
+    }
+
+    /// Returns the number of segments that commits with new rows leave free.
+    pub(crate) fn spare_segments(&self) -> u64 {
+        PUT_PACKINGS * self.packing_segments()
+    }
+
+    /// Returns the number of free segments that are not given back to the file system. On a disk that other programs
+    /// fill, they might not be available again.
+    pub(crate) fn kept_segments(&self) -> u64 {
+        self.needed_segments(0) + self.spare_segments()
+    }
+
+    /// Returns the number of free segments beyond what the next checkpoint needs.
+    pub(crate) fn idle_segments(&self) -> u64 {
+        self.free_segments.saturating_sub(self.needed_segments(0))
+    }
+
+    /// Returns the bytes that can be moved into free space before the next checkpoint.
+    pub(crate) fn movable_bytes(&self) -> u64 {
+        let writable_bytes = self.free_segments * self.segment_bytes + self.room_bytes;
+        (writable_bytes * USED_QUARTERS / 4).saturating_sub(self.checkpoint_bytes(0))
+    }
+
+    /// Returns `true` if there are so many free segments that no more space needs to be made for now.
+    pub(crate) fn is_relieved(&self) -> bool {
+        self.free_segments >= 2 * self.spare_segments() + RELIEVED_SEGMENTS
+    }
+
+    /// Returns `true` if twice as much space is free as a commit of `bytes` needs. A disk that was full counts as having
+    /// space again then, so that the answer does not change with each segment.
+    pub(super) fn has_plenty(&self, bytes: u64) -> bool {
+        self.free_segments >= 2 * self.needed_segments(bytes) + self.spare_segments()
+    }
+
+    /// Asserts rule 1 for bytes that were just reserved.
+    pub(super) fn assert_covered(&self, purpose: Purpose, bytes: u64) {
+        let covers = match purpose {
+            Purpose::Put | Purpose::Value | Purpose::Move => self.free_segments >= self.needed_segments(bytes),
+            Purpose::Remove | Purpose::Checkpoint(_) => self.free_segments >= self.least_segments(bytes),
+            // Packing is limited by all space that can be written. The other purposes are part of the sums already.
+            Purpose::Pack => bytes <= self.movable_bytes(),
+            Purpose::Replay | Purpose::Pages | Purpose::WriteBack(_) => true,
+        };
+        assert!(covers, "{bytes} bytes for {purpose:?} are not covered by {self:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests;
