@@ -29,7 +29,7 @@ pub(crate) const MARKS: &[&str] = &[
     "counts ended for the length of their list",
     "counts ended for their memory",
     "a commit lacked a page when it was to be applied",
-    "a commit on a full disk had space made",
+    "a commit on a full disk had space reclaimed",
     "a commit on a full disk went to another stream of the log",
     "a commit published others that were applied before it",
     "a commit waited for another stream",

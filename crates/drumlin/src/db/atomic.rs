@@ -415,8 +415,8 @@ impl Keyspace {
         let store = self.store()?;
         let memory = store.source_memory(mode).await?;
         let tree = &self.open.tree;
-        let (value_id, make_room) = (store.new_value(), &store.engine.make_room);
-        let value = values::write_large(mode, tree, value_id, Blocking(value), memory, make_room).await?;
+        let (value_id, reclaim) = (store.new_value(), &store.engine.reclaim);
+        let value = values::write_large(mode, tree, value_id, Blocking(value), memory, reclaim).await?;
         // If this fails or is dropped before the value is applied, the value's space is released.
         row.commit(mode, Change::PutLarge(&value), self.durability).await
     }

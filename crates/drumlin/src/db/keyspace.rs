@@ -622,7 +622,7 @@ impl Keyspace {
         store.check_write(&self.open, key)?;
         store.engine.check_failure()?;
         let tree = &self.open.tree;
-        let value = values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.make_room).await?;
+        let value = values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.reclaim).await?;
         // If this fails or is dropped before the value is applied, the value's space is released.
         self.insert_written(mode, key, &value, durability).await?;
         Ok(value.length)

@@ -559,8 +559,8 @@ impl Transaction {
     ) -> Result<u64> {
         let store = self.store()?;
         store.engine.check_failure()?;
-        let (tree, make_room) = (&open.tree, &store.engine.make_room);
-        let value = values::write_large(mode, tree, store.new_value(), source, memory, make_room).await?;
+        let (tree, reclaim) = (&open.tree, &store.engine.reclaim);
+        let value = values::write_large(mode, tree, store.new_value(), source, memory, reclaim).await?;
         let length = value.length;
         SharedWrites::alone(self.writes_mut()).put_large(&open.tree, key, value);
         Ok(length)

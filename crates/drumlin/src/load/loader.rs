@@ -286,7 +286,7 @@ pub(crate) async fn write_large(
     source: impl Source,
 ) -> Result<Arc<LargeValue>> {
     let memory = engine.source_memory(mode).await?;
-    values::write_large(mode, &open.tree, engine.new_value(), source, memory, &engine.make_room).await
+    values::write_large(mode, &open.tree, engine.new_value(), source, memory, &engine.reclaim).await
 }
 
 impl LoadMemory {

@@ -23,7 +23,7 @@ use crate::pool::Pool;
 use crate::space::appender::{Appender, WriteBuffers, WriteJob};
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{PageEntry, PageSpace, Purpose};
-use crate::txn::MakeRoom;
+use crate::txn::Reclaim;
 
 /// Limit on the page numbers that a load takes at once, in chunks of the page table: 128 MiB of pages of 4 KiB.
 const CHUNKS_AT_ONCE_MAX: usize = 32;
@@ -53,7 +53,7 @@ pub(crate) struct LoadPages {
     encoder: Encoder,
     /// The newest buffer handed over for writing.
     write: Option<Deferred<()>>,
-    make_room: Arc<dyn MakeRoom>,
+    reclaim: Arc<dyn Reclaim>,
     /// The pages belong to the keyspace now.
     is_attached: bool,
 }
@@ -77,7 +77,7 @@ impl LoadPages {
         pool: &Arc<Pool>,
         pages: &Arc<PageSpace>,
         buffer_bytes: usize,
-        make_room: &Arc<dyn MakeRoom>,
+        reclaim: &Arc<dyn Reclaim>,
     ) -> LoadPages {
         assert!(buffer_bytes > pages.page_bytes, "a page does not fit into a buffer of {buffer_bytes} bytes");
         let buffers = WriteBuffers::new(buffer_bytes.min(pool.space.segments.segment_bytes() as usize));
@@ -92,7 +92,7 @@ impl LoadPages {
             root: ExtentAddress::NONE,
             encoder: Encoder::default(),
             write: None,
-            make_room: Arc::clone(make_room),
+            reclaim: Arc::clone(reclaim),
             is_attached: false,
         }
     }
@@ -205,14 +205,14 @@ impl LoadPages {
         }
         let space = &self.pool.space;
         let mut jobs = Vec::new();
-        let mut has_made_space = false;
+        let mut has_reclaimed = false;
         let address = loop {
             let take = || space.take_segment(Purpose::Value);
             let extent = self.encoder.encoded();
             let appended = self.appender.append(&space.segments, self.epoch, extent, None, &mut jobs, take);
             match appended {
-                Err(Error::DiskFull { .. }) if !std::mem::replace(&mut has_made_space, true) => {
-                    self.make_room.make_space()?;
+                Err(Error::DiskFull { .. }) if !std::mem::replace(&mut has_reclaimed, true) => {
+                    self.reclaim.reclaim_space()?;
                 }
                 other => break other,
             }

@@ -1,5 +1,5 @@
 //! Makes checkpoints: the order of their steps. ARCHITECTURE.md ("The life of a checkpoint") lists them, and a test
-//! compares that list with the calls here.
+//! compares that list with the calls here. No step reclaims space: `reclaim` composes that with checkpoints.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -33,16 +33,6 @@ pub struct CheckpointReport {
 }
 
 impl Store {
-    /// Makes the current state durable in the data file. On a full disk, also empties sparse segments to find space.
-    pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
-        let made = match self.checkpoint_after(Frees::Nothing) {
-            Err(Error::DiskFull { .. }) => self.make_space(),
-            other => other,
-        };
-        self.maintenance.note_checkpoint();
-        made
-    }
-
     /// Makes a checkpoint if there is space for it, otherwise returns `DiskFull`. A checkpoint that frees no segment
     /// must leave one free, or no later checkpoint could be made. `frees` says whether segments were emptied for this
     /// one.

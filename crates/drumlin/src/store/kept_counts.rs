@@ -19,7 +19,7 @@
 //! two match, all pages, page tables and keyspaces are as of that checkpoint. So none of the following matters: which
 //! of the two superblocks is valid; whether an earlier opening began a checkpoint with the same number that never
 //! became durable; whether the database is one of two copies that diverged, or was restored from a backup beside a
-//! newer file. Pages keep their numbers, even if the cleaner has moved their extents. All parts of a file carry a
+//! newer file. Pages keep their numbers, even if the reclaimer has moved their extents. All parts of a file carry a
 //! random number drawn when it was written. The head states how many parts there are, and is written last. So parts of
 //! two writings are never mixed, not even for the same checkpoint.
 //!

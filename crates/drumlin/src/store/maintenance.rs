@@ -1,13 +1,14 @@
-//! The background threads of an open database: one that makes checkpoints and cleans segments, and the pool's.
+//! The background threads of an open database: one that makes checkpoints and reclaims space, and the pool's.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::Store;
+use super::reclaim::{AFTER_CHECKPOINT, Goal};
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
-use crate::txn::MakeRoom;
+use crate::txn::Reclaim;
 
 /// The database is idle after this time without requests.
 const IDLE: Duration = Duration::from_secs(5);
@@ -80,8 +81,8 @@ impl Maintenance {
     }
 }
 
-impl MakeRoom for Maintenance {
-    fn ask_for_versions(&self, bytes_max: u64) {
+impl Reclaim for Maintenance {
+    fn request_spill(&self, bytes_max: u64) {
         let mut request = self.spill.lock();
         request.wanted = Some(request.wanted.map_or(bytes_max, |wanted| wanted.min(bytes_max)));
         drop(request);
@@ -89,7 +90,7 @@ impl MakeRoom for Maintenance {
     }
 
     /// Requests a cleanup that starts after this call, and waits for it to end.
-    fn make_space(&self) -> Result<()> {
+    fn reclaim_space(&self) -> Result<()> {
         let mut state = self.state.lock();
         state.space_wanted = true;
         self.changed.notify_all();
@@ -243,14 +244,16 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
         };
         let Some(store) = store.upgrade() else { return };
         if !checkpoint_wanted && !space_wanted {
-            let may_be_worth_more = store.pack_file().unwrap_or_else(|error| {
+            let shortened = store.reclaim(&[Goal::ShortenIdleFile]).map(|reclaimed| reclaimed.is_shorter);
+            let may_be_worth_more = shortened.unwrap_or_else(|error| {
                 log::debug!("did not shorten the file of {}: {error}", store.path.display());
                 false
             });
             maintenance.state.lock().is_unpacked |= may_be_worth_more;
             continue;
         }
-        let made = if space_wanted { store.make_space() } else { store.checkpoint() };
+        let made =
+            if space_wanted { store.reclaim(&[Goal::MakeSpace]).map(drop) } else { store.checkpoint().map(drop) };
         if checkpoint_wanted {
             let mut state = maintenance.state.lock();
             state.checkpoints_ended += 1;
@@ -261,14 +264,14 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
         if made.is_ok() {
             store.list_residents();
         }
-        let done = made.and_then(|_| if space_wanted { Ok(()) } else { store.clean_segments() });
+        let done = made.and_then(|()| if space_wanted { Ok(()) } else { store.reclaim(AFTER_CHECKPOINT).map(drop) });
         match &done {
             // Commits that need the space return the disk-full error themselves.
             Err(error @ Error::DiskFull { .. }) => log::debug!("maintenance of {}: {error}", store.path.display()),
             Err(error) => log::error!("maintenance of {}: {error}", store.path.display()),
             Ok(()) => {}
         }
-        // A disk that was full for the cleaner may have space later. A failed database makes no more checkpoints.
+        // A disk that was full for the reclaimer may have space later. A failed database makes no more checkpoints.
         let failed = done.is_err() && store.engine.check_failure().is_err();
         let mut state = maintenance.state.lock();
         state.space_ended += u64::from(space_wanted);

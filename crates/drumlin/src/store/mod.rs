@@ -1,16 +1,16 @@
-//! An open database below its public face: the state that all handles share, recovery, checkpoints, cleaning and
-//! checks.
+//! An open database below its public face: the state that all handles share, recovery, checkpoints,
+//! reclaiming space, and checks.
 
 mod advice;
 pub(crate) mod check;
 mod checkpoint;
-mod cleaner;
 mod files;
 mod kept_counts;
 pub(crate) mod keyspaces;
 mod large_values;
 mod maintenance;
 pub(crate) mod read_ahead;
+pub(crate) mod reclaim;
 mod recovery;
 mod replay;
 mod row_locks;
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 pub use check::{CheckProgress, CheckReport, Corruption, LostKeys};
 pub use checkpoint::CheckpointReport;
-pub use cleaner::CompactReport;
+pub use reclaim::CompactReport;
 pub(crate) use stats::Contention;
 pub use stats::{MemoryPart, Stats};
 
@@ -119,8 +119,8 @@ pub(crate) struct Store {
     pub(crate) keyspaces: Keyspaces,
     /// Held while keyspaces are created and dropped.
     defining: Mutex<()>,
-    /// Held while segments are emptied. Taken before `page_tables`.
-    cleaning: Mutex<cleaner::Unneeded>,
+    /// Held while space is reclaimed. Taken before `page_tables`.
+    unneeded: Mutex<reclaim::Unneeded>,
     /// The durable state. Locked for as long as a checkpoint is being made.
     pub(crate) page_tables: Mutex<PageTableStore>,
     pub(crate) maintenance: Arc<Maintenance>,

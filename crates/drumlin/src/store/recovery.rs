@@ -53,7 +53,7 @@ use crate::space::segments::Segments;
 use crate::space::superblocks::{self, Superblocks};
 use crate::space::{PageEntry, Space};
 use crate::sync::Mutex;
-use crate::txn::MakeRoom;
+use crate::txn::Reclaim;
 use crate::txn::engine::{Engine, Replaying};
 use crate::txn::spilled::Spilled;
 use crate::txn::values;
@@ -233,7 +233,7 @@ impl<'o> LogScanned<'o> {
         // Value ids of earlier openings are lower: their extents may still be in the file.
         let next_value = ValueId(u64::from(incarnation.0) << 40).max(catalogue.next_value);
         let maintenance = Arc::new(Maintenance::default());
-        let make_room = Arc::clone(&maintenance) as Arc<dyn MakeRoom>;
+        let reclaim = Arc::clone(&maintenance) as Arc<dyn Reclaim>;
         let backend = Arc::clone(&opener.backend);
         let spilled = Spilled::new(Arc::clone(&opener.folder), &budget, opener.settings.spill_limit);
         if !opener.settings.read_only
@@ -241,7 +241,7 @@ impl<'o> LogScanned<'o> {
         {
             log::warn!("{}: could not remove the old versions of an earlier opening: {error}", opener.path().display());
         }
-        let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, make_room, spilled);
+        let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, reclaim, spilled);
         let engine = Arc::new(engine);
         let keyspaces = Keyspaces::new(catalogue.next_keyspace);
         for entry in &catalogue.keyspaces {
@@ -442,7 +442,7 @@ impl Replayed<'_> {
             engine: Arc::new(engine.into_live(log, recovered_bytes)),
             keyspaces: recovering.keyspaces,
             defining: Mutex::default(),
-            cleaning: Mutex::default(),
+            unneeded: Mutex::default(),
             page_tables: Mutex::new(page_tables),
             maintenance: recovering.maintenance,
             warm_start,

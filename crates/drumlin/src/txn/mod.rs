@@ -57,10 +57,10 @@ const SEQUENCE_COUNT: usize = 64;
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Work of the maintenance thread that commits wait for. The engine receives an implementation when the database is
-/// opened. All calls block, except `ask_for_versions`.
-pub(crate) trait MakeRoom: std::fmt::Debug + Send + Sync {
-    /// Frees space in the data file by running the cleaner and a checkpoint. Returns when both have finished.
-    fn make_space(&self) -> Result<()>;
+/// opened. All calls block, except `request_spill`.
+pub(crate) trait Reclaim: std::fmt::Debug + Send + Sync {
+    /// Reclaims space in the data file: empties segments and makes a checkpoint. Returns when both have finished.
+    fn reclaim_space(&self) -> Result<()>;
 
     /// Requests checkpoints until `is_enough` returns `true`. Checks it whenever a checkpoint begins. Gives up if there
     /// is no disk space for a checkpoint, or if the database closes or fails.
@@ -68,5 +68,5 @@ pub(crate) trait MakeRoom: std::fmt::Debug + Send + Sync {
 
     /// Asks the maintenance thread to spill versions or end snapshots until the versions in memory take at most
     /// `bytes_max`. Returns at once; releasing the memory wakes those that wait for it.
-    fn ask_for_versions(&self, bytes_max: u64);
+    fn request_spill(&self, bytes_max: u64);
 }

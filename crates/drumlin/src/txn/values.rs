@@ -33,7 +33,7 @@ use crate::space::{EpochGuard, PageEntry, PageSpace};
 use crate::task::{Boxed, WaitMode, turn};
 use crate::tree::Tree;
 
-use super::MakeRoom;
+use super::Reclaim;
 
 /// Header and value id, which precede a chunk's bytes.
 const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
@@ -162,7 +162,7 @@ pub(crate) async fn write_large(
     value_id: ValueId,
     mut source: impl Source,
     _memory: Grant,
-    make_room: &Arc<dyn MakeRoom>,
+    reclaim: &Arc<dyn Reclaim>,
 ) -> Result<Arc<LargeValue>> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     let mut written = LargeValue::new(pool, value_id, Vec::new());
@@ -188,8 +188,8 @@ pub(crate) async fn write_large(
             match result {
                 Ok(chunk) => break chunk,
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
-                    let make_room = Arc::clone(make_room);
-                    mode.run(move || make_room.make_space()).await?;
+                    let reclaim = Arc::clone(reclaim);
+                    mode.run(move || reclaim.reclaim_space()).await?;
                 }
                 Err(error) => return Err(error),
             }

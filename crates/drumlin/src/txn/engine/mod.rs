@@ -24,7 +24,7 @@ use super::snapshots::Snapshots;
 use super::spilled::Spilled;
 use super::values;
 use super::versions::Versions;
-use super::{MakeRoom, TransactionIds};
+use super::{Reclaim, TransactionIds};
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, Timestamp, ValueId};
@@ -95,7 +95,7 @@ pub(crate) struct Engine<L = Log> {
     pub(crate) log_bytes_checkpointed: AtomicU64,
     sweeping: Mutex<UnfreedValues>,
     pub(crate) budget: Arc<Budget>,
-    pub(crate) make_room: Arc<dyn MakeRoom>,
+    pub(crate) reclaim: Arc<dyn Reclaim>,
     /// Services for operations that wait as tasks.
     pub(crate) tasks: Tasks,
 }
@@ -131,7 +131,7 @@ impl Engine<Replaying> {
         last: Timestamp,
         next_value: ValueId,
         budget: Arc<Budget>,
-        make_room: Arc<dyn MakeRoom>,
+        reclaim: Arc<dyn Reclaim>,
         spilled: Spilled,
     ) -> Engine<Replaying> {
         let lock_seed = backend.random();
@@ -154,7 +154,7 @@ impl Engine<Replaying> {
             log_bytes_checkpointed: AtomicU64::new(0),
             sweeping: Mutex::default(),
             budget,
-            make_room,
+            reclaim,
             tasks,
         }
     }
@@ -185,7 +185,7 @@ impl Engine<Replaying> {
             log_bytes_checkpointed: self.log_bytes_checkpointed,
             sweeping: self.sweeping,
             budget: self.budget,
-            make_room: self.make_room,
+            reclaim: self.reclaim,
             tasks: self.tasks,
         }
     }
@@ -234,7 +234,7 @@ impl Engine {
             false => (most, most),
         };
         if self.versions.memory_bytes() > high {
-            self.make_room.ask_for_versions(low);
+            self.reclaim.request_spill(low);
         }
     }
 

@@ -26,7 +26,7 @@ use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
 /// The maximum number of times that a commit requests space while other commits use up what is freed.
-const MAKE_SPACE_MAX: u32 = 4;
+const RECLAIMS_MAX: u32 = 4;
 
 /// The time that a commit waits for a snapshot to end before it fails, if commits are delayed.
 const DELAY_MAX: Duration = Duration::from_secs(10);
@@ -244,7 +244,7 @@ impl Engine {
                 self.clock.show_durable(self.log().durable());
                 continue;
             }
-            self.make_room.ask_for_versions(budget.version_bytes_max().min(limit_bytes - bytes));
+            self.reclaim.request_spill(budget.version_bytes_max().min(limit_bytes - bytes));
             // The remaining memory belongs to running commits, which release what they do not use.
             let mut is_fit = || grant.resize(bytes) || self.clock.visible() < self.clock.published();
             let wait = |waker: &_| turn.poll(waker, || is_fit().then_some(()));
@@ -362,7 +362,7 @@ impl Engine {
     }
 
     /// Waits for a checkpoint to begin if the newest epoch has as many changes of page tables as fit in their memory.
-    /// Leaves an eighth to the cleaner and to running commits, which have passed this point. Also waits if freeing the
+    /// Leaves an eighth to the reclaimer and to running commits, which have passed this point. Also waits if freeing the
     /// values that wait to be freed would fill an epoch, because commits add to them. `more` is the number of
     /// changes that this commit is certain to add: the chunks of its large values.
     pub(crate) async fn secure_changes(&self, mode: WaitMode<'_>, more: u64) {
@@ -371,19 +371,19 @@ impl Engine {
             return;
         }
         crate::coverage::mark!("a commit waited for a checkpoint that takes earlier changes");
-        let (make_room, space) = (Arc::clone(&self.make_room), Arc::clone(&self.space));
-        mode.run(move || make_room.wait_for_checkpoint(&|| space.has_room_for_changes(limit, unfreed_max))).await;
+        let (reclaim, space) = (Arc::clone(&self.reclaim), Arc::clone(&self.space));
+        mode.run(move || reclaim.wait_for_checkpoint(&|| space.has_room_for_changes(limit, unfreed_max))).await;
     }
 
     /// Frees the large values that no reader needs, all of them: waits for the checkpoints that this takes.
     pub(crate) fn free_unneeded_values(&self) {
         self.collect_all_garbage();
         if self.space.unfreed_pages() > 0 {
-            self.make_room.wait_for_checkpoint(&|| self.space.unfreed_pages() == 0);
+            self.reclaim.wait_for_checkpoint(&|| self.space.unfreed_pages() == 0);
         }
     }
 
-    /// Reserves space that is free, or grows the file. On a full disk, requests that space be freed.
+    /// Reserves space that is free, or grows the file. On a full disk, requests that space be reclaimed.
     pub(crate) async fn reserve_space(
         &self,
         mode: WaitMode<'_>,
@@ -391,7 +391,7 @@ impl Engine {
         bytes: u64,
     ) -> Result<SpaceReservation<'_>> {
         let mut margin = Margin::Full;
-        let mut made_space = 0;
+        let mut reclaims = 0;
         loop {
             self.check_failure()?;
             let shortage = match self.space.try_reserve(purpose, bytes, margin) {
@@ -407,26 +407,26 @@ impl Engine {
                 // counts twice until the move is complete. Other commits release their reservations as they end, so a
                 // removal is not refused because of them.
                 Err(Error::DiskFull { .. })
-                    if made_space == 0
-                        || made_space < MAKE_SPACE_MAX && self.space.is_packing()
+                    if reclaims == 0
+                        || reclaims < RECLAIMS_MAX && self.space.is_packing()
                         || purpose == Purpose::Remove && shortage.reserved_bytes > 0 =>
                 {
-                    made_space += 1;
+                    reclaims += 1;
                     if purpose == Purpose::Remove {
                         margin = Margin::Least;
                     }
-                    crate::coverage::mark!("a commit on a full disk had space made");
-                    self.have_space_made(mode).await?;
+                    crate::coverage::mark!("a commit on a full disk had space reclaimed");
+                    self.reclaim_space(mode).await?;
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Requests that space be freed and waits for it; see [`MakeRoom`](crate::txn::MakeRoom).
-    pub(crate) async fn have_space_made(&self, mode: WaitMode<'_>) -> Result<()> {
-        let make_room = Arc::clone(&self.make_room);
-        mode.run(move || make_room.make_space()).await
+    /// Requests that space be reclaimed and waits for it; see [`Reclaim`](crate::txn::Reclaim).
+    pub(crate) async fn reclaim_space(&self, mode: WaitMode<'_>) -> Result<()> {
+        let reclaim = Arc::clone(&self.reclaim);
+        mode.run(move || reclaim.reclaim_space()).await
     }
 
     /// Reserves space in the log, first in the stream `home`. If that stream is too small for the record, or the disk
@@ -440,7 +440,7 @@ impl Engine {
     ) -> Result<Reservation<'_>> {
         let count = self.log().stream_count();
         assert!(home < count, "the log has no stream {home}");
-        let mut made_space = false;
+        let mut has_reclaimed = false;
         loop {
             let mut refusal = None;
             for stream in (home..count).chain(0..home).filter(|stream| self.log().takes(*stream, body_bytes)) {
@@ -459,10 +459,10 @@ impl Engine {
                 }
             }
             crate::coverage::mark!("a full disk had no space for the log");
-            if std::mem::replace(&mut made_space, true) {
+            if std::mem::replace(&mut has_reclaimed, true) {
                 return Err(refusal.expect("the first stream takes every record"));
             }
-            self.have_space_made(mode).await?;
+            self.reclaim_space(mode).await?;
         }
     }
 }

@@ -1,0 +1,557 @@
+//! Reclaiming disk space: empties segments, so that they can be used again or given back to the file system.
+//!
+//! A [`Reclaimer`] works through a list of [`Goal`]s, in passes. A pass chooses *victims*, the segments to be emptied,
+//! moves what lives in them elsewhere (`moving.rs`), and usually makes the checkpoint that frees them. A goal differs
+//! from the others in the victims that it chooses, in the kind of pass, and in when it is reached:
+//! [`next_pass`](Reclaimer::next_pass) decides all three.
+//!
+//! The reclaimer calls checkpoints, and no checkpoint calls the reclaimer: [`Store::checkpoint`] composes both.
+//!
+//! Lock order: the reclaimer's lock, `page_tables`.
+
+mod moving;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::Store;
+use super::checkpoint::CheckpointReport;
+use crate::collections::HashSet;
+use crate::error::{Error, Result};
+use crate::format::SegmentId;
+use crate::space::{Frees, Purpose, SpaceReservation};
+use crate::sync::MutexGuard;
+use moving::{Emptied, Left};
+
+/// The result of compacting a database.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let report = db.compact()?;
+/// println!("{} bytes shorter", report.bytes_before.saturating_sub(report.bytes_after));
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CompactReport {
+    /// The data file's length before.
+    pub bytes_before: u64,
+    /// The data file's length after.
+    pub bytes_after: u64,
+    /// The time that compacting took.
+    pub duration: Duration,
+}
+
+/// What space is reclaimed for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Goal {
+    /// At most [`WASTE_SHARE_MAX`] of the used space is waste.
+    LimitWaste,
+    /// Segments that recent checkpoint intervals did not need are given back to the file system.
+    ReturnUnneeded,
+    /// The file is as short as its live extents allow: those at its end move to its front.
+    ShortenFile,
+    /// Like `ShortenFile`, in small passes, if much is free, and only until the maintenance thread gets a request.
+    ShortenIdleFile,
+    /// No sparse segment is left.
+    PackSparse,
+    /// A full disk has space again: first what was replaced since the last checkpoint, then what is gained by packing
+    /// the sparsest segments into the little space left.
+    MakeSpace,
+}
+
+/// The goals after each checkpoint of the maintenance thread.
+pub(super) const AFTER_CHECKPOINT: &[Goal] = &[Goal::LimitWaste, Goal::ReturnUnneeded];
+
+/// Waste that a database under constant updates may have, as a share of the bytes in use. With 20 % updates wrote a
+/// tenth more, and the file was as long (decision 007).
+const WASTE_SHARE_MAX: f64 = 0.22;
+/// The share of the bytes in use that a pass frees beyond the excess: to find the live extents of segments, each pass
+/// reads all page tables.
+const CLEANED_SHARE_MIN: f64 = 1.0 / 32.0;
+/// The share of waste from which on segments are emptied with checkpoints of their own: twice the
+/// [bearable](WASTE_SHARE_MAX) one.
+const URGENT_SHARE_MIN: f64 = 0.45;
+/// Bytes in use, in segments, below which waste is no reason to empty any: each of the open segments is 1/16 then.
+const WASTEFUL_SEGMENTS_MIN: u64 = 16;
+/// Segments that are fuller than this are not emptied: extents of up to 256 KiB do not pack more tightly.
+const LIVE_SHARE_MAX: f64 = 0.80;
+/// When packing, tables are moved out of segments below this share of live bytes, whatever else the segment holds.
+const TABLES_SHARE_MAX: f64 = 0.25;
+/// A free segment goes back to the file system after this many checkpoint intervals have not needed it.
+const UNNEEDED_INTERVALS: usize = 8;
+/// The number of segments, and the part of the file, that must be free so that giving them back is worth the moves.
+const GIVEN_BACK_SEGMENTS_MIN: u64 = 8;
+const GIVEN_BACK_PART_MIN: u64 = 16;
+/// Segments emptied in one pass, at most: a single pass over the page tables finds the live extents of all of them.
+const VICTIMS_MAX: usize = 256;
+/// The limit while commits may arrive that have to wait until the pass is over: 4 MiB of segments of 256 KiB.
+const BRIEF_VICTIMS_MAX: usize = 16;
+/// Passes for one goal, at most, if each leaves something to do for the next: 16 of [`VICTIMS_MAX`] segments.
+const PASSES_MAX: usize = 16;
+
+/// Counts of segments that stayed free throughout recent checkpoint intervals.
+#[derive(Debug, Default)]
+pub(super) struct Unneeded {
+    /// The newest is last; at most [`UNNEEDED_INTERVALS`].
+    counts: VecDeque<u64>,
+}
+
+impl Unneeded {
+    /// Adds the count of one more checkpoint interval. Returns the smallest of the recent counts once there are enough,
+    /// and 0 until then.
+    fn note(&mut self, count: u64) -> u64 {
+        self.counts.push_back(count);
+        if self.counts.len() < UNNEEDED_INTERVALS {
+            return 0;
+        }
+        let least = self.counts.iter().copied().min().expect("noted above");
+        self.counts.pop_front();
+        least
+    }
+}
+
+/// Reclaims space. Only one exists at a time.
+pub(crate) struct Reclaimer<'s> {
+    store: &'s Store,
+    unneeded: MutexGuard<'s, Unneeded>,
+}
+
+/// The segments to empty, and how.
+#[derive(Debug)]
+enum Pass {
+    /// Move what lives in these segments. Whichever checkpoint is next frees them.
+    Move(Vec<SegmentId>),
+    /// Move it, and make the checkpoint that frees them.
+    MoveAndFree(Vec<SegmentId>),
+    /// Move it into the segments of the checkpoint that frees them: on a full disk, each newly begun segment counts.
+    Pack(HashSet<SegmentId>),
+}
+
+/// How far a goal was pursued.
+#[derive(Default)]
+struct Progress<'s> {
+    /// Passes that have ended.
+    passes: usize,
+    is_reached: bool,
+    /// Segments of the file before the last pass.
+    segment_count: u64,
+    /// The segments that [`Goal::PackSparse`] has yet to empty.
+    sparse: VecDeque<SegmentId>,
+    /// Space to pack into, and free segments and pages to be freed before the last pass. Commits continue during a pass,
+    /// so the space that extents are moved to is reserved.
+    packing: Option<SpaceReservation<'s>>,
+    free_segments: u64,
+    unfreed_pages: u64,
+}
+
+/// What was reclaimed.
+#[derive(Debug, Default)]
+pub(crate) struct Reclaimed {
+    /// The last checkpoint made for [`Goal::MakeSpace`].
+    checkpoint: Option<CheckpointReport>,
+    /// The reason if something was left where it was.
+    left: Option<Left>,
+    /// The file became shorter, so that another call may shorten it more.
+    pub(crate) is_shorter: bool,
+}
+
+impl Store {
+    /// Makes the current state durable in the data file. On a full disk, reclaims space for it.
+    pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
+        let made = match self.checkpoint_after(Frees::Nothing) {
+            Err(Error::DiskFull { .. }) => {
+                let reclaimed = self.reclaim(&[Goal::MakeSpace]);
+                reclaimed.map(|reclaimed| reclaimed.checkpoint.expect("making space makes checkpoints"))
+            }
+            made => made,
+        };
+        self.maintenance.note_checkpoint();
+        made
+    }
+
+    /// Reclaims space for these goals, one after another. Waits for other callers to end.
+    pub(crate) fn reclaim(&self, goals: &[Goal]) -> Result<Reclaimed> {
+        self.reclaimer().run(goals)
+    }
+
+    fn reclaimer(&self) -> Reclaimer<'_> {
+        Reclaimer { store: self, unneeded: self.unneeded.lock() }
+    }
+
+    /// Gives the free segments of a failed load back to the file system, except for as many as were free before the
+    /// load. If the load waited on a full disk, checkpoints may have been written after its segments; then the end of
+    /// the file is moved to its front first.
+    pub(crate) fn give_back_load(&self, free_segments_before: u64) {
+        let space = &self.engine.space;
+        let given_back = self.engine.check_failure().and_then(|()| space.shrink(free_segments_before)).and_then(|()| {
+            let kept_count = free_segments_before.max(space.state().kept_segments());
+            let surplus = space.segments.usage().free_count.saturating_sub(kept_count);
+            if self.is_worth_giving_back(surplus) { self.reclaim(&[Goal::ShortenIdleFile]).map(drop) } else { Ok(()) }
+        });
+        if let Err(error) = given_back {
+            log::debug!("{} did not give back the space of a failed load: {error}", self.path.display());
+        }
+    }
+
+    fn is_worth_giving_back(&self, free_segments: u64) -> bool {
+        let segment_count = self.engine.space.segments.usage().segment_count;
+        free_segments >= GIVEN_BACK_SEGMENTS_MIN.max(segment_count / GIVEN_BACK_PART_MIN)
+    }
+
+    /// See [`Database::compact`](crate::Database::compact).
+    pub(crate) fn compact(&self) -> Result<CompactReport> {
+        let began = self.now();
+        let space = &self.engine.space;
+        let file_bytes = || space.file().len().map_err(|error| Error::io("measuring", space.path(), error));
+        let bytes_before = file_bytes()?;
+        self.checkpoint()?;
+        let mut packed = self.reclaim(&[Goal::PackSparse, Goal::ShortenFile]);
+        let is_full = match &packed {
+            Ok(reclaimed) => reclaimed.left == Some(Left::NoSpace),
+            Err(error) => matches!(error, Error::DiskFull { .. }),
+        };
+        if is_full {
+            // Packing into the checkpoint's own segments frees space for moving the rest, if there is any.
+            crate::coverage::mark!("compacting made space on a full disk");
+            packed = self.reclaim(&[Goal::MakeSpace, Goal::PackSparse, Goal::ShortenFile]);
+        }
+        match packed {
+            // The file is packed as tightly as the space allows.
+            Ok(_) | Err(Error::DiskFull { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        space.shrink(0)?;
+        self.engine.log().remove_idle();
+        Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })
+    }
+}
+
+impl<'s> Reclaimer<'s> {
+    fn run(mut self, goals: &[Goal]) -> Result<Reclaimed> {
+        let segments = &self.store.engine.space.segments;
+        let segment_count = segments.usage().segment_count;
+        let mut reclaimed = Reclaimed::default();
+        for &goal in goals {
+            let pursued = self.pursue(goal, &mut reclaimed);
+            if goal == Goal::MakeSpace {
+                // Even if it failed, another attempt would gain no more.
+                self.store.engine.space.note_packed();
+            }
+            pursued?;
+        }
+        reclaimed.is_shorter = segments.usage().segment_count < segment_count;
+        Ok(reclaimed)
+    }
+
+    /// Makes passes until the goal is reached, or until they gain nothing more.
+    fn pursue(&mut self, goal: Goal, reclaimed: &mut Reclaimed) -> Result<()> {
+        let mut progress = Progress::default();
+        while let Some(pass) = self.next_pass(goal, &mut progress)? {
+            match pass {
+                Pass::Move(victims) => drop(self.move_out(&victims.into_iter().collect())?),
+                Pass::MoveAndFree(victims) => reclaimed.left = reclaimed.left.or(self.move_and_free(&victims)?),
+                Pass::Pack(victims) => {
+                    let packing = progress.packing.as_mut().expect("packing has space reserved");
+                    reclaimed.checkpoint = Some(self.pack(&victims, packing)?);
+                }
+            }
+            progress.passes += 1;
+        }
+        Ok(())
+    }
+
+    /// Chooses the next pass for a goal. Returns `None` if the goal is reached or no pass would gain anything.
+    fn next_pass(&mut self, goal: Goal, progress: &mut Progress<'s>) -> Result<Option<Pass>> {
+        match goal {
+            Goal::LimitWaste => Ok(self.wasteful(progress)),
+            Goal::ReturnUnneeded => self.unneeded(progress),
+            Goal::ShortenFile => self.end_of_file(progress, VICTIMS_MAX, || true),
+            Goal::ShortenIdleFile => {
+                let free_count = self.store.engine.space.segments.usage().free_count;
+                if progress.passes == 0 && !self.store.is_worth_giving_back(free_count) {
+                    return Ok(None);
+                }
+                crate::coverage::mark!("the file of an idle database was made shorter");
+                let maintenance = &self.store.maintenance;
+                self.end_of_file(progress, BRIEF_VICTIMS_MAX, || !maintenance.state.lock().is_wanted())
+            }
+            Goal::PackSparse => Ok(self.sparse(progress)),
+            Goal::MakeSpace => self.movable(progress),
+        }
+    }
+
+    /// The sparsest segments, if there is too much waste: as many as should free the excess.
+    fn wasteful(&self, progress: &mut Progress<'s>) -> Option<Pass> {
+        let segments = &self.store.engine.space.segments;
+        let usage = segments.usage();
+        let used_bytes = (usage.segment_count - usage.free_count).saturating_sub(1) * segments.segment_bytes();
+        let wasted_bytes = used_bytes.saturating_sub(usage.live_bytes);
+        let share_bytes = |share: f64| (used_bytes as f64 * share) as u64;
+        let excess_bytes = wasted_bytes.saturating_sub(share_bytes(WASTE_SHARE_MAX));
+        let is_bearable = used_bytes < WASTEFUL_SEGMENTS_MIN * segments.segment_bytes() || excess_bytes == 0;
+        if progress.is_reached || progress.passes == PASSES_MAX || is_bearable {
+            return None;
+        }
+        let victims = self.take_sparse(excess_bytes + share_bytes(CLEANED_SHARE_MIN));
+        if victims.is_empty() || self.must_stop() {
+            return None;
+        }
+        progress.is_reached = wasted_bytes < share_bytes(URGENT_SHARE_MIN);
+        Some(if progress.is_reached { Pass::Move(victims) } else { Pass::MoveAndFree(victims) })
+    }
+
+    /// Gives back the free segments that recent checkpoint intervals did not need. Returns the segments in use at the
+    /// end of the file: once they are empty, a later call can give those back too.
+    fn unneeded(&mut self, progress: &Progress<'s>) -> Result<Option<Pass>> {
+        if progress.passes > 0 {
+            return Ok(None);
+        }
+        let space = &self.store.engine.space;
+        let segments = &space.segments;
+        let usage = segments.usage();
+        let unneeded_count = self.unneeded.note(segments.take_unneeded()).min(usage.free_count);
+        // The segments have been free for long already, so half of what moves must gain is enough.
+        if !self.store.is_worth_giving_back(2 * unneeded_count) || unneeded_count < GIVEN_BACK_SEGMENTS_MIN {
+            return Ok(None);
+        }
+        *self.unneeded = Unneeded::default();
+        space.shrink(usage.free_count.saturating_sub(unneeded_count))?;
+        let mut end = segments.from(SegmentId(usage.segment_count.saturating_sub(unneeded_count) as u32));
+        end.drain(..end.len().saturating_sub(BRIEF_VICTIMS_MAX));
+        if end.is_empty() {
+            return Ok(None);
+        }
+        crate::coverage::mark!("the end of the file was emptied between two checkpoints");
+        Ok(Some(Pass::Move(end)))
+    }
+
+    /// Gives back the free end of the file. Returns the segments in use behind its *front*, which is as long as the
+    /// segments in use and those that must stay free.
+    fn end_of_file(
+        &self,
+        progress: &mut Progress<'s>,
+        victims_max: usize,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Option<Pass>> {
+        let space = &self.store.engine.space;
+        let segments = &space.segments;
+        if progress.passes > 0 {
+            self.store.checkpoint_after(Frees::Nothing)?;
+            space.shrink(0)?;
+            if segments.usage().segment_count >= progress.segment_count || progress.passes == PASSES_MAX {
+                return Ok(None);
+            }
+        }
+        // Segments that the previous checkpoint still needed are free after this one.
+        self.store.checkpoint_after(Frees::Nothing)?;
+        space.shrink(0)?;
+        let usage = segments.usage();
+        progress.segment_count = usage.segment_count;
+        let state = space.state();
+        let first = (usage.segment_count - usage.free_count + state.spare_segments()) as u32;
+        let mut victims = segments.from(SegmentId(first));
+        victims.reverse();
+        victims.truncate(victims_max.min(state.idle_segments() as usize));
+        Ok((!victims.is_empty() && go_on()).then_some(Pass::MoveAndFree(victims)))
+    }
+
+    /// The sparse segments that existed when the goal was begun. If no segment is free, their extents go to new segments
+    /// at the end, and the file grows for now.
+    fn sparse(&self, progress: &mut Progress<'s>) -> Option<Pass> {
+        if progress.passes == 0 {
+            let sparse = self.store.engine.space.segments.sparse(LIVE_SHARE_MAX, usize::MAX);
+            progress.sparse = sparse.into_iter().map(|(segment, _)| segment).collect();
+        }
+        let count = progress.sparse.len().min(VICTIMS_MAX);
+        (count > 0).then(|| Pass::MoveAndFree(progress.sparse.drain(..count).collect()))
+    }
+
+    /// The sparsest segments, as many as fit into the space left, until there is enough space or a pass has gained none.
+    fn movable(&self, progress: &mut Progress<'s>) -> Result<Option<Pass>> {
+        let engine = &self.store.engine;
+        let space = &engine.space;
+        let free_segments = space.segments.free_count();
+        let unfreed_pages = space.unfreed_pages();
+        // A pass has memory to free only some values, and leaves the others to the next one.
+        let is_freeing = match progress.passes {
+            0 => false,
+            1 => unfreed_pages > 0,
+            _ => unfreed_pages > 0 && unfreed_pages < progress.unfreed_pages,
+        };
+        if progress.passes == 0 {
+            engine.collect_garbage();
+            engine.give_up_spilled();
+            progress.packing = Some(space.reserve(Purpose::Pack, 0)?);
+        } else {
+            // The first pass may only free what the second needs, so its result is no reason to end.
+            let is_of_no_use = progress.passes > 1 && free_segments <= progress.free_segments && !is_freeing;
+            if space.state().is_relieved() || is_of_no_use || self.must_stop() {
+                return Ok(None);
+            }
+        }
+        (progress.free_segments, progress.unfreed_pages) = (space.segments.free_count(), space.unfreed_pages());
+        let victims = self.take_movable(progress.packing.as_mut().expect("reserved by the first pass"));
+        let is_worth = progress.passes == 0 || is_freeing || !victims.is_empty();
+        Ok(is_worth.then_some(Pass::Pack(victims)))
+    }
+
+    /// Returns the sparsest segments, as many as fit into the free space, and reserves that space.
+    fn take_movable(&self, packing: &mut SpaceReservation<'_>) -> HashSet<SegmentId> {
+        let space = &self.store.engine.space;
+        loop {
+            let movable_bytes = space.state().movable_bytes();
+            let mut moved_bytes = 0;
+            let mut victims = HashSet::default();
+            for (segment, live_bytes) in space.segments.sparse(LIVE_SHARE_MAX, VICTIMS_MAX) {
+                if moved_bytes + live_bytes > movable_bytes {
+                    break;
+                }
+                moved_bytes += live_bytes;
+                victims.insert(segment);
+            }
+            // A commit may have reserved some of the space since it was measured.
+            if packing.resize(moved_bytes) {
+                return victims;
+            }
+        }
+    }
+
+    /// Returns the sparsest segments: as many as should free `goal_bytes` and can be emptied before the changes of page
+    /// tables fill their memory, but at least one.
+    fn take_sparse(&self, goal_bytes: u64) -> Vec<SegmentId> {
+        let segments = &self.store.engine.space.segments;
+        let movable_bytes = self.movable_bytes();
+        let (mut freed_bytes, mut moved_bytes) = (0, 0);
+        (segments.sparse(LIVE_SHARE_MAX, VICTIMS_MAX).into_iter())
+            .take_while(|(_, live_bytes)| {
+                let go_on = freed_bytes < goal_bytes && (freed_bytes == 0 || moved_bytes + live_bytes <= movable_bytes);
+                freed_bytes += segments.segment_bytes() - live_bytes;
+                moved_bytes += live_bytes;
+                go_on
+            })
+            .map(|(segment, _)| segment)
+            .collect()
+    }
+
+    /// Estimates the bytes that can be moved in the newest epoch while commits continue: the number of page-table
+    /// changes left, multiplied by the mean length of an extent.
+    fn movable_bytes(&self) -> u64 {
+        let space = &self.store.engine.space;
+        let count_max = self.store.engine.budget.epoch_changes_max();
+        let movable_count = (count_max - count_max / 8).saturating_sub(space.epoch_change_count());
+        let page_count: u64 = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
+        space.segments.usage().live_bytes / page_count.max(1) * movable_count
+    }
+
+    /// Moves what lives in the victims, as far as disk space and the memory for changes allow. The next checkpoint moves
+    /// the tables and frees the segments.
+    fn move_out(&self, victims: &HashSet<SegmentId>) -> Result<Emptied> {
+        self.store.page_tables.lock().evacuate(victims.iter().copied());
+        match self.store.engine.space.reserve(Purpose::Move, 0) {
+            Ok(moves) => self.empty(victims, &moves),
+            // The next checkpoint frees what has been released.
+            Err(Error::DiskFull { .. }) => Ok(Emptied { left: Some(Left::NoSpace), ..Emptied::default() }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Moves what lives in the victims. Ends with a checkpoint, which moves the tables and frees the segments. Makes
+    /// further checkpoints whenever the page-table changes fill their memory. Returns the reason if pages are left.
+    fn move_and_free(&self, victims: &[SegmentId]) -> Result<Option<Left>> {
+        let segments = &self.store.engine.space.segments;
+        let uses: Vec<_> = victims.iter().map(|victim| (*victim, segments.segment_use(*victim))).collect();
+        // In the first round, commits may have used up the page-table changes. After a checkpoint they leave an eighth.
+        let mut is_first = true;
+        loop {
+            // A victim that was freed and reused holds only new extents.
+            let is_left = |(victim, segment_use): &&(SegmentId, _)| segments.segment_use(*victim) == *segment_use;
+            let victims: HashSet<SegmentId> = uses.iter().filter(is_left).map(|(victim, _)| *victim).collect();
+            let emptied = self.move_out(&victims)?;
+            self.store.checkpoint_after(Frees::Nothing)?;
+            let is_moving = emptied.page_count > 0 || std::mem::take(&mut is_first);
+            if emptied.left != Some(Left::ManyChanges) || !is_moving || self.must_stop() {
+                return Ok(emptied.left);
+            }
+        }
+    }
+
+    /// Moves what lives in the victims into the segments of the checkpoint that this makes.
+    fn pack(&self, victims: &HashSet<SegmentId>, packing: &mut SpaceReservation<'_>) -> Result<CheckpointReport> {
+        let space = &self.store.engine.space;
+        // No other checkpoint may begin while extents are moved. The moved extents would belong to its epoch, and take
+        // segments that it counts on.
+        let page_tables = &mut self.store.page_tables.lock();
+        let nearly_empty = space.segments.sparse(TABLES_SHARE_MAX, VICTIMS_MAX);
+        page_tables.evacuate(nearly_empty.iter().map(|(segment, _)| *segment));
+        page_tables.evacuate(victims.iter().copied());
+        let emptied = self.empty(victims, packing)?;
+        let has_emptied = emptied.page_count > 0 || !victims.is_empty() && page_tables.must_evacuate(space);
+        assert!(packing.resize(0), "nothing is admitted always");
+        self.store.checkpoint_of(page_tables, if has_emptied { Frees::Segments } else { Frees::Nothing })
+    }
+
+    /// Returns `true` if the database is being closed.
+    fn must_stop(&self) -> bool {
+        self.store.maintenance.state.lock().stop
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drumlin_testing::Random;
+
+    use super::*;
+    use crate::{Config, KeyspaceOptions};
+
+    /// Segments that none of the last eight intervals needed are given back. After a burst in one of them, the segments
+    /// that it took are kept.
+    #[test]
+    fn what_a_burst_needed_is_kept() {
+        let mut unneeded = Unneeded::default();
+        let noted = |unneeded: &mut Unneeded, counts: &[u64]| -> Vec<u64> {
+            counts.iter().map(|&count| unneeded.note(count)).collect()
+        };
+        assert_eq!(noted(&mut unneeded, &[50; 7]), [0; 7]);
+        assert_eq!(noted(&mut unneeded, &[50, 60, 9]), [50, 50, 9]);
+        assert_eq!(noted(&mut unneeded, &[50; 8]), [9, 9, 9, 9, 9, 9, 9, 50]);
+    }
+
+    /// Cleaning takes only as many segments as it can empty before page-table changes fill their memory, and frees
+    /// each.
+    #[test]
+    fn segments_that_are_taken_are_freed() {
+        const ROWS: u64 = 120_000;
+        let db = Config::in_memory().memory(8 << 20).segment_bytes(256 << 10).open("").unwrap();
+        db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
+        let mut load = db.bulk_load("k").unwrap();
+        (0..ROWS).for_each(|row| load.insert(row.to_be_bytes(), Random(row).bytes(120)).unwrap());
+        load.finish().unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let store = db.store().unwrap();
+        (0..ROWS).step_by(8).for_each(|row| keyspace.insert(row.to_be_bytes(), "changed").unwrap());
+        let reclaimer = store.reclaimer();
+        db.checkpoint().unwrap();
+        db.checkpoint().unwrap();
+        let segments = &store.engine.space.segments;
+        let sparse = segments.sparse(LIVE_SHARE_MAX, VICTIMS_MAX);
+        let victims = reclaimer.take_sparse(u64::MAX);
+        assert!(
+            (1..sparse.len() / 4).contains(&victims.len()),
+            "{} of {} sparse segments",
+            victims.len(),
+            sparse.len()
+        );
+        assert!(victims.iter().eq(sparse.iter().map(|(segment, _)| segment).take(victims.len())), "not the sparsest");
+        let uses: Vec<_> = victims.iter().map(|victim| (*victim, segments.segment_use(*victim))).collect();
+        let emptied = reclaimer.move_out(&victims.iter().copied().collect()).unwrap();
+        assert_eq!(emptied.left, None);
+        db.checkpoint().unwrap();
+        let live = segments.sparse(1.0, usize::MAX);
+        let is_left = |(segment, used): &&(SegmentId, _)| {
+            segments.segment_use(*segment) == *used && live.iter().any(|(living, _)| living == segment)
+        };
+        assert_eq!(uses.iter().find(is_left), None, "segments were taken and not emptied");
+        assert!(db.check().unwrap().corruption.is_empty());
+    }
+}
