@@ -12,6 +12,7 @@ use super::neighbours::NeighbourReader;
 use super::segments::SegmentTableChunk;
 use super::superblocks::Superblocks;
 use super::table::{CHUNK_BYTES, CHUNK_PAGES};
+use super::table_log::EpochChanges;
 use super::{ChunkImage, PageSpace, PageTable, Space};
 use crate::collections::{HashMap, HashSet};
 use crate::error::{Error, OnCorruption, Result, sound};
@@ -198,12 +199,7 @@ impl PageTableStore {
     ) -> Result<()> {
         let current = space.epoch_latch.newest();
         assert!(epoch.next() == current, "a checkpoint of {epoch} is completed in {current}");
-        let (mut fresh, mut summarised, summaries, images) = {
-            let mut changes = space.changes(epoch).lock();
-            let taken = std::mem::take(&mut *changes);
-            space.change_count_of(epoch).store(0, Ordering::Relaxed);
-            (taken.fresh, taken.summarised, taken.summaries, taken.images)
-        };
+        let EpochChanges { mut fresh, mut summarised, summaries, images, .. } = space.table_log.take(epoch);
         let supersedes = self.take_images(space, epoch, &images, &mut fresh, &mut summarised);
         self.summaries.extend(summaries);
         let sequences = summarised.iter().chain(&fresh).map(|change| change.sequence);
@@ -695,7 +691,7 @@ impl Space {
         let mut jobs = Vec::new();
         let mut appender = self.appender(epoch).lock();
         appender.seal(&self.segments, &mut jobs);
-        self.enqueue(jobs);
+        self.write_jobs.enqueue(jobs);
     }
 
     /// Writes changes that no summary contains into summaries, as soon as they fill one. This leaves less to write at
@@ -705,7 +701,7 @@ impl Space {
         let part = SUMMARY_BYTES / summary::TABLE_CHANGE_BYTES;
         let unfolded_max = unfolded_changes_max(self.page_count());
         loop {
-            let mut changes = self.changes(epoch).lock();
+            let mut changes = self.table_log.lock(epoch);
             // Changes about to be folded need no summary, and no space is reserved for one.
             let will_fold = (changes.fresh.len() + changes.summarised.len()) as u64 >= unfolded_max;
             if changes.fresh.len() < part || will_fold {

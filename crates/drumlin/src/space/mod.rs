@@ -20,167 +20,49 @@
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
 mod debt;
+mod epoch;
+mod failure;
 mod load_gate;
 mod neighbours;
+mod page_space;
 mod policy;
 pub(crate) mod reservation;
 pub(crate) mod segments;
 pub(crate) mod superblocks;
 pub(crate) mod table;
+mod table_log;
+mod values;
+mod write_jobs;
 
-use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
-use crate::sync::{CachePadded, Condvar, Mutex, RwLock, ShardedLock, ShardedReadGuard, ShardedWriteGuard};
+use crate::sync::{Mutex, RwLock};
 
 use crate::collections::HashMap;
-use crate::error::{Error, Result, Stopped, quoted};
+use crate::error::{Error, Result};
 use crate::format::catalogue;
 use crate::format::extent::{Encoder, ExtentError, Header, Kind, PageKey};
-use crate::format::node::is_page_bytes;
-use crate::format::summary::TableChange;
 use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
 use crate::io::{FileRef, Persist};
-use crate::memory::{self, Budget, ENCODER_BYTES_MAX, ENCODER_COUNT, WRITE_BUFFER_COUNT};
-use appender::{Appender, WriteBuffers, WriteJob};
+use crate::memory::{Budget, ENCODER_BYTES_MAX, ENCODER_COUNT};
+use appender::{Appender, WriteBuffers};
 pub(crate) use debt::CheckpointDebt;
-use load_gate::LoadGate;
+pub(crate) use epoch::{EpochGuard, EpochLatch};
+use failure::Failure;
+pub(crate) use page_space::PageSpace;
 pub(crate) use policy::{Frees, Margin, Purpose};
 use reservation::Reservations;
 pub(crate) use reservation::SpaceReservation;
 use segments::Segments;
 use superblocks::Superblocks;
 pub(crate) use table::{FrameIndex, PageEntry, PageTable};
-
-/// The pages of one keyspace.
-#[derive(Debug)]
-pub(crate) struct PageSpace {
-    pub(crate) id: KeyspaceId,
-    pub(crate) page_bytes: usize,
-    /// The keyspace's name, for the catalogue and for errors.
-    pub(crate) name: Box<str>,
-    pub(crate) table: PageTable,
-    /// Set when the keyspace is dropped and its pages are being freed.
-    pub(crate) dropped: AtomicBool,
-    /// Set if page-table entries were lost when the database was opened despite damage. Nodes may then name pages that
-    /// do not exist.
-    has_lost_pages: AtomicBool,
-    /// The bulk loads that are attached to the keyspace.
-    pub(crate) load_gate: LoadGate,
-}
-
-impl PageSpace {
-    pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
-        assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
-        let (table, dropped) = (PageTable::new(budget), AtomicBool::new(false));
-        let (has_lost_pages, load_gate) = (AtomicBool::new(false), LoadGate::new());
-        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, load_gate }
-    }
-
-    /// Records that entries of the page table may be lost.
-    pub(crate) fn expect_lost_pages(&self) {
-        self.has_lost_pages.store(true, Ordering::Release);
-    }
-
-    /// Returns `true` if a node may name a page that the table has lost.
-    pub(crate) fn has_lost_pages(&self) -> bool {
-        self.has_lost_pages.load(Ordering::Acquire)
-    }
-
-    /// The keyspace's name, quoted for an error.
-    pub(crate) fn quoted_name(&self) -> String {
-        quoted(&self.name)
-    }
-
-    /// Describes one of the keyspace's pages for an error.
-    pub(crate) fn quoted_page(&self, page: PageId) -> String {
-        format!("page {page} of keyspace {}", self.quoted_name())
-    }
-}
-
-/// Fixes the current epoch while pages change. Threads that change pages take it shared; a checkpoint takes it
-/// exclusively to begin.
-#[derive(Debug)]
-pub(crate) struct EpochLatch {
-    latch: ShardedLock,
-    /// Changes under the exclusive latch only.
-    newest: AtomicU64,
-}
-
-/// Guard of the [`EpochLatch`]: the epoch does not change while it lives. Held briefly, and never across a wait.
-#[derive(Debug)]
-pub(crate) struct EpochGuard<'a> {
-    epoch: Epoch,
-    _shared: Option<ShardedReadGuard<'a>>,
-    _exclusive: Option<ShardedWriteGuard<'a>>,
-}
-
-impl EpochLatch {
-    /// Latches the epoch, shared.
-    #[inline]
-    pub(crate) fn shared(&self) -> EpochGuard<'_> {
-        let shared = Some(self.latch.read());
-        EpochGuard { epoch: self.newest(), _shared: shared, _exclusive: None }
-    }
-
-    /// Latches the epoch exclusively, so that no other thread changes a page.
-    pub(crate) fn exclusive(&self) -> EpochGuard<'_> {
-        let exclusive = Some(self.latch.write());
-        EpochGuard { epoch: self.newest(), _shared: None, _exclusive: exclusive }
-    }
-
-    /// Returns the newest epoch without latching it: it may end at any moment.
-    fn newest(&self) -> Epoch {
-        Epoch(self.newest.load(Ordering::Relaxed))
-    }
-}
-
-impl EpochGuard<'_> {
-    /// The current epoch.
-    #[inline]
-    pub(crate) fn epoch(&self) -> Epoch {
-        self.epoch
-    }
-}
-
-const _: () = assert!(size_of::<TableChange>() as u64 == memory::CHANGE_BYTES);
-
-/// A chunk of a page table as a bulk load has written it. None of the chunk's pages was in use before.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ChunkImage {
-    pub(crate) keyspace: KeyspaceId,
-    pub(crate) chunk: usize,
-    pub(crate) address: ExtentAddress,
-}
-
-/// The logged changes of page tables of one epoch.
-#[derive(Debug, Default)]
-struct EpochChanges {
-    /// Changes that no summary contains yet.
-    fresh: Vec<TableChange>,
-    /// Changes that a summary contains, kept for folding.
-    summarised: Vec<TableChange>,
-    /// The addresses of the epoch's summaries.
-    summaries: Vec<ExtentAddress>,
-    /// Chunks of base images written by bulk loads, each with the sequence number of the next change. Earlier changes
-    /// of the chunk's pages are superseded.
-    images: Vec<(ChunkImage, u32)>,
-    next_sequence: u32,
-}
-
-impl EpochChanges {
-    fn push(&mut self, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
-        let sequence = self.next_sequence;
-        assert!(self.fresh.last().is_none_or(|last| last.sequence < sequence), "changes are out of order");
-        assert!(page != PageId::NONE || address.is_none(), "page 0 is logged at {address:?}");
-        self.next_sequence += 1;
-        memory::reserve(&mut self.fresh, 1);
-        self.fresh.push(TableChange { keyspace, page, address, sequence });
-    }
-}
+pub(crate) use table_log::ChunkImage;
+use table_log::TableLog;
+use values::ValueSegment;
+use write_jobs::WriteJobs;
 
 /// Bytes and requests read and written so far.
 #[derive(Debug, Default)]
@@ -200,14 +82,11 @@ pub(crate) struct Space {
     pub(crate) epoch_latch: EpochLatch,
     /// Indexed by the parity of the epoch.
     appenders: [Mutex<Appender>; 2],
-    changes: [Mutex<EpochChanges>; 2],
-    /// The lengths of `changes`, readable without the locks.
-    change_counts: [CachePadded<AtomicU64>; 2],
+    table_log: TableLog,
     /// Encoders not in use.
     encoders: Mutex<Vec<Encoder>>,
-    jobs: Mutex<Jobs>,
-    job_done: Condvar,
-    values: Mutex<ValueSegment>,
+    write_jobs: WriteJobs,
+    values: ValueSegment,
     /// Appender for extents that the reclaimer moves, and the epoch in which they are moved.
     mover: Mutex<(Appender, Epoch)>,
     /// Bytes have been written to the file since the last sync began.
@@ -218,48 +97,13 @@ pub(crate) struct Space {
     /// list of summaries.
     keyspace_bytes: AtomicU64,
     summary_list_bytes: AtomicU64,
-    failure: OnceLock<Stopped>,
-    /// The database was closed, possibly after a failure. Nothing more is read.
-    is_closed: AtomicBool,
+    failure: Failure,
     pub(crate) traffic: Traffic,
     reservations: Reservations,
     /// The memory that the database may use.
     budget: Arc<Budget>,
     /// Records this opening before the first write; `None` if that is not needed.
     superblocks: Option<Arc<Superblocks>>,
-}
-
-#[derive(Debug, Default)]
-struct Jobs {
-    waiting: VecDeque<WriteJob>,
-    /// Ranges of the file that are being written.
-    running: Vec<std::ops::Range<u64>>,
-    /// Ranges that could not be written, so their content on disk is wrong.
-    failed: Vec<std::ops::Range<u64>>,
-}
-
-impl Jobs {
-    /// Returns `true` if half of the buffers or more are waiting or being written. The others are being filled.
-    fn is_near_full(&self) -> bool {
-        self.waiting.len() + self.running.len() >= WRITE_BUFFER_COUNT / 2
-    }
-
-    /// Returns `true` if writing the extent at this address failed.
-    fn have_failed(&self, address: ExtentAddress) -> bool {
-        self.failed.iter().any(|range| range.contains(&address.start()))
-    }
-
-    /// Returns `true` if the extent at this address waits to be written or is being written.
-    fn contain(&self, address: ExtentAddress) -> bool {
-        let waiting = self.waiting.iter().map(WriteJob::range);
-        waiting.chain(self.running.iter().cloned()).any(|range| range.contains(&address.start()))
-    }
-}
-
-/// The segment that chunks of large values are written to.
-#[derive(Debug, Default)]
-struct ValueSegment {
-    open: Option<(crate::format::SegmentId, u64)>,
 }
 
 impl Space {
@@ -284,22 +128,19 @@ impl Space {
                 SegmentUse::first_of(epoch.incarnation()),
             ),
             file,
-            epoch_latch: EpochLatch { latch: ShardedLock::default(), newest: AtomicU64::new(epoch.0) },
+            epoch_latch: EpochLatch::new(epoch),
             appenders: [Mutex::new(appender()), Mutex::new(appender())],
-            changes: Default::default(),
-            change_counts: Default::default(),
+            table_log: TableLog::default(),
             encoders: Mutex::default(),
-            jobs: Mutex::default(),
-            job_done: Condvar::new(),
-            values: Mutex::default(),
+            write_jobs: WriteJobs::default(),
+            values: ValueSegment::default(),
             mover: Mutex::new((appender(), Epoch(0))),
             unsynced: AtomicBool::new(false),
             syncing: Mutex::default(),
             page_spaces: RwLock::default(),
             keyspace_bytes: AtomicU64::new(0),
             summary_list_bytes: AtomicU64::new(0),
-            failure: OnceLock::new(),
-            is_closed: AtomicBool::new(false),
+            failure: Failure::default(),
             traffic: Traffic::default(),
             reservations: Reservations::new(),
             budget,
@@ -325,24 +166,15 @@ impl Space {
         &self.path
     }
 
-    // ── the epoch
-    // ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── the epoch ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Latches the epoch exclusively, calls `at_start` with the epoch that ends, and begins the next epoch.
     pub(crate) fn begin_checkpoint<T>(&self, at_start: impl FnOnce(Epoch) -> T) -> (Epoch, T) {
-        let _hold = self.epoch_latch.latch.write();
-        let ended = self.epoch_latch.newest();
-        assert!(ended.next().incarnation() == ended.incarnation(), "an opening has used up its epochs: {ended}");
-        assert!(ended < ended.next(), "epochs do not ascend");
+        let epoch_guard = self.epoch_latch.exclusive();
+        let ended = epoch_guard.epoch();
         let value = at_start(ended);
-        assert!(ended == self.epoch_latch.newest(), "an epoch began beside its latch");
-        self.epoch_latch.newest.store(ended.next().0, Ordering::Relaxed);
-        let mut changes = self.changes(ended.next()).lock();
-        assert!(changes.fresh.is_empty(), "the epoch before last has changes in no summary");
-        assert!(changes.summaries.is_empty(), "the epoch before last has summaries in no checkpoint");
-        assert!(changes.images.is_empty(), "the epoch before last has chunks in no checkpoint");
-        changes.next_sequence = 0;
-        drop(changes);
+        self.epoch_latch.begin_next(&epoch_guard);
+        self.table_log.begin(ended.next());
         assert!(self.epoch_change_count() == 0, "the epoch before last has changes that no checkpoint took");
         (ended, value)
     }
@@ -457,7 +289,7 @@ impl Space {
         let mut appender = self.appender(epoch).lock();
         let take = || self.take_segment(Purpose::Pages);
         let address = appender.append(&self.segments, epoch, extent, frame, &mut jobs, take);
-        self.enqueue(jobs);
+        self.write_jobs.enqueue(jobs);
         drop(appender);
         address
     }
@@ -493,7 +325,7 @@ impl Space {
         }
         let take = || self.take_segment(moves.purpose());
         let address = mover.append(&self.segments, epoch, extent, None, &mut jobs, take);
-        self.enqueue(jobs);
+        self.write_jobs.enqueue(jobs);
         address
     }
 
@@ -502,14 +334,14 @@ impl Space {
         let mut jobs = Vec::new();
         let mut mover = self.mover.lock();
         mover.0.flush(&mut jobs);
-        self.enqueue(jobs);
+        self.write_jobs.enqueue(jobs);
         drop(mover);
         if moves.purpose() == Purpose::Pack {
             for appender in &self.appenders {
                 let mut jobs = Vec::new();
                 let mut appender = appender.lock();
                 appender.flush(&mut jobs);
-                self.enqueue(jobs);
+                self.write_jobs.enqueue(jobs);
             }
         }
     }
@@ -519,7 +351,7 @@ impl Space {
         let mut jobs = Vec::new();
         let mut mover = self.mover.lock();
         mover.0.seal(&self.segments, &mut jobs);
-        self.enqueue(jobs);
+        self.write_jobs.enqueue(jobs);
     }
 
     /// Returns the bytes left in the open segment of the current epoch's pages.
@@ -540,7 +372,7 @@ impl Space {
         let mut jobs = Vec::new();
         let mut appender = self.appender(epoch).lock();
         appender.flush(&mut jobs);
-        self.enqueue(jobs);
+        self.write_jobs.enqueue(jobs);
     }
 
     /// Asserts invariant 3: the epoch is the current one, or the one whose checkpoint is being made.
@@ -551,91 +383,6 @@ impl Space {
 
     fn appender(&self, epoch: Epoch) -> &Mutex<Appender> {
         &self.appenders[(epoch.0 & 1) as usize]
-    }
-
-    fn changes(&self, epoch: Epoch) -> &Mutex<EpochChanges> {
-        &self.changes[(epoch.0 & 1) as usize]
-    }
-
-    fn change_count_of(&self, epoch: Epoch) -> &AtomicU64 {
-        &self.change_counts[(epoch.0 & 1) as usize]
-    }
-
-    fn enqueue(&self, jobs: Vec<WriteJob>) {
-        if !jobs.is_empty() {
-            let is_whole = |job: &WriteJob| job.bytes().len().is_multiple_of(crate::format::BLOCK_BYTES);
-            assert!(jobs.iter().all(is_whole), "a buffer ends within a block");
-            self.jobs.lock().waiting.extend(jobs);
-        }
-    }
-
-    /// Returns `true` if the buffers that wait or are being written use up their part of the budget.
-    pub(crate) fn is_near_full(&self) -> bool {
-        self.jobs.lock().is_near_full()
-    }
-
-    /// Returns the number of buffers that wait or are being written.
-    #[cfg(test)]
-    pub(crate) fn write_count(&self) -> usize {
-        let jobs = self.jobs.lock();
-        jobs.waiting.len() + jobs.running.len()
-    }
-
-    /// Waits until [`is_near_full`](Self::is_near_full) returns `false`, writing buffers that wait.
-    pub(crate) fn wait_for_room(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
-        while self.is_near_full() {
-            self.run_jobs(&written)?;
-            let mut jobs = self.jobs.lock();
-            if jobs.is_near_full() && jobs.waiting.is_empty() {
-                self.job_done.wait(&mut jobs);
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes buffers until none waits, and calls `written` with the frames of each. When it returns, other threads may
-    /// still be writing.
-    pub(crate) fn run_jobs(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
-        loop {
-            let job = {
-                let mut jobs = self.jobs.lock();
-                let Some(job) = jobs.waiting.pop_front() else { return self.check_failure() };
-                let range = job.range();
-                let overlaps = |other: &std::ops::Range<u64>| other.start < range.end && range.start < other.end;
-                debug_assert!(!jobs.running.iter().any(overlaps), "two jobs write over each other at {range:?}");
-                jobs.running.push(range);
-                job
-            };
-            let result = self.write(job.bytes(), job.offset);
-            if result.is_ok() {
-                written(&job.frames);
-            }
-            {
-                let mut jobs = self.jobs.lock();
-                let running_count = jobs.running.len();
-                jobs.running.retain(|range| range.start != job.offset);
-                assert!(jobs.running.len() + 1 == running_count, "two jobs write at {}", job.offset);
-                if result.is_err() {
-                    jobs.failed.push(job.range());
-                }
-            }
-            self.job_done.notify_all();
-            result?;
-        }
-    }
-
-    /// Waits until every buffer enqueued so far is written.
-    pub(crate) fn wait_for_jobs(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
-        loop {
-            self.run_jobs(&written)?;
-            let mut jobs = self.jobs.lock();
-            if jobs.waiting.is_empty() {
-                if jobs.running.is_empty() {
-                    return self.check_failure();
-                }
-                self.job_done.wait(&mut jobs);
-            }
-        }
     }
 
     pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
@@ -713,19 +460,12 @@ impl Space {
     /// unless the page is not published yet, so the changes of each page are logged in order.
     pub(crate) fn record(&self, epoch: Epoch, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
         self.assert_open(epoch);
-        let mut changes = self.changes(epoch).lock();
-        changes.push(keyspace, page, address);
-        // Count under the lock, so that a thread that estimates the next checkpoint's writes misses no change.
-        self.change_count_of(epoch).fetch_add(1, Ordering::Relaxed);
+        self.table_log.push(epoch, keyspace, page, address);
     }
 
     /// Logs that a bulk load's pages in a chunk were attached. No page of the chunk was in use before.
     pub(crate) fn record_image(&self, epoch_guard: &EpochGuard<'_>, image: ChunkImage) {
-        assert!(!image.address.is_none(), "a chunk of pages is nowhere");
-        let mut changes = self.changes(epoch_guard.epoch()).lock();
-        let next_sequence = changes.next_sequence;
-        memory::reserve(&mut changes.images, 1);
-        changes.images.push((image, next_sequence));
+        self.table_log.push_image(epoch_guard.epoch(), image);
     }
 
     /// Calls `change`, and logs the change like [`record`](Self::record) if it returns `true`. No later change of the
@@ -738,13 +478,7 @@ impl Space {
         address: ExtentAddress,
         change: impl FnOnce() -> bool,
     ) -> bool {
-        let mut changes = self.changes(epoch_guard.epoch()).lock();
-        let changed = change();
-        if changed {
-            changes.push(keyspace, page, address);
-            self.change_count_of(epoch_guard.epoch()).fetch_add(1, Ordering::Relaxed);
-        }
-        changed
+        self.table_log.push_if(epoch_guard.epoch(), keyspace, page, address, change)
     }
 
     /// Logs that a page is free. Must precede reusing its number, because the next owner's change has to be the later
@@ -759,7 +493,7 @@ impl Space {
 
     /// Number of logged changes of both epochs in memory.
     pub(crate) fn change_count(&self) -> usize {
-        self.change_counts.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum()
+        self.table_log.len()
     }
 
     /// Number of page-table changes of the newest epoch: those logged, and one for each dirty page, which is logged
@@ -768,7 +502,7 @@ impl Space {
     pub(crate) fn epoch_change_count(&self) -> u64 {
         loop {
             let newest = self.epoch_latch.newest();
-            let logged = self.change_count_of(newest).load(Ordering::Acquire);
+            let logged = self.table_log.count(newest);
             let dirty = self.reservations.debt.dirty_pages(newest);
             // Both counts must be of the same epoch: after two checkpoints have begun, the counters belong to another
             // epoch.
@@ -793,150 +527,7 @@ impl Space {
 
     /// Bytes of memory that the logged changes take.
     pub(crate) fn change_bytes(&self) -> u64 {
-        let capacity = |changes: &Mutex<EpochChanges>| {
-            let changes = changes.lock();
-            changes.fresh.capacity() + changes.summarised.capacity()
-        };
-        (self.changes.iter().map(capacity).sum::<usize>() * size_of::<TableChange>()) as u64
-    }
-
-    /// Returns `true` if an appended extent can be read back. If it is still in a buffer, enqueues the buffer.
-    pub(crate) fn is_written(&self, address: ExtentAddress) -> bool {
-        self.hand_on(address);
-        let jobs = self.jobs.lock();
-        !jobs.contain(address) && !jobs.have_failed(address)
-    }
-
-    fn hand_on(&self, address: ExtentAddress) {
-        for appender in &self.appenders {
-            let mut appender = appender.lock();
-            if appender.holds(address) {
-                let mut jobs = Vec::new();
-                appender.flush(&mut jobs);
-                self.enqueue(jobs);
-            }
-        }
-    }
-
-    /// Waits until an appended extent can be read back, enqueuing and writing its buffer if necessary.
-    pub(crate) fn ensure_written(&self, address: ExtentAddress, written: impl Fn(&[FrameIndex])) -> Result<()> {
-        self.hand_on(address);
-        loop {
-            let mut jobs = self.jobs.lock();
-            if jobs.have_failed(address) {
-                return self.check_failure();
-            }
-            if !jobs.contain(address) {
-                return Ok(());
-            }
-            if jobs.waiting.is_empty() {
-                self.job_done.wait(&mut jobs);
-            } else {
-                drop(jobs);
-                self.run_jobs(&written)?;
-            }
-        }
-    }
-
-    // ── large values ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    /// Returns the maximum size of a large value's extent, including its header and the value's identity: 256 KiB, or
-    /// less if segments are small.
-    pub(crate) fn value_chunk_bytes(&self) -> usize {
-        (256usize << 10).min(self.segments.segment_bytes() as usize / 4)
-    }
-
-    /// Writes a chunk of a large value immediately. Returns its address, which no table has yet.
-    pub(crate) fn write_value_chunk(
-        &self,
-        extent: &mut crate::io::AlignedBuffer,
-        bytes: usize,
-    ) -> Result<ExtentAddress> {
-        let padded = bytes.next_multiple_of(crate::format::BLOCK_BYTES);
-        assert!(padded as u64 <= self.segments.segment_bytes(), "a chunk of {bytes} bytes is larger than a segment");
-        extent.set_len(padded);
-        extent[bytes..].fill(0);
-        let segment_bytes = self.segments.segment_bytes();
-        let (address, segment_use) = {
-            let mut values = self.values.lock();
-            if let Some((segment, position)) = values.open
-                && position + padded as u64 > self.segments.start(segment) + segment_bytes
-            {
-                values.open = None;
-                self.segments.close(segment);
-            }
-            let (segment, position) = match values.open {
-                Some(open) => open,
-                None => {
-                    let segment = self.take_segment(Purpose::Value)?;
-                    (segment, self.segments.start(segment))
-                }
-            };
-            values.open = Some((segment, position + padded as u64));
-            let segment_use = self.segments.segment_use(segment);
-            assert!(segment_use != SegmentUse::UNKNOWN, "{segment} is written to in no use of it");
-            let address = ExtentAddress::new(position, padded as u64, segment_use);
-            assert!(self.segments.segment_of(address) == segment, "a chunk lies outside of its segment");
-            self.segments.retain(address);
-            (address, segment_use)
-        };
-        extent::seal(&mut extent[..bytes], self.segments.origin(segment_use));
-        debug_assert!(self.verify(address, extent).is_ok(), "a chunk of a value can't be read as it was written");
-        self.write(extent, address.start())?;
-        Ok(address)
-    }
-
-    /// Ends the open segment of large values, so that it can be emptied and reused.
-    pub(crate) fn seal_values(&self) {
-        if let Some((segment, _)) = self.values.lock().open.take() {
-            self.segments.close(segment);
-        }
-    }
-
-    // ── failure ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    /// Records that a write or sync failed, after which nothing more is written. Returns the error for the caller.
-    pub(crate) fn fail(&self, reason: &str) -> Error {
-        debug_assert!(!reason.is_empty(), "a failure has no reason");
-        if self.failure.set(Stopped::Failed(reason.into())).is_ok() {
-            log::error!("{reason}; the database accepts no more commits until it is reopened");
-        }
-        self.failure.get().expect("set above").clone().into_error()
-    }
-
-    /// Like [`fail`](Self::fail), for callers that report no error.
-    pub(crate) fn fail_quietly(&self, reason: &str) {
-        let _ = self.failure.set(Stopped::Failed(reason.into()));
-    }
-
-    /// Stops all writing because the database is closed. A failure recorded before remains.
-    pub(crate) fn close(&self) {
-        let _ = self.failure.set(Stopped::Closed);
-        let was_closed = self.is_closed.swap(true, Ordering::AcqRel);
-        assert!(!was_closed, "a database is closed twice");
-        assert!(self.failure.get().is_some(), "a closed database goes on writing");
-    }
-
-    pub(crate) fn failure(&self) -> Option<Stopped> {
-        self.failure.get().cloned()
-    }
-
-    /// Fails if the database was closed.
-    pub(crate) fn check_open(&self) -> Result<()> {
-        if self.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
-    }
-
-    /// Returns the error to report for a failed read. If the database has been closed, that is the reason: the file may
-    /// belong to another opening by now.
-    pub(crate) fn read_error(&self, error: Error) -> Error {
-        self.check_open().err().unwrap_or(error)
-    }
-
-    pub(crate) fn check_failure(&self) -> Result<()> {
-        match self.failure.get() {
-            Some(stopped) => Err(stopped.clone().into_error()),
-            None => Ok(()),
-        }
+        self.table_log.bytes()
     }
 
     /// Returns an error that names a damaged extent of the data file.

@@ -1,0 +1,64 @@
+//! The epoch latch: see invariants 2 and 3 of the module.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::format::Epoch;
+use crate::sync::{ShardedLock, ShardedReadGuard, ShardedWriteGuard};
+
+/// Fixes the current epoch while pages change. Threads that change pages take it shared; a checkpoint takes it
+/// exclusively to begin.
+#[derive(Debug)]
+pub(crate) struct EpochLatch {
+    latch: ShardedLock,
+    /// Changes under the exclusive latch only.
+    newest: AtomicU64,
+}
+
+/// Guard of the [`EpochLatch`]: the epoch does not change while it lives. Held briefly, and never across a wait.
+#[derive(Debug)]
+pub(crate) struct EpochGuard<'a> {
+    epoch: Epoch,
+    _shared: Option<ShardedReadGuard<'a>>,
+    exclusive: Option<ShardedWriteGuard<'a>>,
+}
+
+impl EpochLatch {
+    pub(super) fn new(epoch: Epoch) -> EpochLatch {
+        EpochLatch { latch: ShardedLock::default(), newest: AtomicU64::new(epoch.0) }
+    }
+
+    /// Begins the next epoch. The caller has latched this one exclusively.
+    pub(super) fn begin_next(&self, epoch_guard: &EpochGuard<'_>) {
+        let ended = epoch_guard.epoch();
+        assert!(epoch_guard.exclusive.is_some() && ended == self.newest(), "an epoch began beside its latch");
+        assert!(ended.next().incarnation() == ended.incarnation(), "an opening has used up its epochs: {ended}");
+        assert!(ended < ended.next(), "epochs do not ascend");
+        self.newest.store(ended.next().0, Ordering::Relaxed);
+    }
+
+    /// Latches the epoch, shared.
+    #[inline]
+    pub(crate) fn shared(&self) -> EpochGuard<'_> {
+        let shared = Some(self.latch.read());
+        EpochGuard { epoch: self.newest(), _shared: shared, exclusive: None }
+    }
+
+    /// Latches the epoch exclusively, so that no other thread changes a page.
+    pub(crate) fn exclusive(&self) -> EpochGuard<'_> {
+        let exclusive = Some(self.latch.write());
+        EpochGuard { epoch: self.newest(), _shared: None, exclusive }
+    }
+
+    /// Returns the newest epoch without latching it: it may end at any moment.
+    pub(super) fn newest(&self) -> Epoch {
+        Epoch(self.newest.load(Ordering::Relaxed))
+    }
+}
+
+impl EpochGuard<'_> {
+    /// The current epoch.
+    #[inline]
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+}
