@@ -26,7 +26,7 @@
 //! commit asks, [`ALLOWANCE_BYTES`] more are admitted with it. The next commits, of any thread, subtract their bytes
 //! from this allowance with one atomic operation. Bytes that were subtracted count as reserved until the next commit
 //! has to ask, even if their commit has ended: the pages that it made dirty were not counted when the allowance was
-//! admitted. Whoever asks the policy revokes the allowance first. So it never causes a refusal. On a full disk none is
+//! admitted. Each question to the policy revokes the allowance first. So it never causes a refusal. On a full disk none is
 //! granted, and each commit asks.
 //!
 //! Lock order: the admissions, before the logged changes, the appender and the segments.

@@ -56,9 +56,9 @@ fn the_policy_admits_by_a_table() {
         // A segment for values or for moves leaves as much space free as its purpose requires.
         ((8, 0, 0, 0, 0), Purpose::Value, NONE, granted),
         ((7, 0, 0, 0, 0), Purpose::Value, NONE, alike(8)),
-        ((2, 0, 0, 0, 0), Purpose::Move, NONE, granted),
-        ((1, 0, 0, 0, 0), Purpose::Move, NONE, alike(2)),
-        ((2, 0, MB, 0, 0), Purpose::Move, NONE, alike(3)),
+        ((3, 0, 0, 0, 0), Purpose::Move, NONE, granted),
+        ((2, 0, 0, 0, 0), Purpose::Move, NONE, alike(3)),
+        ((3, 0, MB, 0, 0), Purpose::Move, NONE, alike(4)),
         // Packing fills three quarters of all free space, less the writes of the checkpoint that follows.
         ((4, 0, 0, 0, 0), Purpose::Pack, 3 * MB, granted),
         ((4, 0, 0, 0, 0), Purpose::Pack, 3 * MB + 1, alike(5)),
@@ -128,6 +128,28 @@ fn more_space_never_admits_less() {
         if purpose.is_of_commits() {
             let reserved = SpaceState { reserved_bytes: state.reserved_bytes + bytes, ..state };
             assert_eq!(admit(&reserved, purpose, 0), answer, "{purpose:?} {bytes} {state:?}");
+        }
+    }
+}
+
+/// A segment that is granted for moves leaves what a checkpoint needs that frees nothing: if extents moved into the last
+/// free segments but one, no checkpoint could be made.
+#[test]
+fn moves_leave_space_for_a_checkpoint() {
+    let mut random = drumlin_testing::Random(5);
+    let mut below = |end: u64| random.below(end);
+    for _ in 0..20_000 {
+        let state = SpaceState {
+            segment_bytes: SEGMENT_BYTES,
+            free_segments: below(20),
+            room_bytes: below(SEGMENT_BYTES),
+            dirty_bytes: below(8 << 20),
+            reserved_bytes: 0,
+            table_bytes: below(4 << 20),
+        };
+        if admit(&state, Purpose::Move, 0) == Admission::Granted {
+            let left = SpaceState { free_segments: state.free_segments - 1, ..state };
+            assert_eq!(admit(&left, Purpose::Checkpoint(Frees::Nothing), 0), Admission::Granted, "{state:?}");
         }
     }
 }
