@@ -156,7 +156,8 @@ fn a_value_without_a_commit_leaves_with_its_last_reader() {
 }
 
 /// A request with an outdated page number, of a former leaf or another value, reads no chunk of a large value into
-/// memory. No reader would look for the chunk there, and the reclaimer would write it again as a page of the wrong kind.
+/// memory. No reader would look for the chunk there, and the reclaimer would write it again as a page of the wrong
+/// kind.
 #[test]
 fn an_outdated_number_brings_no_chunk_into_memory() {
     let backend = crate::io::in_memory();

@@ -3,10 +3,10 @@
 //!
 //! # Rules
 //! 1. *Coverage.* A purpose that makes pages dirty leaves enough free segments for the checkpoint that writes them.
-//! 2. *Others first.* A purpose that only takes space leaves more: what packing needs. So removals, and packing after them,
-//!    still find space when puts do not.
-//! 3. *Monotone.* More free space never turns a grant into a refusal, and more claims never turn a refusal into a grant.
-//!    Reserved bytes count like requested ones.
+//! 2. *Others first.* A purpose that only takes space leaves more: what packing needs. So removals, and packing after
+//!    them, still find space when puts do not.
+//! 3. *Monotone.* More free space never turns a grant into a refusal, and more claims never turn a refusal into a
+//!    grant. Reserved bytes count like requested ones.
 
 use std::fmt;
 
@@ -29,8 +29,8 @@ const PACKING_TABLES: u64 = 2;
 /// those removals leave room for.
 const PUT_PACKINGS: u64 = 2;
 
-/// Segments that are free in addition to twice the spare ones before a reclaimer stops making space: as many as the file
-/// grows by at a time.
+/// Segments that are free in addition to twice the spare ones before a reclaimer stops making space: as many as the
+/// file grows by at a time.
 const RELIEVED_SEGMENTS: u64 = 8;
 
 /// The use that space is reserved for.
@@ -100,11 +100,11 @@ pub(crate) struct SpaceState {
     pub(crate) table_bytes: u64,
 }
 
-/// What must be free so that a purpose is admitted: the sum of its parts, in segments.
+/// The space that must be free so that a purpose is admitted: the sum of its parts, in segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Demand {
     cover: Cover,
-    /// How often packing must be possible.
+    /// The number of times that packing must be possible.
     packings: u64,
     /// The number of further checkpoints that write only tables.
     table_checkpoints: u64,
@@ -112,7 +112,7 @@ struct Demand {
     taken: u64,
 }
 
-/// How the bytes of the next checkpoint are counted in segments.
+/// The way in which the bytes of the next checkpoint are counted in segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cover {
     /// Not at all.
@@ -299,8 +299,8 @@ impl SpaceState {
         self.free_segments >= 2 * self.spare_segments() + RELIEVED_SEGMENTS
     }
 
-    /// Returns `true` if twice as much space is free as a commit of `bytes` needs. A disk that was full counts as having
-    /// space again then, so that the answer does not change with each segment.
+    /// Returns `true` if twice as much space is free as a commit of `bytes` needs. A disk that was full counts as
+    /// having space again then, so that the answer does not change with each segment.
     pub(super) fn has_plenty(&self, bytes: u64) -> bool {
         self.free_segments >= 2 * self.needed_segments(bytes) + self.spare_segments()
     }

@@ -26,8 +26,8 @@
 //! commit asks, [`ALLOWANCE_BYTES`] more are admitted with it. The next commits, of any thread, subtract their bytes
 //! from this allowance with one atomic operation. Bytes that were subtracted count as reserved until the next commit
 //! has to ask, even if their commit has ended: the pages that it made dirty were not counted when the allowance was
-//! admitted. Each question to the policy revokes the allowance first. So it never causes a refusal. On a full disk none is
-//! granted, and each commit asks.
+//! admitted. Each question to the policy revokes the allowance first. So it never causes a refusal. On a full disk none
+//! is granted, and each commit asks.
 //!
 //! Lock order: the admissions, before the logged changes, the appender and the segments.
 
@@ -75,7 +75,7 @@ struct Admissions {
     full_disk: Option<FullDisk>,
 }
 
-/// What is known about a full disk.
+/// The findings about a full disk.
 #[derive(Debug, Default)]
 struct FullDisk {
     /// The number of [idle segments](SpaceState::idle_segments) left after sparse segments were last packed.
@@ -111,8 +111,8 @@ impl Reservations {
 
     /// Revokes the allowance and brings the sum of the live reservations up to date.
     fn settle(&self, admissions: &mut Admissions) {
-        // Read what has ended first: each of these bytes was taken before, so it is among the bytes taken. Acquire pairs
-        // with the release of `SpaceReservation::drop`.
+        // Read what has ended first: each of these bytes was taken before, so it is among the bytes taken. Acquire
+        // pairs with the release of `SpaceReservation::drop`.
         let ended_bytes = self.allowance.ended_bytes.swap(0, Ordering::Acquire);
         let left_bytes = self.allowance.left_bytes.swap(0, Ordering::Relaxed);
         let granted_bytes = std::mem::take(&mut admissions.granted_bytes);

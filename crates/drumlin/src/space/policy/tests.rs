@@ -132,8 +132,8 @@ fn more_space_never_admits_less() {
     }
 }
 
-/// A segment that is granted for moves leaves what a checkpoint needs that frees nothing: if extents moved into the last
-/// free segments but one, no checkpoint could be made.
+/// A segment that is granted for moves leaves what a checkpoint needs that frees nothing: if extents moved into the
+/// last free segments but one, no checkpoint could be made.
 #[test]
 fn moves_leave_space_for_a_checkpoint() {
     let mut random = drumlin_testing::Random(5);

@@ -42,7 +42,7 @@ pub struct CompactReport {
     pub duration: Duration,
 }
 
-/// What space is reclaimed for.
+/// The use of the space that is reclaimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Goal {
     /// At most [`WASTE_SHARE_MAX`] of the used space is waste.
@@ -128,7 +128,7 @@ enum Pass {
     Pack(HashSet<SegmentId>),
 }
 
-/// How far a goal was pursued.
+/// The progress towards a goal.
 #[derive(Default)]
 struct Progress<'s> {
     /// Passes that have ended.
@@ -138,14 +138,14 @@ struct Progress<'s> {
     segment_count: u64,
     /// The segments that [`Goal::PackSparse`] has yet to empty.
     sparse: VecDeque<SegmentId>,
-    /// Space to pack into, and free segments and pages to be freed before the last pass. Commits continue during a pass,
-    /// so the space that extents are moved to is reserved.
+    /// The space to pack into: commits continue during a pass, so it is reserved. Then the free segments and the pages
+    /// to be freed, both before the last pass.
     packing: Option<SpaceReservation<'s>>,
     free_segments: u64,
     unfreed_pages: u64,
 }
 
-/// What was reclaimed.
+/// The result of reclaiming space.
 #[derive(Debug, Default)]
 pub(crate) struct Reclaimed {
     /// The last checkpoint made for [`Goal::MakeSpace`].
@@ -356,8 +356,8 @@ impl<'s> Reclaimer<'s> {
         Ok((!victims.is_empty() && go_on()).then_some(Pass::MoveAndFree(victims)))
     }
 
-    /// The sparse segments that existed when the goal was begun. If no segment is free, their extents go to new segments
-    /// at the end, and the file grows for now.
+    /// The sparse segments that existed when the goal was begun. If no segment is free, their extents go to new
+    /// segments at the end, and the file grows for now.
     fn sparse(&self, progress: &mut Progress<'s>) -> Option<Pass> {
         if progress.passes == 0 {
             let sparse = self.store.engine.space.segments.sparse(LIVE_SHARE_MAX, usize::MAX);
@@ -367,7 +367,7 @@ impl<'s> Reclaimer<'s> {
         (count > 0).then(|| Pass::MoveAndFree(progress.sparse.drain(..count).collect()))
     }
 
-    /// The sparsest segments, as many as fit into the space left, until there is enough space or a pass has gained none.
+    /// The sparsest segments, as many as fit into the space left, until there is enough or a pass has gained none.
     fn movable(&self, progress: &mut Progress<'s>) -> Result<Option<Pass>> {
         let engine = &self.store.engine;
         let space = &engine.space;
@@ -444,8 +444,8 @@ impl<'s> Reclaimer<'s> {
         space.segments.usage().live_bytes / page_count.max(1) * movable_count
     }
 
-    /// Moves what lives in the victims, as far as disk space and the memory for changes allow. The next checkpoint moves
-    /// the tables and frees the segments.
+    /// Moves what lives in the victims, as far as disk space and the memory for changes allow. The next checkpoint
+    /// moves the tables and frees the segments.
     fn move_out(&self, victims: &HashSet<SegmentId>) -> Result<Emptied> {
         self.store.page_tables.lock().evacuate(victims.iter().copied());
         match self.store.engine.space.reserve(Purpose::Move, 0) {

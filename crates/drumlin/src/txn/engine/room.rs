@@ -362,8 +362,8 @@ impl Engine {
     }
 
     /// Waits for a checkpoint to begin if the newest epoch has as many changes of page tables as fit in their memory.
-    /// Leaves an eighth to the reclaimer and to running commits, which have passed this point. Also waits if freeing the
-    /// values that wait to be freed would fill an epoch, because commits add to them. `more` is the number of
+    /// Leaves an eighth to the reclaimer and to running commits, which have passed this point. Also waits if freeing
+    /// the values that wait to be freed would fill an epoch, because commits add to them. `more` is the number of
     /// changes that this commit is certain to add: the chunks of its large values.
     pub(crate) async fn secure_changes(&self, mode: WaitMode<'_>, more: u64) {
         let (limit, unfreed_max) = (self.changes_max(more), self.budget.epoch_changes_max());
