@@ -200,7 +200,7 @@ pub use drumlin_io::IoBackend;
 pub use error::{Error, LockHolder, Recourse, Result};
 pub use format::{KeyspaceId, Timestamp};
 pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, LostKeys, Opening};
-pub use txn::engine::Durability;
+pub use txn::commit::Durability;
 pub use txn::spilled::VersionOverflow;
 
 pub(crate) use drumlin_io::sync;

@@ -35,7 +35,7 @@ use crate::error::Result;
 use crate::format::Timestamp;
 use crate::task::{WaitMode, ready};
 use crate::tree::Direction;
-use crate::txn::engine::Durability;
+use crate::txn::commit::Durability;
 use crate::txn::values::ForTasks;
 
 /// Defines asynchronous forms of a handle's methods, as tasks of the given store. Each entry is a signature, the method

@@ -7,7 +7,7 @@ use super::{Database, Isolation, Keyspace, TxOptions};
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::task::{WaitMode, ready};
-use crate::txn::engine::Durability;
+use crate::txn::commit::Durability;
 use crate::txn::values::Source;
 
 /// Writes to any number of keyspaces that are committed together or not at all. Created by

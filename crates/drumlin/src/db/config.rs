@@ -9,7 +9,7 @@ use crate::format::node::is_page_bytes;
 use crate::io::IoBackend;
 use crate::memory::Budget;
 use crate::store::{Settings, check};
-use crate::txn::engine::Durability;
+use crate::txn::commit::Durability;
 use crate::txn::spilled::{SpillLimit, VersionOverflow};
 
 /// The smallest log segment: 1 MiB, or less in simulations.

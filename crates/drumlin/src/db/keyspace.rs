@@ -17,7 +17,7 @@ use crate::memory::Grant;
 use crate::store::{OpenKeyspace, Store};
 use crate::task::{Rooted, WaitMode, ready};
 use crate::tree::Direction;
-use crate::txn::engine::{Durability, Row};
+use crate::txn::commit::{Durability, Row};
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::Change;
 

@@ -22,7 +22,7 @@ use crate::store::reclaim::Goal;
 use crate::task::{WaitMode, ready};
 use crate::tree::node::Leaf;
 use crate::tree::{RowObserver, Target, Tree};
-use crate::txn::engine::at_once::IS_OFF;
+use crate::txn::commit::at_once::IS_OFF;
 use crate::txn::engine::{Found, ReadAt};
 use crate::txn::values;
 use crate::txn::write_set::{Change, WriteSet};

@@ -21,7 +21,7 @@ use crate::store::{LOCK_TIMEOUT, OpenKeyspace, Store};
 use crate::sync::Mutex;
 use crate::task::{Rooted, WaitMode, ready, turn};
 use crate::txn::TransactionId;
-use crate::txn::engine::{Durability, Row};
+use crate::txn::commit::{Durability, Row};
 use crate::txn::locks::{Granted, HeldBy};
 use crate::txn::read_set::{ReadSet, Reads};
 use crate::txn::row_locks::{Planned, RowLock, RowLocks};

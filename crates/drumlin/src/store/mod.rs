@@ -52,13 +52,14 @@ use crate::space::checkpoint::PageTableStore;
 use crate::space::{PageTable, Purpose};
 use crate::sync::Mutex;
 use crate::task::{WaitMode, ready};
+use crate::txn::TransactionId;
+use crate::txn::commit::{Admitted, Durability, Row};
 use crate::txn::engine::{Engine, ReadAt};
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::spilled::SpillLimit;
-use crate::txn::{TransactionId, engine};
 
 /// The result of opening a database.
 ///
@@ -98,7 +99,7 @@ pub(crate) struct Settings {
     pub(crate) log_segment_bytes: Option<u64>,
     pub(crate) checkpoint_log_bytes: u64,
     /// The durability of commits that do not name one.
-    pub(crate) durability: engine::Durability,
+    pub(crate) durability: Durability,
     pub(crate) io_backend: IoBackend,
     pub(crate) in_memory: bool,
     pub(crate) create: bool,
@@ -133,7 +134,7 @@ pub(crate) struct Store {
     sync: SyncMethod,
     pub(crate) page_bytes: usize,
     /// The durability of commits that do not name one.
-    pub(crate) durability: engine::Durability,
+    pub(crate) durability: Durability,
     checkpoint_log_bytes: u64,
     /// Every call that would write is refused.
     is_read_only: bool,
@@ -391,12 +392,7 @@ impl Store {
     }
 
     /// Commits one write outside of a transaction: locks the row and changes its newest version.
-    pub(crate) async fn autocommit(
-        &self,
-        mode: WaitMode<'_>,
-        row: engine::Row<'_>,
-        durability: engine::Durability,
-    ) -> Result<()> {
+    pub(crate) async fn autocommit(&self, mode: WaitMode<'_>, row: Row<'_>, durability: Durability) -> Result<()> {
         let owner = self.next_transaction();
         let rows = [row];
         let mut begun = None;
@@ -422,24 +418,19 @@ impl Store {
         &'a self,
         mode: WaitMode<'_>,
         owner: TransactionId,
-        rows: &[engine::Row<'a>; 1],
-    ) -> Result<(RowLock<'a>, engine::Admitted)> {
-        let [engine::Row { tree, key, .. }] = rows;
+        rows: &[Row<'a>; 1],
+    ) -> Result<(RowLock<'a>, Admitted)> {
+        let [Row { tree, key, .. }] = rows;
         let (lock, _memory) = self.lock_waiting(mode, owner, tree, key).await?;
         let admitted = self.engine.admit(mode, rows, None, lock_bytes(key)).await;
         Ok((lock, admitted))
     }
 
     /// Called after a call that has seen commits up to `seen` and made none. Waits until no power cut can take back
-    /// what it saw, and readers see it. With [`Relaxed`](engine::Durability::Relaxed), it is enough that readers see
+    /// what it saw, and readers see it. With [`Relaxed`](Durability::Relaxed), it is enough that readers see
     /// it.
-    pub(crate) async fn confirm(
-        &self,
-        mode: WaitMode<'_>,
-        seen: Timestamp,
-        durability: engine::Durability,
-    ) -> Result<()> {
-        if durability == engine::Durability::Relaxed && seen <= self.engine.clock.visible() {
+    pub(crate) async fn confirm(&self, mode: WaitMode<'_>, seen: Timestamp, durability: Durability) -> Result<()> {
+        if durability == Durability::Relaxed && seen <= self.engine.clock.visible() {
             return Ok(());
         }
         self.engine.show_durable(mode, seen).await
@@ -449,9 +440,9 @@ impl Store {
     pub(crate) async fn commit<L>(
         &self,
         mode: WaitMode<'_>,
-        rows: &[engine::Row<'_>],
+        rows: &[Row<'_>],
         reads: Option<Reads<'_>>,
-        durability: engine::Durability,
+        durability: Durability,
         locks: L,
     ) -> Result<Timestamp> {
         let logged = self.apply(mode, mode.is_task(), rows, reads, durability, locks).await?;
@@ -464,9 +455,9 @@ impl Store {
         &self,
         mode: WaitMode<'_>,
         for_task: bool,
-        rows: &[engine::Row<'_>],
+        rows: &[Row<'_>],
         reads: Option<Reads<'_>>,
-        durability: engine::Durability,
+        durability: Durability,
         locks: L,
     ) -> Result<Appended> {
         if reads.is_none()

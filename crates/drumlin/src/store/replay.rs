@@ -18,7 +18,8 @@ use crate::space::checkpoint::read_image;
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{ChunkImage, PageSpace, Purpose};
 use crate::sync::Mutex;
-use crate::txn::engine::{Engine, Replaying, Row};
+use crate::txn::commit::Row;
+use crate::txn::engine::{Engine, Replaying};
 use crate::txn::values::LargeValue;
 use crate::txn::write_set::Change;
 

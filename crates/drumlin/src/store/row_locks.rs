@@ -13,7 +13,8 @@ use crate::format::KeyspaceId;
 use crate::memory::{Account, Grant};
 use crate::task::{Boxed, WaitMode};
 use crate::txn::TransactionId;
-use crate::txn::engine::{self, OwnedValue, ReadAt};
+use crate::txn::commit::{Durability, Row};
+use crate::txn::engine::{OwnedValue, ReadAt};
 use crate::txn::locks::{Granted, HeldBy, LockError, WAITING_BYTES, lock_bytes};
 use crate::txn::row_locks::RowLock;
 use crate::txn::running::{BodyOf, RunningBody};
@@ -186,24 +187,19 @@ impl LockedRow<'_> {
     }
 
     /// Commits a change of the row.
-    pub(crate) async fn commit(
-        self,
-        mode: WaitMode<'_>,
-        change: Change<'_>,
-        durability: engine::Durability,
-    ) -> Result<()> {
+    pub(crate) async fn commit(self, mode: WaitMode<'_>, change: Change<'_>, durability: Durability) -> Result<()> {
         let LockedRow { store, tree, lock, _memory } = self;
-        let rows = [engine::Row { tree, key: lock.key, change }];
+        let rows = [Row { tree, key: lock.key, change }];
         store.commit(mode, &rows, None, durability, lock).await.map(drop)
     }
 
     /// Leaves the row unchanged. Waits until the state that was seen is as durable as a change would be.
-    pub(crate) async fn leave(self, mode: WaitMode<'_>, durability: engine::Durability) -> Result<()> {
+    pub(crate) async fn leave(self, mode: WaitMode<'_>, durability: Durability) -> Result<()> {
         let LockedRow { store, tree, lock, _memory } = self;
         let engine = &store.engine;
         let visible = engine.clock.visible();
         // Relaxed commits are visible before they are durable, and one of them may have changed this row.
-        let may_be_lost = durability == engine::Durability::Full && visible > engine.log().durable();
+        let may_be_lost = durability == Durability::Full && visible > engine.log().durable();
         let is_unsafe = may_be_lost || engine.changed_since(mode, tree, lock.key, visible).await?;
         let seen = engine.clock.published();
         drop(lock);

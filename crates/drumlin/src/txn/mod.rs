@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::sync::{CachePadded, thread_index};
 
 pub(crate) mod clock;
+pub(crate) mod commit;
 pub(crate) mod engine;
 pub(crate) mod keyspace;
 pub(crate) mod locks;

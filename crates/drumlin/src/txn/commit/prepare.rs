@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Engine;
 use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::node::LARGE_REF_BYTES;
@@ -19,6 +18,7 @@ use crate::space::{FrameIndex, Space};
 use crate::task::{WaitMode, turn};
 use crate::tree::node::Leaf;
 use crate::tree::{Finger, Incoming, Provider, Target, Tree};
+use crate::txn::engine::Engine;
 use crate::txn::read_set::{Reads, Walk};
 use crate::txn::values;
 use crate::txn::versions::{undo_bytes_max, version_bytes_max};

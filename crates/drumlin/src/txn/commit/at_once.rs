@@ -26,16 +26,18 @@
 use std::cell::Cell;
 use std::thread::LocalKey;
 
-use super::apply::{Work, change_row};
+use super::admission::ROW_WORK_BYTES;
+use super::apply::change_row;
+use super::latch::Work;
 use super::prepare::{Row, incoming_of, row_version_bytes_max};
-use super::room::ROW_WORK_BYTES;
 use super::sink::{CommitSink, LiveLog, LogSpace, Unready};
-use super::{Applied, Durability, Engine};
+use super::{Applied, Durability};
 use crate::error::Result;
 use crate::memory::Account;
 use crate::seglog::Appended;
 use crate::tree::Incoming;
 use crate::tree::node::{Leaf, LeafMut};
+use crate::txn::engine::Engine;
 use crate::txn::versions::{UndoRecord, one_version_bytes_max, row_bytes};
 use crate::txn::write_set::Change;
 

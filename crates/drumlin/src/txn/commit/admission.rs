@@ -10,9 +10,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Admitted;
 use super::prepare::Row;
-use super::replay::Replaying;
-use super::{Admitted, Engine};
 use crate::error::{Error, Result};
 use crate::format::ExtentRef;
 use crate::memory::{Account, Grant, SOURCE_BYTES_MAX};
@@ -22,6 +21,7 @@ use crate::space::{Margin, PageSpace, Purpose, SpaceReservation};
 use crate::task::{Boxed, WaitMode};
 use crate::tree::{FRAMES_NEEDED, Incoming};
 use crate::txn::LOCK_TIMEOUT;
+use crate::txn::engine::{Engine, Replaying};
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
@@ -233,9 +233,7 @@ impl Engine {
         let turn = budget.versions.join();
         mode.until(|waker| turn.poll(waker, || Some(()))).await;
         loop {
-            if let Some(mut unfreed) = self.sweeping.try_lock() {
-                self.drop_unneeded(&mut unfreed);
-            }
+            self.try_collect_all_garbage();
             if grant.resize(bytes) {
                 return Ok(grant);
             }

@@ -1,7 +1,6 @@
 //! An engine during recovery. It applies commits that are already in the log. Several threads apply disjoint sets of
 //! rows.
 
-use super::Engine;
 use super::prepare::Row;
 use super::sink::{CommitSink, Unready};
 use crate::error::Result;
@@ -9,10 +8,8 @@ use crate::format::Timestamp;
 use crate::space::EpochGuard;
 use crate::task::{WaitMode, ready};
 use crate::tree::node::RowValue;
+use crate::txn::engine::{Engine, Replaying};
 use crate::txn::write_set::Change;
-
-/// Takes the place of the log during recovery, while nothing may be appended.
-pub(crate) struct Replaying;
 
 /// The sink of a commit that already has its timestamp. It publishes nothing, because there are no readers yet.
 struct ReplayedCommit(Timestamp);

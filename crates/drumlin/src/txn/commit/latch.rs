@@ -1,0 +1,175 @@
+//! Latching the leaves of a commit, and validating its transaction's reads on the way.
+
+use std::ops::Range;
+
+use super::prepare::{LEAVES_AT_ONCE, PinnedLeaf, Row, rows_end};
+use super::sink::Unready;
+use crate::error::Result;
+use crate::format::PageId;
+use crate::pool::{FrameRead, FrameWrite, ReclaimGuard, Stop};
+use crate::space::{EpochGuard, FrameIndex};
+use crate::tree::node::Leaf;
+use crate::tree::{Incoming, Tree};
+use crate::txn::engine::Engine;
+use crate::txn::read_set::{Reads, Walk};
+use crate::txn::versions::Versions;
+/// The rows of a commit, and the reads of its transaction.
+#[derive(Clone, Copy)]
+pub(super) struct Work<'a> {
+    pub(super) rows: &'a [Row<'a>],
+    /// The rows in the form that the tree takes.
+    pub(super) incoming: &'a [Incoming<'a>],
+    pub(super) reads: Option<Reads<'a>>,
+}
+
+/// The next leaf of a commit in latching order.
+struct NextLeaf<'a, 'k> {
+    tree: &'a Tree,
+    /// A key that the leaf covers.
+    key: &'k [u8],
+    /// `true` for a key of the read set, `false` for a key of a row.
+    is_read: bool,
+}
+
+/// While one leaf is latched, the pinned leaf this many positions ahead is prefetched into the processor's cache.
+const LEAVES_AHEAD: usize = 4;
+
+/// The leaves of a commit's rows and of its transaction's read set, in the order of (keyspace, key) in which they are
+/// latched.
+struct LeavesInOrder<'a> {
+    work: &'a Work<'a>,
+    /// The first row whose leaf was not passed yet.
+    row: usize,
+    walk: Walk<'a>,
+    /// The pinned leaves that were not passed yet.
+    pinned: &'a [PinnedLeaf],
+}
+
+impl<'a> LeavesInOrder<'a> {
+    fn new(work: &'a Work<'a>, pinned: &'a [PinnedLeaf]) -> LeavesInOrder<'a> {
+        LeavesInOrder { work, row: 0, walk: Walk::new(work.reads), pinned }
+    }
+
+    fn next(&self) -> Option<NextLeaf<'a, '_>> {
+        let row = self.work.rows.get(self.row);
+        match (row, self.walk.next()) {
+            (Some(row), Some((tree, key))) if (tree.pages.id, key) < row.order() => {
+                Some(NextLeaf { tree, key, is_read: true })
+            }
+            (Some(row), _) => Some(NextLeaf { tree: row.tree, key: row.key, is_read: false }),
+            (None, read) => read.map(|(tree, key)| NextLeaf { tree, key, is_read: true }),
+        }
+    }
+
+    /// Returns `true` if the commit changes a row of the leaf.
+    fn has_row_in(&self, tree: &Tree, leaf: &Leaf<'_>) -> bool {
+        let row = self.work.rows.get(self.row);
+        row.is_some_and(|row| row.tree.pages.id == tree.pages.id && leaf.covers(row.key))
+    }
+
+    /// Latches the next leaf exclusively. Usually it is still in the frame in which it was pinned.
+    fn latch<'t>(
+        &self,
+        tree: &'t Tree,
+        key: &[u8],
+        is_mine: &impl Fn(FrameIndex) -> bool,
+    ) -> Result<FrameWrite<'t>, Stop> {
+        if let Some(upcoming) = self.pinned.get(LEAVES_AHEAD) {
+            tree.pool.frames.prefetch(upcoming.frame);
+        }
+        let pinned = self.pinned.first().filter(|leaf| leaf.row == self.row);
+        match pinned.and_then(|leaf| tree.write_leaf_at(leaf.page, leaf.frame, key, is_mine)) {
+            Some(write) => Ok(write),
+            None => tree.write_leaf(key, is_mine),
+        }
+    }
+
+    /// Passes the next leaf, which is latched. Validates the reads in it, and returns the rows that it covers.
+    fn pass(&mut self, versions: &Versions, tree: &Tree, page: PageId, leaf: &Leaf<'_>) -> Result<Range<usize>> {
+        let keyspace = tree.pages.id;
+        let is_read = self.walk.pass(keyspace, leaf.upper_fence());
+        if is_read {
+            let reads = self.work.reads.expect("nothing is walked along but what was read");
+            reads.validate(versions, &tree.pages, page, leaf)?;
+        }
+        let start = self.row;
+        self.row = rows_end(self.work.rows, start, tree, leaf);
+        debug_assert!(is_read || start < self.row, "a leaf is passed in which nothing was read and nothing changes");
+        let passed = self.pinned.iter().take_while(|leaf| leaf.row < self.row).count();
+        self.pinned = &self.pinned[passed..];
+        Ok(start..self.row)
+    }
+}
+
+/// The leaves of a commit, which are latched, validated, and have room for its rows. They may be changed in the current
+/// epoch. Until the commit has its timestamp, no other commit can change rows that its transaction has read.
+pub(super) struct Latched<'e> {
+    pub(super) writes: Vec<(FrameWrite<'e>, Range<usize>)>,
+    /// Leaves that were read and will not change.
+    pub(super) reads: Vec<FrameRead<'e>>,
+    pub(super) _reclaim_guard: ReclaimGuard<'e>,
+    pub(super) epoch_guard: EpochGuard<'e>,
+}
+
+impl Latched<'_> {
+    fn has(&self, frame: FrameIndex) -> bool {
+        self.reads.iter().any(|read| read.frame() == frame)
+            || self.writes.iter().any(|(write, _)| write.frame() == frame)
+    }
+}
+
+impl<L> Engine<L> {
+    pub(super) fn latch_all<'e>(
+        &'e self,
+        work: &'e Work<'_>,
+        pinned: &'e [PinnedLeaf],
+    ) -> Result<Latched<'e>, Unready> {
+        let mut latched = Latched {
+            epoch_guard: self.space.epoch_latch.shared(),
+            _reclaim_guard: self.pool.reclaim_guard(),
+            reads: Vec::new(),
+            writes: Vec::with_capacity(work.rows.len().min(LEAVES_AT_ONCE)),
+        };
+        let mut leaves = LeavesInOrder::new(work, pinned);
+        while let Some(NextLeaf { tree, key, is_read }) = leaves.next() {
+            let is_mine = |frame| latched.has(frame);
+            if is_read {
+                let read = tree.read_leaf_beside(key, &is_mine)?;
+                let leaf = Leaf::new(&read);
+                if !leaves.has_row_in(tree, &leaf) {
+                    let rows = leaves.pass(&self.versions, tree, read.page(), &leaf).map_err(Unready::Error)?;
+                    assert!(rows.is_empty(), "a leaf with rows to change is latched for reading");
+                    let is_behind = |last: &FrameRead<'_>| {
+                        let keyspace = last.header().page_key().map(|last| last.keyspace);
+                        (keyspace, Leaf::new(last).lower_fence()) < (Some(tree.pages.id), leaf.lower_fence())
+                    };
+                    debug_assert!(latched.reads.last().is_none_or(is_behind), "leaves are latched out of order");
+                    latched.reads.push(read);
+                    continue;
+                }
+            }
+            let write = leaves.latch(tree, key, &is_mine)?;
+            debug_assert!(!latched.has(write.frame()), "a leaf is latched twice");
+            let leaf = Leaf::new(&write);
+            let rows = leaves.pass(&self.versions, tree, write.page(), &leaf).map_err(Unready::Error)?;
+            if !rows.is_empty() {
+                if !crate::tree::has_room(&leaf, &work.incoming[rows.clone()]) {
+                    return Err(Unready::Room(rows));
+                }
+                self.pool.prepare_change(&latched.epoch_guard, &write)?;
+            }
+            let is_behind = |(last, _): &(FrameWrite<'_>, _)| {
+                let keyspace = last.page_key().keyspace;
+                (keyspace, Leaf::new(last).lower_fence()) < (tree.pages.id, leaf.lower_fence())
+            };
+            debug_assert!(latched.writes.last().is_none_or(is_behind), "leaves are latched out of order");
+            latched.writes.push((write, rows));
+        }
+        debug_assert_eq!(
+            latched.writes.iter().map(|(_, rows)| rows.len()).sum::<usize>(),
+            work.rows.len(),
+            "rows are left whose leaves are not latched"
+        );
+        Ok(latched)
+    }
+}

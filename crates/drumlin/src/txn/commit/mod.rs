@@ -1,0 +1,167 @@
+//! Commits of rows, and the steps that each of them takes.
+//!
+//! # The life of a commit
+//! 1. *Admit* (`admission.rs`), called separately: the commit reserves memory for its record and for the pages that it
+//!    will pin, both at once. Commits are served in the order of their requests, and hold only row locks while they
+//!    wait.
+//! 2. *Prepare* (`prepare.rs`): the commit waits for all that it lacks. It encodes the record, reserves disk space for
+//!    the pages that it will make dirty, appends medium values, and reserves log space. If it has several rows, it
+//!    brings in and pins their leaves, and splits those in which the rows do not fit. Memory for the versions is
+//!    reserved last; `admission.rs` gives the reason for this order.
+//! 3. *Latch* (`latch.rs`), under the epoch latch: the commit latches its leaves in key order, and validates those that
+//!    a serializable transaction has read on the way. If a leaf is missing or too full, the commit unlatches
+//!    everything, makes that leaf ready, and latches all of them again; the leaf of a single row is always brought in
+//!    and split this way.
+//! 4. *Apply* (`apply.rs`): the log assigns the timestamp and the record's position (`sink.rs`), unless it is sealed or
+//!    has failed. From here on, nothing waits, fails or can be cancelled: the commit changes the rows, keeps their old
+//!    versions, is marked applied, and releases its latches.
+//! 5. *Settle* (`settle.rs`): the commit waits until its record is durable (unless it is `Relaxed`) and readers see it.
+//!
+//! A small commit that lacks nothing takes the same steps without waiting (`at_once.rs`). During recovery, commits that
+//! are in the log take them without one (`replay.rs`).
+
+mod admission;
+mod apply;
+pub(crate) mod at_once;
+mod latch;
+mod prepare;
+mod replay;
+mod settle;
+mod sink;
+
+pub(crate) use prepare::Row;
+use sink::{LiveLog, LogSpace};
+
+use crate::error::{Error, Result};
+use crate::format::record::{self, Operation};
+use crate::memory::Grant;
+use crate::seglog::{Appended, Body};
+use crate::space::SpaceReservation;
+use crate::task::{Boxed, WaitMode};
+use crate::txn::engine::Engine;
+use crate::txn::read_set::Reads;
+use crate::txn::write_set::Change;
+
+/// When a commit returns.
+///
+/// ```
+/// use drumlin::{Config, Durability};
+///
+/// let db = Config::in_memory().durability(Durability::Relaxed).open("")?;
+/// let cache = db.keyspace("cache")?; // its commits return before they are on the medium
+/// let accounts = cache.with_durability(Durability::Full); // those of this handle do not
+/// db.sync()?; // all commits so far are on the medium
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Durability {
+    /// Returns once the commit is on the medium.
+    #[default]
+    Full,
+    /// Returns once the commit is applied. A power failure may lose the newest commits; those before them survive whole
+    /// and without gaps. The record is written soon afterwards.
+    Relaxed,
+}
+
+/// Memory that a commit holds until it is applied: for its record, and for the pages that it pins.
+pub(crate) struct Admitted {
+    _work: Grant,
+    _pinned: Grant,
+    /// The maximum size of the record's body.
+    body_bytes_max: usize,
+}
+
+/// A commit that has changed its rows and appended its record to the log, but may not be durable yet.
+pub(crate) struct Applied<'e> {
+    logged: Appended,
+    reserved_pages: SpaceReservation<'e>,
+}
+
+impl Engine {
+    /// Applies a commit if nothing in its read set has changed. The rows are in ascending order of (keyspace, key),
+    /// each key once. The caller holds the row locks and has [admitted](Self::admit) the rows. After this function
+    /// returns, the caller releases the row locks, drops the memory of *Admit*, and [settles](Self::settle) the commit.
+    ///
+    /// If the future is dropped before the commit is applied, the commit leaves no trace. After that, this function
+    /// does not wait again, and `settle` waits only once all work that must follow a commit is done: none of it depends
+    /// on the future being polled.
+    ///
+    /// A commit that succeeds releases what it holds in this order:
+    /// - in `Latched::apply`: the latches of leaves that were read, those of changed leaves, the epoch latch and the
+    ///   reclaim guard;
+    /// - at the end of `apply_when_ready`: the pins of reads and of rows; medium values belong to their rows by then;
+    /// - then, in this function: the record's bytes and the memory for versions;
+    /// - in the caller, once the commit is published: the row locks, then the memory of *Admit*;
+    /// - in `settle`, before it waits for the record to be durable: the reservation of disk space.
+    pub(crate) fn apply<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        rows: &'a [Row<'a>],
+        reads: Option<Reads<'a>>,
+        admitted: Admitted,
+    ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
+        Box::pin(async move {
+            assert!(!rows.is_empty());
+            debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
+            self.check_failure()?;
+            let body = self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?;
+            let body_bytes = body.bytes().len();
+            let reserved_pages = self.reserve_pages(mode, rows).await?;
+            let medium = self.append_medium_values(mode, rows).await?;
+            let log = self.log();
+            let stream = crate::sync::thread_index() % log.stream_count();
+            let reservation = self.reserve_log(mode, stream, body_bytes).await?;
+            let prepared = self.prepare(mode, rows, reads).await?;
+            let version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
+            let sink = LiveLog { clock: &self.clock, body: &body, space: LogSpace::Reserved(reservation) };
+            let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
+            let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
+            assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);
+            drop(body);
+            // The versions now account for the memory that they take.
+            drop(version_memory);
+            self.publish(&logged);
+            Ok((Applied { logged, reserved_pages }, admitted))
+        })
+    }
+
+    /// Waits until an applied commit is published. Its row locks must not be released before.
+    #[inline]
+    pub(super) fn publish(&self, logged: &Appended) {
+        // If nothing was published since its snapshot, the next owner of a row lock assumes that the row is unchanged.
+        self.clock.wait_published(logged.timestamp);
+    }
+
+    /// Encodes the record of a commit into `body`, an empty vector with enough capacity.
+    pub(super) fn encode(&self, rows: &[Row<'_>], mut body: Vec<u8>) -> Result<Body> {
+        let body_capacity = body.capacity();
+        assert!(body.is_empty(), "a record is encoded behind another");
+        let mut names_extents = false;
+        for row in rows {
+            let operation = match row.change {
+                Change::Put(value) => Operation::Put { key: row.key, value },
+                Change::PutLarge(value) => {
+                    names_extents = true;
+                    let extents = value.addresses.iter().map(|address| self.space.segments.name(*address)).collect();
+                    let (length, value_id) = (value.length, value.value_id);
+                    Operation::PutLarge { key: row.key, length, value_id, extents }
+                }
+                Change::Remove => Operation::Remove { key: row.key },
+            };
+            record::encode(row.tree.pages.id, &operation, &mut body);
+        }
+        assert!(!rows.is_empty(), "a commit of no rows is recorded");
+        debug_assert!(body.len() <= body_capacity, "a record has {} bytes, {body_capacity} were reserved", body.len());
+        debug_assert_eq!(
+            record::decode(&body).flatten().count(),
+            rows.len(),
+            "a record can't be read as it was written"
+        );
+        let body = if names_extents { Body::naming_extents(body) } else { Body::new(body) };
+        let body_bytes_max = self.log().body_bytes_max();
+        if body.bytes().len() > body_bytes_max {
+            return Err(Error::record_too_large(rows.len(), body.bytes().len() as u64, body_bytes_max as u64));
+        }
+        Ok(body)
+    }
+}
