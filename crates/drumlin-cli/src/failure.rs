@@ -281,6 +281,10 @@ impl From<Error> for Failure {
                 Failure::not_found(without_remedy(&error)).hint("`drumlin keyspaces DATABASE` lists them")
             }
             Error::KeyTooLong { .. } => Failure::bad_input(without_remedy(&error)),
+            Error::KeyspaceNotEmpty { keyspace, reason } => {
+                Failure::other(format!("nothing was loaded into keyspace {keyspace:?}: {reason}"))
+                    .hint("run the command again: it adds to the rows of the keyspace")
+            }
             Error::Conflict { reason } => Failure::other(format!("conflict: {reason}")).hint("run the command again"),
             Error::LockTimeout { .. } => Failure::other(without_remedy(&error)).hint("run the command again"),
             _ => Failure::other(error.to_string()),

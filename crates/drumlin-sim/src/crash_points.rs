@@ -468,11 +468,7 @@ impl Script {
             let content = self.content(150_000);
             load.insert("the last", content.bytes()).expect("a row");
             rows.push((space, b"the last".to_vec(), Some(content)));
-            self.commit(Operation::Rows(rows), true, move || {
-                let report = load.finish()?;
-                assert!(report.attached, "the rows of a load were put by transactions");
-                Ok(())
-            });
+            self.commit(Operation::Rows(rows), true, move || load.finish().map(drop));
         }
     }
 

@@ -238,6 +238,19 @@ pub enum Error {
         /// The name of the keyspace.
         name: String,
     },
+    /// A [bulk load](crate::BulkLoad) needs an empty keyspace, and this one is not, or is in use. Nothing was loaded.
+    /// The reasons are:
+    ///
+    /// - the keyspace had rows when the load began;
+    /// - it received rows during the load;
+    /// - a snapshot still sees rows that were removed from it;
+    /// - a transaction has locked a row of it.
+    KeyspaceNotEmpty {
+        /// The name of the keyspace.
+        keyspace: String,
+        /// The reason for which the keyspace can't take the load.
+        reason: &'static str,
+    },
     /// An argument is not allowed.
     Invalid(String),
     /// The database is open for [reading only](crate::Config::read_only).
@@ -343,6 +356,11 @@ impl std::fmt::Display for Error {
             Error::KeyspaceDropped { name } => {
                 write!(f, "keyspace {} was dropped. Get a new handle from the database", quoted(name))
             }
+            Error::KeyspaceNotEmpty { keyspace, reason } => write!(
+                f,
+                "keyspace {} can't take a bulk load: {reason}. Nothing was loaded. Load once the keyspace is empty and not in use (Keyspace::clear removes its rows), or insert the rows by transactions",
+                quoted(keyspace)
+            ),
             Error::Invalid(value) => write!(f, "{value}"),
             Error::ReadOnly { path } => {
                 write!(f, "{} is open for reading only. Open it without Config::read_only to write", path.display())

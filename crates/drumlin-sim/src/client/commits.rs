@@ -241,14 +241,9 @@ impl Client {
         Ok(())
     }
 
-    /// Loads rows in bulk into a keyspace that is created and dropped at random. An empty keyspace gets the tree
-    /// attached; otherwise a transaction puts the rows, few enough for one. Either way there is one commit.
+    /// Loads rows in bulk into a keyspace that is created and dropped at random. The load is one commit, or is refused
+    /// because the keyspace has rows or is in use.
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
-        if self.life.plan.delays_commits {
-            // A load whose keyspace has got rows writes its own rows by several commits, and one that was delayed for
-            // too long may fail after others were made.
-            return Ok(());
-        }
         let name = PASSING[self.random.below(3) as usize];
         let (db, model) = (self.life.db.clone(), self.life.model.clone());
         // The keyspace may exist already, and may be dropped again before the load begins, which then creates it.
@@ -260,9 +255,15 @@ impl Client {
         };
         let (taken, created, taken_again, load) = self.elsewhere(begin).await;
         self.settle(taken, created, true, Call::Plain, None)?;
-        if let (1.., Err(Error::MemoryInUse { .. })) = (taken_again, &load) {
-            self.life.model.answer(taken_again, true);
-            return Ok(());
+        // The load may be refused after its keyspace was created.
+        if let Err(Error::MemoryInUse { .. } | Error::KeyspaceNotEmpty { .. }) = &load {
+            if taken_again > 0 {
+                self.life.model.answer(taken_again, true);
+                return Ok(());
+            }
+            if matches!(load, Err(Error::KeyspaceNotEmpty { .. })) {
+                return Ok(());
+            }
         }
         let Some((_, mut load)) = self.settle(taken_again, load, true, Call::Transaction, None)? else {
             return Ok(());
@@ -273,7 +274,7 @@ impl Client {
         let count = 1 + self.random.below(120);
         let numbers = first..(first + count).min(self.life.plan.key_count);
         let is_dropped = numbers.is_empty() || self.random.chance(20);
-        // A load that will be dropped need not fit a transaction, so it may fill buffers.
+        // A load that will be dropped may fill buffers.
         let length_max = if is_dropped { 12_000 } else { self.life.plan.value_bytes.min(100) };
         let mut rows: Vec<(Vec<u8>, Content)> = numbers
             .map(|number| {
@@ -298,7 +299,7 @@ impl Client {
             recorded(&model, move |_| operation, || inserted.and_then(|()| load.finish().map(drop)))
         };
         let (taken, result) = self.elsewhere(finish).await;
-        if taken == 0 && matches!(result, Err(Error::KeyspaceDropped { .. })) {
+        if taken == 0 && matches!(result, Err(Error::KeyspaceDropped { .. } | Error::KeyspaceNotEmpty { .. })) {
             return Ok(());
         }
         self.settle(taken, result, true, Call::Transaction, Some(space))?;

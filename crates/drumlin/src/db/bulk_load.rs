@@ -6,12 +6,9 @@ use std::sync::Arc;
 use super::keyspace::read_head;
 use super::{Database, Keyspace};
 use crate::error::{Error, Result};
-use crate::load::{Finished, LoadedRow, LoadedRows, Loader, PART_BYTES_MAX, write_large};
+use crate::load::{Loader, write_large};
 use crate::task::ready;
 use crate::txn::values::{Blocking, MEDIUM_BYTES_MAX};
-
-/// The maximum number of rows of a transaction, if a load's rows have to be put by transactions.
-const PART_ROWS_MAX: usize = 1000;
 
 /// Bytes of keys and values that an asynchronous load gathers before it hands them to a thread that may block.
 const PENDING_BYTES_MAX: usize = 64 << 10;
@@ -30,8 +27,9 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 /// take a few checkpoints; after a crash, the space is free at the next opening. Readers and writers of the keyspace
 /// continue during the load. Snapshots from before the commit do not see its rows.
 ///
-/// The keyspace must be empty when the load is finished. Otherwise its rows are put by transactions of up to 1,000
-/// rows, as described at [`finish`](BulkLoad::finish).
+/// The keyspace must be empty when the load begins and when it is finished, and must not be in use: a load into a
+/// keyspace with rows fails with [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty), as described at
+/// [`finish`](BulkLoad::finish). Rows are added to it by transactions. A keyspace whose rows were all removed is empty.
 ///
 /// A load takes memory from the pages' part of the budget: two write buffers (256 KiB each; in a small budget or during
 /// other loads as little as 64 KiB or two pages), six pages, 160 KiB or ten pages for sorting, and 8 bytes for each
@@ -46,7 +44,6 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 /// }
 /// let report = load.finish()?; // durable, and visible, from here on
 /// assert_eq!(report.rows, 10_000);
-/// assert!(report.attached);
 /// assert_eq!(db.keyspace("squares")?.count(..)?, 10_000);
 /// # Ok::<(), drumlin::Error>(())
 /// ```
@@ -75,8 +72,6 @@ struct Pending(Vec<u8>);
 pub struct LoadReport {
     /// Rows that were loaded, counting equal keys once.
     pub rows: u64,
-    /// `true` if the rows were attached all at once; `false` if they were put by transactions.
-    pub attached: bool,
 }
 
 impl Drop for BulkLoad {
@@ -248,34 +243,27 @@ impl BulkLoad {
     /// Gives the rows to the keyspace. When this returns they are durable, and visible to every reader that begins
     /// afterwards. O(pages); commits wait about a millisecond for each gigabyte that was loaded.
     ///
-    /// The rows are put by transactions of up to 1,000 rows instead, and replace rows with the same keys, if the
-    /// keyspace has rows, or had some that an open snapshot still sees, or if a transaction has one of its rows locked.
-    /// **Then each transaction is atomic, but the whole is not**: after an error or a power cut, only the first of them
-    /// may exist, and loading again puts the rest. [`LoadReport::attached`] says which way was taken. A keyspace that
-    /// was emptied row by row may count as one with rows; one that was dropped and created again does not.
-    ///
     /// # Errors
-    /// [`DiskFull`](crate::Error::DiskFull), [`KeyspaceDropped`](crate::Error::KeyspaceDropped),
-    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed): nothing of the load remains, unless its rows
-    /// were put by transactions. [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no
-    /// room for the record that names the load's pages, 20 bytes for each 1,024 of them: nothing remains either.
-    /// [`LockTimeout`](crate::Error::LockTimeout) and [`MemoryInUse`](crate::Error::MemoryInUse) if rows are put by
-    /// transactions and other transactions are in the way: load again after they have ended.
+    /// [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace received rows during the load, or had some
+    /// that an open snapshot still sees, or if a transaction has one of its rows locked. Load again once this has
+    /// changed, or insert the rows by transactions.
+    ///
+    /// [`DiskFull`](crate::Error::DiskFull); [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
+    /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed);
+    /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no room for the record that
+    /// names the load's pages, 20 bytes for each 1,024 of them. After any of these errors nothing of the load remains.
+    ///
     /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening can tell.
     pub fn finish(mut self) -> Result<LoadReport> {
         self.add_pending()?;
         let handle = Arc::clone(&self.keyspace.handle);
         let loader = self.loader.take().ok_or_else(ended)?;
         let (store, free_segments_before) = (handle.store()?, loader.free_segments_before());
-        let report = match loader.finish(&store.engine) {
-            Ok(Finished::Attached(rows)) => return Ok(LoadReport { rows, attached: true }),
-            Ok(Finished::InTheWay(rows, loaded)) => {
-                self.put_rows(loaded).map(|()| LoadReport { rows, attached: false })
-            }
-            Err(error) => Err(error),
-        };
-        store.give_back_load(free_segments_before);
-        report
+        let finished = loader.finish(&store.engine);
+        if finished.is_err() {
+            store.give_back_load(free_segments_before);
+        }
+        finished.map(|rows| LoadReport { rows })
     }
 
     /// Ends the load if it has not ended yet, and gives its space back to the file system.
@@ -297,55 +285,6 @@ impl BulkLoad {
     pub async fn finish_async(self) -> Result<LoadReport> {
         let handle = Arc::clone(&self.keyspace.handle);
         handle.store()?.as_task().await.run(move || self.finish()).await
-    }
-
-    /// Puts the rows by transactions with the database's usual durability: readers see no row that a power cut may take
-    /// back, unless the database's other commits have that durability anyway.
-    fn put_rows(&self, mut rows: Box<LoadedRows>) -> Result<()> {
-        let db = Database { handle: Arc::clone(&self.keyspace.handle) };
-        let (mut part, mut part_bytes) = (Vec::new(), 0);
-        while let Some(row) = rows.next_row()? {
-            match row {
-                LoadedRow::Whole(key, value) => {
-                    let row_bytes = key.len() + value.len();
-                    if part.len() == PART_ROWS_MAX || part_bytes + row_bytes > PART_BYTES_MAX {
-                        self.put_part(&db, &part)?;
-                        part.clear();
-                        part_bytes = 0;
-                    }
-                    part.push((key, value));
-                    part_bytes += row_bytes;
-                }
-                LoadedRow::Large(key, value) => {
-                    self.put_part(&db, &std::mem::take(&mut part))?;
-                    part_bytes = 0;
-                    let mut batch = db.batch()?;
-                    batch.insert_from(&self.keyspace, &key, value)?;
-                    batch.commit_with(self.keyspace.durability)?;
-                }
-            }
-        }
-        self.put_part(&db, &part)?;
-        db.sync()
-    }
-
-    /// Puts rows in one transaction, or in several if one would take too much memory: their leaves and the values that
-    /// they replace may be many times as long.
-    fn put_part(&self, db: &Database, rows: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
-        match self.try_put_part(db, rows) {
-            Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if rows.len() > 1 => {
-                let (first, others) = rows.split_at(rows.len() / 2);
-                self.put_part(db, first)?;
-                self.put_part(db, others)
-            }
-            result => result,
-        }
-    }
-
-    fn try_put_part(&self, db: &Database, rows: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
-        let mut batch = db.batch()?;
-        rows.iter().try_for_each(|(key, value)| batch.insert(&self.keyspace, key, value))?;
-        batch.commit_with(self.keyspace.durability).map(drop)
     }
 }
 
@@ -371,7 +310,7 @@ fn ended() -> Error {
 impl Database {
     /// Begins a load of many rows into an empty keyspace. Creates the keyspace, with the default page size, if it does
     /// not exist. See [`BulkLoad`]. Any number of loads may run at once. If two load into the same keyspace, the one
-    /// finished first is attached, and the rows of the other are put by transactions.
+    /// finished first succeeds, and the other fails.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -383,11 +322,17 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// Those of [`keyspace`](Database::keyspace); [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken
-    /// half of the pages' part of the memory budget.
+    /// Those of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace
+    /// has rows; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the
+    /// memory budget.
     pub fn bulk_load(&self, name: &str) -> Result<BulkLoad> {
         let keyspace = self.keyspace(name)?;
-        let loader = self.store()?.begin_load(&keyspace.open)?;
+        let store = self.store()?;
+        store.check_writable()?;
+        if !keyspace.is_empty()? {
+            return Err(Error::KeyspaceNotEmpty { keyspace: name.to_owned(), reason: "it has rows" });
+        }
+        let loader = store.begin_load(&keyspace.open)?;
         Ok(BulkLoad { keyspace, loader: Some(Box::new(loader)), pending: Pending::default() })
     }
 }

@@ -922,30 +922,6 @@ fn a_frame_is_waited_for() {
     drop(db);
 }
 
-/// If the tree of a load cannot be attached, transactions put its rows in key order, whatever their lengths. While a
-/// row waits for its lock, no later row is visible.
-#[test]
-fn rows_of_a_load_are_put_in_order() {
-    let db = Config::in_memory().memory(16 << 20).open("").unwrap();
-    let keyspace = db.keyspace("k").unwrap();
-    let mut tx = db.begin().unwrap();
-    tx.insert(&keyspace, "2 locked", "").unwrap();
-    let mut load = db.bulk_load("k").unwrap();
-    let rows = [("1 short", 10), ("2 locked", 10), ("3 large", 1 << 20), ("4 short", 10)];
-    rows.iter().for_each(|(key, length)| load.insert(key, noise(1, *length)).unwrap());
-    let there = || rows.iter().filter(|(key, length)| keyspace.get(key).unwrap().is_some_and(|v| v.len() == *length));
-    std::thread::scope(|scope| {
-        let finished = scope.spawn(|| load.finish().unwrap());
-        while db.store().unwrap().engine.locks.waiting_count() == 0 {
-            std::thread::yield_now();
-        }
-        assert_eq!(there().count(), 0, "rows are there while one before them waits");
-        drop(tx);
-        assert!(!finished.join().unwrap().attached);
-    });
-    assert_eq!(there().count(), rows.len());
-}
-
 /// Reads of many rows wait for a leaf that a writer has latched without holding other latches. Here the writer takes
 /// those leaves too, and would otherwise deadlock with the reads.
 #[test]

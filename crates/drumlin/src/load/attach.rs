@@ -5,13 +5,13 @@
 //!   replaying it repeats what is done here. Without the record, nothing refers to the extents.
 //! - *No row is hidden.* The keyspace must be empty for all readers: its root is a leaf without rows, and no snapshot
 //!   needs a version of a row that it once had. Both are checked while the epoch latch is held exclusively, so no
-//!   commit can change either.
+//!   commit can change either. Empty leaves that removals have left are merged before.
 //! - *Older snapshots see none of its rows.* The load's pages don't record when they were attached; the keyspace does
 //!   (`LoadGate::is_loaded_since`). A reader at an earlier timestamp treats the keyspace as empty. A transaction
 //!   that began earlier and writes a row of it, or has read any, ends in a conflict.
 //! - *No writer is overtaken.* A writer locks its row before it reads it, and it reads it through the root. The load
 //!   latches the root's frame before it checks whether a row of the keyspace is locked. So if a writer reads before the
-//!   load latches the root, the load sees the writer's lock and is not attached. If the writer reads later, it sees the
+//!   load latches the root, the load sees the writer's lock and is refused. If the writer reads later, it sees the
 //!   load, which is published by then.
 //! - *No writer skips a check that it needs.* The load announces itself before it checks for locks.
 //!   `space/load_gate.rs` has the whole protocol, and the argument.
@@ -19,38 +19,42 @@
 use super::pages::LoadTables;
 use crate::counts::CountedTree;
 use crate::counts::loaded::LoadedCounts;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{ExtentAddress, PageId, Timestamp};
 use crate::pool::FrameWrite;
 use crate::space::table::CHUNK_PAGES;
-use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace};
+use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace, Purpose};
+use crate::task::{WaitMode, ready};
 use crate::tree::Target;
 use crate::tree::node::Leaf;
 use crate::txn::engine::{Engine, Replaying};
 
-/// The maximum number of attempts to find the root in memory: it may be evicted again before it is latched.
-const ATTEMPTS_MAX: u32 = 100;
+/// The reasons for which a load is refused after it began, in [`Error::KeyspaceNotEmpty`].
+const HAS_GOT_ROWS: &str = "it received rows during the load";
+const IS_SEEN: &str = "a snapshot still sees rows that were removed from it";
+const IS_LOCKED: &str = "a transaction has locked a row of it";
 
 impl Engine {
     /// Attaches a load that is complete and on the medium. The keyspace must have no row for any reader, and none of
-    /// its rows may be locked; otherwise changes nothing and returns `false`. Commits wait while this runs: O(pages of
-    /// the load). If the load has counts, the keyspace keeps counts from then on.
-    pub(crate) fn try_attach(
+    /// its rows may be locked; otherwise changes nothing and fails. Its root must be a leaf. Commits wait while this
+    /// runs: O(pages of the load). If the load has counts, the keyspace keeps counts from then on.
+    pub(crate) fn attach(
         &self,
         tree: &CountedTree,
         tables: &LoadTables,
         counts: Option<LoadedCounts>,
         mut take_timestamp: impl FnMut() -> Result<Timestamp>,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         let (pages, id) = (&tree.pages, tree.pages.id);
         assert!(!tables.root.is_none(), "a load without a root is attached");
-        for _ in 0..ATTEMPTS_MAX {
+        // The root may be evicted again before it is latched.
+        loop {
             let is_empty_root = tree.waiting(|_| {
                 let leaf = tree.read_leaf(Target::At(&[]))?;
                 Ok::<_, crate::pool::Stop>(leaf.page() == PageId::ROOT && Leaf::new(&leaf).is_empty())
             })?;
             if !is_empty_root {
-                return Ok(false);
+                return Err(refused(tree, HAS_GOT_ROWS));
             }
             let epoch_guard = self.space.epoch_latch.exclusive();
             tree.check_dropped()?;
@@ -62,12 +66,14 @@ impl Engine {
                 continue;
             }
             let announcement = pages.load_gate.announce();
-            if !Leaf::new(&root).is_empty()
-                || self.versions.has_any(id)
-                || self.spilled.has_any(id)
-                || self.locks.has_any(id)
-            {
-                return Ok(false);
+            if !Leaf::new(&root).is_empty() {
+                return Err(refused(tree, HAS_GOT_ROWS));
+            }
+            if self.versions.has_any(id) || self.spilled.has_any(id) {
+                return Err(refused(tree, IS_SEEN));
+            }
+            if self.locks.has_any(id) {
+                return Err(refused(tree, IS_LOCKED));
             }
             self.pool.append_owed(&epoch_guard, &root)?;
             let timestamp = take_timestamp()?;
@@ -84,10 +90,25 @@ impl Engine {
             if let Some(counts) = counts {
                 tree.counts.begin_loaded(&epoch_guard, counts, timestamp);
             }
-            return Ok(true);
+            return Ok(());
         }
-        Ok(false)
     }
+
+    /// Merges the empty leaves that removals have left in the keyspace, so that a load can be attached. Fails if the
+    /// keyspace has a row. O(leaves).
+    pub(super) fn merge_before_load(&self, tree: &CountedTree) -> Result<()> {
+        // A merge changes two nodes, replaces a third, and frees a page.
+        let (changes, bytes) = (4, 4 * tree.pages.page_bytes as u64);
+        let is_empty = tree.merge_empty_leaves(|| {
+            ready(self.secure_changes(WaitMode::Blocking, changes));
+            ready(self.reserve_space(WaitMode::Blocking, Purpose::Remove, bytes))
+        })?;
+        if is_empty { Ok(()) } else { Err(refused(tree, HAS_GOT_ROWS)) }
+    }
+}
+
+fn refused(tree: &CountedTree, reason: &'static str) -> Error {
+    Error::KeyspaceNotEmpty { keyspace: tree.pages.name.to_string(), reason }
 }
 
 impl Engine<Replaying> {
@@ -169,7 +190,7 @@ mod models {
     }
 
     impl Rig {
-        /// Attaches the load unless the row is locked, like [`Engine::try_attach`].
+        /// Attaches the load unless the row is locked, like [`Engine::attach`].
         fn attach(&self, is_announced: bool) -> bool {
             let _attaching = is_announced.then(|| self.pages.load_gate.announce());
             if *self.is_locked.lock().unwrap() {

@@ -3,10 +3,10 @@
 //! As long as keys arrive in ascending order, rows are packed into leaves as they come ([`PackedTree`]), and the leaves
 //! are written at once ([`LoadPages`]). When a key arrives out of order, the loader switches to an external merge sort
 //! ([`Sorting`]): rows are sorted in memory, spilled as runs (each of them a packed tree), and merged at the end. After
-//! the last row, the load is made durable and attached ([`Engine::try_attach`]). If the keyspace has rows by then, or a
-//! reader or writer is in the way, the caller gets the load back as rows in key order.
+//! the last row, the load is made durable and attached ([`Engine::attach`]). If the keyspace has rows by then, or a
+//! reader or writer is in the way, the load fails, and its pages are freed.
 //!
-//! [`Engine::try_attach`]: crate::txn::engine::Engine::try_attach
+//! [`Engine::attach`]: crate::txn::engine::Engine::attach
 
 use std::cell::Cell;
 use std::io::Read;
@@ -64,7 +64,7 @@ pub(crate) struct Loader {
     /// The size of one write buffer, in bytes.
     buffer_bytes: usize,
     /// The memory of the write buffers and pages.
-    memory: Grant,
+    _memory: Grant,
     /// The memory for sorting; it moves to `sorting` when sorting begins.
     sorting_memory: Option<Grant>,
     /// Free segments of the data file when the load began.
@@ -81,16 +81,6 @@ struct Sorting {
     rows: u64,
 }
 
-/// The outcome of a load.
-#[derive(Debug)]
-pub(crate) enum Finished {
-    /// The load's rows, as many as given here, now belong to the keyspace.
-    Attached(u64),
-    /// The keyspace is not empty, or a reader or writer is in the way, and nothing has changed. Holds the number of
-    /// rows, and the rows.
-    InTheWay(u64, Box<LoadedRows>),
-}
-
 impl Loader {
     pub(crate) fn new(engine: &Engine, open: Arc<OpenKeyspace>, memory: LoadMemory) -> Loader {
         let LoadMemory { packing, sorting, buffer_bytes } = memory;
@@ -98,7 +88,7 @@ impl Loader {
         tree.keep_counts(engine);
         let free_segments_before = engine.space.segments.free_count();
         let sorting_memory = Some(sorting);
-        Loader { open, tree, sorting: None, buffer_bytes, memory: packing, sorting_memory, free_segments_before }
+        Loader { open, tree, sorting: None, buffer_bytes, _memory: packing, sorting_memory, free_segments_before }
     }
 
     /// Returns the number of rows that have arrived. While keys ascend, rows with equal keys count once.
@@ -259,22 +249,19 @@ impl Loader {
         merging::merge(engine, runs, memory.bytes(), &mut self.tree)
     }
 
-    /// Completes the tree and attaches it.
-    pub(crate) fn finish(mut self, engine: &Engine) -> Result<Finished> {
+    /// Completes the tree and attaches it. Returns the number of rows. If this fails, nothing of the load remains.
+    pub(crate) fn finish(mut self, engine: &Engine) -> Result<u64> {
         self.open.tree.check_dropped()?;
         if self.sorting.is_some() {
             self.finish_sorting(engine)?;
         }
-        let Loader { open, tree, memory, .. } = self;
+        let Loader { open, tree, .. } = self;
         let rows = tree.rows();
-        if rows == 0 {
-            return Ok(Finished::Attached(0));
+        if rows > 0 {
+            let (pages, counts) = tree.into_load()?;
+            attach_durably(engine, &open, pages, counts, rows)?;
         }
-        let (pages, counts) = tree.into_load()?;
-        match attach_durably(engine, &open, pages, counts, rows)? {
-            None => Ok(Finished::Attached(rows)),
-            Some(pages) => Ok(Finished::InTheWay(rows, Box::new(LoadedRows::within(open, pages, memory)))),
-        }
+        Ok(rows)
     }
 }
 
@@ -311,14 +298,14 @@ impl LoadMemory {
     }
 }
 
-/// Attaches a load that was written, durably. Returns the load if something is in the way.
+/// Attaches a load that was written, durably. On failure its pages are freed, unless only the log has failed.
 fn attach_durably(
     engine: &Engine,
     open: &OpenKeyspace,
     pages: LoadPages,
     counts: Option<LoadedCounts>,
     rows: u64,
-) -> Result<Option<LoadPages>> {
+) -> Result<()> {
     let tree = &open.tree;
     let body = Body::naming_extents(attachment(engine, open, &pages, rows));
     let body_bytes_max = engine.log().body_bytes_max();
@@ -326,6 +313,7 @@ fn attach_durably(
         let bytes = body.bytes().len() as u64;
         return Err(Error::record_too_large(rows as usize, bytes, body_bytes_max as u64));
     }
+    engine.merge_before_load(tree)?;
     // Sync now: the record may be written as soon as it is appended, and must not wait for all of the data then.
     engine.space.sync()?;
     // Removed rows stay in the versions until no reader needs them, and would keep the keyspace from being empty.
@@ -338,16 +326,14 @@ fn attach_durably(
     let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, bytes))?;
     let timestamp = Cell::new(None);
     let attached = engine.log_ddl(&body, |take_timestamp| {
-        engine
-            .try_attach(tree, pages.tables(), counts, || take_timestamp().inspect(|taken| timestamp.set(Some(*taken))))
+        engine.attach(tree, pages.tables(), counts, || take_timestamp().inspect(|taken| timestamp.set(Some(*taken))))
     });
-    assert!(attached.is_err() || matches!(attached, Ok((is_attached, _)) if is_attached == timestamp.get().is_some()));
+    assert!(attached.is_err() || timestamp.get().is_some(), "a load is attached without a timestamp");
     if timestamp.get().is_some() {
         // Release even if the log has failed since: these pages belong to the keyspace now.
         pages.release();
-        return attached.map(|_| None);
     }
-    attached.map(|_| Some(pages))
+    attached.map(drop)
 }
 
 /// Returns the body of the record that attaches a load.

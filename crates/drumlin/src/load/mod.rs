@@ -11,6 +11,5 @@ mod pages;
 mod rows;
 mod sorting;
 
-pub(crate) use loader::{Finished, LoadMemory, Loader, write_large};
+pub(crate) use loader::{LoadMemory, Loader, write_large};
 pub(crate) use pages::LoadTables;
-pub(crate) use rows::{LoadedRow, LoadedRows, PART_BYTES_MAX};

@@ -235,11 +235,6 @@ impl LoadPages {
         self.seal(Buffered::Write)
     }
 
-    /// Returns `true` if the pages are those of a sorted run, which is never attached.
-    pub(crate) fn is_run(&self) -> bool {
-        self.tables.is_none()
-    }
-
     /// Writes the chunks of the page table and everything in the buffer; O(pages). Nothing can be appended afterwards.
     pub(crate) fn finish(&mut self) -> Result<()> {
         assert!(!self.root.is_none() && self.tables.is_none(), "a load is completed twice, or without a root");
@@ -286,15 +281,12 @@ impl LoadPages {
         }
     }
 
-    /// Returns the addresses of the load's pages except the root, in the order in which they got their numbers,
-    /// starting at a place in this order. Each comes with the place after it.
-    pub(crate) fn written_from(&self, place: usize) -> impl Iterator<Item = (usize, ExtentAddress)> + '_ {
-        (place..self.chunks.len() * TABLE_PAGES).filter_map(|place| {
-            let number = self.chunks[place / TABLE_PAGES] * TABLE_PAGES + place % TABLE_PAGES;
-            match self.pages.table.load(PageId(number as u32)) {
-                PageEntry::Unattached(address) => Some((place + 1, address)),
-                _ => None,
-            }
+    /// Returns the addresses of the load's pages except the root.
+    fn written(&self) -> impl Iterator<Item = ExtentAddress> + '_ {
+        let numbers = self.chunks.iter().flat_map(|chunk| chunk * TABLE_PAGES..(chunk + 1) * TABLE_PAGES);
+        numbers.filter_map(|number| match self.pages.table.load(PageId(number as u32)) {
+            PageEntry::Unattached(address) => Some(address),
+            _ => None,
         })
     }
 
@@ -304,7 +296,7 @@ impl LoadPages {
         let tables = self.tables();
         debug_assert!(tables.images.is_sorted_by(|left, right| left.0 < right.0), "two images of one chunk");
         let others = tables.images.iter().map(|(_, address)| *address).chain([self.root]);
-        let addresses = self.written_from(0).map(|(_, address)| address).chain(others);
+        let addresses = self.written().chain(others);
         let of = |address| (segments.segment_of(address), segments.name(address).segment_use);
         addresses.filter(|address| !address.is_none()).map(of).collect()
     }

@@ -1,8 +1,7 @@
-//! Reads back the rows of an unattached tree in key order. While the rows of some leaves are returned, the next leaves
+//! Reads back the rows of a sorted run in key order. While the rows of some leaves are returned, the next leaves
 //! are being read.
 
 use std::collections::VecDeque;
-use std::io::Read;
 use std::sync::Arc;
 
 use super::deferred::Deferred;
@@ -11,25 +10,13 @@ use crate::error::Result;
 use crate::format::extent::VALUE_BYTES_OFFSET;
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, PageId};
-use crate::memory::Grant;
 use crate::pool::Pool;
 use crate::space::checkpoint::{open_extent, read_extent};
 use crate::tree::node::{Inner, Leaf, Node, RowValue};
 use crate::txn::keyspace::OpenKeyspace;
-use crate::txn::values::MEDIUM_BYTES_MAX;
 
 /// Bytes of pages that are read together, if memory allows.
 const BATCH_BYTES: usize = 128 << 10;
-
-/// The maximum number of bytes of rows that one transaction puts; a longer row is put alone.
-pub(crate) const PART_BYTES_MAX: usize = 64 << 10;
-
-/// A row read back from a load.
-pub(crate) enum LoadedRow {
-    Whole(Vec<u8>, Vec<u8>),
-    /// A row whose value has several chunks.
-    Large(Vec<u8>, LoadedValue),
-}
 
 /// Leaves that are being read.
 #[derive(Debug)]
@@ -38,7 +25,7 @@ struct NextLeaves {
     read: Deferred<Vec<Vec<u8>>>,
 }
 
-/// An iterator over the rows of an unattached tree. It follows the inner nodes, so that values are read only on demand.
+/// An iterator over the rows of a sorted run. It follows the inner nodes, so that values are read only on demand.
 #[derive(Debug)]
 pub(crate) struct LoadedRows {
     /// The maximum number of leaves that are read together.
@@ -56,8 +43,6 @@ pub(crate) struct LoadedRows {
     returned: usize,
     pages: LoadPages,
     open: Arc<OpenKeyspace>,
-    /// The memory of this iterator, unless its caller owns that.
-    _memory: Option<Grant>,
 }
 
 /// Pages that a [`LoadedRows`] needs besides its leaves: inner nodes, and an extent that is being decoded.
@@ -76,19 +61,10 @@ impl LoadedRows {
             returned: 0,
             pages,
             open,
-            _memory: None,
         }
     }
 
-    /// Creates an iterator that stays within `memory`, together with the transactions that put its rows.
-    pub(super) fn within(open: Arc<OpenKeyspace>, pages: LoadPages, memory: Grant) -> LoadedRows {
-        let mut rows = LoadedRows::new(open, pages);
-        rows.limit_memory(memory.bytes() as usize - PART_BYTES_MAX);
-        rows._memory = Some(memory);
-        rows
-    }
-
-    /// Returns the pages of the load.
+    /// Returns the pages of the run.
     pub(super) fn pages(&self) -> &LoadPages {
         &self.pages
     }
@@ -131,21 +107,6 @@ impl LoadedRows {
     pub(super) fn value(&self) -> RowValue<'_> {
         assert!(self.returned > 0, "the value of no row is asked for");
         Leaf::new(self.leaves.front().expect("the leaf of the newest row")).value(self.returned - 1)
-    }
-
-    /// Returns the next row of a complete load.
-    pub(crate) fn next_row(&mut self) -> Result<Option<LoadedRow>> {
-        let mut key = Vec::new();
-        if !self.step(&mut key)? {
-            return Ok(None);
-        }
-        Ok(Some(match self.value() {
-            RowValue::Inline(value) => LoadedRow::Whole(key, value.to_vec()),
-            RowValue::Large(reference) if reference.length <= MEDIUM_BYTES_MAX as u64 => {
-                LoadedRow::Whole(key, self.read_medium(reference)?)
-            }
-            RowValue::Large(reference) => LoadedRow::Large(key, self.open_value(reference)),
-        }))
     }
 
     /// Moves on to the next leaves. Returns `false` if there are no more.
@@ -204,11 +165,9 @@ impl LoadedRows {
         numbers.iter().map(|number| self.pages.address(*number)).collect()
     }
 
-    /// Frees a page of a run after it was read, as it will not be read again. The pages of a complete load stay.
+    /// Frees a page after it was read, as it will not be read again.
     fn give_back(&mut self, page: PageId) {
-        if self.pages.is_run() {
-            self.pages.discard(page, 1);
-        }
+        self.pages.discard(page, 1);
     }
 
     /// Enters a node that was read: a leaf joins the queue, an inner node the path.
@@ -219,24 +178,14 @@ impl LoadedRows {
         if level == 0 { self.leaves.push_back(page) } else { self.path.push((page, 0)) }
     }
 
-    /// Reads a value of one chunk from a run and frees its page.
+    /// Reads a value of one chunk and frees its page.
     pub(super) fn take_medium(&mut self, reference: LargeRef) -> Result<Vec<u8>> {
-        let value = self.read_medium(reference)?;
+        assert_eq!(reference.chunk_count, 1, "a value of several chunks is read at once");
+        let (_, mut value) = read_extent(&self.open.tree.pool.space, self.pages.address(reference.first_page))?;
+        value.drain(..VALUE_BYTES_OFFSET);
+        assert_eq!(value.len() as u64, reference.length, "a value of a load has another length");
         self.give_back(reference.first_page);
         Ok(value)
-    }
-
-    /// Reads a value of one chunk.
-    fn read_medium(&self, reference: LargeRef) -> Result<Vec<u8>> {
-        let value = self.open_value(reference).read_chunk()?.unwrap_or_default();
-        assert_eq!(value.len() as u64, reference.length, "a value of a load has another length");
-        Ok(value)
-    }
-
-    fn open_value(&self, reference: LargeRef) -> LoadedValue {
-        let pages = (reference.first_page.0..reference.first_page.0 + reference.chunk_count).map(PageId);
-        let addresses = pages.map(|page| self.pages.address(page)).collect();
-        LoadedValue { pool: Arc::clone(&self.open.tree.pool), addresses, chunk: Vec::new(), position: 0 }
     }
 }
 
@@ -256,79 +205,11 @@ fn read(pool: &Pool, addresses: &[ExtentAddress]) -> Result<Vec<Vec<u8>>> {
     }
 }
 
-/// A value of a load, read chunk by chunk.
-pub(crate) struct LoadedValue {
-    pool: Arc<Pool>,
-    addresses: VecDeque<ExtentAddress>,
-    chunk: Vec<u8>,
-    position: usize,
-}
-
-impl LoadedValue {
-    /// Reads the next chunk, or returns `None` after the last.
-    fn read_chunk(&mut self) -> Result<Option<Vec<u8>>> {
-        let Some(address) = self.addresses.pop_front() else { return Ok(None) };
-        let (_, mut chunk) = read_extent(&self.pool.space, address)?;
-        chunk.drain(..VALUE_BYTES_OFFSET);
-        Ok(Some(chunk))
-    }
-}
-
-impl Read for LoadedValue {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        if self.position == self.chunk.len() {
-            let read = self.read_chunk().map_err(|error| std::io::Error::other(error.to_string()))?;
-            let Some(chunk) = read else { return Ok(0) };
-            (self.chunk, self.position) = (chunk, 0);
-        }
-        let rest = &self.chunk[self.position..];
-        let count = rest.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&rest[..count]);
-        self.position += count;
-        Ok(count)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::load::Finished;
     use crate::load::packed_tree::PackedTree;
-    use crate::memory::Account;
-
-    /// If a load can't be attached, its rows are read back within the memory that the load had.
-    #[test]
-    fn rows_in_the_way_have_the_memory_of_their_load() {
-        const ROWS: u64 = 30_000;
-        let db = Config::in_memory().memory(16 << 20).open("").unwrap();
-        let keyspace = db.keyspace("k").unwrap();
-        let store = db.store().unwrap();
-        let open = store.keyspaces.get("k").unwrap();
-        let taken_bytes = || store.engine.budget.taken_bytes(Account::Loads);
-        let mut loader = store.begin_load(&open).unwrap();
-        (0..ROWS).for_each(|row| loader.insert(&store.engine, &row.to_be_bytes(), &[row as u8; 100]).unwrap());
-        keyspace.insert("in the way", "").unwrap();
-        let Finished::InTheWay(count, mut rows) = loader.finish(&store.engine).unwrap() else {
-            panic!("a load is attached to a keyspace with a row")
-        };
-        assert_eq!(count, ROWS);
-        let mut key = Vec::new();
-        for row in 0..ROWS {
-            assert!(rows.step(&mut key).unwrap());
-            assert_eq!(key, row.to_be_bytes());
-            let ahead = rows.ahead.as_ref().map_or(0, |next| next.numbers.len());
-            let leaves_bytes = (rows.leaves.len() + ahead) * open.tree.pages.page_bytes;
-            assert!(
-                (leaves_bytes + PART_BYTES_MAX) as u64 <= taken_bytes(),
-                "{leaves_bytes} bytes are read in {}",
-                taken_bytes()
-            );
-        }
-        assert!(!rows.step(&mut key).unwrap());
-        drop(rows);
-        assert_eq!(taken_bytes(), 0, "memory stays with a load that has ended");
-    }
 
     /// A run returns its rows in order, with and without memory for reading ahead. A run dropped halfway frees the rest
     /// of its pages. Leaves that are being read stay allocated until they were read.

@@ -46,6 +46,15 @@ impl<const N: usize> Drop for FenceChange<'_, N> {
     }
 }
 
+/// The neighbours that are merged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Merging {
+    /// Those of which one is underfull, if the result leaves a quarter of the page free.
+    Underfull,
+    /// All that fit into one page.
+    AllThatFit,
+}
+
 /// The outcome of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Progress {
@@ -327,11 +336,59 @@ impl Tree {
     /// not depend on it.
     pub(crate) fn try_merge(&self, key: &[u8]) {
         let mut level = 0;
-        while let Ok(true) = self.try_merge_level(key, level) {
+        while let Ok(true) = self.try_merge_level(key, level, Merging::Underfull) {
             level += 1;
         }
         if level > 0 {
             while let Ok(true) = self.try_collapse_root() {}
+        }
+    }
+
+    /// Merges the leaves of a tree without rows until its root is an empty leaf. Returns `false` as soon as a row is
+    /// found. Waits for pages and frames. O(leaves).
+    ///
+    /// A tree that was larger than memory has empty leaves after its rows are removed, because
+    /// [`try_merge`](Self::try_merge) merges only leaves in memory. `prepare` is called before each change, without
+    /// latches; its result is kept until the change is made.
+    pub(crate) fn merge_empty_leaves<R>(&self, mut prepare: impl FnMut() -> Result<R>) -> Result<bool> {
+        let read_empty_leaf = |key: &[u8]| {
+            self.waiting(|_| {
+                let leaf = self.read_leaf(Target::At(key))?;
+                let upper = || Node::new(&leaf).upper_fence().map(<[u8]>::to_vec);
+                Ok(Leaf::new(&leaf).is_empty().then(|| (leaf.page(), upper())))
+            })
+        };
+        loop {
+            // Each pass leaves at most one leaf to each parent, so that the next one merges the parents.
+            let mut next = Some(Vec::new());
+            while let Some(key) = next {
+                let Some((page, upper)) = read_empty_leaf(&key)? else { return Ok(false) };
+                if page == PageId::ROOT {
+                    return Ok(true);
+                }
+                // This also brings the right neighbour and the nodes above it into memory.
+                if let Some(upper) = &upper
+                    && read_empty_leaf(upper)?.is_none()
+                {
+                    return Ok(false);
+                }
+                let mut level = 0;
+                loop {
+                    let _prepared = prepare()?;
+                    if !self.waiting(|_| self.try_merge_level(&key, level, Merging::AllThatFit))? {
+                        break;
+                    }
+                    level += 1;
+                }
+                next = upper;
+            }
+            loop {
+                let _prepared = prepare()?;
+                if !self.waiting(|_| self.try_collapse_root())? {
+                    break;
+                }
+            }
+            self.check_dropped()?;
         }
     }
 
@@ -341,8 +398,8 @@ impl Tree {
     }
 
     /// Merges two nodes of a level. Returns `true` if the level above may need a merge now.
-    fn try_merge_level(&self, key: &[u8], level: u8) -> Result<bool, Stop> {
-        let Some(mut copy) = self.pool.frames.try_take(self.pages.page_bytes) else { return Ok(false) };
+    fn try_merge_level(&self, key: &[u8], level: u8, merging: Merging) -> Result<bool, Stop> {
+        let mut copy = self.free_frame()?;
         let epoch_guard = self.pool.space.epoch_latch.shared();
         let mut parent_page = None;
         self.descend(Target::At(key), |page, _, inner, _| {
@@ -364,13 +421,17 @@ impl Tree {
         let (left_page, right_page) = (inner.child(left_index), inner.child(left_index + 1));
         copy.copy_from_slice(&parent);
         InnerMut::new(&mut copy).remove_child(left_index + 1);
-        let fits =
-            |merged_bytes: usize| merged_bytes * UNDERFULL_SHARE <= self.pages.page_bytes * (UNDERFULL_SHARE - 1);
+        let is_wanted = |left: &[u8], right: &[u8], merged_bytes: usize| match merging {
+            Merging::Underfull => {
+                (Tree::is_underfull(left) || Tree::is_underfull(right))
+                    && merged_bytes * UNDERFULL_SHARE <= self.pages.page_bytes * (UNDERFULL_SHARE - 1)
+            }
+            Merging::AllThatFit => merged_bytes <= self.pages.page_bytes,
+        };
         if level == 0 {
             let Some(mut left) = self.latch_leaf(left_page) else { return Ok(false) };
             let Some(right) = self.latch_leaf(right_page) else { return Ok(false) };
-            let sparse = Tree::is_underfull(&left) || Tree::is_underfull(&right);
-            if !sparse || !fits(Leaf::new(&left).merged_bytes(&Leaf::new(&right))) {
+            if !is_wanted(&left, &right, Leaf::new(&left).merged_bytes(&Leaf::new(&right))) {
                 return Ok(false);
             }
             self.pool.prepare_change(&epoch_guard, &parent)?;
@@ -390,11 +451,10 @@ impl Tree {
         } else {
             let Some(left) = self.latch_inner(left_page) else { return Ok(false) };
             let Some(right) = self.latch_inner(right_page) else { return Ok(false) };
-            let sparse = Tree::is_underfull(&left) || Tree::is_underfull(&right);
-            if !sparse || !fits(Inner::new(&left).merged_bytes(&Inner::new(&right))) {
+            if !is_wanted(&left, &right, Inner::new(&left).merged_bytes(&Inner::new(&right))) {
                 return Ok(false);
             }
-            let Some(mut merged) = self.pool.frames.try_take(self.pages.page_bytes) else { return Ok(false) };
+            let mut merged = self.free_frame()?;
             self.pool.prepare_change(&epoch_guard, &parent)?;
             self.pool.prepare_change(&epoch_guard, &left)?;
             self.pool.prepare_change(&epoch_guard, &right)?;
@@ -411,6 +471,12 @@ impl Tree {
         Ok(true)
     }
 
+    /// Takes a free frame for a node.
+    fn free_frame(&self) -> Result<NewFrame<'_>, Stop> {
+        let page_bytes = self.pages.page_bytes;
+        self.pool.frames.try_take(page_bytes).ok_or_else(|| Needs::Frame(page_bytes).into())
+    }
+
     /// Replaces the root by its only child. Returns `true` if the new root may have an only child too.
     fn try_collapse_root(&self) -> Result<bool, Stop> {
         let epoch_guard = &self.pool.space.epoch_latch.shared();
@@ -419,7 +485,7 @@ impl Tree {
             return Ok(false);
         }
         let child_page = Inner::new(&root).child(0);
-        let Some(mut copy) = self.pool.frames.try_take(self.pages.page_bytes) else { return Ok(false) };
+        let mut copy = self.free_frame()?;
         let (child, is_leaf) = match (self.latch_leaf(child_page), self.latch_inner(child_page)) {
             (Some(leaf), _) => (leaf, true),
             (None, Some(inner)) => (inner, false),

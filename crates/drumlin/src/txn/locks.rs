@@ -439,12 +439,6 @@ impl LockTable {
         }
     }
 
-    /// The number of transactions that wait for a lock.
-    #[cfg(test)]
-    pub(crate) fn waiting_count(&self) -> usize {
-        self.graph.lock().awaited.len()
-    }
-
     /// The memory of the table. Visits every shard.
     #[cfg(test)]
     fn bytes(&self) -> usize {

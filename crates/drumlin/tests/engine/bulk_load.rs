@@ -26,22 +26,20 @@ fn some_rows(seed: u64, count: u64) -> Model {
     rows
 }
 
-/// Loads rows into a keyspace. Returns `true` if they were attached.
-fn load(db: &Database, name: &str, rows: &Model) -> drumlin::Result<bool> {
+/// Loads rows into a keyspace.
+fn load(db: &Database, name: &str, rows: &Model) -> drumlin::Result<()> {
     let mut load = db.bulk_load(name)?;
     rows.iter().try_for_each(|(key, value)| load.insert(key, value))?;
-    let report = load.finish()?;
-    assert_eq!(report.rows, rows.len() as u64);
-    Ok(report.attached)
+    assert_eq!(load.finish()?.rows, rows.len() as u64);
+    Ok(())
 }
 
 /// Loads rows in any order. Every tenth row is loaded twice, first with another value.
-fn load_in_any_order(db: &Database, name: &str, rows: &Model, seed: u64) -> drumlin::Result<bool> {
+fn load_in_any_order(db: &Database, name: &str, rows: &Model, seed: u64) -> drumlin::Result<()> {
     let mut load = db.bulk_load(name)?;
     insert_in_any_order(rows, seed, |key, value| load.insert(key, value))?;
-    let report = load.finish()?;
-    assert_eq!(report.rows, rows.len() as u64);
-    Ok(report.attached)
+    assert_eq!(load.finish()?.rows, rows.len() as u64);
+    Ok(())
 }
 
 fn insert_in_any_order(
@@ -93,7 +91,7 @@ fn sorted_rows_are_loaded() {
             let db = config.open("/db").unwrap();
             db.keyspace_with("k", KeyspaceOptions::new().page_bytes(page_bytes)).unwrap();
             let mut rows = some_rows(seed, count);
-            assert!(load(&db, "k", &rows).unwrap());
+            load(&db, "k", &rows).unwrap();
             let keyspace = db.keyspace("k").unwrap();
             assert_holds(&db, &keyspace, &rows);
             let mut random = Random(seed);
@@ -133,7 +131,7 @@ fn rows_in_any_order_are_loaded() {
                 let length = random.below(120) as usize;
                 rows.insert(format!("many/{:08}", random.below(100_000_000)).into_bytes(), random.bytes(length));
             }
-            assert!(load_in_any_order(&db, "k", &rows, seed).unwrap(), "{count} rows");
+            load_in_any_order(&db, "k", &rows, seed).unwrap();
             let user_bytes: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
             // The merged result reuses the space of the runs that it was merged from.
             let file_bytes = db.stats().data_file_bytes as usize;
@@ -211,7 +209,7 @@ fn a_load_is_larger_than_memory() {
         load.insert(row.to_be_bytes(), value(row)).unwrap();
     }
     let report = load.finish().unwrap();
-    assert!(report.attached && report.rows == 400_000);
+    assert_eq!(report.rows, 400_000);
     let keyspace = db.keyspace("k").unwrap();
     for row in (0..400_000u64).step_by(997) {
         assert_eq!(keyspace.get(row.to_be_bytes()).unwrap().unwrap(), value(row));
@@ -310,63 +308,132 @@ fn a_load_that_is_dropped_leaves_nothing() {
     db.checkpoint().unwrap();
     let after = db.stats();
     assert!(after.live_bytes < before.live_bytes + (16 << 10), "{} bytes, {}", before.live_bytes, after.live_bytes);
-    assert!(load(&db, "k", &some_rows(7, 500)).unwrap());
+    load(&db, "k", &some_rows(7, 500)).unwrap();
 }
 
-/// If the keyspace has rows, or rows that only a snapshot still sees, or a locked row, transactions put the rows of the
-/// load.
+/// Returns the reason for which a load was refused.
+fn reason<T: std::fmt::Debug>(result: drumlin::Result<T>) -> &'static str {
+    match result {
+        Err(error @ Error::KeyspaceNotEmpty { .. }) => {
+            assert_eq!(error.recourse(), drumlin::Recourse::Change);
+            let Error::KeyspaceNotEmpty { keyspace, reason } = error else { unreachable!() };
+            assert_eq!(keyspace, "k");
+            reason
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A load is refused if the keyspace has rows or gets some, or had some that only a snapshot still sees, or if a row of
+/// it is locked. Nothing of the load remains, and it can be repeated once the keyspace is free.
 #[test]
-fn a_keyspace_in_use_gets_the_rows_by_transactions() {
+fn a_keyspace_in_use_refuses_a_load() {
     let rows = some_rows(5, 2500);
     let old = Model::from([(b"customer/".to_vec(), vec![1]), (b"zebra".to_vec(), vec![2; 70_000])]);
-    type Prepare = fn(&Database, &Keyspace, &Model) -> Box<dyn std::any::Any>;
-    let prepare: [(Prepare, bool); 3] = [
-        (
-            |_, keyspace, old| {
-                old.iter().for_each(|(key, value)| keyspace.insert(key, value).unwrap());
-                Box::new(())
-            },
-            true,
-        ),
-        (
-            |db, keyspace, old| {
-                old.iter().for_each(|(key, value)| keyspace.insert(key, value).unwrap());
-                let snapshot = db.snapshot();
-                old.keys().for_each(|key| keyspace.remove(key).unwrap());
-                Box::new(snapshot)
-            },
-            false,
-        ),
-        (
-            |db, keyspace, _| {
-                let mut tx = db.begin().unwrap();
-                tx.insert(keyspace, "locked", "").unwrap();
-                Box::new(tx)
-            },
-            false,
-        ),
-    ];
-    for (prepare, stays) in prepare {
+    type Hold = fn(&Database, &Keyspace, &Model) -> Box<dyn std::any::Any>;
+    let nothing: Hold = |_, _, _| Box::new(());
+    let puts: Hold = |_, keyspace, old| {
+        old.iter().for_each(|(key, value)| keyspace.insert(key, value).unwrap());
+        Box::new(())
+    };
+    let sees: Hold = |db, keyspace, old| {
+        old.iter().for_each(|(key, value)| keyspace.insert(key, value).unwrap());
+        let snapshot = db.snapshot();
+        old.keys().for_each(|key| keyspace.remove(key).unwrap());
+        Box::new(snapshot)
+    };
+    let locks: Hold = |db, keyspace, _| {
+        let mut tx = db.begin().unwrap();
+        tx.insert(keyspace, "locked", "").unwrap();
+        Box::new(tx)
+    };
+    for (before, during, expected) in [
+        (puts, nothing, "it has rows"),
+        (nothing, puts, "it received rows during the load"),
+        (sees, nothing, "a snapshot still sees rows that were removed from it"),
+        (nothing, sees, "a snapshot still sees rows that were removed from it"),
+        (locks, nothing, "a transaction has locked a row of it"),
+        (nothing, locks, "a transaction has locked a row of it"),
+    ] {
+        for is_sorted in [true, false] {
+            let (_, config) = faulty();
+            let db = config.open("/db").unwrap();
+            let keyspace = db.keyspace("k").unwrap();
+            let mut held = vec![before(&db, &keyspace, &old)];
+            let mut live_bytes = 0;
+            let loaded = db.bulk_load("k").and_then(|mut load| {
+                match is_sorted {
+                    true => rows.iter().try_for_each(|(key, value)| load.insert(key, value))?,
+                    false => insert_in_any_order(&rows, 3, |key, value| load.insert(key, value))?,
+                }
+                held.push(during(&db, &keyspace, &old));
+                db.checkpoint()?;
+                live_bytes = db.stats().live_bytes;
+                load.finish()
+            });
+            assert_eq!(reason(loaded), expected);
+            db.checkpoint().unwrap();
+            let after = db.stats().live_bytes;
+            assert!(live_bytes == 0 || after < live_bytes + (16 << 10), "{live_bytes} bytes before, {after} after");
+            let remaining = if expected.contains("it has") || expected.contains("received") {
+                &old
+            } else {
+                const { &Model::new() }
+            };
+            assert_holds(&db, &keyspace, remaining);
+            if let Some(snapshot) = held.iter().find_map(|held| held.downcast_ref::<drumlin::Snapshot>()) {
+                assert_eq!(snapshot.count(&keyspace, ..).unwrap(), old.len() as u64);
+            }
+            drop(held);
+            keyspace.clear().unwrap();
+            load_in_any_order(&db, "k", &rows, 3).unwrap();
+            assert_holds(&db, &keyspace, &rows);
+            drop((db, keyspace));
+            let db = config.open("/db").unwrap();
+            assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
+        }
+    }
+}
+
+/// A keyspace that was larger than memory accepts a load after all of its rows were removed, in any order, although
+/// some of its leaves could not be merged. A row among those leaves is still found.
+#[test]
+fn an_emptied_keyspace_larger_than_memory_takes_a_load() {
+    let mut page_count_max = 0;
+    for (page_bytes, key_bytes, row_count, stride) in
+        [(4096, 8, 150_000u64, None), (4096, 8, 150_000, Some(7919)), (512, 128, 60_000, Some(7919))]
+    {
         let (_, config) = faulty();
-        let db = config.open("/db").unwrap();
-        let keyspace = db.keyspace("k").unwrap();
-        let held = prepare(&db, &keyspace, &old);
-        assert!(!load_in_any_order(&db, "k", &rows, 3).unwrap());
-        let mut expected = rows.clone();
-        if stays {
-            expected.extend(
-                old.iter().filter(|(key, _)| !rows.contains_key(*key)).map(|(key, row)| (key.clone(), row.clone())),
-            );
+        let db = config.clone().durability(Durability::Relaxed).open("/db").unwrap();
+        let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(page_bytes)).unwrap();
+        // Long keys differ in their last bytes, so that the fences of leaves are long.
+        let key = |row: u64| [&vec![b'k'; key_bytes - 8][..], &row.to_be_bytes()].concat();
+        let mut full = db.bulk_load("k").unwrap();
+        (0..row_count).for_each(|row| full.insert(key(row), Random(row).bytes(60)).unwrap());
+        full.finish().unwrap();
+        match stride {
+            None => drop(keyspace.clear().unwrap()),
+            Some(stride) => (0..row_count).for_each(|row| {
+                keyspace.remove(key(row * stride % row_count)).unwrap();
+            }),
         }
-        if let Some(snapshot) = held.downcast_ref::<drumlin::Snapshot>() {
-            assert_eq!(snapshot.count(&keyspace, ..).unwrap(), old.len() as u64);
-        }
-        drop(held);
-        assert_holds(&db, &keyspace, &expected);
+        db.sync().unwrap();
+        let page_count = db.keyspaces()[0].page_count;
+        println!("{page_count} pages of {page_bytes} bytes remain");
+        page_count_max = page_count_max.max(page_count);
+        let rows = some_rows(1, 300);
+        let mut refused = db.bulk_load("k").unwrap();
+        rows.iter().for_each(|(key, value)| refused.insert(key, value).unwrap());
+        keyspace.insert(key(row_count / 2), "").unwrap();
+        assert_eq!(reason(refused.finish()), "it received rows during the load");
+        keyspace.remove(key(row_count / 2)).unwrap();
+        load(&db, "k", &rows).unwrap();
+        assert_holds(&db, &keyspace, &rows);
         drop((db, keyspace));
         let db = config.open("/db").unwrap();
-        assert_holds(&db, &db.keyspace("k").unwrap(), &expected);
+        assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
     }
+    assert!(page_count_max > 10, "removals merged all leaves but {page_count_max}");
 }
 
 /// A keyspace that was emptied, and whose rows no snapshot sees, accepts a load like a new one.
@@ -377,7 +444,7 @@ fn an_emptied_keyspace_takes_a_load() {
     let keyspace = db.keyspace("k").unwrap();
     for round in 0..5 {
         let rows = some_rows(round, 30);
-        assert!(load(&db, "k", &rows).unwrap(), "round {round}");
+        load(&db, "k", &rows).unwrap();
         assert_holds(&db, &keyspace, &rows);
         keyspace.clear().unwrap();
         assert_eq!(keyspace.count(..).unwrap(), 0);
@@ -404,7 +471,7 @@ fn page_numbers_are_used_again() {
                 rows.iter().for_each(|(key, value)| keyspace.insert_with(key, value, Durability::Relaxed).unwrap());
                 db.sync().unwrap();
             } else {
-                assert!(load(&db, "k", &rows).unwrap(), "ways {ways}, round {round}");
+                load(&db, "k", &rows).unwrap();
             }
             // First as filled, then as emptied.
             for is_filled in [true, false] {
@@ -453,7 +520,7 @@ fn readers_from_before_do_not_see_the_rows() {
     let untouched = rows.keys().nth(rows.len() / 2).unwrap();
     assert_eq!(reader.get(&keyspace, untouched).unwrap(), None);
     assert_eq!(scanner.count(&keyspace, ..).unwrap(), 0);
-    assert!(load(&db, "k", &rows).unwrap());
+    load(&db, "k", &rows).unwrap();
     for _ in 0..2 {
         assert!(snapshot.is_empty(&keyspace).unwrap());
         assert_eq!(snapshot.get(&keyspace, first).unwrap(), None);
@@ -476,23 +543,24 @@ fn readers_from_before_do_not_see_the_rows() {
     assert_eq!(db.snapshot().count(&keyspace, ..).unwrap(), rows.len() as u64 - 1);
 }
 
-/// Of two simultaneous loads into one keyspace, one is attached and the rows of the other are put over it. Loads into
-/// different keyspaces are all attached.
+/// Of two simultaneous loads into one keyspace, one is attached and the other is refused. Loads into different
+/// keyspaces are all attached.
 #[test]
 fn loads_go_on_beside_each_other() {
     let (_, config) = faulty();
     let db = config.open("/db").unwrap();
     let rows: Vec<Model> = (0..4).map(|seed| some_rows(seed, 2500)).collect();
     let names = ["k", "k", "l", "m"];
-    let attached: Vec<bool> = std::thread::scope(|scope| {
-        let threads = rows.iter().zip(names).map(|(rows, name)| scope.spawn(|| load(&db, name, rows).unwrap()));
+    let mut results: Vec<_> = std::thread::scope(|scope| {
+        let threads = rows.iter().zip(names).map(|(rows, name)| scope.spawn(|| load(&db, name, rows)));
         let threads: Vec<_> = threads.collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert!(attached[2] && attached[3] && (attached[0] != attached[1]), "{attached:?}");
-    let (under, over) = if attached[0] { (0, 1) } else { (1, 0) };
-    let both: Model = rows[under].clone().into_iter().chain(rows[over].clone()).collect();
-    assert_holds(&db, &db.keyspace("k").unwrap(), &both);
+    results.drain(2..).for_each(|result| result.unwrap());
+    let attached = usize::from(results[0].is_err());
+    assert!(results[attached].is_ok(), "{results:?}");
+    reason(results.swap_remove(1 - attached));
+    assert_holds(&db, &db.keyspace("k").unwrap(), &rows[attached]);
     assert_holds(&db, &db.keyspace("l").unwrap(), &rows[2]);
     assert_holds(&db, &db.keyspace("m").unwrap(), &rows[3]);
 }
@@ -521,7 +589,7 @@ fn loads_that_have_begun_can_sort() {
             rows.iter().rev().for_each(|(key, value)| load.insert(key, value).unwrap());
         }
         for (number, (load, rows)) in loads.into_iter().enumerate() {
-            assert!(load.finish().unwrap().attached);
+            load.finish().unwrap();
             assert_holds(&db, &db.keyspace(&name(number)).unwrap(), &rows);
         }
     }
@@ -554,50 +622,58 @@ fn segments_that_a_load_gives_up_are_not_written_again() {
     assert_holds(&db, &rows, &model);
 }
 
-/// While a keyspace is loaded, others write to it. All of their writes and all rows of the load are there at the end,
-/// and no reader sees a part of an attached load.
+/// While a keyspace is loaded, others put rows into it and remove them again. The load is attached between two of their
+/// commits or refused. No writer loses what it has written, and no reader sees a part of a load.
 #[test]
 fn a_keyspace_is_loaded_beside_writers() {
-    for seed in 0..12 {
+    let mut attached_count = 0;
+    for seed in 0..24 {
         let (_, config) = faulty();
         let db = config.open("/db").unwrap();
         let keyspace = db.keyspace("k").unwrap();
         let rows = some_rows(seed, 1500);
         let stop = AtomicBool::new(false);
-        let (attached, written) = std::thread::scope(|scope| {
-            let writer = scope.spawn(|| {
+        let mut load = db.bulk_load("k").unwrap();
+        let loaded = std::thread::scope(|scope| {
+            scope.spawn(|| {
                 let mut random = Random(seed);
-                let mut written = 0u64;
                 while !stop.load(Ordering::Relaxed) {
                     let key = rows.keys().nth(random.below(rows.len() as u64) as usize).unwrap();
-                    let put = db.transact(|tx| {
+                    let has_put = db.transact(|tx| {
                         let was = tx.get(&keyspace, key)?.map(drumlin::Value::into_vec);
                         assert!(was.is_none() || was.as_ref() == Some(&rows[key]), "a row has lost what was written");
-                        if was.is_none() && seed % 2 == 0 {
-                            tx.insert(&keyspace, key, &rows[key])?;
+                        let puts = was.is_none() && seed % 2 == 0;
+                        if puts {
+                            tx.insert(&keyspace, key, "of the writer")?;
                         }
-                        Ok::<_, Error>(())
+                        Ok::<_, Error>(puts)
                     });
-                    put.unwrap();
-                    if seed % 3 == 0 {
-                        let new = keyspace.insert_if_absent(key, &rows[key]).unwrap();
-                        written += u64::from(new);
+                    if has_put.unwrap() || seed % 3 == 0 && keyspace.insert_if_absent(key, "of the writer").unwrap() {
+                        assert_eq!(keyspace.get(key).unwrap().unwrap(), "of the writer", "a load replaced a row");
+                        keyspace.remove(key).unwrap();
                     }
                 }
-                written
             });
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     db.checkpoint().unwrap();
                 }
             });
-            let attached = load(&db, "k", &rows).unwrap();
+            rows.iter().for_each(|(key, value)| load.insert(key, value).unwrap());
+            let loaded = load.finish();
             stop.store(true, Ordering::Relaxed);
-            (attached, writer.join().unwrap())
+            loaded
         });
-        assert_holds(&db, &keyspace, &rows);
-        assert!(seed % 2 == 0 || seed % 3 == 0 || attached, "seed {seed}: no writer wrote, and {written} rows were");
+        if loaded.is_ok() {
+            attached_count += 1;
+            assert_holds(&db, &keyspace, &rows);
+        } else {
+            println!("seed {seed}: {}", reason(loaded));
+            assert!(seed % 2 == 0 || seed % 3 == 0, "seed {seed}: a load is refused that no writer disturbed");
+            assert_holds(&db, &keyspace, const { &Model::new() });
+        }
     }
+    println!("{attached_count} of 24 loads were attached");
 }
 
 /// Dropping the keyspace at any time during a load ends the load with an error and leaks nothing.
@@ -643,10 +719,7 @@ fn a_full_disk_leaves_nothing_of_a_load() {
         let any_order = |db: &Database| load_in_any_order(db, "k", &rows, step);
         let done = if step % 2 == 0 { load(&db, "k", &rows) } else { any_order(&db) };
         match done {
-            Ok(attached) => {
-                assert!(attached);
-                assert_holds(&db, &keyspace, &rows);
-            }
+            Ok(()) => assert_holds(&db, &keyspace, &rows),
             Err(Error::DiskFull { .. }) => {
                 refused += 1;
                 assert_eq!(keyspace.count(..).unwrap(), 0);
@@ -654,7 +727,7 @@ fn a_full_disk_leaves_nothing_of_a_load() {
                 let after = db.stats().live_bytes;
                 assert!(after < before + (16 << 10), "{before} bytes before, {after} after");
                 faulty.set_space_limit(None);
-                assert!(any_order(&db).unwrap());
+                any_order(&db).unwrap();
                 assert_holds(&db, &keyspace, &rows);
             }
             Err(other) => panic!("step {step}: {other:?}"),
@@ -693,7 +766,7 @@ fn tasks_load_too() {
             load.insert_async(key, value).await.unwrap();
         }
         let report = load.finish_async().await.unwrap();
-        assert!(report.attached && report.rows == rows.len() as u64);
+        assert_eq!(report.rows, rows.len() as u64);
         let mut load = db.bulk_load_async("other").await.unwrap();
         let dropped = futures_util::future::poll_immediate(load.insert_async("a", vec![1; 300_000])).await;
         if dropped.is_none() {
@@ -737,7 +810,7 @@ fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(
         true => rows.iter().try_for_each(|(key, value)| insert(key, value)).unwrap(),
         false => insert_in_any_order(rows, 1, insert).unwrap(),
     }
-    assert!(load.finish().unwrap().attached);
+    load.finish().unwrap();
     told.push((disk.change_count(), Told::Loaded));
     if moments[1] {
         db.checkpoint().unwrap();
@@ -893,23 +966,4 @@ fn a_load_is_written_once() {
     let written = after.device_write_bytes - before.device_write_bytes;
     assert!((bytes..bytes + bytes / 5).contains(&written), "{written} bytes were written for {bytes}");
     assert!(after.log_bytes_written - before.log_bytes_written < 4096);
-}
-
-/// A load whose rows are put by transactions uses smaller ones if its rows replace long values or are in many large
-/// leaves.
-#[test]
-fn rows_in_the_way_of_a_load_may_be_long() {
-    for (page_bytes, value_bytes) in [(32 << 10, 5000), (4096, 60_000)] {
-        let db = Config::in_memory().memory(16 << 20).durability(Durability::Relaxed).open("").unwrap();
-        let k = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(page_bytes)).unwrap();
-        (0..600u64).for_each(|row| k.insert(row.to_be_bytes(), vec![1; value_bytes]).unwrap());
-        let mut load = db.bulk_load("k").unwrap();
-        (0..600u64).step_by(3).for_each(|row| load.insert(row.to_be_bytes(), "short").unwrap());
-        let report = load.finish().unwrap();
-        assert!(!report.attached && report.rows == 200, "{report:?}");
-        for row in 0..600 {
-            let value = k.get(u64::to_be_bytes(row)).unwrap().unwrap();
-            assert_eq!(value.len(), if row % 3 == 0 { 5 } else { value_bytes });
-        }
-    }
 }

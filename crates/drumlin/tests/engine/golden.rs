@@ -215,8 +215,7 @@ impl Machine {
             ["load", name, range, _] => {
                 let mut load = self.db().bulk_load(name)?;
                 numbers(range).map(u64::to_be_bytes).try_for_each(|key| load.insert(key, value_of(&key, bytes)))?;
-                let report = load.finish()?;
-                return Ok(Some(format!("rows: {}, attached: {}", report.rows, report.attached)));
+                return Ok(Some(format!("rows: {}", load.finish()?.rows)));
             }
             ["transaction", _, range, _] => {
                 let mut tx = self.db().begin()?;
