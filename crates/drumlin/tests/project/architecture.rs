@@ -243,25 +243,72 @@ fn unsafe_code_is_where_it_is_expected() {
     assert_eq!(found, UNSAFE_FILES);
 }
 
-/// The code map names every folder, and every file that it names exists.
+/// Returns the first column of a table in Markdown: all names in backticks in it.
+fn names_in_table(text: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for line in text.lines().filter(|line| line.starts_with("| ")) {
+        let column = line[2..].split(" | ").next().unwrap();
+        names.extend(column.split('`').skip(1).step_by(2).map(str::to_owned));
+    }
+    names
+}
+
+/// Returns the names that the table of files in a folder's README has, or `None` if there is no such table.
+fn files_table(folder: &Path) -> Option<Vec<String>> {
+    let text = fs::read_to_string(folder.join("README.md")).ok()?;
+    let table = text.split("\n## Files\n").nth(1)?.split("\n## ").next().unwrap().to_owned();
+    Some(names_in_table(&table))
+}
+
+/// The code map names every top-level file and folder, and all that it names exists. A folder whose README has a table
+/// of its files is one row of the map. Of other folders and of drumlin-io, the map names every file.
 #[test]
 fn the_code_map_is_true() {
     let text = fs::read_to_string(source_dir().join("../../../ARCHITECTURE.md")).unwrap();
-    let map = text.split("## Code map").nth(1).expect("a code map").split("\n## ").next().unwrap();
-    let mut named = Vec::new();
-    for line in map.lines().filter(|line| line.starts_with("| `")) {
-        let name = line.split('`').nth(1).unwrap();
+    let map = text.split("## Code map").nth(1).expect("a code map").split("\nThe other crates:").next().unwrap();
+    let named = names_in_table(map);
+    for name in &named {
         let path = match name.strip_prefix("drumlin-io/") {
             Some(file) => source_dir().join("../../drumlin-io/src").join(file),
             None => source_dir().join(name),
         };
         assert!(path.exists(), "the code map names {name}, which is not there");
-        named.push(name.trim_end_matches('/').to_owned());
+        let folder = source_dir().join(name.split('/').next().unwrap());
+        let is_whole = name.ends_with('/') && name.matches('/').count() == 1;
+        assert!(is_whole || files_table(&folder).is_none(), "{name} belongs in the README of its folder");
     }
     for (file, _) in sources_with_io() {
-        let is_named = named.iter().any(|name| *name == file || file.starts_with(&format!("{name}/")));
-        assert!(is_named || is_test(&file), "the code map does not name {file}");
+        let is_named = |name: &String| *name == file || name.ends_with('/') && file.starts_with(name);
+        assert!(named.iter().any(is_named) || is_test(&file), "the code map does not name {file}");
     }
+    for name in named.iter().filter(|name| name.ends_with('/') && !name.starts_with("drumlin-io/")) {
+        assert!(files_table(&source_dir().join(name)).is_some(), "{name} has no table of its files");
+    }
+}
+
+/// The README of a folder ends with a table of the folder's files and subfolders. It names each of them, except tests,
+/// and nothing else.
+#[test]
+fn the_tables_of_files_are_true() {
+    let mut count = 0;
+    for folder in fs::read_dir(source_dir()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
+        let Some(named) = files_table(&folder) else { continue };
+        count += 1;
+        let shown = folder.strip_prefix(source_dir()).unwrap().display();
+        for name in &named {
+            let path = folder.join(name);
+            assert!(path.exists() && path.is_dir() == name.ends_with('/'), "{shown}/README.md: {name} is not there");
+        }
+        for entry in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()) {
+            let mut name = entry.file_name().into_string().unwrap();
+            if entry.path().is_dir() {
+                name.push('/');
+            }
+            let is_exempt = ["README.md", "tests.rs", "tests/"].contains(&&*name);
+            assert!(is_exempt || named.contains(&name), "{shown}/README.md does not name {name}");
+        }
+    }
+    assert!(count >= 10, "{count} folders have a table of their files");
 }
 
 /// Returns a crate's files by module path, with their code, except those that exist only in tests.
