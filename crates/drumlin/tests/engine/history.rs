@@ -7,6 +7,7 @@
 use crate::support;
 
 use std::ops::Bound;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -262,11 +263,20 @@ impl Stage {
         recorded
     }
 
-    /// Runs one transaction that reads until all others have run. The old versions that it needs do not fit in memory.
-    fn run_old_reader(&self, level: Isolation, left: &AtomicU64, count: u64, seed: u64) -> Transaction {
+    /// Runs one transaction that begins before all others and reads until they have run. The old versions that it needs
+    /// do not fit in memory.
+    fn run_old_reader(
+        &self,
+        level: Isolation,
+        begun: &Barrier,
+        left: &AtomicU64,
+        count: u64,
+        seed: u64,
+    ) -> Transaction {
         let mut random = Random(seed);
         let (number, began) = (self.number.fetch_add(1, Ordering::Relaxed), self.moment());
         let tx = self.db.begin_with(TxOptions { isolation: level, ..self.db.tx_options() }).unwrap();
+        begun.wait();
         let (tx, mut steps) = (Tx(tx, Face::Blocking), Vec::new());
         for pause in (0..100).rev() {
             while left.load(Ordering::Relaxed) > count / 100 * pause {
@@ -287,8 +297,10 @@ impl Stage {
     fn record(&self, mut history: History, levels: &[Isolation], count: u64, seed: u64) -> History {
         let left = AtomicU64::new(count);
         let stop = AtomicBool::new(false);
+        let of_snapshots: Vec<Isolation> = levels.iter().copied().filter(|level| *level != ReadCommitted).collect();
+        let begun = Barrier::new(THREADS as usize + of_snapshots.len());
         let recorded: Vec<Vec<Transaction>> = std::thread::scope(|scope| {
-            let (left, stop) = (&left, &stop);
+            let (left, stop, begun) = (&left, &stop, &begun);
             let upkeep = scope.spawn(move || {
                 while !stop.load(Ordering::Acquire) {
                     self.db.checkpoint().unwrap();
@@ -301,6 +313,7 @@ impl Stage {
                 .map(|thread| {
                     let go_on = go_on.clone();
                     scope.spawn(move || {
+                        begun.wait();
                         let seed = seed << 8 | thread << 2;
                         let one_done = |left: u64| {
                             if left.is_multiple_of(PER_CHECKPOINT) {
@@ -315,9 +328,11 @@ impl Stage {
                     })
                 })
                 .collect();
-            let of_snapshots = levels.iter().copied().filter(|level| *level != ReadCommitted);
             let old_readers: Vec<_> = of_snapshots
-                .map(|level| scope.spawn(move || vec![self.run_old_reader(level, left, count, seed << 8 | 0xFF)]))
+                .into_iter()
+                .map(|level| {
+                    scope.spawn(move || vec![self.run_old_reader(level, begun, left, count, seed << 8 | 0xFF)])
+                })
                 .collect();
             let threads = threads.into_iter().chain(old_readers);
             let recorded = threads.map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>();
