@@ -47,6 +47,8 @@ impl Engine {
     ) -> Result<()> {
         let (pages, id) = (&tree.pages, tree.pages.id);
         assert!(!tables.root.is_none(), "a load without a root is attached");
+        // Versions of removed rows that no snapshot needs are no reason to refuse the load.
+        self.collect_all_garbage();
         // The root may be evicted again before it is latched.
         loop {
             let is_empty_root = tree.waiting(|_| {

@@ -34,6 +34,10 @@ const ROW_OVERHEAD_BYTES: usize = crate::format::node::SLOT_BYTES + crate::forma
 /// and merges from undoing each other.
 const UNDERFULL_SHARE: usize = 4;
 
+/// The maximum number of consecutive passes over empty leaves that merge nothing. Other threads may change the tree at
+/// the same time.
+const IDLE_PASSES_MAX: u32 = 100;
+
 /// A change of the fences of latched pages. Dropping it tells the observer that all new nodes are published.
 struct FenceChange<'t, const N: usize> {
     observer: &'t dyn RowObserver,
@@ -345,7 +349,7 @@ impl Tree {
     }
 
     /// Merges the leaves of a tree without rows until its root is an empty leaf. Returns `false` as soon as a row is
-    /// found. Waits for pages and frames. O(leaves).
+    /// found, or if other threads keep it from making progress. Waits for pages and frames. O(leaves).
     ///
     /// A tree that was larger than memory has empty leaves after its rows are removed, because
     /// [`try_merge`](Self::try_merge) merges only leaves in memory. `prepare` is called before each change, without
@@ -358,7 +362,9 @@ impl Tree {
                 Ok(Leaf::new(&leaf).is_empty().then(|| (leaf.page(), upper())))
             })
         };
-        loop {
+        let mut idle_passes = 0;
+        while idle_passes < IDLE_PASSES_MAX {
+            idle_passes += 1;
             // Each pass leaves at most one leaf to each parent, so that the next one merges the parents.
             let mut next = Some(Vec::new());
             while let Some(key) = next {
@@ -378,6 +384,7 @@ impl Tree {
                     if !self.waiting(|_| self.try_merge_level(&key, level, Merging::AllThatFit))? {
                         break;
                     }
+                    idle_passes = 0;
                     level += 1;
                 }
                 next = upper;
@@ -387,9 +394,11 @@ impl Tree {
                 if !self.waiting(|_| self.try_collapse_root())? {
                     break;
                 }
+                idle_passes = 0;
             }
             self.check_dropped()?;
         }
+        Ok(false)
     }
 
     /// Returns `true` if a page is empty enough to be merged.
