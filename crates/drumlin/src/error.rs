@@ -243,6 +243,7 @@ pub enum Error {
     ///
     /// - the keyspace had rows when the load began;
     /// - it received rows during the load;
+    /// - other calls were changing it while its empty pages were merged;
     /// - a snapshot still sees rows that were removed from it;
     /// - a transaction has locked a row of it.
     KeyspaceNotEmpty {

@@ -25,12 +25,13 @@ use crate::pool::FrameWrite;
 use crate::space::table::CHUNK_PAGES;
 use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace, Purpose};
 use crate::task::{WaitMode, ready};
-use crate::tree::Target;
 use crate::tree::node::Leaf;
+use crate::tree::{Emptied, Target};
 use crate::txn::engine::{Engine, Replaying};
 
 /// The reasons for which a load is refused after it began, in [`Error::KeyspaceNotEmpty`].
 const HAS_GOT_ROWS: &str = "it received rows during the load";
+const IS_BUSY: &str = "other calls were changing it while its empty pages were merged";
 const IS_SEEN: &str = "a snapshot still sees rows that were removed from it";
 const IS_LOCKED: &str = "a transaction has locked a row of it";
 
@@ -47,8 +48,6 @@ impl Engine {
     ) -> Result<()> {
         let (pages, id) = (&tree.pages, tree.pages.id);
         assert!(!tables.root.is_none(), "a load without a root is attached");
-        // Versions of removed rows that no snapshot needs are no reason to refuse the load.
-        self.collect_all_garbage();
         // The root may be evicted again before it is latched.
         loop {
             let is_empty_root = tree.waiting(|_| {
@@ -101,11 +100,15 @@ impl Engine {
     pub(super) fn merge_before_load(&self, tree: &CountedTree) -> Result<()> {
         // A merge changes two nodes, replaces a third, and frees a page.
         let (changes, bytes) = (4, 4 * tree.pages.page_bytes as u64);
-        let is_empty = tree.merge_empty_leaves(|| {
+        let emptied = tree.merge_empty_leaves(|| {
             ready(self.secure_changes(WaitMode::Blocking, changes));
             ready(self.reserve_space(WaitMode::Blocking, Purpose::Remove, bytes))
         })?;
-        if is_empty { Ok(()) } else { Err(refused(tree, HAS_GOT_ROWS)) }
+        match emptied {
+            Emptied::Whole => Ok(()),
+            Emptied::HasRows => Err(refused(tree, HAS_GOT_ROWS)),
+            Emptied::Busy => Err(refused(tree, IS_BUSY)),
+        }
     }
 }
 

@@ -15,7 +15,7 @@
 pub(crate) mod node;
 mod structure;
 
-pub(crate) use structure::{FRAMES_NEEDED, Incoming, has_room};
+pub(crate) use structure::{Emptied, FRAMES_NEEDED, Incoming, has_room};
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ use crate::task::turn;
 use crate::task::{Boxed, WaitMode, ready};
 use node::{Inner, LeafMut, Node};
 
-/// Receives notice of structure changes, for whatever is kept beside the pages. Each keyspace's tree gets its observer
-/// when it is created. All calls are made under the shared epoch latch.
+/// Is told about structure changes, for data about pages that lies outside of them: row counts and old versions. Each
+/// keyspace's tree gets its observer when it is created. All calls are made under the shared epoch latch.
 pub(crate) trait RowObserver: Send + Sync {
     /// A new page is about to be published under this number, which an earlier page may have had.
     fn page_created(&self, page: PageId);

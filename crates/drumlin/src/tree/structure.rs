@@ -38,6 +38,17 @@ const UNDERFULL_SHARE: usize = 4;
 /// the same time.
 const IDLE_PASSES_MAX: u32 = 100;
 
+/// The outcome of merging the leaves of a tree without rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Emptied {
+    /// The root is an empty leaf.
+    Whole,
+    /// A row was found.
+    HasRows,
+    /// Nothing was merged in [`IDLE_PASSES_MAX`] passes: other threads were changing the tree.
+    Busy,
+}
+
 /// A change of the fences of latched pages. Dropping it tells the observer that all new nodes are published.
 struct FenceChange<'t, const N: usize> {
     observer: &'t dyn RowObserver,
@@ -348,13 +359,13 @@ impl Tree {
         }
     }
 
-    /// Merges the leaves of a tree without rows until its root is an empty leaf. Returns `false` as soon as a row is
-    /// found, or if other threads keep it from making progress. Waits for pages and frames. O(leaves).
+    /// Merges the leaves of a tree without rows until its root is an empty leaf, or until it finds a row. Waits for pages
+    /// and frames. O(leaves).
     ///
     /// A tree that was larger than memory has empty leaves after its rows are removed, because
     /// [`try_merge`](Self::try_merge) merges only leaves in memory. `prepare` is called before each change, without
     /// latches; its result is kept until the change is made.
-    pub(crate) fn merge_empty_leaves<R>(&self, mut prepare: impl FnMut() -> Result<R>) -> Result<bool> {
+    pub(crate) fn merge_empty_leaves<R>(&self, mut prepare: impl FnMut() -> Result<R>) -> Result<Emptied> {
         let read_empty_leaf = |key: &[u8]| {
             self.waiting(|_| {
                 let leaf = self.read_leaf(Target::At(key))?;
@@ -368,15 +379,15 @@ impl Tree {
             // Each pass leaves at most one leaf to each parent, so that the next one merges the parents.
             let mut next = Some(Vec::new());
             while let Some(key) = next {
-                let Some((page, upper)) = read_empty_leaf(&key)? else { return Ok(false) };
+                let Some((page, upper)) = read_empty_leaf(&key)? else { return Ok(Emptied::HasRows) };
                 if page == PageId::ROOT {
-                    return Ok(true);
+                    return Ok(Emptied::Whole);
                 }
                 // This also brings the right neighbour and the nodes above it into memory.
                 if let Some(upper) = &upper
                     && read_empty_leaf(upper)?.is_none()
                 {
-                    return Ok(false);
+                    return Ok(Emptied::HasRows);
                 }
                 let mut level = 0;
                 loop {
@@ -398,7 +409,7 @@ impl Tree {
             }
             self.check_dropped()?;
         }
-        Ok(false)
+        Ok(Emptied::Busy)
     }
 
     /// Returns `true` if a page is empty enough to be merged.

@@ -395,6 +395,21 @@ fn a_keyspace_in_use_refuses_a_load() {
     }
 }
 
+/// Old versions of removed rows are no reason to refuse a load once the last snapshot that saw them is dropped, even if
+/// nothing has dropped the versions yet.
+#[test]
+fn versions_that_no_snapshot_needs_refuse_no_load() {
+    let rows = some_rows(6, 500);
+    let db = Config::in_memory().open("").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    keyspace.insert("row", "old").unwrap();
+    let snapshot = db.snapshot();
+    keyspace.remove("row").unwrap();
+    drop(snapshot);
+    load_in_any_order(&db, "k", &rows, 3).unwrap();
+    assert_holds(&db, &keyspace, &rows);
+}
+
 /// A keyspace that was larger than memory accepts a load after all of its rows were removed, in any order, although
 /// some of its leaves could not be merged. A row among those leaves is still found.
 #[test]
