@@ -107,9 +107,11 @@ impl Pool {
             if !Span::join(&mut span, self.space.cover(address), self.buffers.group_bytes_max()) {
                 break;
             }
+            assert!(!address.is_none(), "an extent at no address is read");
             self.space.ensure_written(address, self.on_written())?;
             end += 1;
         }
+        assert!(end > first, "a request reads no extent");
         Ok(Request { span: span.expect("a place at least"), buffer_bytes: 0, addresses: first..end })
     }
 }

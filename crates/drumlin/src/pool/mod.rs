@@ -873,6 +873,8 @@ impl Pool {
 
     /// Hands work to the threads that read ahead. Drops the work if their queue is full or no thread can be started.
     fn enqueue_ahead(self: &Arc<Self>, work: Ahead) {
+        let reads_nothing = matches!(&work, Ahead::Read(_, wanted) if wanted.is_empty());
+        debug_assert!(!reads_nothing, "no page is read ahead");
         if !self.background.has_threads.load(Ordering::Acquire)
             && let Err(error) = self.start_background()
         {
@@ -923,6 +925,7 @@ impl Pool {
     /// anything else either.
     pub(crate) fn with_buffer<T>(&self, length: usize, body: impl FnOnce(&mut AlignedBuffer) -> T) -> T {
         let mut buffer = self.buffers.take(length);
+        assert!(buffer.len() >= length, "a buffer of {} bytes is too short for {length}", buffer.len());
         let value = body(&mut buffer);
         self.buffers.give(buffer);
         value

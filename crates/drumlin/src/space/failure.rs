@@ -26,6 +26,7 @@ impl Space {
 
     /// Like [`fail`](Self::fail), for callers that report no error.
     pub(crate) fn fail_quietly(&self, reason: &str) {
+        debug_assert!(!reason.is_empty(), "a quiet failure has no reason");
         let _ = self.failure.stopped.set(Stopped::Failed(reason.into()));
     }
 

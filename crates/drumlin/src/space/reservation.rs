@@ -126,6 +126,8 @@ impl Reservations {
     /// Grants an allowance, after the sums were [settled](Self::settle).
     fn grant(&self, admissions: &mut Admissions) {
         assert!(admissions.granted_bytes == 0, "an allowance is granted beside another: {admissions:?}");
+        let left_bytes = self.allowance.left_bytes.load(Ordering::Relaxed);
+        assert!(left_bytes == 0, "{left_bytes} bytes are left of an allowance that was revoked");
         admissions.granted_bytes = ALLOWANCE_BYTES;
         self.allowance.left_bytes.store(ALLOWANCE_BYTES, Ordering::Relaxed);
     }
@@ -242,6 +244,7 @@ impl Space {
                     self.reservations.grant(&mut admissions);
                 }
                 Admission::Scarce { segments } | Admission::Short { segments, .. } => {
+                    assert!(segments > state.free_segments, "{bytes} bytes are refused at {state:?}");
                     let reserved_bytes = state.reserved_bytes;
                     return Err(Shortage { segments, reserved_bytes, is_for_allowance: true });
                 }
@@ -378,6 +381,7 @@ fn check_admission(
         (Admission::Scarce { segments } | Admission::Short { segments, .. }, Margin::Full) => segments,
         (Admission::Short { least_segments, .. }, Margin::Least) => least_segments,
     };
+    assert!(segments > state.free_segments, "{bytes} bytes for {purpose:?} are refused at {state:?}");
     Err(Shortage { segments, reserved_bytes: state.reserved_bytes, is_for_allowance: false })
 }
 

@@ -65,6 +65,7 @@ impl TableLog {
     /// [taken](Self::take).
     pub(super) fn begin(&self, epoch: Epoch) {
         let mut changes = self.lock(epoch);
+        assert_eq!(self.count(epoch), 0, "the epoch before last has changes that count");
         assert!(changes.fresh.is_empty(), "the epoch before last has changes in no summary");
         assert!(changes.summaries.is_empty(), "the epoch before last has summaries in no checkpoint");
         assert!(changes.images.is_empty(), "the epoch before last has chunks in no checkpoint");

@@ -22,6 +22,7 @@ impl Space {
     /// Writes a chunk of a large value immediately. Returns its address, which no table has yet.
     pub(crate) fn write_value_chunk(&self, extent: &mut AlignedBuffer, bytes: usize) -> Result<ExtentAddress> {
         let padded = bytes.next_multiple_of(BLOCK_BYTES);
+        assert!(bytes > 0, "a chunk of a value has no bytes");
         assert!(padded as u64 <= self.segments.segment_bytes(), "a chunk of {bytes} bytes is larger than a segment");
         extent.set_len(padded);
         extent[bytes..].fill(0);
@@ -41,7 +42,9 @@ impl Space {
                     (segment, self.segments.start(segment))
                 }
             };
-            *open = Some((segment, position + padded as u64));
+            let end = position + padded as u64;
+            assert!(end <= self.segments.start(segment) + segment_bytes, "a chunk passes the end of {segment}");
+            *open = Some((segment, end));
             let segment_use = self.segments.segment_use(segment);
             assert!(segment_use != SegmentUse::UNKNOWN, "{segment} is written to in no use of it");
             let address = ExtentAddress::new(position, padded as u64, segment_use);

@@ -44,12 +44,19 @@ impl Jobs {
     }
 }
 
+fn overlap(one: &std::ops::Range<u64>, other: &std::ops::Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
 impl WriteJobs {
     pub(super) fn enqueue(&self, jobs: Vec<WriteJob>) {
         if !jobs.is_empty() {
             let is_whole = |job: &WriteJob| job.bytes().len().is_multiple_of(BLOCK_BYTES);
             assert!(jobs.iter().all(is_whole), "a buffer ends within a block");
-            self.jobs.lock().waiting.extend(jobs);
+            let mut queue = self.jobs.lock();
+            let overlaps = |job: &WriteJob| queue.waiting.iter().any(|other| overlap(&job.range(), &other.range()));
+            debug_assert!(!jobs.iter().any(overlaps), "two jobs wait to write at the same place");
+            queue.waiting.extend(jobs);
         }
     }
 }
@@ -87,7 +94,8 @@ impl Space {
                 let mut jobs = self.write_jobs.jobs.lock();
                 let Some(job) = jobs.waiting.pop_front() else { return self.check_failure() };
                 let range = job.range();
-                let overlaps = |other: &std::ops::Range<u64>| other.start < range.end && range.start < other.end;
+                assert!(!range.is_empty(), "a job writes nothing at {range:?}");
+                let overlaps = |other: &std::ops::Range<u64>| overlap(&range, other);
                 debug_assert!(!jobs.running.iter().any(overlaps), "two jobs write over each other at {range:?}");
                 jobs.running.push(range);
                 job
@@ -126,6 +134,7 @@ impl Space {
 
     /// Returns `true` if an appended extent can be read back. If it is still in a buffer, enqueues the buffer.
     pub(crate) fn is_written(&self, address: ExtentAddress) -> bool {
+        assert!(!address.is_none(), "nothing is written at no address");
         self.hand_on(address);
         let jobs = self.write_jobs.jobs.lock();
         !jobs.contain(address) && !jobs.have_failed(address)
@@ -144,6 +153,7 @@ impl Space {
 
     /// Waits until an appended extent can be read back, enqueuing and writing its buffer if necessary.
     pub(crate) fn ensure_written(&self, address: ExtentAddress, written: impl Fn(&[FrameIndex])) -> Result<()> {
+        assert!(!address.is_none(), "a write at no address is waited for");
         self.hand_on(address);
         loop {
             let mut jobs = self.write_jobs.jobs.lock();
