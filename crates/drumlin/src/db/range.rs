@@ -177,7 +177,7 @@ impl Range {
         Salvage(self)
     }
 
-    /// Calls `look` with each remaining row in key order until it breaks. Returns the value that it broke with. Another
+    /// Calls `look` with each remaining row in key order until `look` returns `Break`. Returns its value. Another
     /// call, or the iterator, continues after that row.
     ///
     /// This is the fastest way to read many rows: the slices point into the scan's own copies, so that a row costs no

@@ -513,7 +513,7 @@ impl Scan {
         }
     }
 
-    /// Calls `look` with each remaining row until it breaks.
+    /// Calls `look` with each remaining row until `look` returns `Break`.
     pub(super) async fn show_rows<B>(
         &mut self,
         mode: WaitMode<'_>,

@@ -1,7 +1,7 @@
 //! The bulk loads that are attached to a keyspace, as its readers and writers see them.
 //!
-//! A bulk load publishes rows without row locks and without commit timestamps in its pages. Two facts make up for that,
-//! and both belong to the keyspace:
+//! A bulk load takes no row locks, and its pages have no commit timestamps. So readers and writers cannot notice it as
+//! they notice other commits. Instead the keyspace records two facts about loads, and they ask for them:
 //!
 //! - *When the newest load was attached.* The keyspace had no row for any reader at that time. So a reader at an
 //!   earlier timestamp treats every leaf as empty ([`is_loaded_since`](LoadGate::is_loaded_since)).
@@ -23,8 +23,8 @@
 //! published timestamp. A reader latches a leaf, then asks `is_loaded_since`. It can reach a leaf of the load only
 //! through the new root, and so sees step 3.
 //!
-//! The loom models of `load/attach.rs` explore steps 1 to 5 beside a writer. The planted bugs `skip-attaching` and
-//! `show-load-early` remove one check each.
+//! The loom models of `load/attach.rs` explore steps 1 to 5 with a concurrent writer. The planted bugs `skip-attaching`
+//! and `show-load-early` remove one check each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -28,7 +28,7 @@ use crate::task::turn;
 use crate::task::{Boxed, WaitMode, ready};
 use node::{Inner, LeafMut, Node};
 
-/// Is told about structure changes, for data about pages that lies outside of them: row counts and old versions. Each
+/// A listener to structure changes, for data about pages that lies outside of them: row counts and old versions. Each
 /// keyspace's tree gets its observer when it is created. All calls are made under the shared epoch latch.
 pub(crate) trait RowObserver: Send + Sync {
     /// A new page is about to be published under this number, which an earlier page may have had.

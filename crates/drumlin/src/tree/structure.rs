@@ -359,8 +359,8 @@ impl Tree {
         }
     }
 
-    /// Merges the leaves of a tree without rows until its root is an empty leaf, or until it finds a row. Waits for pages
-    /// and frames. O(leaves).
+    /// Merges the leaves of a tree without rows until its root is an empty leaf, or until it finds a row. Waits for
+    /// pages and frames. O(leaves).
     ///
     /// A tree that was larger than memory has empty leaves after its rows are removed, because
     /// [`try_merge`](Self::try_merge) merges only leaves in memory. `prepare` is called before each change, without

@@ -19,7 +19,7 @@ pub(crate) struct RowLock<'a> {
 }
 
 impl<'a> RowLock<'a> {
-    /// Locks a row that the owner has not locked, unless another transaction has.
+    /// Locks a row that `owner` has not locked yet. Fails if another transaction holds the lock.
     #[inline]
     pub(crate) fn try_new(
         table: &'a LockTable,

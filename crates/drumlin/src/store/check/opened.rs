@@ -64,7 +64,7 @@ impl Store {
         let (kept, found_before) = (self.counts_of_check(open), found_count(report));
         self.walk_tree(open, kept.as_deref(), report);
         let Some(kept) = kept.filter(|_| found_count(report) == found_before) else { return };
-        // All leaves are counted now, so this adds the inner nodes.
+        // The walk has counted all leaves. Counting the whole range now stores the counts of the inner nodes too.
         let mut cursor = CountCursor::new(Vec::new(), None, kept.base().generation);
         if let Err(error) = ready(open.tree.count_on(WaitMode::Blocking, &kept, &mut cursor, None)) {
             log::debug!("counting the rows of keyspace {:?} during a check: {error}", open.name());

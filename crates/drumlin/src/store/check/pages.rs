@@ -24,7 +24,7 @@ pub(super) struct Verifier<'v> {
 pub(super) struct Verified {
     /// Rows in intact leaves on disk.
     pub(super) leaf_rows: u64,
-    /// The corrupted pages that are not in the report, because the page table itself may be wrong.
+    /// The number of corrupted pages that are not reported one by one, because the page table may be wrong about them.
     pub(super) unreported: u64,
 }
 

@@ -130,7 +130,7 @@ impl std::fmt::Display for LostKeys {
 }
 
 impl CheckReport {
-    /// The most corruptions listed: a file that was cut short may lack millions of pages.
+    /// The maximum number of findings that a report lists. A truncated file may lack millions of pages.
     pub const DAMAGE_COUNT_MAX: usize = 1000;
 
     pub(super) fn note(&mut self, error: Error, cost: impl Into<String>) {

@@ -148,7 +148,7 @@ struct Progress<'s> {
 /// The result of reclaiming space.
 #[derive(Debug, Default)]
 pub(crate) struct Reclaimed {
-    /// The last checkpoint made for [`Goal::MakeSpace`].
+    /// The last checkpoint that a pass for [`Goal::MakeSpace`] made.
     checkpoint: Option<CheckpointReport>,
     /// The reason if something was left where it was.
     left: Option<Left>,
@@ -326,7 +326,7 @@ impl<'s> Reclaimer<'s> {
         Ok(Some(Pass::Move(end)))
     }
 
-    /// Gives back the free end of the file. Returns the segments in use behind its *front*, which is as long as the
+    /// Gives back the free end of the file. Returns the segments in use after its *front*, which is as long as the
     /// segments in use and those that must stay free.
     fn end_of_file(
         &self,

@@ -151,7 +151,8 @@ impl Reclaimer<'_> {
             return Ok(false);
         };
         let entry = pages.table.load(page);
-        // A value now under this page id was written after the segment was closed, so it need not move.
+        // If this page number now belongs to a value, the value was written after the segment was closed. So it lies
+        // in another segment and need not move.
         let is_node = write[KIND_OFFSET] != Kind::Value as u8;
         let is_it = is_node && (entry == PageEntry::Leaf(frame) || entry == PageEntry::Immutable(frame));
         if is_it {

@@ -339,7 +339,8 @@ impl Spilled {
                  {limit_bytes}"
             ));
         }
-        // The cache is bounded by itself. In the smallest budgets its two blocks alone would exceed the account.
+        // Do not count the block cache, which has a limit of its own. With the smallest budgets, its minimum of two
+        // blocks would exceed this limit, and nothing could be spilled.
         let taken = self.budget.taken_bytes(Account::Spilled).saturating_sub(self.cache.bytes());
         let limit = self.budget.limit_bytes(Account::Spilled) / 3 * 2;
         (taken > limit).then(|| {
