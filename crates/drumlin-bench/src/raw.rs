@@ -56,7 +56,7 @@ pub fn reads(folder: &Path, duration: Duration) -> io::Result<Option<RawReads>> 
 }
 
 fn reads_at(files: &[(FileRef, u64)], depth: usize, duration: Duration) -> io::Result<f64> {
-    let mut queue = backend(IoBackend::Auto)?.queue(depth)?;
+    let queue = backend(IoBackend::Auto)?.queue(depth)?;
     let total: u64 = files.iter().map(|(_, blocks)| blocks).sum();
     let mut random = Random(depth as u64);
     let mut place = move || {

@@ -320,7 +320,7 @@ impl Driver {
 
     /// The body of the thread. While requests are in flight, new ones wait for the next of these to finish, which is
     /// never long. Only an idle driver sleeps until a request is posted.
-    fn run(&self, mut queue: Box<dyn Queue>) {
+    fn run(&self, queue: Box<dyn Queue>) {
         let mut slots: Vec<Option<Job>> = (0..DRIVER_DEPTH).map(|_| None).collect();
         let mut slots_free: Vec<usize> = (0..DRIVER_DEPTH).collect();
         let mut jobs = VecDeque::new();

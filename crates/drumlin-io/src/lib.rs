@@ -45,7 +45,7 @@ mod tests;
 pub use async_stream::AsyncReadStream;
 pub use backend::{
     AlignedBuffer, BACKEND_VARIABLE, Backend, BackendFile, Completion, FileRef, Folder, FolderRef, IoBackend, Lock,
-    OpenIn, OpenOptions, Persist, Process, Queue, SyncMethod, backend, in_memory, open_folder,
+    OpenIn, OpenOptions, Persist, Process, Queue, QueueOptions, SyncMethod, backend, in_memory, open_folder,
 };
 pub use probe::{MethodFigures, Probe};
 pub use read::ReadBuffer;

@@ -96,7 +96,7 @@ fn reading_past_the_end(place: &TestFolder) {
         assert_eq!(file.read_up_to(&mut buffer, BLOCK as u64).unwrap(), 100);
         assert_eq!(file.read_up_to(&mut buffer, 8 * BLOCK as u64).unwrap(), 0);
 
-        let mut queue = place.backend.queue(4).unwrap();
+        let queue = place.backend.queue(4).unwrap();
         queue.push_read(&file, 0, AlignedBuffer::zeroed(2 * BLOCK), 1);
         queue.push_read(&file, 8 * BLOCK as u64, AlignedBuffer::zeroed(BLOCK), 2);
         queue.push_read(&file, 0, AlignedBuffer::zeroed(BLOCK), 3);
@@ -106,6 +106,8 @@ fn reading_past_the_end(place: &TestFolder) {
         for completion in &finished[..2] {
             assert_eq!(completion.result.as_ref().unwrap_err().kind(), ErrorKind::UnexpectedEof);
         }
+        assert_eq!((finished[0].transferred, finished[1].transferred), (BLOCK + 100, 0));
+        assert!(finished[0].buffer[..BLOCK] == block_of(0)[..]);
         assert!(finished[2].result.is_ok());
         assert_eq!(finished[2].buffer[..], block_of(0)[..]);
     }
@@ -115,7 +117,7 @@ fn a_full_queue_of_random_requests(place: &TestFolder) {
     const DEPTH: usize = 64;
     const BLOCKS: u64 = 500;
     let file = place.open("queue", CREATE);
-    let mut queue = place.backend.queue(DEPTH).unwrap();
+    let queue = place.backend.queue(DEPTH).unwrap();
     assert_eq!(queue.depth(), DEPTH);
     let mut finished = Vec::new();
     for (reading, order) in [(false, shuffled(BLOCKS)), (true, shuffled(BLOCKS).into_iter().rev().collect())] {
@@ -150,7 +152,7 @@ fn a_full_queue_of_random_requests(place: &TestFolder) {
 
 fn waiting_for_nothing(place: &TestFolder) {
     let file = place.patterned("file", BLOCK, true);
-    let mut queue = place.backend.queue(2).unwrap();
+    let queue = place.backend.queue(2).unwrap();
     let mut finished = Vec::new();
     queue.wait(0, &mut finished).unwrap();
     queue.wait(5, &mut finished).unwrap();
@@ -171,7 +173,7 @@ fn waiting_for_nothing(place: &TestFolder) {
 fn dropping_a_queue_in_flight(place: &TestFolder) {
     for round in 0..20 {
         let file = place.open("dropped", CREATE);
-        let mut queue = place.backend.queue(32).unwrap();
+        let queue = place.backend.queue(32).unwrap();
         for number in 0..32 {
             if round == 0 || number % 2 == 0 {
                 queue.push_write(&file, number * BLOCK as u64, block_of(number + round), number);
@@ -214,6 +216,135 @@ fn a_queue_that_moves(place: &TestFolder) {
         })
         .join()
         .unwrap();
+    }
+}
+
+/// While one thread waits for requests, another pushes more.
+fn one_thread_pushes_while_another_waits(place: &TestFolder) {
+    const COUNT: u64 = 2000;
+    let file = place.patterned("pushed", 64 * BLOCK, true);
+    let queue = place.backend.queue_with(QueueOptions { depth: 8, shared: true, polled: false }).unwrap();
+    let queue = queue.as_ref();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..COUNT {
+                while queue.in_flight() == 8 {
+                    thread::yield_now();
+                }
+                queue.push_read(&file, number % 64 * BLOCK as u64, AlignedBuffer::zeroed(BLOCK), number);
+                queue.submit().unwrap();
+            }
+        });
+        let mut seen = vec![false; COUNT as usize];
+        let mut finished = Vec::new();
+        while seen.iter().any(|seen| !seen) {
+            queue.wait(1, &mut finished).unwrap();
+            for completion in finished.drain(..) {
+                completion.result.unwrap();
+                assert!(completion.buffer[..] == block_of(completion.token % 64)[..]);
+                assert!(!std::mem::replace(&mut seen[completion.token as usize], true), "completed twice");
+            }
+        }
+    });
+    assert_eq!(queue.in_flight(), 0);
+}
+
+/// An interrupt loses no request, whether a wait is running or not.
+fn an_interrupt_ends_a_wait(place: &TestFolder) {
+    let file = place.patterned("interrupted", 8 * BLOCK, true);
+    let queue = place.backend.queue_with(QueueOptions { depth: 8, shared: true, polled: false }).unwrap();
+    let queue = queue.as_ref();
+    let mut finished = Vec::new();
+    thread::scope(|scope| {
+        let interrupter = scope.spawn(|| (0..1000).for_each(|_| queue.interrupt()));
+        while !interrupter.is_finished() {
+            for number in 0..8 {
+                queue.push_read(&file, number * BLOCK as u64, AlignedBuffer::zeroed(BLOCK), number);
+            }
+            while queue.in_flight() > 0 {
+                queue.wait(8, &mut finished).unwrap();
+            }
+            finished.sort_by_key(|completion| completion.token);
+            assert!(finished.drain(..).map(|completion| completion.token).eq(0..8));
+        }
+    });
+}
+
+/// A group can be registered once. Its buffers hold the right bytes, also while others are in flight.
+fn registered_buffers(place: &TestFolder) {
+    let file = place.patterned("registered", 300 * BLOCK, true);
+    let queue = place.backend.queue(64).unwrap();
+    let single = [AlignedBuffer::zeroed(BLOCK)];
+    assert!(!queue.register(&single), "this is no group");
+    let mut buffers = AlignedBuffer::group(300, BLOCK);
+    let registered = queue.register(&buffers);
+    assert!(!registered || place.backend.name() == "uring" || place.backend.name() == "faulty");
+    assert!(!queue.register(&AlignedBuffer::group(300, BLOCK)), "there is room for one group");
+    let other = place.backend.queue(64).unwrap();
+    let mut finished = Vec::new();
+    for round in 0..3 {
+        for (number, mut buffer) in std::mem::take(&mut buffers).into_iter().enumerate() {
+            buffer.fill(0);
+            let queue = if number % 3 == round { &other } else { &queue };
+            if queue.in_flight() == queue.depth() {
+                queue.wait(1, &mut finished).unwrap();
+            }
+            queue.push_read(&file, (number * BLOCK) as u64, buffer, number as u64);
+        }
+        queue.wait(64, &mut finished).unwrap();
+        other.wait(64, &mut finished).unwrap();
+        for completion in finished.drain(..) {
+            completion.result.unwrap();
+            assert!(completion.buffer[..] == block_of(completion.token)[..]);
+            buffers.push(completion.buffer);
+        }
+        assert_eq!(buffers.len(), 300);
+    }
+    drop(queue);
+    assert!(buffers.iter_mut().all(|buffer| buffer.len() == BLOCK), "the buffers outlive the queue");
+}
+
+fn unaligned_writes(place: &TestFolder) {
+    for direct in [true, false] {
+        let file = place.open("unaligned", OpenOptions { direct, ..CREATE });
+        let mut expected = vec![0; 5 * BLOCK];
+        file.write_at(&AlignedBuffer::zeroed(5 * BLOCK), 0, Persist::Later).unwrap();
+        for (seed, (offset, bytes)) in
+            (1u8..).zip([(0, 1), (1, 4094), (4000, 300), (8191, 2), (0, 3 * BLOCK + 5), (BLOCK, BLOCK), (19_999, 481)])
+        {
+            file.write_unaligned(&vec![seed; bytes], offset as u64).unwrap();
+            expected[offset..offset + bytes].fill(seed);
+            let mut block = block_of(3);
+            block.fill(seed + 100);
+            file.write_at(&block, 3 * BLOCK as u64, Persist::Later).unwrap();
+            expected[3 * BLOCK..4 * BLOCK].fill(seed + 100);
+            assert!(file.read_buffer(0, 5 * BLOCK).unwrap()[..] == expected[..]);
+        }
+        file.write_unaligned(b"end", 5 * BLOCK as u64 + 7).unwrap();
+        assert_eq!(file.len().unwrap(), 5 * BLOCK as u64 + 10, "the length is that of the bytes, not of blocks");
+        file.sync_data().unwrap();
+        place.backend.remove(&place.path("unaligned")).unwrap();
+        file.write_unaligned(b"x", 0).unwrap();
+        assert_eq!(file.read_buffer(0, 1).unwrap()[..], *b"x", "the file need not have a name");
+    }
+}
+
+fn punched_ranges(place: &TestFolder) {
+    let file = place.open("punched", CREATE);
+    file.write_at(&place.patterned("source", 8 * BLOCK, false).read_buffer(0, 8 * BLOCK).unwrap(), 0, Persist::Later)
+        .unwrap_or_else(|_| {
+            (0..8).for_each(|at| file.write_at(&block_of(at), at * BLOCK as u64, Persist::Later).unwrap())
+        });
+    match file.punch(2 * BLOCK as u64, 3 * BLOCK as u64) {
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported),
+        Ok(()) => {
+            assert_eq!(file.len().unwrap(), 8 * BLOCK as u64);
+            let bytes = file.read_buffer(0, 8 * BLOCK).unwrap();
+            assert!(bytes[2 * BLOCK..5 * BLOCK].iter().all(|byte| *byte == 0));
+            assert!(bytes[BLOCK..2 * BLOCK] == block_of(1)[..] && bytes[5 * BLOCK..6 * BLOCK] == block_of(5)[..]);
+            file.punch(7 * BLOCK as u64, 100 * BLOCK as u64).unwrap();
+            assert_eq!(file.len().unwrap(), 8 * BLOCK as u64);
+        }
     }
 }
 
@@ -274,7 +405,7 @@ fn misaligned_requests(place: &TestFolder) {
     let write = |bytes: &[u8], offset| writable.write_at(bytes, offset, Persist::Later).unwrap_err().kind();
     assert_eq!(write(&buffer[..BLOCK], 7), ErrorKind::InvalidInput);
     assert_eq!(write(&buffer[..7], 0), ErrorKind::InvalidInput);
-    let mut queue = place.backend.queue(2).unwrap();
+    let queue = place.backend.queue(2).unwrap();
     queue.push_read(&file, 3, AlignedBuffer::zeroed(BLOCK), 1);
     queue.push_write(&writable, 0, AlignedBuffer::zeroed(9), 2);
     let mut finished = Vec::new();
@@ -333,7 +464,7 @@ fn many_threads(place: &TestFolder) {
         for lane in 0..8 {
             let file = &file;
             scope.spawn(move || {
-                let mut queue = place.backend.queue(8).unwrap();
+                let queue = place.backend.queue(8).unwrap();
                 let mut finished = Vec::new();
                 for number in lane * 32..lane * 32 + 32 {
                     if number % 3 == 0 {
@@ -571,6 +702,11 @@ on_each_backend!(
     waiting_for_nothing,
     dropping_a_queue_in_flight,
     a_queue_that_moves,
+    one_thread_pushes_while_another_waits,
+    an_interrupt_ends_a_wait,
+    registered_buffers,
+    unaligned_writes,
+    punched_ranges,
     lengths,
     locks,
     misaligned_requests,

@@ -49,7 +49,7 @@ fn measure(path: &std::path::Path, file_bytes: u64) -> io::Result<()> {
             Ok(1)
         })?;
         for depth in [1, 64] {
-            let mut queue = backend.queue(depth)?;
+            let queue = backend.queue(depth)?;
             let mut spare: Vec<_> = (0..depth).map(|_| AlignedBuffer::zeroed(BLOCK_BYTES)).collect();
             let mut finished = Vec::new();
             report(backend.name(), &format!("{mode}, {depth} in flight"), || {

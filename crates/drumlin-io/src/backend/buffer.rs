@@ -5,7 +5,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::BLOCK_BYTES;
 
@@ -24,6 +24,15 @@ pub struct AlignedBuffer {
 struct Area {
     mapped: NonNull<u8>,
     mapped_bytes: usize,
+    /// The queue that the memory is registered with.
+    queue_id: OnceLock<u64>,
+}
+
+/// The memory of a group of buffers.
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
+pub(super) struct GroupMemory {
+    pub(super) start: NonNull<u8>,
+    pub(super) bytes: usize,
 }
 
 /// The size of a huge page on every processor with pages of 4 KiB.
@@ -119,6 +128,36 @@ impl AlignedBuffer {
     }
 }
 
+/// The registration of memory with the queue of a device.
+#[cfg(all(target_os = "linux", not(drumlin_portable)))]
+impl AlignedBuffer {
+    /// Returns the memory of `buffers` if all of them belong to one group.
+    pub(super) fn group_memory(buffers: &[AlignedBuffer]) -> Option<GroupMemory> {
+        let area = buffers.first()?.area.as_ref()?;
+        let is_member = |buffer: &AlignedBuffer| buffer.area.as_ref().is_some_and(|other| Arc::ptr_eq(area, other));
+        if !buffers.iter().all(is_member) {
+            return None;
+        }
+        let start = buffers.iter().map(|buffer| buffer.start).min()?;
+        let end = buffers.iter().map(|buffer| buffer.start.addr().get() + buffer.capacity).max()?;
+        Some(GroupMemory { start, bytes: end - start.addr().get() })
+    }
+
+    /// Records that the group of `buffers` is registered, as the only memory, with the queue of this identity.
+    pub(super) fn set_registration(buffers: &[AlignedBuffer], queue_id: u64) {
+        if let Some(area) = buffers.first().and_then(|buffer| buffer.area.as_ref()) {
+            let _ = area.queue_id.set(queue_id);
+        }
+    }
+
+    /// Returns the index of the buffer's memory among those registered with a queue.
+    #[inline]
+    pub(super) fn registration(&self, queue_id: u64) -> Option<u16> {
+        let area = self.area.as_ref()?;
+        (area.queue_id.get() == Some(&queue_id)).then_some(0)
+    }
+}
+
 impl Area {
     /// Maps memory for `bytes` and returns it with the address of its first byte, or `None` if the system refuses.
     fn new(bytes: usize) -> Option<(Area, NonNull<u8>)> {
@@ -131,7 +170,7 @@ impl Area {
         // SAFETY: a fresh anonymous mapping aliases nothing. Test: `grouped_buffers_are_each_their_own`.
         let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, MapFlags::PRIVATE) };
         let mapped = NonNull::new(mapped.ok()?.cast::<u8>())?;
-        let area = Area { mapped, mapped_bytes };
+        let area = Area { mapped, mapped_bytes, queue_id: OnceLock::new() };
         let lead = mapped.addr().get().next_multiple_of(HUGE_PAGE_BYTES) - mapped.addr().get();
         assert!(lead + bytes <= mapped_bytes, "{bytes} bytes do not fit behind {lead}");
         // SAFETY: `lead` is within the mapping, as was just asserted. Test: as above.

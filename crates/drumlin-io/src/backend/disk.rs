@@ -13,10 +13,11 @@ use std::fmt;
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,9 @@ use rustix::io::{Errno, retry_on_intr};
 
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 use super::AlignedBuffer;
-use super::{Backend, BackendFile, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist, Queue, SyncMethod};
+use super::{
+    Backend, BackendFile, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist, Queue, QueueOptions, SyncMethod,
+};
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 use crate::BLOCK_BYTES;
 
@@ -40,6 +43,8 @@ pub(crate) struct DiskFile {
     /// 1 for a buffered file.
     alignment: usize,
     direct: bool,
+    /// The file opened a second time, without `O_DIRECT`, for writes of any alignment.
+    cached: OnceLock<fs::File>,
     /// The kernel or file system refused `RWF_DSYNC` on this file, so it is not tried again.
     durable_write_refused: AtomicBool,
 }
@@ -62,8 +67,26 @@ impl DiskFile {
             handle,
             alignment: direct_alignment.unwrap_or(1),
             direct: direct_alignment.is_some(),
+            cached: OnceLock::new(),
             durable_write_refused: AtomicBool::new(cfg!(not(all(target_os = "linux", not(drumlin_portable))))),
         })
+    }
+
+    /// Opens the file again, through the page cache. The path may lead to another file by now, so the open file is
+    /// looked up first, which needs a mounted `/proc`.
+    fn open_cached(&self) -> io::Result<fs::File> {
+        let options = || fs::OpenOptions::new().write(true).to_owned();
+        let by_descriptor = options().open(format!("/proc/self/fd/{}", self.handle.as_raw_fd()));
+        let cached = match by_descriptor {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => options().open(&self.path)?,
+            result => result?,
+        };
+        let (own, opened) = (self.handle.metadata()?, cached.metadata()?);
+        if (own.dev(), own.ino()) == (opened.dev(), opened.ino()) {
+            return Ok(cached);
+        }
+        let text = format!("{} is another file by now, and without /proc this one can't be found", self.path.display());
+        Err(io::Error::new(io::ErrorKind::NotFound, text))
     }
 
     /// The operating system's handle, for io_uring.
@@ -240,6 +263,30 @@ impl BackendFile for DiskFile {
         }
     }
 
+    fn write_unaligned(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        if self.alignment == 1 {
+            return self.write_at(buffer, offset, Persist::Later);
+        }
+        let cached = match self.cached.get() {
+            Some(cached) => cached,
+            None => {
+                let cached = self.open_cached()?;
+                self.cached.get_or_init(|| cached)
+            }
+        };
+        cached.write_all_at(buffer, offset).map_err(space_error)
+    }
+
+    #[cfg(all(target_os = "linux", not(drumlin_portable)))]
+    fn punch(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        if bytes == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(retry_on_intr(|| fallocate(&self.handle, flags, offset, bytes)).map_err(space_error)?)
+    }
+
     // The standard library repeats both calls when a signal interrupts them. That loses no report of a failed write,
     // because an interrupted sync has not reported one. On macOS both are F_FULLFSYNC.
     fn sync_data(&self) -> io::Result<()> {
@@ -360,7 +407,7 @@ pub(crate) fn space_error(error: impl Into<io::Error>) -> io::Error {
 }
 
 /// Creates queues. This is all that distinguishes the disk backends.
-type QueueSource = Box<dyn Fn(usize) -> io::Result<Box<dyn Queue>> + Send + Sync>;
+type QueueSource = Box<dyn Fn(QueueOptions) -> io::Result<Box<dyn Queue>> + Send + Sync>;
 
 /// The operating system's files with one kind of queue.
 pub(crate) struct DiskBackend {
@@ -391,10 +438,14 @@ impl Backend for DiskBackend {
     }
 
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
-        if depth == 0 {
+        self.queue_with(QueueOptions { depth, shared: false, polled: false })
+    }
+
+    fn queue_with(&self, options: QueueOptions) -> io::Result<Box<dyn Queue>> {
+        if options.depth == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a queue needs a depth of at least 1"));
         }
-        (self.queues)(depth)
+        (self.queues)(options)
     }
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {

@@ -107,6 +107,21 @@ impl Bytes {
         self.length = self.length.max(offset + buffer.len() as u64);
     }
 
+    /// Fills a range with zeros. The length stays.
+    fn punch(&mut self, offset: u64, bytes: u64) {
+        let bytes = bytes.min(self.length.saturating_sub(offset)) as usize;
+        for (chunk, inside, part) in parts(offset, bytes) {
+            match part.len() {
+                CHUNK_BYTES => drop(self.chunks.remove(&chunk)),
+                count => {
+                    if let Some(bytes) = self.chunks.get_mut(&chunk) {
+                        bytes[inside..inside + count].fill(0);
+                    }
+                }
+            }
+        }
+    }
+
     /// Sets the length. Bytes that are cut off must read as zeros if the file grows again.
     fn set_len(&mut self, length: u64) {
         self.length = length;
@@ -182,6 +197,12 @@ impl BackendFile for MemoryFile {
         Ok(())
     }
 
+    fn punch(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.check_write(offset, bytes)?;
+        self.contents.bytes.write().punch(offset, bytes);
+        Ok(())
+    }
+
     fn sync_data(&self) -> io::Result<()> {
         Ok(())
     }
@@ -222,13 +243,19 @@ impl fmt::Debug for MemoryFile {
 /// A queue whose requests finish as they are pushed.
 struct MemoryQueue {
     depth: usize,
-    finished: Vec<Completion>,
+    finished: Mutex<Vec<Completion>>,
 }
 
 impl MemoryQueue {
-    fn finish(&mut self, token: u64, buffer: AlignedBuffer, result: io::Result<()>) {
-        assert!(self.finished.len() < self.depth, "more requests than the queue's depth of {}", self.depth);
-        self.finished.push(Completion { token, buffer, result });
+    fn finish(&self, token: u64, buffer: AlignedBuffer, transferred: io::Result<usize>) {
+        let (result, transferred) = match transferred {
+            Ok(count) if count < buffer.len() => (Err(end_of_file()), count),
+            Ok(count) => (Ok(()), count),
+            Err(error) => (Err(error), 0),
+        };
+        let mut finished = self.finished.lock();
+        assert!(finished.len() < self.depth, "more requests than the queue's depth of {}", self.depth);
+        finished.push(Completion { token, buffer, result, transferred });
     }
 }
 
@@ -238,25 +265,25 @@ impl Queue for MemoryQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.finished.len()
+        self.finished.lock().len()
     }
 
-    fn push_read(&mut self, file: &FileRef, offset: u64, mut buffer: AlignedBuffer, token: u64) {
-        let result = file.read_at(&mut buffer, offset);
-        self.finish(token, buffer, result);
+    fn push_read(&self, file: &FileRef, offset: u64, mut buffer: AlignedBuffer, token: u64) {
+        let transferred = file.read_up_to(&mut buffer, offset);
+        self.finish(token, buffer, transferred);
     }
 
-    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
-        let result = file.write_at(&buffer, offset, Persist::Later);
-        self.finish(token, buffer, result);
+    fn push_write(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        let transferred = file.write_at(&buffer, offset, Persist::Later).map(|()| buffer.len());
+        self.finish(token, buffer, transferred);
     }
 
-    fn submit(&mut self) -> io::Result<()> {
+    fn submit(&self) -> io::Result<()> {
         Ok(())
     }
 
-    fn wait(&mut self, _: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
-        finished.append(&mut self.finished);
+    fn wait(&self, _: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
+        finished.append(&mut self.finished.lock());
         Ok(())
     }
 }
@@ -296,7 +323,7 @@ impl Backend for MemoryBackend {
         if depth == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a queue needs a depth of at least 1"));
         }
-        Ok(Box::new(MemoryQueue { depth, finished: Vec::new() }))
+        Ok(Box::new(MemoryQueue { depth, finished: Mutex::default() }))
     }
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {

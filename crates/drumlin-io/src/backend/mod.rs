@@ -101,6 +101,17 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
     }
     /// Writes all of `buffer` at `offset`.
     fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()>;
+    /// Writes all of `buffer` at `offset`, whatever the alignment of either. A direct file writes through the page cache
+    /// then, which costs a copy, and a read of each block that is written only in part.
+    fn write_unaligned(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        self.write_at(buffer, offset, Persist::Later)
+    }
+    /// Frees the disk space of a range, which reads as zeros then. The length stays. Fails with `Unsupported` if the file
+    /// system cannot.
+    fn punch(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        let _ = (offset, bytes);
+        Err(io::Error::new(io::ErrorKind::Unsupported, "the file system cannot free a part of a file"))
+    }
     /// Makes everything written, and the length, durable (`fdatasync`).
     fn sync_data(&self) -> io::Result<()>;
     /// Makes data and all metadata durable (`fsync`; `F_FULLFSYNC` on macOS).
@@ -136,25 +147,53 @@ pub struct Completion {
     pub buffer: AlignedBuffer,
     /// `Ok` means that every requested byte was transferred.
     pub result: io::Result<()>,
+    /// The bytes transferred from the start of the buffer. Fewer than requested if a read met the end of the file
+    /// (`UnexpectedEof`); unspecified after any other error.
+    pub transferred: usize,
 }
 
-/// A thread's own queue of requests: many in flight, submitted together, completed in any order.
+/// The properties of a [`Queue`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueOptions {
+    /// The number of requests that may be in flight at once, at least 1.
+    pub depth: usize,
+    /// Some threads push requests while another waits for them. Otherwise one thread at a time does both, and a request
+    /// may finish unnoticed while the thread that submitted it computes.
+    pub shared: bool,
+    /// The device is polled for finished requests instead of interrupting the processor (`IORING_SETUP_IOPOLL`). Only
+    /// direct files can be read and written, and only on a driver with queues for polling: NVMe with the module
+    /// parameter `poll_queues`.
+    pub polled: bool,
+}
+
+/// A queue of requests: many in flight, submitted together, completed in any order.
 ///
-/// Dropping a queue submits the pushed requests and waits for those in flight.
-pub trait Queue: Send {
+/// Each finished request is returned once, by one call of [`wait`](Queue::wait). So if several threads wait at once, one
+/// may get what another waits for. Dropping a queue submits the pushed requests and waits for those in flight.
+pub trait Queue: Send + Sync {
     /// The number of requests that may be in flight at once.
     fn depth(&self) -> usize;
     /// The number of requests pushed and not yet returned by [`wait`](Queue::wait).
     fn in_flight(&self) -> usize;
     /// Prepares a read of `buffer.len()` bytes. The caller must keep `in_flight` below `depth`.
-    fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64);
+    fn push_read(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64);
     /// Prepares a write of `buffer.len()` bytes.
-    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64);
+    fn push_write(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64);
     /// Hands the pushed requests to the device without waiting.
-    fn submit(&mut self) -> io::Result<()>;
+    fn submit(&self) -> io::Result<()>;
     /// Submits, waits until at least `minimum` requests have finished (0 only polls), and appends all finished
     /// requests.
-    fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()>;
+    fn wait(&self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()>;
+    /// Makes one call of [`wait`](Queue::wait), running now or the next, return early. A queue that cannot does nothing:
+    /// its calls return when a request finishes.
+    fn interrupt(&self) {}
+    /// Registers the memory of `buffers`, which must be one group ([`AlignedBuffer::group`]), with the device. Transfers
+    /// of this queue to and from it are cheaper. Returns `false` if the queue or the system cannot, which costs nothing
+    /// but the gain.
+    fn register(&self, buffers: &[AlignedBuffer]) -> bool {
+        let _ = buffers;
+        false
+    }
 }
 
 /// An implementation of I/O: files, folders, queues, threads and the clock.
@@ -165,6 +204,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef>;
     /// Creates a queue for the calling thread.
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>>;
+    /// Creates a queue with these properties. Fails with `Unsupported` if it cannot be polled.
+    fn queue_with(&self, options: QueueOptions) -> io::Result<Box<dyn Queue>> {
+        if options.polled {
+            let text = format!("the {} backend has no polled queues", self.name());
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
+        self.queue(options.depth)
+    }
     /// Creates a folder and its missing ancestors.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
     /// Returns the paths of the files and folders directly in a folder, in no particular order.

@@ -8,30 +8,41 @@
 //!    the kernel write to the buffer.
 //! 2. A queue is dropped only after every request it submitted has been reaped. If the kernel refuses even to wait, the
 //!    slots are leaked. That loses memory, but the kernel never writes to memory that already belongs to another owner.
-//! 3. A slot has at most one entry in the submission ring, which has an entry for each slot. So a push never finds it
-//!    full, and the completion ring, which is twice as large, never overflows.
+//! 3. A slot has at most one entry in the submission ring, which has an entry for each slot and one for an interrupt. So
+//!    a push never finds it full, and the completion ring, which is twice as large, never overflows.
+//! 4. Both rings are changed only under the lock of `state`. The kernel is entered without it, so that one thread can
+//!    push while another waits.
+//! 5. A fork of the process has a copy of the queue, but shares the rings with its parent. It never touches them: its
+//!    requests fail, and it leaks the copy.
+//!
+//! # Rings shared by threads
+//! The completion of a request passes through the thread that submitted it. In the queue of one thread it waits until
+//! that thread enters the kernel (`COOP_TASKRUN`), which saves an interrupt. In a shared queue the thread that waits is
+//! another one, so the submitting thread is interrupted.
 //!
 //! # Features not used, and what they would save
 //! Measured on 4 KiB direct reads, 64 in flight, reaped by halves, at 3.2 µs of processor time each:
 //! - Rings bound to one thread (`SINGLE_ISSUER` with `DEFER_TASKRUN`) save 12 %. But a queue may move to another thread
 //!   with requests in flight, which such a ring refuses.
-//! - Registered buffers save 12 %. But they pin memory outside of the budget, and readers would have to take their
-//!   buffers from the queue.
 //! - Registered files save 5 %. But a ring keeps its files open, and so locked, after their last handle was dropped.
+//!
+//! Registered buffers save 12 %. They pin memory, so only a caller that asks for them has them ([`Queue::register`]).
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::disk::{DiskBackend, DiskFile, end_of_file, space_error};
-use super::{AlignedBuffer, BackendFile, Completion, FileRef, Queue};
+use super::{AlignedBuffer, BackendFile, Completion, FileRef, Process, Queue, QueueOptions};
+use crate::sync::Mutex;
 
-/// The kernel's limit for the submissions of a ring.
-const DEPTH_MAX: usize = 32_768;
+/// The kernel's limit of 32,768 submissions in a ring, less one for an interrupt.
+const DEPTH_MAX: usize = 32_767;
 
 /// The kernel transfers less than 2 GiB at once. Longer requests are continued.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
@@ -42,7 +53,7 @@ const BUSY_TRIES_MAX: u32 = 1000;
 /// Creates the backend if this process may use io_uring: sets up a ring and sends a real read through it.
 pub(crate) fn backend() -> Result<DiskBackend, Refusal> {
     trial()?;
-    let queue = |depth| Ok(Box::new(UringQueue::new(depth)?) as Box<dyn Queue>);
+    let queue = |options| Ok(Box::new(UringQueue::new(options)?) as Box<dyn Queue>);
     Ok(DiskBackend::new("uring", Box::new(queue)))
 }
 
@@ -54,7 +65,7 @@ pub(crate) struct Refusal {
 }
 
 fn trial() -> Result<(), Refusal> {
-    let mut ring = ring(2).map_err(|error| Refusal { call: "io_uring_setup", error })?;
+    let mut ring = IoUring::new(2).map_err(|error| Refusal { call: "io_uring_setup", error })?;
     let refused = |error| Refusal { call: "io_uring_enter", error };
     // This file always exists, and reading it never waits for a device.
     let zero = std::fs::File::open("/dev/zero").map_err(|error| Refusal { call: "open of /dev/zero", error })?;
@@ -89,10 +100,20 @@ fn trial() -> Result<(), Refusal> {
 }
 
 /// Creates a ring, with the flags that avoid interrupts if the kernel has them (5.19 and later).
-fn ring(entries: u32) -> io::Result<IoUring> {
-    let cooperative = IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(entries);
-    match cooperative {
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => IoUring::new(entries),
+fn ring(options: QueueOptions) -> io::Result<IoUring> {
+    let entries = options.depth as u32 + 1;
+    let builder = || {
+        let mut builder = IoUring::builder();
+        if options.polled {
+            builder.setup_iopoll();
+        }
+        builder
+    };
+    if options.shared {
+        return builder().build(entries);
+    }
+    match builder().setup_coop_taskrun().setup_taskrun_flag().build(entries) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => builder().build(entries),
         result => result,
     }
 }
@@ -123,13 +144,19 @@ enum Outcome {
 
 impl Request {
     /// Returns the ring entry for the bytes that are still to be transferred.
-    fn entry(&mut self, slot: usize) -> squeue::Entry {
+    fn entry(&mut self, slot: usize, queue_id: u64) -> squeue::Entry {
+        let registration = self.buffer.registration(queue_id);
         let rest = &mut self.buffer[self.transferred..];
         let length = rest.len().min(TRANSFER_BYTES_MAX) as u32;
         let offset = self.offset + self.transferred as u64;
-        let entry = match self.direction {
-            Direction::Read => opcode::Read::new(self.descriptor, rest.as_mut_ptr(), length).offset(offset).build(),
-            Direction::Write => opcode::Write::new(self.descriptor, rest.as_ptr(), length).offset(offset).build(),
+        let (file, start) = (self.descriptor, rest.as_mut_ptr());
+        let entry = match (self.direction, registration) {
+            (Direction::Read, None) => opcode::Read::new(file, start, length).offset(offset).build(),
+            (Direction::Write, None) => opcode::Write::new(file, start, length).offset(offset).build(),
+            (Direction::Read, Some(index)) => opcode::ReadFixed::new(file, start, length, index).offset(offset).build(),
+            (Direction::Write, Some(index)) => {
+                opcode::WriteFixed::new(file, start, length, index).offset(offset).build()
+            }
         };
         entry.user_data(slot as u64)
     }
@@ -160,45 +187,76 @@ impl Request {
     }
 }
 
-/// A ring and its requests.
+/// A ring and the requests in it.
 struct UringQueue {
     ring: IoUring,
+    state: Mutex<State>,
+    depth: usize,
+    /// The requests of `state`, readable without its lock. Changes only under it.
+    in_flight: AtomicUsize,
+    polled: bool,
+    /// Tells the buffers that were registered with this queue from those of others.
+    id: u64,
+    process: Process,
+}
+
+#[derive(Default)]
+struct State {
     slots: Vec<Option<Request>>,
     slots_free: Vec<usize>,
-    /// Requests handed to the ring and not reaped yet.
     ring_in_flight: usize,
     /// Requests that were refused at push, or are empty: there is nothing to wait for.
     settled: Vec<Completion>,
     /// Slots whose request must be continued; kept for its capacity.
     continued: Vec<usize>,
+    /// An entry that interrupts a wait is in the ring.
+    interrupting: bool,
+    has_registered: bool,
 }
 
+/// Marks the completion of an entry that belongs to no slot.
+const INTERRUPT: u64 = u64::MAX;
+
+/// The identity of the next queue.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
 impl UringQueue {
-    fn new(depth: usize) -> io::Result<UringQueue> {
+    fn new(options: QueueOptions) -> io::Result<UringQueue> {
+        let depth = options.depth;
         if depth > DEPTH_MAX {
             let text = format!("a queue of depth {depth}: io_uring takes up to {DEPTH_MAX}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        Ok(UringQueue {
-            ring: ring(depth as u32)?,
+        Process::watch()?;
+        let state = State {
             slots: (0..depth).map(|_| None).collect(),
             slots_free: (0..depth).rev().collect(),
-            ring_in_flight: 0,
-            settled: Vec::new(),
-            continued: Vec::new(),
+            ..State::default()
+        };
+        Ok(UringQueue {
+            ring: ring(options)?,
+            state: Mutex::new(state),
+            depth,
+            in_flight: AtomicUsize::new(0),
+            polled: options.polled,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            process: Process::here(),
         })
     }
 
-    fn push(&mut self, direction: Direction, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
-        assert!(self.in_flight() < self.slots.len(), "more requests than the queue's depth of {}", self.slots.len());
-        let accepted = match file.as_any().downcast_ref::<DiskFile>() {
+    fn push(&self, direction: Direction, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        let mut state = self.state.lock();
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        assert!(in_flight < self.depth, "more requests than the queue's depth of {}", self.depth);
+        self.in_flight.store(in_flight + 1, Ordering::Relaxed);
+        let accepted = self.check_process().and_then(|()| match file.as_any().downcast_ref::<DiskFile>() {
             Some(disk_file) => disk_file.check_request(&buffer, offset).map(|()| disk_file),
             None => Err(io::Error::new(io::ErrorKind::InvalidInput, "the file belongs to another backend")),
-        };
+        });
         match accepted {
             Ok(disk_file) if !buffer.is_empty() => {
-                let slot = self.slots_free.pop().expect("fewer in flight than there are slots");
-                self.slots[slot] = Some(Request {
+                let slot = state.slots_free.pop().expect("fewer in flight than there are slots");
+                state.slots[slot] = Some(Request {
                     direction,
                     file: FileRef::clone(file),
                     descriptor: types::Fd(disk_file.handle().as_raw_fd()),
@@ -208,27 +266,49 @@ impl UringQueue {
                     transferred: 0,
                     token,
                 });
-                self.ring_in_flight += 1;
-                self.enqueue(slot);
+                state.ring_in_flight += 1;
+                self.enqueue(&mut state, slot);
             }
             settled => {
                 let result = settled.map(|_| ());
-                self.settled.push(Completion { token, buffer, result });
+                state.settled.push(Completion { token, buffer, result, transferred: 0 });
             }
         }
     }
 
-    fn enqueue(&mut self, slot: usize) {
-        let request = self.slots[slot].as_mut().expect("the slot is in use");
-        let entry = request.entry(slot);
-        // SAFETY: the slot keeps buffer and file until the entry's completion has been reaped, and `drop` waits for
-        // that or leaks them (invariants 1 and 2). The buffer's bytes do not move when the slot does. Tests:
-        // `dropping_a_queue_in_flight`, `a_queue_that_moves` of `crate::tests`.
-        unsafe { self.ring.submission().push(&entry) }.expect("the ring has an entry for each slot");
+    /// Refuses to touch the ring in a fork (invariant 5).
+    fn check_process(&self) -> io::Result<()> {
+        if self.process.is_here() { Ok(()) } else { Err(other_process()) }
+    }
+
+    fn enqueue(&self, state: &mut State, slot: usize) {
+        let request = state.slots[slot].as_mut().expect("the slot is in use");
+        let entry = request.entry(slot, self.id);
+        // SAFETY: the lock of `state` is held (invariant 4). The slot keeps buffer and file until the entry's completion
+        // has been reaped, and `drop` waits for that or leaks them (invariants 1 and 2). The buffer's bytes do not move
+        // when the slot does. Tests: `dropping_a_queue_in_flight`, `a_queue_that_moves` of `crate::tests`.
+        unsafe { self.ring.submission_shared().push(&entry) }.expect("the ring has an entry for each slot");
+    }
+
+    /// Returns `true` if requests are waiting for submission, and whether the kernel must be entered to post or get
+    /// completions.
+    fn pending(&self, _: &State) -> (bool, bool) {
+        // SAFETY: the caller has the lock of `state` (invariant 4). Test: `one_thread_pushes_while_another_waits` of
+        // `crate::tests`.
+        let submission = unsafe { self.ring.submission_shared() };
+        (!submission.is_empty(), submission.taskrun() || submission.cq_overflow())
+    }
+
+    /// Returns `true` if no completion can be reaped.
+    fn has_nothing_to_reap(&self) -> bool {
+        let _state = self.state.lock();
+        // SAFETY: the lock of `state` is held (invariant 4). Test: as above.
+        unsafe { self.ring.completion_shared() }.is_empty()
     }
 
     /// Submits the pushed requests and waits until `count` completions can be reaped.
-    fn enter(&mut self, count: usize) -> io::Result<()> {
+    fn enter(&self, count: usize) -> io::Result<()> {
+        self.check_process()?;
         let mut tries = 0;
         loop {
             match self.ring.submit_and_wait(count) {
@@ -236,7 +316,7 @@ impl UringQueue {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => return Ok(()),
                     // The kernel lacks memory for requests, or completions are waiting to be reaped.
-                    Some(libc::EAGAIN | libc::EBUSY) if !self.ring.completion().is_empty() => return Ok(()),
+                    Some(libc::EAGAIN | libc::EBUSY) if !self.has_nothing_to_reap() => return Ok(()),
                     Some(libc::EAGAIN | libc::EBUSY) if tries < BUSY_TRIES_MAX => {
                         tries += 1;
                         std::thread::sleep(Duration::from_millis(1));
@@ -247,28 +327,58 @@ impl UringQueue {
         }
     }
 
-    /// Appends the finished requests and returns their number.
-    fn reap(&mut self, finished: &mut Vec<Completion>) -> usize {
+    /// Appends the finished requests. Returns their number, and `true` if the wait was interrupted.
+    fn reap(&self, state: &mut State, finished: &mut Vec<Completion>) -> (usize, bool) {
         let before = finished.len();
-        finished.append(&mut self.settled);
-        for completion in self.ring.completion() {
+        let mut interrupted = false;
+        finished.append(&mut state.settled);
+        // SAFETY: the lock of `state` is held (invariant 4). Test: `one_thread_pushes_while_another_waits` of
+        // `crate::tests`.
+        for completion in unsafe { self.ring.completion_shared() } {
+            if completion.user_data() == INTERRUPT {
+                state.interrupting = false;
+                interrupted = true;
+                continue;
+            }
             let slot = completion.user_data() as usize;
-            let request = self.slots[slot].as_mut().expect("completions belong to slots in use");
+            let request = state.slots[slot].as_mut().expect("completions belong to slots in use");
             match request.advance(completion.result()) {
-                Outcome::Continue => self.continued.push(slot),
+                Outcome::Continue => state.continued.push(slot),
                 Outcome::Finished(result) => {
-                    let request = self.slots[slot].take().expect("it was there above");
-                    self.slots_free.push(slot);
-                    self.ring_in_flight -= 1;
+                    let request = state.slots[slot].take().expect("it was there above");
+                    state.slots_free.push(slot);
+                    state.ring_in_flight -= 1;
                     drop(request.file);
-                    finished.push(Completion { token: request.token, buffer: request.buffer, result });
+                    let Request { token, buffer, transferred, .. } = request;
+                    let result = if self.polled { result.map_err(polling_error) } else { result };
+                    finished.push(Completion { token, buffer, result, transferred });
                 }
             }
         }
-        while let Some(slot) = self.continued.pop() {
-            self.enqueue(slot);
+        while let Some(slot) = state.continued.pop() {
+            self.enqueue(state, slot);
         }
-        finished.len() - before
+        let count = finished.len() - before;
+        self.in_flight.store(self.in_flight.load(Ordering::Relaxed) - count, Ordering::Relaxed);
+        (count, interrupted)
+    }
+}
+
+/// The error of a queue that is used in a fork of its process.
+#[cold]
+fn other_process() -> io::Error {
+    io::Error::other("the queue belongs to the process that this one was forked from; make another one here")
+}
+
+/// Explains the error of a device that cannot be polled.
+fn polling_error(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => {
+            let text = "the device cannot be polled: its driver needs queues for polling (NVMe: module parameter \
+                        poll_queues), and the file must be direct";
+            io::Error::new(io::ErrorKind::Unsupported, text)
+        }
+        _ => error,
     }
 }
 
@@ -280,53 +390,96 @@ impl fmt::Debug for UringQueue {
 
 impl Queue for UringQueue {
     fn depth(&self) -> usize {
-        self.slots.len()
+        self.depth
     }
 
     fn in_flight(&self) -> usize {
-        self.ring_in_flight + self.settled.len()
+        self.in_flight.load(Ordering::Relaxed)
     }
 
-    fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+    fn push_read(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
         self.push(Direction::Read, file, offset, buffer, token);
     }
 
-    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+    fn push_write(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
         self.push(Direction::Write, file, offset, buffer, token);
     }
 
-    fn submit(&mut self) -> io::Result<()> {
-        if self.ring.submission().is_empty() { Ok(()) } else { self.enter(0) }
+    fn submit(&self) -> io::Result<()> {
+        let (has_pushed, _) = self.pending(&self.state.lock());
+        if has_pushed { self.enter(0) } else { Ok(()) }
     }
 
-    fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
+    fn wait(&self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
+        let mut state = self.state.lock();
         let target = minimum.min(self.in_flight());
-        let mut found = self.reap(finished);
+        let (mut found, mut interrupted) = self.reap(&mut state, finished);
         // The kernel sets a flag for completions that it posts only when it is entered. Entering once is enough: the
         // flag may stay set if a thread ended before requests that it had submitted.
-        let submission = self.ring.submission();
-        let mut flagged = submission.taskrun() || submission.cq_overflow();
-        drop(submission);
+        let (mut has_pushed, mut flagged) = self.pending(&state);
         loop {
-            let missing = target.saturating_sub(found);
-            if missing == 0 && !flagged && self.ring.submission().is_empty() {
+            let missing = if interrupted { 0 } else { target.saturating_sub(found) };
+            if missing == 0 && !flagged && !has_pushed {
                 return Ok(());
             }
+            drop(state);
             self.enter(missing)?;
+            state = self.state.lock();
+            let (more, interrupted_now) = self.reap(&mut state, finished);
+            found += more;
+            interrupted |= interrupted_now;
+            (has_pushed, _) = self.pending(&state);
             flagged = false;
-            found += self.reap(finished);
         }
+    }
+
+    fn interrupt(&self) {
+        // A polled ring takes only reads and writes, and its waits are short.
+        if self.polled || !self.process.is_here() {
+            return;
+        }
+        let mut state = self.state.lock();
+        if std::mem::replace(&mut state.interrupting, true) {
+            return;
+        }
+        let entry = opcode::Nop::new().build().user_data(INTERRUPT);
+        // SAFETY: the lock of `state` is held (invariant 4), and the entry refers to no memory. Test:
+        // `an_interrupt_ends_a_wait` of `crate::tests`.
+        unsafe { self.ring.submission_shared().push(&entry) }.expect("the ring has an entry for an interrupt");
+        drop(state);
+        if let Err(error) = self.enter(0) {
+            log::error!("a wait for I/O cannot be interrupted: {error}");
+        }
+    }
+
+    fn register(&self, buffers: &[AlignedBuffer]) -> bool {
+        let mut state = self.state.lock();
+        if state.has_registered || self.check_process().is_err() {
+            return false;
+        }
+        let Some(memory) = AlignedBuffer::group_memory(buffers) else { return false };
+        let vector = libc::iovec { iov_base: memory.start.as_ptr().cast(), iov_len: memory.bytes };
+        // SAFETY: the memory is mapped, since `buffers` are borrowed. The kernel keeps its pages until the ring is
+        // closed, even if the process unmaps them before. Test: `registered_buffers` of `crate::tests`.
+        if unsafe { self.ring.submitter().register_buffers(&[vector]) }.is_err() {
+            return false;
+        }
+        state.has_registered = true;
+        AlignedBuffer::set_registration(buffers, self.id);
+        true
     }
 }
 
 impl Drop for UringQueue {
     fn drop(&mut self) {
         let mut finished = Vec::new();
-        while self.ring_in_flight > 0 {
+        while self.state.lock().ring_in_flight > 0 {
             finished.clear();
             if let Err(error) = self.wait(1, &mut finished) {
-                log::error!("{} requests of a dropped queue cannot be awaited: {error}", self.ring_in_flight);
-                std::mem::forget(std::mem::take(&mut self.slots));
+                if self.process.is_here() {
+                    log::error!("{} requests of a dropped queue cannot be awaited: {error}", self.in_flight());
+                }
+                std::mem::forget(std::mem::take(&mut self.state.lock().slots));
                 return;
             }
         }

@@ -17,7 +17,10 @@ use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex};
 
-use crate::{AlignedBuffer, Backend, BackendFile, Completion, FileRef, Lock, OpenOptions, Persist, Queue, SyncMethod};
+use crate::{
+    AlignedBuffer, Backend, BackendFile, Completion, FileRef, Lock, OpenOptions, Persist, Queue, QueueOptions,
+    SyncMethod,
+};
 
 /// The system's error code for a failed transfer.
 pub const EIO: i32 = 5;
@@ -41,6 +44,8 @@ pub enum Operation {
     Allocate,
     /// Changing a length.
     SetLen,
+    /// Freeing a part of a file.
+    Punch,
     /// Renaming a file.
     Rename,
     /// Removing a file.
@@ -67,6 +72,8 @@ pub enum Event {
     Allocate { file: String, offset: u64, bytes: u64 },
     /// [`BackendFile::set_len`].
     SetLen { file: String, bytes: u64 },
+    /// [`BackendFile::punch`].
+    Punch { file: String, offset: u64, bytes: u64 },
     /// A file that did not exist was opened.
     Create { file: String },
     /// [`Backend::rename`].
@@ -89,6 +96,7 @@ impl fmt::Display for Event {
             Event::Sync { file, method } => write!(f, "sync {file} {method}"),
             Event::Allocate { file, offset, bytes } => write!(f, "allocate {file} {offset}+{bytes}"),
             Event::SetLen { file, bytes } => write!(f, "set-len {file} {bytes}"),
+            Event::Punch { file, offset, bytes } => write!(f, "punch {file} {offset}+{bytes}"),
             Event::Create { file } => write!(f, "create {file}"),
             Event::Rename { from, to } => write!(f, "rename {from} {to}"),
             Event::Remove { file } => write!(f, "remove {file}"),
@@ -429,7 +437,12 @@ impl Backend for FaultyBackend {
 
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
         let inner = self.inner.queue(depth)?;
-        Ok(Box::new(FaultyQueue { inner, shared: Arc::clone(&self.shared), failed: Vec::new() }))
+        Ok(Box::new(FaultyQueue { inner, shared: Arc::clone(&self.shared), failed: Mutex::default() }))
+    }
+
+    fn queue_with(&self, options: QueueOptions) -> io::Result<Box<dyn Queue>> {
+        let inner = self.inner.queue_with(options)?;
+        Ok(Box::new(FaultyQueue { inner, shared: Arc::clone(&self.shared), failed: Mutex::default() }))
     }
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
@@ -586,6 +599,21 @@ impl BackendFile for FaultyFile {
         Ok(())
     }
 
+    fn write_unaligned(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        self.shared.pass_gate(Operation::Write, self.inner.path(), offset);
+        self.admit_write(offset, buffer.len())?;
+        self.inner.write_unaligned(buffer, offset)?;
+        self.record_write(offset, buffer.len(), Persist::Later);
+        Ok(())
+    }
+
+    fn punch(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.shared.strike(Operation::Punch)?;
+        self.inner.punch(offset, bytes)?;
+        self.shared.record(|| Event::Punch { file: self.name(), offset, bytes });
+        Ok(())
+    }
+
     fn sync_data(&self) -> io::Result<()> {
         self.sync(SyncMethod::DataSync, || self.inner.sync_data())
     }
@@ -620,7 +648,7 @@ impl BackendFile for FaultyFile {
 struct FaultyQueue {
     inner: Box<dyn Queue>,
     shared: Arc<Shared>,
-    failed: Vec<Completion>,
+    failed: Mutex<Vec<Completion>>,
 }
 
 impl FaultyQueue {
@@ -638,8 +666,8 @@ impl FaultyQueue {
         Ok(&file.inner)
     }
 
-    fn fail(&mut self, token: u64, buffer: AlignedBuffer, error: io::Error) {
-        self.failed.push(Completion { token, buffer, result: Err(error) });
+    fn fail(&self, token: u64, buffer: AlignedBuffer, error: io::Error) {
+        self.failed.lock().push(Completion { token, buffer, result: Err(error), transferred: 0 });
     }
 }
 
@@ -649,10 +677,10 @@ impl Queue for FaultyQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.inner.in_flight() + self.failed.len()
+        self.inner.in_flight() + self.failed.lock().len()
     }
 
-    fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+    fn push_read(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
         match self.admit(file, |_| self.shared.strike(Operation::Read)) {
             Ok(file) => {
                 self.shared.pass_gate(Operation::Read, file.path(), offset);
@@ -662,7 +690,7 @@ impl Queue for FaultyQueue {
         }
     }
 
-    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+    fn push_write(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
         let admitted = self.admit(file, |file| {
             file.admit_write(offset, buffer.len())?;
             file.record_write(offset, buffer.len(), Persist::Later);
@@ -674,15 +702,27 @@ impl Queue for FaultyQueue {
         }
     }
 
-    fn submit(&mut self) -> io::Result<()> {
+    fn submit(&self) -> io::Result<()> {
         self.inner.submit()
     }
 
-    fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
-        let failed = self.failed.len();
-        finished.append(&mut self.failed);
+    fn wait(&self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
+        let failed = {
+            let mut failed = self.failed.lock();
+            let count = failed.len();
+            finished.append(&mut failed);
+            count
+        };
         self.inner.wait(minimum.saturating_sub(failed), finished)?;
         self.shared.strike(Operation::Wait)
+    }
+
+    fn interrupt(&self) {
+        self.inner.interrupt();
+    }
+
+    fn register(&self, buffers: &[AlignedBuffer]) -> bool {
+        self.inner.register(buffers)
     }
 }
 
@@ -708,7 +748,7 @@ mod tests {
         let second = backend.open(Path::new("d/log"), CREATE).unwrap();
         second.allocate(0, 8192).unwrap();
         second.write_at(&[1; 10], 4096, Persist::Now(SyncMethod::DurableWrite)).unwrap();
-        let mut queue = backend.queue(2).unwrap();
+        let queue = backend.queue(2).unwrap();
         queue.push_write(&file, 0, AlignedBuffer::zeroed(4096), 1);
         queue.push_read(&second, 0, AlignedBuffer::zeroed(4096), 2);
         queue.wait(2, &mut Vec::new()).unwrap();
@@ -733,7 +773,7 @@ mod tests {
         backend.fail_nth(Operation::Write, 3, EIO);
         write(0).unwrap();
         write(1).unwrap();
-        let mut queue = backend.queue(4).unwrap();
+        let queue = backend.queue(4).unwrap();
         queue.push_write(&file, 2, AlignedBuffer::zeroed(1), 5);
         queue.push_write(&file, 1, AlignedBuffer::zeroed(1), 6);
         assert_eq!(queue.in_flight(), 2);

@@ -270,7 +270,7 @@ impl Task {
     fn run_async(&self, scheduler: &Scheduler, thread: usize, blocks: u64) -> io::Result<()> {
         let backend = drumlin_io::backend(IoBackend::Auto)?;
         let file = backend.open(&self.path, OpenOptions { direct: true, ..OpenOptions::default() })?;
-        let mut queue = backend.queue(self.readers.max(1))?;
+        let queue = backend.queue(self.readers.max(1))?;
         let mut buffers: Vec<AlignedBuffer> = (0..self.readers).map(|_| AlignedBuffer::zeroed(BLOCK_BYTES)).collect();
         let mut finished = Vec::new();
         let mut random = self.generator(thread);

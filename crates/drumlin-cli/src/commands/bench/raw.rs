@@ -140,7 +140,7 @@ impl Reads {
             }
             return Ok(done);
         }
-        let mut queue = self.backend.queue(depth).map_err(|error| self.failed(&error))?;
+        let queue = self.backend.queue(depth).map_err(|error| self.failed(&error))?;
         // Use huge pages if the buffers are large enough: with small pages, a drive transfers half as many bytes a
         // second.
         let mut buffers = AlignedBuffer::group(depth, bytes);

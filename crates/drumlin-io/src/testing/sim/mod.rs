@@ -565,6 +565,13 @@ impl BackendFile for DiskFile {
         }
     }
 
+    fn write_unaligned(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        self.check_write(&[], 0)?;
+        let nanos = self.disk.draw_nanos(WRITE_NANOS)?;
+        Disk::spend(nanos);
+        self.disk.working()?.write(self.file, offset as usize, buffer).map(drop)
+    }
+
     fn sync_data(&self) -> io::Result<()> {
         self.sync()
     }
@@ -630,7 +637,7 @@ impl Backend for Disk {
     }
 
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
-        Ok(Box::new(DiskQueue { disk: self.clone(), depth, pushed: 0, requests: BTreeMap::new() }))
+        Ok(Box::new(DiskQueue { disk: self.clone(), depth, requests: Mutex::default() }))
     }
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
@@ -732,6 +739,7 @@ struct Request {
 impl Request {
     fn run(mut self, disk: &Disk) -> Completion {
         let own = self.file.as_any().downcast_ref::<DiskFile>();
+        let mut transferred = self.buffer.len();
         let result = match (own, self.direction) {
             (None, _) => Err(io::Error::new(io::ErrorKind::InvalidInput, "the file belongs to another backend")),
             (Some(own), Direction::Write) => {
@@ -742,11 +750,14 @@ impl Request {
                 let found = found.unwrap_or_else(|| {
                     disk.working().and_then(|mut state| state.read(own.file, &mut self.buffer, self.offset as usize))
                 });
-                found.and_then(|count| if count == self.buffer.len() { Ok(()) } else { Err(end_of_file()) })
+                found.and_then(|count| {
+                    transferred = count;
+                    if count == self.buffer.len() { Ok(()) } else { Err(end_of_file()) }
+                })
             }
         };
         drop(self.file);
-        Completion { token: self.token, buffer: self.buffer, result }
+        Completion { token: self.token, buffer: self.buffer, result, transferred }
     }
 }
 
@@ -754,13 +765,23 @@ impl Request {
 struct DiskQueue {
     disk: Disk,
     depth: usize,
+    requests: Mutex<Requests>,
+}
+
+#[derive(Default)]
+struct Requests {
     pushed: u64,
-    requests: BTreeMap<(Duration, u64), Request>,
+    in_flight: BTreeMap<(Duration, u64), Request>,
 }
 
 impl DiskQueue {
-    fn push(&mut self, mut request: Request) {
-        assert!(self.requests.len() < self.depth, "more requests than the queue's depth of {}", self.depth);
+    /// The lock is never held while a task sleeps, so it need not be one of the simulation's.
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, mut request: Request) {
+        assert!(self.in_flight() < self.depth, "more requests than the queue's depth of {}", self.depth);
         let nanos = self.disk.draw_nanos(READ_NANOS).unwrap_or(0);
         let at = current().map_or(Duration::ZERO, |task| task.now()) + Duration::from_nanos(nanos);
         if let Some(own) = request.file.as_any().downcast_ref::<DiskFile>()
@@ -774,8 +795,10 @@ impl DiskQueue {
                 request.direction = Direction::Read(Some(found));
             }
         }
-        self.pushed += 1;
-        self.requests.insert((at, self.pushed), request);
+        let mut requests = self.requests();
+        requests.pushed += 1;
+        let number = requests.pushed;
+        requests.in_flight.insert((at, number), request);
     }
 
     fn request(file: &FileRef, direction: Direction, offset: u64, buffer: AlignedBuffer, token: u64) -> Request {
@@ -785,7 +808,7 @@ impl DiskQueue {
 
 impl fmt::Debug for DiskQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DiskQueue({} in flight)", self.requests.len())
+        write!(f, "DiskQueue({} in flight)", self.in_flight())
     }
 }
 
@@ -802,25 +825,27 @@ impl Queue for DiskQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.requests.len()
+        self.requests().in_flight.len()
     }
 
-    fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+    fn push_read(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
         self.push(Self::request(file, Direction::Read(None), offset, buffer, token));
     }
 
-    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+    fn push_write(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
         self.push(Self::request(file, Direction::Write, offset, buffer, token));
     }
 
-    fn submit(&mut self) -> io::Result<()> {
+    fn submit(&self) -> io::Result<()> {
         Ok(())
     }
 
-    fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
+    fn wait(&self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
         let task = current();
         let mut count = 0;
-        while let Some((&(at, _), _)) = self.requests.first_key_value() {
+        loop {
+            let first = self.requests().in_flight.first_key_value().map(|(&(at, _), _)| at);
+            let Some(at) = first else { break };
             let is_due = task.as_ref().is_none_or(|task| at <= task.now());
             if count >= minimum && !is_due {
                 break;
@@ -828,7 +853,8 @@ impl Queue for DiskQueue {
             if let Some(task) = &task {
                 sleep_until(task, at);
             }
-            let (_, request) = self.requests.pop_first().expect("looked at");
+            // Only another thread that waits can have taken it.
+            let Some((_, request)) = self.requests().in_flight.pop_first() else { break };
             finished.push(request.run(&self.disk));
             count += 1;
         }
@@ -838,6 +864,6 @@ impl Queue for DiskQueue {
 
 impl Drop for DiskQueue {
     fn drop(&mut self) {
-        let _ = self.wait(self.requests.len(), &mut Vec::new());
+        let _ = self.wait(self.in_flight(), &mut Vec::new());
     }
 }
