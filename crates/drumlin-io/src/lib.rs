@@ -29,8 +29,9 @@ compile_error!(
      process, anonymous memory mappings. See src/backend/disk.rs"
 );
 
-mod async_stream;
 mod backend;
+mod driver;
+mod file;
 mod medium;
 mod probe;
 mod read;
@@ -38,18 +39,21 @@ mod stream;
 pub mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod workers;
 
 #[cfg(test)]
 mod tests;
 
-pub use async_stream::AsyncReadStream;
 pub use backend::{
     AlignedBuffer, BACKEND_VARIABLE, Backend, BackendFile, Completion, FileRef, Folder, FolderRef, IoBackend, Lock,
     OpenIn, OpenOptions, Persist, Process, Queue, QueueOptions, SyncMethod, backend, in_memory, open_folder,
 };
+pub use driver::{Driver, DriverOptions, Operation};
+pub use file::{File, ImmutableFile, ImmutableFileWriter, ReadMany, ReadManyOptions};
 pub use probe::{MethodFigures, Probe};
 pub use read::ReadBuffer;
-pub use stream::{ReadStream, StreamOptions};
+pub use stream::{ReadStream, StreamOptions, WriteStream};
+pub use workers::Workers;
 
 /// The unit of direct I/O, in bytes: a multiple of the alignment that any device asks for.
 pub const BLOCK_BYTES: usize = 4096;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::sync::Mutex;
 
-use super::{AlignedBuffer, BackendFile};
+use super::{AlignedBuffer, BackendFile, Queue};
 use crate::BLOCK_BYTES;
 use crate::backend::disk::end_of_file;
 
@@ -83,7 +83,22 @@ impl BufferHome {
         buffer
     }
 
+    /// Allocates the buffers and registers them with `queue`. If it cannot, they are as good as others.
+    pub(crate) fn register(&self, queue: &dyn Queue) {
+        let mut shelf = self.shelf.lock();
+        if shelf.group_count > 0 {
+            shelf.buffers = AlignedBuffer::group(std::mem::take(&mut shelf.group_count), self.buffer_bytes);
+            if !queue.register(&shelf.buffers) {
+                log::warn!("the buffers of the I/O queue could not be registered; reads work, at a higher cost");
+            }
+        }
+    }
+
+    /// Takes a buffer back. Those of another size are dropped.
     pub(crate) fn put(&self, buffer: AlignedBuffer) {
+        if buffer.capacity() != self.buffer_bytes {
+            return;
+        }
         let mut shelf = self.shelf.lock();
         if shelf.buffers.len() < self.buffers_max {
             shelf.buffers.push(buffer);

@@ -6,9 +6,13 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drumlin_io::{AlignedBuffer, Backend, FileRef, IoBackend, OpenOptions, Persist, Probe, ReadStream, StreamOptions};
+use drumlin_io::{
+    AlignedBuffer, Backend, Driver, DriverOptions, File, FileRef, IoBackend, OpenOptions, Persist, Probe, ReadStream,
+    StreamOptions,
+};
 
 const BLOCK_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 1 << 20;
@@ -67,13 +71,15 @@ fn measure(path: &std::path::Path, file_bytes: u64) -> io::Result<()> {
         }
         for (request_bytes, requests) in [(BLOCK_BYTES, 1), (512 << 10, 1), (512 << 10, 5)] {
             let options = StreamOptions { request_bytes, requests };
-            let open = || ReadStream::open(backend.as_ref(), &file, 0..file_bytes, options);
+            let driver = Driver::on(Arc::clone(&backend), DriverOptions::default())?;
+            let stream_file = File::new(FileRef::clone(&file), driver.clone());
+            let open = || ReadStream::open(&stream_file, 0..file_bytes, options);
             let mut stream = open()?;
             let label = format!("MiB, stream {requests} x {} KiB", request_bytes >> 10);
             let mut bytes = 0;
             report(backend.name(), &label, || {
                 while bytes < CHUNK_BYTES {
-                    match stream.next_buffer()? {
+                    match driver.block_on(stream.next_buffer())? {
                         Some(buffer) => bytes += buffer.len(),
                         None => stream = open()?,
                     }

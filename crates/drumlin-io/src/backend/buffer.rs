@@ -128,6 +128,29 @@ impl AlignedBuffer {
     }
 }
 
+impl From<&[u8]> for AlignedBuffer {
+    /// Copies the bytes.
+    fn from(bytes: &[u8]) -> AlignedBuffer {
+        let mut buffer = AlignedBuffer::zeroed(bytes.len());
+        buffer.copy_from_slice(bytes);
+        buffer
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for AlignedBuffer {
+    /// Copies the bytes.
+    fn from(bytes: &[u8; N]) -> AlignedBuffer {
+        AlignedBuffer::from(&bytes[..])
+    }
+}
+
+impl From<Vec<u8>> for AlignedBuffer {
+    /// Copies the bytes, since a vector's memory need not be aligned.
+    fn from(bytes: Vec<u8>) -> AlignedBuffer {
+        AlignedBuffer::from(&bytes[..])
+    }
+}
+
 /// The registration of memory with the queue of a device.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 impl AlignedBuffer {

@@ -284,7 +284,7 @@ impl BackendFile for DiskFile {
             return Ok(());
         }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(retry_on_intr(|| fallocate(&self.handle, flags, offset, bytes)).map_err(space_error)?)
+        retry_on_intr(|| fallocate(&self.handle, flags, offset, bytes)).map_err(space_error)
     }
 
     // The standard library repeats both calls when a signal interrupts them. That loses no report of a failed write,

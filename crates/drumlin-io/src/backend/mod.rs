@@ -13,6 +13,7 @@ mod uring;
 
 use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -187,6 +188,10 @@ pub trait Queue: Send + Sync {
     /// Makes one call of [`wait`](Queue::wait), running now or the next, return early. A queue that cannot does nothing:
     /// its calls return when a request finishes.
     fn interrupt(&self) {}
+    /// Returns the descriptor that is readable when a request has finished, if the queue has one.
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Registers the memory of `buffers`, which must be one group ([`AlignedBuffer::group`]), with the device. Transfers
     /// of this queue to and from it are cheaper. Returns `false` if the queue or the system cannot, which costs nothing
     /// but the gain.

@@ -31,7 +31,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -450,6 +450,12 @@ impl Queue for UringQueue {
         if let Err(error) = self.enter(0) {
             log::error!("a wait for I/O cannot be interrupted: {error}");
         }
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the ring closes its descriptor when it is dropped, and the result borrows it. Test:
+        // `a_loop_of_its_own_drives` of `crate::driver::tests`.
+        Some(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
     }
 
     fn register(&self, buffers: &[AlignedBuffer]) -> bool {

@@ -71,7 +71,7 @@ impl Config {
     /// Those of [`open`](Config::open).
     pub async fn open_async(&self, path: impl AsRef<std::path::Path>) -> Result<Database> {
         let (config, path) = (self.clone(), path.as_ref().to_owned());
-        let workers = crate::task::Workers::new(config.settings.choose_backend(&path)?);
+        let workers = crate::task::new_workers(&config.settings.choose_backend(&path)?);
         let opened = workers.run(move || config.open(path)).await;
         workers.stop();
         opened
@@ -186,7 +186,7 @@ impl Database {
     /// # Errors
     /// Those of [`close`](Database::close).
     pub async fn close_async(self) -> Result<()> {
-        let workers = crate::task::Workers::new(Arc::clone(&self.handle.store_in_process()?.engine.backend));
+        let workers = crate::task::new_workers(&self.handle.store_in_process()?.engine.backend);
         let closed = workers.run(move || self.close()).await;
         workers.stop();
         closed

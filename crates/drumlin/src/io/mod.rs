@@ -8,6 +8,6 @@ pub(crate) use divided_folder::with_parts;
 pub(crate) use drumlin_io::testing::{fault, sim};
 pub(crate) use drumlin_io::{
     AlignedBuffer, Backend, BackendFile, Completion, FileRef, Folder, FolderRef, IoBackend, Lock, OpenIn, OpenOptions,
-    Persist, Probe, Process, Queue, SyncMethod, backend, in_memory, open_folder,
+    Persist, Probe, Process, Queue, SyncMethod, Workers, backend, in_memory, open_folder,
 };
 pub(crate) use gate::Gate;

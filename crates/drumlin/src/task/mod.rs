@@ -9,7 +9,6 @@
 mod rooted;
 mod timer;
 pub(crate) mod turn;
-mod workers;
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -18,11 +17,20 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::io::Backend;
+pub(crate) use crate::io::Workers;
 use crate::sync::{Parker, Thread, Unparker};
 pub(crate) use rooted::Rooted;
 pub(crate) use timer::Timer;
 use turn::Work;
-pub(crate) use workers::Workers;
+
+/// The threads of each pool. A job may wait for the disk, for other threads and for running jobs, but never for a queued
+/// job. So a task that holds something that a job may wait for (log space) must not need a job of the same pool.
+const WORKER_THREADS_MAX: usize = 2;
+
+/// Returns a pool of threads for what only blocking calls can do. They start with the first jobs.
+pub(crate) fn new_workers(backend: &Arc<dyn Backend>) -> Workers {
+    Workers::new(Arc::clone(backend), WORKER_THREADS_MAX)
+}
 
 /// A boxed future, for operations that seldom run or take long compared with an allocation: reading a page, a commit
 /// that waits. Boxing keeps the futures of the callers small, and the operation is compiled only once.
@@ -52,9 +60,9 @@ impl Tasks {
 
     pub(crate) fn new(backend: &Arc<dyn Backend>) -> Tasks {
         Tasks {
-            workers: Workers::new(Arc::clone(backend)),
-            evictors: Workers::new(Arc::clone(backend)),
-            committers: Workers::new(Arc::clone(backend)),
+            workers: new_workers(backend),
+            evictors: new_workers(backend),
+            committers: new_workers(backend),
             timer: Timer::new(Arc::clone(backend)),
         }
     }

@@ -7,8 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use drumlin::IoBackend;
-use drumlin_io::{AlignedBuffer, OpenOptions, ReadStream, StreamOptions};
+use drumlin_io::{AlignedBuffer, Driver, OpenOptions, ReadStream, StreamOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::map::{self, Advice, Map, Mode};
@@ -145,11 +144,12 @@ impl Task {
     }
 
     fn read_stream(&self, requests: usize, copied: bool, range: Range<u64>, pace: &mut Pace<'_>) -> io::Result<()> {
-        let backend = drumlin_io::backend(IoBackend::Auto)?;
-        let file = backend.open(&self.path, OpenOptions { direct: true, ..OpenOptions::default() })?;
+        let driver = Driver::new()?;
+        let options = OpenOptions { direct: true, ..OpenOptions::default() };
+        let file = drumlin_io::File::open(&driver, &self.path, options).wait()?;
         let options = StreamOptions { request_bytes: self.request_bytes, requests };
         let bytes = range.end - range.start;
-        let mut stream = ReadStream::open(backend.as_ref(), &file, range, options)?;
+        let mut stream = ReadStream::open(&file, range, options)?;
         if copied {
             let mut buffer = vec![0; self.request_bytes];
             for _ in 0..bytes / self.request_bytes as u64 {
@@ -164,7 +164,7 @@ impl Task {
             return Ok(());
         }
         let mut started = Instant::now();
-        while let Some(buffer) = stream.next_buffer()? {
+        while let Some(buffer) = driver.block_on(stream.next_buffer())? {
             pace.check ^= look(&buffer);
             pace.done(started, buffer.len() as u64);
             started = Instant::now();

@@ -4,9 +4,6 @@
 //! 1. An accepted job is done even if its task no longer waits: dropping the future does not cancel it.
 //! 2. At most [`JOBS_MAX`] jobs are queued. A task that brings another waits until there is room.
 //! 3. Wakers are called while no lock is held.
-//! 4. A job may wait for the disk, for other threads and for running jobs, but never for a queued job: if all threads
-//!    waited like this, the queued job would never start. So a task that holds something that a job may wait for (log
-//!    space) must not need a job here.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -15,18 +12,34 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
-use crate::io::Backend;
+use crate::backend::Backend;
 use crate::sync::{Condvar, Mutex};
 
-const THREADS_MAX: usize = 2;
+/// Limit on queued jobs.
 const JOBS_MAX: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The pool of threads. They start with the first jobs.
+/// A pool of threads for what only blocking calls can do. They start with the first jobs.
+///
+/// A job may wait for running jobs of the same pool, but never for a queued job: if all threads waited like this, the
+/// queued job would never start.
+///
+/// # Examples
+/// ```
+/// use drumlin_io::{Driver, Workers};
+///
+/// let driver = Driver::new()?;
+/// let workers = Workers::new(driver.backend().clone(), 2);
+/// let bytes = driver.block_on(workers.run(|| std::fs::read("/proc/version")));
+/// assert!(bytes.map_or(true, |bytes| !bytes.is_empty()));
+/// workers.stop();
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug)]
-pub(crate) struct Workers {
+pub struct Workers {
     backend: Arc<dyn Backend>,
+    threads_max: usize,
     shared: Arc<Shared>,
 }
 
@@ -59,15 +72,17 @@ struct Answer<T> {
 }
 
 impl Workers {
-    pub(crate) fn new(backend: Arc<dyn Backend>) -> Workers {
-        Workers { backend, shared: Arc::default() }
+    /// Returns a pool of up to `threads_max` threads, which `backend` starts.
+    #[must_use]
+    pub fn new(backend: Arc<dyn Backend>, threads_max: usize) -> Workers {
+        Workers { backend, threads_max, shared: Arc::default() }
     }
 
-    /// Runs `body` on one of the threads and returns its result.
+    /// Runs `body` on one of the threads and returns its result. If no thread can be started, runs it here.
     ///
     /// # Panics
     /// If `body` panics.
-    pub(crate) async fn run<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
+    pub async fn run<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
         let answer = Arc::new(Mutex::new(Answer { value: None, waker: None }));
         let place = Arc::clone(&answer);
         let mut job: Option<Job> = Some(Box::new(move || {
@@ -113,7 +128,7 @@ impl Workers {
             return Poll::Pending;
         }
         state.jobs.push_back(job.take().expect("accepted once"));
-        if state.idle_count == 0 && state.threads.len() < THREADS_MAX {
+        if state.idle_count == 0 && state.threads.len() < self.threads_max {
             let shared = Arc::clone(&self.shared);
             match self.backend.spawn("drumlin-work", Box::new(move || shared.serve())) {
                 Ok(thread) => state.threads.push(thread),
@@ -133,7 +148,7 @@ impl Workers {
     }
 
     /// Stops the threads after they have done all accepted jobs.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         let threads = {
             let mut state = self.shared.state.lock();
             state.stop = true;

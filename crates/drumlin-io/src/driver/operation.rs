@@ -1,0 +1,210 @@
+//! Operations: futures that can also be waited for by blocking.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::Driver;
+use super::reactor::{Answer, Direction, Key, Request};
+use crate::backend::disk::end_of_file;
+use crate::backend::{AlignedBuffer, FileRef, Persist};
+use crate::read::{BufferHome, ReadBuffer};
+
+/// Something to be done with a file, which begins when it is first waited for.
+///
+/// It is a future, for tasks of any executor; [`wait`](Self::wait) blocks the calling thread instead. A task is never
+/// blocked: transfers go through the driver's queue, and calls that only block (opening, syncing) run on another thread.
+///
+/// Dropping an operation that has begun does not stop it: a write may still happen, or may already have. Its memory
+/// stays untouched until it has finished.
+#[must_use = "an operation does nothing until it is awaited, waited for or begun"]
+pub struct Operation<T> {
+    driver: Driver,
+    step: Step<T>,
+}
+
+type Call<T> = Box<dyn FnOnce() -> io::Result<T> + Send>;
+
+enum Step<T> {
+    /// A transfer that has not begun.
+    Transfer(Transfer<T>),
+    InFlight(Key, Outcome<T>),
+    /// A call that has not begun.
+    Call(Call<T>),
+    /// A call that runs on another thread.
+    Calling(Pin<Box<dyn Future<Output = io::Result<T>> + Send>>),
+    /// The result is known.
+    Ready(io::Result<T>),
+    /// The result was returned.
+    Over,
+}
+
+/// A read or write of an aligned range.
+pub(crate) struct Transfer<T> {
+    pub(crate) direction: Direction,
+    pub(crate) file: FileRef,
+    pub(crate) offset: u64,
+    pub(crate) buffer: AlignedBuffer,
+    pub(crate) outcome: Outcome<T>,
+}
+
+/// How the result of an operation is made from that of its transfer.
+pub(crate) struct Outcome<T> {
+    /// The bytes that the caller has asked for, in the buffer. The rest of its blocks may lie behind the file's end.
+    pub(crate) visible: Range<usize>,
+    /// The end of the file may cut the visible bytes short.
+    pub(crate) is_up_to: bool,
+    pub(crate) home: Option<Arc<BufferHome>>,
+    pub(crate) finish: fn(AlignedBuffer, Range<usize>, Option<Arc<BufferHome>>) -> T,
+}
+
+impl<T> Outcome<T> {
+    fn of(self, answer: Answer) -> io::Result<T> {
+        let Answer { mut buffer, transferred, result } = answer;
+        match result {
+            Ok(()) => {}
+            Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(error),
+            Err(_) if transferred >= self.visible.end || self.is_up_to => {}
+            Err(error) => return Err(error),
+        }
+        let end = self.visible.end.min(transferred);
+        let visible = self.visible.start.min(end)..end;
+        buffer.set_len(buffer.len().min(transferred.max(end)));
+        Ok((self.finish)(buffer, visible, self.home))
+    }
+}
+
+/// Returns the visible bytes as the result of a read.
+pub(crate) fn into_read(buffer: AlignedBuffer, visible: Range<usize>, home: Option<Arc<BufferHome>>) -> ReadBuffer {
+    match home {
+        Some(home) => ReadBuffer::of_home(buffer, visible, &home),
+        None => ReadBuffer::from(buffer).slice(visible),
+    }
+}
+
+/// Returns the caller's own buffer.
+pub(crate) fn into_buffer(buffer: AlignedBuffer, _: Range<usize>, _: Option<Arc<BufferHome>>) -> AlignedBuffer {
+    buffer
+}
+
+impl<T: Send + 'static> Operation<T> {
+    pub(crate) fn transfer(driver: Driver, transfer: Transfer<T>) -> Operation<T> {
+        Operation { driver, step: Step::Transfer(transfer) }
+    }
+
+    pub(super) fn call(driver: Driver, call: Call<T>) -> Operation<T> {
+        Operation { driver, step: Step::Call(call) }
+    }
+
+    pub(crate) fn ready(driver: Driver, result: io::Result<T>) -> Operation<T> {
+        Operation { driver, step: Step::Ready(result) }
+    }
+
+    /// Begins a read or write now, instead of when it is first waited for. Other operations begin as before.
+    pub fn begin(mut self) -> Operation<T> {
+        self.step = match std::mem::replace(&mut self.step, Step::Over) {
+            Step::Transfer(transfer) => begin(&self.driver, transfer),
+            step => step,
+        };
+        self
+    }
+
+    /// Blocks the calling thread until the operation is done. If it has not begun, no other thread takes part: a read is
+    /// then a single system call.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub fn wait(mut self) -> io::Result<T> {
+        match std::mem::replace(&mut self.step, Step::Over) {
+            Step::Transfer(transfer) => transfer.run(),
+            Step::Call(call) => call(),
+            step => {
+                self.step = step;
+                self.driver.clone().block_on(self)
+            }
+        }
+    }
+}
+
+fn begin<T>(driver: &Driver, transfer: Transfer<T>) -> Step<T> {
+    let Transfer { direction, file, offset, buffer, outcome } = transfer;
+    match driver.reactor().begin(Request { direction, file, offset, buffer }, driver.class()) {
+        Ok(key) => Step::InFlight(key, outcome),
+        Err(error) => Step::Ready(Err(error)),
+    }
+}
+
+impl<T> Transfer<T> {
+    /// Does the transfer on the calling thread.
+    fn run(self) -> io::Result<T> {
+        let Transfer { direction, file, offset, mut buffer, outcome } = self;
+        let transferred = match direction {
+            Direction::Read => file.read_up_to(&mut buffer, offset)?,
+            Direction::Write => {
+                file.write_at(&buffer, offset, Persist::Later)?;
+                buffer.len()
+            }
+        };
+        let result = if transferred < buffer.len() { Err(end_of_file()) } else { Ok(()) };
+        outcome.of(Answer { buffer, transferred, result })
+    }
+}
+
+impl<T: Send + 'static> Future for Operation<T> {
+    type Output = io::Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        let this = &mut *self;
+        loop {
+            match std::mem::replace(&mut this.step, Step::Over) {
+                Step::Transfer(transfer) => this.step = begin(&this.driver, transfer),
+                Step::InFlight(key, outcome) => match this.driver.reactor().poll(key, context.waker()) {
+                    Poll::Pending => {
+                        this.step = Step::InFlight(key, outcome);
+                        return Poll::Pending;
+                    }
+                    Poll::Ready(answer) => return Poll::Ready(answer.and_then(|answer| outcome.of(answer))),
+                },
+                Step::Call(call) => {
+                    let driver = this.driver.clone();
+                    this.step = Step::Calling(Box::pin(async move { driver.workers().run(call).await }));
+                }
+                Step::Calling(mut calling) => match calling.as_mut().poll(context) {
+                    Poll::Pending => {
+                        this.step = Step::Calling(calling);
+                        return Poll::Pending;
+                    }
+                    Poll::Ready(result) => return Poll::Ready(result),
+                },
+                Step::Ready(result) => return Poll::Ready(result),
+                Step::Over => panic!("an operation was polled after it had finished"),
+            }
+        }
+    }
+}
+
+// No part of an operation refers to another part.
+impl<T> Unpin for Operation<T> {}
+
+impl<T> Drop for Operation<T> {
+    fn drop(&mut self) {
+        if let Step::InFlight(key, _) = self.step {
+            self.driver.reactor().release(key);
+        }
+    }
+}
+
+impl<T> fmt::Debug for Operation<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let step = match &self.step {
+            Step::Transfer(_) | Step::Call(_) => "not begun",
+            Step::InFlight(..) | Step::Calling(_) => "in flight",
+            Step::Ready(_) | Step::Over => "finished",
+        };
+        write!(f, "Operation({step})")
+    }
+}

@@ -1,0 +1,199 @@
+//! Files that are written once, and then only read.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_io::AsyncWrite;
+
+use super::{File, ReadMany, ReadManyOptions};
+use crate::backend::OpenOptions;
+use crate::driver::{Driver, Operation};
+use crate::read::ReadBuffer;
+use crate::stream::{ReadStream, StreamOptions, WriteStream};
+
+/// A file that never changes: written once, then shared by any number of readers. Its length is known without asking
+/// the system.
+///
+/// # Examples
+/// ```
+/// use drumlin_io::{Driver, ImmutableFile, StreamOptions};
+/// use futures_util::AsyncWriteExt;
+///
+/// let driver = Driver::new()?;
+/// let path = std::env::temp_dir().join(format!("drumlin-{:016x}", driver.backend().random()));
+/// driver.block_on(async {
+///     let mut writer = ImmutableFile::create(&driver, &path, StreamOptions::default()).await?;
+///     writer.write_all(b"striations").await?;
+///     assert!(!path.exists(), "the file has its name when it is complete");
+///     let file = writer.finish().await?;
+///     assert_eq!(file.len(), 10);
+///     assert_eq!(&file.read_at(0, 4).await?[..], b"stri");
+///     driver.remove(&path).await
+/// })?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct ImmutableFile {
+    file: File,
+    bytes: u64,
+}
+
+impl ImmutableFile {
+    /// Begins to write a file, as `<path>.partial` until it is [finished](ImmutableFileWriter::finish). A file left so by
+    /// a program that ended before is replaced.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if there is a file at `path`, and any that the system reports.
+    pub fn create(driver: &Driver, path: impl AsRef<Path>, options: StreamOptions) -> Operation<ImmutableFileWriter> {
+        let (driver, path) = (driver.clone(), path.as_ref().to_owned());
+        driver.clone().run(move || {
+            let backend = driver.backend();
+            if backend.exists(&path)? {
+                let text = format!("{} exists already", path.display());
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+            }
+            let mut partial = path.clone().into_os_string();
+            partial.push(".partial");
+            let partial = PathBuf::from(partial);
+            if backend.exists(&partial)? {
+                backend.remove(&partial)?;
+            }
+            let open = OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() };
+            let file = File::new(backend.open(&partial, open)?, driver.clone());
+            let stream = WriteStream::new(&file, 0, options);
+            Ok(ImmutableFileWriter { stream, partial: Some(partial), path, driver })
+        })
+    }
+
+    /// Opens a file that is complete, directly if the file system allows it.
+    ///
+    /// # Errors
+    /// Any that the system reports.
+    pub fn open(driver: &Driver, path: impl AsRef<Path>) -> Operation<ImmutableFile> {
+        let (driver, path) = (driver.clone(), path.as_ref().to_owned());
+        driver.clone().run(move || ImmutableFile::reopen(&driver, &path))
+    }
+
+    fn reopen(driver: &Driver, path: &Path) -> io::Result<ImmutableFile> {
+        let file = driver.backend().open(path, OpenOptions { direct: true, ..OpenOptions::default() })?;
+        let bytes = file.len()?;
+        Ok(ImmutableFile { file: File::new(file, driver.clone()), bytes })
+    }
+
+    /// The path of the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// The length in bytes.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "no caller needs to know whether a file is empty")]
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Reads `bytes` bytes from `offset`: [`File::read_at`].
+    ///
+    /// # Errors
+    /// Those of [`File::read_at`].
+    pub fn read_at(&self, offset: u64, bytes: usize) -> Operation<ReadBuffer> {
+        self.file.read_at(offset, bytes)
+    }
+
+    /// Reads many ranges at once: [`File::read_many`].
+    pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>, options: ReadManyOptions) -> ReadMany {
+        self.file.read_many(ranges, options)
+    }
+
+    /// Reads a range from its start to its end.
+    ///
+    /// # Errors
+    /// Those of [`ReadStream::open`].
+    pub fn stream(&self, range: Range<u64>, options: StreamOptions) -> io::Result<ReadStream> {
+        ReadStream::open(&self.file, range, options)
+    }
+
+    /// Returns the same file on another handle of its driver, for instance [`Driver::background`].
+    #[must_use]
+    pub fn with_driver(&self, driver: &Driver) -> ImmutableFile {
+        ImmutableFile { file: self.file.with_driver(driver), bytes: self.bytes }
+    }
+}
+
+impl fmt::Debug for ImmutableFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ImmutableFile({}, {} bytes)", self.path().display(), self.bytes)
+    }
+}
+
+/// Writes an [`ImmutableFile`] from its start to its end. If it is dropped before it has finished, nothing remains.
+pub struct ImmutableFileWriter {
+    stream: WriteStream,
+    /// The path of the file until it is complete.
+    partial: Option<PathBuf>,
+    path: PathBuf,
+    driver: Driver,
+}
+
+impl ImmutableFileWriter {
+    /// Completes the file: makes its bytes durable, gives it its name, and makes that durable. The file has its name only
+    /// when all of it is durable, also after a power cut.
+    ///
+    /// # Errors
+    /// Those of [`WriteStream::finish`] and [`Driver::rename`].
+    pub async fn finish(mut self) -> io::Result<ImmutableFile> {
+        self.stream.flush().await?;
+        self.stream.sync_data().await?;
+        let partial = self.partial.clone().expect("it is finished once");
+        self.driver.rename(&partial, &self.path).await?;
+        self.partial = None;
+        let (driver, path) = (self.driver.clone(), self.path.clone());
+        self.driver.run(move || ImmutableFile::reopen(&driver, &path)).await
+    }
+}
+
+impl AsyncWrite for ImmutableFileWriter {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    /// Flushes. The file is complete only after [`finish`](ImmutableFileWriter::finish).
+    fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_close(context)
+    }
+}
+
+impl io::Write for ImmutableFileWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::Write::write(&mut self.stream, bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::Write::flush(&mut self.stream)
+    }
+}
+
+impl Drop for ImmutableFileWriter {
+    fn drop(&mut self) {
+        if let Some(partial) = self.partial.take()
+            && let Err(error) = self.driver.backend().remove(&partial)
+        {
+            log::warn!("{} was not completed, and can't be removed: {error}", partial.display());
+        }
+    }
+}
+
+impl fmt::Debug for ImmutableFileWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ImmutableFileWriter({}, {:?})", self.path.display(), self.stream)
+    }
+}
