@@ -1,12 +1,16 @@
 //! Direct, asynchronous file I/O that its caller drives.
 //!
-//! A program reaches files, threads, time and randomness through a [`Backend`], so that a simulated backend can stand
-//! in for all of them. The backends are peers: each can do whatever another can, and the same tests run on all.
+//! A [`Driver`] does the I/O of [`File`]s. What takes time is an [`Operation`]: a future for tasks of any executor, and
+//! a blocking call for threads. There are reads of [many ranges](File::read_many), [streams](ReadStream) in both
+//! [directions](WriteStream), and files that are [written once](ImmutableFile).
 //!
-//! [`backend()`] returns the backend for the operating system's files, io_uring if the system allows it, and
-//! [`in_memory`] one without any. Ranges of a file are read into shared buffers, by a single read
-//! ([`read_buffer`](trait.BackendFile.html#method.read_buffer)) or by a stream that reads ahead ([`ReadStream`],
-//! [`AsyncReadStream`]). [`Probe`] finds out which sync method suits a folder best.
+//! Below that are the [`Backend`]s, through which a program reaches files, threads, time and randomness, so that a
+//! simulated backend can stand in for all of them. The backends are peers: each can do whatever another can, and the
+//! same tests run on all. [`backend()`] returns the one for the operating system's files, io_uring if the system allows
+//! it, and [`in_memory`] one without any. A backend's [`Queue`] has many requests in flight.
+//!
+//! [`Capabilities`] says what the file system and the device under a folder can do, and [`Probe`] measures which sync
+//! method suits them best.
 //!
 //! # Invariants
 //! 1. Every transfer on a direct file starts, ends and is buffered at multiples of [`BackendFile::alignment`].
@@ -18,7 +22,8 @@
 //!
 //! | feature | effect |
 //! | --- | --- |
-//! | `testing` | the module `testing`: a backend that injects faults, and a simulated disk that loses what was not synced |
+//! | `testing` | the module `testing`: a backend that injects faults, and a simulated disk that loses what was not
+//! synced |
 //! | `sim` | a scheduler driven by a seed replaces the locks in [`sync`]; for simulations, never in a program |
 #![deny(missing_docs)]
 
@@ -30,8 +35,10 @@ compile_error!(
 );
 
 mod backend;
+mod capabilities;
 mod driver;
 mod file;
+mod immutable;
 mod medium;
 mod probe;
 mod read;
@@ -48,12 +55,20 @@ pub use backend::{
     AlignedBuffer, BACKEND_VARIABLE, Backend, BackendFile, Completion, FileRef, Folder, FolderRef, IoBackend, Lock,
     OpenIn, OpenOptions, Persist, Process, Queue, QueueOptions, SyncMethod, backend, in_memory, open_folder,
 };
+pub use capabilities::Capabilities;
 pub use driver::{Driver, DriverOptions, Operation};
-pub use file::{File, ImmutableFile, ImmutableFileWriter, ReadMany, ReadManyOptions};
+pub use file::{File, ReadMany, ReadManyOptions};
+pub use immutable::{ImmutableFile, ImmutableFileWriter};
+pub use medium::BlockDevice;
 pub use probe::{MethodFigures, Probe};
 pub use read::ReadBuffer;
 pub use stream::{ReadStream, StreamOptions, WriteStream};
 pub use workers::Workers;
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 /// The unit of direct I/O, in bytes: a multiple of the alignment that any device asks for.
 pub const BLOCK_BYTES: usize = 4096;

@@ -37,6 +37,73 @@ impl Medium {
     }
 }
 
+/// A block device, as the system describes it (`/sys/dev/block/…/queue`).
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is an answer of its own")]
+pub struct BlockDevice {
+    /// The smallest addressable unit, in bytes.
+    pub logical_block_bytes: u64,
+    /// The unit that the device writes without reading first, in bytes.
+    pub physical_block_bytes: u64,
+    /// The largest request, in bytes. Larger ones are divided.
+    pub request_bytes_max: u64,
+    /// The largest number of separate pieces of memory in a request.
+    pub request_segments_max: u64,
+    /// The number of requests that the system hands to the device at once.
+    pub requests_max: u64,
+    /// The device has moving parts, or claims so: many virtual devices do.
+    pub is_rotational: bool,
+    /// Finished writes may still be in a cache that a power cut empties, until the device is flushed.
+    pub has_volatile_cache: bool,
+    /// A single write can bypass that cache (forced unit access).
+    pub has_forced_unit_access: bool,
+    /// The device can be told which blocks are no longer used.
+    pub has_discard: bool,
+    /// The device can be polled ([`DriverOptions::polled`](crate::DriverOptions::polled)).
+    pub can_be_polled: bool,
+    /// The size up to which an aligned write is never torn by a power cut, in bytes; 0 if the device does not promise
+    /// any.
+    pub atomic_write_bytes_max: u64,
+}
+
+impl BlockDevice {
+    /// Describes the device of `folder`, if `backend` serves the operating system's files and the system knows it.
+    pub(super) fn of(backend: &dyn Backend, folder: &Path) -> io::Result<Option<BlockDevice>> {
+        use std::os::unix::fs::MetadataExt;
+
+        if !matches!(backend.name(), "uring" | "portable") {
+            return Ok(None);
+        }
+        let number = std::fs::metadata(folder)?.dev();
+        #[allow(clippy::unnecessary_cast, reason = "its width differs between systems")]
+        Ok(BlockDevice::of_number(rustix::fs::major(number as _) as u32, rustix::fs::minor(number as _) as u32))
+    }
+
+    fn of_number(major: u32, minor: u32) -> Option<BlockDevice> {
+        let device = format!("/sys/dev/block/{major}:{minor}");
+        // A partition uses the queue of its disk.
+        let queue = [format!("{device}/queue"), format!("{device}/../queue")];
+        let queue = queue.iter().find(|queue| Path::new(queue).is_dir())?;
+        let text = |name: &str| {
+            std::fs::read_to_string(format!("{queue}/{name}")).map(|text| text.trim().to_owned()).unwrap_or_default()
+        };
+        let number = |name: &str| text(name).parse::<u64>().unwrap_or(0);
+        Some(BlockDevice {
+            logical_block_bytes: number("logical_block_size"),
+            physical_block_bytes: number("physical_block_size"),
+            request_bytes_max: number("max_sectors_kb") << 10,
+            request_segments_max: number("max_segments"),
+            requests_max: number("nr_requests"),
+            is_rotational: number("rotational") == 1,
+            has_volatile_cache: text("write_cache") == "write back",
+            has_forced_unit_access: number("fua") == 1,
+            has_discard: number("discard_max_bytes") > 0,
+            can_be_polled: number("io_poll") == 1,
+            atomic_write_bytes_max: number("atomic_write_unit_max_bytes"),
+        })
+    }
+}
+
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn of_system(folder: &Path) -> io::Result<Medium> {
     use std::os::unix::fs::MetadataExt;

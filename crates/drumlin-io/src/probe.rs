@@ -211,15 +211,15 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not the text of a probe: {what}"))
 }
 
-/// The file that the probe writes to. It is removed on drop.
-struct Scratch<'a> {
+/// A file of written zeros, which is removed when this is dropped.
+pub(crate) struct Scratch<'a> {
     backend: &'a dyn Backend,
     path: PathBuf,
     file: FileRef,
 }
 
 impl Scratch<'_> {
-    fn create<'a>(backend: &'a dyn Backend, folder: &Path) -> io::Result<Scratch<'a>> {
+    pub(crate) fn create<'a>(backend: &'a dyn Backend, folder: &Path) -> io::Result<Scratch<'a>> {
         let path = folder.join(format!("probe-{:016x}.tmp", backend.random()));
         let options = OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() };
         let file = backend.open(&path, options)?;
@@ -228,6 +228,10 @@ impl Scratch<'_> {
         scratch.file.allocate(0, zeros.len() as u64)?;
         scratch.file.write_at(&zeros, 0, Persist::Now(SyncMethod::FullSync))?;
         Ok(scratch)
+    }
+
+    pub(crate) fn file(&self) -> &FileRef {
+        &self.file
     }
 }
 

@@ -102,13 +102,13 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
     }
     /// Writes all of `buffer` at `offset`.
     fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()>;
-    /// Writes all of `buffer` at `offset`, whatever the alignment of either. A direct file writes through the page cache
-    /// then, which costs a copy, and a read of each block that is written only in part.
+    /// Writes all of `buffer` at `offset`, whatever the alignment of either. A direct file writes through the page
+    /// cache then, which costs a copy, and a read of each block that is written only in part.
     fn write_unaligned(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         self.write_at(buffer, offset, Persist::Later)
     }
-    /// Frees the disk space of a range, which reads as zeros then. The length stays. Fails with `Unsupported` if the file
-    /// system cannot.
+    /// Frees the disk space of a range, which reads as zeros then. The length stays. Fails with `Unsupported` if the
+    /// file system cannot.
     fn punch(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let _ = (offset, bytes);
         Err(io::Error::new(io::ErrorKind::Unsupported, "the file system cannot free a part of a file"))
@@ -169,8 +169,8 @@ pub struct QueueOptions {
 
 /// A queue of requests: many in flight, submitted together, completed in any order.
 ///
-/// Each finished request is returned once, by one call of [`wait`](Queue::wait). So if several threads wait at once, one
-/// may get what another waits for. Dropping a queue submits the pushed requests and waits for those in flight.
+/// Each finished request is returned once, by one call of [`wait`](Queue::wait). So if several threads wait at once,
+/// one may get what another waits for. Dropping a queue submits the pushed requests and waits for those in flight.
 pub trait Queue: Send + Sync {
     /// The number of requests that may be in flight at once.
     fn depth(&self) -> usize;
@@ -185,16 +185,16 @@ pub trait Queue: Send + Sync {
     /// Submits, waits until at least `minimum` requests have finished (0 only polls), and appends all finished
     /// requests.
     fn wait(&self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()>;
-    /// Makes one call of [`wait`](Queue::wait), running now or the next, return early. A queue that cannot does nothing:
-    /// its calls return when a request finishes.
+    /// Makes one call of [`wait`](Queue::wait), running now or the next, return early. A queue that cannot does
+    /// nothing: its calls return when a request finishes.
     fn interrupt(&self) {}
     /// Returns the descriptor that is readable when a request has finished, if the queue has one.
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Registers the memory of `buffers`, which must be one group ([`AlignedBuffer::group`]), with the device. Transfers
-    /// of this queue to and from it are cheaper. Returns `false` if the queue or the system cannot, which costs nothing
-    /// but the gain.
+    /// Registers the memory of `buffers`, which must be one group ([`AlignedBuffer::group`]), with the device.
+    /// Transfers of this queue to and from it are cheaper. Returns `false` if the queue or the system cannot, which
+    /// costs nothing but the gain.
     fn register(&self, buffers: &[AlignedBuffer]) -> bool {
         let _ = buffers;
         false

@@ -8,8 +8,8 @@
 //!    the kernel write to the buffer.
 //! 2. A queue is dropped only after every request it submitted has been reaped. If the kernel refuses even to wait, the
 //!    slots are leaked. That loses memory, but the kernel never writes to memory that already belongs to another owner.
-//! 3. A slot has at most one entry in the submission ring, which has an entry for each slot and one for an interrupt. So
-//!    a push never finds it full, and the completion ring, which is twice as large, never overflows.
+//! 3. A slot has at most one entry in the submission ring, which has an entry for each slot and one for an interrupt.
+//!    So a push never finds it full, and the completion ring, which is twice as large, never overflows.
 //! 4. Both rings are changed only under the lock of `state`. The kernel is entered without it, so that one thread can
 //!    push while another waits.
 //! 5. A fork of the process has a copy of the queue, but shares the rings with its parent. It never touches them: its
@@ -284,9 +284,9 @@ impl UringQueue {
     fn enqueue(&self, state: &mut State, slot: usize) {
         let request = state.slots[slot].as_mut().expect("the slot is in use");
         let entry = request.entry(slot, self.id);
-        // SAFETY: the lock of `state` is held (invariant 4). The slot keeps buffer and file until the entry's completion
-        // has been reaped, and `drop` waits for that or leaks them (invariants 1 and 2). The buffer's bytes do not move
-        // when the slot does. Tests: `dropping_a_queue_in_flight`, `a_queue_that_moves` of `crate::tests`.
+        // SAFETY: the lock of `state` is held (invariant 4). The slot keeps buffer and file until the entry's
+        // completion has been reaped, and `drop` waits for that or leaks them (invariants 1 and 2). The buffer's bytes
+        // do not move when the slot does. Tests: `dropping_a_queue_in_flight`, `a_queue_that_moves` of `crate::tests`.
         unsafe { self.ring.submission_shared().push(&entry) }.expect("the ring has an entry for each slot");
     }
 

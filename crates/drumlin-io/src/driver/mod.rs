@@ -1,8 +1,8 @@
 //! Drives requests on behalf of tasks and threads.
 //!
-//! All requests of a [`Driver`] go through one [`Queue`](crate::Queue). Whoever waits collects what has finished, for
-//! all: a thread in [`Driver::block_on`], or a thread of the driver's own, which starts when a task of another executor
-//! waits, and sleeps while nothing is in flight that anybody waits for. See [`reactor`] for how they agree.
+//! All requests of a [`Driver`] go through one [`Queue`](crate::Queue). A thread that waits collects what has finished,
+//! for all: a thread in [`Driver::block_on`], or a thread of the driver's own, which starts when a task of another
+//! executor waits, and sleeps while nothing is in flight that anybody waits for. See [`reactor`] for how they agree.
 
 mod operation;
 mod reactor;
@@ -18,8 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::backend::{self, Backend, IoBackend, OpenOptions, QueueOptions};
-use crate::file::File;
+use crate::backend::{self, Backend, IoBackend, QueueOptions};
 use crate::read::BufferHome;
 use crate::sync::{Parker, Unparker};
 use crate::workers::Workers;
@@ -44,9 +43,9 @@ pub struct DriverOptions {
     pub buffer_bytes: usize,
     /// The number of these buffers that are kept for further reads; default 256.
     pub buffers: usize,
-    /// Registers these buffers with the device, if it can: reads into them take 12 % less processor time (4 KiB, direct,
-    /// io_uring). They are pinned in memory, which counts against `RLIMIT_MEMLOCK` for a process without privileges.
-    /// Default `false`.
+    /// Registers these buffers with the device, if it can: reads into them take 12 % less processor time (4 KiB,
+    /// direct, io_uring). They are pinned in memory, which counts against `RLIMIT_MEMLOCK` for a process without
+    /// privileges. Default `false`.
     pub registered: bool,
     /// Polls the device instead of waiting for interrupts. See [`QueueOptions::polled`]. Default `false`.
     pub polled: bool,
@@ -159,8 +158,8 @@ impl Driver {
 
     /// Returns a handle for work that yields: of the requests in flight, its share is at most `share` (between 0 and 1)
     /// while other requests are in flight or were within the last millisecond. At least one of its requests is always
-    /// in flight, so it goes on however busy the device is, and it has the whole device to itself if nobody else uses
-    /// it. All background handles of a driver have one share, the last one given.
+    /// in flight, so it goes on however busy the device is, and it has the whole device to itself if no other request
+    /// uses it. All background handles of a driver have one share, the last one given.
     ///
     /// # Panics
     /// If `share` is not between 0 and 1.
@@ -258,11 +257,6 @@ impl Driver {
     pub fn sync_folder(&self, path: impl AsRef<Path>) -> Operation<()> {
         let path = path.as_ref().to_owned();
         self.on_backend(move |backend| backend.sync_dir(&path))
-    }
-
-    pub(crate) fn open(&self, path: &Path, options: OpenOptions) -> Operation<File> {
-        let (driver, path) = (self.clone(), path.to_owned());
-        self.run(move || Ok(File::new(driver.backend().open(&path, options)?, driver)))
     }
 
     fn on_backend<T: Send + 'static>(

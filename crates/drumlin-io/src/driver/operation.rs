@@ -17,7 +17,8 @@ use crate::read::{BufferHome, ReadBuffer};
 /// Something to be done with a file, which begins when it is first waited for.
 ///
 /// It is a future, for tasks of any executor; [`wait`](Self::wait) blocks the calling thread instead. A task is never
-/// blocked: transfers go through the driver's queue, and calls that only block (opening, syncing) run on another thread.
+/// blocked: transfers go through the driver's queue, and calls that only block (opening, syncing) run on another
+/// thread.
 ///
 /// Dropping an operation that has begun does not stop it: a write may still happen, or may already have. Its memory
 /// stays untouched until it has finished.
@@ -52,7 +53,7 @@ pub(crate) struct Transfer<T> {
     pub(crate) outcome: Outcome<T>,
 }
 
-/// How the result of an operation is made from that of its transfer.
+/// Makes the result of an operation from that of its transfer.
 pub(crate) struct Outcome<T> {
     /// The bytes that the caller has asked for, in the buffer. The rest of its blocks may lie behind the file's end.
     pub(crate) visible: Range<usize>,
@@ -113,8 +114,8 @@ impl<T: Send + 'static> Operation<T> {
         self
     }
 
-    /// Blocks the calling thread until the operation is done. If it has not begun, no other thread takes part: a read is
-    /// then a single system call.
+    /// Blocks the calling thread until the operation is done. If it has not begun, no other thread takes part: a read
+    /// is then a single system call.
     ///
     /// # Errors
     /// Those of the operation.

@@ -2,24 +2,24 @@
 //!
 //! # Roles
 //! At any time at most one thread is the *collector*: it waits in the queue, takes what has finished, begins requests
-//! that had to wait for a free place, and wakes whoever waits. Candidates are the threads in `Driver::block_on`, and the
-//! driver's own thread. A thread that polls its future is not the collector: it may compute for long.
+//! that had to wait for a free place, and calls wakers. Candidates are the threads in `Driver::block_on`, and
+//! the driver's own thread. A thread that polls its future is not the collector: it may compute for long.
 //!
-//! The driver's thread is needed only for requests that somebody outside of `block_on` waits for, that were dropped, or
+//! The driver's thread is needed only for requests that a task outside of `block_on` waits for, that were dropped, or
 //! that a parked thread waits for because another thread was the collector. `State::outside` and `State::parked` count
 //! these. Other requests are collected when their owner waits.
 //!
 //! # Submission
-//! The collector submits what was pushed each time it waits. So a thread that is about to wait, and any thread while the
-//! collector is awake, need not submit what it pushes. Otherwise it must: `State::is_collector_awake` and the pushes are
-//! under one lock, and the collector gives up the mark before it enters the queue.
+//! The collector submits what was pushed each time it waits. So a thread that is about to wait, and any thread while
+//! the collector is awake, need not submit what it pushes. Otherwise it must: `State::is_collector_awake` and the
+//! pushes are under one lock, and the collector gives up the mark before it enters the queue.
 //!
 //! # Invariants
-//! 1. Every request that has begun is answered once, even if the queue fails. So nobody waits for ever.
+//! 1. Every request that has begun is answered once, even if the queue fails. So no task or thread waits for ever.
 //! 2. A slot is freed by its owner after the answer, or by the collector if the owner was dropped before. The buffer of
 //!    a request in flight belongs to the queue.
 //! 3. A waker is called, and a buffer or file is dropped, while no lock is held.
-//! 4. At least one request of each class that has any is in flight.
+//! 4. Neither class starves: if both have requests, one of each is in flight, or they take turns in a queue of depth 1.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -43,10 +43,20 @@ pub(crate) enum Direction {
 }
 
 /// The precedence of a request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) enum Class {
+    #[default]
     Foreground,
     Background,
+}
+
+impl Class {
+    fn other(self) -> Class {
+        match self {
+            Class::Foreground => Class::Background,
+            Class::Background => Class::Foreground,
+        }
+    }
 }
 
 const CLASSES: [Class; 2] = [Class::Foreground, Class::Background];
@@ -99,6 +109,8 @@ struct State {
     parked: usize,
     has_collector: bool,
     is_collector_awake: bool,
+    /// The class that the last request pushed was not of.
+    other_than_last: Class,
     /// The share of background requests while others are active.
     share: f64,
     foreground_seen: Option<Duration>,
@@ -159,7 +171,7 @@ pub(super) struct WaitFlags {
     pub(super) is_waiting: AtomicBool,
 }
 
-/// What a collector waits for.
+/// The event that a collector waits for.
 #[derive(Clone, Copy)]
 enum Wait<'w> {
     /// For nothing: it takes what has finished.
@@ -179,7 +191,7 @@ impl Drop for Parked<'_> {
     }
 }
 
-/// What the collector has to do after it has given up the lock (invariant 3).
+/// The wakers and buffers that the collector handles after it has given up the lock (invariant 3).
 #[derive(Default)]
 struct Aftermath {
     wakers: Vec<Waker>,
@@ -270,7 +282,7 @@ impl Reactor {
         self.state.lock().share = share;
     }
 
-    /// Ends the driver's thread. Nobody waits for a request any more.
+    /// Ends the driver's thread. No handle and no operation of the driver is left.
     pub(super) fn close(&self) {
         // In a fork, another thread may have held the lock when the process was copied.
         if self.is_here() {
@@ -335,6 +347,7 @@ impl Reactor {
                 Direction::Write => self.queue.push_write(&file, offset, buffer, key as u64),
             }
             state.in_queue[class as usize] += 1;
+            state.other_than_last = class.other();
             state.has_unsubmitted = true;
         }
     }
@@ -342,10 +355,13 @@ impl Reactor {
     /// Returns the class whose next request may begin.
     fn next_class(&self, state: &State) -> Option<Class> {
         let [foreground, background] = CLASSES.map(|class| !state.pending[class as usize].is_empty());
-        if background && state.in_queue[Class::Background as usize] < self.background_max(state) {
-            return Some(Class::Background);
+        let may_begin = background && state.in_queue[Class::Background as usize] < self.background_max(state);
+        match (foreground, may_begin) {
+            (true, true) if self.queue.depth() == 1 => Some(state.other_than_last),
+            (_, true) => Some(Class::Background),
+            (true, false) => Some(Class::Foreground),
+            (false, false) => None,
         }
-        foreground.then_some(Class::Foreground)
     }
 
     /// Returns the number of background requests that may be in flight now.
@@ -362,7 +378,7 @@ impl Reactor {
     }
 
     /// Returns the answer, or stores the waker that is called when there is one. If the caller will not collect it
-    /// itself, somebody else will.
+    /// itself, another thread will.
     pub(crate) fn poll(self: &Arc<Self>, key: Key, waker: &Waker) -> Poll<io::Result<Answer>> {
         if let Err(error) = self.check_process() {
             return Poll::Ready(Err(error));
@@ -402,7 +418,7 @@ impl Reactor {
         }
     }
 
-    /// Lets the driver's thread collect, if nobody else does and somebody waits.
+    /// Lets the driver's thread collect, if no other thread does and it is needed.
     fn call_thread(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
         if !state.needs_thread() || !self.may_start_thread {
             return Ok(());
@@ -506,11 +522,11 @@ impl Reactor {
         let called = self.call_thread(&mut state);
         self.submit(state);
         if let Err(error) = called {
-            log::error!("nobody collects the requests in flight, since no thread can be started: {error}");
+            log::error!("no thread collects the requests in flight, since none can be started: {error}");
         }
     }
 
-    /// Is the collector once, and answers the requests that have finished. Returns the lock again, and the number of
+    /// Collects once, and answers the requests that have finished. Returns the lock again, and the number of
     /// finished requests, or nothing if the queue has failed.
     fn collect<'r>(
         &'r self,

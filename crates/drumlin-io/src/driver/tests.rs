@@ -45,7 +45,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !is_so() {
         assert!(Instant::now() < deadline, "{what}");
-        thread::sleep(Duration::from_millis(1));
+        thread::yield_now();
     }
 }
 
@@ -442,7 +442,13 @@ fn names(place: &TestFolder) {
 
 /// Background requests go on while the foreground is busy, and have the queue for themselves when it is not.
 fn the_background_yields(place: &TestFolder) {
-    let options = DriverOptions { depth: 32, ..DriverOptions::default() };
+    for depth in [32, 1] {
+        the_background_yields_at(place, depth);
+    }
+}
+
+fn the_background_yields_at(place: &TestFolder, depth: usize) {
+    let options = DriverOptions { depth, ..DriverOptions::default() };
     let driver = Driver::on(Arc::clone(&place.backend), options).unwrap();
     let background = driver.background(0.2);
     let file = patterned(place, &driver, "share", 200 * BLOCK);

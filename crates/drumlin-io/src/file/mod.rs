@@ -1,6 +1,5 @@
 //! Files that a driver reads and writes.
 
-mod immutable;
 mod read_many;
 
 use std::fmt;
@@ -13,7 +12,6 @@ use crate::BLOCK_BYTES;
 use crate::backend::{AlignedBuffer, FileRef, OpenOptions, Persist, SyncMethod};
 use crate::driver::{Direction, Driver, Operation, Outcome, Transfer, into_buffer, into_read};
 use crate::read::{BufferHome, ReadBuffer, read_unit_bytes};
-pub use immutable::{ImmutableFile, ImmutableFileWriter};
 pub use read_many::{ReadMany, ReadManyOptions};
 
 /// The system's offsets are signed, and a range may grow to whole blocks.
@@ -27,7 +25,8 @@ const OFFSET_MAX: u64 = i64::MAX as u64 - BLOCK_BYTES as u64;
 /// - A write of whole blocks goes straight to the device. The rest goes through the page cache, which copies it, and
 ///   reads the block first that it changes in part. Write whole blocks where it matters.
 ///
-/// Two writes at once to overlapping ranges leave a mixture of both. Writes to separate ranges never disturb each other.
+/// Two writes at once to overlapping ranges leave a mixture of both. Writes to separate ranges never disturb each
+/// other.
 ///
 /// # Examples
 /// ```
@@ -69,7 +68,8 @@ impl File {
     /// # Errors
     /// Any that the system reports.
     pub fn open(driver: &Driver, path: impl AsRef<Path>, options: OpenOptions) -> Operation<File> {
-        driver.open(path.as_ref(), options)
+        let (driver, path) = (driver.clone(), path.as_ref().to_owned());
+        driver.clone().run(move || Ok(File::new(driver.backend().open(&path, options)?, driver)))
     }
 
     /// Creates a file for reading and writing, direct if the file system allows it. Its name is durable after
@@ -79,7 +79,7 @@ impl File {
     /// `AlreadyExists` if there is a file of that name, and any that the system reports.
     pub fn create(driver: &Driver, path: impl AsRef<Path>) -> Operation<File> {
         let options = OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() };
-        driver.open(path.as_ref(), options)
+        File::open(driver, path, options)
     }
 
     /// The path that the file was opened by.
@@ -103,8 +103,8 @@ impl File {
         self.file.is_direct()
     }
 
-    /// Returns the alignment that the device needs, in bytes; 1 for a buffered file. Ranges of other alignments work too,
-    /// at a cost (see [`File`]).
+    /// Returns the alignment that the device needs, in bytes; 1 for a buffered file. Ranges of other alignments work
+    /// too, at a cost (see [`File`]).
     #[must_use]
     pub fn alignment(&self) -> usize {
         self.file.alignment()
@@ -331,7 +331,8 @@ fn is_aligned(bytes: &[u8], offset: u64, unit: usize) -> bool {
     offset.is_multiple_of(unit as u64) && bytes.len().is_multiple_of(unit) && bytes.as_ptr().addr().is_multiple_of(unit)
 }
 
-/// Writes a range that is not aligned: whole blocks directly if it begins with one, and the rest through the page cache.
+/// Writes a range that is not aligned: whole blocks directly if it begins with one, and the rest through the page
+/// cache.
 fn write_parts(file: &FileRef, offset: u64, buffer: &[u8], unit: usize) -> io::Result<()> {
     let whole_bytes = if offset.is_multiple_of(unit as u64) { buffer.len() / unit * unit } else { 0 };
     let (whole, rest) = buffer.split_at(whole_bytes);

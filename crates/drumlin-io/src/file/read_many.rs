@@ -74,7 +74,7 @@ pub struct ReadMany {
     slots: Vec<Slot>,
     slots_free: Vec<usize>,
     woken: Arc<Woken>,
-    /// What was read and not returned.
+    /// Ranges that were read and not returned.
     items: VecDeque<(usize, ReadBuffer)>,
     requests: u64,
     bytes: u64,

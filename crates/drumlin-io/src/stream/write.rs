@@ -3,8 +3,8 @@
 //! # Invariants
 //! 1. `requests` cover the bytes up to `position`, and `buffer` holds those from there on. All are in order, but the
 //!    requests may finish in any order.
-//! 2. Each request but the first starts at a block, and each but the last of a flush ends at one. Bytes that do not fill
-//!    a block stay in the buffer after a flush, so that the block is written whole when it is full.
+//! 2. Each request but the first starts at a block, and each but the last of a flush ends at one. Bytes that do not
+//!    fill a block stay in the buffer after a flush, so that the block is written whole when it is full.
 //! 3. After an error nothing more is written.
 
 use std::collections::VecDeque;
@@ -24,8 +24,8 @@ use crate::driver::Operation;
 use crate::file::File;
 use crate::read::BufferHome;
 
-/// Writes a file sequentially. Bytes are gathered in buffers, and a full buffer is written while the next one fills. The
-/// writer waits only if all `StreamOptions::requests` are in flight.
+/// Writes a file sequentially. Bytes are gathered in buffers, and a full buffer is written while the next one fills.
+/// The writer waits only if all `StreamOptions::requests` are in flight.
 ///
 /// It implements [`AsyncWrite`], and [`Write`] for threads that block. Bytes that were not flushed are lost when the
 /// stream is dropped. An error is reported by the call that meets it and all later ones, and may be that of an earlier

@@ -23,8 +23,8 @@ pub(crate) use rooted::Rooted;
 pub(crate) use timer::Timer;
 use turn::Work;
 
-/// The threads of each pool. A job may wait for the disk, for other threads and for running jobs, but never for a queued
-/// job. So a task that holds something that a job may wait for (log space) must not need a job of the same pool.
+/// The threads of each pool. A job may wait for the disk, for other threads and for running jobs, but never for a
+/// queued job. So a task that holds something that a job may wait for (log space) must not need a job of the same pool.
 const WORKER_THREADS_MAX: usize = 2;
 
 /// Returns a pool of threads for what only blocking calls can do. They start with the first jobs.

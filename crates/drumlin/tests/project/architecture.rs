@@ -109,9 +109,13 @@ fn sources() -> Vec<(String, String)> {
     found
 }
 
+fn io_dir() -> PathBuf {
+    source_dir().join("../../drumlin-io/src")
+}
+
 /// Returns every source file of the library and of drumlin-io; the latter's paths begin with `drumlin-io/`.
 fn sources_with_io() -> Vec<(String, String)> {
-    let found = sources_in(&source_dir().join("../../drumlin-io/src"));
+    let found = sources_in(&io_dir());
     assert!(found.len() > 15, "the sources of drumlin-io are somewhere else");
     let found = found.into_iter().map(|(file, code)| (format!("drumlin-io/{file}"), code));
     found.chain(sources()).collect()
@@ -261,28 +265,30 @@ fn files_table(folder: &Path) -> Option<Vec<String>> {
 }
 
 /// The code map names every top-level file and folder, and all that it names exists. A folder whose README has a table
-/// of its files is one row of the map. Of other folders and of drumlin-io, the map names every file.
+/// of its files is one row of the map. Of other folders, the map names every file.
 #[test]
 fn the_code_map_is_true() {
     let text = fs::read_to_string(source_dir().join("../../../ARCHITECTURE.md")).unwrap();
     let map = text.split("## Code map").nth(1).expect("a code map").split("\nThe other crates:").next().unwrap();
     let named = names_in_table(map);
     for name in &named {
-        let path = match name.strip_prefix("drumlin-io/") {
-            Some(file) => source_dir().join("../../drumlin-io/src").join(file),
-            None => source_dir().join(name),
+        let (root, file) = match name.strip_prefix("drumlin-io/") {
+            Some(file) => (io_dir(), file),
+            None => (source_dir(), &**name),
         };
-        assert!(path.exists(), "the code map names {name}, which is not there");
-        let folder = source_dir().join(name.split('/').next().unwrap());
-        let is_whole = name.ends_with('/') && name.matches('/').count() == 1;
+        assert!(root.join(file).exists(), "the code map names {name}, which is not there");
+        let folder = root.join(file.split('/').next().unwrap());
+        let is_whole = file.ends_with('/') && file.matches('/').count() == 1;
         assert!(is_whole || files_table(&folder).is_none(), "{name} belongs in the README of its folder");
     }
     for (file, _) in sources_with_io() {
         let is_named = |name: &String| *name == file || name.ends_with('/') && file.starts_with(name);
         assert!(named.iter().any(is_named) || is_test(&file), "the code map does not name {file}");
     }
-    for name in named.iter().filter(|name| name.ends_with('/') && !name.starts_with("drumlin-io/")) {
-        assert!(files_table(&source_dir().join(name)).is_some(), "{name} has no table of its files");
+    for name in named.iter().filter(|name| name.ends_with('/')) {
+        let folder =
+            name.strip_prefix("drumlin-io/").map_or_else(|| source_dir().join(name), |name| io_dir().join(name));
+        assert!(files_table(&folder).is_some(), "{name} has no table of its files");
     }
 }
 
@@ -291,10 +297,11 @@ fn the_code_map_is_true() {
 #[test]
 fn the_tables_of_files_are_true() {
     let mut count = 0;
-    for folder in fs::read_dir(source_dir()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
+    let entries = [source_dir(), io_dir()].into_iter().flat_map(|root| fs::read_dir(root).unwrap());
+    for folder in entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
         let Some(named) = files_table(&folder) else { continue };
         count += 1;
-        let shown = folder.strip_prefix(source_dir()).unwrap().display();
+        let shown = folder.display();
         for name in &named {
             let path = folder.join(name);
             assert!(path.exists() && path.is_dir() == name.ends_with('/'), "{shown}/README.md: {name} is not there");
@@ -308,7 +315,7 @@ fn the_tables_of_files_are_true() {
             assert!(is_exempt || named.contains(&name), "{shown}/README.md does not name {name}");
         }
     }
-    assert!(count >= 10, "{count} folders have a table of their files");
+    assert!(count >= 16, "{count} folders have a table of their files");
 }
 
 /// Returns a crate's files by module path, with their code, except those that exist only in tests.

@@ -9,9 +9,9 @@ use std::task::{Context, Poll};
 
 use futures_io::AsyncWrite;
 
-use super::{File, ReadMany, ReadManyOptions};
 use crate::backend::OpenOptions;
 use crate::driver::{Driver, Operation};
+use crate::file::{File, ReadMany, ReadManyOptions};
 use crate::read::ReadBuffer;
 use crate::stream::{ReadStream, StreamOptions, WriteStream};
 
@@ -43,8 +43,8 @@ pub struct ImmutableFile {
 }
 
 impl ImmutableFile {
-    /// Begins to write a file, as `<path>.partial` until it is [finished](ImmutableFileWriter::finish). A file left so by
-    /// a program that ended before is replaced.
+    /// Begins to write a file, as `<path>.partial` until it is [finished](ImmutableFileWriter::finish). A file left so
+    /// by a program that ended before is replaced.
     ///
     /// # Errors
     /// `AlreadyExists` if there is a file at `path`, and any that the system reports.
@@ -141,8 +141,8 @@ pub struct ImmutableFileWriter {
 }
 
 impl ImmutableFileWriter {
-    /// Completes the file: makes its bytes durable, gives it its name, and makes that durable. The file has its name only
-    /// when all of it is durable, also after a power cut.
+    /// Completes the file: makes its bytes durable, gives it its name, and makes that durable. The file has its name
+    /// only when all of it is durable, also after a power cut.
     ///
     /// # Errors
     /// Those of [`WriteStream::finish`] and [`Driver::rename`].
