@@ -477,11 +477,11 @@ fn owner(pid: u32, by_this_process: bool) -> String {
 const WRITE_LESS: &str = "Commit in smaller parts, or raise Config::memory";
 
 /// The most characters of a name, or bytes of a key, that an error quotes.
-const QUOTED_MAX: usize = 60;
+const QUOTED_CHARACTERS_MAX: usize = 60;
 
 /// Returns a name in quotes, escaped, and shortened if it is very long.
 pub(crate) fn quoted(name: &str) -> String {
-    let end = name.char_indices().nth(QUOTED_MAX).map_or(name.len(), |(end, _)| end);
+    let end = name.char_indices().nth(QUOTED_CHARACTERS_MAX).map_or(name.len(), |(end, _)| end);
     if end == name.len() { format!("{name:?}") } else { format!("{:?}… ({} bytes)", &name[..end], name.len()) }
 }
 
@@ -491,8 +491,8 @@ pub(crate) struct QuotedKey<'k>(pub(crate) &'k [u8]);
 impl std::fmt::Debug for QuotedKey<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let QuotedKey(key) = self;
-        write!(f, "b\"{}\"", key[..key.len().min(QUOTED_MAX)].escape_ascii())?;
-        if key.len() > QUOTED_MAX { write!(f, "… ({} bytes)", key.len()) } else { Ok(()) }
+        write!(f, "b\"{}\"", key[..key.len().min(QUOTED_CHARACTERS_MAX)].escape_ascii())?;
+        if key.len() > QUOTED_CHARACTERS_MAX { write!(f, "… ({} bytes)", key.len()) } else { Ok(()) }
     }
 }
 

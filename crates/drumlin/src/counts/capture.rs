@@ -30,7 +30,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// Limit on noted pages: a set of 64 KiB. A capture of 200 MB of counts lasts for a second.
-const NOTED_MAX: usize = if cfg!(feature = "sim") { 16 } else { 4096 };
+const NOTED_PAGES_MAX: usize = if cfg!(feature = "sim") { 16 } else { 4096 };
 
 /// The fields of [`KeptCounts`] that captures need.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl CaptureState {
         let mut noted = self.noted.lock();
         if let Some(pages) = &mut *noted {
             pages.insert(page);
-            if pages.len() > NOTED_MAX {
+            if pages.len() > NOTED_PAGES_MAX {
                 *noted = None;
             }
         }

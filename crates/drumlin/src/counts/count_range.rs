@@ -381,7 +381,7 @@ impl CountedTree {
         let mut provider = Provider::new(mode, &self.pool);
         let mut restart = 0;
         while restart < RESTARTS_MAX {
-            mode.work(turn::LEAF).await;
+            mode.work(turn::LEAF_UNITS).await;
             match step() {
                 Ok(done) => return Ok(Some(done)),
                 Err(StepError::Folded) => return Ok(None),

@@ -81,7 +81,7 @@ const PART_COUNT: usize = 8;
 const LIST_BYTES_MAX: u64 = 512 << 20;
 
 /// Number of unsorted changes at which the list is folded. Looking through 2,048 takes 10 us; folding them takes 1 ms.
-pub(crate) const UNSORTED_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
+pub(crate) const UNSORTED_CHANGES_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
 
 /// The counts that a keyspace keeps: its entries and its list of changes. See the module.
 pub(crate) struct KeptCounts {
@@ -653,7 +653,7 @@ mod models {
     use loom::thread;
 
     use super::*;
-    use crate::counts::page_entries::COUNTED;
+    use crate::counts::page_entries::COUNTED_BIT;
 
     const PARENT: PageId = PageId(1);
     const LEFT: PageId = PageId(2);
@@ -698,7 +698,7 @@ mod models {
 
         fn store(&self, page: PageId, stamp: u64, rows: u64) -> bool {
             if self.without == Without::Stamps {
-                self.entries.cell_or_new(page, drop).store(COUNTED | rows, Ordering::Release);
+                self.entries.cell_or_new(page, drop).store(COUNTED_BIT | rows, Ordering::Release);
                 return true;
             }
             self.entries.store(page, stamp, rows, drop)

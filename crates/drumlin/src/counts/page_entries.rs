@@ -7,9 +7,9 @@ use crate::format::PageId;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Marks an entry that holds a count.
-pub(super) const COUNTED: u64 = 1 << 63;
+pub(super) const COUNTED_BIT: u64 = 1 << 63;
 /// Marks an entry whose page's fences are being changed.
-const CHANGING: u64 = 1 << 62;
+const CHANGING_BIT: u64 = 1 << 62;
 
 /// The state of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,26 +23,29 @@ pub(crate) enum CountEntry {
 }
 
 /// Number of entries in the first level. Each level has twice as many as the one before it.
-const FIRST_LEVEL: usize = if cfg!(drumlin_loom) { 4 } else { 64 };
+const FIRST_LEVEL_ENTRIES: usize = if cfg!(drumlin_loom) { 4 } else { 64 };
 /// Number of levels needed for all 2³² pages.
-const LEVELS: usize = 31;
+const LEVEL_COUNT: usize = 31;
 
 /// An entry for each page.
 pub(super) struct CountEntries {
-    levels: [OnceLock<Box<[AtomicU64]>>; LEVELS],
+    levels: [OnceLock<Box<[AtomicU64]>>; LEVEL_COUNT],
     stamps: AtomicU64,
 }
 
 impl CountEntries {
     pub(super) fn new() -> CountEntries {
-        CountEntries { levels: [const { OnceLock::new() }; LEVELS], stamps: AtomicU64::new(1) }
+        CountEntries { levels: [const { OnceLock::new() }; LEVEL_COUNT], stamps: AtomicU64::new(1) }
     }
 
     fn locate(page: PageId) -> (usize, usize) {
-        let shifted = page.0 as usize + FIRST_LEVEL;
-        let level = (shifted.ilog2() - FIRST_LEVEL.ilog2()) as usize;
-        let offset = shifted - (FIRST_LEVEL << level);
-        debug_assert!(level < LEVELS && offset < FIRST_LEVEL << level, "page {page} has its entry at {offset}");
+        let shifted = page.0 as usize + FIRST_LEVEL_ENTRIES;
+        let level = (shifted.ilog2() - FIRST_LEVEL_ENTRIES.ilog2()) as usize;
+        let offset = shifted - (FIRST_LEVEL_ENTRIES << level);
+        debug_assert!(
+            level < LEVEL_COUNT && offset < FIRST_LEVEL_ENTRIES << level,
+            "page {page} has its entry at {offset}"
+        );
         (level, offset)
     }
 
@@ -61,7 +64,7 @@ impl CountEntries {
     pub(super) fn cell_or_new(&self, page: PageId, take: impl FnOnce(u64)) -> &AtomicU64 {
         let (level, offset) = Self::locate(page);
         let cells = self.levels[level].get_or_init(|| {
-            let count = FIRST_LEVEL << level;
+            let count = FIRST_LEVEL_ENTRIES << level;
             take((count * size_of::<u64>()) as u64);
             (0..count).map(|_| AtomicU64::new(0)).collect()
         });
@@ -71,7 +74,7 @@ impl CountEntries {
     /// Returns the bytes of the entries for all pages with numbers below `number_end`.
     pub(super) fn memory_bytes_of(number_end: u64) -> u64 {
         let (level, _) = Self::locate(PageId(number_end.saturating_sub(1).min(u64::from(u32::MAX)) as u32));
-        ((FIRST_LEVEL << (level + 1)) * size_of::<u64>()) as u64
+        ((FIRST_LEVEL_ENTRIES << (level + 1)) * size_of::<u64>()) as u64
     }
 
     #[inline]
@@ -88,26 +91,26 @@ impl CountEntries {
     #[inline]
     fn decode(bits: u64) -> CountEntry {
         match bits {
-            bits if bits & COUNTED != 0 => CountEntry::Rows(bits & !COUNTED),
-            CHANGING => CountEntry::Changing,
+            bits if bits & COUNTED_BIT != 0 => CountEntry::Rows(bits & !COUNTED_BIT),
+            CHANGING_BIT => CountEntry::Changing,
             stamp => CountEntry::Unknown(stamp),
         }
     }
 
     /// Replaces a stamp by a count. Returns `false` if the entry no longer holds that stamp.
     pub(super) fn store(&self, page: PageId, stamp: u64, rows: u64, take: impl FnOnce(u64)) -> bool {
-        assert!(rows < CHANGING && stamp < CHANGING, "{rows} rows, or stamp {stamp}, read as a mark");
+        assert!(rows < CHANGING_BIT && stamp < CHANGING_BIT, "{rows} rows, or stamp {stamp}, read as a mark");
         let cell = self.cell_or_new(page, take);
-        cell.compare_exchange(stamp, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        cell.compare_exchange(stamp, COUNTED_BIT | rows, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Adds to the entry's count, if it holds one. Returns `false` if the result would be negative.
     pub(super) fn add(&self, page: PageId, change: i64) -> bool {
         let Some(cell) = self.cell(page) else { return true };
         let mut bits = cell.load(Ordering::Acquire);
-        while bits & COUNTED != 0 {
-            let Some(rows) = (bits & !COUNTED).checked_add_signed(change) else { return false };
-            match cell.compare_exchange(bits, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire) {
+        while bits & COUNTED_BIT != 0 {
+            let Some(rows) = (bits & !COUNTED_BIT).checked_add_signed(change) else { return false };
+            match cell.compare_exchange(bits, COUNTED_BIT | rows, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
                 Err(now) => bits = now,
             }
@@ -117,7 +120,7 @@ impl CountEntries {
 
     fn next_stamp(&self) -> u64 {
         let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
-        assert!(stamp < CHANGING, "stamp {stamp} reads as a mark");
+        assert!(stamp < CHANGING_BIT, "stamp {stamp} reads as a mark");
         stamp
     }
 
@@ -127,8 +130,8 @@ impl CountEntries {
         let Some(cell) = self.cell(page) else { return };
         let stamp = self.next_stamp();
         let mut before = cell.load(Ordering::Acquire);
-        while before != CHANGING {
-            assert!(before & COUNTED == 0, "the count of page {page} is voided");
+        while before != CHANGING_BIT {
+            assert!(before & COUNTED_BIT == 0, "the count of page {page} is voided");
             match cell.compare_exchange(before, stamp, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
                 Err(now) => before = now,
@@ -138,8 +141,8 @@ impl CountEntries {
 
     /// Marks the entry of a page whose fences are about to change.
     pub(super) fn begin_change(&self, page: PageId, take: impl FnOnce(u64)) {
-        let before = self.cell_or_new(page, take).swap(CHANGING, Ordering::AcqRel);
-        assert!(before != CHANGING, "the fences of page {page} are changed by two threads");
+        let before = self.cell_or_new(page, take).swap(CHANGING_BIT, Ordering::AcqRel);
+        assert!(before != CHANGING_BIT, "the fences of page {page} are changed by two threads");
     }
 
     /// Gives a page whose fences have changed a new stamp.
@@ -147,14 +150,14 @@ impl CountEntries {
         let stamp = self.next_stamp();
         let cell = self.cell(page).expect("it was made when the change began");
         let before = cell.swap(stamp, Ordering::AcqRel);
-        assert!(before == CHANGING, "a change of page {page} ends twice");
+        assert!(before == CHANGING_BIT, "a change of page {page} ends twice");
     }
 
     /// Gives a new page a stamp that no earlier page with the same number had.
     pub(super) fn renew(&self, page: PageId, take: impl FnOnce(u64)) {
         let stamp = self.next_stamp();
         let before = self.cell_or_new(page, take).swap(stamp, Ordering::AcqRel);
-        assert!(before != CHANGING, "page {page} is made while its fences are changed");
+        assert!(before != CHANGING_BIT, "page {page} is made while its fences are changed");
     }
 }
 
@@ -188,7 +191,7 @@ mod tests {
         let mut before = None;
         for page in (0..2000).chain([u32::MAX / 2, u32::MAX - 1, u32::MAX]).map(PageId) {
             let (level, offset) = CountEntries::locate(page);
-            assert!(offset < FIRST_LEVEL << level && level < LEVELS);
+            assert!(offset < FIRST_LEVEL_ENTRIES << level && level < LEVEL_COUNT);
             assert!(before < Some((level, offset)));
             before = Some((level, offset));
         }

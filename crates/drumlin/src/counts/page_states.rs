@@ -38,7 +38,7 @@ pub(crate) const NAME_BYTES_MAX: usize = 1 << 10;
 
 /// Limit on the reducers whose states are kept. A small budget keeps fewer: their tables, with names of the greatest
 /// length, take at most an eighth of the counts' account.
-const KEPT_MAX: u64 = 32;
+const KEPT_REDUCERS_MAX: u64 = 32;
 
 /// Identifies a reducer. Two reducers with the same identity give the same answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -88,7 +88,7 @@ struct Block {
 /// Bytes of a place before the state.
 const PLACE_HEAD_BYTES: usize = 12;
 /// Number of places by which a block grows.
-const PLACES_MORE: usize = 8;
+const BLOCK_GROWTH_STATES: usize = 8;
 /// Bytes of a block without its places, in a hash table that is three quarters full.
 const BLOCK_BYTES: usize = (size_of::<(u32, Block)>() + 1) * 4 / 3;
 
@@ -119,7 +119,7 @@ impl Block {
         let needed_bytes = PLACE_HEAD_BYTES + state.len();
         if needed_bytes > self.place_bytes {
             let count = self.present.count_ones() as usize;
-            let mut wider = Vec::with_capacity((count + PLACES_MORE) * needed_bytes);
+            let mut wider = Vec::with_capacity((count + BLOCK_GROWTH_STATES) * needed_bytes);
             for rank in 0..count {
                 wider.extend_from_slice(self.place(rank));
                 wider.resize((rank + 1) * needed_bytes, 0);
@@ -130,7 +130,7 @@ impl Block {
         let bit = 1 << index;
         if self.present & bit == 0 {
             if self.places.capacity() < self.places.len() + self.place_bytes {
-                self.places.reserve_exact(PLACES_MORE * self.place_bytes);
+                self.places.reserve_exact(BLOCK_GROWTH_STATES * self.place_bytes);
             }
             self.places.splice(start..start, std::iter::repeat_n(0, self.place_bytes));
         }
@@ -242,7 +242,7 @@ impl States {
 impl Reductions {
     pub(super) fn new(now: Timestamp, budget: &Arc<Budget>) -> Reductions {
         let tables_bytes = budget.limit_bytes(Account::Counts) / 8;
-        let kept_max = (tables_bytes / (TABLE_BYTES + NAME_BYTES_MAX as u64)).clamp(1, KEPT_MAX) as usize;
+        let kept_max = (tables_bytes / (TABLE_BYTES + NAME_BYTES_MAX as u64)).clamp(1, KEPT_REDUCERS_MAX) as usize;
         Reductions {
             stamps: CountEntries::new(),
             since: now,
@@ -386,7 +386,7 @@ impl KeptReduction {
     /// Returns the maximum memory that storing one more state can take: that of a new block, or of a block that has to
     /// grow.
     fn bytes_for(state_bytes: usize) -> u64 {
-        (BLOCK_BYTES + heap_bytes(PLACES_MORE * (PLACE_HEAD_BYTES + state_bytes))) as u64
+        (BLOCK_BYTES + heap_bytes(BLOCK_GROWTH_STATES * (PLACE_HEAD_BYTES + state_bytes))) as u64
     }
 
     /// Stores a page's state, replacing the one before.
@@ -565,8 +565,8 @@ mod tests {
             assert!(taken() <= budget.limit_bytes(Account::Counts) / 8, "{} bytes of {number} names", taken());
             assert!(Arc::ptr_eq(&of("used".into()), &used), "a reducer is dropped that is used");
         }
-        assert_eq!(reductions.kept.lock().len() as u64, KEPT_MAX);
-        (0..KEPT_MAX).for_each(|number| drop(of(number.to_string())));
+        assert_eq!(reductions.kept.lock().len() as u64, KEPT_REDUCERS_MAX);
+        (0..KEPT_REDUCERS_MAX).for_each(|number| drop(of(number.to_string())));
         assert!(!Arc::ptr_eq(&of("used".into()), &used), "a reducer is kept that is not used");
         let with_evicted = taken();
         drop(used);

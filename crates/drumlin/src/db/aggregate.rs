@@ -25,10 +25,10 @@ use crate::txn::snapshots::SnapshotHandle;
 
 /// The list of changes is folded when it has this many changes out of order. Until then, each aggregate reads the
 /// leaves with such changes again.
-const UNSORTED_MAX_OF_REDUCTIONS: usize = if cfg!(feature = "sim") { 4 } else { 64 };
+const REDUCTION_UNSORTED_CHANGES_MAX: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 
 /// After this many states were computed but could not be kept, rows are read without computing more.
-const VAIN_MAX: usize = 16;
+const UNKEPT_STATES_MAX: usize = 16;
 
 /// A reducer whose panics are turned into errors.
 struct Guarded<'r, R>(&'r R);
@@ -132,11 +132,11 @@ impl<R: Reducer> Reducing<'_, R> {
     ) -> Result<Option<Vec<u8>>> {
         let (mut from, mut copy) = (lower.to_vec(), LeafCopy::default());
         loop {
-            self.mode.work(turn::LEAF).await;
+            self.mode.work(turn::LEAF_UNITS).await;
             let (row_count, next) = self.read_leaf(&mut from, upper, &mut copy, take)?;
             // A leaf of 34 rows of 100 bytes takes 1 µs with its descent. Counted for less, it made ticks late by more
             // than two milliseconds.
-            self.mode.worked(turn::ROW * row_count as u32 / 4);
+            self.mode.worked(turn::ROW_UNITS * row_count as u32 / 4);
             match next {
                 Next::Leaf => {}
                 Next::Scan => return Ok(Some(from)),
@@ -351,7 +351,8 @@ impl Rows<'_> {
                 kept
             }
         };
-        tree.fold_counts(mode, &kept, UNSORTED_MAX_OF_REDUCTIONS, |is_large| store.engine.fold_limit(is_large)).await?;
+        tree.fold_counts(mode, &kept, REDUCTION_UNSORTED_CHANGES_MAX, |is_large| store.engine.fold_limit(is_large))
+            .await?;
         Ok(Some(kept))
     }
 
@@ -402,7 +403,7 @@ impl Rows<'_> {
                 Piece::Node { page, stamp, states } => !reducing.make_node(kept, reduction, (page, stamp), &states)?,
             };
             vain_count += usize::from(is_vain);
-            cursor.only_reads = vain_count > VAIN_MAX;
+            cursor.only_reads = vain_count > UNKEPT_STATES_MAX;
         }
         // The states that were used are valid only if no change was missing from their list.
         if kept.invalidated() {

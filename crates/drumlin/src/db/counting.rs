@@ -12,7 +12,7 @@ use super::Value;
 use super::bounds::OwnedBounds;
 use super::rows::{RENEWALS_MAX, Rows};
 use crate::counts::count_range::{CountCursor, Seek};
-use crate::counts::{KeptCounts, NoAnswer, UNSORTED_MAX, interval_of};
+use crate::counts::{KeptCounts, NoAnswer, UNSORTED_CHANGES_MAX, interval_of};
 use crate::error::{Error, Result};
 use crate::memory::{Account, grown_capacity, heap_bytes, reserve};
 use crate::sync::Random;
@@ -130,7 +130,7 @@ impl Rows<'_> {
                 kept
             }
         };
-        tree.fold_counts(mode, &kept, UNSORTED_MAX, |is_large| store.engine.fold_limit(is_large)).await?;
+        tree.fold_counts(mode, &kept, UNSORTED_CHANGES_MAX, |is_large| store.engine.fold_limit(is_large)).await?;
         Ok(Some(kept))
     }
 

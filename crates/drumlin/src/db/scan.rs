@@ -209,7 +209,7 @@ impl Scan {
 
     /// Copies as many rows of the next leaf as are wanted, replacing the copied rows at that end. Returns their number.
     async fn copy_leaf(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
-        mode.work(turn::LEAF).await;
+        mode.work(turn::LEAF_UNITS).await;
         let want = std::mem::take(&mut self.want);
         let (memory, rows) = (self.take_memory(), std::mem::take(self.side_mut(direction)));
         let (ahead, kept_bytes) = match direction {
@@ -225,7 +225,7 @@ impl Scan {
         };
         let CopyMade { copied: Copied { count, bytes, stop }, fence, is_next_in_memory } = made;
         let Copying { memory, rows, .. } = copying;
-        mode.worked(turn::ROW * count as u32);
+        mode.worked(turn::ROW_UNITS * count as u32);
         match direction {
             Direction::Forward => self.ahead_forward.note_next(is_next_in_memory),
             Direction::Backward => self.ahead_backward.note_next(is_next_in_memory),
@@ -302,7 +302,7 @@ impl Scan {
                         copying.fetched = Some(rows.await?);
                     }
                 }
-                mode.work(turn::LEAF).await;
+                mode.work(turn::LEAF_UNITS).await;
                 stopped = self.try_copy(copying, PageId::ROOT);
             }
         })

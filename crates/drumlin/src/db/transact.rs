@@ -18,7 +18,7 @@ const ATTEMPTS_MAX: u32 = 100;
 
 /// The maximum number of attempts at a transaction whose snapshot is ended while it runs. A later run is likely to take
 /// as long.
-const TOO_OLD_MAX: u32 = 3;
+const TOO_OLD_ATTEMPTS_MAX: u32 = 3;
 
 /// One run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box tells the compiler that
 /// the future is `Send`, which it cannot know of the futures of an async closure.
@@ -346,7 +346,7 @@ impl<'h> Attempts<'h> {
     /// Returns `true` if another run may begin.
     fn are_left(&self) -> bool {
         self.count < ATTEMPTS_MAX
-            && self.too_old_count < TOO_OLD_MAX
+            && self.too_old_count < TOO_OLD_ATTEMPTS_MAX
             && self.handle.store_here().now().saturating_sub(self.begun) < self.timeout
     }
 

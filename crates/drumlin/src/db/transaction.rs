@@ -429,7 +429,7 @@ impl Transaction {
         let writes = reader.view.own.as_ref().expect("a transaction has writes");
         for (tree, key, _) in writes.set.rows() {
             let keyspace = tree.pages.id;
-            mode.work(turn::LOCK).await;
+            mode.work(turn::LOCK_UNITS).await;
             if store.engine.locks.try_lock(*id, keyspace, key).is_err() {
                 locks.pending = Some((keyspace, key.into()));
                 let timeout = deadline.saturating_sub(store.now());

@@ -38,7 +38,7 @@ const BUFFER_BYTES_MIN: usize = 64 << 10;
 
 /// Pages that a load needs besides its write buffers: the rows that wait at each level, the page being packed, and the
 /// extent made of it.
-const PAGES: u64 = 6;
+const LOAD_PAGES: u64 = 6;
 
 /// Pages of memory that each run of a merge gets. If there are too many runs for that, they are first merged in groups,
 /// always of at least two.
@@ -283,7 +283,7 @@ impl LoadMemory {
     pub(crate) fn reserve(budget: &Arc<Budget>, page_bytes: usize) -> Result<LoadMemory> {
         let [mut packing, mut sorting] = [(); 2].map(|()| budget.grant(Account::Loads));
         let left_bytes = packing.limit_bytes().saturating_sub(budget.taken_bytes(Account::Loads));
-        let bytes_with = |buffer_bytes: usize| WRITE_BUFFERS * buffer_bytes as u64 + PAGES * page_bytes as u64;
+        let bytes_with = |buffer_bytes: usize| WRITE_BUFFERS * buffer_bytes as u64 + LOAD_PAGES * page_bytes as u64;
         let least = BUFFER_BYTES_MIN.max(2 * page_bytes);
         // Enough to merge two runs.
         let sorting_bytes = SortBuffer::BYTES_MIN.max(2 * LoadedRows::bytes_min(page_bytes) as u64);

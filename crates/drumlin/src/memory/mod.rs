@@ -276,7 +276,7 @@ impl Budget {
     /// bytes of `others` are assumed to take the same share of that budget as of this one.
     fn total_for_tables(&self, bytes: u64, others: u64) -> u64 {
         const STEP_BYTES: u64 = 64 << 10;
-        const TOTAL_MAX: u64 = 1 << 62;
+        const TOTAL_BYTES_MAX: u64 = 1 << 62;
         let pages_bytes = |budget: &Budget| u128::from(budget.limits[Account::Pages as usize]);
         let carries = |total| {
             let pages = pages_bytes(&Budget::new(total, self.log_streams));
@@ -285,7 +285,7 @@ impl Budget {
         };
         let mut low = self.total_bytes;
         let mut high = low;
-        while !carries(high) && high < TOTAL_MAX {
+        while !carries(high) && high < TOTAL_BYTES_MAX {
             low = high;
             high *= 2;
         }

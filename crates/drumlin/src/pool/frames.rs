@@ -48,7 +48,7 @@ const _: () = assert!(CLASS_COUNT <= 1 << (u32::BITS - CLASS_SHIFT), "a class ha
 
 /// If no frame is free, and at least this many are retired, the retired ones whose readers have left are freed before
 /// an unused frame is taken. With fewer, that is not worth while: it looks at the slots of all threads.
-const RETIRED_MIN: usize = 8;
+const RETIRED_FRAMES_MIN: usize = 8;
 
 /// The longest wait for another latch by a thread that holds latches. After that it looks the page up again.
 ///
@@ -397,14 +397,14 @@ impl Frames {
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             const LINE_BYTES: usize = 64;
-            const LINES: usize = 5;
+            const PREFETCHED_LINES: usize = 5;
             // SAFETY: as below; the header is borrowed. No test can fail: no program sees a prefetch.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self.header(frame)).cast()) };
             let (start, page_bytes) = self.page_pointer(frame);
             // SAFETY: prefetching reads nothing into the program; the addresses lie in the mapping, since the smallest
             // page has eight lines. No test can fail, as above.
             unsafe {
-                for line in 0..LINES {
+                for line in 0..PREFETCHED_LINES {
                     _mm_prefetch::<_MM_HINT_T0>(start.add(line * LINE_BYTES).cast());
                 }
                 _mm_prefetch::<_MM_HINT_T0>(start.add(page_bytes - LINE_BYTES).cast());
@@ -424,7 +424,7 @@ impl Frames {
         let class = class_of(page_bytes);
         let arena = self.arena_or_new(class).ok()?;
         let mut lists = arena.lists.lock();
-        if lists.free.is_empty() && lists.retired.len() >= RETIRED_MIN {
+        if lists.free.is_empty() && lists.retired.len() >= RETIRED_FRAMES_MIN {
             self.free_retired(&mut lists);
         }
         let index = lists.free.pop().or_else(|| self.take_unused(arena, &mut lists)).or_else(|| {

@@ -14,7 +14,7 @@ use crate::space::{PageEntry, PageSpace};
 
 /// Number of requests handed to the kernel at once. Each takes the kernel some 5 µs. With small batches the device
 /// starts early, and pages are decoded while it works.
-const SUBMITTED_AT_ONCE: usize = 8;
+const SUBMITTED_REQUESTS: usize = 8;
 
 /// Number of requests in flight for pages that no request needs yet: one is read while the pages of the other are
 /// decoded.
@@ -64,7 +64,7 @@ impl<'p> GroupReads<'p, '_> {
             assert_eq!(self.queue.in_flight(), busy_count, "the queue has other reads in flight than the slots");
             // While more can be requested, only take reads that have completed. Otherwise wait for several at a time,
             // because a wake-up costs more than decoding a page.
-            let go_on = pushed == SUBMITTED_AT_ONCE && !self.rest.is_empty() && !self.idle.is_empty();
+            let go_on = pushed == SUBMITTED_REQUESTS && !self.rest.is_empty() && !self.idle.is_empty();
             let enough = if go_on { 0 } else { self.queue.in_flight().div_ceil(8) };
             if let Err(error) = self.queue.wait(enough, &mut finished) {
                 return Err(self.abandon(error));
@@ -79,7 +79,7 @@ impl<'p> GroupReads<'p, '_> {
     /// Requests more groups while there are buffers and frames for them. Returns the number of requests.
     fn submit(&mut self) -> Result<usize> {
         let mut pushed = 0;
-        while pushed < SUBMITTED_AT_ONCE
+        while pushed < SUBMITTED_REQUESTS
             && !self.rest.is_empty()
             && let Some(&slot) = self.idle.last()
         {

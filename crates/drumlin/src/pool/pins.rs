@@ -8,7 +8,7 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub(super) struct PinCount(AtomicU32);
 
-const ABANDONED: u32 = 1 << 31;
+const ABANDONED_BIT: u32 = 1 << 31;
 
 impl PinCount {
     pub(super) fn new() -> PinCount {
@@ -18,33 +18,33 @@ impl PinCount {
     /// Adds a pin. The caller has the frame latched, and it is not abandoned.
     pub(super) fn pin(&self) {
         let before = self.0.fetch_add(1, Ordering::AcqRel);
-        assert!(before < ABANDONED - 1, "a frame is pinned that is abandoned");
+        assert!(before < ABANDONED_BIT - 1, "a frame is pinned that is abandoned");
     }
 
     /// Returns `true` if the frame is not pinned.
     pub(super) fn is_idle(&self) -> bool {
-        self.0.load(Ordering::Acquire) & !ABANDONED == 0
+        self.0.load(Ordering::Acquire) & !ABANDONED_BIT == 0
     }
 
     /// Removes a pin. Returns `true` if the caller has to free the frame.
     #[must_use]
     pub(super) fn unpin(&self) -> bool {
         let before = self.0.fetch_sub(1, Ordering::AcqRel);
-        assert!(before & !ABANDONED > 0, "a frame let go twice");
-        before == ABANDONED | 1 && self.end()
+        assert!(before & !ABANDONED_BIT > 0, "a frame let go twice");
+        before == ABANDONED_BIT | 1 && self.end()
     }
 
     /// Marks the frame as abandoned, because its page is gone. Returns `true` if the frame is not pinned, in which case
     /// the caller has to free it. Otherwise the last unpin does.
     #[must_use]
     pub(super) fn abandon(&self) -> bool {
-        let before = self.0.fetch_or(ABANDONED, Ordering::AcqRel);
-        assert!(before & ABANDONED == 0, "a frame is abandoned twice");
-        before & !ABANDONED == 0 && self.end()
+        let before = self.0.fetch_or(ABANDONED_BIT, Ordering::AcqRel);
+        assert!(before & ABANDONED_BIT == 0, "a frame is abandoned twice");
+        before & !ABANDONED_BIT == 0 && self.end()
     }
 
     fn end(&self) -> bool {
-        debug_assert_eq!(self.0.load(Ordering::Relaxed), ABANDONED, "a frame is pinned while it is freed");
+        debug_assert_eq!(self.0.load(Ordering::Relaxed), ABANDONED_BIT, "a frame is pinned while it is freed");
         self.0.store(0, Ordering::Release);
         true
     }

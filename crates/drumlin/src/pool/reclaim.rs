@@ -16,7 +16,7 @@ use crate::sync::{CachePadded, thread_index};
 
 /// Slots in the first block. Each block has twice as many as the one before it.
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
-const BLOCKS: usize = 16;
+const BLOCK_COUNT: usize = 16;
 
 /// A thread's part of a reclaimer.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 #[derive(Debug)]
 pub(crate) struct Reclaimer {
     era: CachePadded<AtomicU64>,
-    blocks: [OnceLock<Block>; BLOCKS],
+    blocks: [OnceLock<Block>; BLOCK_COUNT],
 }
 
 /// A guard of this reclaimer. While it lives, nothing that was reachable when it was made is reused. It can't be sent
@@ -63,7 +63,7 @@ impl Drop for EraGuard<'_> {
 
 impl Reclaimer {
     pub(crate) fn new() -> Reclaimer {
-        Reclaimer { era: CachePadded::new(AtomicU64::new(1)), blocks: [const { OnceLock::new() }; BLOCKS] }
+        Reclaimer { era: CachePadded::new(AtomicU64::new(1)), blocks: [const { OnceLock::new() }; BLOCK_COUNT] }
     }
 
     /// Keeps the calling thread in the current era until the guard is dropped.
@@ -74,7 +74,7 @@ impl Reclaimer {
 
     #[inline]
     fn enter_as(&self, thread_index: usize) -> EraGuard<'_> {
-        debug_assert!(thread_index < FIRST_BLOCK_SLOTS << BLOCKS, "a thread has no slot");
+        debug_assert!(thread_index < FIRST_BLOCK_SLOTS << BLOCK_COUNT, "a thread has no slot");
         let Slot { held: slot, entered } = self.slot(thread_index);
         let held = slot.load(Ordering::Relaxed);
         if held != 0 {

@@ -16,7 +16,7 @@ pub(crate) struct Resident {
 
 /// The bit of a place that is set unless the page is an inner node, so that inner nodes sort first. The bits below it
 /// are the page's offset on disk.
-const BEHIND_INNER_NODES: u64 = 1 << 63;
+const NO_INNER_NODE_BIT: u64 = 1 << 63;
 
 impl Pool {
     /// Returns the number of frames that hold, or have held, a page: an upper limit of what
@@ -38,8 +38,8 @@ impl Pool {
                 continue;
             }
             let Some((_, kind)) = self.resident(frame) else { continue };
-            let class = if kind == Kind::Inner { 0 } else { BEHIND_INNER_NODES };
-            debug_assert!(address.start() < BEHIND_INNER_NODES, "{address:?} has no place");
+            let class = if kind == Kind::Inner { 0 } else { NO_INNER_NODE_BIT };
+            debug_assert!(address.start() < NO_INNER_NODE_BIT, "{address:?} has no place");
             residents.push(Resident { place: class | address.start(), frame });
         }
         residents.sort_unstable_by_key(|resident| resident.place);

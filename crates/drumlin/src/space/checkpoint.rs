@@ -36,7 +36,7 @@ const SUMMARY_BYTES: usize = 48 << 10;
 
 /// The catalogue is read only if this many times its size fits into the budget, because it is in memory both encoded
 /// and decoded.
-const BUDGET_TO_CATALOGUE: u64 = 4;
+const CATALOGUE_BUDGET_FACTOR: u64 = 4;
 
 /// Minimum number of changes since the base image at which the next checkpoint folds them in, provided that they are
 /// also an eighth of the pages. Reading this many during recovery takes milliseconds.
@@ -571,7 +571,7 @@ impl PageTableStore {
         let catalogue_bytes = self.superblock.catalogue_bytes;
         let part_bytes = catalogue::PART_BYTES as u64;
         let part_count = u32::try_from(catalogue_bytes.div_ceil(part_bytes)).map_err(|_| malformed())?;
-        let budget_bytes = BUDGET_TO_CATALOGUE * catalogue_bytes;
+        let budget_bytes = CATALOGUE_BUDGET_FACTOR * catalogue_bytes;
         if budget_bytes > memory_bytes {
             return Err(Error::BudgetTooSmall { given_bytes: memory_bytes, minimum_bytes: budget_bytes });
         }

@@ -23,11 +23,11 @@ const PACKING_SEGMENTS_MIN: u64 = 3;
 
 /// Packing also needs this multiple of the tables beyond their first segment: the checkpoint before packing may free
 /// nothing and rewrite every table, and so may the one after it.
-const PACKING_TABLES: u64 = 2;
+const PACKING_TABLES_FACTOR: u64 = 2;
 
 /// Puts and values leave room for packing twice: once for the removals that follow them, and once for the packing that
 /// those removals leave room for.
-const PUT_PACKINGS: u64 = 2;
+const PUT_PACKING_FACTOR: u64 = 2;
 
 /// Segments that are free in addition to twice the spare ones before a reclaimer stops making space: as many as the
 /// file grows by at a time.
@@ -167,7 +167,7 @@ impl Purpose {
         let cover = Demand { cover: Cover::Wasteful, ..NOTHING };
         let tight = Demand { cover: Cover::Tight, ..NOTHING };
         let packed = Demand { cover: Cover::Packed, ..NOTHING };
-        let put = Demand { packings: PUT_PACKINGS, ..cover };
+        let put = Demand { packings: PUT_PACKING_FACTOR, ..cover };
         match self {
             Purpose::Put => (put, put),
             Purpose::Value => alike(Demand { taken: 1, ..put }),
@@ -269,12 +269,12 @@ impl SpaceState {
     fn packing_segments(&self) -> u64 {
         assert!(self.segment_bytes > 0, "a space has no segments: {self:?}");
         let beyond_bytes = self.table_bytes.saturating_sub(self.segment_bytes);
-        PACKING_SEGMENTS_MIN + (PACKING_TABLES * beyond_bytes).div_ceil(self.segment_bytes)
+        PACKING_SEGMENTS_MIN + (PACKING_TABLES_FACTOR * beyond_bytes).div_ceil(self.segment_bytes)
     }
 
     /// Returns the number of segments that commits with new rows leave free.
     pub(crate) fn spare_segments(&self) -> u64 {
-        PUT_PACKINGS * self.packing_segments()
+        PUT_PACKING_FACTOR * self.packing_segments()
     }
 
     /// Returns the number of free segments that are not given back to the file system. On a disk that other programs

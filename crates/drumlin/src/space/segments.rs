@@ -68,18 +68,18 @@ struct Segment {
 #[derive(Debug, Default)]
 struct Uses {
     /// Each level has twice as many entries as the one before it.
-    levels: [OnceLock<Box<[AtomicU64]>>; Uses::LEVELS],
+    levels: [OnceLock<Box<[AtomicU64]>>; Uses::LEVEL_COUNT],
 }
 
 impl Uses {
-    const FIRST_LEVEL: u64 = 1024;
+    const FIRST_LEVEL_SEGMENTS: u64 = 1024;
     /// Number of levels needed for all 2³² segments: 2¹⁰ · (2²³ − 1).
-    const LEVELS: usize = 23;
+    const LEVEL_COUNT: usize = 23;
 
     fn locate(segment: SegmentId) -> (usize, usize) {
-        let shifted = u64::from(segment.0) + Uses::FIRST_LEVEL;
-        let level = shifted.ilog2() - Uses::FIRST_LEVEL.ilog2();
-        (level as usize, (shifted - (Uses::FIRST_LEVEL << level)) as usize)
+        let shifted = u64::from(segment.0) + Uses::FIRST_LEVEL_SEGMENTS;
+        let level = shifted.ilog2() - Uses::FIRST_LEVEL_SEGMENTS.ilog2();
+        (level as usize, (shifted - (Uses::FIRST_LEVEL_SEGMENTS << level)) as usize)
     }
 
     fn get(&self, segment: SegmentId) -> SegmentUse {
@@ -89,8 +89,8 @@ impl Uses {
 
     fn set(&self, segment: SegmentId, segment_use: SegmentUse) {
         let (level, offset) = Uses::locate(segment);
-        let uses =
-            self.levels[level].get_or_init(|| (0..Uses::FIRST_LEVEL << level).map(|_| AtomicU64::new(0)).collect());
+        let uses = self.levels[level]
+            .get_or_init(|| (0..Uses::FIRST_LEVEL_SEGMENTS << level).map(|_| AtomicU64::new(0)).collect());
         uses[offset].store(segment_use.0, Ordering::Release);
     }
 }
@@ -569,7 +569,7 @@ mod tests {
             assert_eq!(uses.get(SegmentId(segment)), SegmentUse(u64::from(segment) + 1));
         }
         let (level, offset) = Uses::locate(SegmentId(u32::MAX));
-        assert!(level < Uses::LEVELS && (offset as u64) < Uses::FIRST_LEVEL << level);
+        assert!(level < Uses::LEVEL_COUNT && (offset as u64) < Uses::FIRST_LEVEL_SEGMENTS << level);
     }
 
     /// An extent named with its use has to agree with all live extents in its segment.

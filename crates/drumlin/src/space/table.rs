@@ -141,14 +141,14 @@ const FIRST_LEVEL_CHUNKS: usize = 64;
 const SLOT_BYTES: u64 = size_of::<OnceLock<Chunk>>() as u64;
 
 /// Number of levels needed for all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
-const LEVELS: usize = 17;
+const LEVEL_COUNT: usize = 17;
 
 type Chunk = Box<[AtomicU64]>;
 type Level = Box<[OnceLock<Chunk>]>;
 
 /// The page table of a keyspace. See the module.
 pub(crate) struct PageTable {
-    levels: [OnceLock<Level>; LEVELS],
+    levels: [OnceLock<Level>; LEVEL_COUNT],
     allocation: Mutex<Allocation>,
     /// Bytes taken from the budget.
     bytes: AtomicU64,
@@ -178,7 +178,7 @@ impl PageTable {
     /// Creates an empty table, which takes memory from the budget as it grows.
     pub(crate) fn new(budget: &Arc<Budget>) -> PageTable {
         PageTable {
-            levels: [const { OnceLock::new() }; LEVELS],
+            levels: [const { OnceLock::new() }; LEVEL_COUNT],
             allocation: Mutex::default(),
             bytes: AtomicU64::new(0),
             budget: Arc::clone(budget),
@@ -198,11 +198,11 @@ impl PageTable {
     /// lock.
     pub(crate) fn has_numbers(&self, page_count: u64) -> bool {
         /// Share of the numbers reserved for commits in progress: enough for thousands of the largest commits.
-        const UNDER_WAY_SHARE: u64 = 64;
+        const IN_PROGRESS_SHARE: u64 = 64;
         let page_count_max = self.page_count_max.load(Ordering::Relaxed);
         // This includes the directory's bytes, so it slightly underestimates the numbers that are left.
         let reached = self.memory_bytes() / size_of::<AtomicU64>() as u64;
-        reached + page_count + page_count_max / UNDER_WAY_SHARE <= page_count_max
+        reached + page_count + page_count_max / IN_PROGRESS_SHARE <= page_count_max
     }
 
     /// Limits page numbers to those below `page_count_max`.
@@ -288,7 +288,7 @@ impl PageTable {
 
     /// Returns the bytes of memory of a table with this many chunks.
     pub(crate) fn memory_bytes_of(chunk_count: u64) -> u64 {
-        let levels = (0..LEVELS).map(|level| (FIRST_LEVEL_CHUNKS as u64) << level);
+        let levels = (0..LEVEL_COUNT).map(|level| (FIRST_LEVEL_CHUNKS as u64) << level);
         let mut reached = 0;
         let slot_count: u64 = levels
             .take_while(|slots| {
@@ -640,6 +640,6 @@ mod tests {
             assert_eq!((level, offset), expected);
             previous = (level, offset);
         }
-        assert!(PageTable::locate(u32::MAX as usize / CHUNK_PAGES).0 < LEVELS);
+        assert!(PageTable::locate(u32::MAX as usize / CHUNK_PAGES).0 < LEVEL_COUNT);
     }
 }

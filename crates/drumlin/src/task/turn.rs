@@ -11,7 +11,7 @@
 //!    is repeated after it was dropped has a whole turn.
 //! 4. A call yields before it does a piece of work, never between the work and its result. So a future dropped while it
 //!    yields loses nothing.
-//! 5. When a call has begun, at least [`CALL_MAX`] units are left. A call that needs no more, and waits for nothing
+//! 5. When a call has begun, at least [`CALL_UNITS_MAX`] units are left. A call that needs no more, and waits for nothing
 //!    else, completes without yielding again.
 
 use std::cell::Cell;
@@ -22,26 +22,26 @@ use std::task::{Context, Poll};
 /// Units of a turn. A unit is about 0.1 µs, so a turn takes about 15 µs, and yielding costs little compared with that.
 /// It is not longer because executors look at timers and sockets only after many polls: tokio after 61, which take a
 /// millisecond with such turns.
-const TURN: u32 = 160;
+const TURN_UNITS: u32 = 160;
 
 /// The number of units that a turn must have left for a call to begin in it.
-const CALL_MAX: u32 = 40;
+const CALL_UNITS_MAX: u32 = 40;
 
 /// One call, with the overhead around its work.
-pub(crate) const CALL: u32 = 3;
+pub(crate) const CALL_UNITS: u32 = 3;
 /// Descending to a leaf.
-pub(crate) const LEAF: u32 = 8;
+pub(crate) const LEAF_UNITS: u32 = 8;
 /// Copying a row out of a leaf, or showing it to a closure.
-pub(crate) const ROW: u32 = 1;
+pub(crate) const ROW_UNITS: u32 = 1;
 /// Locking a row for a commit.
-pub(crate) const LOCK: u32 = 1;
+pub(crate) const LOCK_UNITS: u32 = 1;
 /// Committing a row.
-pub(crate) const CHANGE: u32 = 20;
+pub(crate) const CHANGE_UNITS: u32 = 20;
 /// Bytes that are copied in one unit.
 const UNIT_BYTES: usize = 1 << 10;
 
 thread_local! {
-    static LEFT: Cell<u32> = const { Cell::new(TURN) };
+    static LEFT: Cell<u32> = const { Cell::new(TURN_UNITS) };
 }
 
 /// Returns the units that copying `bytes` takes.
@@ -71,12 +71,12 @@ impl Work {
 
     /// A piece of work within a call. Work of more than a turn begins only when a whole turn is left.
     pub(super) fn piece(units: u32) -> Work {
-        Work { units: Some(units), left_min: units.clamp(1, TURN), gave_way: false }
+        Work { units: Some(units), left_min: units.clamp(1, TURN_UNITS), gave_way: false }
     }
 
     /// The beginning of a call.
     pub(super) fn call() -> Work {
-        Work { units: Some(CALL), left_min: CALL_MAX, gave_way: false }
+        Work { units: Some(CALL_UNITS), left_min: CALL_UNITS_MAX, gave_way: false }
     }
 }
 
@@ -88,7 +88,7 @@ impl Future for Work {
         let Some(units) = self.units else { return Poll::Ready(()) };
         if !self.gave_way && LEFT.with(|left| left.get() < self.left_min) {
             self.gave_way = true;
-            LEFT.with(|left| left.set(TURN));
+            LEFT.with(|left| left.set(TURN_UNITS));
             context.waker().wake_by_ref();
             return Poll::Pending;
         }

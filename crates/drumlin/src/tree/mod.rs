@@ -541,7 +541,7 @@ impl Tree {
         mode: WaitMode<'_>,
         mut operation: impl FnMut(PageId) -> Result<T, Stop>,
     ) -> Result<T> {
-        mode.work(turn::LEAF).await;
+        mode.work(turn::LEAF_UNITS).await;
         match operation(PageId::ROOT) {
             Ok(value) => Ok(value),
             Err(stop) => self.going_on(mode, stop, operation).await,

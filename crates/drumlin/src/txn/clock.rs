@@ -12,7 +12,7 @@ use crate::sync::{Backoff, CachePadded};
 
 /// The maximum distance between the oldest commit that is not applied and the newest that may be marked as applied. No
 /// program has so many threads inside commits; with more, commits would wait in [`Clock::mark_applied`].
-const IN_FLIGHT_MAX: usize = if cfg!(drumlin_loom) { 4 } else { 1 << 14 };
+const COMMITS_IN_FLIGHT_MAX: usize = if cfg!(drumlin_loom) { 4 } else { 1 << 14 };
 
 #[derive(Debug)]
 pub(crate) struct Clock {
@@ -28,7 +28,7 @@ impl Clock {
         Clock {
             published: CachePadded::new(AtomicU64::new(last.0)),
             visible: CachePadded::new(AtomicU64::new(last.0)),
-            applied: (0..IN_FLIGHT_MAX).map(|_| AtomicU64::new(0)).collect(),
+            applied: (0..COMMITS_IN_FLIGHT_MAX).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
@@ -44,16 +44,16 @@ impl Clock {
 
     /// Records that the commit's changes are in the pages.
     ///
-    /// If the commit [`IN_FLIGHT_MAX`] timestamps before still needs the slot, waits until all commits up to that one
+    /// If the commit [`COMMITS_IN_FLIGHT_MAX`] timestamps before still needs the slot, waits until all commits up to that one
     /// are published. The wait ends whatever the caller holds: the oldest commit that is not applied never waits here,
     /// and between taking its timestamp and this call a commit waits for no other commit.
     pub(crate) fn mark_applied(&self, timestamp: Timestamp) {
         let published = self.published.load(Ordering::Relaxed);
         assert!(published < timestamp.0, "a commit is published before it is applied");
-        if timestamp.0 >= published + IN_FLIGHT_MAX as u64 {
-            self.wait_published(Timestamp(timestamp.0 - IN_FLIGHT_MAX as u64 + 1));
+        if timestamp.0 >= published + COMMITS_IN_FLIGHT_MAX as u64 {
+            self.wait_published(Timestamp(timestamp.0 - COMMITS_IN_FLIGHT_MAX as u64 + 1));
         }
-        let slot = &self.applied[timestamp.0 as usize % IN_FLIGHT_MAX];
+        let slot = &self.applied[timestamp.0 as usize % COMMITS_IN_FLIGHT_MAX];
         let earlier = slot.load(Ordering::Relaxed);
         debug_assert!(earlier < timestamp.0, "commit {timestamp} is applied twice");
         debug_assert!(earlier <= self.published().0, "commit {timestamp} takes the slot of one that waits");
@@ -64,7 +64,7 @@ impl Clock {
         loop {
             let published = self.published.load(Ordering::Acquire);
             let next = published + 1;
-            if self.applied[next as usize % IN_FLIGHT_MAX].load(Ordering::Acquire) != next {
+            if self.applied[next as usize % COMMITS_IN_FLIGHT_MAX].load(Ordering::Acquire) != next {
                 return;
             }
             if next != timestamp.0 {
@@ -143,11 +143,11 @@ mod tests {
     #[test]
     fn more_commits_than_slots_wait_for_the_oldest() {
         let clock = Clock::new(Timestamp(0));
-        let newest = IN_FLIGHT_MAX as u64 + 5;
+        let newest = COMMITS_IN_FLIGHT_MAX as u64 + 5;
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 // Wait until the other commits have filled the last slot.
-                while clock.applied[IN_FLIGHT_MAX - 1].load(Ordering::Acquire) == 0 {
+                while clock.applied[COMMITS_IN_FLIGHT_MAX - 1].load(Ordering::Acquire) == 0 {
                     std::thread::yield_now();
                 }
                 clock.mark_applied(Timestamp(1));

@@ -43,7 +43,7 @@ pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES
 
 /// The maximum number of values that are read together, and the part of the frames that they may take: small enough
 /// that the first is still in memory when the last arrives.
-const UPCOMING_MAX: usize = 256;
+const UPCOMING_VALUES_MAX: usize = 256;
 const UPCOMING_SHARE: usize = 8;
 
 /// Returns the page of a medium value, with an empty header.
@@ -377,7 +377,7 @@ async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = 
     let (mut count, mut bytes) = (0, 0);
     let mut wanted = Vec::new();
     assert!(bytes_max > 0, "a pool without frames");
-    for reference in values.take(UPCOMING_MAX) {
+    for reference in values.take(UPCOMING_VALUES_MAX) {
         // If the value is still in an appender's buffer, the read that needs it writes the buffer first.
         let is_on_disk = || match tree.pages.table.load(reference.first_page) {
             PageEntry::OnDisk(address) => space.is_written(address),
@@ -412,7 +412,7 @@ async fn read_medium(
 ) -> Result<Chunk> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     let wanted = medium_wanted(reference);
-    mode.work(turn::LEAF + turn::units_of_bytes(reference.length as usize)).await;
+    mode.work(turn::LEAF_UNITS + turn::units_of_bytes(reference.length as usize)).await;
     loop {
         {
             let reclaim_guard = pool.reclaim_guard();

@@ -657,10 +657,10 @@ impl Versions {
 
     /// Returns keys that divide the versions of commits up to `up_to` into about eight parts of equal size in bytes.
     fn pivots(&self, up_to: Timestamp) -> Vec<Pivot> {
-        const PARTS: usize = 8;
-        const SAMPLES_MAX: usize = 64;
+        const PART_COUNT: usize = 8;
+        const SAMPLE_ROWS_MAX: usize = 64;
         let all_bytes = self.memory_bytes() as usize;
-        let step = (all_bytes / SAMPLES_MAX).max(4 << 10);
+        let step = (all_bytes / SAMPLE_ROWS_MAX).max(4 << 10);
         let mut samples: Vec<Pivot> = Vec::new();
         let mut bytes = 0;
         for shard in &self.shards {
@@ -677,7 +677,7 @@ impl Versions {
         samples.sort_unstable();
         samples.dedup();
         debug_assert!(samples.is_sorted_by(|left, right| left < right), "pivots are out of order");
-        let each = samples.len().div_ceil(PARTS).max(2);
+        let each = samples.len().div_ceil(PART_COUNT).max(2);
         samples.into_iter().skip(each - 1).step_by(each).collect()
     }
 

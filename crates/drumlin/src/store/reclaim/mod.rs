@@ -82,12 +82,12 @@ const TABLES_SHARE_MAX: f64 = 0.25;
 const UNNEEDED_INTERVALS: usize = 8;
 /// The number of segments, and the part of the file, that must be free so that giving them back is worth the moves.
 const GIVEN_BACK_SEGMENTS_MIN: u64 = 8;
-const GIVEN_BACK_PART_MIN: u64 = 16;
+const GIVEN_BACK_SHARE_MIN: u64 = 16;
 /// Segments emptied in one pass, at most: a single pass over the page tables finds the live extents of all of them.
-const VICTIMS_MAX: usize = 256;
+const VICTIM_SEGMENTS_MAX: usize = 256;
 /// The limit while commits may arrive that have to wait until the pass is over: 4 MiB of segments of 256 KiB.
-const BRIEF_VICTIMS_MAX: usize = 16;
-/// Passes for one goal, at most, if each leaves something to do for the next: 16 of [`VICTIMS_MAX`] segments.
+const BRIEF_VICTIM_SEGMENTS_MAX: usize = 16;
+/// Passes for one goal, at most, if each leaves something to do for the next: 16 of [`VICTIM_SEGMENTS_MAX`] segments.
 const PASSES_MAX: usize = 16;
 
 /// Counts of segments that stayed free throughout recent checkpoint intervals.
@@ -196,7 +196,7 @@ impl Store {
 
     fn is_worth_giving_back(&self, free_segments: u64) -> bool {
         let segment_count = self.engine.space.segments.usage().segment_count;
-        free_segments >= GIVEN_BACK_SEGMENTS_MIN.max(segment_count / GIVEN_BACK_PART_MIN)
+        free_segments >= GIVEN_BACK_SEGMENTS_MIN.max(segment_count / GIVEN_BACK_SHARE_MIN)
     }
 
     /// See [`Database::compact`](crate::Database::compact).
@@ -266,7 +266,7 @@ impl<'s> Reclaimer<'s> {
         match goal {
             Goal::LimitWaste => Ok(self.wasteful(progress)),
             Goal::ReturnUnneeded => self.unneeded(progress),
-            Goal::ShortenFile => self.end_of_file(progress, VICTIMS_MAX, || true),
+            Goal::ShortenFile => self.end_of_file(progress, VICTIM_SEGMENTS_MAX, || true),
             Goal::ShortenIdleFile => {
                 let free_count = self.store.engine.space.segments.usage().free_count;
                 if progress.passes == 0 && !self.store.is_worth_giving_back(free_count) {
@@ -274,7 +274,7 @@ impl<'s> Reclaimer<'s> {
                 }
                 crate::coverage::mark!("the file of an idle database was made shorter");
                 let maintenance = &self.store.maintenance;
-                self.end_of_file(progress, BRIEF_VICTIMS_MAX, || !maintenance.state.lock().is_wanted())
+                self.end_of_file(progress, BRIEF_VICTIM_SEGMENTS_MAX, || !maintenance.state.lock().is_wanted())
             }
             Goal::PackSparse => Ok(self.sparse(progress)),
             Goal::MakeSpace => self.movable(progress),
@@ -318,7 +318,7 @@ impl<'s> Reclaimer<'s> {
         *self.unneeded = Unneeded::default();
         space.shrink(usage.free_count.saturating_sub(unneeded_count))?;
         let mut end = segments.from(SegmentId(usage.segment_count.saturating_sub(unneeded_count) as u32));
-        end.drain(..end.len().saturating_sub(BRIEF_VICTIMS_MAX));
+        end.drain(..end.len().saturating_sub(BRIEF_VICTIM_SEGMENTS_MAX));
         if end.is_empty() {
             return Ok(None);
         }
@@ -363,7 +363,7 @@ impl<'s> Reclaimer<'s> {
             let sparse = self.store.engine.space.segments.sparse(LIVE_SHARE_MAX, usize::MAX);
             progress.sparse = sparse.into_iter().map(|(segment, _)| segment).collect();
         }
-        let count = progress.sparse.len().min(VICTIMS_MAX);
+        let count = progress.sparse.len().min(VICTIM_SEGMENTS_MAX);
         (count > 0).then(|| Pass::MoveAndFree(progress.sparse.drain(..count).collect()))
     }
 
@@ -403,7 +403,7 @@ impl<'s> Reclaimer<'s> {
             let movable_bytes = space.state().movable_bytes();
             let mut moved_bytes = 0;
             let mut victims = HashSet::default();
-            for (segment, live_bytes) in space.segments.sparse(LIVE_SHARE_MAX, VICTIMS_MAX) {
+            for (segment, live_bytes) in space.segments.sparse(LIVE_SHARE_MAX, VICTIM_SEGMENTS_MAX) {
                 if moved_bytes + live_bytes > movable_bytes {
                     break;
                 }
@@ -423,7 +423,7 @@ impl<'s> Reclaimer<'s> {
         let segments = &self.store.engine.space.segments;
         let movable_bytes = self.movable_bytes();
         let (mut freed_bytes, mut moved_bytes) = (0, 0);
-        (segments.sparse(LIVE_SHARE_MAX, VICTIMS_MAX).into_iter())
+        (segments.sparse(LIVE_SHARE_MAX, VICTIM_SEGMENTS_MAX).into_iter())
             .take_while(|(_, live_bytes)| {
                 let go_on = freed_bytes < goal_bytes && (freed_bytes == 0 || moved_bytes + live_bytes <= movable_bytes);
                 freed_bytes += segments.segment_bytes() - live_bytes;
@@ -482,7 +482,7 @@ impl<'s> Reclaimer<'s> {
         // No other checkpoint may begin while extents are moved. The moved extents would belong to its epoch, and take
         // segments that it counts on.
         let page_tables = &mut self.store.page_tables.lock();
-        let nearly_empty = space.segments.sparse(TABLES_SHARE_MAX, VICTIMS_MAX);
+        let nearly_empty = space.segments.sparse(TABLES_SHARE_MAX, VICTIM_SEGMENTS_MAX);
         page_tables.evacuate(nearly_empty.iter().map(|(segment, _)| *segment));
         page_tables.evacuate(victims.iter().copied());
         let emptied = self.empty(victims, packing)?;
@@ -534,7 +534,7 @@ mod tests {
         db.checkpoint().unwrap();
         db.checkpoint().unwrap();
         let segments = &store.engine.space.segments;
-        let sparse = segments.sparse(LIVE_SHARE_MAX, VICTIMS_MAX);
+        let sparse = segments.sparse(LIVE_SHARE_MAX, VICTIM_SEGMENTS_MAX);
         let victims = reclaimer.take_sparse(u64::MAX);
         assert!(
             (1..sparse.len() / 4).contains(&victims.len()),

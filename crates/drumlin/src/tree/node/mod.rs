@@ -62,7 +62,7 @@ pub(crate) struct NoRoom;
 
 /// The number of consecutive insertions at one end of a node that count as a sorted load. The node is then split at
 /// that end.
-const RUN_SORTED: usize = 4;
+const SORTED_INSERTIONS: usize = 4;
 
 /// The share of the bytes by which a split may deviate from the middle for a shorter separator: an eighth, so that the
 /// smaller half keeps at least 7/16 of them.
@@ -336,7 +336,7 @@ impl<'a> Node<'a> {
     fn loads_sorted(&self, end: Ordering) -> bool {
         let keys = self.len() - self.first_key();
         let run = self.run();
-        run.cmp(&0) == end && usize::from(run.unsigned_abs()) >= RUN_SORTED.min(keys.saturating_sub(1))
+        run.cmp(&0) == end && usize::from(run.unsigned_abs()) >= SORTED_INSERTIONS.min(keys.saturating_sub(1))
     }
 
     #[inline]

@@ -88,7 +88,7 @@ impl<L> Engine<L> {
         let mut pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
         let mut provider = Provider::new(mode, &self.pool);
         loop {
-            mode.work(turn::ROW * rows.len() as u32).await;
+            mode.work(turn::ROW_UNITS * rows.len() as u32).await;
             match self.try_apply(&work, &pinned.leaves, &medium.values, &mut sink) {
                 Ok(committed) => {
                     medium.is_committed = true;

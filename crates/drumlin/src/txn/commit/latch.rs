@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::prepare::{LEAVES_AT_ONCE, PinnedLeaf, Row, rows_end};
+use super::prepare::{LEAVES_AT_ONCE_MIN, PinnedLeaf, Row, rows_end};
 use super::sink::Unready;
 use crate::error::Result;
 use crate::format::PageId;
@@ -128,7 +128,7 @@ impl<L> Engine<L> {
             epoch_guard: self.space.epoch_latch.shared(),
             _reclaim_guard: self.pool.reclaim_guard(),
             reads: Vec::new(),
-            writes: Vec::with_capacity(work.rows.len().min(LEAVES_AT_ONCE)),
+            writes: Vec::with_capacity(work.rows.len().min(LEAVES_AT_ONCE_MIN)),
         };
         let mut leaves = LeavesInOrder::new(work, pinned);
         while let Some(NextLeaf { tree, key, is_read }) = leaves.next() {

@@ -41,11 +41,11 @@ impl<'a> Row<'a> {
 
 /// The minimum and maximum number of leaves that a commit brings in together. With more leaves, more reads are in
 /// flight.
-pub(super) const LEAVES_AT_ONCE: usize = 64;
+pub(super) const LEAVES_AT_ONCE_MIN: usize = 64;
 const LEAVES_AT_ONCE_MAX: usize = 1024;
 
 /// The number of leaves that are prefetched into the processor's cache before they are pinned.
-const LOCATED_AT_ONCE: usize = 16;
+const LOCATED_LEAVES: usize = 16;
 
 /// The position of a leaf that a commit is about to pin.
 struct Located {
@@ -188,7 +188,7 @@ impl Pinning<'_, '_> {
         debug_assert!(rows.is_sorted(), "rows are pinned out of order");
         let mut finger = Finger::new(tree, &reclaim_guard);
         let mut outstanding = Outstanding::default();
-        let mut located = Vec::with_capacity(LOCATED_AT_ONCE);
+        let mut located = Vec::with_capacity(LOCATED_LEAVES);
         let (mut located_end, mut covered) = (0, 0);
         for (at, &row) in rows.iter().enumerate() {
             let is_enough = outstanding.missing.len() >= self.at_once;
@@ -241,7 +241,7 @@ impl Pinning<'_, '_> {
         while let Some(&row) = rows.get(end) {
             let key = self.rows[row].key;
             if located.is_empty() || !finger.is_at(key) {
-                if located.len() == LOCATED_AT_ONCE {
+                if located.len() == LOCATED_LEAVES {
                     break;
                 }
                 located.push(Located { row, found: finger.locate(key) });
@@ -334,7 +334,7 @@ impl<L> Engine<L> {
         let pinned = PinnedLeaves::new(&self.pool);
         // Few enough, compared with all frames, that none is evicted before it is pinned.
         let frame_count = self.pool.frames.limit_bytes() / page_bytes;
-        let at_once = (frame_count / 16).clamp(LEAVES_AT_ONCE, LEAVES_AT_ONCE_MAX);
+        let at_once = (frame_count / 16).clamp(LEAVES_AT_ONCE_MIN, LEAVES_AT_ONCE_MAX);
         let mut pinning = Pinning { rows, incoming, pinned, version_bytes: 0, full: Vec::new(), at_once };
         let mut provider = Provider::new(mode, &self.pool);
         let mut start = 0;
@@ -342,7 +342,7 @@ impl<L> Engine<L> {
             let end = start + rows_of_tree.len();
             let mut waiting: Vec<usize> = (start..end).collect();
             while !waiting.is_empty() {
-                mode.work(turn::ROW * waiting.len() as u32).await;
+                mode.work(turn::ROW_UNITS * waiting.len() as u32).await;
                 let Outstanding { rows, missing } = pinning.pin_present(rows_of_tree[0].tree, &waiting)?;
                 pinning.check_count(leaf_count_max, page_bytes)?;
                 self.bring_in(mode, rows_of_tree[0].tree, &missing, &mut provider).await?;

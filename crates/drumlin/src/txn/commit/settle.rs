@@ -82,7 +82,9 @@ impl Engine {
         drop(reserved_pages);
         if for_task {
             let value_bytes = |row: &Row<'_>| if let Change::Put(value) = row.change { value.len() } else { 0 };
-            turn::count(turn::CHANGE * rows.len() as u32 + turn::units_of_bytes(rows.iter().map(value_bytes).sum()));
+            turn::count(
+                turn::CHANGE_UNITS * rows.len() as u32 + turn::units_of_bytes(rows.iter().map(value_bytes).sum()),
+            );
         }
         logged
     }

@@ -124,12 +124,12 @@ impl<T: OwnedValue> Destination for Option<T> {
 
 /// The number of keys whose leaves are brought in together. It is so small that the first is still in memory when the
 /// last arrives.
-const FIND_MANY_PART: usize = 256;
+const FIND_MANY_KEYS: usize = 256;
 
 /// The number of keys that descend together. While the leaf of one key is prefetched into the processor's cache, the
 /// other keys descend; and while its row is prefetched, their rows are searched (group prefetching: Chen, Ailamaki,
 /// Gibbons and Mowry, "Improving Hash Join Performance through Prefetching", ICDE 2004).
-const GROUP: usize = 16;
+const GROUP_KEYS: usize = 16;
 
 /// Bytes of a row that are prefetched: two cache lines. The hardware prefetches the rest of a longer row.
 const ROW_BYTES: usize = 128;
@@ -296,7 +296,7 @@ impl Engine {
         read_at: ReadAt,
         mut take: impl FnMut(&[u8]) -> T + Send,
     ) -> Result<Option<Found<T>>> {
-        mode.work(turn::LEAF).await;
+        mode.work(turn::LEAF_UNITS).await;
         let stop = match self.try_find(tree, PageId::ROOT, key, read_at, &mut take) {
             Ok(Lookup::Row(found)) => return Ok(found),
             Ok(Lookup::Spilled) => None,
@@ -377,7 +377,7 @@ impl Engine {
         mut take: impl FnMut(&[u8]) -> T + Send,
     ) -> Result<Vec<Option<Found<T>>>> {
         let mut all_rows = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(FIND_MANY_PART) {
+        for keys in keys.chunks(FIND_MANY_KEYS) {
             let first = all_rows.len();
             all_rows.extend(keys.iter().map(|_| None));
             let rows = &mut all_rows[first..];
@@ -388,8 +388,8 @@ impl Engine {
             while !descents.is_empty() {
                 debug_assert!(descents.iter().all(|descent| rows[descent.index].is_none()), "a row is found twice");
                 let mut stopped = Vec::new();
-                for group in descents.chunks(GROUP) {
-                    mode.work(turn::LEAF * group.len() as u32).await;
+                for group in descents.chunks(GROUP_KEYS) {
+                    mode.work(turn::LEAF_UNITS * group.len() as u32).await;
                     self.find_group(tree, keys, read_at, &mut take, group, rows, &mut stopped, &mut alone);
                 }
                 descents = stopped;
@@ -422,10 +422,10 @@ impl Engine {
         stopped: &mut Vec<Descent>,
         alone: &mut Vec<usize>,
     ) {
-        assert!(group.len() <= GROUP);
+        assert!(group.len() <= GROUP_KEYS);
         // One reclaim guard for all: guards nested in it cost next to nothing.
         let _reclaim_guard = self.pool.reclaim_guard();
-        let mut places = [None; GROUP];
+        let mut places = [None; GROUP_KEYS];
         for (&Descent { index, page }, place) in group.iter().zip(&mut places) {
             match tree.locate(page, Target::At(keys[index])) {
                 Ok(Some(located)) => *place = Some((index, located)),
@@ -434,7 +434,7 @@ impl Engine {
             }
         }
         // Never wait for a latch while holding others: its owner may be waiting for one of ours.
-        let mut leaves = [const { None }; GROUP];
+        let mut leaves = [const { None }; GROUP_KEYS];
         for (place, leaf) in places.iter().zip(&mut leaves) {
             let Some((index, located)) = *place else { continue };
             let key = keys[index];
@@ -483,9 +483,9 @@ impl Engine {
         let mut references = &references[..];
         let mut values = Vec::with_capacity(found.len());
         let mut found = found.into_iter();
-        for keys in keys.chunks(FIND_MANY_PART) {
+        for keys in keys.chunks(FIND_MANY_KEYS) {
             // The values are only moved, but to memory that may be touched for the first time.
-            mode.work(turn::ROW * keys.len() as u32 / 8).await;
+            mode.work(turn::ROW_UNITS * keys.len() as u32 / 8).await;
             for (key, found) in keys.iter().zip(&mut found) {
                 values.push(match found {
                     None => None,
