@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use crate::backend::Backend;
 use crate::sync::{Condvar, Mutex};
 
-/// Limit on queued jobs.
+/// The maximum number of jobs that wait for a thread. A task with another job waits.
 const JOBS_MAX: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;

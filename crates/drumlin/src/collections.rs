@@ -14,6 +14,7 @@ pub(crate) type HashSet<K> = std::collections::HashSet<K, BuildHasherDefault<Num
 pub(crate) struct NumberHasher(u64);
 
 impl NumberHasher {
+    /// Fixed by the hash function.
     const FACTOR: u64 = 0xf135_7aea_2e62_a9c5;
 
     #[inline]

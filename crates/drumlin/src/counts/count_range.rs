@@ -19,6 +19,7 @@ use crate::tree::{Provider, RESTARTS_MAX, Target};
 
 /// Limit on leaves counted while holding the lock of the base. This is some 15 us of work, which a fold has to wait
 /// for, and one turn of a task.
+/// Measured: the figure above.
 const LEAVES_AT_ONCE: u32 = if cfg!(feature = "sim") { 8 } else { 128 };
 
 /// Limit on pages read in one batch.

@@ -24,7 +24,7 @@ pub(crate) enum CountEntry {
 
 /// Number of entries in the first level. Each level has twice as many as the one before it.
 const FIRST_LEVEL_ENTRIES: usize = if cfg!(drumlin_loom) { 4 } else { 64 };
-/// Number of levels needed for all 2³² pages.
+/// Fixed by the number of pages: the levels needed for all 2³² pages.
 const LEVEL_COUNT: usize = 31;
 
 /// An entry for each page.

@@ -61,7 +61,7 @@ pub(crate) struct Reductions {
 
 /// Number of parts of a reducer's states. Each part has its own lock.
 const PART_COUNT: usize = 64;
-/// Number of pages in a block of a part: one for each bit of a word.
+/// Number of pages in a block of a part. Fixed by the word that has one bit for each.
 const BLOCK_PAGES: usize = 64;
 
 /// The kinds of pages that states are kept for.
@@ -85,9 +85,9 @@ struct Block {
     places: Vec<u8>,
 }
 
-/// Bytes of a place before the state.
+/// Bytes of a place before the state. Fixed by its layout.
 const PLACE_HEAD_BYTES: usize = 12;
-/// Number of places by which a block grows.
+/// Number of states for which a block grows at a time.
 const BLOCK_GROWTH_STATES: usize = 8;
 /// Bytes of a block without its places, in a hash table that is three quarters full.
 const BLOCK_BYTES: usize = (size_of::<(u32, Block)>() + 1) * 4 / 3;

@@ -27,8 +27,9 @@ const BATCH_BYTES_MIN: u64 = 1 << 10;
 /// The most that a new scan copies at once if no other scan has memory; each leaf raises the limit by the same amount.
 /// Pages of up to 8 KiB are copied whole.
 const BATCH_BYTES_FIRST: u64 = 16 << 10;
-/// Memory of copies grows in steps of this many bytes and rows, so that few leaves need more than the one before.
+/// Memory of copied bytes grows in steps of this size, so that few leaves need more than the one before.
 const BYTES_STEP: usize = 1 << 10;
+/// Memory for the list of copied rows grows in steps of this many rows.
 const ROWS_STEP: usize = 16;
 /// The maximum number of bytes of own changes, and of old versions, that a scan copies at once.
 pub(super) const CHANGES_BYTES_MAX: usize = 64 << 10;

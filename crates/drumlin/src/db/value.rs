@@ -45,6 +45,7 @@ enum Repr {
 }
 
 /// The maximum number of bytes that fit beside the tag in the space of the other forms.
+/// Fixed by the size of the other forms.
 const SHORT_BYTES_MAX: usize = 22;
 const _: () = assert!(size_of::<Value>() == 24);
 

@@ -8,6 +8,7 @@ const CHUNK_BYTES: usize = 128 << 10;
 /// The most chunks that a 32-bit place can address.
 const CHUNKS_MAX: usize = u32::MAX as usize / CHUNK_BYTES;
 /// Bytes before a row's key: the lengths of key and value, and the kind of the value.
+/// Fixed by their layout.
 const HEAD_BYTES: usize = 9;
 
 /// The value of a row in the buffer.

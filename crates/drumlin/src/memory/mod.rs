@@ -120,6 +120,7 @@ pub(crate) const ENCODER_BYTES_MAX: usize = 12 << 10;
 const FIXED_BYTES: u64 = (384 << 10) + (ENCODER_COUNT * (ENCODER_BYTES_MAX + (8 << 10))) as u64;
 
 /// Bytes of a logged change of a page table.
+/// Fixed by the format of a change.
 pub(crate) const CHANGE_BYTES: u64 = 24;
 
 /// The memory budget of a database. See the module.
@@ -275,7 +276,9 @@ impl Budget {
     /// Returns the smallest budget, to within 64 KiB, in which commits may make page tables take this many bytes. The
     /// bytes of `others` are assumed to take the same share of that budget as of this one.
     fn total_for_tables(&self, bytes: u64, others: u64) -> u64 {
+        /// The precision of the budget that is computed.
         const STEP_BYTES: u64 = 64 << 10;
+        /// The end of the search. Fixed by the arithmetic: twice as many bytes would overflow.
         const TOTAL_BYTES_MAX: u64 = 1 << 62;
         let pages_bytes = |budget: &Budget| u128::from(budget.limits[Account::Pages as usize]);
         let carries = |total| {

@@ -38,8 +38,10 @@ use crate::space::{CheckpointDebt, FrameIndex, PageEntry, PageTable};
 /// The number of turns of the clock's hand that an unused inner node survives. An inner node leads to the rows of a
 /// hundred leaves. With a single chance, random reads evicted a tenth of the inner nodes in each turn, and a tenth of
 /// the reads had to read a node before the leaf.
+/// Measured: decision 014.
 pub(super) const INNER_CHANCES: u32 = 4;
 
+/// Fixed by the range of page sizes: the number of sizes.
 const CLASS_COUNT: usize = 8;
 const CLASS_SHIFT: u32 = 29;
 
@@ -396,7 +398,9 @@ impl Frames {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            /// Fixed by the processor.
             const LINE_BYTES: usize = 64;
+            /// Lines at the beginning of a page that are prefetched: its header and its first slots.
             const PREFETCHED_LINES: usize = 5;
             // SAFETY: as below; the header is borrowed. No test can fail: no program sees a prefetch.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self.header(frame)).cast()) };
@@ -859,6 +863,7 @@ impl FrameRead<'_> {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            /// Fixed by the processor.
             const LINE_BYTES: usize = 64;
             for at in (bytes.start / LINE_BYTES * LINE_BYTES..bytes.end).step_by(LINE_BYTES) {
                 // SAFETY: prefetching reads nothing into the program; the address is borrowed. No test can cover this,

@@ -14,6 +14,7 @@ use crate::space::{PageEntry, PageSpace};
 
 /// Number of requests handed to the kernel at once. Each takes the kernel some 5 µs. With small batches the device
 /// starts early, and pages are decoded while it works.
+/// Measured: decision 010.
 const SUBMITTED_REQUESTS: usize = 8;
 
 /// Number of requests in flight for pages that no request needs yet: one is read while the pages of the other are

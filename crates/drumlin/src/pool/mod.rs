@@ -56,8 +56,9 @@ const BATCH_PAGES: usize = 128;
 
 /// The number of attempts to evict a page before a thread waits for others to unpin or write one.
 const ROUNDS_MAX: u32 = 10_000;
-/// The longest such wait, and the pause between attempts. Threads poll because nothing signals that a frame is free.
+/// The longest wait for a frame.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
+/// The pause between two attempts to get a frame. Threads poll because nothing signals that a frame is free.
 const FRAME_PAUSE: Duration = Duration::from_micros(100);
 
 /// The resource that a core operation lacks. The operation has changed nothing; the caller provides it and calls again.

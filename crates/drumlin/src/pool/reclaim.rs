@@ -16,6 +16,7 @@ use crate::sync::{CachePadded, thread_index};
 
 /// Slots in the first block. Each block has twice as many as the one before it.
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
+/// Fixed by the number of threads: blocks for two million of them.
 const BLOCK_COUNT: usize = 16;
 
 /// A thread's part of a reclaimer.

@@ -10,7 +10,8 @@
 
 use std::fmt;
 
-/// A summary's entry takes 24 bytes for each page, and a page at least 512: a twentieth, rounded up from 24 / 512.
+/// Fixed by the format: a summary's entry takes 24 bytes for each page, and a page at least 512: a
+/// twentieth, rounded up from 24 / 512.
 const ENTRY_SHARE: u64 = 20;
 
 /// The part of a segment that is certain to be used, in quarters. The rest is waste: up to a page of 64 KiB at the end

@@ -72,8 +72,9 @@ struct Uses {
 }
 
 impl Uses {
+    /// Number of segments in the first level.
     const FIRST_LEVEL_SEGMENTS: u64 = 1024;
-    /// Number of levels needed for all 2³² segments: 2¹⁰ · (2²³ − 1).
+    /// Fixed by the number of segments: the levels needed for all 2³² segments: 2¹⁰ · (2²³ − 1).
     const LEVEL_COUNT: usize = 23;
 
     fn locate(segment: SegmentId) -> (usize, usize) {

@@ -140,7 +140,7 @@ const FIRST_LEVEL_CHUNKS: usize = 64;
 /// Bytes of memory of a chunk's slot in the directory.
 const SLOT_BYTES: u64 = size_of::<OnceLock<Chunk>>() as u64;
 
-/// Number of levels needed for all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
+/// Fixed by the number of pages: the levels needed for all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
 const LEVEL_COUNT: usize = 17;
 
 type Chunk = Box<[AtomicU64]>;
@@ -450,6 +450,7 @@ impl PageTable {
         if allocation.free_count < count as u64 {
             return None;
         }
+        /// The maximum number of chunks that one search looks through.
         const CHUNKS_SEARCHED_MAX: usize = 16;
         let chunks = allocation.free_counts.len();
         let cursor_chunk = allocation.cursor / CHUNK_PAGES;

@@ -19,8 +19,9 @@ pub(super) const LOG_NAME: &str = "log";
 const LOCK_NAME: &str = "lock";
 const PROBE_NAME: &str = "probe";
 
-/// Default sizes of log segments: the smallest, on small file systems, and the largest.
+/// The smallest default size of log segments, on small file systems.
 const LOG_SEGMENT_BYTES_MIN: u64 = 1 << 20;
+/// The largest default size of log segments.
 const LOG_SEGMENT_BYTES_MAX: u64 = 16 << 20;
 
 /// Long enough for a hundred syncs with each method on a slow drive. Creating a database waits this long.

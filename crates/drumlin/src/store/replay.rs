@@ -90,6 +90,7 @@ fn head_of(key: &[u8]) -> u64 {
 /// leaf. They use the memory of transactions and readers, which do not exist yet, and at most half of it, because
 /// vectors may have grown to twice their contents.
 fn batch_bytes(engine: &Engine<Replaying>) -> usize {
+    /// The maximum size of a batch under any budget.
     const BYTES_MAX: u64 = 32 << 20;
     let unused_bytes = engine.budget.limit_bytes(Account::Transactions) + engine.budget.limit_bytes(Account::Copies);
     (unused_bytes / 2).min(BYTES_MAX) as usize

@@ -39,6 +39,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// The list is rewritten once this many pages have been read or written since it was last written, and at least one for
 /// every `CHANGES_SHARE` pages listed.
 const CHANGES_MIN: u64 = if cfg!(feature = "sim") { 4 } else { 64 };
+/// The changes since the list was written that call for a new one, as a share of the pages listed.
 const CHANGES_SHARE: u64 = 16;
 
 /// Memory for reading the list: one block, and two forms of each page in it.

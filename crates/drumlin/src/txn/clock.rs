@@ -44,9 +44,9 @@ impl Clock {
 
     /// Records that the commit's changes are in the pages.
     ///
-    /// If the commit [`COMMITS_IN_FLIGHT_MAX`] timestamps before still needs the slot, waits until all commits up to that one
-    /// are published. The wait ends whatever the caller holds: the oldest commit that is not applied never waits here,
-    /// and between taking its timestamp and this call a commit waits for no other commit.
+    /// If the commit [`COMMITS_IN_FLIGHT_MAX`] timestamps before still needs the slot, waits until all commits up to
+    /// that one are published. The wait ends whatever the caller holds: the oldest commit that is not applied never
+    /// waits here, and between taking its timestamp and this call a commit waits for no other commit.
     pub(crate) fn mark_applied(&self, timestamp: Timestamp) {
         let published = self.published.load(Ordering::Relaxed);
         assert!(published < timestamp.0, "a commit is published before it is applied");

@@ -77,6 +77,7 @@ enum LockKey {
 
 impl LockKey {
     /// The maximum size of a short key. With tag and length, it takes the 24 bytes of a boxed key with its tag.
+    /// Fixed by the size of the other form.
     const SHORT_BYTES_MAX: usize = 22;
 
     fn new(key: &[u8]) -> LockKey {

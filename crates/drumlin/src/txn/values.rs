@@ -41,9 +41,10 @@ const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 /// The maximum size of a value that is stored in one extent and whose bytes are in the log.
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
 
-/// The maximum number of values that are read together, and the part of the frames that they may take: small enough
-/// that the first is still in memory when the last arrives.
+/// The maximum number of values that are read together.
 const UPCOMING_VALUES_MAX: usize = 256;
+/// The part of the frames that values read together may take: small enough that the first is still in memory when the
+/// last arrives.
 const UPCOMING_SHARE: usize = 8;
 
 /// Returns the page of a medium value, with an empty header.

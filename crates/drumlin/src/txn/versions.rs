@@ -657,7 +657,9 @@ impl Versions {
 
     /// Returns keys that divide the versions of commits up to `up_to` into about eight parts of equal size in bytes.
     fn pivots(&self, up_to: Timestamp) -> Vec<Pivot> {
+        /// The number of parts of equal size in which versions are gathered for spilling.
         const PART_COUNT: usize = 8;
+        /// The maximum number of rows whose keys are sampled to find the boundaries of the parts.
         const SAMPLE_ROWS_MAX: usize = 64;
         let all_bytes = self.memory_bytes() as usize;
         let step = (all_bytes / SAMPLE_ROWS_MAX).max(4 << 10);

@@ -8,3 +8,4 @@ mod limits;
 mod public_docs;
 #[path = "../support/mod.rs"]
 mod support;
+mod tuning;

@@ -114,6 +114,7 @@ fn slot_offset(index: usize) -> usize {
 }
 
 /// Bytes of a suffix that its slot holds.
+/// Fixed by the format of a slot.
 const HEAD_BYTES: usize = 4;
 
 /// Returns the first four bytes as a number, padded with zeros. Heads sort as their strings do, except that different

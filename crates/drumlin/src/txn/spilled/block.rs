@@ -33,6 +33,7 @@ const RUN_OFFSET: usize = 16;
 const ROWS_BYTES_OFFSET: usize = 24;
 const ROWS_OFFSET: usize = 32;
 
+/// Fixed by the layout of a row.
 const ROW_HEAD_BYTES: usize = 20;
 const ABSENT: u32 = u32::MAX;
 const LARGE: u32 = u32::MAX - 1;
