@@ -4,7 +4,7 @@
 //! keeping, with the stable toolchain. The program of this crate damages and opens databases by the hundred thousand,
 //! and runs seeded sequences of calls of the whole public API.
 
-pub mod face;
+pub mod api;
 pub mod files;
 pub mod operations;
 mod script;
@@ -19,7 +19,7 @@ pub const TARGETS: [Target; 14] = [
     ("catalogue", drumlin::fuzzing::catalogue),
     ("counts", drumlin::fuzzing::counts),
     ("extent", drumlin::fuzzing::extent),
-    ("face", face::run),
+    ("api", api::run),
     ("files", files::run),
     ("log_headers", drumlin::fuzzing::log_headers),
     ("node", drumlin::fuzzing::node),

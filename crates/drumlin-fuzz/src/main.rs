@@ -4,8 +4,8 @@
 //! [`drumlin_fuzz::files`] are drawn from seeds. The count is kept in `target/fuzz/files`, and a run continues where
 //! the last one ended. Scripts that fail are kept in the same folder, as input of the target `files`.
 //!
-//! `drumlin-fuzz face --seconds 60` runs seeded sequences of calls of the whole public API. Child processes run the
-//! seeds, so that one that hangs can be killed; `drumlin-fuzz face --seed 7` repeats one seed.
+//! `drumlin-fuzz api --seconds 60` runs seeded sequences of calls of the whole public API. Child processes run the
+//! seeds, so that one that hangs can be killed; `drumlin-fuzz api --seed 7` repeats one seed.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -96,17 +96,17 @@ const SEEDS_PER_PROCESS: u64 = 10;
 
 /// The body of a child process: runs seeds from `from` on, and prints each before it begins and the memory that it
 /// took.
-fn face_worker(from: u64, count: u64) {
+fn api_worker(from: u64, count: u64) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        if !panic.payload_as_str().is_some_and(|text| text.contains(drumlin_fuzz::face::ON_PURPOSE)) {
+        if !panic.payload_as_str().is_some_and(|text| text.contains(drumlin_fuzz::api::ON_PURPOSE)) {
             usual(panic);
         }
     }));
-    drumlin_fuzz::face::memory::watch();
+    drumlin_fuzz::api::memory::watch();
     for seed in from..from.saturating_add(count) {
         println!("seed {seed}");
-        println!("excess {}", drumlin_fuzz::face::perform(&drumlin_fuzz::face::script(seed)));
+        println!("excess {}", drumlin_fuzz::api::perform(&drumlin_fuzz::api::script(seed)));
     }
 }
 
@@ -134,14 +134,14 @@ impl Lanes {
         let mut left = self.end.saturating_sub(from).min(SEEDS_PER_PROCESS);
         let mut next = from;
         while left > 0 && !self.is_over() {
-            let words = ["face-worker".to_owned(), next.to_string(), left.to_string()];
+            let words = ["api-worker".to_owned(), next.to_string(), left.to_string()];
             let mut child = Command::new(std::env::current_exe()?).args(words).stdout(Stdio::piped()).spawn()?;
             let (seed, reason) = self.follow(&mut child, next)?;
             child.wait()?;
-            let _ = std::fs::remove_dir_all(drumlin_fuzz::face::folder_of(child.id()));
+            let _ = std::fs::remove_dir_all(drumlin_fuzz::api::folder_of(child.id()));
             if let Some(reason) = reason {
                 self.failed.fetch_add(1, Ordering::Relaxed);
-                println!("FOUND: seed {seed} {reason}; again: drumlin-fuzz face --seed {seed}");
+                println!("FOUND: seed {seed} {reason}; again: drumlin-fuzz api --seed {seed}");
             }
             // After a failure, another process runs the remaining seeds.
             left = if reason.is_some() { left.saturating_sub(seed + 1 - next) } else { 0 };
@@ -184,7 +184,7 @@ impl Lanes {
 }
 
 /// Runs seeds, as many at once as there are processors. Returns the number of failed ones.
-fn face(from: u64, count: u64, duration: Duration) -> std::io::Result<u64> {
+fn api(from: u64, count: u64, duration: Duration) -> std::io::Result<u64> {
     let (next, end, zero) = (AtomicU64::new(from), from.saturating_add(count), AtomicU64::default);
     let lanes =
         Lanes { begun: Instant::now(), duration, next, end, done: zero(), failed: zero(), excess_bytes: zero() };
@@ -215,22 +215,22 @@ fn main() -> ExitCode {
     let ran = match words[..] {
         ["--files", count] => number(count).map(run),
         ["--files", count, "--update-docs"] => number(count).map(|count| run(count).and_then(write_files)),
-        ["face", "--seconds", seconds] => number(seconds).map(|seconds| {
+        ["api", "--seconds", seconds] => number(seconds).map(|seconds| {
             // Begin at another seed each time.
             let from = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-            face(from.as_secs() << 20, u64::MAX, Duration::from_secs(seconds))
+            api(from.as_secs() << 20, u64::MAX, Duration::from_secs(seconds))
         }),
-        ["face", "--seed", seed] => number(seed).map(|seed| face(seed, 1, day)),
-        ["face", "--seeds", count] => number(count).map(|count| face(0, count, day)),
-        ["face-worker", from, count] => number(from).zip(number(count)).map(|(from, count)| {
-            face_worker(from, count);
+        ["api", "--seed", seed] => number(seed).map(|seed| api(seed, 1, day)),
+        ["api", "--seeds", count] => number(count).map(|count| api(0, count, day)),
+        ["api-worker", from, count] => number(from).zip(number(count)).map(|(from, count)| {
+            api_worker(from, count);
             Ok(0)
         }),
         _ => None,
     };
     let Some(ran) = ran else {
         eprintln!(
-            "usage: drumlin-fuzz --files NUMBER [--update-docs] | face (--seconds NUMBER | --seeds NUMBER | --seed NUMBER)"
+            "usage: drumlin-fuzz --files NUMBER [--update-docs] | api (--seconds NUMBER | --seeds NUMBER | --seed NUMBER)"
         );
         return ExitCode::from(2);
     };

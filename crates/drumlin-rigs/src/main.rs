@@ -8,7 +8,7 @@
 //!   one for the table; `counters` keeps the counts.
 //! - `copies` shows which copies of a folder are the database.
 //! - `parallel_log` compares numbers of log streams on drives that are `slow`.
-#![allow(unreachable_pub, reason = "a program has no public face")]
+#![allow(unreachable_pub, reason = "a program has no public API")]
 
 mod bench;
 mod copies;

@@ -6,7 +6,7 @@ use drumlin::{ReduceError, Reducer};
 
 use super::answers::Call;
 use super::scans::{Bounds, Sight};
-use super::{Client, Stop, by_face};
+use super::{Client, Stop, by_api};
 use crate::model::{Content, SpaceNumber};
 
 /// A linear function modulo 2⁶⁴, as its factor and term.
@@ -69,9 +69,9 @@ impl Client {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let bounds = self.bounds(space);
         let (from, within) = (self.life.model.answered(), bounds.clone());
-        let face = self.face;
+        let api = self.api;
         let reduce = async {
-            by_face!(face, keyspace.aggregate(&Fingerprint, within), keyspace.aggregate_async(&Fingerprint, within))
+            by_api!(api, keyspace.aggregate(&Fingerprint, within), keyspace.aggregate_async(&Fingerprint, within))
         };
         match self.or_drop(reduce).await {
             None => Ok(()),
@@ -91,11 +91,11 @@ impl Client {
         space: SpaceNumber,
     ) -> Result<(), Stop> {
         let at = snapshot.timestamp().0;
-        let (bounds, face) = (self.bounds(space), self.face);
+        let (bounds, api) = (self.bounds(space), self.api);
         let within = bounds.clone();
         let reduce = async {
-            by_face!(
-                face,
+            by_api!(
+                api,
                 snapshot.aggregate(keyspace, &Fingerprint, within),
                 snapshot.aggregate_async(keyspace, &Fingerprint, within)
             )

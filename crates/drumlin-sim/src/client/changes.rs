@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use drumlin::{Durability, Error, Keyspace, Value};
 
 use super::answers::Call;
-use super::{Client, Face, QUEUE, Stop, by_face, numbered};
+use super::{Api, Client, QUEUE, Stop, by_api, numbered};
 use crate::model::{Content, Operation, SpaceNumber};
 
 /// The maximum number of rows in the queue: few enough that one part of a bulk removal takes them all.
@@ -54,7 +54,7 @@ impl Client {
         let window = self.life.model.window();
         let operation = Operation::Rows(vec![(space, key.clone(), after)]);
         let call = if after.is_none() { Call::Removal } else { Call::Change };
-        let change = change(self.face, keyspace.with_durability(durability), key.clone(), kind, after, guess);
+        let change = change(self.api, keyspace.with_durability(durability), key.clone(), kind, after, guess);
         let done = self.commit_if(operation, durability == Durability::Full, call, Some(space), change).await?;
         let Some((taken, told)) = done else { return Ok(()) };
         if taken == 0 {
@@ -90,12 +90,12 @@ impl Client {
         for _ in 0..1 + self.random.below(20) {
             let Some((keyspace, space)) = self.any_keyspace() else { continue };
             let (key, content) = (self.key(space), self.some_content());
-            let face = self.face;
+            let api = self.api;
             let written = match content {
                 None => batch.remove(&keyspace, &key),
                 Some(content) => {
                     let value = content.bytes();
-                    by_face!(face, batch.insert(&keyspace, &key, &value), batch.insert_async(&keyspace, &key, &value))
+                    by_api!(api, batch.insert(&keyspace, &key, &value), batch.insert_async(&keyspace, &key, &value))
                 }
             };
             if let Err(error) = written {
@@ -110,12 +110,12 @@ impl Client {
             return Ok(());
         }
         let durability = self.durability();
-        let face = self.face;
+        let api = self.api;
         let dropped = rows.iter().map(|row| row.0).find(|space| self.life.model.is_dropped(*space));
         let any = dropped.or(rows.first().map(|row| row.0));
         let (spaces, model) = (rows.iter().map(|row| row.0).collect::<Vec<_>>(), self.life.model.clone());
         let commit = async move {
-            match by_face!(face, batch.commit_with(durability), batch.commit_with_async(durability)) {
+            match by_api!(api, batch.commit_with(durability), batch.commit_with_async(durability)) {
                 // The model knows by now which keyspace was dropped.
                 Err(Error::KeyspaceDropped { name }) => {
                     assert!(spaces.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
@@ -152,9 +152,9 @@ impl Client {
                 let content = Content { length: self.random.below(500) as usize, seed: self.random.next() };
                 let key = numbered(self.random.below(self.life.plan.key_count));
                 let operation = Operation::Rows(vec![(space, key.clone(), Some(content))]);
-                let face = self.face;
+                let api = self.api;
                 let insert = async move {
-                    by_face!(face, keyspace.insert(&key, content.bytes()), keyspace.insert_async(&key, content.bytes()))
+                    by_api!(api, keyspace.insert(&key, content.bytes()), keyspace.insert_async(&key, content.bytes()))
                 };
                 self.commit(operation, true, Call::Change, Some(space), insert).await?;
                 Ok(())
@@ -168,11 +168,11 @@ impl Client {
         let is_first = self.random.chance(50);
         let end = if is_first { rows.first() } else { rows.last() };
         let operation = Operation::Rows(end.iter().map(|(key, _)| (space, key.clone(), None)).collect());
-        let face = self.face;
+        let api = self.api;
         let pop = async {
             match is_first {
-                true => by_face!(face, keyspace.pop_first(), keyspace.pop_first_async()),
-                false => by_face!(face, keyspace.pop_last(), keyspace.pop_last_async()),
+                true => by_api!(api, keyspace.pop_first(), keyspace.pop_first_async()),
+                false => by_api!(api, keyspace.pop_last(), keyspace.pop_last_async()),
             }
         };
         let Some((taken, popped)) = self.commit(operation, true, Call::Transaction, Some(space), pop).await? else {
@@ -203,11 +203,11 @@ impl Client {
         let removed = rows.iter().filter(|(key, _)| key.starts_with(&prefix));
         let removed: Vec<_> = removed.map(|(key, _)| (space, key.clone(), None)).collect();
         let count = removed.len() as u64;
-        let face = self.face;
+        let api = self.api;
         let remove = async {
             match prefix.is_empty() {
-                true => by_face!(face, keyspace.clear(), keyspace.clear_async()),
-                false => by_face!(face, keyspace.remove_prefix(&prefix), keyspace.remove_prefix_async(&prefix)),
+                true => by_api!(api, keyspace.clear(), keyspace.clear_async()),
+                false => by_api!(api, keyspace.remove_prefix(&prefix), keyspace.remove_prefix_async(&prefix)),
             }
         };
         let done = self.commit(Operation::Rows(removed), true, Call::Transaction, Some(space), remove).await?;
@@ -222,7 +222,7 @@ impl Client {
 
 /// Makes a conditional change and returns what the call said about the row.
 async fn change(
-    face: Face,
+    api: Api,
     k: Keyspace,
     key: Vec<u8>,
     kind: Kind,
@@ -232,10 +232,10 @@ async fn change(
     let bytes = after.map(Content::bytes);
     let value = bytes.as_deref().unwrap_or_default();
     Ok(match kind {
-        Kind::Take => Told::Value(by_face!(face, k.take(&key), k.take_async(&key))?),
-        Kind::Replace => Told::Value(by_face!(face, k.replace(&key, value), k.replace_async(&key, value))?),
+        Kind::Take => Told::Value(by_api!(api, k.take(&key), k.take_async(&key))?),
+        Kind::Replace => Told::Value(by_api!(api, k.replace(&key, value), k.replace_async(&key, value))?),
         Kind::InsertIfAbsent => {
-            Told::IsThere(!by_face!(face, k.insert_if_absent(&key, value), k.insert_if_absent_async(&key, value))?)
+            Told::IsThere(!by_api!(api, k.insert_if_absent(&key, value), k.insert_if_absent_async(&key, value))?)
         }
         Kind::Update => {
             let seen = Rc::new(RefCell::new(None));
@@ -244,7 +244,7 @@ async fn change(
                 *tell.borrow_mut() = old.map(|old| Value::from(old.to_vec()));
                 bytes
             };
-            by_face!(face, k.update(&key, change), k.update_async(&key, change))?;
+            by_api!(api, k.update(&key, change), k.update_async(&key, change))?;
             let seen = seen.borrow_mut().take();
             Told::Value(seen)
         }
@@ -252,7 +252,7 @@ async fn change(
             let expected = guess.map(Content::bytes);
             let (expected, new) = (expected.as_deref(), bytes.as_deref());
             let swapped =
-                by_face!(face, k.compare_and_swap(&key, expected, new), k.compare_and_swap_async(&key, expected, new))?;
+                by_api!(api, k.compare_and_swap(&key, expected, new), k.compare_and_swap_async(&key, expected, new))?;
             match swapped {
                 Ok(()) => Told::Is(guess),
                 Err(found) => Told::Value(found),

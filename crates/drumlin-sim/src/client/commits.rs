@@ -10,7 +10,7 @@ use drumlin::{Durability, Error, KeyspaceOptions, TxOptions, Value};
 
 use super::answers::Call;
 use super::streams::Slow;
-use super::{Client, Count, DURABLE, Face, PASSING, Stop, by_face, numbered};
+use super::{Api, Client, Count, DURABLE, PASSING, Stop, by_api, numbered};
 use crate::model::{Content, Model, Operation, SpaceNumber};
 
 /// Makes a blocking commit, and enters its operation into the model when it gets its timestamp. Returns that timestamp,
@@ -101,10 +101,10 @@ impl Client {
         let key = self.key(space);
         let content = self.some_content();
         let operation = Operation::Rows(vec![(space, key.clone(), content)]);
-        let face = self.face;
+        let api = self.api;
         match content {
             None => {
-                let remove = async { by_face!(face, keyspace.remove(&key), keyspace.remove_async(&key)) };
+                let remove = async { by_api!(api, keyspace.remove(&key), keyspace.remove_async(&key)) };
                 self.commit(operation, true, Call::Removal, Some(space), remove).await?
             }
             Some(content) if content.length > 2000 && self.random.chance(40) => {
@@ -114,8 +114,7 @@ impl Client {
                 }
                 let fails = reader.fails_at.is_some();
                 let insert = async {
-                    by_face!(face, keyspace.insert_from(&key, reader), keyspace.insert_from_async(&key, reader))
-                        .map(drop)
+                    by_api!(api, keyspace.insert_from(&key, reader), keyspace.insert_from_async(&key, reader)).map(drop)
                 };
                 let call = if fails { Call::FailingSource } else { Call::Change };
                 let done = self.commit(operation, true, call, Some(space), insert).await?;
@@ -126,8 +125,8 @@ impl Client {
                 let durability = self.durability();
                 let value = content.bytes();
                 let insert = async {
-                    by_face!(
-                        face,
+                    by_api!(
+                        api,
                         keyspace.insert_with(&key, &value, durability),
                         keyspace.insert_with_async(&key, &value, durability)
                     )
@@ -157,9 +156,9 @@ impl Client {
         };
         let parts = Arc::new((keyspace, from, to, value, check));
         let options = TxOptions { lock_timeout: Duration::from_millis(20), ..TxOptions::default() };
-        let face = self.face;
+        let api = self.api;
         let commit = async move {
-            if face == Face::Blocking {
+            if api == Api::Blocking {
                 let (keyspace, from, to, value, check) = &*parts;
                 return db.transact_with(options, |tx| {
                     check(tx.snapshot_timestamp().0, from, tx.get(keyspace, from)?);
@@ -201,13 +200,13 @@ impl Client {
             let key = numbered(number);
             let length = self.random.below(self.life.plan.value_bytes) as usize;
             let content = is_put.then(|| Content { length, seed: self.random.next() });
-            let face = self.face;
+            let api = self.api;
             let done = match content {
                 Some(content) => {
                     let value = content.bytes();
-                    by_face!(face, tx.insert(&keyspace, &key, &value), tx.insert_async(&keyspace, &key, &value))
+                    by_api!(api, tx.insert(&keyspace, &key, &value), tx.insert_async(&keyspace, &key, &value))
                 }
-                None => by_face!(face, tx.remove(&keyspace, &key), tx.remove_async(&keyspace, &key)),
+                None => by_api!(api, tx.remove(&keyspace, &key), tx.remove_async(&keyspace, &key)),
             };
             match done {
                 Ok(()) => rows.push((space, key, content)),
@@ -221,8 +220,8 @@ impl Client {
         if rows.is_empty() {
             return Ok(());
         }
-        let face = self.face;
-        let commit = async move { by_face!(face, tx.commit(), tx.commit_async()) };
+        let api = self.api;
+        let commit = async move { by_api!(api, tx.commit(), tx.commit_async()) };
         self.commit(Operation::Rows(rows), true, Call::Transaction, Some(space), commit).await?;
         Ok(())
     }

@@ -102,26 +102,26 @@ pub struct Stop;
 
 /// The API that a client uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Face {
+enum Api {
     Blocking,
     Tasks,
 }
 
 /// Makes the call through the client's own API.
-macro_rules! by_face {
-    ($face:expr, $blocking:expr, $task:expr) => {
-        match $face {
-            $crate::client::Face::Blocking => $blocking,
-            $crate::client::Face::Tasks => $task.await,
+macro_rules! by_api {
+    ($api:expr, $blocking:expr, $task:expr) => {
+        match $api {
+            $crate::client::Api::Blocking => $blocking,
+            $crate::client::Api::Tasks => $task.await,
         }
     };
 }
-use by_face;
+use by_api;
 
 struct Client {
     life: Arc<Lifetime>,
     random: Random,
-    face: Face,
+    api: Api,
     timer: Timer,
     /// A snapshot kept from an earlier step.
     snapshot: Option<Snapshot>,
@@ -129,7 +129,7 @@ struct Client {
 
 /// Runs a client that blocks its thread, for `steps` steps or until the database accepts no more.
 pub fn run(life: Arc<Lifetime>, seed: u64, steps: u64) {
-    let client = Client { life, random: Random(seed), face: Face::Blocking, timer: Timer::default(), snapshot: None };
+    let client = Client { life, random: Random(seed), api: Api::Blocking, timer: Timer::default(), snapshot: None };
     let life = pin!(client.live(steps)).poll(&mut Context::from_waker(Waker::noop()));
     assert!(life.is_ready(), "a blocking client waited like a task");
 }
@@ -139,7 +139,7 @@ pub fn run_tasks(life: &Arc<Lifetime>, mut random: Random, count: u64, steps: u6
     let timer = Timer::default();
     let mut client = || {
         let (life, random, timer) = (Arc::clone(life), Random(random.next()), timer.clone());
-        Client { life, random, face: Face::Tasks, timer, snapshot: None }
+        Client { life, random, api: Api::Tasks, timer, snapshot: None }
     };
     let clients: Vec<Client> = (0..count).map(|_| client()).collect();
     let tasks = clients.into_iter().map(|client| Box::pin(client.live(steps)) as tasks::Task).collect();
@@ -177,12 +177,12 @@ impl Client {
     }
 
     async fn sleep(&self, duration: Duration) {
-        by_face!(self.face, sim::sleep(duration), self.timer.sleep(duration));
+        by_api!(self.api, sim::sleep(duration), self.timer.sleep(duration));
     }
 
     /// Draws whether to drop the next future, and after how many waits.
     fn waits_max(&mut self) -> Option<u64> {
-        (self.face == Face::Tasks && self.random.chance(12)).then(|| self.random.below(8))
+        (self.api == Api::Tasks && self.random.chance(12)).then(|| self.random.below(8))
     }
 
     /// Awaits a future, or drops it at one of its waits and returns `None`.
@@ -198,7 +198,7 @@ impl Client {
     /// Runs a call whose timestamp callback belongs to its thread: here if this client blocks, otherwise on a thread of
     /// its own, because tasks share theirs.
     async fn elsewhere<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
-        if self.face == Face::Blocking {
+        if self.api == Api::Blocking {
             return body();
         }
         let answer: Arc<Mutex<(Option<T>, Option<Waker>)>> = Arc::new(Mutex::new((None, None)));
@@ -306,22 +306,22 @@ impl Client {
     // ── maintenance ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async fn upkeep(&mut self) -> Result<(), Stop> {
-        let (face, db) = (self.face, self.life.db.clone());
+        let (api, db) = (self.api, self.life.db.clone());
         let done = match self.random.below(10) {
             0..6 => {
                 self.life.counts.add(Count::Checkpoints);
-                let checkpoint = async { by_face!(face, db.checkpoint(), db.checkpoint_async()) };
+                let checkpoint = async { by_api!(api, db.checkpoint(), db.checkpoint_async()) };
                 self.or_drop(checkpoint).await.map_or(Ok(()), |done| done.map(drop))
             }
             6..8 => {
-                let compact = async { by_face!(face, db.compact(), db.compact_async()) };
+                let compact = async { by_api!(api, db.compact(), db.compact_async()) };
                 self.or_drop(compact).await.map_or(Ok(()), |done| done.map(drop))
             }
             8 => {
                 drop(db.stats());
                 Ok(())
             }
-            _ => match by_face!(face, db.check(), db.check_async()) {
+            _ => match by_api!(api, db.check(), db.check_async()) {
                 Ok(report) => {
                     let is_clean = report.corruption.is_empty() || self.may_fail();
                     assert!(is_clean, "check found damage: {:?}", report.corruption);

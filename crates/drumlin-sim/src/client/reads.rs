@@ -6,7 +6,7 @@ use drumlin::{Error, Keyspace, Snapshot};
 
 use super::answers::Call;
 use super::scans::Sight;
-use super::{Client, Count, Stop, by_face};
+use super::{Client, Count, Stop, by_api};
 use crate::model::SpaceNumber;
 
 impl Client {
@@ -18,13 +18,13 @@ impl Client {
         let window = self.life.model.window();
         let count = if self.random.chance(40) { 2 + self.random.below(30) } else { 1 };
         let keys: Vec<Vec<u8>> = (0..count).map(|_| self.key(space)).collect();
-        let face = self.face;
+        let api = self.api;
         let get = async {
             if count == 1 {
-                let found = by_face!(face, keyspace.get(&keys[0]), keyspace.get_async(&keys[0]));
+                let found = by_api!(api, keyspace.get(&keys[0]), keyspace.get_async(&keys[0]));
                 found.map(|found| vec![found])
             } else {
-                by_face!(face, keyspace.get_many(&keys), keyspace.get_many_async(&keys))
+                by_api!(api, keyspace.get_many(&keys), keyspace.get_many_async(&keys))
             }
         };
         let Some(found) = self.or_drop(get).await else { return Ok(()) };
@@ -46,8 +46,8 @@ impl Client {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let window = self.life.model.window();
         let key = self.key(space);
-        let face = self.face;
-        let look = async { by_face!(face, keyspace.contains_key(&key), keyspace.contains_key_async(&key)) };
+        let api = self.api;
+        let look = async { by_api!(api, keyspace.contains_key(&key), keyspace.contains_key_async(&key)) };
         match self.or_drop(look).await {
             None => {}
             Some(Ok(is_there)) => {
@@ -121,10 +121,9 @@ impl Client {
         keyspace: &Keyspace,
         space: SpaceNumber,
     ) -> Result<(), Stop> {
-        let (at, key, face) = (snapshot.timestamp().0, self.key(space), self.face);
-        let look = async {
-            by_face!(face, snapshot.contains_key(keyspace, &key), snapshot.contains_key_async(keyspace, &key))
-        };
+        let (at, key, api) = (snapshot.timestamp().0, self.key(space), self.api);
+        let look =
+            async { by_api!(api, snapshot.contains_key(keyspace, &key), snapshot.contains_key_async(keyspace, &key)) };
         match self.or_drop(look).await {
             None => {}
             Some(Ok(is_there)) => {
@@ -143,8 +142,8 @@ impl Client {
         keyspace: &Keyspace,
         space: SpaceNumber,
     ) -> Result<ControlFlow<()>, Stop> {
-        let (at, key, face) = (snapshot.timestamp().0, self.key(space), self.face);
-        let get = async { by_face!(face, snapshot.get(keyspace, &key), snapshot.get_async(keyspace, &key)) };
+        let (at, key, api) = (snapshot.timestamp().0, self.key(space), self.api);
+        let get = async { by_api!(api, snapshot.get(keyspace, &key), snapshot.get_async(keyspace, &key)) };
         match self.or_drop(get).await {
             None => {}
             Some(Ok(found)) => {
@@ -164,11 +163,10 @@ impl Client {
     }
 
     async fn snapshot_nth(&mut self, snapshot: &Snapshot, keyspace: &Keyspace, space: SpaceNumber) -> Result<(), Stop> {
-        let (bounds, index, face) = (self.bounds(space), self.random.below(200), self.face);
+        let (bounds, index, api) = (self.bounds(space), self.random.below(200), self.api);
         let within = bounds.clone();
-        let nth = async {
-            by_face!(face, snapshot.nth(keyspace, within, index), snapshot.nth_async(keyspace, within, index))
-        };
+        let nth =
+            async { by_api!(api, snapshot.nth(keyspace, within, index), snapshot.nth_async(keyspace, within, index)) };
         match self.or_drop(nth).await {
             None => {}
             Some(Ok(found)) => self.check_nth(index, found.as_ref(), space, &bounds, &seen_by(snapshot)),
@@ -183,9 +181,9 @@ impl Client {
         keyspace: &Keyspace,
         space: SpaceNumber,
     ) -> Result<(), Stop> {
-        let (bounds, face) = (self.bounds(space), self.face);
+        let (bounds, api) = (self.bounds(space), self.api);
         let within = bounds.clone();
-        let count = async { by_face!(face, snapshot.count(keyspace, within), snapshot.count_async(keyspace, within)) };
+        let count = async { by_api!(api, snapshot.count(keyspace, within), snapshot.count_async(keyspace, within)) };
         match self.or_drop(count).await {
             None => {}
             Some(Ok(count)) => self.check_count(count, space, &bounds, &seen_by(snapshot)),

@@ -7,7 +7,7 @@ use drumlin::{Error, Range, Value};
 use drumlin_io::testing::sim::Random;
 
 use super::answers::Call;
-use super::{Client, Count, Stop, by_face};
+use super::{Client, Count, Stop, by_api};
 use crate::model::{Content, Model, SpaceNumber, tell};
 
 /// The bounds of a scan, or of the part that was read.
@@ -155,8 +155,8 @@ impl Client {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let bounds = self.bounds(space);
         let (from, within) = (self.life.model.answered(), bounds.clone());
-        let face = self.face;
-        let count = async { by_face!(face, keyspace.count(within), keyspace.count_async(within)) };
+        let api = self.api;
+        let count = async { by_api!(api, keyspace.count(within), keyspace.count_async(within)) };
         match self.or_drop(count).await {
             None => Ok(()),
             Some(Ok(count)) => {
@@ -212,7 +212,7 @@ impl Client {
 
     /// Reads rows from one end through a closure, until there are `limit` of them.
     async fn show(&mut self, range: &mut Range, forward: bool, limit: usize, seen: &mut Seen) -> Result<(), Error> {
-        let face = self.face;
+        let api = self.api;
         loop {
             let rows = if forward { &mut seen.front } else { &mut seen.back };
             let look = |key: &[u8], value: &[u8]| {
@@ -221,9 +221,9 @@ impl Client {
             };
             let shown = async {
                 if forward {
-                    by_face!(face, range.for_each_row(look), range.for_each_row_async(look))
+                    by_api!(api, range.for_each_row(look), range.for_each_row_async(look))
                 } else {
-                    by_face!(face, range.for_each_row_back(look), range.for_each_row_back_async(look))
+                    by_api!(api, range.for_each_row_back(look), range.for_each_row_back_async(look))
                 }
             };
             // A dropped future has consumed no row and shown none twice.
@@ -247,7 +247,7 @@ impl Client {
         let mut seen = Seen::default();
         let style = self.random.below(5);
         let limit = if self.random.chance(50) { usize::MAX } else { self.random.below(40) as usize };
-        let face = self.face;
+        let api = self.api;
         if style >= 3
             && limit > 0
             && let Err(error) = self.show(&mut range, style == 3, limit, &mut seen).await
@@ -265,9 +265,9 @@ impl Client {
             };
             let next = async {
                 if forward {
-                    by_face!(face, range.next(), range.next_async())
+                    by_api!(api, range.next(), range.next_async())
                 } else {
-                    by_face!(face, range.next_back(), range.next_back_async())
+                    by_api!(api, range.next_back(), range.next_back_async())
                 }
             };
             // A dropped future has consumed no row.

@@ -9,7 +9,7 @@ use drumlin::{AsyncValueReader, Error, ValueReader};
 use futures_io::{AsyncRead, AsyncSeek};
 
 use super::answers::Call;
-use super::{Client, Count, Face, Stop};
+use super::{Api, Client, Count, Stop};
 use crate::model::{Content, SpaceNumber};
 
 /// A value reader of either API.
@@ -99,11 +99,11 @@ impl Client {
         let at = snapshot.timestamp().0;
         self.saw(at);
         let key = self.key(space);
-        let face = self.face;
+        let api = self.api;
         let open = async {
-            match face {
-                Face::Blocking => snapshot.read(&keyspace, &key).map(|reader| reader.map(Reader::Blocking)),
-                Face::Tasks => snapshot.read_async(&keyspace, &key).await.map(|reader| reader.map(Reader::Task)),
+            match api {
+                Api::Blocking => snapshot.read(&keyspace, &key).map(|reader| reader.map(Reader::Blocking)),
+                Api::Tasks => snapshot.read_async(&keyspace, &key).await.map(|reader| reader.map(Reader::Task)),
             }
         };
         let Some(reader) = self.or_drop(open).await else { return Ok(()) };
@@ -165,11 +165,11 @@ impl Client {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let window = self.life.model.window();
         let key = self.key(space);
-        let face = self.face;
+        let api = self.api;
         let read = async {
-            let reader = match face {
-                Face::Blocking => keyspace.read(&key).map(|reader| reader.map(Reader::Blocking)),
-                Face::Tasks => keyspace.read_async(&key).await.map(|reader| reader.map(Reader::Task)),
+            let reader = match api {
+                Api::Blocking => keyspace.read(&key).map(|reader| reader.map(Reader::Blocking)),
+                Api::Tasks => keyspace.read_async(&key).await.map(|reader| reader.map(Reader::Task)),
             };
             match reader {
                 Ok(Some(mut reader)) => {

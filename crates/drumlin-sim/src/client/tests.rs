@@ -29,7 +29,7 @@ fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 's
             queue_is_busy: AtomicBool::default(),
         });
         let mut client =
-            Client { life, random: Random(1), face: Face::Blocking, timer: Timer::default(), snapshot: None };
+            Client { life, random: Random(1), api: Api::Blocking, timer: Timer::default(), snapshot: None };
         body(&mut client, keyspace, space);
     });
     outcome.result

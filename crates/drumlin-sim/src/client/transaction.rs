@@ -10,7 +10,7 @@ use super::aggregates::Fingerprint;
 use super::answers::Call;
 use super::scans::{Bounds, Own, Sight};
 use super::streams::{Reader, Slow};
-use super::{Client, Count, Face, Stop, by_face};
+use super::{Api, Client, Count, Stop, by_api};
 use crate::model::{Content, Operation, SpaceNumber, Window};
 
 /// The row that a statement reads or changes.
@@ -154,17 +154,17 @@ impl Client {
         let &Spot { ref keyspace, space, ref key } = spot;
         let content = self.some_content();
         let streamed = content.is_some_and(|content| content.length > 2000) && self.random.chance(40);
-        let (face, tx) = (self.face, &mut running.tx);
+        let (api, tx) = (self.api, &mut running.tx);
         let change = async {
             match content {
-                None => by_face!(face, tx.remove(keyspace, key), tx.remove_async(keyspace, key)),
+                None => by_api!(api, tx.remove(keyspace, key), tx.remove_async(keyspace, key)),
                 Some(content) if streamed => {
                     let reader = Slow::new(content);
-                    by_face!(face, tx.insert_from(keyspace, key, reader), tx.insert_from_async(keyspace, key, reader))
+                    by_api!(api, tx.insert_from(keyspace, key, reader), tx.insert_from_async(keyspace, key, reader))
                         .map(drop)
                 }
-                Some(content) => by_face!(
-                    face,
+                Some(content) => by_api!(
+                    api,
                     tx.insert(keyspace, key, content.bytes()),
                     tx.insert_async(keyspace, key, content.bytes())
                 ),
@@ -184,19 +184,19 @@ impl Client {
         let guess = if self.random.chance(50) { self.newest(running, spot) } else { self.some_content() };
         let (expected, new) = (guess.map(Content::bytes), content.map(Content::bytes));
         let (expected, value) = (expected.as_deref(), new.as_deref());
-        let (face, tx) = (self.face, &mut running.tx);
+        let (api, tx) = (self.api, &mut running.tx);
         // Either the value that was found, or whether it was the guessed one.
         let change = async {
             match value {
-                _ if is_swap => by_face!(
-                    face,
+                _ if is_swap => by_api!(
+                    api,
                     tx.compare_and_swap(keyspace, key, expected, value),
                     tx.compare_and_swap_async(keyspace, key, expected, value)
                 ),
                 Some(value) => {
-                    by_face!(face, tx.replace(keyspace, key, value), tx.replace_async(keyspace, key, value)).map(Err)
+                    by_api!(api, tx.replace(keyspace, key, value), tx.replace_async(keyspace, key, value)).map(Err)
                 }
-                None => by_face!(face, tx.take(keyspace, key), tx.take_async(keyspace, key)).map(Err),
+                None => by_api!(api, tx.take(keyspace, key), tx.take_async(keyspace, key)).map(Err),
             }
         };
         let Some(done) = self.or_drop(change).await else { return Ok(()) };
@@ -227,8 +227,8 @@ impl Client {
     async fn tx_get(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
         let Spot { keyspace, key, .. } = spot;
         let window = self.life.model.window();
-        let (face, tx) = (self.face, &running.tx);
-        let found = async { by_face!(face, tx.get(keyspace, key), tx.get_async(keyspace, key)) };
+        let (api, tx) = (self.api, &running.tx);
+        let found = async { by_api!(api, tx.get(keyspace, key), tx.get_async(keyspace, key)) };
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
         self.check_own_read(running, window, spot, found?.as_deref());
         running.reads.push((spot.space, spot.bounds()));
@@ -239,11 +239,11 @@ impl Client {
     async fn tx_read(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
         let &Spot { ref keyspace, space, ref key } = spot;
         let window = self.life.model.window();
-        let (face, tx) = (self.face, &running.tx);
+        let (api, tx) = (self.api, &running.tx);
         let read = async {
-            match face {
-                Face::Blocking => tx.read(keyspace, key).map(|reader| reader.map(Reader::Blocking)),
-                Face::Tasks => tx.read_async(keyspace, key).await.map(|reader| reader.map(Reader::Task)),
+            match api {
+                Api::Blocking => tx.read(keyspace, key).map(|reader| reader.map(Reader::Blocking)),
+                Api::Tasks => tx.read_async(keyspace, key).await.map(|reader| reader.map(Reader::Task)),
             }
         };
         let Some(reader) = self.or_drop(read).await else { return Ok(()) };
@@ -286,8 +286,8 @@ impl Client {
 
     async fn tx_lock(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
         let &Spot { ref keyspace, space, ref key } = spot;
-        let (face, tx) = (self.face, &mut running.tx);
-        let found = async { by_face!(face, tx.get_for_update(keyspace, key), tx.get_for_update_async(keyspace, key)) };
+        let (api, tx) = (self.api, &mut running.tx);
+        let found = async { by_api!(api, tx.get_for_update(keyspace, key), tx.get_for_update_async(keyspace, key)) };
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
         let found = found?;
         self.life.counts.add(Count::Reads);
@@ -316,8 +316,8 @@ impl Client {
         let &Spot { ref keyspace, space, .. } = spot;
         let (bounds, index) = (self.bounds(space), self.random.below(100));
         let (from, within) = (self.life.model.answered(), bounds.clone());
-        let (face, tx) = (self.face, &running.tx);
-        let nth = async { by_face!(face, tx.nth(keyspace, within, index), tx.nth_async(keyspace, within, index)) };
+        let (api, tx) = (self.api, &running.tx);
+        let nth = async { by_api!(api, tx.nth(keyspace, within, index), tx.nth_async(keyspace, within, index)) };
         let Some(found) = self.or_drop(nth).await else { return Ok(()) };
         let found = found?;
         self.check_nth(index, found.as_ref(), space, &bounds, &self.sight(running, from));
@@ -330,10 +330,10 @@ impl Client {
         let &Spot { ref keyspace, space, .. } = spot;
         let bounds = self.bounds(space);
         let (from, within) = (self.life.model.answered(), bounds.clone());
-        let (face, tx) = (self.face, &running.tx);
+        let (api, tx) = (self.api, &running.tx);
         let reduce = async {
-            by_face!(
-                face,
+            by_api!(
+                api,
                 tx.aggregate(keyspace, &Fingerprint, within),
                 tx.aggregate_async(keyspace, &Fingerprint, within)
             )
@@ -354,8 +354,8 @@ impl Client {
         let &Spot { ref keyspace, space, .. } = spot;
         let bounds = self.bounds(space);
         let (from, within) = (self.life.model.answered(), bounds.clone());
-        let (face, tx) = (self.face, &running.tx);
-        let count = async { by_face!(face, tx.count(keyspace, within), tx.count_async(keyspace, within)) };
+        let (api, tx) = (self.api, &running.tx);
+        let count = async { by_api!(api, tx.count(keyspace, within), tx.count_async(keyspace, within)) };
         let Some(count) = self.or_drop(count).await else { return Ok(()) };
         self.check_count(count?, space, &bounds, &self.sight(running, from));
         running.reads.push((space, bounds));
@@ -377,9 +377,9 @@ impl Client {
         let dropped = rows.iter().map(|row| row.0).find(|space| self.life.model.is_dropped(*space));
         let any = dropped.or(rows.first().map(|row| row.0));
         let operation = Operation::Rows(rows.clone());
-        let (face, model) = (self.face, self.life.model.clone());
+        let (api, model) = (self.api, self.life.model.clone());
         let commit = async move {
-            let result = by_face!(face, tx.commit(), tx.commit_async());
+            let result = by_api!(api, tx.commit(), tx.commit_async());
             // If one of its keyspaces was dropped, the model knows by now which.
             match result {
                 Err(Error::KeyspaceDropped { name }) => {

@@ -1,4 +1,4 @@
-//! An open database below its public face: the state that all handles share, recovery, checkpoints,
+//! An open database below its public API: the state that all handles share, recovery, checkpoints,
 //! reclaiming space, and checks.
 
 mod advice;

@@ -57,66 +57,66 @@ fn version(value: &[u8]) -> Version {
 
 /// The API that runs a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Face {
+enum Api {
     Blocking,
     Tasks,
 }
 
-impl Face {
+impl Api {
     /// Lets other threads or tasks run.
     async fn step_aside(self) {
         match self {
-            Face::Blocking => std::thread::yield_now(),
-            Face::Tasks => smol::future::yield_now().await,
+            Api::Blocking => std::thread::yield_now(),
+            Api::Tasks => smol::future::yield_now().await,
         }
     }
 }
 
 /// A transaction, and the API through which it is used.
-struct Tx(drumlin::Transaction, Face);
+struct Tx(drumlin::Transaction, Api);
 
 impl Tx {
     async fn get(&self, rows: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
         match self.1 {
-            Face::Blocking => self.0.get(rows, key),
-            Face::Tasks => self.0.get_async(rows, key).await,
+            Api::Blocking => self.0.get(rows, key),
+            Api::Tasks => self.0.get_async(rows, key).await,
         }
     }
 
     async fn get_for_update(&mut self, rows: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
         match self.1 {
-            Face::Blocking => self.0.get_for_update(rows, key),
-            Face::Tasks => self.0.get_for_update_async(rows, key).await,
+            Api::Blocking => self.0.get_for_update(rows, key),
+            Api::Tasks => self.0.get_for_update_async(rows, key).await,
         }
     }
 
     async fn insert(&mut self, rows: &Keyspace, key: &[u8], value: &[u8]) -> Result<()> {
         match self.1 {
-            Face::Blocking => self.0.insert(rows, key, value),
-            Face::Tasks => self.0.insert_async(rows, key, value).await,
+            Api::Blocking => self.0.insert(rows, key, value),
+            Api::Tasks => self.0.insert_async(rows, key, value).await,
         }
     }
 
     async fn remove(&mut self, rows: &Keyspace, key: &[u8]) -> Result<()> {
         match self.1 {
-            Face::Blocking => self.0.remove(rows, key),
-            Face::Tasks => self.0.remove_async(rows, key).await,
+            Api::Blocking => self.0.remove(rows, key),
+            Api::Tasks => self.0.remove_async(rows, key).await,
         }
     }
 
     async fn next(&self, scan: &mut Range, forward: bool) -> Option<Result<(Value, Value)>> {
         match (self.1, forward) {
-            (Face::Blocking, true) => scan.next(),
-            (Face::Blocking, false) => scan.next_back(),
-            (Face::Tasks, true) => scan.next_async().await,
-            (Face::Tasks, false) => scan.next_back_async().await,
+            (Api::Blocking, true) => scan.next(),
+            (Api::Blocking, false) => scan.next_back(),
+            (Api::Tasks, true) => scan.next_async().await,
+            (Api::Tasks, false) => scan.next_back_async().await,
         }
     }
 
     async fn commit(self) -> Result<u64> {
         let timestamp = match self.1 {
-            Face::Blocking => self.0.commit()?,
-            Face::Tasks => self.0.commit_async().await?,
+            Api::Blocking => self.0.commit()?,
+            Api::Tasks => self.0.commit_async().await?,
         };
         Ok(timestamp.0)
     }
@@ -150,11 +150,11 @@ impl Stage {
     }
 
     /// Runs and records one transaction. A conflict ends it.
-    async fn run(&self, face: Face, level: Isolation, random: &mut Random) -> Transaction {
+    async fn run(&self, api: Api, level: Isolation, random: &mut Random) -> Transaction {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let began = self.moment();
         let mut steps = Vec::new();
-        let result = self.steps(face, level, number, &mut steps, random).await;
+        let result = self.steps(api, level, number, &mut steps, random).await;
         let committed = match result {
             Ok(committed) => committed,
             Err(Error::Conflict { .. } | Error::LockTimeout { .. } | Error::SnapshotTooOld { .. }) => None,
@@ -165,7 +165,7 @@ impl Stage {
 
     async fn steps(
         &self,
-        face: Face,
+        api: Api,
         level: Isolation,
         number: u64,
         steps: &mut Vec<Step>,
@@ -173,10 +173,10 @@ impl Stage {
     ) -> Result<Option<u64>> {
         let durability = if random.chance(10) { Durability::Full } else { Durability::Relaxed };
         let tx = self.db.begin_with(TxOptions { isolation: level, durability, ..TxOptions::default() })?;
-        let mut tx = Tx(tx, face);
+        let mut tx = Tx(tx, api);
         for step in 0..1 + random.below(7) {
             if random.chance(30) {
-                face.step_aside().await;
+                api.step_aside().await;
             }
             let row = random.below(u64::from(ROWS)) as Key;
             let key = key(row);
@@ -247,7 +247,7 @@ impl Stage {
     /// Runs one transaction after another while some are left.
     async fn run_all(
         &self,
-        face: Face,
+        api: Api,
         levels: &[Isolation],
         left: &AtomicU64,
         one_done: &dyn Fn(u64),
@@ -257,7 +257,7 @@ impl Stage {
         let mut recorded = Vec::new();
         while let Ok(left) = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
             let level = levels[random.below(levels.len() as u64) as usize];
-            recorded.push(self.run(face, level, &mut random).await);
+            recorded.push(self.run(api, level, &mut random).await);
             one_done(left);
         }
         recorded
@@ -277,7 +277,7 @@ impl Stage {
         let (number, began) = (self.number.fetch_add(1, Ordering::Relaxed), self.moment());
         let tx = self.db.begin_with(TxOptions { isolation: level, ..self.db.tx_options() }).unwrap();
         begun.wait();
-        let (tx, mut steps) = (Tx(tx, Face::Blocking), Vec::new());
+        let (tx, mut steps) = (Tx(tx, Api::Blocking), Vec::new());
         for pause in (0..100).rev() {
             while left.load(Ordering::Relaxed) > count / 100 * pause {
                 std::thread::yield_now();
@@ -321,9 +321,9 @@ impl Stage {
                             }
                         };
                         if thread.is_multiple_of(2) {
-                            return smol::block_on(self.run_all(Face::Blocking, levels, left, &one_done, seed));
+                            return smol::block_on(self.run_all(Api::Blocking, levels, left, &one_done, seed));
                         }
-                        let task = |task| self.run_all(Face::Tasks, levels, left, &one_done, seed | task);
+                        let task = |task| self.run_all(Api::Tasks, levels, left, &one_done, seed | task);
                         smol::block_on(join_all((0..TASKS).map(task))).into_iter().flatten().collect()
                     })
                 })

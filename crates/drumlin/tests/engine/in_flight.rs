@@ -42,7 +42,7 @@ fn opened() -> (FaultyBackend, Database, Keyspace) {
 /// One way of reading a row.
 type Get = fn(&Keyspace, u64) -> Result<Option<Value>>;
 
-const FACES: [(&str, Get); 3] = [
+const APIS: [(&str, Get); 3] = [
     ("blocking", |rows, number| rows.get(key(number))),
     ("many", |rows, number| rows.get_many(&[key(number), key(number)]).map(|found| found[0].clone())),
     ("a task", |rows, number| smol::block_on(rows.get_async(key(number)))),
@@ -78,22 +78,22 @@ fn churn(db: &Database, rows: &Keyspace, numbers: &(impl Iterator<Item = u64> + 
 /// Everything around a page is rewritten and moved, and the neighbouring segments are reused.
 #[test]
 fn a_page_around_which_everything_moves() {
-    for (face, get) in FACES {
+    for (api, get) in APIS {
         let (backend, db, rows) = opened();
         // The inner nodes above the page are in memory, but the page is not.
         let number = ROWS / 2;
         rows.get(key(number - 20)).unwrap();
         let others = (0..number - 20).chain(number + 20..ROWS);
         let found = read_during(&backend, &rows, number, get, || churn(&db, &rows, &others));
-        assert!(found.unwrap().unwrap()[..] == Random(number << 8).bytes(200), "{face}");
-        assert!(db.check().unwrap().corruption.is_empty(), "{face}");
+        assert!(found.unwrap().unwrap()[..] == Random(number << 8).bytes(200), "{api}");
+        assert!(db.check().unwrap().corruption.is_empty(), "{api}");
     }
 }
 
 /// A value is replaced or removed, and its extents are overwritten.
 #[test]
 fn a_value_that_is_replaced() {
-    for (face, get) in FACES {
+    for (api, get) in APIS {
         for replaced in [true, false] {
             let (backend, db, rows) = opened();
             // The leaf with the value's reference is in memory.
@@ -106,16 +106,16 @@ fn a_value_that_is_replaced() {
                 }
                 churn(&db, &rows, &(0..ROWS));
             });
-            let found = found.unwrap_or_else(|error| panic!("{face}: {error}"));
+            let found = found.unwrap_or_else(|error| panic!("{api}: {error}"));
             let expected = [Random(ROWS << 8).bytes(300_000), Random(9 ^ ROWS << 8).bytes(290_000)];
             match (found, replaced) {
                 // Either the value when the read began, or the current one.
-                (Some(found), true) => assert!(expected.iter().any(|value| value[..] == found[..]), "{face}"),
-                (Some(found), false) => assert!(expected[0][..] == found[..], "{face}"),
+                (Some(found), true) => assert!(expected.iter().any(|value| value[..] == found[..]), "{api}"),
+                (Some(found), false) => assert!(expected[0][..] == found[..], "{api}"),
                 (None, false) => {}
-                (None, true) => panic!("{face}: the row was there all the time"),
+                (None, true) => panic!("{api}: the row was there all the time"),
             }
-            assert!(db.check().unwrap().corruption.is_empty(), "{face}");
+            assert!(db.check().unwrap().corruption.is_empty(), "{api}");
         }
     }
 }
@@ -123,7 +123,7 @@ fn a_value_that_is_replaced() {
 /// A keyspace is dropped, and another one reuses its space.
 #[test]
 fn a_keyspace_that_is_dropped() {
-    for (face, get) in FACES {
+    for (api, get) in APIS {
         for number in [ROWS / 2, ROWS] {
             let (backend, db, rows) = opened();
             let leaf = if number == ROWS { number } else { number - 20 };
@@ -137,11 +137,11 @@ fn a_keyspace_that_is_dropped() {
                 Err(Error::KeyspaceDropped { .. }) | Ok(None) => {}
                 Ok(Some(value)) => {
                     let bytes = if number == ROWS { 300_000 } else { 200 };
-                    assert!(value[..] == Random(number << 8).bytes(bytes), "{face}, row {number}");
+                    assert!(value[..] == Random(number << 8).bytes(bytes), "{api}, row {number}");
                 }
-                Err(error) => panic!("{face}, row {number}: {error}"),
+                Err(error) => panic!("{api}, row {number}: {error}"),
             }
-            assert!(db.check().unwrap().corruption.is_empty(), "{face}");
+            assert!(db.check().unwrap().corruption.is_empty(), "{api}");
         }
     }
 }

@@ -201,9 +201,9 @@ fn arrows_point_down() {
             }
         }
         // The exports of `lib.rs` are the public API, which is above everything.
-        let faces = names_after(without_tests(&code), "crate::").into_iter().filter(|_| !is_test(&file));
-        let faces = faces.filter(|name| name.starts_with(char::is_uppercase));
-        wrong.extend(faces.map(|name| format!("{file} uses crate::{name}")));
+        let types = names_after(without_tests(&code), "crate::").into_iter().filter(|_| !is_test(&file));
+        let types = types.filter(|name| name.starts_with(char::is_uppercase));
+        wrong.extend(types.map(|name| format!("{file} uses crate::{name}")));
     }
     assert!(wrong.is_empty(), "against the arrows of ARCHITECTURE.md:\n{}", wrong.join("\n"));
 }
@@ -534,9 +534,9 @@ const SLEEPS: [(&str, usize, &str); 14] = [
     ("drumlin-cli/tests/cli/in_use.rs", 1, "polls whether another process has the database yet"),
     ("drumlin-cli/tests/cli/lab.rs", 1, "polls whether another process has made its folder yet"),
     ("drumlin-cli/tests/cli/large_values.rs", 1, "measures another process's memory at intervals"),
-    ("drumlin-fuzz/src/face/memory.rs", 1, "measures memory at intervals"),
-    ("drumlin-fuzz/src/face/opening.rs", 1, "polls a lock that a dropped future's checkpoint still holds"),
-    ("drumlin-fuzz/src/face/threads.rs", 1, "the script says when, amid the others' work, the database is closed"),
+    ("drumlin-fuzz/src/api/memory.rs", 1, "measures memory at intervals"),
+    ("drumlin-fuzz/src/api/opening.rs", 1, "polls a lock that a dropped future's checkpoint still holds"),
+    ("drumlin-fuzz/src/api/threads.rs", 1, "the script says when, amid the others' work, the database is closed"),
     ("drumlin/src/db/tests.rs", 2, "gives threads that have to wait the time to go on wrongly"),
     ("drumlin/tests/engine/asynchronous.rs", 1, "stalls the executor, so that what the threads finish heaps up"),
     ("drumlin/tests/engine/concurrency.rs", 3, "the pace of checkpoints and looks, and the end of the run"),

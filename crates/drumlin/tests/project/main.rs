@@ -2,9 +2,9 @@
 
 mod architecture;
 mod documents;
-mod face;
 mod glossary;
 mod limits;
+mod public_api;
 mod public_docs;
 #[path = "../support/mod.rs"]
 mod support;

@@ -513,7 +513,7 @@ fn ranges_are_streams() {
 
 /// Everything that a program may hold can be sent to another thread and shared by several.
 #[test]
-fn all_of_the_face_is_shared_between_threads() {
+fn all_public_types_are_shared_between_threads() {
     fn shared<T: Send + Sync>() {}
     shared::<drumlin::AsyncValueReader>();
     shared::<drumlin::Batch>();

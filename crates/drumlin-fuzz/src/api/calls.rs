@@ -17,7 +17,7 @@ pub(super) fn note(name: &'static str) {
 /// Makes a call and records its name.
 macro_rules! call {
     ($name:literal, $call:expr) => {{
-        $crate::face::calls::note($name);
+        $crate::api::calls::note($name);
         $call
     }};
 }

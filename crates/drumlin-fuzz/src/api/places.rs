@@ -35,7 +35,7 @@ impl Drop for Folder {
 
 /// Returns the folder of a process's databases. The parent removes it if it kills the process.
 pub fn folder_of(process: u32) -> PathBuf {
-    std::env::temp_dir().join(format!("drumlin-face-{process}"))
+    std::env::temp_dir().join(format!("drumlin-api-{process}"))
 }
 
 /// The storage of a database.

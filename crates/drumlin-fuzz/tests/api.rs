@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use drumlin_fuzz::face;
+use drumlin_fuzz::api;
 
 /// Returns the public functions of the library as `Type::function`, read from its sources.
 fn public_functions() -> BTreeSet<String> {
@@ -40,16 +40,16 @@ fn public_functions() -> BTreeSet<String> {
 fn every_call_is_made() {
     let wanted = public_functions();
     let missing = |wanted: &BTreeSet<String>| -> Vec<String> {
-        let called = face::called();
+        let called = api::called();
         wanted.iter().filter(|name| !called.contains(name.as_str())).cloned().collect()
     };
     let mut seed = 0;
     // A few hundred seeds are enough; how many changes with every draw that is added.
     while !missing(&wanted).is_empty() && seed < 1000 {
-        face::run(&face::script(seed));
+        api::run(&api::script(seed));
         seed += 1;
     }
     assert!(missing(&wanted).is_empty(), "not called in {seed} sequences: {:?}", missing(&wanted));
-    let known = face::called().into_iter().filter(|name| !wanted.contains(*name));
+    let known = api::called().into_iter().filter(|name| !wanted.contains(*name));
     assert_eq!(known.collect::<Vec<_>>(), [""; 0], "called by a name that is none");
 }
