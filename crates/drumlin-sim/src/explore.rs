@@ -18,7 +18,7 @@ pub struct Limits {
     /// The exploration ends after this many finds.
     pub finds_max: usize,
     /// Replaces the fault that each seed draws.
-    pub trouble: Option<Fault>,
+    pub fault: Option<Fault>,
     /// The exploration ends after this much simulated time.
     pub simulated_max: Duration,
 }
@@ -30,20 +30,20 @@ pub struct Summary {
     pub simulated: Duration,
     pub points: u64,
     pub report: RunReport,
-    pub troubles: BTreeMap<String, u64>,
+    pub faults: BTreeMap<String, u64>,
     /// The seed and report of each find.
     pub finds: Vec<(u64, String)>,
     /// The name of the fault, if all worlds had the same one.
-    pub trouble: Option<Fault>,
+    pub fault: Option<Fault>,
 }
 
 impl Summary {
     fn add(&mut self, run: Run) {
         self.seeds += 1;
-        self.trouble = run.plan.imposed;
+        self.fault = run.plan.imposed;
         self.simulated += run.duration;
         self.points += run.points;
-        *self.troubles.entry(run.plan.trouble.name()).or_default() += 1;
+        *self.faults.entry(run.plan.fault.name()).or_default() += 1;
         match run.result {
             Ok(report) => {
                 let own = &mut self.report;
@@ -99,7 +99,7 @@ pub fn explore(limits: Limits, tell: impl Fn(&Summary) + Sync) -> Summary {
                     if seed - limits.from >= limits.seeds_max {
                         return;
                     }
-                    let run = world::run(Plan::of(seed).with(limits.trouble));
+                    let run = world::run(Plan::of(seed).with(limits.fault));
                     let mut summary = summary.lock().expect("nobody panics with it");
                     summary.add(run);
                     if summary.finds.len() >= limits.finds_max || summary.simulated >= limits.simulated_max {

@@ -26,7 +26,7 @@ struct Arguments {
     #[arg(long)]
     minutes: Option<f64>,
     /// Explore from seed 0 on until all runs together have simulated this many hours; progress is kept in target/sim
-    #[arg(long, conflicts_with_all = ["from", "seeds", "seed", "jobs", "trouble"])]
+    #[arg(long, conflicts_with_all = ["from", "seeds", "seed", "jobs", "fault"])]
     hours_simulated: Option<f64>,
     /// The first seed to explore; by default derived from the time
     #[arg(long)]
@@ -42,7 +42,7 @@ struct Arguments {
     finds: usize,
     /// Use this fault in every world instead of the one that its seed draws
     #[arg(long, value_enum)]
-    trouble: Option<Fault>,
+    fault: Option<Fault>,
     /// With --seed: blocking clients only, no serializable transactions
     #[arg(long)]
     plain: bool,
@@ -95,7 +95,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let trouble = arguments.trouble;
+    let fault = arguments.fault;
     let duration_max = |default: f64| Duration::from_secs_f64(arguments.minutes.unwrap_or(default) * 60.0);
     let finds_max = arguments.finds.max(1);
     match (arguments.command, arguments.seed) {
@@ -116,7 +116,7 @@ fn main() -> ExitCode {
             }
         }
         (Some(Command::Planted { only }), _) => told(planted::run(&only, arguments.update_docs)),
-        (None, Some(seed)) => replay(seed, trouble, arguments.plain),
+        (None, Some(seed)) => replay(seed, fault, arguments.plain),
         (None, None) => {
             let from = arguments.from.unwrap_or_else(|| {
                 let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -128,7 +128,7 @@ fn main() -> ExitCode {
                 duration_max: duration_max(if arguments.hours_simulated.is_some() { FOR_EVER } else { 1.0 }),
                 jobs: arguments.jobs.max(1),
                 finds_max,
-                trouble,
+                fault,
                 simulated_max: Duration::MAX,
             };
             match arguments.hours_simulated {
@@ -252,9 +252,9 @@ fn crash_points(round: Round) -> ExitCode {
     if report.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn replay(seed: u64, trouble: Option<Fault>, is_plain: bool) -> ExitCode {
+fn replay(seed: u64, fault: Option<Fault>, is_plain: bool) -> ExitCode {
     explore::stay_on_one_processor(0);
-    let plan = Plan::of(seed).with(trouble);
+    let plan = Plan::of(seed).with(fault);
     let run = world::run(if is_plain { plan.plain() } else { plan });
     println!("{:?}", run.plan);
     println!("trace {:016x}, {} points, {:?} simulated", run.trace, run.points, run.duration);

@@ -59,8 +59,8 @@ pub struct Plan {
     /// Each life has another number of log streams, and log segments of another length.
     pub log_varies: bool,
     /// Faults also occur while the database is opened and closed.
-    pub troubles_openings: bool,
-    pub trouble: Fault,
+    pub faults_at_openings: bool,
+    pub fault: Fault,
     pub lives: u64,
     pub clients: u64,
     pub steps: u64,
@@ -98,7 +98,7 @@ impl Plan {
             step_nanos_max: one_of(&[50, 200, 1000, 5000]),
             points_max: 100_000_000,
         };
-        let trouble = match one_of(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]) {
+        let fault = match one_of(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]) {
             0..12 => Fault::None,
             12 => Fault::FailingReads,
             13 => Fault::FailingWrites,
@@ -114,7 +114,7 @@ impl Plan {
             seed,
             imposed: None,
             schedule,
-            trouble,
+            fault,
             lives: one_of(&[2, 3, 4, 6]),
             clients: one_of(&[1, 2, 3, 5, 8]),
             steps: one_of(&[20, 60, 150, 300]),
@@ -141,7 +141,7 @@ impl Plan {
             log_grows: one_of(&[0, 0, 0, 1]) == 1,
             log_segment_bytes: one_of(&[1 << 20, 256 << 10]),
             log_varies: one_of(&[0, 1]) == 1,
-            troubles_openings: one_of(&[0, 1]) == 1,
+            faults_at_openings: one_of(&[0, 1]) == 1,
             reads_all: one_of(&[1, 0, 0]) == 1,
             keyspaces_beside: 0,
             warm_start: one_of(&[0, 1]) == 1,
@@ -161,7 +161,7 @@ impl Plan {
             log_grows: false,
             log_segment_bytes: 1 << 20,
             log_varies: false,
-            troubles_openings: false,
+            faults_at_openings: false,
             reads_all: false,
             warm_start: false,
             version_disk_bytes: 0,
@@ -173,8 +173,8 @@ impl Plan {
     /// The same world with another fault.
     #[must_use]
     pub fn with(self, imposed: Option<Fault>) -> Plan {
-        let plan = Plan { imposed, trouble: imposed.unwrap_or(self.trouble), ..self };
-        match plan.trouble {
+        let plan = Plan { imposed, fault: imposed.unwrap_or(self.fault), ..self };
+        match plan.fault {
             Fault::CrowdedDisk => plan.crowded(),
             _ => plan,
         }

@@ -33,7 +33,7 @@ impl Finder {
         match self {
             Self::CrashPoints => "crash-points",
             Self::Worlds => "worlds",
-            Self::RottenWorlds => "worlds --trouble rot",
+            Self::RottenWorlds => "worlds --fault rot",
         }
     }
 
@@ -42,7 +42,7 @@ impl Finder {
         match self {
             Self::CrashPoints => "crash points",
             Self::Worlds => "worlds",
-            Self::RottenWorlds => "worlds with `--trouble rot`",
+            Self::RottenWorlds => "worlds with `--fault rot`",
         }
     }
 
@@ -55,7 +55,7 @@ impl Finder {
             }
             Self::Worlds => &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "120"],
             Self::RottenWorlds => {
-                &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "120", "--trouble", "rot"]
+                &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "120", "--fault", "rot"]
             }
         }
     }

@@ -17,13 +17,13 @@ pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     let hours = summary.simulated.as_secs_f64() / 3600.0;
     let mut text = format!("{} in {seconds:.0} s, {hours:.2} simulated hours\n", counted(summary.seeds, "world"));
     text += &of_story(&summary.report);
-    let troubles = summary.troubles.iter().map(|(name, count)| format!("{} {name}", figure(*count)));
-    row(&mut text, "troubles", &troubles.collect::<Vec<_>>().join(", "));
+    let faults = summary.faults.iter().map(|(name, count)| format!("{} {name}", figure(*count)));
+    row(&mut text, "faults", &faults.collect::<Vec<_>>().join(", "));
     text += &own_marks();
     for (seed, find) in &summary.finds {
         let _ = writeln!(text, "FOUND by seed {seed}: {find}");
-        let trouble = summary.trouble.map_or(String::new(), |trouble| format!(" --trouble {}", trouble.name()));
-        let _ = writeln!(text, "  again: cargo run --release -p drumlin-sim -- --seed {seed}{trouble}");
+        let fault = summary.fault.map_or(String::new(), |fault| format!(" --fault {}", fault.name()));
+        let _ = writeln!(text, "  again: cargo run --release -p drumlin-sim -- --seed {seed}{fault}");
     }
     if summary.finds.is_empty() {
         text += "nothing found\n";

@@ -84,7 +84,7 @@ impl World {
     }
 
     fn live(mut self) -> RunReport {
-        let mut medium = if self.plan.trouble == Fault::CrowdedDisk { self.crowd() } else { Medium::default() };
+        let mut medium = if self.plan.fault == Fault::CrowdedDisk { self.crowd() } else { Medium::default() };
         for life in 0..self.plan.lives {
             let is_last = life + 1 == self.plan.lives;
             match self.life(medium, is_last) {
@@ -130,17 +130,17 @@ impl World {
         if end == End::Cut {
             self.plan_cut(&disk);
         }
-        let lies = self.plan.trouble == Fault::Lies;
+        let lies = self.plan.fault == Fault::Lies;
         disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, lies, ..Faults::default() });
         self.is_damaged |= lies;
         let plan = self.plan.of_life(self.report.openings);
         // Openings may fail for ever only once there is a database.
-        if self.plan.troubles_openings && self.report.openings > 0 {
-            self.begin_trouble(&disk);
+        if self.plan.faults_at_openings && self.report.openings > 0 {
+            self.begin_faults(&disk);
         }
         self.report.openings += 1;
         let opened = plan.config(&disk).open("/db");
-        self.end_trouble(&disk);
+        self.end_faults(&disk);
         self.is_damaged |= disk.fault_counts().has_damaged();
         let db = match opened {
             Ok(db) => db,
@@ -210,12 +210,12 @@ impl World {
             }
             End::Close => {
                 if let Err(error) = db.close() {
-                    let may = self.plan.trouble != Fault::None;
+                    let may = self.plan.fault != Fault::None;
                     assert!(may, "closing: {error}");
                 }
                 self.report.closes += 1;
                 let mut medium = disk.medium();
-                if self.plan.trouble == Fault::Rot && self.random.chance(50) {
+                if self.plan.fault == Fault::Rot && self.random.chance(50) {
                     self.rot(&mut medium);
                 }
                 medium
@@ -229,7 +229,7 @@ impl World {
             eprintln!("the power is cut; uncertain writes lost: {loss:?}");
         }
         let mut medium = disk.medium().cut(loss, &mut self.random);
-        if self.plan.trouble == Fault::Rot && self.random.chance(40) {
+        if self.plan.fault == Fault::Rot && self.random.chance(40) {
             self.rot(&mut medium);
         }
         medium
@@ -238,7 +238,7 @@ impl World {
     fn tampering(&self, disk: &Disk) -> Tampering {
         let mut harm = self.report.harm;
         harm.add(&disk.fault_counts());
-        match self.plan.trouble {
+        match self.plan.fault {
             _ if !self.is_damaged => Tampering::None,
             Fault::Rot => Tampering::Once,
             Fault::LostWrites if harm.writes_lost == 1 && harm.writes_misdirected == 0 => Tampering::Once,
@@ -343,7 +343,7 @@ impl World {
         if self.prepare(db, disk).is_none() {
             return;
         }
-        self.begin_trouble(disk);
+        self.begin_faults(disk);
         let life = Arc::new(Lifetime {
             db: db.clone(),
             disk: disk.clone(),
@@ -387,13 +387,13 @@ impl World {
                 "locking rows after all clients have ended: {error}"
             );
         }
-        if self.plan.trouble == Fault::CrowdedDisk
+        if self.plan.fault == Fault::CrowdedDisk
             && let Err(error) = self.fill_and_thin_out(db, life.has_put.load(Ordering::Relaxed))
         {
             assert!(disk.is_off(), "on a crowded disk: {error}");
         }
-        if !self.plan.troubles_openings {
-            self.end_trouble(disk);
+        if !self.plan.faults_at_openings {
+            self.end_faults(disk);
         }
     }
 
@@ -429,11 +429,11 @@ impl World {
         Some(())
     }
 
-    fn begin_trouble(&mut self, disk: &Disk) {
+    fn begin_faults(&mut self, disk: &Disk) {
         let slow_one_in = self.plan.slow_one_in;
         let calm = Faults { slow_one_in, ..Faults::default() };
         let often = 20 << self.random.below(7);
-        let faults = match self.plan.trouble {
+        let faults = match self.plan.fault {
             Fault::None | Fault::Rot => calm,
             Fault::FailingReads if self.random.chance(50) => Faults { read_fails_one_in: often, ..calm },
             Fault::FailingReads => Faults { read_fails_for_ever_one_in: often, ..calm },
@@ -451,8 +451,8 @@ impl World {
     }
 
     /// Ends the faults, except those of a lying or full disk, before a check that must read the whole database.
-    fn end_trouble(&mut self, disk: &Disk) {
-        if !matches!(self.plan.trouble, Fault::Lies | Fault::FullDisk | Fault::CrowdedDisk) {
+    fn end_faults(&mut self, disk: &Disk) {
+        if !matches!(self.plan.fault, Fault::Lies | Fault::FullDisk | Fault::CrowdedDisk) {
             disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, ..Faults::default() });
         }
     }

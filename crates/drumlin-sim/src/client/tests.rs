@@ -9,7 +9,7 @@ use crate::plan::Fault;
 
 /// Runs a client on a new database in a world without faults.
 fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 'static) -> Result<(), String> {
-    let plan = Plan { trouble: Fault::None, relaxed_percent: 0, ..Plan::of(1) };
+    let plan = Plan { fault: Fault::None, relaxed_percent: 0, ..Plan::of(1) };
     let outcome = sim::run(plan.schedule, move || {
         let disk = Disk::new(Medium::default(), 1);
         let db = plan.config(&disk).open("/db").expect("a new database");
