@@ -133,8 +133,8 @@ impl Script {
         is_full: bool,
         commit: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) {
-        let told = Arc::new(AtomicU64::new(0));
-        let (taken, at) = (self.clone(), Arc::clone(&told));
+        let timestamp = Arc::new(AtomicU64::new(0));
+        let (taken, at) = (self.clone(), Arc::clone(&timestamp));
         let work = move || {
             drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| {
                 taken.model.enter(timestamp.0, operation);
@@ -145,7 +145,7 @@ impl Script {
             drumlin::simulation::on_timestamp(None);
         };
         self.spawn("committing", work)();
-        self.model.answer(told.load(Ordering::Relaxed), is_full);
+        self.model.answer(timestamp.load(Ordering::Relaxed), is_full);
         self.note();
     }
 
@@ -595,11 +595,11 @@ fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
     (losses, others)
 }
 
-/// Tries all points of a round, calling `tell` after each.
+/// Tries all points of a round, calling `on_progress` after each.
 ///
 /// # Panics
 /// If the script itself fails, with the power on.
-pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
+pub fn run(round: Round, stop: &AtomicBool, on_progress: impl Fn(&Report)) -> Report {
     let began = Instant::now();
     let marks_before = drumlin::simulation::marks();
     let outcome = sim::run(schedule(round.seed), move || {
@@ -648,7 +648,7 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
             *find += &format!("\n  again: {}", round.command(point));
         }
         report.next = point + 1;
-        tell(&report);
+        on_progress(&report);
         if report.finds.len() >= round.finds_max {
             return report;
         }

@@ -83,15 +83,15 @@ pub fn stay_on_one_processor(job: usize) {
     let _ = rustix::thread::sched_setaffinity(None, &one);
 }
 
-/// Runs seeds in order until a limit is reached, and calls `tell` from time to time.
-pub fn explore(limits: Limits, tell: impl Fn(&Summary) + Sync) -> Summary {
+/// Runs seeds in order until a limit is reached, and calls `on_progress` from time to time.
+pub fn explore(limits: Limits, on_progress: impl Fn(&Summary) + Sync) -> Summary {
     let began = Instant::now();
     let next = AtomicU64::new(limits.from);
     let is_enough = AtomicBool::new(false);
     let summary = Mutex::new(Summary::default());
     std::thread::scope(|scope| {
         for job in 0..limits.jobs {
-            let (next, is_enough, summary, tell) = (&next, &is_enough, &summary, &tell);
+            let (next, is_enough, summary, on_progress) = (&next, &is_enough, &summary, &on_progress);
             scope.spawn(move || {
                 stay_on_one_processor(job);
                 while !is_enough.load(Ordering::Relaxed) && began.elapsed() < limits.duration_max {
@@ -105,7 +105,7 @@ pub fn explore(limits: Limits, tell: impl Fn(&Summary) + Sync) -> Summary {
                     if summary.finds.len() >= limits.finds_max || summary.simulated >= limits.simulated_max {
                         is_enough.store(true, Ordering::Relaxed);
                     }
-                    tell(&summary);
+                    on_progress(&summary);
                 }
             });
         }

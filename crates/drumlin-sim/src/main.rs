@@ -112,10 +112,10 @@ fn main() -> ExitCode {
             let round = Round { bounds, seed: draw, from: point, duration_max, finds_max };
             match states {
                 None => crash_points(round),
-                Some(states) => told(crash_points_until(states, round, arguments.update_docs)),
+                Some(states) => exit_code(crash_points_until(states, round, arguments.update_docs)),
             }
         }
-        (Some(Command::Planted { only }), _) => told(planted::run(&only, arguments.update_docs)),
+        (Some(Command::Planted { only }), _) => exit_code(planted::run(&only, arguments.update_docs)),
         (None, Some(seed)) => replay(seed, fault, arguments.plain),
         (None, None) => {
             let from = arguments.from.unwrap_or_else(|| {
@@ -133,7 +133,7 @@ fn main() -> ExitCode {
             };
             match arguments.hours_simulated {
                 None => explore(limits),
-                Some(hours) => told(explore_until(hours, limits, arguments.update_docs)),
+                Some(hours) => exit_code(explore_until(hours, limits, arguments.update_docs)),
             }
         }
     }
@@ -142,7 +142,7 @@ fn main() -> ExitCode {
 /// Minutes: the limit of runs that end for another reason.
 const FOR_EVER: f64 = 1e7;
 
-fn told(is_well: std::io::Result<bool>) -> ExitCode {
+fn exit_code(is_well: std::io::Result<bool>) -> ExitCode {
     match is_well {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -221,12 +221,12 @@ fn crash_points_until(states: u64, round: Round, updates_docs: bool) -> std::io:
 fn crash_points(round: Round) -> ExitCode {
     explore::stay_on_one_processor(0);
     let began = Instant::now();
-    let told = Mutex::new(Instant::now());
+    let last_shown = Mutex::new(Instant::now());
     let report = crash_points::run(round, &AtomicBool::new(false), |report| {
-        let mut told = told.lock().expect("nobody panics with it");
-        if told.elapsed() > Duration::from_secs(20) {
+        let mut last_shown = last_shown.lock().expect("nobody panics with it");
+        if last_shown.elapsed() > Duration::from_secs(20) {
             println!("point {} of {}, {} states", report.next, report.points, report.states);
-            *told = Instant::now();
+            *last_shown = Instant::now();
         }
     });
     println!(
@@ -273,15 +273,15 @@ fn replay(seed: u64, fault: Option<Fault>, is_plain: bool) -> ExitCode {
 
 fn explore(limits: Limits) -> ExitCode {
     let began = Instant::now();
-    let told = Mutex::new((Instant::now(), 0));
+    let shown = Mutex::new((Instant::now(), 0));
     println!("from seed {} on", limits.from);
     let summary = explore::explore(limits, |summary| {
-        let mut told = told.lock().expect("nobody panics with it");
-        for (seed, find) in &summary.finds[told.1..] {
+        let mut shown = shown.lock().expect("nobody panics with it");
+        for (seed, find) in &summary.finds[shown.1..] {
             println!("FOUND by seed {seed}: {}", find.lines().take(3).collect::<Vec<_>>().join("\n  "));
         }
-        told.1 = summary.finds.len();
-        if told.0.elapsed() > Duration::from_secs(20) {
+        shown.1 = summary.finds.len();
+        if shown.0.elapsed() > Duration::from_secs(20) {
             println!(
                 "{:.0} s: {} seeds, {} commits, {} openings, {} finds",
                 began.elapsed().as_secs_f64(),
@@ -290,7 +290,7 @@ fn explore(limits: Limits) -> ExitCode {
                 summary.report.openings,
                 summary.finds.len()
             );
-            told.0 = Instant::now();
+            shown.0 = Instant::now();
         }
     });
     print!("{}", report::of_worlds(&summary, began.elapsed()));

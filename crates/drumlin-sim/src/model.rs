@@ -106,9 +106,9 @@ struct State {
     last: u64,
     /// The newest commit that every later opening must have.
     acknowledged: u64,
-    /// The newest commit that was answered in this life.
+    /// The newest commit that was answered in this session.
     answered: u64,
-    /// The durable horizon that each commit of this life knew when it got its timestamp, and stored in its log record.
+    /// The durable horizon that each commit of this session knew when it got its timestamp, and stored in its log record.
     known: BTreeMap<u64, u64>,
     commits: u64,
     checked: u64,
@@ -349,7 +349,7 @@ impl Model {
             "row {} of {:?} is {}; since commit {} it was {:?}",
             key.escape_ascii(),
             state.spaces[space].name,
-            found.map_or("absent".to_owned(), tell),
+            found.map_or("absent".to_owned(), describe),
             window.from,
             before.into_iter().chain(versions[first..].iter().copied()).collect::<Vec<_>>()
         ))
@@ -445,7 +445,7 @@ fn at(versions: &[Version], timestamp: u64) -> Option<Content> {
 
 /// Describes a value in a report.
 #[must_use]
-pub fn tell(bytes: &[u8]) -> String {
+pub fn describe(bytes: &[u8]) -> String {
     let seed = bytes.get(8..16).map(|seed| u64::from_le_bytes(seed.try_into().expect("eight bytes")));
     format!("{} bytes of seed {seed:?}", bytes.len())
 }

@@ -56,12 +56,12 @@ pub struct Plan {
     /// The log grows without triggering checkpoints.
     pub log_grows: bool,
     pub log_segment_bytes: u64,
-    /// Each life has another number of log streams, and log segments of another length.
+    /// Each session has another number of log streams, and log segments of another length.
     pub log_varies: bool,
     /// Faults also occur while the database is opened and closed.
     pub faults_at_openings: bool,
     pub fault: Fault,
-    pub lives: u64,
+    pub sessions: u64,
     pub clients: u64,
     pub steps: u64,
     pub think_nanos: u64,
@@ -115,7 +115,7 @@ impl Plan {
             imposed: None,
             schedule,
             fault,
-            lives: one_of(&[2, 3, 4, 6]),
+            sessions: one_of(&[2, 3, 4, 6]),
             clients: one_of(&[1, 2, 3, 5, 8]),
             steps: one_of(&[20, 60, 150, 300]),
             think_nanos: one_of(&[0, 0, 0, 100_000, 10_000_000, 5_000_000_000]),
@@ -187,17 +187,17 @@ impl Plan {
         let keyspaces_beside = [2, 20, 100][(self.seed / 3 % 3) as usize];
         let (key_count, more_bytes) = [(2000, 0), (6000, 8 << 20), (15_000, 32 << 20)][(self.seed % 3) as usize];
         // Scans of so many rows take long, so clients make fewer steps.
-        let (lives, steps) = (self.lives.max(3), self.steps.min(60));
+        let (sessions, steps) = (self.sessions.max(3), self.steps.min(60));
         let memory_bytes = self.memory_bytes + more_bytes + keyspaces_beside * KEYSPACE_BYTES;
-        Plan { key_count, memory_bytes, lives, steps, keyspaces_beside, ..self }
+        Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, ..self }
     }
 
-    /// Returns the plan of one life.
+    /// Returns the plan of one session.
     #[must_use]
-    pub fn of_life(&self, life: u64) -> Plan {
+    pub fn of_session(&self, session: u64) -> Plan {
         let mut plan = self.clone();
         if self.log_varies {
-            let mut random = Random(self.seed ^ (life + 1) << 32);
+            let mut random = Random(self.seed ^ (session + 1) << 32);
             plan.streams = 1 + random.below(3) as u16;
             plan.memory_bytes = self.memory_bytes + (u64::from(plan.streams) << 19) - (u64::from(self.streams) << 19);
             plan.log_segment_bytes = [256 << 10, 512 << 10, 1 << 20][random.below(3) as usize];

@@ -8,7 +8,7 @@ use std::time::Duration;
 use drumlin::{Database, Error, KeyspaceOptions};
 use drumlin_io::testing::sim::{self, Disk, FaultCounts, Faults, Loss, Medium, Random};
 
-use crate::client::{self, Count, Counts, DURABLE, Lifetime, recorded};
+use crate::client::{self, Count, Counts, DURABLE, Session, recorded};
 use crate::crowd;
 use crate::model::{Model, Operation, Tampering};
 use crate::plan::{Fault, Plan};
@@ -56,11 +56,11 @@ struct World {
     model: Model,
     counts: Counts,
     report: RunReport,
-    /// The disk was damaged behind the database's back, in this or an earlier life.
+    /// The disk was damaged behind the database's back, in this or an earlier session.
     is_damaged: bool,
 }
 
-/// The way in which a life ends.
+/// The way in which a session ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     /// The power is cut amid the work.
@@ -85,9 +85,9 @@ impl World {
 
     fn live(mut self) -> RunReport {
         let mut medium = if self.plan.fault == Fault::CrowdedDisk { self.crowd() } else { Medium::default() };
-        for life in 0..self.plan.lives {
-            let is_last = life + 1 == self.plan.lives;
-            match self.life(medium, is_last) {
+        for session in 0..self.plan.sessions {
+            let is_last = session + 1 == self.plan.sessions;
+            match self.session(medium, is_last) {
                 Some(next) => medium = next,
                 None => break,
             }
@@ -122,9 +122,9 @@ impl World {
         disk.medium()
     }
 
-    /// Runs one life: opens the database, verifies it, lets clients work, ends. Returns the disk afterwards, or `None`
+    /// Runs one session: opens the database, verifies it, lets clients work, ends. Returns the disk afterwards, or `None`
     /// if the database can't be opened again.
-    fn life(&mut self, medium: Medium, is_last: bool) -> Option<Medium> {
+    fn session(&mut self, medium: Medium, is_last: bool) -> Option<Medium> {
         let disk = Disk::new(medium, self.random.next());
         let end = self.draw_end(is_last);
         if end == End::Cut {
@@ -133,7 +133,7 @@ impl World {
         let lies = self.plan.fault == Fault::Lies;
         disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, lies, ..Faults::default() });
         self.is_damaged |= lies;
-        let plan = self.plan.of_life(self.report.openings);
+        let plan = self.plan.of_session(self.report.openings);
         // Openings may fail for ever only once there is a database.
         if self.plan.faults_at_openings && self.report.openings > 0 {
             self.begin_faults(&disk);
@@ -164,7 +164,7 @@ impl World {
         if !disk.is_off() && !is_last {
             self.work(&db, &disk, end);
         }
-        let after = self.end_life(db, &disk, end);
+        let after = self.end_session(db, &disk, end);
         self.add_harm(&disk.fault_counts());
         Some(after)
     }
@@ -177,7 +177,7 @@ impl World {
             _ => End::Close,
         };
         if sim::is_told() {
-            eprintln!("life {}, which will end by {end:?}", self.report.openings);
+            eprintln!("session {}, which will end by {end:?}", self.report.openings);
         }
         end
     }
@@ -194,8 +194,8 @@ impl World {
         disk.turn_off_at(1 + changes);
     }
 
-    /// Ends the life in this way. Returns the disk afterwards.
-    fn end_life(&mut self, db: Database, disk: &Disk, end: End) -> Medium {
+    /// Ends the session in this way. Returns the disk afterwards.
+    fn end_session(&mut self, db: Database, disk: &Disk, end: End) -> Medium {
         match end {
             End::Cut => {
                 drop(db);
@@ -276,7 +276,7 @@ impl World {
         None
     }
 
-    /// Handles an opening that failed because of a fault: ends the process, maybe with a power cut. The next life tries
+    /// Handles an opening that failed because of a fault: ends the process, maybe with a power cut. The next session tries
     /// again.
     fn refused(&mut self, disk: &Disk, error: &Error) -> Medium {
         // An unreadable superblock counts as corrupted, and the older one may be behind the log.
@@ -287,7 +287,7 @@ impl World {
         self.add_harm(&disk.fault_counts());
         disk.turn_off();
         let mut medium = if self.random.chance(50) { self.cut(disk) } else { disk.medium() };
-        // Let the disk read everything again: the next life may need the blocks that it could not.
+        // Let the disk read everything again: the next session may need the blocks that it could not.
         medium.renew();
         medium
     }
@@ -323,7 +323,7 @@ impl World {
                     is_it,
                     "after opening at commit {last}, row {} of {name:?} is {}; expected was {:?}",
                     key.escape_ascii(),
-                    crate::model::tell(&value),
+                    crate::model::describe(&value),
                     expected.map(|(key, content)| (key.escape_ascii().to_string(), content))
                 );
             }
@@ -344,7 +344,7 @@ impl World {
             return;
         }
         self.begin_faults(disk);
-        let life = Arc::new(Lifetime {
+        let session = Arc::new(Session {
             db: db.clone(),
             disk: disk.clone(),
             model: self.model.clone(),
@@ -356,15 +356,15 @@ impl World {
         });
         let mut threads: Vec<_> = (0..self.plan.clients)
             .map(|number| {
-                let (life, seed, steps) = (Arc::clone(&life), self.random.next(), self.plan.steps);
-                let body = move || client::run(life, seed, steps);
+                let (session, seed, steps) = (Arc::clone(&session), self.random.next(), self.plan.steps);
+                let body = move || client::run(session, seed, steps);
                 sim::spawn(&format!("client {number}"), Box::new(body)).expect("a thread")
             })
             .collect();
         threads.extend((0..self.plan.task_threads).map(|number| {
-            let (life, random, plan) = (Arc::clone(&life), Random(self.random.next()), &self.plan);
+            let (session, random, plan) = (Arc::clone(&session), Random(self.random.next()), &self.plan);
             let (count, steps) = (plan.tasks, plan.steps);
-            let body = move || client::run_tasks(&life, random, count, steps);
+            let body = move || client::run_tasks(&session, random, count, steps);
             sim::spawn(&format!("tasks {number}"), Box::new(body)).expect("a thread")
         }));
         if end == End::Kill {
@@ -388,7 +388,7 @@ impl World {
             );
         }
         if self.plan.fault == Fault::CrowdedDisk
-            && let Err(error) = self.fill_and_thin_out(db, life.has_put.load(Ordering::Relaxed))
+            && let Err(error) = self.fill_and_thin_out(db, session.has_put.load(Ordering::Relaxed))
         {
             assert!(disk.is_off(), "on a crowded disk: {error}");
         }
@@ -400,7 +400,7 @@ impl World {
     /// Fills the disk, then removes rows, while no client runs.
     fn fill_and_thin_out(&mut self, db: &Database, has_put: bool) -> Result<(), Error> {
         let has_filled = crowd::fill_up(db, &self.model, &mut self.random)?;
-        // Before a row is put in this life, there may be too little space to reserve for removals.
+        // Before a row is put in this session, there may be too little space to reserve for removals.
         if has_put || has_filled {
             crowd::thin_out(db, &self.model, &mut self.random)?;
         }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use drumlin::{ReduceError, Reducer};
 
 use super::answers::Call;
-use super::scans::{Bounds, Sight};
+use super::scans::{Bounds, VisibleStates};
 use super::{Client, Stop, by_api};
 use crate::model::{Content, SpaceNumber};
 
@@ -68,7 +68,7 @@ impl Client {
     pub(super) async fn plain_aggregate(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let bounds = self.bounds(space);
-        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let (from, within) = (self.session.model.answered(), bounds.clone());
         let api = self.api;
         let reduce = async {
             by_api!(api, keyspace.aggregate(&Fingerprint, within), keyspace.aggregate_async(&Fingerprint, within))
@@ -76,8 +76,9 @@ impl Client {
         match self.or_drop(reduce).await {
             None => Ok(()),
             Some(Ok(found)) => {
-                let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain", renews: false };
-                self.check_aggregate(found, space, &bounds, &sight);
+                let visible =
+                    VisibleStates { from, to: self.session.model.last(), own: None, how: "plain", renews: false };
+                self.check_aggregate(found, space, &bounds, &visible);
                 Ok(())
             }
             Some(Err(error)) => self.accept(&error, Call::Copy, Some(space)),
@@ -103,8 +104,8 @@ impl Client {
         match self.or_drop(reduce).await {
             None => Ok(()),
             Some(Ok(found)) => {
-                let sight = Sight { from: at, to: at, own: None, how: "snapshot", renews: false };
-                self.check_aggregate(found, space, &bounds, &sight);
+                let visible = VisibleStates { from: at, to: at, own: None, how: "snapshot", renews: false };
+                self.check_aggregate(found, space, &bounds, &visible);
                 Ok(())
             }
             Some(Err(error)) => self.accept(&error, Call::Copy, Some(space)),
@@ -112,18 +113,24 @@ impl Client {
     }
 
     /// Checks that a fingerprint matches a state that the call may have seen.
-    pub(super) fn check_aggregate(&self, found: Linear, space: SpaceNumber, bounds: &Bounds, sight: &Sight<'_>) {
-        let model = &self.life.model;
-        let is_right = sight.moments(model, space).into_iter().any(|moment| {
-            let rows = sight.rows(model, space, moment);
+    pub(super) fn check_aggregate(
+        &self,
+        found: Linear,
+        space: SpaceNumber,
+        bounds: &Bounds,
+        visible: &VisibleStates<'_>,
+    ) {
+        let model = &self.session.model;
+        let is_right = visible.moments(model, space).into_iter().any(|moment| {
+            let rows = visible.rows(model, space, moment);
             fingerprint_of(rows.range(bounds.clone())) == found
         });
         assert!(
             is_right || model.is_dropped(space),
             "{}: the fingerprint of {bounds:?} matches no state between commits {} and {}",
-            sight.how,
-            sight.from,
-            sight.to
+            visible.how,
+            visible.from,
+            visible.to
         );
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use drumlin::Error;
 
 use super::{Client, Count, Stop};
-use crate::model::{Content, SpaceNumber, Window, tell};
+use crate::model::{Content, SpaceNumber, Window, describe};
 
 /// The kind of call that a client made. Some errors are possible only for some kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,32 +47,32 @@ fn may_be_in_use(what: &str, call: Call) -> bool {
 impl Client {
     /// Accepts an error that this call may return, and updates the counters. Panics if no fault explains the error.
     pub(super) fn accept(&self, error: &Error, call: Call, space: Option<SpaceNumber>) -> Result<(), Stop> {
-        let is_off = self.life.disk.is_off();
-        let harm = self.life.disk.fault_counts();
-        let is_damaged = self.life.was_damaged || harm.has_damaged();
+        let is_off = self.session.disk.is_off();
+        let harm = self.session.disk.fault_counts();
+        let is_damaged = self.session.was_damaged || harm.has_damaged();
         match error {
             Error::Conflict { .. } | Error::LockTimeout { .. }
                 if !matches!(call, Call::Plain | Call::Snapshot | Call::Copy) =>
             {
-                self.life.counts.add(Count::Conflicts);
+                self.session.counts.add(Count::Conflicts);
             }
             Error::SnapshotTooOld { .. } if matches!(call, Call::Snapshot | Call::Copy | Call::Transaction) => {
-                self.life.counts.add(Count::SnapshotsTooOld);
+                self.session.counts.add(Count::SnapshotsTooOld);
             }
             Error::TransactionTooLarge { .. } if call == Call::Transaction => {}
-            Error::MemoryInUse { what, .. } if may_be_in_use(what, call) => self.life.counts.add(Count::MemoryInUse),
+            Error::MemoryInUse { what, .. } if may_be_in_use(what, call) => self.session.counts.add(Count::MemoryInUse),
             Error::Source { .. } if call == Call::FailingSource => {}
             Error::DiskFull { .. } if is_off || harm.refused_full > 0 => {
-                self.life.counts.add(Count::Refused);
-                if call == Call::Removal && !is_off && self.life.has_put.load(Ordering::Relaxed) {
-                    self.life.counts.add(Count::RefusedRemovals);
+                self.session.counts.add(Count::Refused);
+                if call == Call::Removal && !is_off && self.session.has_put.load(Ordering::Relaxed) {
+                    self.session.counts.add(Count::RefusedRemovals);
                 }
             }
             Error::Io { .. } if is_off || harm.has_failed_changes() || harm.reads_failed > 0 => {}
             // Bytes that a failed sync dropped may be read before anyone learns that the sync failed.
             Error::Corrupted { .. } if is_damaged || harm.syncs_failed > 0 => {}
             Error::KeyspaceDropped { .. } | Error::NoSuchKeyspace { .. }
-                if space.is_some_and(|space| self.life.model.is_dropped(space)) => {}
+                if space.is_some_and(|space| self.session.model.is_dropped(space)) => {}
             // A transaction whose checkpoint hits a failing read closes the database for now. A full disk does not.
             Error::Failed { .. } | Error::OutcomeUnknown { .. }
                 if is_off || is_damaged || harm.reads_failed > 0 || harm.has_failed_changes() =>
@@ -86,8 +86,8 @@ impl Client {
 
     /// Returns `true` if something has gone wrong that may cause any error.
     pub(super) fn may_fail(&self) -> bool {
-        let harm = self.life.disk.fault_counts();
-        self.life.disk.is_off() || self.life.was_damaged || harm.has_damaged() || harm.has_failed()
+        let harm = self.session.disk.fault_counts();
+        self.session.disk.is_off() || self.session.was_damaged || harm.has_damaged() || harm.has_failed()
     }
 
     /// Judges the result of a commit, and tells the model if it succeeded.
@@ -102,9 +102,9 @@ impl Client {
         match result {
             Ok(value) => {
                 if taken > 0 {
-                    self.life.model.answer(taken, is_full);
+                    self.session.model.answer(taken, is_full);
                     if call == Call::Change {
-                        self.life.has_put.store(true, Ordering::Relaxed);
+                        self.session.has_put.store(true, Ordering::Relaxed);
                     }
                 }
                 Ok(Some((taken, value)))
@@ -138,17 +138,17 @@ impl Client {
             is_right,
             "{how}: row {} of {:?} at commit {at} is {}, should be {wanted:?}",
             key.escape_ascii(),
-            self.life.model.name(space),
-            found.map_or("absent".to_owned(), tell)
+            self.session.model.name(space),
+            found.map_or("absent".to_owned(), describe)
         );
     }
 
     /// Checks that a plain read found the row's newest state.
     pub(super) fn check_plain(&self, window: Window, space: SpaceNumber, key: &[u8], found: Option<&[u8]>) {
-        match self.life.model.check_plain(window, space, key, found) {
+        match self.session.model.check_plain(window, space, key, found) {
             Ok(timestamp) => self.saw(timestamp),
             // A read of a keyspace that is being dropped sees its last state, or nothing.
-            Err(_) if self.life.model.is_dropped(space) => {}
+            Err(_) if self.session.model.is_dropped(space) => {}
             Err(reason) => panic!("plain read: {reason}"),
         }
     }

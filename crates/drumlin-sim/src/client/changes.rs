@@ -24,7 +24,7 @@ enum Kind {
 }
 
 /// The old row, as the call returned it.
-enum Told {
+enum ReturnedRow {
     Value(Option<Value>),
     IsThere(bool),
     /// The content that a successful comparison found.
@@ -49,17 +49,17 @@ impl Client {
         let key = self.key(space);
         let (kind, after) = self.kind();
         // Half of the comparisons guess right, unless another client changes the row in the meantime.
-        let guess = if self.random.chance(50) { self.life.model.newest(space, &key) } else { self.some_content() };
+        let guess = if self.random.chance(50) { self.session.model.newest(space, &key) } else { self.some_content() };
         let durability = self.durability();
-        let window = self.life.model.window();
+        let window = self.session.model.window();
         let operation = Operation::Rows(vec![(space, key.clone(), after)]);
         let call = if after.is_none() { Call::Removal } else { Call::Change };
         let change = change(self.api, keyspace.with_durability(durability), key.clone(), kind, after, guess);
         let done = self.commit_if(operation, durability == Durability::Full, call, Some(space), change).await?;
-        let Some((taken, told)) = done else { return Ok(()) };
+        let Some((taken, returned)) = done else { return Ok(()) };
         if taken == 0 {
-            match told {
-                Told::Value(found) if durability == Durability::Full => {
+            match returned {
+                ReturnedRow::Value(found) if durability == Durability::Full => {
                     self.check_plain(window, space, &key, found.as_deref());
                 }
                 _ => {}
@@ -67,13 +67,15 @@ impl Client {
             assert!(!matches!(kind, Kind::Replace), "a value was replaced without a commit");
             return Ok(());
         }
-        let wanted = self.life.model.at(space, &key, taken - 1);
-        match told {
-            Told::Value(found) => self.check_value(space, &key, taken, wanted, found.as_deref(), "before a change"),
-            Told::IsThere(is_there) => {
+        let wanted = self.session.model.at(space, &key, taken - 1);
+        match returned {
+            ReturnedRow::Value(found) => {
+                self.check_value(space, &key, taken, wanted, found.as_deref(), "before a change")
+            }
+            ReturnedRow::IsThere(is_there) => {
                 assert!(!is_there && wanted.is_none(), "commit {taken} put a row that was there: {wanted:?}");
             }
-            Told::Is(guess) => {
+            ReturnedRow::Is(guess) => {
                 assert!(Content::are_same(guess, wanted), "commit {taken} replaced {wanted:?}, not {guess:?}");
             }
         }
@@ -82,7 +84,7 @@ impl Client {
 
     /// Commits rows of several keyspaces as one batch, without reading.
     pub(super) async fn batch(&mut self) -> Result<(), Stop> {
-        let mut batch = match self.life.db.batch() {
+        let mut batch = match self.session.db.batch() {
             Ok(batch) => batch,
             Err(error) => return self.accept(&error, Call::Plain, None),
         };
@@ -111,9 +113,9 @@ impl Client {
         }
         let durability = self.durability();
         let api = self.api;
-        let dropped = rows.iter().map(|row| row.0).find(|space| self.life.model.is_dropped(*space));
+        let dropped = rows.iter().map(|row| row.0).find(|space| self.session.model.is_dropped(*space));
         let any = dropped.or(rows.first().map(|row| row.0));
-        let (spaces, model) = (rows.iter().map(|row| row.0).collect::<Vec<_>>(), self.life.model.clone());
+        let (spaces, model) = (rows.iter().map(|row| row.0).collect::<Vec<_>>(), self.session.model.clone());
         let commit = async move {
             match by_api!(api, batch.commit_with(durability), batch.commit_with_async(durability)) {
                 // The model knows by now which keyspace was dropped.
@@ -135,22 +137,22 @@ impl Client {
     /// Puts rows into the queue, pops them from both ends, and removes them. Only one client at a time does so, so that
     /// the model knows which row each pop takes at its timestamp.
     pub(super) async fn queue(&mut self) -> Result<(), Stop> {
-        let life = std::sync::Arc::clone(&self.life);
-        if life.queue_is_busy.swap(true, Ordering::SeqCst) {
+        let session = std::sync::Arc::clone(&self.session);
+        if session.queue_is_busy.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
         let done = self.queue_alone().await;
-        life.queue_is_busy.store(false, Ordering::SeqCst);
+        session.queue_is_busy.store(false, Ordering::SeqCst);
         done
     }
 
     async fn queue_alone(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.open(QUEUE) else { return Ok(()) };
-        let rows = self.life.model.newest_rows(space);
+        let rows = self.session.model.newest_rows(space);
         match self.random.below(10) {
             0..5 if rows.len() < QUEUE_ROWS_MAX => {
                 let content = Content { length: self.random.below(500) as usize, seed: self.random.next() };
-                let key = numbered(self.random.below(self.life.plan.key_count));
+                let key = numbered(self.random.below(self.session.plan.key_count));
                 let operation = Operation::Rows(vec![(space, key.clone(), Some(content))]);
                 let api = self.api;
                 let insert = async move {
@@ -195,7 +197,7 @@ impl Client {
         space: SpaceNumber,
         rows: &[(Vec<u8>, Content)],
     ) -> Result<(), Stop> {
-        let (model, answered) = (&self.life.model, self.life.model.answered());
+        let (model, answered) = (&self.session.model, self.session.model.answered());
         if rows.iter().any(|(key, _)| model.newest_change(space, key) > answered) {
             return Ok(());
         }
@@ -228,25 +230,25 @@ async fn change(
     kind: Kind,
     after: Option<Content>,
     guess: Option<Content>,
-) -> Result<Told, Error> {
+) -> Result<ReturnedRow, Error> {
     let bytes = after.map(Content::bytes);
     let value = bytes.as_deref().unwrap_or_default();
     Ok(match kind {
-        Kind::Take => Told::Value(by_api!(api, k.take(&key), k.take_async(&key))?),
-        Kind::Replace => Told::Value(by_api!(api, k.replace(&key, value), k.replace_async(&key, value))?),
+        Kind::Take => ReturnedRow::Value(by_api!(api, k.take(&key), k.take_async(&key))?),
+        Kind::Replace => ReturnedRow::Value(by_api!(api, k.replace(&key, value), k.replace_async(&key, value))?),
         Kind::InsertIfAbsent => {
-            Told::IsThere(!by_api!(api, k.insert_if_absent(&key, value), k.insert_if_absent_async(&key, value))?)
+            ReturnedRow::IsThere(!by_api!(api, k.insert_if_absent(&key, value), k.insert_if_absent_async(&key, value))?)
         }
         Kind::Update => {
             let seen = Rc::new(RefCell::new(None));
-            let tell = Rc::clone(&seen);
+            let old_seen = Rc::clone(&seen);
             let change = move |old: Option<&[u8]>| {
-                *tell.borrow_mut() = old.map(|old| Value::from(old.to_vec()));
+                *old_seen.borrow_mut() = old.map(|old| Value::from(old.to_vec()));
                 bytes
             };
             by_api!(api, k.update(&key, change), k.update_async(&key, change))?;
             let seen = seen.borrow_mut().take();
-            Told::Value(seen)
+            ReturnedRow::Value(seen)
         }
         Kind::CompareAndSwap => {
             let expected = guess.map(Content::bytes);
@@ -254,8 +256,8 @@ async fn change(
             let swapped =
                 by_api!(api, k.compare_and_swap(&key, expected, new), k.compare_and_swap_async(&key, expected, new))?;
             match swapped {
-                Ok(()) => Told::Is(guess),
-                Err(found) => Told::Value(found),
+                Ok(()) => ReturnedRow::Is(guess),
+                Err(found) => ReturnedRow::Value(found),
             }
         }
     })

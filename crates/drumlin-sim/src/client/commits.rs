@@ -21,9 +21,9 @@ pub fn recorded<T>(
     commit: impl FnOnce() -> Result<T, Error>,
 ) -> (u64, Result<T, Error>) {
     let taken = Arc::new(AtomicU64::new(0));
-    let (told, model) = (Arc::clone(&taken), model.clone());
+    let (reported, model) = (Arc::clone(&taken), model.clone());
     drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| {
-        told.store(timestamp.0, Ordering::Relaxed);
+        reported.store(timestamp.0, Ordering::Relaxed);
         model.enter(timestamp.0, operation(&model));
     })));
     let result = commit();
@@ -60,19 +60,19 @@ impl Client {
         commit: impl Future<Output = Result<T, Error>>,
     ) -> Result<Option<(u64, T)>, Stop> {
         let taken = Arc::new(Mutex::new((0, Some(operation))));
-        let model = self.life.model.clone();
-        let told = Arc::clone(&taken);
+        let model = self.session.model.clone();
+        let reported = Arc::clone(&taken);
         let result = self
             .or_drop(async move {
                 let mut commit = pin!(commit);
                 poll_fn(|context| {
                     // Other tasks run on this thread between two polls, so the callback is set before each.
-                    let (told, model) = (Arc::clone(&told), model.clone());
+                    let (reported, model) = (Arc::clone(&reported), model.clone());
                     drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| {
-                        let mut told = told.lock().expect("nobody panics with it");
-                        let operation = told.1.take().expect("a commit gets one timestamp");
-                        told.0 = timestamp.0;
-                        drop(told);
+                        let mut reported = reported.lock().expect("nobody panics with it");
+                        let operation = reported.1.take().expect("a commit gets one timestamp");
+                        reported.0 = timestamp.0;
+                        drop(reported);
                         model.enter(timestamp.0, operation);
                     })));
                     let polled = commit.as_mut().poll(context);
@@ -89,7 +89,7 @@ impl Client {
                 // A commit that got its timestamp stands even if its future was dropped; the model has it. A thread
                 // that makes the commit for this task may still give it one.
                 if taken > 0 {
-                    self.life.counts.add(Count::DroppedLate);
+                    self.session.counts.add(Count::DroppedLate);
                 }
                 Ok(None)
             }
@@ -139,12 +139,12 @@ impl Client {
 
     /// Runs a transaction that copies one row to another and is retried after conflicts.
     pub(super) async fn closure(&mut self) -> Result<(), Stop> {
-        self.life.counts.add(Count::Transactions);
+        self.session.counts.add(Count::Transactions);
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let (from, to, content) = (self.key(space), self.key(space), self.content());
         let mut rows = vec![(space, from.clone(), Some(content)), (space, to.clone(), Some(content))];
         rows.dedup();
-        let (db, model, value) = (self.life.db.clone(), self.life.model.clone(), content.bytes());
+        let (db, model, value) = (self.session.db.clone(), self.session.model.clone(), content.bytes());
         let check = move |snapshot: u64, key: &[u8], found: Option<Value>| {
             let wanted = model.at(space, key, snapshot);
             let is_right = match (&wanted, &found) {
@@ -185,20 +185,20 @@ impl Client {
     /// Puts or removes a run of neighbouring rows in one transaction, which makes leaves and inner nodes split and
     /// merge.
     pub(super) async fn run_of_rows(&mut self) -> Result<(), Stop> {
-        self.life.counts.add(Count::Transactions);
+        self.session.counts.add(Count::Transactions);
         let name = DURABLE[self.random.below(2) as usize].0;
         let Some((keyspace, space)) = self.open(name) else { return Ok(()) };
         let is_put = self.random.chance(50);
-        let first = self.random.below(self.life.plan.key_count);
+        let first = self.random.below(self.session.plan.key_count);
         let count = if is_put { 30 + self.random.below(200) } else { 100 + self.random.below(900) };
-        let mut tx = match self.life.db.begin() {
+        let mut tx = match self.session.db.begin() {
             Ok(tx) => tx,
             Err(error) => return self.accept(&error, Call::Plain, None),
         };
         let mut rows = Vec::new();
-        for number in first..(first + count).min(self.life.plan.key_count) {
+        for number in first..(first + count).min(self.session.plan.key_count) {
             let key = numbered(number);
-            let length = self.random.below(self.life.plan.value_bytes) as usize;
+            let length = self.random.below(self.session.plan.value_bytes) as usize;
             let content = is_put.then(|| Content { length, seed: self.random.next() });
             let api = self.api;
             let done = match content {
@@ -229,10 +229,10 @@ impl Client {
     pub(super) async fn create(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
         let page_bytes = 512 << self.random.below(4);
-        let db = self.life.db.clone();
+        let db = self.session.db.clone();
         let options = KeyspaceOptions::new().page_bytes(page_bytes);
         // The keyspace may exist already; then creating it takes no timestamp.
-        let model = self.life.model.clone();
+        let model = self.session.model.clone();
         let create =
             move || recorded(&model, |_| Operation::Create(name.to_owned()), || db.keyspace_with(name, options));
         let (taken, result) = self.elsewhere(create).await;
@@ -244,7 +244,7 @@ impl Client {
     /// because the keyspace has rows or is in use.
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
-        let (db, model) = (self.life.db.clone(), self.life.model.clone());
+        let (db, model) = (self.session.db.clone(), self.session.model.clone());
         // The keyspace may exist already, and may be dropped again before the load begins, which then creates it.
         let operation = move |_: &Model| Operation::Create(name.to_owned());
         let begin = move || {
@@ -257,7 +257,7 @@ impl Client {
         // The load may be refused after its keyspace was created.
         if let Err(Error::MemoryInUse { .. } | Error::KeyspaceNotEmpty { .. }) = &load {
             if taken_again > 0 {
-                self.life.model.answer(taken_again, true);
+                self.session.model.answer(taken_again, true);
                 return Ok(());
             }
             if matches!(load, Err(Error::KeyspaceNotEmpty { .. })) {
@@ -268,13 +268,13 @@ impl Client {
             return Ok(());
         };
         // If the keyspace has been dropped since, the load fails, whichever keyspace this number stands for.
-        let Some(space) = self.life.model.space(name) else { return Ok(()) };
-        let first = self.random.below(self.life.plan.key_count);
+        let Some(space) = self.session.model.space(name) else { return Ok(()) };
+        let first = self.random.below(self.session.plan.key_count);
         let count = 1 + self.random.below(120);
-        let numbers = first..(first + count).min(self.life.plan.key_count);
+        let numbers = first..(first + count).min(self.session.plan.key_count);
         let is_dropped = numbers.is_empty() || self.random.chance(20);
         // A load that will be dropped may fill buffers.
-        let length_max = if is_dropped { 12_000 } else { self.life.plan.value_bytes.min(100) };
+        let length_max = if is_dropped { 12_000 } else { self.session.plan.value_bytes.min(100) };
         let mut rows: Vec<(Vec<u8>, Content)> = numbers
             .map(|number| {
                 let length = self.random.below(length_max) as usize;
@@ -289,7 +289,7 @@ impl Client {
         }
         let operation =
             Operation::Rows(rows.iter().map(|(key, content)| (space, key.clone(), Some(*content))).collect());
-        let model = self.life.model.clone();
+        let model = self.session.model.clone();
         let finish = move || {
             let inserted = rows.iter().try_for_each(|(key, content)| load.insert(key, content.bytes()));
             if is_dropped {
@@ -307,9 +307,9 @@ impl Client {
 
     pub(super) async fn drop_keyspace(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
-        let Some(space) = self.life.model.space(name) else { return Ok(()) };
-        let db = self.life.db.clone();
-        let model = self.life.model.clone();
+        let Some(space) = self.session.model.space(name) else { return Ok(()) };
+        let db = self.session.db.clone();
+        let model = self.session.model.clone();
         // Another client may drop and recreate the keyspace between the lookup and the drop. The timestamp callback
         // therefore resolves the name.
         let drop = move || {
@@ -320,7 +320,7 @@ impl Client {
         match result {
             Ok(()) => {
                 assert!(taken > 0, "a keyspace was dropped without a commit");
-                self.life.model.answer(taken, true);
+                self.session.model.answer(taken, true);
                 Ok(())
             }
             Err(Error::NoSuchKeyspace { .. }) => Ok(()),

@@ -45,21 +45,21 @@ const QUEUE: &str = "queue";
 
 /// The state that all clients of a run share.
 #[derive(Debug)]
-pub struct Lifetime {
+pub struct Session {
     pub db: Database,
     pub disk: Disk,
     pub model: Model,
     pub plan: Plan,
     pub counts: Counts,
-    /// `true` if the disk was damaged before this life began.
+    /// `true` if the disk was damaged before this session began.
     pub was_damaged: bool,
-    /// A row was put in this life, so space is reserved for removals.
+    /// A row was put in this session, so space is reserved for removals.
     pub has_put: AtomicBool,
     /// A client is changing the queue.
     pub queue_is_busy: AtomicBool,
 }
 
-/// Counters of operations, over all lives.
+/// Counters of operations, over all sessions.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(Arc<[AtomicU64; COUNTS]>);
 
@@ -96,7 +96,7 @@ impl Counts {
     }
 }
 
-/// Ends the client's work in this life.
+/// Ends the client's work in this session.
 #[derive(Clone, Copy, Debug)]
 pub struct Stop;
 
@@ -119,7 +119,7 @@ macro_rules! by_api {
 use by_api;
 
 struct Client {
-    life: Arc<Lifetime>,
+    session: Arc<Session>,
     random: Random,
     api: Api,
     timer: Timer,
@@ -128,18 +128,18 @@ struct Client {
 }
 
 /// Runs a client that blocks its thread, for `steps` steps or until the database accepts no more.
-pub fn run(life: Arc<Lifetime>, seed: u64, steps: u64) {
-    let client = Client { life, random: Random(seed), api: Api::Blocking, timer: Timer::default(), snapshot: None };
-    let life = pin!(client.live(steps)).poll(&mut Context::from_waker(Waker::noop()));
-    assert!(life.is_ready(), "a blocking client waited like a task");
+pub fn run(session: Arc<Session>, seed: u64, steps: u64) {
+    let client = Client { session, random: Random(seed), api: Api::Blocking, timer: Timer::default(), snapshot: None };
+    let session = pin!(client.live(steps)).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(session.is_ready(), "a blocking client waited like a task");
 }
 
 /// Runs `count` clients as tasks on one thread.
-pub fn run_tasks(life: &Arc<Lifetime>, mut random: Random, count: u64, steps: u64) {
+pub fn run_tasks(session: &Arc<Session>, mut random: Random, count: u64, steps: u64) {
     let timer = Timer::default();
     let mut client = || {
-        let (life, random, timer) = (Arc::clone(life), Random(random.next()), timer.clone());
-        Client { life, random, api: Api::Tasks, timer, snapshot: None }
+        let (session, random, timer) = (Arc::clone(session), Random(random.next()), timer.clone());
+        Client { session, random, api: Api::Tasks, timer, snapshot: None }
     };
     let clients: Vec<Client> = (0..count).map(|_| client()).collect();
     let tasks = clients.into_iter().map(|client| Box::pin(client.live(steps)) as tasks::Task).collect();
@@ -164,10 +164,10 @@ pub fn lock_hot_rows(db: &Database) -> Result<(), Error> {
 impl Client {
     async fn live(mut self, steps: u64) {
         for _ in 0..steps {
-            if self.step().await.is_err() || self.life.disk.is_off() {
+            if self.step().await.is_err() || self.session.disk.is_off() {
                 break;
             }
-            let think_nanos = self.life.plan.think_nanos;
+            let think_nanos = self.session.plan.think_nanos;
             if think_nanos > 0 {
                 let nanos = self.random.below(2 * think_nanos);
                 self.sleep(Duration::from_nanos(nanos)).await;
@@ -190,7 +190,7 @@ impl Client {
         let waits_max = self.waits_max();
         let result = or_drop(waits_max, future).await;
         if result.is_none() {
-            self.life.counts.add(Count::Dropped);
+            self.session.counts.add(Count::Dropped);
         }
         result
     }
@@ -238,8 +238,8 @@ impl Client {
             900..912 => self.drop_keyspace().await,
             912..934 => self.large_transaction().await,
             934..940 => self.bulk_load().await,
-            940..1000 if self.life.plan.runs && self.random.chance(60) => self.run_of_rows().await,
-            940..1000 if self.random.below(60) < self.life.plan.upkeep_weight => self.upkeep().await,
+            940..1000 if self.session.plan.runs && self.random.chance(60) => self.run_of_rows().await,
+            940..1000 if self.random.below(60) < self.session.plan.upkeep_weight => self.upkeep().await,
             _ => {
                 let micros = self.random.below(3000);
                 self.sleep(Duration::from_micros(micros)).await;
@@ -252,12 +252,12 @@ impl Client {
 
     /// Opens a keyspace and returns it with its number in the model, or `None` if it does not exist.
     fn open(&self, name: &str) -> Option<(Keyspace, SpaceNumber)> {
-        let before = self.life.model.space(name)?;
-        let opened = self.life.db.existing_keyspace(name);
+        let before = self.session.model.space(name)?;
+        let opened = self.session.db.existing_keyspace(name);
         let is_durable = DURABLE.iter().any(|(acknowledged, _)| *acknowledged == name);
         assert!(opened.is_ok() || !is_durable, "keyspace {name:?} is gone: {opened:?}");
         let keyspace = opened.ok()?;
-        (self.life.model.space(name) == Some(before)).then_some((keyspace, before))
+        (self.session.model.space(name) == Some(before)).then_some((keyspace, before))
     }
 
     fn any_keyspace(&mut self) -> Option<(Keyspace, SpaceNumber)> {
@@ -271,8 +271,8 @@ impl Client {
     }
 
     fn key(&mut self, space: SpaceNumber) -> Vec<u8> {
-        let name = self.life.model.name(space);
-        let count = if name == HOT { HOT_ROWS } else { self.life.plan.key_count };
+        let name = self.session.model.name(space);
+        let count = if name == HOT { HOT_ROWS } else { self.session.plan.key_count };
         let number = self.random.below(count);
         if name == HOT { hot(number) } else { numbered(number) }
     }
@@ -280,10 +280,10 @@ impl Client {
     fn content(&mut self) -> Content {
         let length = match self.random.below(1000) {
             0..60 => 0,
-            60..900 => self.random.below(self.life.plan.value_bytes),
+            60..900 => self.random.below(self.session.plan.value_bytes),
             900..970 => 200 + self.random.below(3000),
             970..992 => 3000 + self.random.below(30_000),
-            _ if self.life.plan.large_values => 65_000 + self.random.below(150_000),
+            _ if self.session.plan.large_values => 65_000 + self.random.below(150_000),
             _ => self.random.below(5000),
         };
         Content { length: length as usize, seed: self.random.next() }
@@ -294,22 +294,22 @@ impl Client {
     }
 
     fn durability(&mut self) -> Durability {
-        if self.random.chance(self.life.plan.relaxed_percent) { Durability::Relaxed } else { Durability::Full }
+        if self.random.chance(self.session.plan.relaxed_percent) { Durability::Relaxed } else { Durability::Full }
     }
 
     fn saw(&self, timestamp: u64) {
-        if self.life.plan.relaxed_percent == 0 {
-            self.life.model.seen(timestamp);
+        if self.session.plan.relaxed_percent == 0 {
+            self.session.model.seen(timestamp);
         }
     }
 
     // ── maintenance ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async fn upkeep(&mut self) -> Result<(), Stop> {
-        let (api, db) = (self.api, self.life.db.clone());
+        let (api, db) = (self.api, self.session.db.clone());
         let done = match self.random.below(10) {
             0..6 => {
-                self.life.counts.add(Count::Checkpoints);
+                self.session.counts.add(Count::Checkpoints);
                 let checkpoint = async { by_api!(api, db.checkpoint(), db.checkpoint_async()) };
                 self.or_drop(checkpoint).await.map_or(Ok(()), |done| done.map(drop))
             }

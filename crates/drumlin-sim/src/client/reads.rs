@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use drumlin::{Error, Keyspace, Snapshot};
 
 use super::answers::Call;
-use super::scans::Sight;
+use super::scans::VisibleStates;
 use super::{Client, Count, Stop, by_api};
 use crate::model::SpaceNumber;
 
@@ -15,7 +15,7 @@ impl Client {
             return self.plain_look().await;
         }
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
-        let window = self.life.model.window();
+        let window = self.session.model.window();
         let count = if self.random.chance(40) { 2 + self.random.below(30) } else { 1 };
         let keys: Vec<Vec<u8>> = (0..count).map(|_| self.key(space)).collect();
         let api = self.api;
@@ -32,7 +32,7 @@ impl Client {
             Ok(found) => {
                 assert_eq!(found.len(), keys.len());
                 for (key, value) in keys.iter().zip(found) {
-                    self.life.counts.add(Count::Reads);
+                    self.session.counts.add(Count::Reads);
                     self.check_plain(window, space, key, value.as_deref());
                 }
                 Ok(())
@@ -44,15 +44,15 @@ impl Client {
     /// Checks the answer of `contains_key`.
     async fn plain_look(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
-        let window = self.life.model.window();
+        let window = self.session.model.window();
         let key = self.key(space);
         let api = self.api;
         let look = async { by_api!(api, keyspace.contains_key(&key), keyspace.contains_key_async(&key)) };
         match self.or_drop(look).await {
             None => {}
             Some(Ok(is_there)) => {
-                self.life.counts.add(Count::Reads);
-                let may = self.life.model.was(window, space, &key, is_there) || self.life.model.is_dropped(space);
+                self.session.counts.add(Count::Reads);
+                let may = self.session.model.was(window, space, &key, is_there) || self.session.model.is_dropped(space);
                 assert!(may, "contains_key says {is_there} of row {}, which it was not", key.escape_ascii());
             }
             Some(Err(error)) => self.accept(&error, Call::Plain, Some(space))?,
@@ -61,18 +61,18 @@ impl Client {
     }
 
     pub(super) async fn snapshot_reads(&mut self) -> Result<(), Stop> {
-        let keeps = self.life.plan.keeps_snapshots;
+        let keeps = self.session.plan.keeps_snapshots;
         let snapshot = match self.snapshot.take() {
             Some(snapshot) if self.random.chance(if keeps { 100 } else { 80 }) => snapshot,
             _ => {
-                self.life.counts.add(Count::Snapshots);
-                let answered = self.life.model.answered();
-                let snapshot = self.life.db.snapshot();
+                self.session.counts.add(Count::Snapshots);
+                let answered = self.session.model.answered();
+                let snapshot = self.session.db.snapshot();
                 let at = snapshot.timestamp().0;
                 assert!(
-                    answered <= at && at <= self.life.model.last(),
+                    answered <= at && at <= self.session.model.last(),
                     "a snapshot was taken at {at}; {answered} was answered, {} the last",
-                    self.life.model.last()
+                    self.session.model.last()
                 );
                 self.saw(at);
                 snapshot
@@ -97,7 +97,7 @@ impl Client {
         keyspace: &Keyspace,
         space: SpaceNumber,
     ) -> Result<ControlFlow<()>, Stop> {
-        if self.life.plan.reads_all && self.random.chance(15) {
+        if self.session.plan.reads_all && self.random.chance(15) {
             self.snapshot_look(snapshot, keyspace, space).await?;
         } else if self.random.chance(50) {
             return self.snapshot_get(snapshot, keyspace, space).await;
@@ -127,8 +127,8 @@ impl Client {
         match self.or_drop(look).await {
             None => {}
             Some(Ok(is_there)) => {
-                let wanted = self.life.model.at(space, &key, at).is_some();
-                let may = is_there == wanted || self.life.model.is_dropped(space);
+                let wanted = self.session.model.at(space, &key, at).is_some();
+                let may = is_there == wanted || self.session.model.is_dropped(space);
                 assert!(may, "contains_key says {is_there} of row {} at {at}", key.escape_ascii());
             }
             Some(Err(error)) => self.accept(&error, Call::Snapshot, Some(space))?,
@@ -147,9 +147,9 @@ impl Client {
         match self.or_drop(get).await {
             None => {}
             Some(Ok(found)) => {
-                self.life.counts.add(Count::Reads);
-                if !self.life.model.is_dropped(space) {
-                    let wanted = self.life.model.at(space, &key, at);
+                self.session.counts.add(Count::Reads);
+                if !self.session.model.is_dropped(space) {
+                    let wanted = self.session.model.at(space, &key, at);
                     self.check_value(space, &key, at, wanted, found.as_deref(), "snapshot");
                 }
             }
@@ -194,7 +194,7 @@ impl Client {
 }
 
 /// Returns the one moment that every read of a snapshot sees.
-fn seen_by(snapshot: &Snapshot) -> Sight<'static> {
+fn seen_by(snapshot: &Snapshot) -> VisibleStates<'static> {
     let at = snapshot.timestamp().0;
-    Sight { from: at, to: at, own: None, how: "snapshot", renews: false }
+    VisibleStates { from: at, to: at, own: None, how: "snapshot", renews: false }
 }

@@ -8,7 +8,7 @@ use drumlin_io::testing::sim::Random;
 
 use super::answers::Call;
 use super::{Client, Count, Stop, by_api};
-use crate::model::{Content, Model, SpaceNumber, tell};
+use crate::model::{Content, Model, SpaceNumber, describe};
 
 /// The bounds of a scan, or of the part that was read.
 pub(super) type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
@@ -17,7 +17,7 @@ pub(super) type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 pub(super) type Own = BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>;
 
 /// The states that a call may see: those after any commit in `from..=to`, overlaid with the transaction's own changes.
-pub(super) struct Sight<'a> {
+pub(super) struct VisibleStates<'a> {
     pub from: u64,
     pub to: u64,
     pub own: Option<&'a Own>,
@@ -26,7 +26,7 @@ pub(super) struct Sight<'a> {
     pub renews: bool,
 }
 
-impl Sight<'_> {
+impl VisibleStates<'_> {
     pub(super) fn moments(&self, model: &Model, space: SpaceNumber) -> Vec<u64> {
         let mut moments = vec![self.from];
         if self.to > self.from {
@@ -86,7 +86,7 @@ impl Seen {
                 return Err(format!("row {} is out of order or out of bounds", text(key)));
             }
             if !states.iter().any(|state| state.get(&key[..]).is_some_and(|content| content.is(value))) {
-                return Err(format!("row {} is {}, as it never was", text(key), tell(value)));
+                return Err(format!("row {} is {}, as it never was", text(key), describe(value)));
             }
             shown.insert(&key[..], ());
         }
@@ -140,10 +140,10 @@ impl Client {
             Some(prefix) => (Bound::Included(prefix.clone()), Bound::Excluded(after(prefix))),
             None => self.bounds(space),
         };
-        let from = self.life.model.answered();
+        let from = self.session.model.answered();
         let range = prefix.map_or_else(|| keyspace.range(bounds.clone()), |prefix| keyspace.prefix(prefix));
-        let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain", renews: false };
-        self.scan(range, space, &bounds, &sight).await;
+        let visible = VisibleStates { from, to: self.session.model.last(), own: None, how: "plain", renews: false };
+        self.scan(range, space, &bounds, &visible).await;
         Ok(())
     }
 
@@ -154,14 +154,15 @@ impl Client {
         }
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let bounds = self.bounds(space);
-        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let (from, within) = (self.session.model.answered(), bounds.clone());
         let api = self.api;
         let count = async { by_api!(api, keyspace.count(within), keyspace.count_async(within)) };
         match self.or_drop(count).await {
             None => Ok(()),
             Some(Ok(count)) => {
-                let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain", renews: false };
-                self.check_count(count, space, &bounds, &sight);
+                let visible =
+                    VisibleStates { from, to: self.session.model.last(), own: None, how: "plain", renews: false };
+                self.check_count(count, space, &bounds, &visible);
                 Ok(())
             }
             Some(Err(error)) => self.accept(&error, Call::Copy, Some(space)),
@@ -169,16 +170,16 @@ impl Client {
     }
 
     /// Checks that a count matches a state that the call may have seen.
-    pub(super) fn check_count(&self, count: u64, space: SpaceNumber, bounds: &Bounds, sight: &Sight) {
-        let model = &self.life.model;
-        let counted = |moment| sight.rows(model, space, moment).range(bounds.clone()).count() as u64;
-        let is_right = sight.moments(model, space).into_iter().any(|moment| counted(moment) == count);
+    pub(super) fn check_count(&self, count: u64, space: SpaceNumber, bounds: &Bounds, visible: &VisibleStates) {
+        let model = &self.session.model;
+        let counted = |moment| visible.rows(model, space, moment).range(bounds.clone()).count() as u64;
+        let is_right = visible.moments(model, space).into_iter().any(|moment| counted(moment) == count);
         assert!(
             is_right || model.is_dropped(space),
             "{}: a count of {bounds:?} is {count}, which matches no state between commits {} and {}",
-            sight.how,
-            sight.from,
-            sight.to
+            visible.how,
+            visible.from,
+            visible.to
         );
     }
 
@@ -189,11 +190,11 @@ impl Client {
         found: Option<&(Value, Value)>,
         space: SpaceNumber,
         bounds: &Bounds,
-        sight: &Sight<'_>,
+        visible: &VisibleStates<'_>,
     ) {
-        let model = &self.life.model;
-        let is_right = sight.moments(model, space).into_iter().any(|moment| {
-            let rows = sight.rows(model, space, moment);
+        let model = &self.session.model;
+        let is_right = visible.moments(model, space).into_iter().any(|moment| {
+            let rows = visible.rows(model, space, moment);
             match (rows.range(bounds.clone()).nth(index as usize), found) {
                 (None, None) => true,
                 (wanted, Some((key, value))) => compare_row(wanted, key, value).is_ok(),
@@ -203,10 +204,10 @@ impl Client {
         assert!(
             is_right || model.is_dropped(space),
             "{}: row {index} of {bounds:?} is {:?}, as it never was between commits {} and {}",
-            sight.how,
+            visible.how,
             found.map(|(key, _)| key),
-            sight.from,
-            sight.to
+            visible.from,
+            visible.to
         );
     }
 
@@ -240,10 +241,10 @@ impl Client {
         mut range: Range,
         space: SpaceNumber,
         bounds: &Bounds,
-        sight: &Sight<'_>,
+        visible: &VisibleStates<'_>,
     ) -> Vec<Bounds> {
-        self.life.counts.add(Count::Scans);
-        let ended_count = self.life.db.stats().snapshots_ended;
+        self.session.counts.add(Count::Scans);
+        let ended_count = self.session.db.stats().snapshots_ended;
         let mut seen = Seen::default();
         let style = self.random.below(5);
         let limit = if self.random.chance(50) { usize::MAX } else { self.random.below(40) as usize };
@@ -252,7 +253,7 @@ impl Client {
             && limit > 0
             && let Err(error) = self.show(&mut range, style == 3, limit, &mut seen).await
         {
-            let call = if sight.own.is_some() { Call::Transaction } else { Call::Copy };
+            let call = if visible.own.is_some() { Call::Transaction } else { Call::Copy };
             if self.accept(&error, call, Some(space)).is_err() {
                 return Vec::new();
             }
@@ -281,7 +282,7 @@ impl Client {
                 Some(Ok(row)) => seen.back.push(row),
                 Some(Err(error)) => {
                     // The rows read before the error must still be right.
-                    let call = if sight.own.is_some() { Call::Transaction } else { Call::Copy };
+                    let call = if visible.own.is_some() { Call::Transaction } else { Call::Copy };
                     if self.accept(&error, call, Some(space)).is_err() {
                         return Vec::new();
                     }
@@ -290,12 +291,12 @@ impl Client {
             }
         }
         drop(range);
-        let moments = sight.moments(&self.life.model, space);
+        let moments = visible.moments(&self.session.model, space);
         let mut reason = String::new();
         for &moment in &moments {
-            match seen.compare(&sight.rows(&self.life.model, space, moment), bounds) {
+            match seen.compare(&visible.rows(&self.session.model, space, moment), bounds) {
                 Ok(()) => {
-                    if sight.own.is_none() && moments.len() == 1 {
+                    if visible.own.is_none() && moments.len() == 1 {
                         self.saw(moment);
                     }
                     return seen.covered(bounds);
@@ -303,11 +304,11 @@ impl Client {
                 Err(other) => reason = other,
             }
         }
-        if self.life.model.is_dropped(space) {
+        if self.session.model.is_dropped(space) {
             return Vec::new();
         }
-        if sight.renews && self.life.db.stats().snapshots_ended > ended_count {
-            let (model, later) = (&self.life.model, Sight { to: self.life.model.last(), ..*sight });
+        if visible.renews && self.session.db.stats().snapshots_ended > ended_count {
+            let (model, later) = (&self.session.model, VisibleStates { to: self.session.model.last(), ..*visible });
             let moments = later.moments(model, space);
             let states: Vec<_> = moments.into_iter().map(|moment| later.rows(model, space, moment)).collect();
             match seen.compare_with_any(&states, bounds) {
@@ -315,7 +316,7 @@ impl Client {
                 Err(other) => reason = other,
             }
         }
-        panic!("{} scan of {bounds:?} between commits {} and {}: {reason}", sight.how, sight.from, sight.to);
+        panic!("{} scan of {bounds:?} between commits {} and {}: {reason}", visible.how, visible.from, visible.to);
     }
 }
 
@@ -326,7 +327,7 @@ fn compare_row(wanted: Option<(&Vec<u8>, &Content)>, key: &Value, value: &Value)
             Err(format!("row {} comes where {} should", key.escape_ascii(), wanted.escape_ascii()))
         }
         Some((_, content)) if !content.is(value) => {
-            Err(format!("row {} is {}, should be {content:?}", key.escape_ascii(), tell(value)))
+            Err(format!("row {} is {}, should be {content:?}", key.escape_ascii(), describe(value)))
         }
         Some(_) => Ok(()),
     }

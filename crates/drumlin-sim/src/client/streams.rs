@@ -91,11 +91,11 @@ impl AsyncRead for Slow {
 impl Client {
     /// Opens a value as a stream at a snapshot and reads parts of it.
     pub(super) async fn stream(&mut self) -> Result<(), Stop> {
-        if self.life.plan.reads_all && self.random.chance(50) {
+        if self.session.plan.reads_all && self.random.chance(50) {
             return self.plain_stream().await;
         }
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
-        let snapshot = self.life.db.snapshot();
+        let snapshot = self.session.db.snapshot();
         let at = snapshot.timestamp().0;
         self.saw(at);
         let key = self.key(space);
@@ -111,8 +111,8 @@ impl Client {
             Ok(reader) => reader,
             Err(error) => return self.accept(&error, Call::Copy, Some(space)),
         };
-        let wanted = self.life.model.at(space, &key, at);
-        if self.life.model.is_dropped(space) {
+        let wanted = self.session.model.at(space, &key, at);
+        if self.session.model.is_dropped(space) {
             return Ok(());
         }
         let Some(mut reader) = reader else {
@@ -157,13 +157,13 @@ impl Client {
             let _ = self.accept(cause, Call::Copy, Some(space));
             return;
         }
-        assert!(self.life.model.is_dropped(space) || self.may_fail(), "stream: {error}");
+        assert!(self.session.model.is_dropped(space) || self.may_fail(), "stream: {error}");
     }
 
     /// Reads a row's newest value as a stream, to its end.
     async fn plain_stream(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
-        let window = self.life.model.window();
+        let window = self.session.model.window();
         let key = self.key(space);
         let api = self.api;
         let read = async {
@@ -183,7 +183,7 @@ impl Client {
         match self.or_drop(read).await {
             None => Ok(()),
             Some(Ok(Ok(found))) => {
-                self.life.counts.add(Count::Reads);
+                self.session.counts.add(Count::Reads);
                 self.check_plain(window, space, &key, found.as_deref());
                 Ok(())
             }

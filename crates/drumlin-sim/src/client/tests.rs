@@ -18,7 +18,7 @@ fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 's
         let keyspace = made.expect("a new keyspace");
         model.answer(model.last(), true);
         let space = model.space(HOT).expect("just made");
-        let life = Arc::new(Lifetime {
+        let session = Arc::new(Session {
             db,
             disk,
             model,
@@ -29,7 +29,7 @@ fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 's
             queue_is_busy: AtomicBool::default(),
         });
         let mut client =
-            Client { life, random: Random(1), api: Api::Blocking, timer: Timer::default(), snapshot: None };
+            Client { session, random: Random(1), api: Api::Blocking, timer: Timer::default(), snapshot: None };
         body(&mut client, keyspace, space);
     });
     outcome.result
@@ -103,7 +103,7 @@ fn an_error_that_can_not_be_is_noticed() {
 #[test]
 fn a_row_that_stays_locked_is_noticed() {
     let outcome = with_client(|client, keyspace, _| {
-        let db = client.life.db.clone();
+        let db = client.session.db.clone();
         lock_hot_rows(&db).expect("nobody has them");
         let mut tx = db.begin().expect("a transaction");
         tx.get_for_update(&keyspace, hot(7)).expect("a lock");
@@ -120,20 +120,20 @@ fn a_row_that_stays_locked_is_noticed() {
 
 /// Another thread makes a task's long commit even if its future is dropped, and the client learns the timestamp.
 #[test]
-fn a_long_commit_that_is_dropped_is_told_of() {
+fn a_long_commit_that_is_dropped_is_reported() {
     const ROWS: u64 = 100;
     let outcome = with_client(|client, keyspace, _| {
-        let told = Arc::new(AtomicU64::new(0));
-        let mut tx = client.life.db.begin().expect("a transaction");
+        let timestamp = Arc::new(AtomicU64::new(0));
+        let mut tx = client.session.db.begin().expect("a transaction");
         (0..ROWS).for_each(|number| tx.insert(&keyspace, numbered(number), "value").expect("there is memory"));
-        let at = Arc::clone(&told);
+        let at = Arc::clone(&timestamp);
         drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| at.store(timestamp.0, Ordering::Relaxed))));
         let mut commit = Box::pin(tx.commit_async());
         assert!(commit.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it was made at once");
         drumlin::simulation::on_timestamp(None);
         drop(commit);
         sim::sleep(Duration::from_secs(1));
-        assert!(told.load(Ordering::Relaxed) > 0, "it has no timestamp");
+        assert!(timestamp.load(Ordering::Relaxed) > 0, "it has no timestamp");
         assert_eq!(keyspace.count(..).expect("it can be read"), ROWS);
     });
     assert_eq!(outcome, Ok(()));

@@ -8,19 +8,19 @@ use drumlin::{Durability, Error, Isolation, Keyspace, Savepoint, Transaction, Tx
 
 use super::aggregates::Fingerprint;
 use super::answers::Call;
-use super::scans::{Bounds, Own, Sight};
+use super::scans::{Bounds, Own, VisibleStates};
 use super::streams::{Reader, Slow};
 use super::{Api, Client, Count, Stop, by_api};
 use crate::model::{Content, Operation, SpaceNumber, Window};
 
 /// The row that a statement reads or changes.
-struct Spot {
+struct RowTarget {
     keyspace: Keyspace,
     space: SpaceNumber,
     key: Vec<u8>,
 }
 
-impl Spot {
+impl RowTarget {
     /// The key range that a read of this row covers.
     fn bounds(&self) -> Bounds {
         (Bound::Included(self.key.clone()), Bound::Included(self.key.clone()))
@@ -47,14 +47,14 @@ impl Running {
     }
 
     /// Returns the transaction's own version of a row, if it has one.
-    fn own(&self, spot: &Spot) -> Option<Option<Content>> {
-        self.own.get(&(spot.space, spot.key.clone())).copied()
+    fn own(&self, target: &RowTarget) -> Option<Option<Content>> {
+        self.own.get(&(target.space, target.key.clone())).copied()
     }
 }
 
 impl Client {
     pub(super) async fn transaction(&mut self) -> Result<(), Stop> {
-        if self.life.plan.reads_all && self.random.chance(15) {
+        if self.session.plan.reads_all && self.random.chance(15) {
             return self.closure().await;
         }
         let count = 1 + self.random.below(10);
@@ -67,7 +67,7 @@ impl Client {
     }
 
     async fn transact(&mut self, count: u64) -> Result<(), Stop> {
-        self.life.counts.add(Count::Transactions);
+        self.session.counts.add(Count::Transactions);
         let mut running = match self.begin() {
             Ok(running) => running,
             Err(error) => return self.accept(&error, Call::Plain, None),
@@ -75,8 +75,8 @@ impl Client {
         for _ in 0..count {
             let Some((keyspace, space)) = self.any_keyspace() else { continue };
             running.used.insert(space);
-            let spot = Spot { key: self.key(space), keyspace, space };
-            if let Err(error) = self.statement(&mut running, &spot).await {
+            let target = RowTarget { key: self.key(space), keyspace, space };
+            if let Err(error) = self.statement(&mut running, &target).await {
                 self.accept(&error, Call::Transaction, Some(space))?;
                 if error.is_conflict() || matches!(error, Error::SnapshotTooOld { .. }) || self.random.chance(50) {
                     return Ok(());
@@ -97,19 +97,20 @@ impl Client {
     fn begin(&mut self) -> Result<Running, Error> {
         let isolation = match self.random.below(100) {
             0..50 => Isolation::Snapshot,
-            50..75 if self.life.plan.serializable => Isolation::Serializable,
+            50..75 if self.session.plan.serializable => Isolation::Serializable,
             50..75 => Isolation::Snapshot,
             _ => Isolation::ReadCommitted,
         };
         let durability = self.durability();
         let lock_timeout = Duration::from_micros(100 << self.random.below(14));
-        let answered = self.life.model.answered();
-        let tx = self.life.db.begin_with(TxOptions { isolation, durability, lock_timeout, ..TxOptions::default() })?;
+        let answered = self.session.model.answered();
+        let tx =
+            self.session.db.begin_with(TxOptions { isolation, durability, lock_timeout, ..TxOptions::default() })?;
         let snapshot = tx.snapshot_timestamp().0;
         assert!(
-            answered <= snapshot && snapshot <= self.life.model.last(),
+            answered <= snapshot && snapshot <= self.session.model.last(),
             "a transaction began at {snapshot}; {answered} was answered, {} the last",
-            self.life.model.last()
+            self.session.model.last()
         );
         let (own, savepoints, reads, used) = Default::default();
         Ok(Running { tx, isolation, durability, snapshot, own, savepoints, reads, used })
@@ -117,21 +118,21 @@ impl Client {
 
     // ── statements ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async fn statement(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+    async fn statement(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
         match self.random.below(100) {
-            0..40 => self.tx_change(running, spot).await,
-            40..55 => self.tx_conditional(running, spot).await,
-            55..70 if self.life.plan.reads_all && self.random.chance(40) => {
+            0..40 => self.tx_change(running, target).await,
+            40..55 => self.tx_conditional(running, target).await,
+            55..70 if self.session.plan.reads_all && self.random.chance(40) => {
                 if self.random.chance(50) {
-                    self.tx_count(running, spot).await
+                    self.tx_count(running, target).await
                 } else {
-                    self.tx_read(running, spot).await
+                    self.tx_read(running, target).await
                 }
             }
-            55..70 => self.tx_get(running, spot).await,
-            70..80 => self.tx_lock(running, spot).await,
+            55..70 => self.tx_get(running, target).await,
+            70..80 => self.tx_lock(running, target).await,
             80..88 => {
-                self.tx_scan(running, spot).await;
+                self.tx_scan(running, target).await;
                 Ok(())
             }
             88..94 => {
@@ -150,8 +151,8 @@ impl Client {
         }
     }
 
-    async fn tx_change(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
-        let &Spot { ref keyspace, space, ref key } = spot;
+    async fn tx_change(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
+        let &RowTarget { ref keyspace, space, ref key } = target;
         let content = self.some_content();
         let streamed = content.is_some_and(|content| content.length > 2000) && self.random.chance(40);
         let (api, tx) = (self.api, &mut running.tx);
@@ -178,10 +179,10 @@ impl Client {
     }
 
     /// Makes a change that depends on the row's value.
-    async fn tx_conditional(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
-        let &Spot { ref keyspace, space, ref key } = spot;
+    async fn tx_conditional(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
+        let &RowTarget { ref keyspace, space, ref key } = target;
         let (content, is_swap) = (self.some_content(), self.random.chance(50));
-        let guess = if self.random.chance(50) { self.newest(running, spot) } else { self.some_content() };
+        let guess = if self.random.chance(50) { self.newest(running, target) } else { self.some_content() };
         let (expected, new) = (guess.map(Content::bytes), content.map(Content::bytes));
         let (expected, value) = (expected.as_deref(), new.as_deref());
         let (api, tx) = (self.api, &mut running.tx);
@@ -200,9 +201,9 @@ impl Client {
             }
         };
         let Some(done) = self.or_drop(change).await else { return Ok(()) };
-        let told = done?;
-        let wanted = self.newest(running, spot);
-        let is_changed = match told {
+        let returned = done?;
+        let wanted = self.newest(running, target);
+        let is_changed = match returned {
             Ok(()) => {
                 assert!(Content::are_same(guess, wanted), "a transaction swapped {wanted:?}, not {guess:?}");
                 true
@@ -220,25 +221,25 @@ impl Client {
 
     /// Returns the transaction's own version of a row, or the newest one, which can't change while the transaction
     /// holds its lock.
-    fn newest(&self, running: &Running, spot: &Spot) -> Option<Content> {
-        running.own(spot).unwrap_or_else(|| self.life.model.newest(spot.space, &spot.key))
+    fn newest(&self, running: &Running, target: &RowTarget) -> Option<Content> {
+        running.own(target).unwrap_or_else(|| self.session.model.newest(target.space, &target.key))
     }
 
-    async fn tx_get(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
-        let Spot { keyspace, key, .. } = spot;
-        let window = self.life.model.window();
+    async fn tx_get(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
+        let RowTarget { keyspace, key, .. } = target;
+        let window = self.session.model.window();
         let (api, tx) = (self.api, &running.tx);
         let found = async { by_api!(api, tx.get(keyspace, key), tx.get_async(keyspace, key)) };
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
-        self.check_own_read(running, window, spot, found?.as_deref());
-        running.reads.push((spot.space, spot.bounds()));
+        self.check_own_read(running, window, target, found?.as_deref());
+        running.reads.push((target.space, target.bounds()));
         Ok(())
     }
 
     /// Reads a value as a stream.
-    async fn tx_read(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
-        let &Spot { ref keyspace, space, ref key } = spot;
-        let window = self.life.model.window();
+    async fn tx_read(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
+        let &RowTarget { ref keyspace, space, ref key } = target;
+        let window = self.session.model.window();
         let (api, tx) = (self.api, &running.tx);
         let read = async {
             match api {
@@ -248,88 +249,88 @@ impl Client {
         };
         let Some(reader) = self.or_drop(read).await else { return Ok(()) };
         match reader? {
-            None => self.check_own_read(running, window, spot, None),
+            None => self.check_own_read(running, window, target, None),
             Some(mut reader) => {
-                let known = running.own(spot);
+                let known = running.own(target);
                 if running.is_exact() || known.is_some() {
-                    let wanted = known.unwrap_or_else(|| self.life.model.at(space, key, running.snapshot));
+                    let wanted = known.unwrap_or_else(|| self.session.model.at(space, key, running.snapshot));
                     match wanted {
                         Some(wanted) => self.read_parts(&mut reader, space, &wanted.bytes()).await,
-                        None => self.check_own_read(running, window, spot, Some(b"a row")),
+                        None => self.check_own_read(running, window, target, Some(b"a row")),
                     }
                 } else if let Some(bytes) = self.read_whole(&mut reader, space).await {
-                    self.check_own_read(running, window, spot, Some(&bytes));
+                    self.check_own_read(running, window, target, Some(&bytes));
                 }
             }
         }
-        running.reads.push((spot.space, spot.bounds()));
+        running.reads.push((target.space, target.bounds()));
         Ok(())
     }
 
     /// Checks the row that a statement found.
-    fn check_own_read(&self, running: &Running, window: Window, spot: &Spot, found: Option<&[u8]>) {
-        let &Spot { space, ref key, .. } = spot;
-        self.life.counts.add(Count::Reads);
-        match running.own(spot) {
+    fn check_own_read(&self, running: &Running, window: Window, target: &RowTarget, found: Option<&[u8]>) {
+        let &RowTarget { space, ref key, .. } = target;
+        self.session.counts.add(Count::Reads);
+        match running.own(target) {
             Some(content) => self.check_value(space, key, running.snapshot, content, found, "own write"),
             None if running.is_exact() => {
-                let wanted = self.life.model.at(space, key, running.snapshot);
+                let wanted = self.session.model.at(space, key, running.snapshot);
                 self.check_value(space, key, running.snapshot, wanted, found, "transaction");
             }
             None => {
-                if let Err(reason) = self.life.model.check_plain(window, space, key, found) {
+                if let Err(reason) = self.session.model.check_plain(window, space, key, found) {
                     panic!("read committed: {reason}");
                 }
             }
         }
     }
 
-    async fn tx_lock(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
-        let &Spot { ref keyspace, space, ref key } = spot;
+    async fn tx_lock(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
+        let &RowTarget { ref keyspace, space, ref key } = target;
         let (api, tx) = (self.api, &mut running.tx);
         let found = async { by_api!(api, tx.get_for_update(keyspace, key), tx.get_for_update_async(keyspace, key)) };
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
         let found = found?;
-        self.life.counts.add(Count::Reads);
+        self.session.counts.add(Count::Reads);
         // No other client changes the row while it is locked.
-        let wanted = running.own(spot).unwrap_or_else(|| self.life.model.newest(space, key));
-        let (snapshot, newest) = (running.snapshot, self.life.model.newest_change(space, key));
+        let wanted = running.own(target).unwrap_or_else(|| self.session.model.newest(space, key));
+        let (snapshot, newest) = (running.snapshot, self.session.model.newest_change(space, key));
         assert!(
-            !running.is_exact() || newest <= snapshot || self.life.model.is_dropped(space),
+            !running.is_exact() || newest <= snapshot || self.session.model.is_dropped(space),
             "get_for_update at snapshot {snapshot} of a row that {newest} changed"
         );
         self.check_value(space, key, snapshot, wanted, found.as_deref(), "get_for_update");
         Ok(())
     }
 
-    async fn tx_scan(&mut self, running: &mut Running, spot: &Spot) {
-        let &Spot { ref keyspace, space, .. } = spot;
+    async fn tx_scan(&mut self, running: &mut Running, target: &RowTarget) {
+        let &RowTarget { ref keyspace, space, .. } = target;
         let bounds = self.bounds(space);
-        let from = self.life.model.answered();
+        let from = self.session.model.answered();
         let range = running.tx.range(keyspace, bounds.clone());
-        let sight = self.sight(running, from);
-        let read = self.scan(range, space, &bounds, &sight).await;
+        let visible = self.visible(running, from);
+        let read = self.scan(range, space, &bounds, &visible).await;
         running.reads.extend(read.into_iter().map(|bounds| (space, bounds)));
     }
 
-    async fn tx_nth(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
-        let &Spot { ref keyspace, space, .. } = spot;
+    async fn tx_nth(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
+        let &RowTarget { ref keyspace, space, .. } = target;
         let (bounds, index) = (self.bounds(space), self.random.below(100));
-        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let (from, within) = (self.session.model.answered(), bounds.clone());
         let (api, tx) = (self.api, &running.tx);
         let nth = async { by_api!(api, tx.nth(keyspace, within, index), tx.nth_async(keyspace, within, index)) };
         let Some(found) = self.or_drop(nth).await else { return Ok(()) };
         let found = found?;
-        self.check_nth(index, found.as_ref(), space, &bounds, &self.sight(running, from));
+        self.check_nth(index, found.as_ref(), space, &bounds, &self.visible(running, from));
         let upper = found.map_or(bounds.1, |(key, _)| Bound::Included(key.to_vec()));
         running.reads.push((space, (bounds.0, upper)));
         Ok(())
     }
 
-    async fn tx_aggregate(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
-        let &Spot { ref keyspace, space, .. } = spot;
+    async fn tx_aggregate(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
+        let &RowTarget { ref keyspace, space, .. } = target;
         let bounds = self.bounds(space);
-        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let (from, within) = (self.session.model.answered(), bounds.clone());
         let (api, tx) = (self.api, &running.tx);
         let reduce = async {
             by_api!(
@@ -339,34 +340,34 @@ impl Client {
             )
         };
         let Some(found) = self.or_drop(reduce).await else { return Ok(()) };
-        self.check_aggregate(found?, space, &bounds, &self.sight(running, from));
+        self.check_aggregate(found?, space, &bounds, &self.visible(running, from));
         running.reads.push((space, bounds));
         Ok(())
     }
 
-    async fn tx_count(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+    async fn tx_count(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
         if self.random.chance(40) {
-            return self.tx_nth(running, spot).await;
+            return self.tx_nth(running, target).await;
         }
         if self.random.chance(50) {
-            return self.tx_aggregate(running, spot).await;
+            return self.tx_aggregate(running, target).await;
         }
-        let &Spot { ref keyspace, space, .. } = spot;
+        let &RowTarget { ref keyspace, space, .. } = target;
         let bounds = self.bounds(space);
-        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let (from, within) = (self.session.model.answered(), bounds.clone());
         let (api, tx) = (self.api, &running.tx);
         let count = async { by_api!(api, tx.count(keyspace, within), tx.count_async(keyspace, within)) };
         let Some(count) = self.or_drop(count).await else { return Ok(()) };
-        self.check_count(count?, space, &bounds, &self.sight(running, from));
+        self.check_count(count?, space, &bounds, &self.visible(running, from));
         running.reads.push((space, bounds));
         Ok(())
     }
 
     /// Returns the states that a statement may see if it began after commit `from` and has read by now.
-    fn sight<'a>(&self, running: &'a Running, from: u64) -> Sight<'a> {
+    fn visible<'a>(&self, running: &'a Running, from: u64) -> VisibleStates<'a> {
         let (from, to) =
-            if running.is_exact() { (running.snapshot, running.snapshot) } else { (from, self.life.model.last()) };
-        Sight { from, to, own: Some(&running.own), how: "transaction", renews: !running.is_exact() }
+            if running.is_exact() { (running.snapshot, running.snapshot) } else { (from, self.session.model.last()) };
+        VisibleStates { from, to, own: Some(&running.own), how: "transaction", renews: !running.is_exact() }
     }
 
     // ── commit ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -374,10 +375,10 @@ impl Client {
     async fn end(&mut self, running: Running) -> Result<(), Stop> {
         let Running { tx, isolation, durability, snapshot, own, reads, used, .. } = running;
         let rows: Vec<_> = own.into_iter().map(|((space, key), content)| (space, key, content)).collect();
-        let dropped = rows.iter().map(|row| row.0).find(|space| self.life.model.is_dropped(*space));
+        let dropped = rows.iter().map(|row| row.0).find(|space| self.session.model.is_dropped(*space));
         let any = dropped.or(rows.first().map(|row| row.0));
         let operation = Operation::Rows(rows.clone());
-        let (api, model) = (self.api, self.life.model.clone());
+        let (api, model) = (self.api, self.session.model.clone());
         let commit = async move {
             let result = by_api!(api, tx.commit(), tx.commit_async());
             // If one of its keyspaces was dropped, the model knows by now which.
@@ -394,12 +395,12 @@ impl Client {
         if rows.is_empty() {
             assert_eq!(taken, 0, "a transaction without changes was given a timestamp");
             // The caller may tell others what the transaction read, so that must be durable.
-            let (durable, seen) = (self.life.db.stats().durable.0, answered.0);
+            let (durable, seen) = (self.session.db.stats().durable.0, answered.0);
             assert!(
                 snapshot <= seen && seen <= durable,
                 "a transaction read commit {seen} and ended well; {durable} is durable"
             );
-            self.life.model.seen(seen);
+            self.session.model.seen(seen);
             return Ok(());
         }
         if taken == 0 {
@@ -409,22 +410,22 @@ impl Client {
         assert_eq!(taken, answered.0, "a commit returned another timestamp than it was given");
         if isolation == Isolation::Serializable {
             for (space, bounds) in &reads {
-                let between = self.life.model.change_within(*space, bounds, snapshot, taken);
+                let between = self.session.model.change_within(*space, bounds, snapshot, taken);
                 assert!(
                     between.is_none(),
                     "serializable commit {taken} with the snapshot {snapshot} read {bounds:?} of {:?}, where {between:?} changed a row",
-                    self.life.model.name(*space)
+                    self.session.model.name(*space)
                 );
             }
         }
         if isolation != Isolation::ReadCommitted {
             for (space, key, _) in &rows {
-                let between = self.life.model.change_between(*space, key, snapshot, taken);
+                let between = self.session.model.change_between(*space, key, snapshot, taken);
                 assert!(
                     between.is_none(),
                     "commit {taken} with the snapshot {snapshot} changed row {} of {:?}, and so did {between:?}",
                     key.escape_ascii(),
-                    self.life.model.name(*space)
+                    self.session.model.name(*space)
                 );
             }
         }
