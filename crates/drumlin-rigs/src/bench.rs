@@ -141,7 +141,7 @@ impl Bench {
     fn spawn(&self, about: &About) -> Result<Child> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("write").args(["--writer", &about.writer, "--seed", &about.seed.to_string()]);
-        command.arg("--folder").arg(self.path("mounted")).arg("--told").arg(self.path("drive/told"));
+        command.arg("--folder").arg(self.path("mounted")).arg("--acks").arg(self.path("drive/acks"));
         let from = about.from.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
         if !from.is_empty() {
             command.args(["--from", &from]);
@@ -158,7 +158,7 @@ impl Bench {
         let mut ready = None;
         let limit = Duration::from_secs(60);
         let mut events_seen = 0;
-        let (mut bytes, mut told) = (0, 0);
+        let (mut bytes, mut acked) = (0, 0);
         loop {
             std::thread::sleep(Duration::from_millis(10));
             ensure!(!host::is_interrupted(), "interrupted");
@@ -170,34 +170,34 @@ impl Bench {
                 match event {
                     crate::drive::Event::Write { bytes: written, .. } => bytes += written.len(),
                     crate::drive::Event::Flush => {}
-                    crate::drive::Event::Told(_) => {
-                        told += 1;
+                    crate::drive::Event::Acked(_) => {
+                        acked += 1;
                         ready.get_or_insert_with(Instant::now);
                     }
                 }
             }
             events_seen = drive.moment();
             let is_over = ready.is_some_and(|ready: Instant| ready.elapsed() > life);
-            if is_over || bytes > TRACE_BYTES_MAX || writer.told_at_most().is_some_and(|most| told >= most) {
+            if is_over || bytes > TRACE_BYTES_MAX || writer.acked_at_most().is_some_and(|most| acked >= most) {
                 return Ok(());
             }
         }
     }
 
-    /// Mounts, recovers and verifies a state of which `told` was acknowledged. Returns the outcome and the history of
+    /// Mounts, recovers and verifies a state of which `acked` was acknowledged. Returns the outcome and the history of
     /// the recovery, which begins with those acknowledgements.
-    fn verify(&self, about: &About, image: Image, told: &[u64]) -> Result<(Outcome, History)> {
+    fn verify(&self, about: &About, image: Image, acked: &[u64]) -> Result<(Outcome, History)> {
         let writer = about.writer()?;
         let mut drive = Drive::new(image);
-        told.iter().for_each(|what| drive.tell(*what));
+        acked.iter().for_each(|what| drive.report(*what));
         self.drive.replace(drive);
         let outcome = {
             let device = self.attach()?;
             match about.system.mount(device.path(), &self.path("mounted")) {
                 Err(error) => Outcome::NotMounted(format!("{error:#}")),
                 Ok(_mount) => {
-                    let tell = |what| self.drive.lock().tell(what);
-                    match writer.verify(&self.path("mounted"), about.seed, &about.from, told, &tell) {
+                    let report = |what| self.drive.lock().report(what);
+                    match writer.verify(&self.path("mounted"), about.seed, &about.from, acked, &report) {
                         Verdict::Whole(next) => Outcome::Whole(next),
                         Verdict::Lost(reason) => Outcome::Lost(reason),
                         Verdict::Wrong(reason) => Outcome::Wrong(reason),
@@ -217,14 +217,14 @@ impl Bench {
         cutter: &mut Cutter<'_>,
         cut: Cut,
         random: &mut Random,
-        told: &[u64],
+        acked: &[u64],
     ) -> Result<(Replayed, History)> {
         let mut image = cutter.cut(cut.moment, cut.loss, Sector::Small, random);
-        let (mut outcome, mut seen) = self.verify(about, image.clone(), told)?;
+        let (mut outcome, mut seen) = self.verify(about, image.clone(), acked)?;
         let is_made_again = matches!(outcome, Outcome::NotMounted(_)) && cut.loss.tears();
         if is_made_again {
             image = cutter.cut(cut.moment, cut.loss, Sector::Large, &mut Random(cut.seed));
-            (outcome, seen) = self.verify(about, image.clone(), told)?;
+            (outcome, seen) = self.verify(about, image.clone(), acked)?;
         }
         let count = Count { large_sectors: u64::from(is_made_again), ..outcome.count() };
         Ok((Replayed { count, outcome, image, within: None }, seen))
@@ -233,16 +233,17 @@ impl Bench {
     /// Makes the state of a cut and verifies it. One recovery in five is cut as well.
     pub fn replay(&self, about: &About, cutter: &mut Cutter<'_>, history: &History, cut: Cut) -> Result<Replayed> {
         let mut random = Random(cut.seed);
-        let told = history.told(cut.moment);
-        let (mut replayed, recovery) = self.verify_cut(about, cutter, cut, &mut random, &told)?;
+        let acked = history.acked(cut.moment);
+        let (mut replayed, recovery) = self.verify_cut(about, cutter, cut, &mut random, &acked)?;
         let is_whole = matches!(replayed.outcome, Outcome::Whole(_));
         if !is_whole || about.writer()? != Writer::Drumlin || !random.chance(20) {
             return Ok(replayed);
         }
-        let moment = told.len() + random.below((recovery.events.len() - told.len()) as u64 + 1) as usize;
+        let moment = acked.len() + random.below((recovery.events.len() - acked.len()) as u64 + 1) as usize;
         let again = Cut { moment, loss: cut.loss, seed: random.next() };
-        let told = recovery.told(moment);
-        let (second, _) = self.verify_cut(about, &mut Cutter::new(&recovery), again, &mut Random(again.seed), &told)?;
+        let acked = recovery.acked(moment);
+        let (second, _) =
+            self.verify_cut(about, &mut Cutter::new(&recovery), again, &mut Random(again.seed), &acked)?;
         replayed.count.add(&second.count);
         replayed.count.cut_again += 1;
         if !matches!(second.outcome, Outcome::Whole(_)) {
@@ -275,8 +276,8 @@ pub fn moments(about: &About, history: &History, count: usize, random: &mut Rand
         .map(|_| {
             let moment = first + random.below((last - first) as u64 + 1) as usize;
             if random.chance(50) {
-                let is_told = |event: &crate::drive::Event| event.told().is_some();
-                history.events[moment..].iter().position(is_told).map_or(moment, |ahead| moment + ahead + 1)
+                let is_ack = |event: &crate::drive::Event| event.acked().is_some();
+                history.events[moment..].iter().position(is_ack).map_or(moment, |ahead| moment + ahead + 1)
             } else {
                 moment
             }

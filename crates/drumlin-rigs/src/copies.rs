@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use drumlin_testing::Random;
 
 use crate::host::{self, FileSystem, LoopDevice, Mount};
-use crate::writers::{PREPARED, TOLD_BYTES, Verdict, Writer, not_lasting, told_in};
+use crate::writers::{ACK_FILE_BYTES, PREPARED, Verdict, Writer, acks_in, not_lasting};
 
 const DRIVE_BYTES: u64 = 2 << 30;
 
@@ -65,7 +65,7 @@ struct Live {
     folder: tempfile::TempDir,
     seed: u64,
     copy_count: u64,
-    told: Vec<u64>,
+    acked: Vec<u64>,
 }
 
 impl Live {
@@ -73,12 +73,12 @@ impl Live {
         let folder = host::mount_folder()?;
         let path = |name: &str| folder.path().join(name);
         fs::File::create(path("drive"))?.set_len(DRIVE_BYTES)?;
-        fs::write(path("told"), vec![0; TOLD_BYTES as usize])?;
+        fs::write(path("acks"), vec![0; ACK_FILE_BYTES as usize])?;
         fs::create_dir(path("mounted"))?;
         let device = LoopDevice::attach(&path("drive"))?;
         FileSystem::Btrfs.make(device.path())?;
         let mount = FileSystem::Btrfs.mount(device.path(), &path("mounted"))?;
-        let live = Live { _mount: mount, _device: device, folder, seed, copy_count: 0, told: Vec::new() };
+        let live = Live { _mount: mount, _device: device, folder, seed, copy_count: 0, acked: Vec::new() };
         host::run(Command::new("btrfs").args(["--quiet", "subvolume", "create"]).arg(live.source()))?;
         Ok(live)
     }
@@ -90,7 +90,7 @@ impl Live {
     fn spawn(&self) -> Result<Child> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["write", "--writer", &Writer::Drumlin.to_string(), "--seed", &self.seed.to_string()]);
-        command.arg("--folder").arg(self.source()).arg("--told").arg(self.folder.path().join("told"));
+        command.arg("--folder").arg(self.source()).arg("--acks").arg(self.folder.path().join("acks"));
         // Keep Ctrl-C from the writer; the rig handles it.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("starting the writer")
@@ -98,16 +98,16 @@ impl Live {
 
     /// Reads new acknowledgements of the writer. The file holds the last 2,048.
     fn listen(&mut self) -> Result<()> {
-        let told = fs::read(self.folder.path().join("told"))?;
-        self.told.extend(told_in(&told));
-        self.told.sort_unstable();
-        self.told.dedup();
+        let acked = fs::read(self.folder.path().join("acks"))?;
+        self.acked.extend(acks_in(&acked));
+        self.acked.sort_unstable();
+        self.acked.dedup();
         Ok(())
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
         let begun = Instant::now();
-        while !self.told.contains(&PREPARED) {
+        while !self.acked.contains(&PREPARED) {
             ensure!(begun.elapsed() < Duration::from_secs(60), "the writer is not ready after 60 s");
             std::thread::sleep(Duration::from_millis(5));
             self.listen()?;
@@ -133,10 +133,10 @@ impl Live {
             }
         }
         // Acknowledgements made during the copying may or may not be in the copy.
-        let known: BTreeSet<u64> = self.told.iter().copied().collect();
+        let known: BTreeSet<u64> = self.acked.iter().copied().collect();
         self.listen()?;
-        let told = self.told.iter().map(|told| if known.contains(told) { *told } else { not_lasting(*told) });
-        let verdict = Writer::Drumlin.verify(&target, self.seed, &[], &told.collect::<Vec<_>>(), &|_| {});
+        let acked = self.acked.iter().map(|acked| if known.contains(acked) { *acked } else { not_lasting(*acked) });
+        let verdict = Writer::Drumlin.verify(&target, self.seed, &[], &acked.collect::<Vec<_>>(), &|_| {});
         count.copies += 1;
         match &verdict {
             Verdict::Whole(_) => count.whole += 1,
@@ -216,7 +216,7 @@ fn round(seed: u64, counts: &mut [Count]) -> Result<()> {
     copied?;
     live.verify_copy(Copying::Killed, &mut random, &mut counts[Copying::Killed as usize])?;
     // Opens, recovers and closes the database itself.
-    let verdict = Writer::Drumlin.verify(&live.source(), seed, &[], &live.told, &|_| {});
+    let verdict = Writer::Drumlin.verify(&live.source(), seed, &[], &live.acked, &|_| {});
     ensure!(matches!(verdict, Verdict::Whole(_)), "after a kill: {verdict:?}, seed {seed}");
     live.verify_copy(Copying::Closed, &mut random, &mut counts[Copying::Closed as usize])
 }

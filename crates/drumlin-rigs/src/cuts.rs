@@ -38,9 +38,9 @@ fn save(about: &About, history: &History, out: &Path) -> Result<()> {
 
 fn figures(history: &History) -> String {
     let events = history.events.len();
-    let (told, mib) = (history.told(events).len(), history.written_bytes() >> 20);
+    let (acked, mib) = (history.acked(events).len(), history.written_bytes() >> 20);
     let flushes = history.events.iter().filter(|event| matches!(event, crate::drive::Event::Flush)).count();
-    format!("{events} events, {flushes} flushes, {mib} MiB written, {told} acknowledgements")
+    format!("{events} events, {flushes} flushes, {mib} MiB written, {acked} acknowledgements")
 }
 
 /// Replays a trace from a file: one state, or many.

@@ -67,13 +67,13 @@ fn each_block(offset: u64, length: usize, mut each: impl FnMut(u64, usize, std::
 pub enum Event {
     Write { offset: u64, bytes: Arc<[u8]>, forced: bool },
     Flush,
-    Told(u64),
+    Acked(u64),
 }
 
 impl Event {
     /// Returns the acknowledgement, if the event is one.
-    pub fn told(&self) -> Option<u64> {
-        if let Event::Told(what) = self { Some(*what) } else { None }
+    pub fn acked(&self) -> Option<u64> {
+        if let Event::Acked(what) = self { Some(*what) } else { None }
     }
 }
 
@@ -86,13 +86,13 @@ pub struct History {
 
 impl History {
     /// Returns the acknowledgements before a moment.
-    pub fn told(&self, moment: usize) -> Vec<u64> {
-        self.events[..moment].iter().filter_map(Event::told).collect()
+    pub fn acked(&self, moment: usize) -> Vec<u64> {
+        self.events[..moment].iter().filter_map(Event::acked).collect()
     }
 
     /// Returns the moment after the first acknowledgement `what`.
     pub fn moment_of(&self, what: u64) -> Option<usize> {
-        self.events.iter().position(|event| event.told() == Some(what)).map(|at| at + 1)
+        self.events.iter().position(|event| event.acked() == Some(what)).map(|at| at + 1)
     }
 
     pub fn written_bytes(&self) -> usize {
@@ -126,8 +126,8 @@ impl Drive {
         self.history.events.push(Event::Flush);
     }
 
-    pub fn tell(&mut self, what: u64) {
-        self.history.events.push(Event::Told(what));
+    pub fn report(&mut self, what: u64) {
+        self.history.events.push(Event::Acked(what));
     }
 
     pub fn moment(&self) -> usize {
@@ -277,7 +277,7 @@ impl History {
                     out.write_all(bytes)?;
                 }
                 Event::Flush => put(out, 0)?,
-                Event::Told(what) => {
+                Event::Acked(what) => {
                     put(out, 3)?;
                     put(out, *what)?;
                 }
@@ -307,7 +307,7 @@ impl History {
                     let length = take(input)?;
                     Event::Write { offset, bytes: take_bytes(input, length)?.into(), forced: kind == 2 }
                 }
-                3 => Event::Told(take(input)?),
+                3 => Event::Acked(take(input)?),
                 _ => return Err(wrong()),
             });
         }
@@ -338,11 +338,11 @@ mod tests {
     fn history() -> History {
         let mut drive = Drive::new(Image::default());
         drive.write(4096 * 40, &[1; 8192], false);
-        drive.tell(7);
+        drive.report(7);
         drive.flush();
         drive.write(4096 * 40, &[2; 4096], false);
         drive.write(4096 * 50, &[3; 512], true);
-        drive.tell(8);
+        drive.report(8);
         drive.into_parts().1
     }
 
@@ -383,7 +383,7 @@ mod tests {
         history.save("whose", &mut bytes).unwrap();
         let (about, loaded) = History::load(&mut &bytes[..]).unwrap();
         assert_eq!(about, "whose");
-        assert_eq!(loaded.told(6), [7, 8]);
+        assert_eq!(loaded.acked(6), [7, 8]);
         assert_eq!(loaded.moment_of(8), Some(6));
         assert_eq!(format!("{:?}", loaded.events), format!("{:?}", history.events));
         assert!(History::load(&mut &bytes[..bytes.len() - 1]).is_err());

@@ -1,4 +1,4 @@
-//! A file system with two files: `disk`, the drive below a loop device, and `told`, to which a writer writes what it
+//! A file system with two files: `disk`, the drive below a loop device, and `acked`, to which a writer writes what it
 //! has acknowledged.
 //!
 //! Both lead to one [`Drive`], so that block writes, flushes and acknowledgements have one order. The kernel's loop
@@ -19,7 +19,7 @@ use crate::drive::Drive;
 use crate::writers;
 
 pub const DISK: u64 = 2;
-const TOLD: u64 = 3;
+const ACKS: u64 = 3;
 /// The time for which the kernel may cache attributes; only the rig changes them.
 pub const TTL: Duration = Duration::from_secs(3600);
 
@@ -81,7 +81,7 @@ pub fn attributes(inode: u64, disk_bytes: u64) -> Option<FileAttr> {
     let (kind, size) = match inode {
         1 => (FileType::Directory, 0),
         DISK => (FileType::RegularFile, disk_bytes),
-        TOLD => (FileType::RegularFile, writers::TOLD_BYTES),
+        ACKS => (FileType::RegularFile, writers::ACK_FILE_BYTES),
         _ => return None,
     };
     let time = SystemTime::UNIX_EPOCH;
@@ -106,8 +106,8 @@ pub fn attributes(inode: u64, disk_bytes: u64) -> Option<FileAttr> {
 
 impl Filesystem for TwoFiles {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let inode = if name == "disk" { DISK } else { TOLD };
-        match self.attributes(inode).filter(|_| name == "disk" || name == "told") {
+        let inode = if name == "disk" { DISK } else { ACKS };
+        match self.attributes(inode).filter(|_| name == "disk" || name == "acks") {
             Some(attributes) => reply.entry(&TTL, &attributes, Generation(0)),
             None => reply.error(Errno::ENOENT),
         }
@@ -158,7 +158,7 @@ impl Filesystem for TwoFiles {
         if inode.0 == DISK {
             drive.write(offset, data, false);
         } else {
-            writers::told_in(data).for_each(|what| drive.tell(what));
+            writers::acks_in(data).for_each(|what| drive.report(what));
         }
         drop(drive);
         reply.written(data.len() as u32);

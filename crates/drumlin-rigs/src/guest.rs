@@ -15,10 +15,10 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::bench::About;
 use crate::drive::BLOCK;
-use crate::writers::{Teller, WAITING};
+use crate::writers::{AckReporter, WAITING};
 
 const DISK: &str = "/dev/vda";
-const TOLD: &str = "/dev/vdb";
+const ACK_DEVICE: &str = "/dev/vdb";
 /// The file that names the modules in the order in which they are loaded, one a line.
 pub const MODULES: &str = "modules";
 
@@ -41,20 +41,20 @@ pub fn run() -> Result<()> {
         let file = File::open(Path::new("/").join(module)).with_context(|| module.to_owned())?;
         rustix::system::finit_module(&file, c"", 0).with_context(|| format!("loading {module}"))?;
     }
-    while !Path::new(TOLD).exists() {
+    while !Path::new(ACK_DEVICE).exists() {
         std::thread::sleep(Duration::from_millis(10));
     }
-    Teller::open(Path::new(TOLD))?.tell(WAITING)?;
+    AckReporter::open(Path::new(ACK_DEVICE))?.report(WAITING)?;
     let about = wait_for_order()?;
     fs::create_dir_all("/mounted")?;
     mount(DISK, "/mounted", about.system.name(), MountFlags::empty(), None::<&std::ffi::CStr>)
         .with_context(|| format!("mounting {}", about.system))?;
-    about.writer()?.write(Path::new("/mounted"), Path::new(TOLD), about.seed, &about.from)
+    about.writer()?.write(Path::new("/mounted"), Path::new(ACK_DEVICE), about.seed, &about.from)
 }
 
 fn wait_for_order() -> Result<About> {
     let direct = OFlags::DIRECT.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(direct).open(TOLD)?;
+    let file = OpenOptions::new().read(true).custom_flags(direct).open(ACK_DEVICE)?;
     let mut block = AlignedBuffer::zeroed(BLOCK);
     loop {
         file.read_exact_at(&mut block, 0)?;

@@ -165,7 +165,7 @@ enum Task {
         #[arg(long)]
         folder: PathBuf,
         #[arg(long)]
-        told: PathBuf,
+        acks: PathBuf,
         #[arg(long)]
         seed: u64,
         #[arg(long, value_delimiter = ',')]
@@ -174,8 +174,8 @@ enum Task {
 }
 
 fn run(task: Task) -> Result<()> {
-    if let Task::Write { writer, folder, told, seed, from } = task {
-        return writer.write(&folder, &told, seed, &from);
+    if let Task::Write { writer, folder, acks, seed, from } = task {
+        return writer.write(&folder, &acks, seed, &from);
     }
     if matches!(task, Task::Guest) {
         return guest::run();

@@ -1,6 +1,6 @@
 //! The drive and the acknowledgements as block devices of a virtual machine, by the NBD protocol.
 //!
-//! One socket has two exports. `disk` is the drive. `told` takes acknowledgements, and its first block holds the order
+//! One socket has two exports. `disk` is the drive. `acked` takes acknowledgements, and its first block holds the order
 //! for the guest. Flushes and forced writes arrive as such. The requests of one export are served in order, and a
 //! request is answered only after it is in the drive's history.
 
@@ -36,7 +36,7 @@ const NOT_SUPPORTED: u32 = 95;
 /// No client sends longer requests.
 const REQUEST_BYTES_MAX: u32 = 64 << 20;
 
-/// The order for the guest, which reads it from the first block of `told`.
+/// The order for the guest, which reads it from the first block of `acked`.
 pub type Order = Arc<Mutex<Vec<u8>>>;
 
 /// Serves both exports on a socket at `path` until the process ends.
@@ -62,7 +62,7 @@ struct Server {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Export {
     Disk,
-    Told,
+    Acked,
 }
 
 impl Server {
@@ -75,7 +75,7 @@ impl Server {
     fn export(&self, name: &[u8]) -> Option<(Export, u64)> {
         match name {
             b"disk" => Some((Export::Disk, self.disk_bytes)),
-            b"told" => Some((Export::Told, writers::TOLD_BYTES)),
+            b"acks" => Some((Export::Acked, writers::ACK_FILE_BYTES)),
             _ => None,
         }
     }
@@ -152,7 +152,7 @@ impl Server {
                     let mut drive = self.drive.lock();
                     match export {
                         Export::Disk => drive.write(offset, &bytes, flags & FLAG_FORCED != 0),
-                        Export::Told => writers::told_in(&bytes).for_each(|what| drive.tell(what)),
+                        Export::Acked => writers::acks_in(&bytes).for_each(|what| drive.report(what)),
                     }
                     bytes.clear();
                 }

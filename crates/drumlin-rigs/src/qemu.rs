@@ -142,7 +142,7 @@ impl Machine {
         command.args(["-append", "console=ttyS0 quiet panic=-1 rdinit=/init -- guest"]);
         command.arg("-serial").arg(format!("file:{}", folder.join("console").display()));
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", control.display()));
-        for export in ["disk", "told"] {
+        for export in ["disk", "acks"] {
             let server = format!("server.type=unix,server.path={}", socket.display());
             command.arg("-blockdev");
             command.arg(format!("driver=nbd,node-name={export},{server},export={export},cache.direct=on"));
@@ -221,7 +221,7 @@ impl Rig {
         let begun = Instant::now();
         let mut machine = Machine::start(&rig.guest, rig.folder.path(), None)?;
         machine.ask(r#"{"execute": "cont"}"#)?;
-        rig.wait(&mut machine, |told| told.contains(&WAITING))?;
+        rig.wait(&mut machine, |acked| acked.contains(&WAITING))?;
         // Let the guest get past that write, into the loop in which it waits.
         std::thread::sleep(Duration::from_millis(200));
         machine.ask(r#"{"execute": "stop"}"#)?;
@@ -242,11 +242,11 @@ impl Rig {
         loop {
             std::thread::sleep(Duration::from_millis(5));
             ensure!(!host::is_interrupted(), "interrupted");
-            let told = {
+            let acked = {
                 let drive = self.drive.lock();
-                drive.events().iter().filter_map(crate::drive::Event::told).collect::<Vec<u64>>()
+                drive.events().iter().filter_map(crate::drive::Event::acked).collect::<Vec<u64>>()
             };
-            if is_enough(&told) {
+            if is_enough(&acked) {
                 return Ok(());
             }
             if machine.child.try_wait()?.is_some() || begun.elapsed() > PATIENCE {
@@ -264,7 +264,7 @@ impl Rig {
         machine.wait_for(r#"{"execute": "query-status"}"#, &["paused", "postmigrate", "prelaunch"])?;
         *self.order.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = guest::encode(about)?;
         machine.ask(r#"{"execute": "cont"}"#)?;
-        let lived = self.wait(&mut machine, |told| told.contains(&PREPARED) && told.len() > acknowledgements);
+        let lived = self.wait(&mut machine, |acked| acked.contains(&PREPARED) && acked.len() > acknowledgements);
         let moment = self.drive.lock().moment();
         drop(machine);
         self.order.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
@@ -347,7 +347,7 @@ fn cycle(
     println!(
         "{system:5} cut {}, life {lives}, loss {loss:?}, {} acknowledgements, {:.1} s: {}",
         number + 1,
-        history.told(moment).len(),
+        history.acked(moment).len(),
         begun.elapsed().as_secs_f32(),
         reason.as_deref().unwrap_or("whole")
     );

@@ -11,7 +11,7 @@ use drumlin::{Config, IoBackend};
 use drumlin_testing::Random;
 
 use super::workload::{Ack, Workload, disturb};
-use super::{PREPARED, Teller, Verdict};
+use super::{AckReporter, PREPARED, Verdict};
 
 const FOLDER: &str = "db";
 
@@ -35,33 +35,34 @@ fn config(seed: u64) -> Config {
         .io_backend(backend)
 }
 
-pub fn write(folder: &Path, teller: &Teller, seed: u64, from: &[u64]) -> Result<()> {
+pub fn write(folder: &Path, reporter: &AckReporter, seed: u64, from: &[u64]) -> Result<()> {
     let workload = workload(seed);
     let from: Vec<u64> = (0..workload.threads as usize).map(|thread| from.get(thread).copied().unwrap_or(0)).collect();
     let db = config(seed).open(folder.join(FOLDER))?;
     workload.prepare(&db)?;
-    teller.tell(PREPARED)?;
+    reporter.report(PREPARED)?;
     let stop = Arc::new(AtomicBool::new(false));
-    let tell = |ack: Ack| teller.tell(ack.to_bits()).expect("the rig listens");
+    let report = |ack: Ack| reporter.report(ack.to_bits()).expect("the rig listens");
     std::thread::scope(|scope| {
         scope.spawn(|| disturb(&db, seed ^ from[0], &stop));
-        let results = workload.run_all(&db, &from, u64::MAX >> 16, &tell);
+        let results = workload.run_all(&db, &from, u64::MAX >> 16, &report);
         results.into_iter().collect::<drumlin::Result<()>>().map_err(|error| anyhow!(error))
     })
 }
 
-pub fn verify(folder: &Path, seed: u64, from: &[u64], told: &[u64], tell: &dyn Fn(u64)) -> Verdict {
+pub fn verify(folder: &Path, seed: u64, from: &[u64], acked: &[u64], report: &dyn Fn(u64)) -> Verdict {
     let workload = workload(seed);
-    let prepared = !from.is_empty() || told.contains(&PREPARED);
+    let prepared = !from.is_empty() || acked.contains(&PREPARED);
     let before = from.iter().enumerate().filter(|(_, next)| **next > 0);
     let before = before.map(|(thread, next)| Ack { thread: thread as u64, step: next - 1, full: true });
-    let acked: Vec<Ack> =
-        before.chain(told.iter().filter(|told| **told < super::WAITING).map(|told| Ack::from_bits(*told))).collect();
+    let acked: Vec<Ack> = before
+        .chain(acked.iter().filter(|acked| **acked < super::WAITING).map(|acked| Ack::from_bits(*acked)))
+        .collect();
     let checked = std::panic::catch_unwind(AssertUnwindSafe(|| {
         let db = config(seed).open(folder.join(FOLDER)).map_err(|error| format!("opening: {error}"))?;
         let found = workload.verify(&db, prepared, &acked);
         for (thread, next) in found.iter().flatten().enumerate().filter(|(_, next)| **next > 0) {
-            tell(Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
+            report(Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
         }
         // Closing syncs what opening changed; only then is the verified state certain.
         let closed = db.close().map_err(|error| format!("closing: {error}"));

@@ -12,7 +12,7 @@ use drumlin_testing::Random;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::ReadWriteFlags;
 
-use super::{PREPARED, Teller, Verdict};
+use super::{AckReporter, PREPARED, Verdict};
 
 pub const RECORDS: u64 = 400;
 /// The space for all records, which some methods allocate in advance.
@@ -154,7 +154,7 @@ fn fill(record: &mut [u8], seed: u64, number: u64) {
     }
 }
 
-pub fn write(method: Method, folder: &Path, teller: &Teller, seed: u64) -> Result<()> {
+pub fn write(method: Method, folder: &Path, reporter: &AckReporter, seed: u64) -> Result<()> {
     let path = folder.join("log");
     let made = File::create_new(&path)?;
     match method.growth {
@@ -166,26 +166,26 @@ pub fn write(method: Method, folder: &Path, teller: &Teller, seed: u64) -> Resul
     made.sync_all()?;
     File::open(folder)?.sync_all()?;
     let file = method.open(&path)?;
-    teller.tell(PREPARED)?;
+    reporter.report(PREPARED)?;
     let mut record = AlignedBuffer::zeroed(method.record_bytes());
     for number in 0..RECORDS {
         fill(&mut record, seed, number);
         method.write_record(&file, &record, number * record.len() as u64)?;
-        teller.tell(number)?;
+        reporter.report(number)?;
     }
     Ok(())
 }
 
-pub fn verify(method: Method, folder: &Path, seed: u64, told: &[u64]) -> Verdict {
-    let told = || told.iter().filter(|told| **told < super::WAITING);
+pub fn verify(method: Method, folder: &Path, seed: u64, acked: &[u64]) -> Verdict {
+    let acked = || acked.iter().filter(|acked| **acked < super::WAITING);
     let bytes = match std::fs::read(folder.join("log")) {
         Ok(bytes) => bytes,
-        Err(error) if told().count() > 0 => return Verdict::Lost(format!("the log can't be read: {error}")),
+        Err(error) if acked().count() > 0 => return Verdict::Lost(format!("the log can't be read: {error}")),
         Err(_) => return Verdict::Whole(Vec::new()),
     };
     let record_bytes = method.record_bytes();
     let mut record = vec![0; record_bytes];
-    let mut lost: Vec<u64> = told().copied().collect();
+    let mut lost: Vec<u64> = acked().copied().collect();
     lost.retain(|number| {
         fill(&mut record, seed, *number);
         let start = *number as usize * record_bytes;
@@ -193,6 +193,6 @@ pub fn verify(method: Method, folder: &Path, seed: u64, told: &[u64]) -> Verdict
     });
     match lost[..] {
         [] => Verdict::Whole(Vec::new()),
-        [first, ..] => Verdict::Lost(format!("{} of {} records, first {first}", lost.len(), told().count())),
+        [first, ..] => Verdict::Lost(format!("{} of {} records, first {first}", lost.len(), acked().count())),
     }
 }

@@ -35,44 +35,44 @@ pub const PREPARED: u64 = u64::MAX;
 pub const WAITING: u64 = u64::MAX - 1;
 
 /// The length of the file or device for acknowledgements, which is used as a ring.
-pub const TOLD_BYTES: u64 = 1 << 20;
+pub const ACK_FILE_BYTES: u64 = 1 << 20;
 
-const TOLD_MAGIC: &[u8; 8] = b"dRigAck1";
+const ACK_MAGIC: &[u8; 8] = b"dRigAck1";
 
 /// Returns the acknowledgements in a write to that file.
-pub fn told_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
-    bytes.chunks_exact(SECTOR).filter(|sector| sector.starts_with(TOLD_MAGIC)).map(|sector| {
+pub fn acks_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks_exact(SECTOR).filter(|sector| sector.starts_with(ACK_MAGIC)).map(|sector| {
         let what: [u8; 8] = sector[8..16].try_into().expect("eight bytes");
         u64::from_le_bytes(what)
     })
 }
 
 /// Turns an acknowledgement into one of a step that need not be durable.
-pub fn not_lasting(told: u64) -> u64 {
-    if told >= WAITING { told } else { Ack { full: false, ..Ack::from_bits(told) }.to_bits() }
+pub fn not_lasting(acked: u64) -> u64 {
+    if acked >= WAITING { acked } else { Ack { full: false, ..Ack::from_bits(acked) }.to_bits() }
 }
 
 /// Reports acknowledgements to the rig.
 #[derive(Debug)]
-pub struct Teller {
+pub struct AckReporter {
     file: File,
     next: AtomicU64,
 }
 
-impl Teller {
-    pub fn open(path: &Path) -> Result<Teller> {
+impl AckReporter {
+    pub fn open(path: &Path) -> Result<AckReporter> {
         let direct = OFlags::DIRECT.bits().cast_signed();
         let file = OpenOptions::new().write(true).custom_flags(direct).open(path);
         let file = file.with_context(|| format!("opening {}", path.display()))?;
-        Ok(Teller { file, next: AtomicU64::new(0) })
+        Ok(AckReporter { file, next: AtomicU64::new(0) })
     }
 
     /// Reports an acknowledgement. Returns when the rig has it.
-    pub fn tell(&self, what: u64) -> io::Result<()> {
+    pub fn report(&self, what: u64) -> io::Result<()> {
         let mut sector = AlignedBuffer::zeroed(4096);
-        sector[..8].copy_from_slice(TOLD_MAGIC);
+        sector[..8].copy_from_slice(ACK_MAGIC);
         sector[8..16].copy_from_slice(&what.to_le_bytes());
-        let place = self.next.fetch_add(1, Ordering::Relaxed) * SECTOR as u64 % TOLD_BYTES;
+        let place = self.next.fetch_add(1, Ordering::Relaxed) * SECTOR as u64 % ACK_FILE_BYTES;
         self.file.write_all_at(&sector[..SECTOR], place)
     }
 }
@@ -111,7 +111,7 @@ impl Writer {
     }
 
     /// Returns the number of acknowledgements after which it stops, if it does.
-    pub fn told_at_most(self) -> Option<u64> {
+    pub fn acked_at_most(self) -> Option<u64> {
         match self {
             Writer::Drumlin => None,
             Writer::Log(_) => Some(1 + log::RECORDS),
@@ -119,23 +119,23 @@ impl Writer {
     }
 
     /// Writes in `folder` until it is killed. `from` has the steps at which verification said its threads continue.
-    pub fn write(self, folder: &Path, told: &Path, seed: u64, from: &[u64]) -> Result<()> {
-        let teller = Teller::open(told)?;
+    pub fn write(self, folder: &Path, acked: &Path, seed: u64, from: &[u64]) -> Result<()> {
+        let reporter = AckReporter::open(acked)?;
         match self {
-            Writer::Drumlin => database::write(folder, &teller, seed, from)?,
-            Writer::Log(method) => log::write(method, folder, &teller, seed)?,
+            Writer::Drumlin => database::write(folder, &reporter, seed, from)?,
+            Writer::Log(method) => log::write(method, folder, &reporter, seed)?,
         }
         loop {
             std::thread::park();
         }
     }
 
-    /// Compares what is in `folder` with what was acknowledged: `told` by the writer before the cut, and `from` before
-    /// its life. Calls `tell` for what was found, as soon as readers may have seen it.
-    pub fn verify(self, folder: &Path, seed: u64, from: &[u64], told: &[u64], tell: &dyn Fn(u64)) -> Verdict {
+    /// Compares what is in `folder` with what was acknowledged: `acked` by the writer before the cut, and `from` before
+    /// its life. Calls `report` for what was found, as soon as readers may have seen it.
+    pub fn verify(self, folder: &Path, seed: u64, from: &[u64], acked: &[u64], report: &dyn Fn(u64)) -> Verdict {
         match self {
-            Writer::Drumlin => database::verify(folder, seed, from, told, tell),
-            Writer::Log(method) => log::verify(method, folder, seed, told),
+            Writer::Drumlin => database::verify(folder, seed, from, acked, report),
+            Writer::Log(method) => log::verify(method, folder, seed, acked),
         }
     }
 }
