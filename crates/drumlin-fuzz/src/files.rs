@@ -27,9 +27,9 @@ type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 const FOLDER: &str = "/db";
 
-fn config(backend: &Arc<dyn Backend>, life: Life) -> Config {
+fn config(backend: &Arc<dyn Backend>, history: History) -> Config {
     Config::new()
-        .log_streams(if life == Life::Reopened { 2 } else { 1 })
+        .log_streams(if history == History::Reopened { 2 } else { 1 })
         .memory(8 << 20)
         .page_bytes(512)
         .segment_bytes(256 << 10)
@@ -38,9 +38,9 @@ fn config(backend: &Arc<dyn Backend>, life: Life) -> Config {
         .backend(Arc::clone(backend))
 }
 
-/// The life of a database before it was damaged.
+/// The history of a database before it was damaged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Life {
+enum History {
     Closed,
     Killed,
     Reopened,
@@ -48,7 +48,7 @@ enum Life {
 
 /// A database's files, the places of their checksums, and the rows after each commit since the checkpoint.
 struct Sample {
-    life: Life,
+    history: History,
     files: Files,
     /// The files at earlier moments, for the script to put back.
     earlier: Vec<Files>,
@@ -61,7 +61,7 @@ struct Sample {
 /// Returns the sample that a script's first byte selects.
 fn sample(byte: u8) -> &'static Sample {
     static SAMPLES: OnceLock<[Sample; 3]> = OnceLock::new();
-    let samples = SAMPLES.get_or_init(|| [Life::Closed, Life::Killed, Life::Reopened].map(Sample::make));
+    let samples = SAMPLES.get_or_init(|| [History::Closed, History::Killed, History::Reopened].map(Sample::make));
     &samples[if byte >= 192 { 2 } else { usize::from(byte % 2) }]
 }
 
@@ -71,27 +71,27 @@ fn value(number: u64, length: usize) -> Vec<u8> {
 }
 
 impl Sample {
-    fn make(life: Life) -> Sample {
+    fn make(history: History) -> Sample {
         let backend = drumlin_io::in_memory();
-        let db = config(&backend, life).open(FOLDER).expect("memory takes everything");
+        let db = config(&backend, history).open(FOLDER).expect("memory takes everything");
         let mut earlier = vec![read_files(&*backend)];
-        let mut states = Sample::fill(&db, life).expect("memory takes everything");
+        let mut states = Sample::fill(&db, history).expect("memory takes everything");
         earlier.push(read_files(&*backend));
-        let commits = if life == Life::Reopened { 0..6 } else { 0..12 };
+        let commits = if history == History::Reopened { 0..6 } else { 0..12 };
         Sample::commit(&db, commits, &mut states).expect("memory takes everything");
         earlier.push(read_files(&*backend));
         let mut files = read_files(&*backend);
         let mut opened_at = 0;
-        match life {
-            Life::Closed => {
+        match history {
+            History::Closed => {
                 db.close().expect("memory takes everything");
                 files = read_files(&*backend);
             }
-            Life::Killed => {}
-            Life::Reopened => {
+            History::Killed => {}
+            History::Reopened => {
                 opened_at = states.len() - 1;
                 let backend = disk_of(&files);
-                let db = config(&backend, life).open(FOLDER).expect("a database that was killed");
+                let db = config(&backend, history).open(FOLDER).expect("a database that was killed");
                 Sample::commit(&db, 6..12, &mut states).expect("memory takes everything");
                 files = read_files(&*backend);
             }
@@ -99,11 +99,11 @@ impl Sample {
         let sealed = files.iter().flat_map(|(path, bytes)| {
             Sealed::find(bytes).into_iter().map(|sealed| (path.clone(), sealed)).collect::<Vec<_>>()
         });
-        Sample { life, sealed: sealed.collect(), files, earlier, states, opened_at }
+        Sample { history, sealed: sealed.collect(), files, earlier, states, opened_at }
     }
 
     /// Stores the rows of the checkpoint.
-    fn fill(db: &Database, life: Life) -> drumlin::Result<Vec<Rows>> {
+    fn fill(db: &Database, history: History) -> drumlin::Result<Vec<Rows>> {
         let keyspace = db.keyspace("rows")?;
         let mut rows = Rows::new();
         for number in 0..400u64 {
@@ -116,18 +116,18 @@ impl Sample {
             keyspace.insert_with(&key, value(number, length), Durability::Relaxed)?;
             rows.insert(key, value(number, length));
         }
-        if life == Life::Reopened {
+        if history == History::Reopened {
             let passing = db.keyspace("passing")?;
             for number in 0..200u64 {
                 passing.insert_with(number.to_be_bytes(), value(number, 200), Durability::Relaxed)?;
             }
         }
         db.checkpoint()?;
-        if life == Life::Reopened {
+        if history == History::Reopened {
             db.drop_keyspace("passing")?;
             db.compact()?;
         }
-        if life != Life::Closed {
+        if history != History::Closed {
             keyspace.remove(b"row 100")?;
             rows.remove(&b"row 100"[..]);
             db.checkpoint()?;
@@ -222,8 +222,8 @@ impl Damage {
     /// killed database's log can't be told from damage to it, but the superblock knows the state that an opening began
     /// with. A closed database needs its log only if its newest superblock is damaged too.
     fn ends_from(self, sample: &Sample) -> usize {
-        match sample.life {
-            Life::Closed if !self.data => sample.states.len() - 1,
+        match sample.history {
+            History::Closed if !self.data => sample.states.len() - 1,
             // The newest superblock lists the log files, so missing ones are noticed unless it is damaged too.
             _ if !(self.log || self.data && self.lost) => sample.states.len() - 1,
             _ if !self.data => sample.opened_at,
@@ -330,9 +330,9 @@ pub fn run(bytes: &[u8]) {
     let mut files = sample.files.clone();
     let done = damage(sample, &mut files, &mut script);
     let backend = disk_of(&files);
-    let examined = config(&backend, sample.life).examine(FOLDER);
+    let examined = config(&backend, sample.history).examine(FOLDER);
     assert!(read_files(&*backend) == files, "an examination changed a file");
-    let db = match config(&backend, sample.life).open(FOLDER) {
+    let db = match config(&backend, sample.history).open(FOLDER) {
         Ok(db) => db,
         Err(error) => {
             let is_found = examined.as_ref().is_ok_and(|report| !report.corruption.is_empty());

@@ -43,7 +43,7 @@ pub(super) fn is_too_old(error: &Error) -> bool {
     matches!(error, Error::SnapshotTooOld { .. })
 }
 
-pub(super) fn is_crowded(error: &Error) -> bool {
+pub(super) fn is_short_of_memory(error: &Error) -> bool {
     matches!(error, Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. })
 }
 

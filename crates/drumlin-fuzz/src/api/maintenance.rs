@@ -6,11 +6,11 @@ use super::answers::{checked, must};
 use super::calls::call;
 use super::futures::{block_on, poll_some};
 use super::generator::fate;
-use super::side::{NAMES, Side};
+use super::peer::{NAMES, Peer};
 use crate::Script;
 
-impl Side {
-    pub(super) fn upkeep(&mut self, script: &mut Script<'_>) {
+impl Peer {
+    pub(super) fn maintenance(&mut self, script: &mut Script<'_>) {
         let db = self.db();
         let undamaged = |report: drumlin::CheckReport| assert!(report.corruption.is_empty(), "{:?}", report.corruption);
         match script.byte() % 12 {

@@ -10,17 +10,17 @@ mod answers;
 mod calls;
 mod futures;
 mod generator;
+mod maintenance;
 pub mod memory;
 mod model;
 mod opening;
+mod peer;
 mod places;
 mod row_changes;
 mod rows;
-mod side;
 mod sources;
 mod threads;
 mod transactions;
-mod upkeep;
 mod writes;
 
 pub use answers::ON_PURPOSE;
@@ -33,7 +33,7 @@ use drumlin::Error;
 use crate::Script;
 use answers::must;
 use calls::call;
-use side::Side;
+use peer::Peer;
 
 /// Runs the sequence that the bytes encode. Returns the bytes of memory taken in excess of the budgets and of what the
 /// sequence itself holds; 0 unless [`memory::watch`] was called.
@@ -45,7 +45,7 @@ pub fn perform(bytes: &[u8]) -> u64 {
     let mut memory = memory::Watch::begin();
     // Real syncs are slow, so only about one sequence in eleven uses a disk.
     let is_on_disk = script.byte() < 24;
-    let [mut one, mut other] = [(); 2].map(|()| Side::new(is_on_disk, &mut script));
+    let [mut one, mut other] = [(); 2].map(|()| Peer::new(is_on_disk, &mut script));
     while script.has_more() {
         if script.byte().is_multiple_of(4) {
             std::mem::swap(&mut one, &mut other);
@@ -57,8 +57,8 @@ pub fn perform(bytes: &[u8]) -> u64 {
             2 => one.threads(),
             3 => one.contention(&mut script),
             4 => one.closures(&mut script),
-            5 => one.crowd(&mut script),
-            6..9 => one.upkeep(&mut script),
+            5 => one.shared(&mut script),
+            6..9 => one.maintenance(&mut script),
             9..12 => one.look_back(&other.keyspaces[which], &mut script),
             12..18 => one.transaction(&other, &mut script),
             18..24 => one.read(which, &mut script),

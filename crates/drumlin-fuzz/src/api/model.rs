@@ -55,9 +55,9 @@ pub(super) fn lengths(rows: &[(&Vec<u8>, &Vec<u8>)]) -> i128 {
 }
 
 /// A reducer that fails for keys that begin with `p` and panics for the empty key.
-pub(super) struct Careless;
+pub(super) struct FaultyReducer;
 
-impl Reducer for Careless {
+impl Reducer for FaultyReducer {
     type State = ();
     type Output = ();
 
@@ -100,7 +100,7 @@ fn reduce(
     }
     let fails = expected.iter().any(|(key, _)| key.is_empty() || key[0] == b'p');
     let may_fail = |error: &Error| may(error) || fails && matches!(error, Error::Reducer { .. });
-    let is_done = checked(reader.aggregate(k, &Careless, bounds.clone()), may_fail).is_some();
+    let is_done = checked(reader.aggregate(k, &FaultyReducer, bounds.clone()), may_fail).is_some();
     assert!(!is_done || !fails, "a reducer that failed has an answer");
 }
 

@@ -7,14 +7,14 @@ use drumlin::{Config, Error, Result};
 use super::answers::{checked, must};
 use super::calls::call;
 use super::futures::block_on;
-use super::side::{NAMES, Side};
+use super::peer::{NAMES, Peer};
 use crate::Script;
 
 fn is_locked(error: &Error) -> bool {
     matches!(error, Error::Locked { .. })
 }
 
-impl Side {
+impl Peer {
     /// Closes the database, or drops its handles in any order. The folder is locked while one is left; handles of a
     /// closed database report that.
     pub(super) fn reopen(&mut self, script: &mut Script<'_>) {

@@ -10,7 +10,7 @@ use crate::Script;
 
 pub(super) const NAMES: [&str; 2] = ["first", "second"];
 
-pub(super) struct Side {
+pub(super) struct Peer {
     // Dropped in this order: the folder last.
     /// `None` while the database is being reopened.
     pub(super) db: Option<Database>,
@@ -23,8 +23,8 @@ pub(super) struct Side {
     pub(super) budget_bytes: u64,
 }
 
-impl Side {
-    pub(super) fn new(is_on_disk: bool, script: &mut Script<'_>) -> Side {
+impl Peer {
+    pub(super) fn new(is_on_disk: bool, script: &mut Script<'_>) -> Peer {
         let place = Place::new(is_on_disk);
         let mut settings = Settings::draw(script);
         let opened = call!("Config::open", settings.config(&place).open(place.path()));
@@ -39,7 +39,7 @@ impl Side {
         let keyspaces = NAMES.map(|name| must(call!("Database::keyspace", db.keyspace(name)))).into();
         let budget_bytes = settings.memory_bytes;
         let (models, snapshots) = (Models::default(), Vec::new());
-        Side { db: Some(db), keyspaces, models, snapshots, settings, place, budget_bytes }
+        Peer { db: Some(db), keyspaces, models, snapshots, settings, place, budget_bytes }
     }
 
     pub(super) fn db(&self) -> &Database {

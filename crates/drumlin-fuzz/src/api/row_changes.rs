@@ -5,7 +5,7 @@ use std::ops::Bound;
 
 use drumlin::{Keyspace, Transaction, Value};
 
-use super::answers::{checked, is_crowded};
+use super::answers::{checked, is_short_of_memory};
 use super::calls::call;
 use super::futures::block_on;
 use super::generator::{bounds, value};
@@ -25,14 +25,14 @@ pub(super) fn change_row(tx: &mut Transaction, k: &Keyspace, rows: &mut Rows, ke
                 true => block_on(call!("Transaction::take_async", tx.take_async(k, key))),
                 false => call!("Transaction::take", tx.take(k, key)),
             };
-            checked(taken, is_crowded).map(|found| (was(found), None).1)
+            checked(taken, is_short_of_memory).map(|found| (was(found), None).1)
         }
         1 => {
             let replaced = match is_task {
                 true => block_on(call!("Transaction::replace_async", tx.replace_async(k, key, &value))),
                 false => call!("Transaction::replace", tx.replace(k, key, &value)),
             };
-            checked(replaced, is_crowded).map(|found| (was(found), Some(value)).1)
+            checked(replaced, is_short_of_memory).map(|found| (was(found), Some(value)).1)
         }
         2 => {
             let inserted = match is_task {
@@ -41,7 +41,7 @@ pub(super) fn change_row(tx: &mut Transaction, k: &Keyspace, rows: &mut Rows, ke
                 }
                 false => call!("Transaction::insert_if_absent", tx.insert_if_absent(k, key, &value)),
             };
-            checked(inserted, is_crowded).map(|is_inserted| {
+            checked(inserted, is_short_of_memory).map(|is_inserted| {
                 assert_eq!(is_inserted, before.is_none());
                 Some(before.clone().unwrap_or(value))
             })
@@ -56,7 +56,7 @@ pub(super) fn change_row(tx: &mut Transaction, k: &Keyspace, rows: &mut Rows, ke
                 true => block_on(call!("Transaction::update_async", tx.update_async(k, key, change))),
                 false => call!("Transaction::update", tx.update(k, key, change)),
             };
-            checked(updated, is_crowded)
+            checked(updated, is_short_of_memory)
         }
         4 => {
             let expected = [None, Some(&b"another"[..]), before.as_deref()][usize::from(script.byte() % 3)];
@@ -68,7 +68,7 @@ pub(super) fn change_row(tx: &mut Transaction, k: &Keyspace, rows: &mut Rows, ke
                 }
                 false => call!("Transaction::compare_and_swap", tx.compare_and_swap(k, key, expected, new)),
             };
-            checked(swapped, is_crowded).map(|swapped| {
+            checked(swapped, is_short_of_memory).map(|swapped| {
                 assert_eq!(swapped.is_ok(), expected == before.as_deref());
                 match swapped {
                     Ok(()) => new.map(<[u8]>::to_vec),
@@ -98,7 +98,7 @@ fn pop(tx: &mut Transaction, k: &Keyspace, rows: &mut Rows, is_task: bool, scrip
         (false, false, true) => call!("Transaction::pop_last_in", tx.pop_last_in(k, &range)),
         (false, true, true) => block_on(call!("Transaction::pop_last_in_async", tx.pop_last_in_async(k, &range))),
     };
-    let Some(popped) = checked(popped, is_crowded) else { return };
+    let Some(popped) = checked(popped, is_short_of_memory) else { return };
     let within = within(rows, &range);
     let end = if is_first { within.first() } else { within.last() };
     let end = end.map(|(key, _)| (*key).clone()).map(|key| rows.remove_entry(&key).expect("it is there"));

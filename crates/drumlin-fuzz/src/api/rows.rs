@@ -5,19 +5,19 @@ use std::ops::Bound;
 
 use drumlin::{Durability, Error, Keyspace, Salvaged};
 
-use super::answers::{ON_PURPOSE, checked, is_crowded, is_too_old, must, panics, refused};
+use super::answers::{ON_PURPOSE, checked, is_short_of_memory, is_too_old, must, panics, refused};
 use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
 use super::generator::{bounds, fate, key, value};
 use super::model::{
     LENGTHS, is_end, is_in, lengths, read_by, read_value, read_value_async, walk, walk_keys, walk_values, within,
 };
-use super::side::Side;
+use super::peer::Peer;
 use super::sources::{End, Source};
 use super::writes::Write;
 use crate::Script;
 
-impl Side {
+impl Peer {
     /// Makes a write outside of a transaction by any of the calls. If its future was dropped, it took place or it did
     /// not.
     pub(super) fn write(&mut self, which: usize, script: &mut Script<'_>) {
@@ -163,7 +163,7 @@ impl Side {
                 }
                 _ => call!("Batch::insert", batch.insert(k, &key, &value)),
             };
-            if checked(done, is_crowded).is_none() {
+            if checked(done, is_short_of_memory).is_none() {
                 continue;
             }
             count += 1;
@@ -186,7 +186,7 @@ impl Side {
                 return;
             }
         };
-        match done.map(|done| checked(done, is_crowded)) {
+        match done.map(|done| checked(done, is_short_of_memory)) {
             Some(Some(_)) => self.models = models,
             Some(None) => {}
             None => {
@@ -210,7 +210,7 @@ impl Side {
         };
         // A snapshot or transaction of the sequence may be in the way even of an empty keyspace.
         let is_refused = |error: &Error| matches!(error, Error::KeyspaceNotEmpty { .. });
-        let Some(mut load) = checked(begun, |error| is_crowded(error) || is_refused(error)) else {
+        let Some(mut load) = checked(begun, |error| is_short_of_memory(error) || is_refused(error)) else {
             return;
         };
         let _ = format!("{load:?}");
@@ -227,7 +227,7 @@ impl Side {
                 }),
                 _ => block_on(call!("BulkLoad::insert_async", load.insert_async(key, value))),
             };
-            if checked(done, is_crowded).is_none() {
+            if checked(done, is_short_of_memory).is_none() {
                 return;
             }
         }
@@ -236,7 +236,7 @@ impl Side {
             2 | 3 => block_on(call!("BulkLoad::finish_async", load.finish_async())),
             _ => return,
         };
-        if let Some(report) = checked(done, |error| is_crowded(error) || is_refused(error)) {
+        if let Some(report) = checked(done, |error| is_short_of_memory(error) || is_refused(error)) {
             assert_eq!(report.rows, rows.len() as u64);
             assert!(rows.is_empty() || self.models[which].is_empty(), "rows are loaded over others");
             self.models[which].extend(rows);

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use drumlin::{Database, Durability, Error, Isolation, Keyspace, Result, Transaction, TxOptions};
 
-use super::answers::{checked, is_crowded, is_too_old, must};
+use super::answers::{checked, is_short_of_memory, is_too_old, must};
 use super::futures::{Fate, block_on, poll_some};
 use super::generator::options;
-use super::side::Side;
+use super::peer::Peer;
 use crate::Script;
 
 /// The counters that threads increment. A further row holds their sum.
@@ -18,7 +18,7 @@ const ROUNDS: usize = 6;
 
 /// The fate of the database while threads use it.
 #[derive(Clone, Copy, PartialEq)]
-enum Meanwhile {
+enum Ending {
     Stays,
     /// The database is closed.
     Closes,
@@ -34,22 +34,22 @@ struct Added {
 }
 
 /// The state that the threads share.
-struct Crowd {
+struct Shared {
     counter_count: usize,
-    meanwhile: Meanwhile,
+    ending: Ending,
     /// Closing has begun.
     ends: AtomicBool,
     added: [Added; COUNTER_COUNT_MAX + 1],
 }
 
-impl Crowd {
+impl Shared {
     /// Returns `true` for errors that contention or closing explains.
     fn may(&self, error: &Error) -> bool {
         let is_closed = matches!(error, Error::Closed | Error::Failed { .. } | Error::OutcomeUnknown { .. });
         matches!(error, Error::Conflict { .. } | Error::LockTimeout { .. })
-            || is_crowded(error)
+            || is_short_of_memory(error)
             || is_too_old(error)
-            || self.meanwhile == Meanwhile::Closes && self.ends.load(Ordering::SeqCst) && is_closed
+            || self.ending == Ending::Closes && self.ends.load(Ordering::SeqCst) && is_closed
     }
 
     /// Increments some counters, in any order, and their sum.
@@ -160,15 +160,15 @@ fn number(value: Option<&[u8]>) -> u64 {
     value.map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
 }
 
-impl Side {
+impl Peer {
     /// Runs threads that increment few counters, each with handles of its own.
-    pub(super) fn crowd(&mut self, script: &mut Script<'_>) {
+    pub(super) fn shared(&mut self, script: &mut Script<'_>) {
         self.settle();
-        let meanwhile = [Meanwhile::Stays, Meanwhile::Stays, Meanwhile::Closes, Meanwhile::Drops];
-        let meanwhile = meanwhile[usize::from(script.byte()) % 4];
-        let crowd = Crowd {
+        let ending = [Ending::Stays, Ending::Stays, Ending::Closes, Ending::Drops];
+        let ending = ending[usize::from(script.byte()) % 4];
+        let shared = Shared {
             counter_count: 1 + usize::from(script.byte()) % COUNTER_COUNT_MAX,
-            meanwhile,
+            ending,
             ends: AtomicBool::new(false),
             added: Default::default(),
         };
@@ -186,26 +186,26 @@ impl Side {
         let seed = script.number() as u64;
         std::thread::scope(|scope| {
             for thread in 0..thread_count {
-                let (db, keyspaces, crowd) = (self.db().clone(), self.keyspaces.clone(), &crowd);
+                let (db, keyspaces, shared) = (self.db().clone(), self.keyspaces.clone(), &shared);
                 scope.spawn(move || {
                     let bytes = super::generator::bytes(seed + u64::from(thread), 16 * ROUNDS);
-                    crowd.work(&db, &keyspaces, &bytes, thread);
+                    shared.work(&db, &keyspaces, &bytes, thread);
                 });
             }
-            if meanwhile != Meanwhile::Stays {
+            if ending != Ending::Stays {
                 std::thread::sleep(pause);
-                crowd.ends.store(true, Ordering::SeqCst);
+                shared.ends.store(true, Ordering::SeqCst);
                 let db = self.db.take().expect("open");
                 self.keyspaces.clear();
                 self.snapshots.clear();
-                if meanwhile == Meanwhile::Closes { must(db.close()) } else { drop(db) }
+                if ending == Ending::Closes { must(db.close()) } else { drop(db) }
             }
         });
-        if meanwhile != Meanwhile::Stays {
+        if ending != Ending::Stays {
             self.open(script);
         }
         self.settle();
-        for (counter, added) in crowd.added.iter().enumerate() {
+        for (counter, added) in shared.added.iter().enumerate() {
             let (k, key) = place(&self.keyspaces, counter);
             let found = must(k.get(key));
             let model = &mut self.models[counter % 2];
@@ -218,7 +218,7 @@ impl Side {
                 model.insert(key.as_bytes().to_vec(), found.to_vec());
             }
         }
-        must(crowd.audit(self.db(), &self.keyspaces, true));
+        must(shared.audit(self.db(), &self.keyspaces, true));
         self.check();
     }
 

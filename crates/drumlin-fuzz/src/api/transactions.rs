@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use drumlin::{Error, Isolation, Keyspace, Result, Savepoint, Transaction, TxOptions};
 
-use super::answers::{ON_PURPOSE, checked, is_crowded, must, panics, refused};
+use super::answers::{ON_PURPOSE, checked, is_short_of_memory, must, panics, refused};
 use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
 use super::generator::{fate, key, options, value};
 use super::model::{Models, read_by};
+use super::peer::Peer;
 use super::row_changes::change_row;
-use super::side::Side;
 use super::sources::{End, Source};
 use crate::Script;
 
@@ -24,7 +24,7 @@ fn statement(
 ) -> bool {
     let which = usize::from(script.byte() % 2);
     let (k, key) = (&keyspaces[which], key(script));
-    let may = is_crowded;
+    let may = is_short_of_memory;
     let is_it = |models: &Models, found: Option<drumlin::Value>| {
         assert_eq!(found.as_deref(), models[which].get(&key).map(Vec::as_slice));
     };
@@ -75,7 +75,8 @@ fn statement(
         9 => {
             let value = value(script);
             let end = if script.byte().is_multiple_of(4) { End::Fails } else { End::Whole };
-            let may = |error: &Error| is_crowded(error) || end == End::Fails && matches!(error, Error::Source { .. });
+            let may =
+                |error: &Error| is_short_of_memory(error) || end == End::Fails && matches!(error, Error::Source { .. });
             let stored = match script.byte() % 2 {
                 0 => call!("Transaction::insert_from", tx.insert_from(k, &key, Source::new(&value, end))),
                 _ => {
@@ -108,8 +109,8 @@ fn statement(
     true
 }
 
-impl Side {
-    pub(super) fn transaction(&mut self, other: &Side, script: &mut Script<'_>) {
+impl Peer {
+    pub(super) fn transaction(&mut self, other: &Peer, script: &mut Script<'_>) {
         self.settle();
         let options = options(script);
         let mut tx = must(call!("Database::begin_with", self.db().begin_with(options)));
@@ -131,7 +132,7 @@ impl Side {
             }
         }
         drop(foreign);
-        let may = is_crowded;
+        let may = is_short_of_memory;
         match script.byte() % 8 {
             0 => call!("Transaction::abort", tx.abort()),
             1 => drop(tx),
@@ -210,7 +211,7 @@ impl Side {
             3 => self.run_async(&mut runs, &value),
             _ => return self.panic_in_closures(),
         };
-        if checked(done, is_crowded).is_some() {
+        if checked(done, is_short_of_memory).is_some() {
             assert_eq!(runs.count, runs.conflicts + 1);
             self.models[1].insert(b"run".to_vec(), value);
         }
