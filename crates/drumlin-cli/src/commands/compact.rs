@@ -18,11 +18,11 @@ pub(crate) struct Compact {
 }
 
 /// The unused space above which a command advises compaction, if it is also more than a third of the data file.
-const UNUSED_BYTES_TOLD: u64 = 64 << 20;
+const UNUSED_BYTES_UNREPORTED_MAX: u64 = 64 << 20;
 
 /// Returns the advice to compact a database if much of its data file is unused.
 pub(crate) fn advice(file_bytes: u64, unused_bytes: u64, path: &Path) -> Option<String> {
-    let is_much = unused_bytes > UNUSED_BYTES_TOLD && unused_bytes > file_bytes / 3;
+    let is_much = unused_bytes > UNUSED_BYTES_UNREPORTED_MAX && unused_bytes > file_bytes / 3;
     let path = harmless(&shell_word(path)).into_owned();
     is_much.then(|| format!("{} unused: drumlin compact {path}", figures::bytes(unused_bytes)))
 }
@@ -64,7 +64,7 @@ mod tests {
 
     /// More than a third of the file has to be unused, and not just a few bytes.
     #[test]
-    fn only_much_unused_space_is_told_of() {
+    fn only_much_unused_space_is_reported() {
         let path = Path::new("db");
         assert_eq!(advice(300 << 20, 187_000_000, path).unwrap(), "187 MB unused: drumlin compact db");
         assert_eq!(advice(1 << 30, 187_000_000, path), None);

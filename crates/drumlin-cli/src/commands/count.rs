@@ -42,7 +42,7 @@ impl Count {
 }
 
 /// A count that read more than this reports it, if its result can't be kept.
-const READ_BYTES_TOLD: u64 = 1_000_000;
+const READ_BYTES_UNREPORTED_MAX: u64 = 1_000_000;
 
 /// Opens a database and counts in it. Keeps the counts, or reports why they can't be kept and how much the count read.
 pub(super) fn counting<T>(
@@ -56,7 +56,7 @@ pub(super) fn counting<T>(
     let read_bytes = database.stats().device_read_bytes - before;
     match not_kept {
         None => database.close()?,
-        Some(reason) if read_bytes > READ_BYTES_TOLD => {
+        Some(reason) if read_bytes > READ_BYTES_UNREPORTED_MAX => {
             let read = figures::bytes(read_bytes);
             output.remark(&format!(
                 "counting read {read}, and the next count will too, because counts can't be kept: {reason}"

@@ -11,7 +11,7 @@ use super::data::{KEY_BYTES, Random, WriteOrder, key};
 use super::measure::{Measured, Spread, TURNS, Task, Turns, Worker, measure, measure_tasks};
 use super::options::Distribution;
 use super::raw::Writes;
-use super::report::{Limit, NOISE, Report, Told};
+use super::report::{Facts, Limit, NOISE, Report};
 use super::target::Target;
 use crate::commands::load::Durability;
 use crate::failure::Result;
@@ -104,7 +104,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
     }
     let reached_per_second = turns.median_of(Measured::ops_per_second);
     let rows_written = next.load(Ordering::Relaxed).min(target.about.keys);
-    let told = Told {
+    let facts = Facts {
         name: "commit",
         unit: "commits",
         call: if batch == 1 { "a commit".to_owned() } else { format!("a commit of {batch}") },
@@ -121,5 +121,5 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
             },
         }),
     };
-    Ok(Report::new(target, &turns, told))
+    Ok(Report::new(target, &turns, facts))
 }

@@ -12,7 +12,7 @@ use super::data::{KEY_BYTES, Random, key};
 use super::load;
 use super::measure::{Measured, Spread, TURNS, Task, Turns, Worker, measure, measure_tasks};
 use super::raw::Reads;
-use super::report::{Limit, NOISE, Report, Told};
+use super::report::{Facts, Limit, NOISE, Report};
 use super::target::Target;
 use crate::failure::Result;
 use crate::process;
@@ -114,7 +114,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
     }
     let reached_per_second = turns.median_of(Measured::device_reads_per_second);
     let limit = turns.limit().filter(|_| reads_per_op(&turns.all) >= DEVICE_READS_PER_OP_MIN);
-    let told = Told {
+    let facts = Facts {
         name: "get",
         unit: "keys",
         call: match batch {
@@ -132,7 +132,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
             above_one: NOISE,
         }),
     };
-    Ok(Report::new(target, &turns, told))
+    Ok(Report::new(target, &turns, facts))
 }
 
 fn reads_per_op(measured: &Measured) -> f64 {

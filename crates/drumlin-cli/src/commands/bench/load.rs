@@ -6,7 +6,7 @@ use drumlin::{Database, Durability, Error, Keyspace, TxOptions};
 use super::data::{Random, WriteOrder, key};
 use super::measure::{Turns, Worker, measure};
 use super::options::Distribution;
-use super::report::{Report, Told};
+use super::report::{Facts, Report};
 use super::target::Target;
 use crate::failure::Result;
 use crate::terminal::Progress;
@@ -84,7 +84,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
     process::reset_resident_bytes_max();
     let mut turns = Turns::new();
     turns.add(measure(loaders, None, || target.stats())?, None);
-    let told = Told {
+    let facts = Facts {
         name: "load",
         unit: "rows",
         call: format!("a commit of {batch}"),
@@ -92,7 +92,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
         data_bytes: target.about.data_bytes(),
         limit: None,
     };
-    let report = Report::new(target, &turns, told);
+    let report = Report::new(target, &turns, facts);
     target.set_loaded()?;
     Ok(report)
 }

@@ -10,7 +10,7 @@ use super::data::{Random, key};
 use super::get::Getter;
 use super::load;
 use super::measure::{TURNS, Task, Turns, Worker, measure, measure_tasks};
-use super::report::{Report, Told};
+use super::report::{Facts, Report};
 use super::target::Target;
 use crate::failure::Result;
 use crate::process;
@@ -92,7 +92,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
     for turn in 1..=u64::from(TURNS) {
         turns.add(measure(turn, slice)?, None);
     }
-    let told = Told {
+    let facts = Facts {
         name: "mixed",
         unit: "operations",
         call: "an operation".to_owned(),
@@ -100,5 +100,5 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
         data_bytes: target.about.data_bytes(),
         limit: None,
     };
-    Ok(Report::new(target, &turns, told))
+    Ok(Report::new(target, &turns, facts))
 }

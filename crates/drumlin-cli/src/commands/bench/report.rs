@@ -54,7 +54,7 @@ pub(super) struct Report {
 }
 
 /// The facts that only the bench itself knows.
-pub(super) struct Told {
+pub(super) struct Facts {
     pub(super) name: &'static str,
     pub(super) unit: &'static str,
     pub(super) call: String,
@@ -79,18 +79,18 @@ pub(super) struct Limit {
 pub(super) const NOISE: &str = "noise: the drive's rate changes from turn to turn";
 
 impl Report {
-    pub(super) fn new(target: &Target<'_>, turns: &Turns, told: Told) -> Report {
+    pub(super) fn new(target: &Target<'_>, turns: &Turns, facts: Facts) -> Report {
         let stats = target.stats();
         let all = &turns.all;
         let latency = &all.latency_ns;
         let us = |ns: u64| ns as f64 / 1000.0;
         let per_op = |amount: f64| amount / all.ops.max(1) as f64;
         Report {
-            name: told.name,
+            name: facts.name,
             ops_per_second: turns.median_of(Measured::ops_per_second),
-            limit_per_second: told.limit.as_ref().map(|limit| limit.per_second),
-            limit_unit: told.limit.as_ref().map(|limit| limit.unit),
-            ratio_to_limit: told.limit.as_ref().map(|limit| limit.reached_per_second / limit.per_second.max(1e-9)),
+            limit_per_second: facts.limit.as_ref().map(|limit| limit.per_second),
+            limit_unit: facts.limit.as_ref().map(|limit| limit.unit),
+            ratio_to_limit: facts.limit.as_ref().map(|limit| limit.reached_per_second / limit.per_second.max(1e-9)),
             p50_us: us(latency.value_at_quantile(0.5)),
             p99_us: us(latency.value_at_quantile(0.99)),
             p999_us: us(latency.value_at_quantile(0.999)),
@@ -100,7 +100,7 @@ impl Report {
             device_write_bytes: all.device_write_bytes,
             budget_bytes: stats.memory_budget_bytes,
             resident_bytes_max: process::resident_bytes_max(),
-            data_bytes: told.data_bytes,
+            data_bytes: facts.data_bytes,
             io_backend: stats.io_backend,
             sync_method: stats.sync_method,
             ops: all.ops,
@@ -113,12 +113,12 @@ impl Report {
             keys: target.about.keys,
             value_size: target.about.value_size,
             threads: target.threads(),
-            batch: told.batch,
-            unit: told.unit,
-            call: told.call,
+            batch: facts.batch,
+            unit: facts.unit,
+            call: facts.call,
             ops_per_second_spread: turns.spread_of(Measured::ops_per_second),
-            limit_per_second_spread: told.limit.as_ref().map(|limit| limit.spread),
-            limit: told.limit,
+            limit_per_second_spread: facts.limit.as_ref().map(|limit| limit.spread),
+            limit: facts.limit,
         }
     }
 

@@ -12,7 +12,7 @@ use super::data::key;
 use super::load::{self, share};
 use super::measure::{Measured, Spread, Turns, Worker, measure, median};
 use super::raw::Reads;
-use super::report::{Limit, Report, Told};
+use super::report::{Facts, Limit, Report};
 use super::target::Target;
 use crate::failure::Result;
 use crate::process;
@@ -76,7 +76,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
     let ways = ways.map(|(rates, unit)| (median(rates.clone()), Spread::of(rates).unwrap_or_default(), unit));
     let faster = ways.into_iter().max_by(|one, other| one.0.partial_cmp(&other.0).expect("rates are numbers"));
     let reached_per_second = turns.median_of(Measured::ops_per_second);
-    let told = Told {
+    let facts = Facts {
         name: "scan",
         unit: "rows",
         call: format!("{ROWS_PER_STEP} rows"),
@@ -87,5 +87,5 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
             rate.map(|per_second| Limit { per_second, spread, reached_per_second, unit, above_one })
         }),
     };
-    Ok(Report::new(target, &turns, told))
+    Ok(Report::new(target, &turns, facts))
 }

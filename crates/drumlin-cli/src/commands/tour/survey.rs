@@ -67,8 +67,9 @@ fn worth_asking(directories: HashMap<Vec<u8>, Held>, files: u64) -> Option<(Vec<
 /// Returns the folder of the current Rust toolchain, from `rustc` or else from rustup's folder.
 pub(super) fn toolchain() -> Result<PathBuf> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let told = Command::new(rustc).args(["--print", "sysroot"]).output().ok().filter(|output| output.status.success());
-    let sysroot = told.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
+    let output =
+        Command::new(rustc).args(["--print", "sysroot"]).output().ok().filter(|output| output.status.success());
+    let sysroot = output.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
     // A distribution's compiler is in /usr, which contains much else.
     let sysroot = sysroot.map(|path| if path == Path::new("/usr") { path.join("lib/rustlib") } else { path });
     let rustup = env::var_os("RUSTUP_HOME").map(PathBuf::from).or_else(|| Some(env::home_dir()?.join(".rustup")));
