@@ -1,6 +1,6 @@
 //! Access to the readers of rows for fuzzing: any bytes as a file of any format.
 
-use crate::rows::{self, Choice, Flaw, Format, Layout, Next, Row};
+use crate::rows::{self, Choice, Format, Layout, Next, Row, SourceError};
 
 const FORMATS: [Format; 4] = [Format::Csv, Format::Tsv, Format::Jsonl, Format::Binary];
 
@@ -17,7 +17,7 @@ fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
     let mut source = rows::source(format, file, choice);
     let mut found = Rows::new();
     let mut is_clean = true;
-    // Each call returns a row or a flaw and consumes at least a byte, except at the end.
+    // Each call returns a row or an error and consumes at least a byte, except at the end.
     for _ in 0..file.len() + 3 {
         let mut row = Row::default();
         match source.next(&mut row) {
@@ -28,11 +28,11 @@ fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
                     return (found, false);
                 }
             }
-            Err(Flaw::Row { .. }) => {
+            Err(SourceError::Row { .. }) => {
                 is_clean = false;
                 continue;
             }
-            Err(Flaw::Rest { .. } | Flaw::Header { .. } | Flaw::Io(_)) => return (found, false),
+            Err(SourceError::Rest { .. } | SourceError::Header { .. } | SourceError::Io(_)) => return (found, false),
         }
         found.push((row.key, row.value));
     }

@@ -221,7 +221,7 @@ pub fn mount_folder() -> Result<tempfile::TempDir> {
 }
 
 /// Detaches and removes what killed rigs left behind.
-pub fn sweep() -> Result<()> {
+pub fn clean_up() -> Result<()> {
     let is_stale = |path: &str| {
         let rest = path.split_once(FOLDER_PREFIX)?.1;
         let process = rest.split('-').next()?;

@@ -153,7 +153,7 @@ enum Task {
         seed: u64,
     },
     /// Detach what a killed rig left attached
-    Sweep,
+    CleanUp,
     /// The first process of the virtual machine
     #[command(hide = true)]
     Guest,
@@ -182,7 +182,7 @@ fn run(task: Task) -> Result<()> {
     }
     host::watch_for_interrupts()?;
     if host::has_program("losetup") {
-        host::sweep()?;
+        host::clean_up()?;
     }
     match task {
         Task::Short { seconds } => cuts::short(seconds),
@@ -213,7 +213,7 @@ fn run(task: Task) -> Result<()> {
             let pace = slow::Pace { flush, bytes_per_second: megabytes_per_second * 1e6 };
             parallel_log::run(&threads, &value_size, rounds, seconds, pace)
         }
-        Task::Sweep | Task::Guest | Task::Write { .. } => Ok(()),
+        Task::CleanUp | Task::Guest | Task::Write { .. } => Ok(()),
     }
 }
 

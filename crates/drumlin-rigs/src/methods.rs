@@ -36,7 +36,7 @@ struct Outcome {
     lost: Count,
 }
 
-fn flawed(count: &Count) -> u64 {
+fn wrong_count(count: &Count) -> u64 {
     count.lost + count.wrong + count.not_mounted
 }
 
@@ -49,7 +49,7 @@ impl Outcome {
         for ((model, count), must_be_caught) in
             [("kept", &self.kept), ("lost", &self.lost)].into_iter().zip(must_be_caught)
         {
-            if writer.is_sound() && flawed(count) > 0 {
+            if writer.is_sound() && wrong_count(count) > 0 {
                 failures.push(format!("{writer} lost something on {system} ({model}): {count:?}"));
             }
             if must_be_caught && count.lost == 0 {
@@ -68,7 +68,7 @@ fn titles(systems: &[FileSystem], states: u64, kernel: &str) -> Vec<String> {
 
 fn row(writer: Writer, outcomes: &[Outcome]) -> Vec<String> {
     let cells =
-        outcomes.iter().flat_map(|outcome| [&outcome.kept, &outcome.lost]).map(|count| flawed(count).to_string());
+        outcomes.iter().flat_map(|outcome| [&outcome.kept, &outcome.lost]).map(|count| wrong_count(count).to_string());
     [writer.title()].into_iter().chain(cells).collect()
 }
 

@@ -108,7 +108,8 @@ struct State {
     acknowledged: u64,
     /// The newest commit that was answered in this session.
     answered: u64,
-    /// The durable horizon that each commit of this session knew when it got its timestamp, and stored in its log record.
+    /// The durable horizon that each commit of this session knew when it got its timestamp, and stored in its log
+    /// record.
     known: BTreeMap<u64, u64>,
     commits: u64,
     checked: u64,
@@ -402,8 +403,8 @@ impl Model {
             // One damaged record is allowed. If it is the last one, no other record knows that it was there.
             let lost = at_commit + 1;
             let mut later = state.known.range(lost + 1..).take_while(|(later, _)| **later <= state.acknowledged);
-            if let Some((witness, _)) = later.find(|(_, known)| **known >= lost) {
-                return Err(format!("{text}; commit {witness} knows that {lost} was durable"));
+            if let Some((knowing, _)) = later.find(|(_, known)| **known >= lost) {
+                return Err(format!("{text}; commit {knowing} knows that {lost} was durable"));
             }
         }
         if at_commit > state.last {

@@ -69,7 +69,7 @@ pub struct Plan {
     pub value_bytes: u64,
     pub large_values: bool,
     pub relaxed_percent: u64,
-    pub upkeep_weight: u64,
+    pub maintenance_weight: u64,
     pub slow_one_in: u64,
     pub memory_bytes: u64,
     pub page_bytes: usize,
@@ -123,7 +123,7 @@ impl Plan {
             value_bytes: one_of(&[20, 120, 400]),
             large_values,
             relaxed_percent: one_of(&[0, 0, 20, 60]),
-            upkeep_weight: one_of(&[1, 10, 40]),
+            maintenance_weight: one_of(&[1, 10, 40]),
             slow_one_in: one_of(&[0, 0, 50, 1000]),
             // Each additional log stream needs a buffer. With less memory than this, running operations could hold all
             // pages.

@@ -122,8 +122,8 @@ impl World {
         disk.medium()
     }
 
-    /// Runs one session: opens the database, verifies it, lets clients work, ends. Returns the disk afterwards, or `None`
-    /// if the database can't be opened again.
+    /// Runs one session: opens the database, verifies it, lets clients work, ends. Returns the disk afterwards, or
+    /// `None` if the database can't be opened again.
     fn session(&mut self, medium: Medium, is_last: bool) -> Option<Medium> {
         let disk = Disk::new(medium, self.random.next());
         let end = self.draw_end(is_last);
@@ -276,8 +276,8 @@ impl World {
         None
     }
 
-    /// Handles an opening that failed because of a fault: ends the process, maybe with a power cut. The next session tries
-    /// again.
+    /// Handles an opening that failed because of a fault: ends the process, maybe with a power cut. The next session
+    /// tries again.
     fn refused(&mut self, disk: &Disk, error: &Error) -> Medium {
         // An unreadable superblock counts as corrupted, and the older one may be behind the log.
         let is_unread = disk.fault_counts().reads_failed > 0 && matches!(error, Error::Corrupted { .. });

@@ -193,12 +193,12 @@ fn full_scan(turn: &Turn<'_>) -> Result<Figures> {
     let begun = std::time::Instant::now();
     let mut rows = 0;
     // Scan in parts, so that a scan that takes too long can stop.
-    let stretch = (data.rows / 10).max(1);
+    let part_rows = (data.rows / 10).max(1);
     while rows < data.rows && begun.elapsed() < SCAN_LIMIT {
         let mut wrong = None;
-        let stretch_begun = std::time::Instant::now();
+        let part_begun = std::time::Instant::now();
         let mut next = rows;
-        session.scan(crate::rows::key(rows), stretch, &mut |key, value| {
+        session.scan(crate::rows::key(rows), part_rows, &mut |key, value| {
             let is_right =
                 *key == crate::rows::key(next) && crate::rows::version(value, next, data.value_bytes).is_some();
             if !is_right {
@@ -206,7 +206,7 @@ fn full_scan(turn: &Turn<'_>) -> Result<Figures> {
             }
             next += 1;
         })?;
-        crate::measure::record(&mut latencies, stretch_begun.elapsed());
+        crate::measure::record(&mut latencies, part_begun.elapsed());
         if let Some(number) = wrong {
             return Err(format!("row {number} of a scan is not what was written").into());
         }

@@ -13,7 +13,7 @@ use std::io::{self, BufRead, ErrorKind, Read, Write};
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::{Flaw, Next, Place, Row, Sink, Source};
+use super::{Next, Place, Row, Sink, Source, SourceError};
 use crate::streamed::{self, Stream};
 
 const MAGIC: &[u8; 8] = b"drumrows";
@@ -59,35 +59,35 @@ impl<R: BufRead> BinarySource<R> {
         }
     }
 
-    fn fill(&mut self, buffer: &mut [u8]) -> Result<(), Flaw> {
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<(), SourceError> {
         let place = Place::Byte(self.offset);
         self.input.read_exact(buffer).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => Flaw::Rest { place, what: "the file is cut off here".to_owned() },
-            _ => Flaw::Io(error),
+            ErrorKind::UnexpectedEof => SourceError::Rest { place, what: "the file is cut off here".to_owned() },
+            _ => SourceError::Io(error),
         })?;
         self.offset += buffer.len() as u64;
         Ok(())
     }
 
-    fn u32(&mut self) -> Result<u32, Flaw> {
+    fn u32(&mut self) -> Result<u32, SourceError> {
         let mut bytes = [0; 4];
         self.fill(&mut bytes)?;
         self.checksum.update(&bytes);
         Ok(u32::from_le_bytes(bytes))
     }
 
-    fn u64(&mut self) -> Result<u64, Flaw> {
+    fn u64(&mut self) -> Result<u64, SourceError> {
         let mut bytes = [0; 8];
         self.fill(&mut bytes)?;
         self.checksum.update(&bytes);
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn reason(offset: u64, what: &str) -> Flaw {
-        Flaw::Rest { place: Place::Byte(offset), what: what.to_owned() }
+    fn reason(offset: u64, what: &str) -> SourceError {
+        SourceError::Rest { place: Place::Byte(offset), what: what.to_owned() }
     }
 
-    fn read_header(&mut self) -> Result<(), Flaw> {
+    fn read_header(&mut self) -> Result<(), SourceError> {
         let mut magic = [0; 8];
         self.fill(&mut magic)?;
         if &magic != MAGIC {
@@ -102,7 +102,7 @@ impl<R: BufRead> BinarySource<R> {
         Ok(())
     }
 
-    fn read_end(&mut self) -> Result<(), Flaw> {
+    fn read_end(&mut self) -> Result<(), SourceError> {
         let place = self.row_offset;
         if self.u64()? != self.rows_count {
             return Err(Self::reason(place, "rows are missing or repeated: the count at the end differs"));
@@ -119,7 +119,7 @@ impl<R: BufRead> BinarySource<R> {
     }
 
     /// Compares the checksum after the row that was just read.
-    fn verify_row(&mut self) -> Result<(), Flaw> {
+    fn verify_row(&mut self) -> Result<(), SourceError> {
         let expected = self.checksum.digest();
         if self.u64()? != expected {
             return Err(Self::reason(self.row_offset, "the row that begins here is damaged: its checksum is wrong"));
@@ -131,7 +131,7 @@ impl<R: BufRead> BinarySource<R> {
 }
 
 impl<R: BufRead> Source for BinarySource<R> {
-    fn next(&mut self, row: &mut Row) -> Result<Next, Flaw> {
+    fn next(&mut self, row: &mut Row) -> Result<Next, SourceError> {
         assert_eq!(self.value_bytes_left, 0, "a streamed value is read to its end before the next row");
         if !self.started {
             self.read_header()?;
@@ -189,10 +189,12 @@ impl<R: BufRead> Read for BinarySource<R> {
     }
 }
 
-fn into_io(reason: Flaw) -> io::Error {
+fn into_io(reason: SourceError) -> io::Error {
     match reason {
-        Flaw::Io(error) => error,
-        Flaw::Row { place, what } | Flaw::Rest { place, what } | Flaw::Header { place, what, .. } => {
+        SourceError::Io(error) => error,
+        SourceError::Row { place, what }
+        | SourceError::Rest { place, what }
+        | SourceError::Header { place, what, .. } => {
             io::Error::new(ErrorKind::InvalidData, format!("{what} ({})", place.to_string().trim_start_matches(": ")))
         }
     }

@@ -11,7 +11,7 @@ use std::io::{self, BufRead, Write};
 use memchr::{memchr, memchr3};
 
 use super::lines::{Lines, Measure, content, may_exceed};
-use super::{Choice, Flaw, Next, Place, Row, Sink, Source, line_key};
+use super::{Choice, Next, Place, Row, Sink, Source, SourceError, line_key};
 use crate::streamed::{self, Stream};
 use crate::terminal::figures;
 use crate::text::Escaped;
@@ -77,7 +77,7 @@ impl<R: BufRead> Delimited<R> {
     /// Reads the next record. Returns `false` at the end. Skips blank lines. If a quote is not closed, or if a later
     /// line closes it before more text, the line in which it opens is malformed, and reading continues with the next
     /// line.
-    fn read_record(&mut self) -> Result<bool, Flaw> {
+    fn read_record(&mut self) -> Result<bool, SourceError> {
         let record = &mut self.record;
         record.clear();
         let mut open_quote = None;
@@ -87,16 +87,16 @@ impl<R: BufRead> Delimited<R> {
             let (number, line) = match (self.lines.next(), open_quote) {
                 (Ok(Some(line)), _) => line,
                 (Ok(None), None) => return Ok(false),
-                (Err(flaw), None) => return Err(flaw),
+                (Err(error), None) => return Err(error),
                 (Ok(None), Some(quote)) => {
                     let what = "the quote that opens here is never closed".to_owned();
                     return Err(self.go_back(quote, what, quote_line_end, false));
                 }
-                (Err(Flaw::Row { place: long, what }), Some(quote)) => {
+                (Err(SourceError::Row { place: long, what }), Some(quote)) => {
                     let what = format!("the quote that opens here is not closed before {what} ({long})");
                     return Err(self.go_back(quote, what, quote_line_end, true));
                 }
-                (Err(flaw), Some(_)) => return Err(flaw),
+                (Err(error), Some(_)) => return Err(error),
             };
             if open_quote.is_none() && content(line).is_empty() {
                 continue;
@@ -117,7 +117,7 @@ impl<R: BufRead> Delimited<R> {
                 }
                 Err(TextAfter { quote, column }) if quote.line == number => {
                     let place = Place::Line { line: number, column };
-                    return Err(Flaw::Row { place, what: format!("text after a closing quote ({DOUBLED})") });
+                    return Err(SourceError::Row { place, what: format!("text after a closing quote ({DOUBLED})") });
                 }
                 Err(TextAfter { quote, column }) => {
                     record.bytes.truncate(line_start);
@@ -132,7 +132,7 @@ impl<R: BufRead> Delimited<R> {
 
     /// Goes back to the line after the one in which a quote opens; `quote_line_end` is the end of that line in the
     /// record. If `hold_last`, the line that was read last is not in the record, and is read again after it.
-    fn go_back(&mut self, quote: Quote, mut what: String, quote_line_end: usize, hold_last: bool) -> Flaw {
+    fn go_back(&mut self, quote: Quote, mut what: String, quote_line_end: usize, hold_last: bool) -> SourceError {
         let record = std::mem::take(&mut self.record);
         if let Some(Place::Line { line, .. }) = record.places.first()
             && *line < quote.line
@@ -140,11 +140,11 @@ impl<R: BufRead> Delimited<R> {
             what += &format!("; the row begins in line {line}");
         }
         self.lines.go_back(quote.line, record.bytes, quote_line_end, hold_last);
-        Flaw::Row { place: quote.place(), what }
+        SourceError::Row { place: quote.place(), what }
     }
 
     /// Decides the roles of columns, by the header or by the number of fields in the first record.
-    fn settle_columns(&mut self) -> Result<Option<Columns>, Flaw> {
+    fn settle_columns(&mut self) -> Result<Option<Columns>, SourceError> {
         if !self.read_record()? {
             return Ok(None);
         }
@@ -177,12 +177,12 @@ impl<R: BufRead> Delimited<R> {
         Ok(Some(columns))
     }
 
-    fn no_column(&self, name: &str, header: &[Cow<'_, [u8]>]) -> Flaw {
+    fn no_column(&self, name: &str, header: &[Cow<'_, [u8]>]) -> SourceError {
         let header = Escaped::new(&header.join(&b", "[..])).to_string();
         let shown = figures::clip(&header, HEADER_CHARS_SHOWN);
         let hint = self.other_delimiter().map(|other| format!("{other} divides it into more fields"));
         let what = format!("there is no column {name:?}; there are: {shown}");
-        Flaw::Header { place: self.record.places[0], what, hint }
+        SourceError::Header { place: self.record.places[0], what, hint }
     }
 
     /// Returns the option that would divide a first line of a single field, if that looks like several fields.
@@ -197,13 +197,13 @@ impl<R: BufRead> Delimited<R> {
 }
 
 impl<R: BufRead> Source for Delimited<R> {
-    fn next(&mut self, row: &mut Row) -> Result<Next, Flaw> {
+    fn next(&mut self, row: &mut Row) -> Result<Next, SourceError> {
         let mut have_record = false;
         if self.columns.is_none() {
-            self.columns = self.settle_columns().map_err(|flaw| match flaw {
+            self.columns = self.settle_columns().map_err(|error| match error {
                 // A later line must not take the place of a malformed header.
-                Flaw::Row { place, what } if self.choice.header => Flaw::Rest { place, what },
-                flaw => flaw,
+                SourceError::Row { place, what } if self.choice.header => SourceError::Rest { place, what },
+                error => error,
             })?;
             have_record = self.columns.is_some() && !self.choice.header;
         }
@@ -240,7 +240,7 @@ impl<R: BufRead> Source for Delimited<R> {
 
 /// Returns the names of a header as labels of a JSON object's fields. Two equal names are refused, because JSON readers
 /// treat them differently.
-fn labels(header: &Record) -> Result<Vec<String>, Flaw> {
+fn labels(header: &Record) -> Result<Vec<String>, SourceError> {
     let mut columns = HashMap::new();
     for (column, name) in header.fields().enumerate() {
         if let Some(first) = columns.insert(name, column) {
@@ -251,10 +251,10 @@ fn labels(header: &Record) -> Result<Vec<String>, Flaw> {
     names.map(|(column, name)| Ok(format!("{}:", serde_json::Value::from(text(header, column, name)?)))).collect()
 }
 
-fn same_name(header: &Record, first: usize, second: usize) -> Flaw {
+fn same_name(header: &Record, first: usize, second: usize) -> SourceError {
     let name = Escaped::new(header.field(second)).to_string();
     let name = figures::clip(&name, HEADER_CHARS_SHOWN);
-    Flaw::Header {
+    SourceError::Header {
         place: header.places[second],
         what: format!("columns {} and {} have the same name, \"{name}\"", first + 1, second + 1),
         hint: Some(
@@ -263,7 +263,7 @@ fn same_name(header: &Record, first: usize, second: usize) -> Flaw {
     }
 }
 
-fn check_field_count(record: &Record, expected: usize, last_line: u64) -> Result<(), Flaw> {
+fn check_field_count(record: &Record, expected: usize, last_line: u64) -> Result<(), SourceError> {
     let found = record.len();
     if found == expected {
         return Ok(());
@@ -283,11 +283,11 @@ fn check_field_count(record: &Record, expected: usize, last_line: u64) -> Result
     {
         what += &format!("; the row has lines {line} to {last_line}, in quotes");
     }
-    Err(Flaw::Row { place, what })
+    Err(SourceError::Row { place, what })
 }
 
 /// Writes the row as a JSON object, or as an array if there is no header.
-fn write_json(record: &Record, labels: &[String], value: &mut Vec<u8>) -> Result<(), Flaw> {
+fn write_json(record: &Record, labels: &[String], value: &mut Vec<u8>) -> Result<(), SourceError> {
     value.push(if labels.is_empty() { b'[' } else { b'{' });
     for (index, field) in record.fields().enumerate() {
         if index > 0 {
@@ -303,8 +303,8 @@ fn write_json(record: &Record, labels: &[String], value: &mut Vec<u8>) -> Result
 }
 
 /// Returns the text of a field in a row or header that is stored as JSON.
-fn text<'f>(record: &Record, index: usize, field: &'f [u8]) -> Result<&'f str, Flaw> {
-    std::str::from_utf8(field).map_err(|_| Flaw::Row {
+fn text<'f>(record: &Record, index: usize, field: &'f [u8]) -> Result<&'f str, SourceError> {
+    std::str::from_utf8(field).map_err(|_| SourceError::Row {
         place: record.places[index],
         what: "the field is not UTF-8, which a row stored as JSON has to be (--value stores one column as it is)"
             .to_owned(),
@@ -515,7 +515,7 @@ mod tests {
             match source.next(&mut row) {
                 Ok(Next::End) => return rows,
                 Ok(_) => rows.push(Ok((row.key, row.value))),
-                Err(Flaw::Row { place, what }) => rows.push(Err((place, what))),
+                Err(SourceError::Row { place, what }) => rows.push(Err((place, what))),
                 Err(reason) => panic!("{reason:?}"),
             }
         }
@@ -556,7 +556,7 @@ mod tests {
         Delimited::new(b',', Lines::new(text, bytes_limit), choice())
     }
 
-    /// Reading any text in one pass finds the same records and flaws as starting again at each line that the pass
+    /// Reading any text in one pass finds the same records and errors as starting again at each line that the pass
     /// reaches. The texts include lines and quotes over the limit.
     #[test]
     fn reading_goes_on_as_if_it_began_there() {
@@ -577,10 +577,10 @@ mod tests {
                         reader.lines.number() - start,
                         Ok(reader.record.fields().map(<[u8]>::to_vec).collect::<Vec<_>>()),
                     )),
-                    Err(Flaw::Row { place: Place::Line { line, column }, .. }) => {
+                    Err(SourceError::Row { place: Place::Line { line, column }, .. }) => {
                         Some((reader.lines.number() - start, Err((line - start, column))))
                     }
-                    Err(flaw) => panic!("{flaw:?}"),
+                    Err(error) => panic!("{error:?}"),
                 };
                 let found = read(&mut whole, start);
                 assert_eq!(found, read(&mut rest, 0), "{:?} from line {start}", text.escape_ascii().to_string());

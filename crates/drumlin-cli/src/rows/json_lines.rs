@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::fields::{Fields, field_bytes};
 use super::lines::{Lines, Measure, content, may_exceed};
-use super::{Choice, Flaw, Layout, Next, Place, Row, Sink, Source, line_key};
+use super::{Choice, Layout, Next, Place, Row, Sink, Source, SourceError, line_key};
 use crate::streamed::{self, Stream};
 use crate::text::{JsonBytes, JsonRow};
 
@@ -29,7 +29,7 @@ impl<R: BufRead> JsonLines<R> {
 }
 
 impl<R: BufRead> Source for JsonLines<R> {
-    fn next(&mut self, row: &mut Row) -> Result<Next, Flaw> {
+    fn next(&mut self, row: &mut Row) -> Result<Next, SourceError> {
         loop {
             let Some((number, line)) = self.lines.next()? else { return Ok(Next::End) };
             let text = content(line);
@@ -37,7 +37,7 @@ impl<R: BufRead> Source for JsonLines<R> {
                 continue;
             }
             let parsed = parse(text, &self.choice, row);
-            parsed.map_err(|(column, what)| Flaw::Row { place: Place::Line { line: number, column }, what })?;
+            parsed.map_err(|(column, what)| SourceError::Row { place: Place::Line { line: number, column }, what })?;
             row.place = Place::Line { line: number, column: 1 };
             if self.choice.key.is_empty() {
                 row.key = line_key(&self.choice.name, number);

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, ErrorKind, Read, Write};
 
 use memchr::memchr;
 
-use super::{Flaw, Place, RowTooLong};
+use super::{Place, RowTooLong, SourceError};
 
 /// The maximum length of a line, or of a row of several lines. Without a limit, a binary file given by mistake would
 /// fill the memory. The limit also applies to rows that are written.
@@ -41,7 +41,7 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// Returns the next line including its line ending, with its number, or `None` after the last one.
-    pub(super) fn next(&mut self) -> Result<Option<(u64, &[u8])>, Flaw> {
+    pub(super) fn next(&mut self) -> Result<Option<(u64, &[u8])>, SourceError> {
         if !self.take_again() {
             while std::mem::take(&mut self.is_cut) {
                 let bytes = self.read_line()?;
@@ -55,13 +55,13 @@ impl<R: BufRead> Lines<R> {
         if self.line.len() as u64 == self.bytes_limit && self.line.last() != Some(&b'\n') {
             let place = Place::Line { line: self.number, column: 1 };
             self.is_cut = true;
-            return Err(Flaw::Row { place, what: format!("a line of more than {} bytes", self.bytes_limit) });
+            return Err(SourceError::Row { place, what: format!("a line of more than {} bytes", self.bytes_limit) });
         }
         let start = if self.number == 1 && self.line.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
         Ok(Some((self.number, &self.line[start..])))
     }
 
-    fn read_line(&mut self) -> Result<usize, Flaw> {
+    fn read_line(&mut self) -> Result<usize, SourceError> {
         self.line.clear();
         Ok(self.input.by_ref().take(self.bytes_limit).read_until(b'\n', &mut self.line)?)
     }

@@ -1,6 +1,6 @@
 //! Rows outside of a database: CSV, TSV, JSON Lines and the binary form, read and written.
 //!
-//! A [`Source`] yields one row after another and reports the exact place of a flaw. After a malformed text line it
+//! A [`Source`] yields one row after another and reports the exact place of an error. After a malformed text line it
 //! continues with the next line. A [`Sink`] writes rows that the source of the same format can read.
 
 mod binary;
@@ -126,9 +126,9 @@ impl fmt::Display for Place {
     }
 }
 
-/// A flaw in a source.
+/// An error in a source.
 #[derive(Debug)]
-pub(crate) enum Flaw {
+pub(crate) enum SourceError {
     /// One row is malformed. The next call continues after it.
     Row { place: Place, what: String },
     /// Nothing after this place can be trusted.
@@ -139,16 +139,16 @@ pub(crate) enum Flaw {
     Io(io::Error),
 }
 
-impl From<io::Error> for Flaw {
-    fn from(error: io::Error) -> Flaw {
-        Flaw::Io(error)
+impl From<io::Error> for SourceError {
+    fn from(error: io::Error) -> SourceError {
+        SourceError::Io(error)
     }
 }
 
 /// A reader of rows.
 pub(crate) trait Source {
     /// Reads the next row into `row`.
-    fn next(&mut self, row: &mut Row) -> Result<Next, Flaw>;
+    fn next(&mut self, row: &mut Row) -> Result<Next, SourceError>;
 
     /// Returns the value of the row that was just returned as [`Next::Streamed`]. It must be read to its end.
     fn value(&mut self) -> &mut dyn Read {

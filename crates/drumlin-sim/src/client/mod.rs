@@ -239,7 +239,7 @@ impl Client {
             912..934 => self.large_transaction().await,
             934..940 => self.bulk_load().await,
             940..1000 if self.session.plan.runs && self.random.chance(60) => self.run_of_rows().await,
-            940..1000 if self.random.below(60) < self.session.plan.upkeep_weight => self.upkeep().await,
+            940..1000 if self.random.below(60) < self.session.plan.maintenance_weight => self.maintenance().await,
             _ => {
                 let micros = self.random.below(3000);
                 self.sleep(Duration::from_micros(micros)).await;
@@ -305,7 +305,7 @@ impl Client {
 
     // ── maintenance ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async fn upkeep(&mut self) -> Result<(), Stop> {
+    async fn maintenance(&mut self) -> Result<(), Stop> {
         let (api, db) = (self.api, self.session.db.clone());
         let done = match self.random.below(10) {
             0..6 => {

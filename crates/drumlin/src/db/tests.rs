@@ -119,8 +119,8 @@ fn a_transactions_own_value_is_there_while_it_is_read() {
 /// the value.
 #[test]
 fn a_source_ends_once() {
-    struct Halting(Vec<Vec<u8>>);
-    impl std::io::Read for Halting {
+    struct ShortReads(Vec<Vec<u8>>);
+    impl std::io::Read for ShortReads {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
             let Some(part) = self.0.first_mut() else { return Ok(0) };
             let count = part.len().min(buffer.len());
@@ -134,7 +134,7 @@ fn a_source_ends_once() {
     }
     let (_db, keyspace) = stage();
     let first = noise(1, 700_000);
-    let length = keyspace.insert_from(b"film", Halting(vec![first.clone(), noise(2, 700_000)])).unwrap();
+    let length = keyspace.insert_from(b"film", ShortReads(vec![first.clone(), noise(2, 700_000)])).unwrap();
     assert_eq!(length, first.len() as u64);
     assert!(keyspace.get(b"film").unwrap().unwrap() == first);
 }

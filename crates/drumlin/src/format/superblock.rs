@@ -198,13 +198,13 @@ impl Superblock {
             return Err(SuperblockError::Checksum);
         }
         let incarnation_count = get_u32(bytes, INCARNATION_COUNT_OFFSET) as usize;
-        let stretch_count = get_u32(bytes, LOG_RANGE_COUNT_OFFSET) as usize;
+        let range_count = get_u32(bytes, LOG_RANGE_COUNT_OFFSET) as usize;
         let segment_bytes = get_u64(bytes, SEGMENT_BYTES_OFFSET);
         if incarnation_count > INCARNATION_COUNT_MAX
-            || stretch_count > LOG_RANGE_COUNT_MAX
+            || range_count > LOG_RANGE_COUNT_MAX
             || !segment_bytes.is_power_of_two()
             || segment_bytes < 16 * BLOCK_BYTES as u64
-            || get_u64(bytes, CLOSED_OFFSET) > u64::from(stretch_count == 0)
+            || get_u64(bytes, CLOSED_OFFSET) > u64::from(range_count == 0)
         {
             return Err(SuperblockError::Fields);
         }
@@ -216,7 +216,7 @@ impl Superblock {
                 (Incarnation(get_u32(bytes, offset)), Timestamp(get_u64(bytes, offset + 4)))
             })
             .collect();
-        let log = (0..stretch_count)
+        let log = (0..range_count)
             .map(|index| {
                 let offset = LOG_RANGES_OFFSET + index * LOG_RANGE_BYTES;
                 let stream = u16::try_from(get_u64(bytes, offset)).ok().filter(|stream| *stream < LOG_STREAM_COUNT_MAX);

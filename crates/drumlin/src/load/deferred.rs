@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::error::Result;
-use crate::pool::{Errand, Pool};
+use crate::pool::{DeferredTask, Pool};
 use crate::sync::{Condvar, Mutex};
 
 type Work<T> = Box<dyn FnOnce(&Pool) -> Result<T> + Send>;
@@ -42,7 +42,7 @@ impl<T> Debug for Shared<T> {
     }
 }
 
-impl<T: Send> Errand for Shared<T> {
+impl<T: Send> DeferredTask for Shared<T> {
     fn run(&self, pool: &Pool) {
         if self.try_run(pool) {
             crate::coverage::mark!("a bulk load went on while another thread wrote or read for it");
@@ -75,7 +75,7 @@ impl<T: Send + 'static> Deferred<T> {
     pub(super) fn begin(pool: &Arc<Pool>, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Deferred<T> {
         let state = Mutex::new(State::Waiting(Box::new(work)));
         let shared = Arc::new(Shared { state, ended: Condvar::default() });
-        pool.send_errand(Arc::clone(&shared) as Arc<dyn Errand>);
+        pool.send_deferred_task(Arc::clone(&shared) as Arc<dyn DeferredTask>);
         Deferred { pool: Arc::clone(pool), shared }
     }
 

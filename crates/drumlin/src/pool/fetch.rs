@@ -171,7 +171,7 @@ impl Pool {
         assert!(is_page_bytes(wanted.frame_bytes), "no frame has {} bytes", wanted.frame_bytes);
         let ticket = Arc::new(ReadTicket::default());
         let request = Request { pages: Arc::clone(pages), wanted, ticket: Arc::clone(&ticket) };
-        let mut inbox = self.fetcher.inbox.lock();
+        let mut inbox = self.read_service.inbox.lock();
         if inbox.stop {
             drop(inbox);
             self.space.check_failure()?;
@@ -184,18 +184,18 @@ impl Pool {
         }
         inbox.requests.push_back(request);
         drop(inbox);
-        self.fetcher.arrived.notify_one();
+        self.read_service.arrived.notify_one();
         Ok(ticket)
     }
 
     /// Stops the thread after it has answered all posted requests.
     pub(super) fn stop_fetching(&self) {
         let thread = {
-            let mut inbox = self.fetcher.inbox.lock();
+            let mut inbox = self.read_service.inbox.lock();
             inbox.stop = true;
             inbox.thread.take()
         };
-        self.fetcher.arrived.notify_all();
+        self.read_service.arrived.notify_all();
         if let Some(thread) = thread
             && thread.thread().id() != crate::sync::current().id()
         {
@@ -205,31 +205,31 @@ impl Pool {
 
     /// The body of the reading thread.
     fn run_fetch(&self) {
-        let mut desk = ReadState {
+        let mut reads = ReadState {
             waiting: VecDeque::new(),
             slots: (0..QUEUE_DEPTH).map(|_| None).collect(),
             slots_free: (0..QUEUE_DEPTH).rev().collect(),
             woken: Vec::new(),
         };
-        let error = match catch_unwind(AssertUnwindSafe(|| self.serve_tasks(&mut desk))) {
+        let error = match catch_unwind(AssertUnwindSafe(|| self.serve_tasks(&mut reads))) {
             Ok(Ok(())) => {
-                assert!(desk.waiting.is_empty() && desk.woken.is_empty(), "the thread ends and tasks wait for it");
+                assert!(reads.waiting.is_empty() && reads.woken.is_empty(), "the thread ends and tasks wait for it");
                 return;
             }
             Ok(Err(error)) => error,
             Err(_) => io::Error::other("the thread that reads for tasks panicked"),
         };
         log::error!("no more reads for tasks: {error}");
-        self.give_up(&mut desk, &error);
-        desk.wake();
+        self.give_up(&mut reads, &error);
+        reads.wake();
     }
 
-    fn serve_tasks<'p>(&'p self, desk: &mut ReadState<'p>) -> io::Result<()> {
+    fn serve_tasks<'p>(&'p self, reads: &mut ReadState<'p>) -> io::Result<()> {
         let mut kept = None;
         let mut finished: Vec<Completion> = Vec::new();
         loop {
-            let in_flight = QUEUE_DEPTH - desk.slots_free.len();
-            if !self.collect_requests(&mut desk.waiting, in_flight) {
+            let in_flight = QUEUE_DEPTH - reads.slots_free.len();
+            if !self.collect_requests(&mut reads.waiting, in_flight) {
                 return Ok(());
             }
             let queue: &mut Box<dyn Queue> = match &mut kept {
@@ -242,77 +242,78 @@ impl Pool {
                             let error = Error::io("reading", self.space.path(), io::Error::other(text.clone()));
                             request.ticket.answer(Err(error))
                         };
-                        desk.woken.extend(desk.waiting.drain(..).filter_map(answer));
-                        desk.wake();
+                        reads.woken.extend(reads.waiting.drain(..).filter_map(answer));
+                        reads.wake();
                         continue;
                     }
                 },
             };
-            while let Some(&slot) = desk.slots_free.last()
-                && let Some(request) = desk.waiting.pop_front()
+            while let Some(&slot) = reads.slots_free.last()
+                && let Some(request) = reads.waiting.pop_front()
             {
                 match self.begin_fetch(request, OnShortage::of(queue.as_ref())) {
                     StartedRead::Reading(fetch, start, buffer) => {
                         self.space.count_read(buffer.len());
                         queue.push_read(self.space.file(), start, buffer, slot as u64);
-                        let replaced = desk.slots[slot].replace(fetch);
+                        let replaced = reads.slots[slot].replace(fetch);
                         assert!(replaced.is_none(), "a free slot has a read in flight");
-                        desk.slots_free.pop();
+                        reads.slots_free.pop();
                     }
-                    StartedRead::Answered(waker) => desk.woken.extend(waker),
+                    StartedRead::Answered(waker) => reads.woken.extend(waker),
                     StartedRead::Later(request) => {
-                        desk.waiting.push_front(request);
+                        reads.waiting.push_front(request);
                         break;
                     }
                 }
             }
-            desk.wake();
+            reads.wake();
             if queue.in_flight() == 0 {
                 continue;
             }
-            let taken = desk.slots.len() - desk.slots_free.len();
+            let taken = reads.slots.len() - reads.slots_free.len();
             assert_eq!(queue.in_flight(), taken, "the queue has other reads in flight than the slots");
             let waited = queue.wait(1, &mut finished);
             // A failing queue may have completed some reads first.
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
-                let fetch = desk.slots[slot].take().expect("a completion for each request");
+                let fetch = reads.slots[slot].take().expect("a completion for each request");
                 assert_eq!(completion.buffer.capacity(), fetch.buffer_bytes, "a read ends with another's buffer");
-                debug_assert!(!desk.slots_free.contains(&slot), "a slot in use is free");
-                desk.slots_free.push(slot);
-                desk.woken.extend(self.end_fetch(fetch, completion.result, &completion.buffer));
+                debug_assert!(!reads.slots_free.contains(&slot), "a slot in use is free");
+                reads.slots_free.push(slot);
+                reads.woken.extend(self.end_fetch(fetch, completion.result, &completion.buffer));
                 self.buffers.give(completion.buffer);
             }
             if let Err(error) = waited {
                 // Dropping the queue waits for its reads in flight. The next read makes a new one.
                 kept = None;
-                self.end_fetches(desk, &error);
+                self.end_fetches(reads, &error);
             }
-            desk.wake();
+            reads.wake();
         }
     }
 
     /// Ends the reads in flight after their queue has failed.
-    fn end_fetches(&self, desk: &mut ReadState<'_>, error: &io::Error) {
-        for (slot, fetch) in desk.slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?))) {
-            desk.slots_free.push(slot);
+    fn end_fetches(&self, reads: &mut ReadState<'_>, error: &io::Error) {
+        for (slot, fetch) in reads.slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?)))
+        {
+            reads.slots_free.push(slot);
             self.buffers.lose(fetch.buffer_bytes);
-            desk.woken.extend(self.end_fetch(fetch, Err(error.kind().into()), &[]));
+            reads.woken.extend(self.end_fetch(fetch, Err(error.kind().into()), &[]));
         }
-        assert_eq!(desk.slots_free.len(), desk.slots.len(), "a slot is neither free nor in use");
+        assert_eq!(reads.slots_free.len(), reads.slots.len(), "a slot is neither free nor in use");
     }
 
     /// Answers every request with the error, for invariant 1. The queue has been dropped, and its reads with it.
-    fn give_up(&self, desk: &mut ReadState<'_>, error: &io::Error) {
+    fn give_up(&self, reads: &mut ReadState<'_>, error: &io::Error) {
         let posted = {
-            let mut inbox = self.fetcher.inbox.lock();
+            let mut inbox = self.read_service.inbox.lock();
             inbox.stop = true;
             std::mem::take(&mut inbox.requests)
         };
-        self.end_fetches(desk, error);
-        for request in desk.waiting.drain(..).chain(posted) {
+        self.end_fetches(reads, error);
+        for request in reads.waiting.drain(..).chain(posted) {
             let error = Error::io("reading", self.space.path(), error.kind().into());
-            desk.woken.extend(request.ticket.answer(Err(error)));
+            reads.woken.extend(request.ticket.answer(Err(error)));
         }
     }
 
@@ -320,12 +321,12 @@ impl Pool {
     /// stopped and nothing is left. While reads are in flight, new requests wait until one of these ends, which never
     /// takes long.
     fn collect_requests(&self, waiting: &mut VecDeque<Request>, in_flight: usize) -> bool {
-        let mut inbox = self.fetcher.inbox.lock();
+        let mut inbox = self.read_service.inbox.lock();
         while in_flight == 0 && waiting.is_empty() && inbox.requests.is_empty() {
             if inbox.stop {
                 return false;
             }
-            self.fetcher.arrived.wait(&mut inbox);
+            self.read_service.arrived.wait(&mut inbox);
         }
         waiting.append(&mut inbox.requests);
         debug_assert!(in_flight > 0 || !waiting.is_empty(), "an idle thread goes on with nothing to do");

@@ -175,7 +175,7 @@ pub(crate) struct Pool {
     nodes: Nodes,
     backend: Arc<dyn Backend>,
     page_locks: Box<[PageLocks]>,
-    fetcher: fetch::ReadService,
+    read_service: fetch::ReadService,
     buffers: Buffers,
     queues: Mutex<Vec<Queues>>,
     pub(crate) cache: CacheStats,
@@ -212,7 +212,7 @@ impl std::fmt::Debug for Queues {
 const AHEAD_REQUESTS_MAX: usize = 16;
 
 /// Work that a thread which reads ahead may do for another room.
-pub(crate) trait Errand: Send + Sync + std::fmt::Debug {
+pub(crate) trait DeferredTask: Send + Sync + std::fmt::Debug {
     /// Does the work, unless another thread has begun it or it was abandoned.
     fn run(&self, pool: &Pool);
 }
@@ -221,7 +221,7 @@ pub(crate) trait Errand: Send + Sync + std::fmt::Debug {
 #[derive(Debug)]
 enum Ahead {
     Read(Arc<PageSpace>, Vec<Wanted>),
-    Errand(Arc<dyn Errand>),
+    DeferredTask(Arc<dyn DeferredTask>),
 }
 
 #[derive(Debug, Default)]
@@ -290,7 +290,7 @@ impl Pool {
             nodes,
             backend,
             page_locks: (0..64).map(|_| PageLocks::default()).collect(),
-            fetcher: fetch::ReadService::default(),
+            read_service: fetch::ReadService::default(),
             buffers: Buffers::new(budget.limit_bytes(Account::Reads) as usize),
             queues: Mutex::default(),
             cache: CacheStats::default(),
@@ -421,22 +421,22 @@ impl Pool {
         bytes: &[u8],
     ) -> Result<PageEntry> {
         let what = || self.space.quoted_page(page_key);
-        let flawed = |reason: ExtentError| self.space.corrupted(&what(), address, reason);
+        let corrupted = |reason: ExtentError| self.space.corrupted(&what(), address, reason);
         let bytes = &bytes[..address.length() as usize];
-        let header = self.space.verify(address, bytes).map_err(flawed)?;
+        let header = self.space.verify(address, bytes).map_err(corrupted)?;
         // A value's extents are numbered within the value, so the value id identifies it instead.
         let numbered = match wanted {
             Content::Node => page_key,
             Content::Value(_) => PageKey { page: header.page_key.page, ..page_key },
         };
         if header.page_key != numbered {
-            return Err(flawed(ExtentError::PageKey(header.page_key)));
+            return Err(corrupted(ExtentError::PageKey(header.page_key)));
         }
         if header.raw_bytes > frame.len() {
-            return Err(flawed(ExtentError::Length));
+            return Err(corrupted(ExtentError::Length));
         }
         let raw_bytes = header.raw_bytes;
-        extent::decode(bytes, &header, &mut frame[..raw_bytes]).map_err(flawed)?;
+        extent::decode(bytes, &header, &mut frame[..raw_bytes]).map_err(corrupted)?;
         let leaf = match (wanted, header.kind) {
             (Content::Node, Kind::Leaf | Kind::Inner) => {
                 (self.nodes.verify)(&frame, header.kind)
@@ -445,11 +445,11 @@ impl Pool {
             }
             (Content::Value(id), Kind::Value) => {
                 if raw_bytes < VALUE_BYTES_OFFSET || ValueId(get_u64(&frame, HEADER_BYTES)) != id {
-                    return Err(flawed(ExtentError::PageKey(header.page_key)));
+                    return Err(corrupted(ExtentError::PageKey(header.page_key)));
                 }
                 false
             }
-            _ => return Err(flawed(ExtentError::Kind)),
+            _ => return Err(corrupted(ExtentError::Kind)),
         };
         frame.header().set_address(address);
         let frame = frame.into_published(page_key);
@@ -867,9 +867,9 @@ impl Pool {
         self.enqueue_ahead(Ahead::Read(Arc::clone(pages), wanted));
     }
 
-    /// Hands an errand to the threads that read ahead. None of them may do it, if they are busy.
-    pub(crate) fn send_errand(self: &Arc<Self>, errand: Arc<dyn Errand>) {
-        self.enqueue_ahead(Ahead::Errand(errand));
+    /// Hands a deferred task to the threads that read ahead. None of them may do it, if they are busy.
+    pub(crate) fn send_deferred_task(self: &Arc<Self>, task: Arc<dyn DeferredTask>) {
+        self.enqueue_ahead(Ahead::DeferredTask(task));
     }
 
     /// Hands work to the threads that read ahead. Drops the work if their queue is full or no thread can be started.
@@ -906,7 +906,7 @@ impl Pool {
             match work {
                 // If a page can't be read, its next reader gets the error.
                 Ahead::Read(pages, wanted) => drop(self.fault_many(&pages, &wanted)),
-                Ahead::Errand(errand) => errand.run(self),
+                Ahead::DeferredTask(task) => task.run(self),
             }
         }
     }

@@ -347,24 +347,24 @@ impl Shared {
     }
 
     pub(super) fn request_flush(&self, index: usize, urgency: Urgency) {
-        let nudged = &self.streams[index].nudged;
+        let flush_requested = &self.streams[index].flush_requested;
         // Check before writing: a cache line that is only read stays in every processor's cache. The thread that takes
-        // the nudge locks the tail afterwards, so it finds the records appended before this check.
-        if nudged.load(Ordering::SeqCst) >= urgency as u8 {
+        // the request locks the tail afterwards, so it finds the records appended before this check.
+        if flush_requested.load(Ordering::SeqCst) >= urgency as u8 {
             return;
         }
-        if nudged.fetch_max(urgency as u8, Ordering::SeqCst) < urgency as u8 {
+        if flush_requested.fetch_max(urgency as u8, Ordering::SeqCst) < urgency as u8 {
             if self.has_threads() {
                 self.signal.flush(urgency);
             } else {
-                self.flush_nudged();
+                self.flush_requested_streams();
             }
         }
     }
 
-    pub(super) fn flush_nudged(&self) {
+    pub(super) fn flush_requested_streams(&self) {
         for (index, stream) in self.streams.iter().enumerate() {
-            if stream.nudged.swap(0, Ordering::SeqCst) > 0 {
+            if stream.flush_requested.swap(0, Ordering::SeqCst) > 0 {
                 // A failure is permanent, and later calls report it.
                 let _ = self.flush(index);
             }

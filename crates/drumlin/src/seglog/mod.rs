@@ -516,7 +516,7 @@ impl Log {
         })?;
         self.spawn("drumlin-log-flush", |shared| {
             while shared.signal.wait_flush() {
-                shared.flush_nudged();
+                shared.flush_requested_streams();
             }
         })?;
         if origin != Origin::Closed && shared.has_threads() {

@@ -106,7 +106,7 @@ impl Scan {
             scan.streams.values_mut().for_each(StreamScan::set_aside_all);
             return Ok(scan);
         }
-        known.ranges.iter().try_for_each(|range| scan.check_stretch(range, on_corruption))?;
+        known.ranges.iter().try_for_each(|range| scan.check_range(range, on_corruption))?;
         for stream in scan.streams.values_mut() {
             sound(stream.set_aside_covered(&scan.history, known.covered), on_corruption)?;
         }
@@ -217,7 +217,7 @@ impl Scan {
     }
 
     /// Verifies that every window listed in the superblock exists.
-    fn check_stretch(&self, range: &LogRange, on_corruption: OnCorruption<'_>) -> Result<()> {
+    fn check_range(&self, range: &LogRange, on_corruption: OnCorruption<'_>) -> Result<()> {
         let mut position = range.from;
         while position < range.to {
             let mut windows = self.streams.get(&range.stream).into_iter().flat_map(|stream| &stream.windows);

@@ -153,7 +153,7 @@ pub(super) struct Queued {
 pub(super) struct Stream {
     /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write, or 0 if it was not
     /// asked.
-    pub(super) nudged: CachePadded<AtomicU8>,
+    pub(super) flush_requested: CachePadded<AtomicU8>,
     pub(super) tail: Mutex<Tail>,
     /// Bytes of the bodies of records appended since the log was opened. Changed with the tail locked.
     pub(super) appended_bytes: AtomicU64,
@@ -209,7 +209,7 @@ impl Stream {
             ticket_next: Ticket::default(),
         };
         Stream {
-            nudged: CachePadded::new(AtomicU8::new(0)),
+            flush_requested: CachePadded::new(AtomicU8::new(0)),
             tail: Mutex::new(tail),
             appended_bytes: AtomicU64::new(0),
             space: Condvar::new(),
@@ -515,8 +515,8 @@ impl Tail {
             self.active.buffer[..shared_bytes].copy_from_slice(&batch.buffer[block_start..batch.used]);
         }
         // This includes the block kept in reserve.
-        let promised = self.active.used + self.reserved_bytes;
-        assert!(promised <= self.active.buffer.capacity(), "{promised} bytes are reserved in a buffer");
+        let reserved = self.active.used + self.reserved_bytes;
+        assert!(reserved <= self.active.buffer.capacity(), "{reserved} bytes are reserved in a buffer");
         assert!(self.idle.is_none(), "a stream has three buffers");
         self.idle = Some(batch.buffer);
         self.writing = None;

@@ -327,7 +327,7 @@ pub(crate) struct Versions {
 }
 
 /// Garbage is not collected below this size: a few thousand small rows.
-const UNSWEPT_BYTES_MAX: u64 = if cfg!(feature = "sim") { 4 << 10 } else { 512 << 10 };
+const COLLECTED_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 10 } else { 512 << 10 };
 
 impl Versions {
     /// Creates an empty version store. Reports to `debt` how many large values only versions refer to.
@@ -494,7 +494,7 @@ impl Versions {
     /// Near the limit, a smaller increase is enough.
     pub(crate) fn wants_collection(&self) -> bool {
         let most = self.budget.version_bytes_max();
-        let few = (most / 8).min(UNSWEPT_BYTES_MAX);
+        let few = (most / 8).min(COLLECTED_BYTES_MIN);
         let left = self.swept_bytes.load(Ordering::Relaxed);
         self.memory_bytes() > (2 * left).clamp(few, most.max(left + few))
     }

@@ -211,7 +211,7 @@ impl Stage {
         }
     }
 
-    fn upkeep(&self, seed: u64) {
+    fn maintenance(&self, seed: u64) {
         let mut random = Random(seed);
         while self.goes_on() {
             std::thread::sleep(Duration::from_millis(random.below(60)));
@@ -270,8 +270,8 @@ fn stress(config: &drumlin::Config, path: &std::path::Path, seed: u64) -> u64 {
             Stage::churn,
             Stage::look,
             Stage::look,
-            Stage::upkeep,
-            Stage::upkeep,
+            Stage::maintenance,
+            Stage::maintenance,
         ];
         let threads: Vec<_> = (roles.into_iter().enumerate())
             .map(|(number, role)| scope.spawn(move || role(stage, seed ^ (number as u64) << 32)))

@@ -372,7 +372,7 @@ fn a_closed_database_is_whole_without_its_log() {
 /// If the catalogue, a summary or a chunk of a page table is damaged on disk while the database is open, a check finds
 /// it, and the next checkpoint repairs it.
 #[test]
-fn a_checkpoint_mends_what_a_check_found() {
+fn a_checkpoint_repairs_what_a_check_found() {
     let backend = drumlin_io::in_memory();
     // Enough memory to avoid automatic checkpoints, whose number determines which structures there are.
     let db = config(&backend).memory(64 << 20).page_bytes(512).open(FOLDER).unwrap();

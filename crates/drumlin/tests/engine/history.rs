@@ -301,14 +301,14 @@ impl Stage {
         let begun = Barrier::new(THREADS as usize + of_snapshots.len());
         let recorded: Vec<Vec<Transaction>> = std::thread::scope(|scope| {
             let (left, stop, begun) = (&left, &stop, &begun);
-            let upkeep = scope.spawn(move || {
+            let maintenance = scope.spawn(move || {
                 while !stop.load(Ordering::Acquire) {
                     self.db.checkpoint().unwrap();
                     // Transactions unpark this thread from time to time.
                     std::thread::park();
                 }
             });
-            let go_on = upkeep.thread().clone();
+            let go_on = maintenance.thread().clone();
             let threads: Vec<_> = (0..THREADS)
                 .map(|thread| {
                     let go_on = go_on.clone();
@@ -338,7 +338,7 @@ impl Stage {
             let recorded = threads.map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>();
             stop.store(true, Ordering::Release);
             go_on.unpark();
-            upkeep.join().unwrap();
+            maintenance.join().unwrap();
             recorded.into_iter().map(|recorded| recorded.expect("no thread panicked")).collect()
         });
         history.transactions.extend(recorded.into_iter().flatten());

@@ -97,8 +97,8 @@ impl Rig {
         }
         if steps > 0 {
             let mut random = Random(seed);
-            let upkeep = random.chance(70);
-            self.work(&db, &|ack| notes.add(&disk, ack.to_bits()), seed, &next, steps, upkeep)?;
+            let with_maintenance = random.chance(70);
+            self.work(&db, &|ack| notes.add(&disk, ack.to_bits()), seed, &next, steps, with_maintenance)?;
         }
         let crash = Random(seed).chance(50);
         if !crash {
@@ -118,9 +118,9 @@ impl Rig {
         seed: u64,
         from: &[u64],
         steps: u64,
-        upkeep: bool,
+        with_maintenance: bool,
     ) -> Result<(), String> {
-        let stop = Arc::new(AtomicBool::new(!upkeep));
+        let stop = Arc::new(AtomicBool::new(!with_maintenance));
         std::thread::scope(|scope| {
             scope.spawn(|| disturb(db, seed, &stop));
             let results = self.workload.run_all(db, from, steps, acked);

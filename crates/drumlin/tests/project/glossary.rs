@@ -1,4 +1,4 @@
-//! Checks the glossary against the sources: every type has a line, and no retired word is a name.
+//! Checks the glossary against the sources: every type has a line, and no retired word is a name or in one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,13 +26,17 @@ fn source_files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns every source file of the library and of drumlin-io with the names in its code, without comments and string
-/// literals.
+/// Returns every source file of the library and of drumlin-io with the names in its code.
 fn names() -> Vec<(String, Vec<String>)> {
+    names_in(&["drumlin/src", "drumlin-io/src"])
+}
+
+/// Returns every source file in these folders of `crates/` with the names in its code, without comments and string
+/// literals.
+fn names_in(folders: &[&str]) -> Vec<(String, Vec<String>)> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut paths = Vec::new();
-    source_files(&crates.join("drumlin/src"), &mut paths);
-    source_files(&crates.join("drumlin-io/src"), &mut paths);
+    folders.iter().for_each(|folder| source_files(&crates.join(folder), &mut paths));
     assert!(paths.len() > 50, "the sources are somewhere else");
     let names_in = |text: &str| {
         let code = text.lines().map(|line| line.split("//").next().unwrap_or(line));
@@ -80,11 +84,70 @@ fn every_line_has_its_types() {
     assert!(gone.is_empty(), "docs/glossary.md names what is not in the sources: {}", gone.join(", "));
 }
 
-/// No name uses a word that was replaced by the usual term.
+/// Returns the words of a name in lower case: the parts between underscores, and those that begin with a capital.
+fn words_of(name: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut last = '_';
+    for character in name.chars() {
+        let begins = character.is_uppercase() && !last.is_uppercase() || last == '_';
+        if begins && character != '_' {
+            words.push(String::new());
+        }
+        if let Some(word) = words.last_mut().filter(|_| character != '_') {
+            word.extend(character.to_lowercase());
+        }
+        last = character;
+    }
+    words
+}
+
+/// Returns `true` if `word` is `retired`, or a form of it: its plural, participle or agent.
+fn is_form_of(word: &str, retired: &str) -> bool {
+    let stem = retired.strip_suffix('e').unwrap_or(retired);
+    let endings = ["s", "es", "d", "ed", "ing", "er", "ers"];
+    word == retired || word.strip_prefix(stem).is_some_and(|ending| endings.contains(&ending))
+}
+
+/// The words of names are found in both spellings, and retired words in their forms.
+#[test]
+fn names_have_words() {
+    assert_eq!(words_of("flush_if_nudged"), ["flush", "if", "nudged"]);
+    assert_eq!(words_of("SweepState"), ["sweep", "state"]);
+    assert_eq!(words_of("IO_BYTES_MAX"), ["io", "bytes", "max"]);
+    assert!(is_form_of("nudged", "nudge") && is_form_of("nudging", "nudge") && is_form_of("sweepers", "sweep"));
+    assert!(!is_form_of("faction", "face") && !is_form_of("desktop", "desk"));
+}
+
+/// No name has a word that was replaced by the usual term, whatever its form and crate.
+#[test]
+fn no_retired_word_is_in_a_name() {
+    let text = glossary();
+    let (_, retired) = text.split_once("## Retired words").unwrap();
+    let (parts, _) = retired.split_once("These are common words").unwrap();
+    let parts: Vec<Vec<String>> = quoted(parts, 1).iter().map(|name| words_of(name)).collect();
+    assert!(parts.len() > 10, "the list of retired words is somewhere else");
+    let mut back = BTreeSet::new();
+    for (file, names) in names_in(&["."]) {
+        for name in &names {
+            let words = words_of(name);
+            let has = |retired: &Vec<String>| {
+                let mut runs = words.windows(retired.len());
+                runs.any(|run| run.iter().zip(retired).all(|(word, retired)| is_form_of(word, retired)))
+            };
+            if parts.iter().any(has) {
+                back.insert(format!("{file}: {name}"));
+            }
+        }
+    }
+    let back: Vec<String> = back.into_iter().collect();
+    assert!(back.is_empty(), "retired words (docs/glossary.md has what to say instead):\n{}", back.join("\n"));
+}
+
+/// No name of the library is a common word that was replaced by the usual term.
 #[test]
 fn no_retired_word_is_a_name() {
     let text = glossary();
-    let (_, retired) = text.split_once("## Retired words").unwrap();
+    let (_, retired) = text.split_once("These are common words").unwrap();
     let retired = quoted(retired, 1);
     assert!(retired.len() > 20, "the list of retired words is somewhere else");
     let mut back = Vec::new();

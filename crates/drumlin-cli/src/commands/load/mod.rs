@@ -23,7 +23,7 @@ use super::compact;
 use crate::database::{DatabaseArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
 use crate::own_files::OwnFiles;
-use crate::rows::{Choice, Flaw, Format, Next, Place, Row};
+use crate::rows::{Choice, Format, Next, Place, Row, SourceError};
 use crate::terminal::{Output, Progress, figures, style};
 use crate::{interrupt, process, text};
 
@@ -373,10 +373,10 @@ impl Loading<'_, '_> {
                     self.count(committed)?;
                 }
                 Ok(Next::End) => break,
-                Err(Flaw::Row { place, what }) => self.bad_row(place, &what)?,
-                Err(flaw) => {
+                Err(SourceError::Row { place, what }) => self.bad_row(place, &what)?,
+                Err(error) => {
                     self.commit()?;
-                    return Err(self.failure(flaw));
+                    return Err(self.failure(error));
                 }
             }
         }
@@ -418,17 +418,17 @@ impl Loading<'_, '_> {
         committed.bad.into_iter().try_for_each(|(place, what)| self.bad_row(place, &what))
     }
 
-    fn failure(&self, flaw: Flaw) -> Failure {
+    fn failure(&self, error: SourceError) -> Failure {
         let name = &self.name;
-        match flaw {
-            Flaw::Row { place, what } | Flaw::Rest { place, what } => {
+        match error {
+            SourceError::Row { place, what } | SourceError::Rest { place, what } => {
                 Failure::bad_input(format!("{name}{place}: {what}"))
             }
-            Flaw::Header { place, what, hint } => {
+            SourceError::Header { place, what, hint } => {
                 let failure = Failure::bad_input(format!("{name}{place}: {what}"));
                 hint.into_iter().fold(failure, Failure::hint)
             }
-            Flaw::Io(error) => Failure::input(self.path, &error),
+            SourceError::Io(error) => Failure::input(self.path, &error),
         }
     }
 

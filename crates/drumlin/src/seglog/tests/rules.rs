@@ -721,7 +721,7 @@ fn reservations_that_wait_all_get_through() {
 
 /// Relaxed commits are written although no caller waits for them.
 #[test]
-fn a_nudge_is_enough() {
+fn a_request_to_flush_is_enough() {
     let mut rig = Rig::new(Disk::new(true), options(2));
     let log = rig.create();
     for number in 1..=100u64 {

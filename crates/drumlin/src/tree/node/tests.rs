@@ -884,7 +884,7 @@ fn damaged_pages_are_told_from_sound_ones() {
 
 /// Each kind of damage is reported by its own error.
 #[test]
-fn flaws_are_named() {
+fn node_errors_are_named() {
     let mut page = new_leaf(512, Some(b"kb"), Some(b"kx"));
     for key in [b"kd", b"kf", b"kh"] {
         LeafMut::new(&mut page).append(key, RowValue::Inline(b"value")).unwrap();

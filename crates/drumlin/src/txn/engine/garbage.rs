@@ -33,14 +33,14 @@ impl Engine {
 
     /// Like [`collect_all_garbage`](Self::collect_all_garbage), unless another thread is doing so.
     pub(crate) fn try_collect_all_garbage(&self) {
-        if let Some(mut unfreed) = self.sweeping.try_lock() {
+        if let Some(mut unfreed) = self.unfreed_values.try_lock() {
             self.drop_unneeded(&mut unfreed);
         }
     }
 
     /// Drops the versions that no snapshot needs. If another thread is doing so, waits for it first.
     pub(crate) fn collect_all_garbage(&self) {
-        self.drop_unneeded(&mut self.sweeping.lock());
+        self.drop_unneeded(&mut self.unfreed_values.lock());
     }
 
     fn drop_unneeded(&self, unfreed: &mut UnfreedValues) {
@@ -58,7 +58,7 @@ impl Engine {
     /// Frees values that had to wait for this epoch. Leaves commits half of the memory for its changes.
     pub(crate) fn free_waiting_values(&self) {
         if self.space.unfreed_pages() > 0
-            && let Some(mut unfreed) = self.sweeping.try_lock()
+            && let Some(mut unfreed) = self.unfreed_values.try_lock()
         {
             self.free_values(&mut unfreed, self.changes_max_of_frees() / 2);
         }
@@ -68,7 +68,7 @@ impl Engine {
     /// versions can't be spilled, ends the oldest snapshots. If the configuration delays commits instead, returns
     /// `false` while a commit waits: then only the end of a snapshot helps. Called only by the thread that spills.
     pub(crate) fn fit_versions(&self, bytes_max: u64) -> bool {
-        let mut unfreed = self.sweeping.lock();
+        let mut unfreed = self.unfreed_values.lock();
         loop {
             self.drop_unneeded(&mut unfreed);
             if self.versions.memory_bytes() <= bytes_max {
@@ -92,7 +92,7 @@ impl Engine {
             return;
         }
         let why = format!("the disk is full, and the {disk_bytes} bytes of old versions on it gave way to commits");
-        let mut unfreed = self.sweeping.lock();
+        let mut unfreed = self.unfreed_values.lock();
         self.drop_unneeded(&mut unfreed);
         while self.spilled.has_any_run() && self.snapshots.end_oldest(&self.clock, &why) {
             crate::coverage::mark!("a full disk took the space of spilled versions");

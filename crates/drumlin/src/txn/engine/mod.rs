@@ -52,7 +52,7 @@ pub(crate) struct Engine<L = Log> {
     /// [`log_bytes_written`](Engine::log_bytes_written) when the newest checkpoint began.
     log_bytes_found: u64,
     pub(crate) log_bytes_checkpointed: AtomicU64,
-    sweeping: Mutex<UnfreedValues>,
+    unfreed_values: Mutex<UnfreedValues>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) reclaim: Arc<dyn Reclaim>,
     /// Services for operations that wait as tasks.
@@ -101,7 +101,7 @@ impl Engine<Replaying> {
             other_records: AtomicU64::new(0),
             log_bytes_found: 0,
             log_bytes_checkpointed: AtomicU64::new(0),
-            sweeping: Mutex::default(),
+            unfreed_values: Mutex::default(),
             budget,
             reclaim,
             tasks,
@@ -132,7 +132,7 @@ impl Engine<Replaying> {
             first: self.first,
             other_records: self.other_records,
             log_bytes_checkpointed: self.log_bytes_checkpointed,
-            sweeping: self.sweeping,
+            unfreed_values: self.unfreed_values,
             budget: self.budget,
             reclaim: self.reclaim,
             tasks: self.tasks,
