@@ -270,8 +270,8 @@ fn change_leaf(leaf: &mut LeafMut<'_>, script: &mut Script<'_>) {
     match leaf.as_leaf().search(&key) {
         Ok(index) if choice.is_multiple_of(3) => leaf.remove(index),
         Ok(index) => {
-            let room_bytes = leaf.as_leaf().free_bytes() + leaf.as_leaf().value(index).stored_bytes();
-            let fits = value.stored_bytes() <= room_bytes;
+            let free_bytes = leaf.as_leaf().free_bytes() + leaf.as_leaf().value(index).stored_bytes();
+            let fits = value.stored_bytes() <= free_bytes;
             assert_eq!(leaf.replace(index, value).is_ok(), fits);
         }
         Err(index) => {
@@ -296,7 +296,7 @@ fn change_inner(inner: &mut InnerMut<'_>, script: &mut Script<'_>) {
     if choice.is_multiple_of(4) && index > 0 {
         inner.remove_child(index);
     } else if !is_taken {
-        let fits = view.room_for_separator(key.len());
+        let fits = view.fits_separator(key.len());
         let inserted = inner.insert_child(index + 1, &key, PageId(u32::from(choice) + 2));
         assert!(inserted.is_ok() || !fits);
     }

@@ -35,8 +35,8 @@ impl LoadedCounts {
     pub(crate) fn add(&mut self, page: PageId, rows: u64) -> bool {
         let kept = &self.kept;
         assert!(rows > 0, "page {page} of a load has no rows");
-        let has_room = || kept.has_room_for(CountEntries::memory_bytes_of(u64::from(page.0) + 1));
-        if !kept.entries.has_cell(page) && !has_room() {
+        let is_reserved = || kept.has_memory_for(CountEntries::memory_bytes_of(u64::from(page.0) + 1));
+        if !kept.entries.has_cell(page) && !is_reserved() {
             return false;
         }
         let is_first = kept.store(page, 0, rows);

@@ -398,7 +398,7 @@ impl KeptCounts {
         state: &[u8],
     ) -> bool {
         let reductions = self.reductions.get().expect("reductions have begun");
-        if self.invalidated() || !reductions.make_room(reduction, level, state.len()) {
+        if self.invalidated() || !reductions.reserve_state(reduction, level, state.len()) {
             crate::coverage::mark!("a reduction found no memory");
             return false;
         }
@@ -417,7 +417,7 @@ impl KeptCounts {
     }
 
     /// Returns `true` if the account can take this many more bytes and still have half of its limit left for the list.
-    fn has_room_for(&self, bytes: u64) -> bool {
+    fn has_memory_for(&self, bytes: u64) -> bool {
         let limit_bytes = self.budget.limit_bytes(Account::Counts);
         self.budget.taken_bytes(Account::Counts) + bytes <= limit_bytes / 2
     }

@@ -325,14 +325,14 @@ impl Reductions {
     }
 
     /// Returns `true` if there is memory for states of more leaves, or another reducer can be made to drop some.
-    pub(super) fn has_leaf_room(&self, reduction: &KeptReduction) -> bool {
+    pub(super) fn has_leaf_memory(&self, reduction: &KeptReduction) -> bool {
         let needed_bytes = KeptReduction::bytes_for(STATE_BYTES);
         self.budget.taken_bytes(Account::States) + needed_bytes <= self.limit_bytes(StateLevel::Leaf)
             || self.yielding(reduction, StateLevel::Leaf).is_some()
     }
 
     /// Makes room for a state by dropping states of other reducers' leaves. Returns `false` if there is not enough.
-    pub(super) fn make_room(&self, reduction: &KeptReduction, level: StateLevel, state_bytes: usize) -> bool {
+    pub(super) fn reserve_state(&self, reduction: &KeptReduction, level: StateLevel, state_bytes: usize) -> bool {
         let needed_bytes = KeptReduction::bytes_for(state_bytes);
         while self.budget.taken_bytes(Account::States) + needed_bytes > self.limit_bytes(level) {
             let Some(yielding) = self.yielding(reduction, level) else { return false };
@@ -486,11 +486,11 @@ mod tests {
     /// Stores states of leaves until there is no more room. Returns how many.
     fn fill(reductions: &Reductions, reduction: &KeptReduction, leaf_count: u32) -> u32 {
         let keep = |page: &u32| {
-            let has_room = reductions.make_room(reduction, StateLevel::Leaf, 32);
-            if has_room {
+            let is_reserved = reductions.reserve_state(reduction, StateLevel::Leaf, 32);
+            if is_reserved {
                 reduction.store(PageId(*page), 1, StateLevel::Leaf, &[7; 32]);
             }
-            has_room
+            is_reserved
         };
         (1..=leaf_count).filter(keep).count() as u32
     }
@@ -503,20 +503,23 @@ mod tests {
         let limit = budget.limit_bytes(Account::States);
         let reductions = Reductions::new(Timestamp(1), &budget);
         let (first, second) = (kept(&reductions, "first"), kept(&reductions, "second"));
-        assert!(reductions.make_room(&first, StateLevel::Inner, 32));
+        assert!(reductions.reserve_state(&first, StateLevel::Inner, 32));
         first.store(PageId(1_000_000), 1, StateLevel::Inner, &[1; 32]);
         let alone = fill(&reductions, &first, 1 << 20);
         let bytes_a_leaf = limit * 7 / 8 / u64::from(alone);
         assert!((44..50).contains(&bytes_a_leaf), "{bytes_a_leaf} bytes a leaf");
-        assert!(!reductions.has_leaf_room(&first) && reductions.has_leaf_room(&second));
+        assert!(!reductions.has_leaf_memory(&first) && reductions.has_leaf_memory(&second));
         fill(&reductions, &second, 1 << 20);
         let bytes = [&first, &second].map(|kept| kept.state_bytes.load(Ordering::Relaxed));
         assert!(bytes.iter().all(|bytes| *bytes > limit / 3), "{bytes:?} of {limit}");
-        assert!(!reductions.has_leaf_room(&first) && !reductions.has_leaf_room(&second), "they take from each other");
+        assert!(
+            !reductions.has_leaf_memory(&first) && !reductions.has_leaf_memory(&second),
+            "they take from each other"
+        );
         assert_eq!(bytes.iter().sum::<u64>(), budget.taken_bytes(Account::States));
         assert!(budget.taken_bytes(Account::States) <= limit);
         for page in 0..1000 {
-            assert!(reductions.make_room(&second, StateLevel::Inner, 32), "there is room for inner nodes");
+            assert!(reductions.reserve_state(&second, StateLevel::Inner, 32), "there is room for inner nodes");
             second.store(PageId(2_000_000 + page), 1, StateLevel::Inner, &[2; 32]);
         }
         let inner = first.parts[KeptReduction::part_of(PageId(1_000_000))].lock();

@@ -155,7 +155,7 @@ impl<'l> Look<'l> {
     /// pages above it from their children. It is the level of the leaves, unless there is no memory for more states of
     /// leaves.
     fn row_level(&self) -> u8 {
-        u8::from(!self.reductions.has_leaf_room(self.reduction))
+        u8::from(!self.reductions.has_leaf_memory(self.reduction))
     }
 
     fn next(&self, cursor: &mut ReduceCursor) -> Result<Piece, StepError> {

@@ -241,24 +241,24 @@ impl Copier<'_> {
         }
         let changes_bytes =
             [is_newer, self.own.is_some()].map(|are_there| if are_there { CHANGES_BYTES_MAX } else { 0 });
-        let mut room = reserve(memory, kept_bytes, bytes_of_all + changes_bytes[0] + changes_bytes[1])?;
+        let mut available_bytes = reserve(memory, kept_bytes, bytes_of_all + changes_bytes[0] + changes_bytes[1])?;
         if self.want == Want::One {
             // The first row is copied whatever its size. The room is halved below and must still be positive.
-            room = 2;
+            available_bytes = 2;
         }
 
         let mut old = BTreeMap::new();
         if is_newer {
             // Old versions and the copies of them are in memory at the same time.
-            room /= 2;
-            old = self.old_versions(page, room.min(CHANGES_BYTES_MAX), spilled, &mut part);
+            available_bytes /= 2;
+            old = self.old_versions(page, available_bytes.min(CHANGES_BYTES_MAX), spilled, &mut part);
         }
-        if bytes_of_all > room {
-            part.stop_within(room);
+        if bytes_of_all > available_bytes {
+            part.stop_within(available_bytes);
         }
         let mut own = BTreeMap::new();
         if let Some(writes) = self.own {
-            own = self.own_changes(writes, room.min(CHANGES_BYTES_MAX), &mut part);
+            own = self.own_changes(writes, available_bytes.min(CHANGES_BYTES_MAX), &mut part);
         }
         if part.stop.is_some() {
             part.drop_rows_behind_stop();
@@ -272,7 +272,7 @@ impl Copier<'_> {
             false => batch.merge(&part, old, own),
         }
         // Capacity left from earlier rows may exceed the room, and so may that of vectors that grew row by row.
-        if bytes_of_all > room || !is_plain || batch.memory_bytes() > room as u64 {
+        if bytes_of_all > available_bytes || !is_plain || batch.memory_bytes() > available_bytes as u64 {
             batch.shrink();
         }
         let bytes = batch.memory_bytes();
@@ -457,15 +457,15 @@ pub(super) fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Res
     if !memory.cover(kept_bytes) {
         return Err(Error::copies_in_memory(memory.limit_bytes()));
     }
-    let room = memory.bytes() - kept_bytes;
-    if room >= wanted as u64 {
-        return Ok(room as usize);
+    let available_bytes = memory.bytes() - kept_bytes;
+    if available_bytes >= wanted as u64 {
+        return Ok(available_bytes as usize);
     }
     let alone = BATCH_BYTES_FIRST.min(memory.limit_bytes() / 8);
-    let more = memory.cover_share(BATCH_BYTES_MIN, wanted as u64 - room, alone);
-    match room + more.unwrap_or(0) {
+    let more = memory.cover_share(BATCH_BYTES_MIN, wanted as u64 - available_bytes, alone);
+    match available_bytes + more.unwrap_or(0) {
         0 => Err(Error::copies_in_memory(memory.limit_bytes())),
-        room => Ok(room as usize),
+        available_bytes => Ok(available_bytes as usize),
     }
 }
 

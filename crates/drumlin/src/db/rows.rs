@@ -209,7 +209,7 @@ impl Rows<'_> {
             }
             Some(Change::PutLarge(value)) => {
                 let snapshot = self.open_snapshot()?;
-                let read = self.store()?.read_own(mode, self.tree, value, &snapshot, to.take_room()).await?;
+                let read = self.store()?.read_own(mode, self.tree, value, &snapshot, to.take_buffer()).await?;
                 to.put(read);
                 return Ok(true);
             }
@@ -228,7 +228,7 @@ impl Rows<'_> {
             None => Ok(false),
             Some(Found::Inline(())) => Ok(true),
             Some(Found::Large(reference)) => {
-                let read = store.read_large(mode, tree, &reference, snapshot, to.take_room()).await?;
+                let read = store.read_large(mode, tree, &reference, snapshot, to.take_buffer()).await?;
                 to.put(read);
                 Ok(true)
             }

@@ -293,12 +293,14 @@ impl Scan {
                     Step::Copied(made) => return Ok(made),
                     Step::Again => {}
                     Step::Fetch(lower, upper) => {
-                        let room = leaf_copy::reserve(&mut copying.memory, copying.kept_bytes, CHANGES_BYTES_MAX)?;
+                        let available_bytes =
+                            leaf_copy::reserve(&mut copying.memory, copying.kept_bytes, CHANGES_BYTES_MAX)?;
                         let bounds = (as_slice(&self.lower), as_slice(&self.upper));
                         let (keyspace, fences, snapshot) =
                             (self.tree.pages.id, (lower, upper), self.snapshot.timestamp);
                         let spilled = &self.handle.store()?.engine.spilled;
-                        let rows = spilled.fetch(mode, keyspace, fences, bounds, snapshot, copying.direction, room);
+                        let rows =
+                            spilled.fetch(mode, keyspace, fences, bounds, snapshot, copying.direction, available_bytes);
                         copying.fetched = Some(rows.await?);
                     }
                 }

@@ -905,7 +905,7 @@ fn a_frame_is_waited_for() {
     std::thread::scope(|scope| {
         let mut held = Vec::new();
         while let Ok(frame) = pool.frames.try_take(page_bytes).ok_or(()).or_else(|()| {
-            pool.make_room(page_bytes).unwrap();
+            pool.evict_for(page_bytes).unwrap();
             pool.frames.try_take(page_bytes).ok_or(())
         }) {
             held.push(frame);

@@ -149,13 +149,13 @@ pub(crate) fn encoded_bytes_max(page_bytes: usize) -> usize {
 #[derive(Default)]
 pub(crate) struct Encoder {
     table: CompressTable,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
     stored_bytes: usize,
 }
 
 impl std::fmt::Debug for Encoder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Encoder({} of {} bytes)", self.stored_bytes, self.room.len())
+        write!(f, "Encoder({} of {} bytes)", self.stored_bytes, self.buffer.len())
     }
 }
 
@@ -165,21 +165,21 @@ impl Encoder {
     /// addresses.
     pub(crate) fn encode(&mut self, page: &[u8], page_key: PageKey, kind: Kind) -> &[u8] {
         let bytes_max = encoded_bytes_max(page.len());
-        if self.room.len() < bytes_max {
-            self.room.resize(bytes_max, 0);
+        if self.buffer.len() < bytes_max {
+            self.buffer.resize(bytes_max, 0);
         }
-        self.stored_bytes = encode_with(page, page_key, kind, &mut self.room, &mut self.table);
+        self.stored_bytes = encode_with(page, page_key, kind, &mut self.buffer, &mut self.table);
         self.encoded()
     }
 
     /// Returns the extent that was encoded last.
     pub(crate) fn encoded(&self) -> &[u8] {
-        &self.room[..self.stored_bytes]
+        &self.buffer[..self.stored_bytes]
     }
 
     /// Returns the bytes of memory that it holds for extents.
-    pub(crate) fn room_bytes(&self) -> usize {
-        self.room.len()
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        self.buffer.len()
     }
 }
 

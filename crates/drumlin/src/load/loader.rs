@@ -130,7 +130,7 @@ impl Loader {
             return self.tree.push_reference(key, reference);
         }
         // Make room first: that may end a run, and the value must belong to the same run as its row.
-        self.make_room(engine, key, Waiting::Written(&[0; LARGE_REF_BYTES]))?;
+        self.reserve_row(engine, key, Waiting::Written(&[0; LARGE_REF_BYTES]))?;
         let reference = self.tree.adopt(value)?;
         self.put_off(engine, key, Waiting::Written(&reference.to_bytes()))
     }
@@ -177,7 +177,7 @@ impl Loader {
 
     /// Adds a row to the sort buffer.
     fn put_off(&mut self, engine: &Engine, key: &[u8], value: Waiting<'_>) -> Result<()> {
-        self.make_room(engine, key, value)?;
+        self.reserve_row(engine, key, value)?;
         let Sorting { buffer, rows, .. } = self.sorting();
         buffer.push(key, value);
         *rows += 1;
@@ -185,16 +185,16 @@ impl Loader {
     }
 
     /// Makes room for a row in the sort buffer. If the buffer is full, its rows are spilled as a run.
-    fn make_room(&mut self, engine: &Engine, key: &[u8], value: Waiting<'_>) -> Result<()> {
+    fn reserve_row(&mut self, engine: &Engine, key: &[u8], value: Waiting<'_>) -> Result<()> {
         let buffer = &mut self.sorting().buffer;
         let before = buffer.memory_bytes();
-        if !buffer.make_room(key, value) {
+        if !buffer.try_reserve(key, value) {
             if !buffer.is_empty() {
                 self.drain(engine)?;
                 self.end_run(engine)?;
             }
-            let has_room = self.sorting().buffer.make_room(key, value);
-            assert!(has_room, "an empty buffer refuses a row");
+            let is_reserved = self.sorting().buffer.try_reserve(key, value);
+            assert!(is_reserved, "an empty buffer refuses a row");
         }
         if self.sorting().buffer.memory_bytes() > before {
             engine.pool.fit_frames(0)?;

@@ -405,8 +405,8 @@ mod tests {
         let is_leaf = |page: &&Vec<u8>| Node::new(page).level() == 0;
         let leaves: Vec<_> = nodes.0.iter().flatten().filter(is_leaf).collect();
         let row_bytes = 8 + SLOT_BYTES + VALUE_LENGTH_BYTES + 100;
-        let has_room = |page: &&&Vec<u8>| Node::new(page).free_bytes() > row_bytes + Node::new(page).len();
-        let sparse = leaves.iter().filter(has_room).count();
+        let fits_row = |page: &&&Vec<u8>| Node::new(page).free_bytes() > row_bytes + Node::new(page).len();
+        let sparse = leaves.iter().filter(fits_row).count();
         assert!(sparse <= 1, "{sparse} of {} leaves have room for a row", leaves.len());
     }
 

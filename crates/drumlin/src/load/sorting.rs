@@ -74,11 +74,11 @@ impl SortBuffer {
 
     /// Makes room for a row. Returns `false` if that would take more memory than there is, or more than half of what
     /// loads may have, because another load could not begin then. The first row always has room. Amortised O(1).
-    pub(super) fn make_room(&mut self, key: &[u8], value: Waiting<'_>) -> bool {
+    pub(super) fn try_reserve(&mut self, key: &[u8], value: Waiting<'_>) -> bool {
         let row_bytes = HEAD_BYTES + key.len() + value.bytes().len();
         assert!(row_bytes <= CHUNK_BYTES, "a row of {row_bytes} bytes waits to be sorted");
-        let has_room = |chunk: &Vec<u8>| CHUNK_BYTES - chunk.len() >= row_bytes;
-        let is_full = self.chunks.get(self.newest).is_some_and(|chunk| !has_room(chunk));
+        let fits = |chunk: &Vec<u8>| CHUNK_BYTES - chunk.len() >= row_bytes;
+        let is_full = self.chunks.get(self.newest).is_some_and(|chunk| !fits(chunk));
         let chunk_count = self.chunks.len().max(self.newest + usize::from(is_full) + 1);
         let capacity = grown_capacity(&self.entries, 1);
         if chunk_count > self.chunks.len() || capacity > self.entries.capacity() {
@@ -95,11 +95,11 @@ impl SortBuffer {
             self.chunks.resize_with(chunk_count, || Vec::with_capacity(CHUNK_BYTES));
         }
         self.newest += usize::from(is_full);
-        assert!(has_room(&self.chunks[self.newest]), "a chunk is full that was just made, or emptied");
+        assert!(fits(&self.chunks[self.newest]), "a chunk is full that was just made, or emptied");
         true
     }
 
-    /// Adds a row, after [room was made](Self::make_room) for it.
+    /// Adds a row, after [memory was reserved](Self::try_reserve) for it.
     pub(super) fn push(&mut self, key: &[u8], value: Waiting<'_>) {
         assert!(self.entries.len() < self.entries.capacity(), "a row is added without room");
         self.shared_bytes = match self.entries.first() {
@@ -200,7 +200,7 @@ mod tests {
                 key.extend((0..random(12)).map(|_| [0, 1, 255][random(3)]));
                 let value = vec![number as u8; random(300)];
                 let kept = if random(5) == 0 { Waiting::Written(&value) } else { Waiting::Whole(&value) };
-                assert!(buffer.make_room(&key, kept));
+                assert!(buffer.try_reserve(&key, kept));
                 buffer.push(&key, kept);
                 expected.insert(key, (value.clone(), matches!(kept, Waiting::Written(_))));
             }
@@ -220,7 +220,7 @@ mod tests {
         let mut buffer = buffer(16 << 20);
         let fill = |buffer: &mut SortBuffer| {
             let mut count = 0u64;
-            while buffer.make_room(&count.to_be_bytes(), Waiting::Whole(&[7; 100])) {
+            while buffer.try_reserve(&count.to_be_bytes(), Waiting::Whole(&[7; 100])) {
                 buffer.push(&count.to_be_bytes(), Waiting::Whole(&[7; 100]));
                 count += 1;
             }
@@ -244,11 +244,11 @@ mod tests {
         let mut others = budget.grant(Account::Loads);
         assert!(others.resize(others.limit_bytes() - buffer.memory_bytes()));
         let longest = vec![7; CHUNK_BYTES - HEAD_BYTES - 3];
-        assert!(buffer.make_room(b"key", Waiting::Whole(&longest)));
+        assert!(buffer.try_reserve(b"key", Waiting::Whole(&longest)));
         buffer.push(b"key", Waiting::Whole(&longest));
         buffer.clear();
         for number in 0..1000u64 {
-            assert!(buffer.make_room(&number.to_be_bytes(), Waiting::Whole(&[7; 100])), "row {number}");
+            assert!(buffer.try_reserve(&number.to_be_bytes(), Waiting::Whole(&[7; 100])), "row {number}");
             buffer.push(&number.to_be_bytes(), Waiting::Whole(&[7; 100]));
         }
         assert_eq!(buffer.memory_bytes(), SortBuffer::BYTES_MIN);

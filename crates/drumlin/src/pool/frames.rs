@@ -560,10 +560,10 @@ impl Frames {
     /// Returns the number of frames of a size that are free or retired, plus as many as the limit still allows.
     pub(crate) fn available(&self, page_bytes: usize) -> usize {
         let class = class_of(page_bytes);
-        let room = self.limit_bytes().saturating_sub(self.used_bytes()) / page_bytes;
-        let Some(arena) = self.arenas[class].get() else { return room };
+        let unused_frames = self.limit_bytes().saturating_sub(self.used_bytes()) / page_bytes;
+        let Some(arena) = self.arenas[class].get() else { return unused_frames };
         let lists = arena.lists.lock();
-        lists.free.len() + lists.retired.len() + room
+        lists.free.len() + lists.retired.len() + unused_frames
     }
 
     /// Returns the page sizes that have frames, each with the number of frames in use or free.

@@ -528,7 +528,7 @@ impl Pool {
                 }
                 crate::sync::park_timeout(FRAME_PAUSE);
             }
-            if self.make_room(page_bytes)? == 0 {
+            if self.evict_for(page_bytes)? == 0 {
                 crate::coverage::mark!("a frame was wanted and no page could be evicted");
                 // Frames with images on their way to the disk become evictable once these have been written, however
                 // slow the disk is.
@@ -550,7 +550,7 @@ impl Pool {
 
     /// Evicts a batch of clean pages. If there are too few, writes dirty ones back, so that the next call can evict
     /// them. Returns the number of pages evicted.
-    pub(crate) fn make_room(&self, page_bytes: usize) -> Result<usize> {
+    pub(crate) fn evict_for(&self, page_bytes: usize) -> Result<usize> {
         // Evict pages of the wanted size, unless another size takes more than twice as much memory.
         let sizes = self.frames.sizes();
         let own = sizes.iter().find(|(size, _)| *size == page_bytes).map_or(0, |&(size, count)| size * count);
@@ -559,13 +559,13 @@ impl Pool {
             Some((size, count)) if size != page_bytes && own * 2 < size * count => size,
             _ => page_bytes,
         };
-        let evicted = self.make_room_of(page_bytes, victim_bytes)?;
+        let evicted = self.evict_victims(page_bytes, victim_bytes)?;
         if evicted > 0 {
             return Ok(evicted);
         }
         // All frames of that size may be pinned.
         for (size, _) in sizes.into_iter().filter(|(size, count)| *size != victim_bytes && *count > 0) {
-            let evicted = self.make_room_of(page_bytes, size)?;
+            let evicted = self.evict_victims(page_bytes, size)?;
             if evicted > 0 {
                 return Ok(evicted);
             }
@@ -591,7 +591,7 @@ impl Pool {
             // Each turn of the clock takes one chance from every page.
             let largest = self.frames.sizes().into_iter().max_by_key(|(page_bytes, count)| page_bytes * count);
             let Some((page_bytes, _)) = largest.filter(|_| turns_in_vain <= INNER_CHANCES) else { return Ok(()) };
-            if self.make_room(page_bytes)? > 0 {
+            if self.evict_for(page_bytes)? > 0 {
                 turns_in_vain = 0;
             } else {
                 turns_in_vain += 1;
@@ -601,7 +601,7 @@ impl Pool {
     }
 
     /// Evicts a batch of pages of `victim_bytes` for pages of `page_bytes`.
-    fn make_room_of(&self, page_bytes: usize, victim_bytes: usize) -> Result<usize> {
+    fn evict_victims(&self, page_bytes: usize, victim_bytes: usize) -> Result<usize> {
         let wanted = (self.frames_wanted(page_bytes) * page_bytes).div_ceil(victim_bytes).max(1);
         let failure = self.space.failure();
         // After a failure nothing can be written, so skip all dirty pages in search of clean ones.
@@ -824,7 +824,7 @@ impl Pool {
         let mut turns_in_vain = 0;
         while self.frames.available(page_bytes) < self.low_water(page_bytes) * 2 && turns_in_vain <= INNER_CHANCES {
             turns += 1;
-            match self.make_room(page_bytes) {
+            match self.evict_for(page_bytes) {
                 _ if self.background.stop.load(Ordering::Acquire) => break,
                 Ok(0) => turns_in_vain += 1,
                 Ok(_) => turns_in_vain = 0,

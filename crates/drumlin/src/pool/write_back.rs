@@ -146,7 +146,7 @@ impl Pool {
 
     /// Writes waiting images until there is room for another one.
     pub(crate) fn relieve(&self) -> Result<()> {
-        self.space.wait_for_room(|frames| self.written(frames))
+        self.space.wait_for_writes(|frames| self.written(frames))
     }
 
     /// The callback that unpins frames whose images have been written.

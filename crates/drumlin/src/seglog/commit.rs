@@ -126,7 +126,7 @@ impl Shared {
         debug_assert!(bytes <= bytes_max, "a record of {bytes} bytes waits for a buffer of {bytes_max}");
         let mut tail = self.streams[index].tail.lock();
         self.check_open(&tail)?;
-        if tail.has_room_at_once(bytes) {
+        if tail.fits_at_once(bytes) {
             tail.admit(bytes);
             return Ok(Answer::Had(self.admitted(index, bytes, tail)));
         }

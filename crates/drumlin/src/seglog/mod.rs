@@ -550,7 +550,7 @@ impl Log {
         let shared = &self.shared;
         let mut tail = shared.streams[stream].tail.lock();
         shared.check_open(&tail)?;
-        if !tail.has_room_at_once(record_bytes(body.bytes().len())) {
+        if !tail.fits_at_once(record_bytes(body.bytes().len())) {
             return Ok(None);
         }
         let appended = shared.append(stream, &mut tail, body);

@@ -330,7 +330,7 @@ impl Tail {
     }
 
     /// Returns `true` if a record of `bytes` fits and would not overtake another one in the queue.
-    pub(super) fn has_room_at_once(&self, bytes: usize) -> bool {
+    pub(super) fn fits_at_once(&self, bytes: usize) -> bool {
         !self.is_contended() && self.buffer_admits(bytes) && self.windows_admit(bytes)
     }
 

@@ -213,7 +213,7 @@ impl Appender {
     }
 
     /// The bytes left in the open segment.
-    pub(crate) fn room_bytes(&self) -> u64 {
+    pub(crate) fn open_segment_bytes(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.end - open.position)
     }
 

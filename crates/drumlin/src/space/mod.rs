@@ -270,7 +270,7 @@ impl Space {
         let mut encoder = self.encoders.lock().pop().unwrap_or_default();
         let address = self.append_encoded(epoch, encoder.encode(page, page_key, kind), frame);
         let mut encoders = self.encoders.lock();
-        if encoders.len() < ENCODER_COUNT && encoder.room_bytes() <= ENCODER_BYTES_MAX {
+        if encoders.len() < ENCODER_COUNT && encoder.buffer_bytes() <= ENCODER_BYTES_MAX {
             encoders.push(encoder);
         }
         address
@@ -355,8 +355,8 @@ impl Space {
     }
 
     /// Returns the bytes left in the open segment of the current epoch's pages.
-    pub(crate) fn room_bytes(&self) -> u64 {
-        self.appender(self.epoch_latch.newest()).lock().room_bytes()
+    pub(crate) fn open_segment_bytes(&self) -> u64 {
+        self.appender(self.epoch_latch.newest()).lock().open_segment_bytes()
     }
 
     /// Takes a segment for the rest of this epoch's writes, if it has none. Called before a checkpoint begins: on a
@@ -519,7 +519,7 @@ impl Space {
 
     /// Returns `true` if the newest epoch has at most `changes_max` changes of page tables, and at most `unfreed_max`
     /// pages wait to be freed in later ones.
-    pub(crate) fn has_room_for_changes(&self, changes_max: u64, unfreed_max: u64) -> bool {
+    pub(crate) fn admits_changes(&self, changes_max: u64, unfreed_max: u64) -> bool {
         debug_assert!(changes_max > 0, "commits would wait for an epoch without changes");
         debug_assert!(changes_max <= unfreed_max, "{unfreed_max} pages wait, an epoch has {changes_max} changes");
         self.epoch_change_count() <= changes_max && self.unfreed_pages() <= unfreed_max

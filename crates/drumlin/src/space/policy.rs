@@ -92,7 +92,7 @@ pub(crate) struct SpaceState {
     pub(crate) segment_bytes: u64,
     pub(crate) free_segments: u64,
     /// The bytes left in the open segment of the epoch's pages.
-    pub(crate) room_bytes: u64,
+    pub(crate) open_segment_bytes: u64,
     pub(crate) dirty_bytes: u64,
     /// The bytes of live reservations.
     pub(crate) reserved_bytes: u64,
@@ -186,7 +186,7 @@ impl Purpose {
             }
             // An image is at most as long as its page, and the flush after it wastes less than as much again. So it
             // takes no segment.
-            Purpose::WriteBack(_) if state.room_bytes >= 2 * bytes => alike(NOTHING),
+            Purpose::WriteBack(_) if state.open_segment_bytes >= 2 * bytes => alike(NOTHING),
             Purpose::WriteBack(frees) => alike(Demand { table_checkpoints: 1 + frees.checkpoints_after(), ..NOTHING }),
         }
     }
@@ -219,7 +219,7 @@ impl Frees {
 
 /// Decides whether this many bytes can be reserved.
 pub(crate) fn admit(state: &SpaceState, purpose: Purpose, bytes: u64) -> Admission {
-    assert!(state.room_bytes <= state.segment_bytes, "an open segment has more room than there is: {state:?}");
+    assert!(state.open_segment_bytes <= state.segment_bytes, "an open segment has more room than there is: {state:?}");
     let (full, least) = purpose.demands(state, bytes);
     let (segments, least_segments) = (full.segments(state, bytes), least.segments(state, bytes));
     assert!(least_segments <= segments, "{purpose:?} needs more at less margin: {state:?}");
@@ -248,7 +248,7 @@ impl SpaceState {
     /// Returns the number of free segments that hold them together with the rest of the open segment, if little is
     /// wasted.
     fn least_segments(&self, more_bytes: u64) -> u64 {
-        match self.checkpoint_bytes(more_bytes).saturating_sub(self.room_bytes * USED_QUARTERS / 4) {
+        match self.checkpoint_bytes(more_bytes).saturating_sub(self.open_segment_bytes * USED_QUARTERS / 4) {
             0 => 0,
             bytes => bytes / self.segment_bytes + 1,
         }
@@ -258,7 +258,7 @@ impl SpaceState {
     /// the open segment.
     fn packed_segments(&self, moved_bytes: u64) -> u64 {
         let writable_bytes = (4 * (self.checkpoint_bytes(0) + moved_bytes)).div_ceil(USED_QUARTERS);
-        writable_bytes.saturating_sub(self.room_bytes).div_ceil(self.segment_bytes)
+        writable_bytes.saturating_sub(self.open_segment_bytes).div_ceil(self.segment_bytes)
     }
 
     /// Returns the number of segments that the tables take, rounded down.
@@ -291,7 +291,7 @@ impl SpaceState {
 
     /// Returns the bytes that can be moved into free space before the next checkpoint.
     pub(crate) fn movable_bytes(&self) -> u64 {
-        let writable_bytes = self.free_segments * self.segment_bytes + self.room_bytes;
+        let writable_bytes = self.free_segments * self.segment_bytes + self.open_segment_bytes;
         (writable_bytes * USED_QUARTERS / 4).saturating_sub(self.checkpoint_bytes(0))
     }
 

@@ -343,7 +343,7 @@ impl Space {
         SpaceState {
             segment_bytes: self.segments.segment_bytes(),
             free_segments: self.segments.free_count(),
-            room_bytes: self.room_bytes(),
+            open_segment_bytes: self.open_segment_bytes(),
             dirty_bytes: self.reservations.debt.dirty_bytes(),
             reserved_bytes: admissions.in_use_bytes,
             // A checkpoint may rewrite the base image and the table of segments, and always writes the catalogue.

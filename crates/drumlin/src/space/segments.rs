@@ -315,11 +315,11 @@ impl Segments {
         assert!(!restored.open, "{segment} is written to while the database opens");
         let is_first = restored.live_bytes == 0;
         restored.live_bytes += address.length();
-        let has_room = restored.live_bytes <= self.segment_bytes;
+        let fits = restored.live_bytes <= self.segment_bytes;
         if is_first {
             state.free.remove(&segment);
         }
-        has_room
+        fits
     }
 
     /// Like [`restore`](Self::restore), for an extent named together with its use. Also returns `false` if a live

@@ -75,7 +75,7 @@ impl Space {
     }
 
     /// Waits until [`is_near_full`](Self::is_near_full) returns `false`, writing buffers that wait.
-    pub(crate) fn wait_for_room(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
+    pub(crate) fn wait_for_writes(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
         while self.is_near_full() {
             self.run_jobs(&written)?;
             let mut jobs = self.write_jobs.jobs.lock();

@@ -137,9 +137,9 @@ mod tests {
         db.keyspace("k").unwrap();
         db.checkpoint().unwrap();
         let store = db.store().unwrap();
-        assert_eq!(store.engine.space.room_bytes(), 0, "the one before left its segment open");
+        assert_eq!(store.engine.space.open_segment_bytes(), 0, "the one before left its segment open");
         store.prepare_checkpoint(Frees::Nothing).unwrap();
-        assert!(store.engine.space.room_bytes() > 0);
+        assert!(store.engine.space.open_segment_bytes() > 0);
     }
 
     /// A checkpoint captures counts only until they are written: changes are folded again while it syncs.

@@ -212,8 +212,8 @@ impl Writing<'_> {
             entries.clear();
             next = capture.entries(first, PART_ENTRIES_MAX, &mut entries);
             self.buffer.begin(PartKind::Entries);
-            let has_room = entries.iter().all(|&(page, rows)| self.buffer.push_entry(page, rows));
-            assert!(has_room, "a part has no room for {} entries", entries.len());
+            let fits = entries.iter().all(|&(page, rows)| self.buffer.push_entry(page, rows));
+            assert!(fits, "a part has no room for {} entries", entries.len());
             counted.entry_count += entries.len() as u64;
             self.write_part()?;
         }
@@ -322,11 +322,11 @@ impl Reading {
         let (mut change_count, mut entry_count) = (0, 0);
         let is_possible =
             |change: &ListedChange<'_>| change.timestamp > Timestamp(0) && change.timestamp <= head.timestamp;
-        let has_room = counts.add_changes(part.changes().take_while(is_possible).map(|change| {
+        let fits = counts.add_changes(part.changes().take_while(is_possible).map(|change| {
             change_count += 1;
             (change.key, change.timestamp, change.is_insert)
         }));
-        if !has_room {
+        if !fits {
             return None;
         }
         for (page, rows) in part.entries() {

@@ -15,7 +15,7 @@
 pub(crate) mod node;
 mod structure;
 
-pub(crate) use structure::{Emptied, FRAMES_NEEDED, Incoming, has_room};
+pub(crate) use structure::{Emptied, FRAMES_NEEDED, Incoming, fits};
 
 use std::sync::Arc;
 

@@ -82,7 +82,7 @@ enum Progress {
 impl Tree {
     /// Splits leaves until the rows that belong to each leaf fit into it together. The rows ascend. Waits for pages and
     /// frames.
-    pub(crate) fn make_room<'a>(&'a self, mode: WaitMode<'a>, mut rows: &'a [Incoming<'a>]) -> Boxed<'a, Result<()>> {
+    pub(crate) fn split_for<'a>(&'a self, mode: WaitMode<'a>, mut rows: &'a [Incoming<'a>]) -> Boxed<'a, Result<()>> {
         Box::pin(async move {
             debug_assert!(rows.is_sorted_by(|left, right| left.key < right.key), "rows out of order");
             let mut frames = Vec::with_capacity(FRAMES_NEEDED);
@@ -119,11 +119,11 @@ impl Tree {
         let epoch_guard = self.pool.space.epoch_latch.shared();
         let mut path: Vec<(PageId, bool)> = Vec::new();
         let found = self.descend(Target::At(key), |page, _, inner, _| {
-            path.push((page, inner.room_for_separator(self.key_bytes_max())));
+            path.push((page, inner.fits_separator(self.key_bytes_max())));
         })?;
         let Some((leaf_page, _)) = found else { return Ok(Progress::Again) };
         // Make room from the top down: the parent of the highest full node has room for a split of that node.
-        if let Some(full) = path.iter().position(|&(_, has_room)| !has_room) {
+        if let Some(full) = path.iter().position(|&(_, fits)| !fits) {
             return if full == 0 {
                 self.grow_root(&epoch_guard, frames)
             } else {
@@ -217,7 +217,7 @@ impl Tree {
         let Some(separator) = plan_split(&Leaf::new(&leaf), rows) else {
             return Ok(Progress::Done(Leaf::new(&leaf).upper_fence().map(<[u8]>::to_vec)));
         };
-        if !inner.room_for_separator(separator.len()) {
+        if !inner.fits_separator(separator.len()) {
             return Ok(Progress::Again);
         }
         if leaf.header().dirty().is_some_and(|epoch| epoch != epoch_guard.epoch()) {
@@ -279,7 +279,7 @@ impl Tree {
     fn grow_root<'p>(&'p self, epoch_guard: &EpochGuard<'_>, frames: &mut Vec<NewFrame<'p>>) -> Result<Progress, Stop> {
         let Some(root) = self.latch_inner(PageId::ROOT) else { return Ok(Progress::Again) };
         let inner = Inner::new(&root);
-        if inner.room_for_separator(self.key_bytes_max()) {
+        if inner.fits_separator(self.key_bytes_max()) {
             return Ok(Progress::Again);
         }
         self.pool.prepare_change(epoch_guard, &root)?;
@@ -316,7 +316,7 @@ impl Tree {
         }
         let Some(full) = self.latch_inner(page) else { return Ok(Progress::Again) };
         let node = Inner::new(&full);
-        if !node.covers(key) || node.room_for_separator(self.key_bytes_max()) {
+        if !node.covers(key) || node.fits_separator(self.key_bytes_max()) {
             return Ok(Progress::Again);
         }
         assert!(node.level() + 1 == inner.level(), "a child is not of the level below");
@@ -325,7 +325,7 @@ impl Tree {
         left.copy_from_slice(&full);
         let mut separator = Vec::new();
         InnerMut::new(&mut left).split_to(at, &mut right, &mut separator);
-        if !inner.room_for_separator(separator.len()) {
+        if !inner.fits_separator(separator.len()) {
             return Ok(Progress::Again);
         }
         self.pool.prepare_change(epoch_guard, &parent)?;
@@ -537,18 +537,18 @@ impl Tree {
 
 /// Returns `true` if all rows that the leaf covers fit into it when they are put in this order. Space that removals
 /// free is not counted; at worst this splits a leaf early.
-pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
+pub(crate) fn fits(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
     let upper = leaf.upper_fence();
     let covered = || rows.iter().take_while(|row| upper.is_none_or(|upper| row.key < upper));
     let puts = || covered().filter_map(|row| Some((row.key, row.value_bytes?)));
     // If they would fit as new rows, which is the usual case, skip looking for existing ones.
     let mut free_bytes = leaf.free_bytes();
-    let is_room_for_new = puts().all(|(key, value_bytes)| {
-        let room = free_bytes.checked_sub(leaf.row_cost(key.len(), value_bytes));
-        free_bytes = room.unwrap_or(0);
-        room.is_some()
+    let new_rows_fit = puts().all(|(key, value_bytes)| {
+        let left_bytes = free_bytes.checked_sub(leaf.row_cost(key.len(), value_bytes));
+        free_bytes = left_bytes.unwrap_or(0);
+        left_bytes.is_some()
     });
-    if is_room_for_new {
+    if new_rows_fit {
         return true;
     }
     let mut free_bytes = leaf.free_bytes();
@@ -557,9 +557,9 @@ pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
         let place = if are_behind { Err(leaf.len()) } else { leaf.search(key) };
         are_behind = place == Err(leaf.len());
         let replaced_bytes = place.map_or(0, |index| leaf.row_cost(key.len(), leaf.value(index).stored_bytes()));
-        let room = (free_bytes + replaced_bytes).checked_sub(leaf.row_cost(key.len(), value_bytes));
-        free_bytes = room.unwrap_or(0);
-        room.is_some()
+        let left_bytes = (free_bytes + replaced_bytes).checked_sub(leaf.row_cost(key.len(), value_bytes));
+        free_bytes = left_bytes.unwrap_or(0);
+        left_bytes.is_some()
     })
 }
 
@@ -567,9 +567,9 @@ pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
 fn progress_after_split(left: &Leaf<'_>, right: &Leaf<'_>, rows: &[Incoming<'_>]) -> Progress {
     let separator = left.upper_fence().expect("a leaf was split here");
     debug_assert!(right.lower_fence() == Some(separator), "a split leaves a gap");
-    let is_left_done = has_room(left, rows);
+    let is_left_done = fits(left, rows);
     let right_rows = &rows[rows.partition_point(|row| row.key < separator)..];
-    match has_room(right, right_rows) {
+    match fits(right, right_rows) {
         true if is_left_done => Progress::Done(right.upper_fence().map(<[u8]>::to_vec)),
         false if is_left_done && rows[0].key < separator => Progress::Done(Some(separator.to_vec())),
         _ => Progress::Again,
@@ -578,7 +578,7 @@ fn progress_after_split(left: &Leaf<'_>, right: &Leaf<'_>, rows: &[Incoming<'_>]
 
 /// Returns the separator of a split that brings the rows closer to fitting, or `None` if they fit already.
 fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
-    if has_room(leaf, rows) {
+    if fits(leaf, rows) {
         return None;
     }
     let puts = puts_ahead(leaf, rows);
@@ -741,9 +741,9 @@ mod tests {
         }
     }
 
-    /// If `has_room` returns `true`, the rows can be put one after the other. Otherwise the leaf can be split.
+    /// If `fits` returns `true`, the rows can be put one after the other. Otherwise the leaf can be split.
     #[test]
-    fn rows_that_have_room_can_be_put() {
+    fn rows_that_fit_can_be_put() {
         let mut random = Random(3);
         let mut seen = BTreeMap::new();
         for _ in 0..20_000 {
@@ -770,7 +770,7 @@ mod tests {
             let mut changed = page.clone();
             let mut covered = rows.iter().filter(|row| leaf.covers(row.key));
             let fit = covered.all(|row| row.value_bytes.is_none_or(|bytes| put(&mut changed, row.key, bytes)));
-            assert_eq!(has_room(&leaf, &rows), fit, "{rows:?}");
+            assert_eq!(fits(&leaf, &rows), fit, "{rows:?}");
             match plan_split(&leaf, &rows) {
                 None => assert!(fit, "a leaf without room is not split: {rows:?}"),
                 Some(separator) => assert!(!fit && leaf.covers(&separator) && separator != b"k", "{rows:?}"),

@@ -78,9 +78,12 @@ fn the_policy_admits_by_a_table() {
         ((1, 8191, 9 * MB, 0, 0), Purpose::WriteBack(Frees::Segments), 4096, granted),
         ((1, 8191, 9 * MB, 0, MB), Purpose::WriteBack(Frees::Segments), 4096, alike(2)),
     ];
-    for &((free_segments, room_bytes, dirty_bytes, reserved_bytes, table_bytes), purpose, bytes, expected) in table {
+    for &((free_segments, open_segment_bytes, dirty_bytes, reserved_bytes, table_bytes), purpose, bytes, expected) in
+        table
+    {
         let segment_bytes = SEGMENT_BYTES;
-        let state = SpaceState { segment_bytes, free_segments, room_bytes, dirty_bytes, reserved_bytes, table_bytes };
+        let state =
+            SpaceState { segment_bytes, free_segments, open_segment_bytes, dirty_bytes, reserved_bytes, table_bytes };
         assert_eq!(admit(&state, purpose, bytes), expected, "{purpose:?} of {bytes} bytes in {state:?}");
     }
 }
@@ -95,7 +98,7 @@ fn more_space_never_admits_less() {
         let state = SpaceState {
             segment_bytes: SEGMENT_BYTES,
             free_segments: below(40),
-            room_bytes: below(SEGMENT_BYTES),
+            open_segment_bytes: below(SEGMENT_BYTES),
             dirty_bytes: below(8 << 20),
             reserved_bytes: below(8 << 20),
             table_bytes: below(4 << 20),
@@ -142,7 +145,7 @@ fn moves_leave_space_for_a_checkpoint() {
         let state = SpaceState {
             segment_bytes: SEGMENT_BYTES,
             free_segments: below(20),
-            room_bytes: below(SEGMENT_BYTES),
+            open_segment_bytes: below(SEGMENT_BYTES),
             dirty_bytes: below(8 << 20),
             reserved_bytes: 0,
             table_bytes: below(4 << 20),
@@ -165,7 +168,7 @@ fn plenty_of_space_admits_twice_the_bytes() {
         let state = SpaceState {
             segment_bytes: SEGMENT_BYTES,
             free_segments: below(60),
-            room_bytes: below(SEGMENT_BYTES),
+            open_segment_bytes: below(SEGMENT_BYTES),
             dirty_bytes: below(8 << 20),
             reserved_bytes: below(8 << 20),
             table_bytes: below(4 << 20),
@@ -186,7 +189,7 @@ fn the_readme_shows_the_policy() {
     let page_bytes = 4096;
     let small = SpaceState { segment_bytes: SEGMENT_BYTES, ..SpaceState::default() };
     let large = SpaceState { dirty_bytes: 20 * MB, reserved_bytes: 4 * MB, table_bytes: 3 * MB, ..small };
-    let half_open = SpaceState { room_bytes: MB / 2, ..large };
+    let half_open = SpaceState { open_segment_bytes: MB / 2, ..large };
     let row = |name: &str, purpose: Purpose, bytes: u64, state: &SpaceState| {
         let (full, least) = purpose.demands(state, bytes);
         let least_text = if full == least { "the same".to_owned() } else { least.to_string() };

@@ -7,7 +7,7 @@
 use std::cmp::Ordering;
 use std::ops::Deref;
 
-use super::{NoRoom, Node, NodeMut, SPLIT_WINDOW_SHARE};
+use super::{Node, NodeMut, PageFull, SPLIT_WINDOW_SHARE};
 use crate::format::node::{CHILD_BYTES, CHILD_PAGE_OFFSET, SLOT_BYTES, SLOTS_OFFSET};
 use crate::format::{PageId, get_u32, put_u32};
 
@@ -102,7 +102,7 @@ impl<'a> Inner<'a> {
 
     /// Returns `true` if a child fits with any covered separator of up to `separator_bytes`.
     #[inline]
-    pub(crate) fn room_for_separator(&self, separator_bytes: usize) -> bool {
+    pub(crate) fn fits_separator(&self, separator_bytes: usize) -> bool {
         SLOT_BYTES + CHILD_BYTES + separator_bytes.saturating_sub(self.prefix_bytes()) <= self.free_bytes()
     }
 
@@ -196,7 +196,7 @@ impl<'a> InnerMut<'a> {
     }
 
     /// Inserts child `index`, which takes over the range from `separator` on from child `index - 1`.
-    pub(crate) fn insert_child(&mut self, index: usize, separator: &[u8], child: PageId) -> Result<(), NoRoom> {
+    pub(crate) fn insert_child(&mut self, index: usize, separator: &[u8], child: PageId) -> Result<(), PageFull> {
         let inner = self.as_inner();
         debug_assert!(inner.covers(separator) && inner.lower_fence() != Some(separator));
         debug_assert_eq!(inner.find(1, separator), Err(index), "a separator out of order");
@@ -237,9 +237,9 @@ impl<'a> InnerMut<'a> {
     }
 
     /// Takes over the right neighbour's children and range.
-    pub(crate) fn merge_from(&mut self, right: &Inner<'_>) -> Result<(), NoRoom> {
+    pub(crate) fn merge_from(&mut self, right: &Inner<'_>) -> Result<(), PageFull> {
         if !self.as_inner().can_merge(right) {
-            return Err(NoRoom);
+            return Err(PageFull);
         }
         self.0.rebuild(|left, copy| {
             let old = Inner::new(copy);

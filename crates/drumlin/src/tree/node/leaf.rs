@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::ops::{Deref, Range};
 
-use super::{NoRoom, Node, NodeMut, SPLIT_WINDOW_SHARE, Slot, head_of, separator_between, slot_offset};
+use super::{Node, NodeMut, PageFull, SPLIT_WINDOW_SHARE, Slot, head_of, separator_between, slot_offset};
 use crate::format::node::{
     HEAP_BYTES_OFFSET, LARGE_REF_BYTES, LargeRef, SLOT_BYTES, SLOT_LARGE_FLAG, SLOT_SUFFIX_BYTES_OFFSET, SLOTS_OFFSET,
     VALUE_LENGTH_BYTES, inline_bytes_max, key_bytes_max,
@@ -381,7 +381,7 @@ impl<'a> LeafMut<'a> {
 
     /// Inserts a row at `index`, the place that [`Leaf::search`] found for its key.
     #[inline]
-    pub(crate) fn insert(&mut self, index: usize, key: &[u8], value: RowValue<'_>) -> Result<(), NoRoom> {
+    pub(crate) fn insert(&mut self, index: usize, key: &[u8], value: RowValue<'_>) -> Result<(), PageFull> {
         let leaf = self.as_leaf();
         debug_assert!(leaf.covers(key), "a key that belongs elsewhere");
         debug_assert_eq!(leaf.search(key), Err(index), "a key out of order");
@@ -407,7 +407,7 @@ impl<'a> LeafMut<'a> {
     /// Inserts a row after all others.
     #[inline]
     #[cfg_attr(not(test), expect(dead_code, reason = "bulk loading will use it"))]
-    pub(crate) fn append(&mut self, key: &[u8], value: RowValue<'_>) -> Result<(), NoRoom> {
+    pub(crate) fn append(&mut self, key: &[u8], value: RowValue<'_>) -> Result<(), PageFull> {
         self.insert(self.as_leaf().len(), key, value)
     }
 
@@ -419,7 +419,7 @@ impl<'a> LeafMut<'a> {
     }
 
     /// Replaces the value of row `index`: in place if the new value is not longer, otherwise in new space.
-    pub(crate) fn replace(&mut self, index: usize, value: RowValue<'_>) -> Result<(), NoRoom> {
+    pub(crate) fn replace(&mut self, index: usize, value: RowValue<'_>) -> Result<(), PageFull> {
         debug_assert!(value.stored_bytes() <= self.as_leaf().inline_bytes_max(index));
         value.with_bytes(|bytes, flag| {
             let rest = self.resize_rest(index, VALUE_LENGTH_BYTES + bytes.len())?;
@@ -434,7 +434,7 @@ impl<'a> LeafMut<'a> {
 
     /// Resizes the part of a row after its suffix to `rest_bytes`. Returns where it starts. Its content is lost.
     #[inline]
-    fn resize_rest(&mut self, index: usize, rest_bytes: usize) -> Result<usize, NoRoom> {
+    fn resize_rest(&mut self, index: usize, rest_bytes: usize) -> Result<usize, PageFull> {
         let leaf = self.as_leaf();
         let slot = leaf.slot(index);
         let (row, suffix_bytes) = (slot.row(), slot.suffix_bytes());
@@ -457,7 +457,7 @@ impl<'a> LeafMut<'a> {
             return Ok(new_row + suffix_bytes);
         }
         if rest_bytes > leaf.free_bytes() + old_rest_bytes {
-            return Err(NoRoom);
+            return Err(PageFull);
         }
         self.0.compact(Some((index, rest_bytes)));
         Ok(self.as_leaf().slot(index).row() + suffix_bytes)
@@ -491,9 +491,9 @@ impl<'a> LeafMut<'a> {
     }
 
     /// Takes over the right neighbour's rows and range.
-    pub(crate) fn merge_from(&mut self, right: &Leaf<'_>) -> Result<(), NoRoom> {
+    pub(crate) fn merge_from(&mut self, right: &Leaf<'_>) -> Result<(), PageFull> {
         if !self.as_leaf().can_merge(right) {
-            return Err(NoRoom);
+            return Err(PageFull);
         }
         self.0.rebuild(|left, copy| {
             let old = Leaf::new(copy);

@@ -58,7 +58,7 @@ pub(crate) use packed::{EMPTY_LEAF, PackedRow, child_rest, large_rest, pack, pus
 
 /// The page has no room, even if its heap were compacted. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct NoRoom;
+pub(crate) struct PageFull;
 
 /// The number of consecutive insertions at one end of a node that count as a sorted load. The node is then split at
 /// that end.
@@ -569,7 +569,7 @@ impl NodeMut<'_> {
 
     /// Inserts a row without the bytes after its suffix. Returns the offset at which the caller has to write them.
     #[inline]
-    fn open_row(&mut self, index: usize, suffix: &[u8], rest_bytes: usize, flag: u16) -> Result<usize, NoRoom> {
+    fn open_row(&mut self, index: usize, suffix: &[u8], rest_bytes: usize, flag: u16) -> Result<usize, PageFull> {
         let row_bytes = suffix.len() + rest_bytes;
         if SLOT_BYTES + row_bytes > self.view().gap_bytes() {
             self.make_gap(SLOT_BYTES + row_bytes)?;
@@ -639,9 +639,9 @@ impl NodeMut<'_> {
 
     /// Makes a gap of `bytes` by compacting the heap, if enough bytes are free.
     #[cold]
-    fn make_gap(&mut self, bytes: usize) -> Result<(), NoRoom> {
+    fn make_gap(&mut self, bytes: usize) -> Result<(), PageFull> {
         if bytes > self.view().free_bytes() {
-            return Err(NoRoom);
+            return Err(PageFull);
         }
         self.compact(None);
         debug_assert!(bytes <= self.view().gap_bytes());

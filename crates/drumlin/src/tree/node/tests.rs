@@ -171,7 +171,7 @@ fn random_fences(random: &mut Random, shape: Shape, page_bytes: usize) -> (Optio
 }
 
 /// After inserts, replacements and removals in any order, a leaf holds what a map holds, for every page size, kind of
-/// key and fences. `NoRoom` is returned exactly when the bytes do not fit, and then nothing has changed.
+/// key and fences. `PageFull` is returned exactly when the bytes do not fit, and then nothing has changed.
 #[test]
 fn a_leaf_behaves_as_a_map() {
     let mut random = Random(1);
@@ -200,18 +200,18 @@ fn a_leaf_behaves_as_a_map() {
                 }
                 Ok(index) => {
                     let leaf = Leaf::new(&page);
-                    let room = bytes <= leaf.free_bytes() + leaf.value(index).stored_bytes();
+                    let fits = bytes <= leaf.free_bytes() + leaf.value(index).stored_bytes();
                     let result = LeafMut::new(&mut page).replace(index, value.as_row());
-                    assert_eq!(result.is_ok(), room);
-                    if room {
+                    assert_eq!(result.is_ok(), fits);
+                    if fits {
                         model.insert(key, value);
                     }
                 }
                 Err(index) => {
-                    let room = Leaf::new(&page).row_cost(key.len(), bytes) <= Leaf::new(&page).free_bytes();
+                    let fits = Leaf::new(&page).row_cost(key.len(), bytes) <= Leaf::new(&page).free_bytes();
                     let result = LeafMut::new(&mut page).insert(index, &key, value.as_row());
-                    assert_eq!(result.is_ok(), room);
-                    if room {
+                    assert_eq!(result.is_ok(), fits);
+                    if fits {
                         model.insert(key, value);
                     } else {
                         assert_eq!(page, before);
@@ -243,8 +243,8 @@ fn fragmented_space_is_used_up() {
         leaf.append(&[key], value(45)).unwrap();
     }
     assert_eq!(leaf.as_leaf().free_bytes(), 0);
-    assert_eq!(leaf.append(b"i", value(0)), Err(NoRoom));
-    assert_eq!(leaf.replace(4, value(46)), Err(NoRoom));
+    assert_eq!(leaf.append(b"i", value(0)), Err(PageFull));
+    assert_eq!(leaf.replace(4, value(46)), Err(PageFull));
     // Removing two rows of 56 bytes makes room, in three pieces, for a row of 65 and 9 more bytes of a value; 38 bytes
     // remain.
     leaf.remove(1);
@@ -299,11 +299,11 @@ impl Row {
             let change = match leaf.search(key) {
                 Ok(index) => match LeafMut::new(page).replace(index, value.as_row()) {
                     Ok(()) => break,
-                    Err(NoRoom) => Change::Replace { index, value_bytes },
+                    Err(PageFull) => Change::Replace { index, value_bytes },
                 },
                 Err(index) => match LeafMut::new(page).insert(index, key, value.as_row()) {
                     Ok(()) => break,
-                    Err(NoRoom) => Change::Insert { index, key, value_bytes },
+                    Err(PageFull) => Change::Insert { index, key, value_bytes },
                 },
             };
             assert!(splits < 3, "a change takes more than three splits");
@@ -440,8 +440,8 @@ fn a_leaf_splits_at_every_point() {
             let value = Value::random(&mut random, 10);
             let leaf = Leaf::new(&page);
             // Fill at most half, so that any fence fits.
-            let room = leaf.live_bytes() + key.len() + 40 < page_bytes / 2;
-            if let (true, true, Err(index)) = (leaf.covers(&key), room, leaf.search(&key)) {
+            let fits = leaf.live_bytes() + key.len() + 40 < page_bytes / 2;
+            if let (true, true, Err(index)) = (leaf.covers(&key), fits, leaf.search(&key)) {
                 LeafMut::new(&mut page).insert(index, &key, value.as_row()).unwrap();
                 model.insert(key, value);
             }
@@ -586,9 +586,9 @@ fn an_inner_node_behaves_as_a_list() {
                 inner.remove_child(index - 1);
                 children.remove(index - 1);
             } else if !taken && inner.as_inner().covers(&key) && lower != Some(&key[..]) {
-                let room = inner.as_inner().room_for_separator(key.len());
-                assert_eq!(inner.insert_child(index, &key, PageId(number)).is_ok(), room);
-                if room {
+                let fits = inner.as_inner().fits_separator(key.len());
+                assert_eq!(inner.insert_child(index, &key, PageId(number)).is_ok(), fits);
+                if fits {
                     children.insert(index, (key, PageId(number)));
                 }
             }
@@ -630,14 +630,14 @@ fn full_inner_nodes_do_not_merge() {
     let [left, right] = &mut pages;
     let before = left.clone();
     assert!(!Inner::new(left).can_merge(&Inner::new(right)));
-    assert_eq!(InnerMut::new(left).merge_from(&Inner::new(right)), Err(NoRoom));
+    assert_eq!(InnerMut::new(left).merge_from(&Inner::new(right)), Err(PageFull));
     assert_eq!(*left, before);
 }
 
 /// With fences and separators of any length, a node with one child has room for a separator, and a node with more can
 /// be split. A sorted load leaves full nodes.
 #[test]
-fn inner_nodes_always_find_room() {
+fn inner_nodes_always_split_in_time() {
     let mut random = Random(7);
     for (shape, page_bytes) in SHAPES.iter().flat_map(|shape| [(*shape, 512), (*shape, 4096)]) {
         let (mut nodes, mut separators) = (vec![new_page(page_bytes)], BTreeMap::new());
@@ -650,7 +650,7 @@ fn inner_nodes_always_find_room() {
                 continue;
             }
             separators.insert(key.clone(), number);
-            while !Inner::new(&nodes[position]).room_for_separator(key.len()) {
+            while !Inner::new(&nodes[position]).fits_separator(key.len()) {
                 let (mut right, mut separator) = (new_page(page_bytes), Vec::new());
                 let at = Inner::new(&nodes[position]).split_index();
                 InnerMut::new(&mut nodes[position]).split_to(at, &mut right, &mut separator);
@@ -677,7 +677,7 @@ fn inner_nodes_always_find_room() {
         for number in 0..4000u64 {
             let key = if descending { 9999 - number } else { number + 1 }.to_be_bytes();
             let mut position = if descending { 0 } else { nodes.len() - 1 };
-            if !Inner::new(&nodes[position]).room_for_separator(8) {
+            if !Inner::new(&nodes[position]).fits_separator(8) {
                 let (mut right, mut separator) = (new_page(4096), Vec::new());
                 let at = Inner::new(&nodes[position]).split_index();
                 InnerMut::new(&mut nodes[position]).split_to(at, &mut right, &mut separator);
@@ -712,7 +712,7 @@ fn children_of_full_nodes(leaves: usize, key: impl Fn(usize) -> Vec<u8>) -> Vec<
         let mut position =
             nodes.partition_point(|page| Inner::new(page).upper_fence().is_some_and(|at| at <= separator));
         let node = Inner::new(&nodes[position]);
-        if !node.room_for_separator(separator.len()) {
+        if !node.fits_separator(separator.len()) {
             if node.lower_fence().is_some() && node.upper_fence().is_some() {
                 counts.push(node.len());
             }

@@ -304,7 +304,7 @@ impl Engine {
     pub(super) fn try_reserve_pages(&self, rows: &[Row<'_>]) -> Result<Option<SpaceReservation<'_>>> {
         let growth = self.check_tables(rows)?;
         if self.pool.frames.is_over_limit(growth)
-            || !self.space.has_room_for_changes(self.changes_max(0), self.budget.epoch_changes_max())
+            || !self.space.admits_changes(self.changes_max(0), self.budget.epoch_changes_max())
         {
             return Ok(None);
         }
@@ -365,12 +365,12 @@ impl Engine {
     /// changes that this commit is certain to add: the chunks of its large values.
     pub(crate) async fn secure_changes(&self, mode: WaitMode<'_>, more: u64) {
         let (limit, unfreed_max) = (self.changes_max(more), self.budget.epoch_changes_max());
-        if self.space.has_room_for_changes(limit, unfreed_max) {
+        if self.space.admits_changes(limit, unfreed_max) {
             return;
         }
         crate::coverage::mark!("a commit waited for a checkpoint that takes earlier changes");
         let (reclaim, space) = (Arc::clone(&self.reclaim), Arc::clone(&self.space));
-        mode.run(move || reclaim.wait_for_checkpoint(&|| space.has_room_for_changes(limit, unfreed_max))).await;
+        mode.run(move || reclaim.wait_for_checkpoint(&|| space.admits_changes(limit, unfreed_max))).await;
     }
 
     /// Frees the large values that no reader needs, all of them: waits for the checkpoints that this takes.

@@ -103,7 +103,7 @@ impl<L> Engine<L> {
                     drop(pinned_reads);
                     pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
                 }
-                Err(Unready::Room(range)) => rows[range.start].tree.make_room(mode, &incoming[range]).await?,
+                Err(Unready::LeafFull(range)) => rows[range.start].tree.split_for(mode, &incoming[range]).await?,
                 Err(Unready::LogSpace | Unready::Memory) => unreachable!("a commit lacks what it has reserved"),
             }
         }

@@ -138,7 +138,7 @@ impl Engine {
         let logged = match applied {
             Ok(logged) => logged,
             Err(Unready::Error(error)) => return Err(error),
-            Err(Unready::Needs(_) | Unready::Room(_) | Unready::LogSpace | Unready::Memory) => {
+            Err(Unready::Needs(_) | Unready::LeafFull(_) | Unready::LogSpace | Unready::Memory) => {
                 crate::coverage::mark!("a commit could not be made at once");
                 return Ok(None);
             }
@@ -184,8 +184,8 @@ impl Engine {
         let epoch_guard = self.space.epoch_latch.shared();
         let mut write = row.tree.write_leaf(row.key, &|_| false)?;
         let leaf = Leaf::new(&write);
-        if !crate::tree::has_room(&leaf, std::slice::from_ref(&incoming)) {
-            return Err(Unready::Room(0..1));
+        if !crate::tree::fits(&leaf, std::slice::from_ref(&incoming)) {
+            return Err(Unready::LeafFull(0..1));
         }
         let found = leaf.search(row.key);
         let replaced = found.ok().map(|at| leaf.value(at));

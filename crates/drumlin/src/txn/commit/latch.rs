@@ -153,8 +153,8 @@ impl<L> Engine<L> {
             let leaf = Leaf::new(&write);
             let rows = leaves.pass(&self.versions, tree, write.page(), &leaf).map_err(Unready::Error)?;
             if !rows.is_empty() {
-                if !crate::tree::has_room(&leaf, &work.incoming[rows.clone()]) {
-                    return Err(Unready::Room(rows));
+                if !crate::tree::fits(&leaf, &work.incoming[rows.clone()]) {
+                    return Err(Unready::LeafFull(rows));
                 }
                 self.pool.prepare_change(&latched.epoch_guard, &write)?;
             }

@@ -173,7 +173,7 @@ impl Pinning<'_, '_> {
         // The fixed part is counted twice, in case the leaf is split.
         self.version_bytes += undo_bytes_max(rows_bytes) + undo_bytes_max(0);
         let incoming = &self.incoming[row..end];
-        if crate::tree::has_room(&leaf, incoming) {
+        if crate::tree::fits(&leaf, incoming) {
             // Prefetch the lines we are about to write; a store miss would stall the ones behind it.
             page.prefetch(leaf.upcoming_bytes(incoming.iter().map(Incoming::row_bytes).sum()));
         } else {
@@ -357,7 +357,7 @@ impl<L> Engine<L> {
         debug_assert!(pinned.leaves.is_sorted_by(|left, right| left.row < right.row), "a row has two leaves");
         debug_assert!(pinned.leaves.first().is_some_and(|first| first.row == 0), "the first row has no leaf");
         for range in full {
-            rows[range.start].tree.make_room(mode, &incoming[range]).await?;
+            rows[range.start].tree.split_for(mode, &incoming[range]).await?;
         }
         Ok((pinned, version_bytes))
     }

@@ -14,7 +14,7 @@ use crate::txn::clock::Clock;
 pub(super) enum Unready {
     Needs(Needs),
     /// These rows do not fit into their leaves.
-    Room(Range<usize>),
+    LeafFull(Range<usize>),
     /// The log has no space for the record. Only commits that reserve none get this.
     LogSpace,
     /// Memory for the versions was not available at once. Only commits that reserve none get this.

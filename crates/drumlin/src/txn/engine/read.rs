@@ -77,7 +77,7 @@ pub(crate) trait Destination: Send {
     fn copy(&mut self, value: &[u8]);
 
     /// Returns a vector to read a larger value into.
-    fn take_room(&mut self) -> Vec<u8>;
+    fn take_buffer(&mut self) -> Vec<u8>;
 
     /// Takes a value that was read into a vector.
     fn put(&mut self, value: Vec<u8>);
@@ -90,7 +90,7 @@ impl Destination for Vec<u8> {
         self.extend_from_slice(value);
     }
 
-    fn take_room(&mut self) -> Vec<u8> {
+    fn take_buffer(&mut self) -> Vec<u8> {
         std::mem::take(self)
     }
 
@@ -112,7 +112,7 @@ impl<T: OwnedValue> Destination for Option<T> {
         *self = Some(T::from(value));
     }
 
-    fn take_room(&mut self) -> Vec<u8> {
+    fn take_buffer(&mut self) -> Vec<u8> {
         Vec::new()
     }
 
@@ -339,7 +339,7 @@ impl Engine {
         Box::pin(async move {
             let mut failed = None;
             loop {
-                match values::read_whole(mode, tree, &reference, to.take_room()).await {
+                match values::read_whole(mode, tree, &reference, to.take_buffer()).await {
                     Ok(Some(value)) => {
                         assert!(value.len() as u64 == reference.length, "{reference:?} is {} bytes long", value.len());
                         to.put(value);

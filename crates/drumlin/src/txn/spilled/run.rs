@@ -137,8 +137,8 @@ impl RunWriter {
         assert!(last <= (row.keyspace, row.key), "rows of a run are out of order");
         if !self.buffer.push(row) {
             self.write()?;
-            let has_room = self.buffer.push(row);
-            assert!(has_room, "an empty block has no room for a row");
+            let fits = self.buffer.push(row);
+            assert!(fits, "an empty block has no room for a row");
         }
         if self.first.is_none() {
             let (keyspace, last) = &self.last_key;
