@@ -84,16 +84,16 @@ impl Workers {
     /// If `body` panics.
     pub async fn run<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
         let answer = Arc::new(Mutex::new(Answer { value: None, waker: None }));
-        let place = Arc::clone(&answer);
+        let answer_slot = Arc::clone(&answer);
         let mut job: Option<Job> = Some(Box::new(move || {
             let value = catch_unwind(AssertUnwindSafe(body));
             let waker = {
-                let mut answer = place.lock();
+                let mut answer = answer_slot.lock();
                 answer.value = Some(value);
                 answer.waker.take()
             };
             // If the task is gone, the result is dropped here.
-            drop(place);
+            drop(answer_slot);
             if let Some(waker) = waker {
                 waker.wake();
             }

@@ -96,8 +96,8 @@ impl Seek {
     fn own_within(&self, (lower, upper): (&[u8], Option<&[u8]>)) -> &[(Vec<u8>, i64)] {
         debug_assert!(self.own.is_sorted(), "changes of a reader are out of order");
         debug_assert!(self.own.iter().all(|(_, change)| change.abs() == 1), "a row is inserted twice");
-        let place_of = |bound: &[u8]| self.own.partition_point(|(key, _)| key[..] < *bound);
-        &self.own[place_of(lower)..upper.map_or(self.own.len(), place_of)]
+        let index_of = |bound: &[u8]| self.own.partition_point(|(key, _)| key[..] < *bound);
+        &self.own[index_of(lower)..upper.map_or(self.own.len(), index_of)]
     }
 
     /// Passes the rows of an interval, to which `changes` rows are added, unless the row sought is among them. Returns

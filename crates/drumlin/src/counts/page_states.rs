@@ -72,7 +72,7 @@ pub(crate) enum StateLevel {
     Inner,
 }
 
-/// The states of pages with adjacent numbers, stored in consecutive places of equal length. Most reducers have states
+/// The states of pages with adjacent numbers, stored in consecutive slots of equal length. Most reducers have states
 /// of one length, or nearly so.
 #[derive(Default)]
 struct Block {
@@ -80,28 +80,28 @@ struct Block {
     present: u64,
     /// The bits of those pages that are leaves.
     leaves: u64,
-    /// Bytes of a place: stamp, length, and room for the longest state.
-    place_bytes: usize,
-    places: Vec<u8>,
+    /// Bytes of a slot: stamp, length, and room for the longest state.
+    slot_bytes: usize,
+    slots: Vec<u8>,
 }
 
-/// Bytes of a place before the state. Fixed by its layout.
-const PLACE_HEAD_BYTES: usize = 12;
+/// Bytes of a slot before the state. Fixed by its layout.
+const SLOT_HEAD_BYTES: usize = 12;
 /// Number of states for which a block grows at a time.
 const BLOCK_GROWTH_STATES: usize = 8;
-/// Bytes of a block without its places, in a hash table that is three quarters full.
+/// Bytes of a block without its slots, in a hash table that is three quarters full.
 const BLOCK_BYTES: usize = (size_of::<(u32, Block)>() + 1) * 4 / 3;
 
 impl Block {
-    /// Returns the index of a page's place, or of the place that it would get.
+    /// Returns the index of a page's slot, or of the slot that it would get.
     fn rank(&self, index: usize) -> usize {
         debug_assert!(index < BLOCK_PAGES, "page {index} of a block");
         (self.present & ((1 << index) - 1)).count_ones() as usize
     }
 
-    fn place(&self, rank: usize) -> &[u8] {
-        debug_assert!(rank < self.present.count_ones() as usize, "place {rank} has no state");
-        &self.places[rank * self.place_bytes..][..self.place_bytes]
+    fn slot(&self, rank: usize) -> &[u8] {
+        debug_assert!(rank < self.present.count_ones() as usize, "slot {rank} has no state");
+        &self.slots[rank * self.slot_bytes..][..self.slot_bytes]
     }
 
     /// Returns the page's stamp and state.
@@ -110,36 +110,36 @@ impl Block {
         if self.present & 1 << index == 0 {
             return None;
         }
-        let place = self.place(self.rank(index));
-        let length = get_u32(place, 8) as usize;
-        Some((get_u64(place, 0), &place[PLACE_HEAD_BYTES..][..length]))
+        let slot = self.slot(self.rank(index));
+        let length = get_u32(slot, 8) as usize;
+        Some((get_u64(slot, 0), &slot[SLOT_HEAD_BYTES..][..length]))
     }
 
     fn put(&mut self, index: usize, level: StateLevel, stamp: u64, state: &[u8]) {
-        let needed_bytes = PLACE_HEAD_BYTES + state.len();
-        if needed_bytes > self.place_bytes {
+        let needed_bytes = SLOT_HEAD_BYTES + state.len();
+        if needed_bytes > self.slot_bytes {
             let count = self.present.count_ones() as usize;
             let mut wider = Vec::with_capacity((count + BLOCK_GROWTH_STATES) * needed_bytes);
             for rank in 0..count {
-                wider.extend_from_slice(self.place(rank));
+                wider.extend_from_slice(self.slot(rank));
                 wider.resize((rank + 1) * needed_bytes, 0);
             }
-            (self.places, self.place_bytes) = (wider, needed_bytes);
+            (self.slots, self.slot_bytes) = (wider, needed_bytes);
         }
-        let start = self.rank(index) * self.place_bytes;
+        let start = self.rank(index) * self.slot_bytes;
         let bit = 1 << index;
         if self.present & bit == 0 {
-            if self.places.capacity() < self.places.len() + self.place_bytes {
-                self.places.reserve_exact(BLOCK_GROWTH_STATES * self.place_bytes);
+            if self.slots.capacity() < self.slots.len() + self.slot_bytes {
+                self.slots.reserve_exact(BLOCK_GROWTH_STATES * self.slot_bytes);
             }
-            self.places.splice(start..start, std::iter::repeat_n(0, self.place_bytes));
+            self.slots.splice(start..start, std::iter::repeat_n(0, self.slot_bytes));
         }
         self.present |= bit;
         self.leaves = if level == StateLevel::Leaf { self.leaves | bit } else { self.leaves & !bit };
-        let place = &mut self.places[start..][..self.place_bytes];
-        put_u64(place, 0, stamp);
-        put_u32(place, 8, state.len() as u32);
-        place[PLACE_HEAD_BYTES..][..state.len()].copy_from_slice(state);
+        let slot = &mut self.slots[start..][..self.slot_bytes];
+        put_u64(slot, 0, stamp);
+        put_u32(slot, 8, state.len() as u32);
+        slot[SLOT_HEAD_BYTES..][..state.len()].copy_from_slice(state);
         debug_assert_eq!(self.get(index), Some((stamp, state)), "a state is kept as another");
     }
 
@@ -156,7 +156,7 @@ impl Block {
     }
 
     fn memory_bytes(&self) -> u64 {
-        if self.present == 0 { 0 } else { (heap_bytes(self.places.capacity()) + BLOCK_BYTES) as u64 }
+        if self.present == 0 { 0 } else { (heap_bytes(self.slots.capacity()) + BLOCK_BYTES) as u64 }
     }
 }
 
@@ -386,7 +386,7 @@ impl KeptReduction {
     /// Returns the maximum memory that storing one more state can take: that of a new block, or of a block that has to
     /// grow.
     fn bytes_for(state_bytes: usize) -> u64 {
-        (BLOCK_BYTES + heap_bytes(BLOCK_GROWTH_STATES * (PLACE_HEAD_BYTES + state_bytes))) as u64
+        (BLOCK_BYTES + heap_bytes(BLOCK_GROWTH_STATES * (SLOT_HEAD_BYTES + state_bytes))) as u64
     }
 
     /// Stores a page's state, replacing the one before.

@@ -87,19 +87,19 @@ impl Rows<'_> {
         let total = self.count_at(mode, bounds.clone(), Some(&snapshot)).await?;
         let wanted = (row_count as u64).min(total);
         let mut random = Random(store.engine.backend.random());
-        // R. W. Floyd's algorithm: every set of `wanted` places is equally likely (Bentley, "Programming Pearls: A
+        // R. W. Floyd's algorithm: every set of `wanted` ranks is equally likely (Bentley, "Programming Pearls: A
         // sample of brilliance", CACM 1987).
-        let mut places = BTreeSet::new();
+        let mut ranks = BTreeSet::new();
         for last in total - wanted..total {
-            let place = random.below(last + 1);
-            if !places.insert(place) {
-                places.insert(last);
+            let rank = random.below(last + 1);
+            if !ranks.insert(rank) {
+                ranks.insert(last);
             }
         }
-        assert!(places.len() as u64 == wanted, "a sample of {wanted} has {} rows", places.len());
+        assert!(ranks.len() as u64 == wanted, "a sample of {wanted} has {} rows", ranks.len());
         let mut rows = Vec::new();
-        for place in places {
-            rows.extend(self.nth_at(mode, bounds.clone(), place, Some(&snapshot)).await?);
+        for rank in ranks {
+            rows.extend(self.nth_at(mode, bounds.clone(), rank, Some(&snapshot)).await?);
         }
         Ok(rows)
     }
@@ -228,8 +228,8 @@ impl Rows<'_> {
                 Some(at) => Arc::clone(at),
                 None => self.open_snapshot()?,
             };
-            if let Some(place) = self.seek_kept(mode, &kept, &interval, index, &snapshot).await? {
-                let Some((from, skipped)) = place else { return Ok(None) };
+            if let Some(found) = self.seek_kept(mode, &kept, &interval, index, &snapshot).await? {
+                let Some((from, skipped)) = found else { return Ok(None) };
                 let rest = (Bound::Included(from), bounds.1);
                 return self.skip(mode, rest, skipped, Some(&snapshot)).await;
             }

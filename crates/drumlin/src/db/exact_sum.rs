@@ -61,8 +61,8 @@ impl ExactSum {
     }
 
     /// Returns the digit of weight 2^(32 · place).
-    fn digit(&self, place: i32) -> u32 {
-        match usize::try_from(place - self.lowest) {
+    fn digit(&self, position: i32) -> u32 {
+        match usize::try_from(position - self.lowest) {
             Err(_) => 0,
             Ok(at) => self.digits.get(at).copied().unwrap_or_else(|| sign_digit(&self.digits)),
         }
@@ -85,8 +85,8 @@ impl ExactSum {
         // One more digit for the carry.
         let behind = end(&self).max(end(&other)) + 1;
         let mut carry = 0;
-        let digits = (lowest..behind).map(|place| {
-            let sum = u64::from(self.digit(place)) + u64::from(other.digit(place)) + carry;
+        let digits = (lowest..behind).map(|position| {
+            let sum = u64::from(self.digit(position)) + u64::from(other.digit(position)) + carry;
             carry = sum >> DIGIT_BITS;
             sum as u32
         });

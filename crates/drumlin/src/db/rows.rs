@@ -403,7 +403,7 @@ impl Rows<'_> {
                 let content = match store.engine.find_in(mode, tree, key, read_at, <[u8]>::to_vec).await? {
                     None => return Ok(None),
                     Some(Found::Inline(value)) => Content::bytes(&value, &store.engine)?,
-                    Some(Found::Large(reference)) => Content::Placed(reference),
+                    Some(Found::Large(reference)) => Content::Stored(reference),
                 };
                 snapshot.check()?;
                 content

@@ -612,7 +612,7 @@ impl Scan {
         let key = rows.key(direction);
         let content = match rows.value(direction) {
             Fetched::Inline(span) => Content::Copied(rows.part(span)),
-            Fetched::Large(reference) => Content::Placed(reference),
+            Fetched::Large(reference) => Content::Stored(reference),
             Fetched::Own(own) => Content::Own(own),
         };
         self.side_mut(direction).pass(direction);

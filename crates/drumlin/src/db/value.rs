@@ -299,16 +299,16 @@ mod tests {
     fn shown_values_are_apart() {
         let mut outer = ShownValue::new();
         outer.0.extend_from_slice(b"outer");
-        let place = outer.0.as_ptr();
+        let address = outer.0.as_ptr();
         {
             let mut inner = ShownValue::new();
             inner.0.extend_from_slice(&[7; SHOWN_BYTES_KEPT_MAX + 1]);
-            assert_ne!(inner.0.as_ptr(), place);
+            assert_ne!(inner.0.as_ptr(), address);
         }
         assert_eq!(outer.0, b"outer");
         drop(outer);
         let next = ShownValue::new();
-        assert_eq!(next.0.as_ptr(), place, "the vector was not kept");
+        assert_eq!(next.0.as_ptr(), address, "the vector was not kept");
         assert!(ShownValue::new().0.capacity() == 0, "a long vector was kept");
     }
 
@@ -331,14 +331,14 @@ mod tests {
     fn vectors_stay_where_they_are() {
         let mut bytes = Vec::with_capacity(100);
         bytes.extend_from_slice(&[7; 40]);
-        let place = bytes.as_ptr();
+        let address = bytes.as_ptr();
         let value = Value::from(bytes);
         let clone = value.clone();
-        assert_eq!((value.as_ptr(), clone.as_ptr()), (place, place), "it was copied");
+        assert_eq!((value.as_ptr(), clone.as_ptr()), (address, address), "it was copied");
         let copy = clone.into_vec();
-        assert_ne!(copy.as_ptr(), place, "two have one vector");
+        assert_ne!(copy.as_ptr(), address, "two have one vector");
         let bytes = value.into_vec();
-        assert_eq!((bytes.as_ptr(), bytes.len()), (place, 40));
+        assert_eq!((bytes.as_ptr(), bytes.len()), (address, 40));
         assert_eq!(Value::from(vec![7; SHORT_BYTES_MAX]), [7; SHORT_BYTES_MAX]);
         assert_eq!(Arc::<[u8]>::from(Value::from(vec![7; 40])), Arc::from([7; 40]));
     }
@@ -349,10 +349,10 @@ mod tests {
     fn values_become_bytes_in_place() {
         let rows = Arc::new(b"key and a value longer than a pointer".to_vec());
         for value in [Value::from("a value longer than a pointer"), Value::part(&rows, 8..37)] {
-            let place = value.as_ptr();
+            let address = value.as_ptr();
             let bytes = bytes::Bytes::from(value);
             assert_eq!(bytes, "a value longer than a pointer");
-            assert_eq!(bytes.as_ptr(), place, "it was copied");
+            assert_eq!(bytes.as_ptr(), address, "it was copied");
         }
         assert_eq!(bytes::Bytes::from(Value::part(&rows, 0..3)), "key");
     }

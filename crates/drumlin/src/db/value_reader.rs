@@ -71,7 +71,7 @@ pub(crate) enum Content {
     Bytes(Arc<(Vec<u8>, Grant)>),
     /// A value among the rows that a scan has copied.
     Copied(Value),
-    Placed(LargeRef),
+    Stored(LargeRef),
     /// A value put by the reading transaction. It stays readable whatever happens to the transaction.
     Own(Arc<LargeValue>),
 }
@@ -109,7 +109,7 @@ impl ValueReader {
         match &self.content {
             Content::Bytes(bytes) => bytes.0.len() as u64,
             Content::Copied(bytes) => bytes.len() as u64,
-            Content::Placed(reference) => reference.length,
+            Content::Stored(reference) => reference.length,
             Content::Own(value) => value.length,
         }
     }
@@ -139,8 +139,8 @@ impl ValueReader {
     ) -> Result<Piece> {
         let payload = values::chunk_payload_bytes(&store.engine.pool);
         let (chunk_bytes, length) = match content {
-            Content::Placed(reference) if reference.chunk_count == 1 => (reference.length, reference.length),
-            Content::Placed(reference) => (payload, reference.length),
+            Content::Stored(reference) if reference.chunk_count == 1 => (reference.length, reference.length),
+            Content::Stored(reference) => (payload, reference.length),
             Content::Own(value) => (payload, value.length),
             Content::Bytes(_) | Content::Copied(_) => unreachable!("they are there already"),
         };
@@ -153,7 +153,7 @@ impl ValueReader {
         };
         let part = Part { start: skipped as usize, length: piece_bytes as usize };
         let bytes = match content {
-            Content::Placed(reference) => {
+            Content::Stored(reference) => {
                 store.read_chunk(mode, tree, reference, number, snapshot, part, Vec::new()).await?
             }
             Content::Own(value) => store.read_own_chunk(mode, tree, value, number, snapshot, part, Vec::new()).await?,

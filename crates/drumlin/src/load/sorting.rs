@@ -5,7 +5,7 @@ use crate::tree::node::common_bytes;
 
 /// Rows are stored in chunks of this many bytes. The longest row fits into one.
 const CHUNK_BYTES: usize = 128 << 10;
-/// The most chunks that a 32-bit place can address.
+/// The most chunks that a 32-bit offset can address.
 const CHUNKS_MAX: usize = u32::MAX as usize / CHUNK_BYTES;
 /// Bytes before a row's key: the lengths of key and value, and the kind of the value.
 /// Fixed by their layout.
@@ -27,13 +27,13 @@ impl<'b> Waiting<'b> {
     }
 }
 
-/// The place of a row in the buffer, and the beginning of its key.
+/// The offset of a row in the buffer, and the beginning of its key.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     /// The first eight bytes of the key after the prefix that all keys share. Sorting compares them first, without
     /// touching the key (Graefe, "Implementing Sorting in Database Systems", 2006: poor man's normalized keys).
     key_head: u64,
-    place: u32,
+    offset: u32,
 }
 
 /// Rows that wait to be sorted. Among rows with the same key, the later wins.
@@ -107,7 +107,7 @@ impl SortBuffer {
             None => key.len(),
         };
         let chunk = &mut self.chunks[self.newest];
-        let place = u32::try_from(self.newest * CHUNK_BYTES + chunk.len()).expect("few enough chunks");
+        let offset = u32::try_from(self.newest * CHUNK_BYTES + chunk.len()).expect("few enough chunks");
         let bytes = value.bytes();
         chunk.extend((key.len() as u32).to_le_bytes());
         chunk.extend((bytes.len() as u32).to_le_bytes());
@@ -115,12 +115,12 @@ impl SortBuffer {
         chunk.extend_from_slice(key);
         chunk.extend_from_slice(bytes);
         assert!(chunk.len() <= CHUNK_BYTES, "a chunk grows beyond its memory");
-        self.entries.push(Entry { key_head: 0, place });
+        self.entries.push(Entry { key_head: 0, offset });
     }
 
     fn row(&self, entry: Entry) -> (&[u8], Waiting<'_>) {
-        let chunk = &self.chunks[entry.place as usize / CHUNK_BYTES];
-        let row = &chunk[entry.place as usize % CHUNK_BYTES..];
+        let chunk = &self.chunks[entry.offset as usize / CHUNK_BYTES];
+        let row = &chunk[entry.offset as usize % CHUNK_BYTES..];
         let length = |at: usize| u32::from_le_bytes(row[at..at + 4].try_into().expect("four bytes")) as usize;
         let (key, behind) = row[HEAD_BYTES..].split_at(length(0));
         let bytes = &behind[..length(4)];
@@ -143,7 +143,7 @@ impl SortBuffer {
         }
         entries.sort_unstable_by(|left, right| {
             let by_key = || self.key(*left).cmp(self.key(*right));
-            left.key_head.cmp(&right.key_head).then_with(by_key).then(left.place.cmp(&right.place))
+            left.key_head.cmp(&right.key_head).then_with(by_key).then(left.offset.cmp(&right.offset))
         });
         self.entries = entries;
     }

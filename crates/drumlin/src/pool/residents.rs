@@ -6,16 +6,16 @@ use crate::format::resident::ResidentPage;
 use crate::format::{ValueId, get_u64};
 use crate::space::{FrameIndex, PageEntry};
 
-/// A frame, and its place in the list. Inner nodes come first, because every row needs some; then pages are in the
+/// A frame, and its position in the list. Inner nodes come first, because every row needs some; then pages are in the
 /// order of the disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resident {
-    place: u64,
+    disk_order: u64,
     frame: FrameIndex,
 }
 
-/// The bit of a place that is set unless the page is an inner node, so that inner nodes sort first. The bits below it
-/// are the page's offset on disk.
+/// The bit of `disk_order` that is set unless the page is an inner node, so that inner nodes sort first. The bits below
+/// it are the page's offset on disk.
 const NO_INNER_NODE_BIT: u64 = 1 << 63;
 
 impl Pool {
@@ -39,10 +39,10 @@ impl Pool {
             }
             let Some((_, kind)) = self.resident(frame) else { continue };
             let class = if kind == Kind::Inner { 0 } else { NO_INNER_NODE_BIT };
-            debug_assert!(address.start() < NO_INNER_NODE_BIT, "{address:?} has no place");
-            residents.push(Resident { place: class | address.start(), frame });
+            debug_assert!(address.start() < NO_INNER_NODE_BIT, "{address:?} is beyond the order of the disk");
+            residents.push(Resident { disk_order: class | address.start(), frame });
         }
-        residents.sort_unstable_by_key(|resident| resident.place);
+        residents.sort_unstable_by_key(|resident| resident.disk_order);
         residents
     }
 

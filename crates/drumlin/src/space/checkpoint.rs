@@ -265,7 +265,7 @@ impl PageTableStore {
         }
         if supersedes {
             crate::coverage::mark!("a bulk load took page numbers that were in use before");
-            (0..).zip(&mut self.table_changes).for_each(|(place, change)| change.sequence = place);
+            (0..).zip(&mut self.table_changes).for_each(|(index, change)| change.sequence = index);
         }
         supersedes
     }
@@ -389,12 +389,12 @@ impl PageTableStore {
             }
         }
         for changes in table_changes.chunk_by(|left, right| chunk_of(left) == chunk_of(right)) {
-            let place = chunk_of(&changes[0]);
-            unchanged.remove(&place);
-            self.write_chunk(space, epoch, place, changes, corrupted_chunks.remove(&place))?;
+            let table_chunk = chunk_of(&changes[0]);
+            unchanged.remove(&table_chunk);
+            self.write_chunk(space, epoch, table_chunk, changes, corrupted_chunks.remove(&table_chunk))?;
         }
-        for place in unchanged {
-            self.write_chunk(space, epoch, place, &[], corrupted_chunks.remove(&place))?;
+        for table_chunk in unchanged {
+            self.write_chunk(space, epoch, table_chunk, &[], corrupted_chunks.remove(&table_chunk))?;
         }
         let is_dropped = |keyspace: &KeyspaceId| !self.chunks.contains_key(keyspace);
         assert!(

@@ -71,7 +71,7 @@ impl Store {
         if value.reference().is_none() {
             let length_before = into.len();
             let result;
-            (into, result) = values::read_unplaced(mode, tree, value, number, part, into).await;
+            (into, result) = values::read_uncommitted(mode, tree, value, number, part, into).await;
             if value.reference().is_none() {
                 return result.map(|()| into);
             }

@@ -36,12 +36,12 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Alarm {
     shared: Arc<Shared>,
-    place: (Duration, u64),
+    key: (Duration, u64),
 }
 
 impl Drop for Alarm {
     fn drop(&mut self) {
-        let waker = self.shared.state.lock().waiting.remove(&self.place);
+        let waker = self.shared.state.lock().waiting.remove(&self.key);
         drop(waker);
     }
 }
@@ -54,9 +54,9 @@ impl Timer {
     /// Calls the waker at `deadline`, a time of the backend's clock.
     pub(crate) fn wake_at(&self, deadline: Duration, waker: Waker) -> Alarm {
         let mut state = self.shared.state.lock();
-        let place = (deadline, state.next_number);
+        let key = (deadline, state.next_number);
         state.next_number += 1;
-        state.waiting.insert(place, waker);
+        state.waiting.insert(key, waker);
         if state.thread.is_none() && !state.stop {
             let (shared, backend) = (Arc::clone(&self.shared), Arc::clone(&self.backend));
             match self.backend.spawn("drumlin-timer", Box::new(move || shared.serve(backend.as_ref()))) {
@@ -66,7 +66,7 @@ impl Timer {
         }
         drop(state);
         self.shared.changed.notify_one();
-        Alarm { shared: Arc::clone(&self.shared), place }
+        Alarm { shared: Arc::clone(&self.shared), key }
     }
 
     /// Waits for `duration`. Returns early if the timer is stopped.

@@ -554,9 +554,9 @@ pub(crate) fn fits(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
     let mut free_bytes = leaf.free_bytes();
     let mut are_behind = false;
     puts().all(|(key, value_bytes)| {
-        let place = if are_behind { Err(leaf.len()) } else { leaf.search(key) };
-        are_behind = place == Err(leaf.len());
-        let replaced_bytes = place.map_or(0, |index| leaf.row_cost(key.len(), leaf.value(index).stored_bytes()));
+        let position = if are_behind { Err(leaf.len()) } else { leaf.search(key) };
+        are_behind = position == Err(leaf.len());
+        let replaced_bytes = position.map_or(0, |index| leaf.row_cost(key.len(), leaf.value(index).stored_bytes()));
         let left_bytes = (free_bytes + replaced_bytes).checked_sub(leaf.row_cost(key.len(), value_bytes));
         free_bytes = left_bytes.unwrap_or(0);
         left_bytes.is_some()

@@ -16,7 +16,7 @@
 //! 1. An entry has one owner, and a queue only while it has waiters.
 //! 2. A released lock belongs to the first waiter in its queue at once. So no transaction overtakes another, each
 //!    release wakes one waiter, and a waiter that gives up at that moment finds that it owns the lock.
-//! 3. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its place in
+//! 3. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its turn in
 //!    the queue before the transaction waits again.
 //! 4. The graph of waits, from each transaction to the owner of the lock that it waits for, has no cycle: a transaction
 //!    that would close a cycle gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that
@@ -58,9 +58,9 @@ pub(crate) enum Granted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct HeldBy(pub(crate) TransactionId);
 
-/// The position of a row in the lock table.
+/// The hash of a row, which finds its shard and its bucket in the lock table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LockPlace(u64);
+pub(crate) struct LockHash(u64);
 
 /// The reason why waiting ended without the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -215,26 +215,26 @@ impl LockTable {
     /// Acquires the lock of a row unless another transaction has it.
     #[inline]
     pub(crate) fn try_lock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> Result<Granted, HeldBy> {
-        self.try_lock_at(self.place(keyspace, key), owner, keyspace, key)
+        self.try_lock_at(self.lock_hash(keyspace, key), owner, keyspace, key)
     }
 
-    /// Returns the position of a row in this table, for callers that need it more than once.
+    /// Returns the hash of a row in this table, for callers that need it more than once.
     #[inline]
-    pub(crate) fn place(&self, keyspace: KeyspaceId, key: &[u8]) -> LockPlace {
-        LockPlace(self.hash(keyspace, key))
+    pub(crate) fn lock_hash(&self, keyspace: KeyspaceId, key: &[u8]) -> LockHash {
+        LockHash(self.hash(keyspace, key))
     }
 
-    /// Like [`try_lock`](Self::try_lock), for a row whose position is known.
+    /// Like [`try_lock`](Self::try_lock), for a row whose hash is known.
     #[inline]
     pub(crate) fn try_lock_at(
         &self,
-        place: LockPlace,
+        lock_hash: LockHash,
         owner: TransactionId,
         keyspace: KeyspaceId,
         key: &[u8],
     ) -> Result<Granted, HeldBy> {
-        let LockPlace(hash) = place;
-        debug_assert_eq!(hash, self.hash(keyspace, key), "a row is locked at the place of another");
+        let LockHash(hash) = lock_hash;
+        debug_assert_eq!(hash, self.hash(keyspace, key), "a row is locked by the hash of another");
         self.shard(hash).claim(self.seed, hash, owner, keyspace, key).map_err(|lock| HeldBy(lock.owner))
     }
 
@@ -387,22 +387,22 @@ impl LockTable {
     /// Releases a lock of `owner`: hands it to the first waiter, or removes it.
     #[inline]
     pub(crate) fn unlock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
-        self.unlock_at(self.place(keyspace, key), owner, keyspace, key);
+        self.unlock_at(self.lock_hash(keyspace, key), owner, keyspace, key);
     }
 
-    /// Like [`unlock`](Self::unlock), for a row whose position is known.
+    /// Like [`unlock`](Self::unlock), for a row whose hash is known.
     #[inline]
-    pub(crate) fn unlock_at(&self, place: LockPlace, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
-        let LockPlace(hash) = place;
+    pub(crate) fn unlock_at(&self, lock_hash: LockHash, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
+        let LockHash(hash) = lock_hash;
         let mut shard = self.shard(hash);
-        let Ok(place) = shard.locks.find_entry(hash, |lock| lock.is_of(keyspace, key)) else {
+        let Ok(entry) = shard.locks.find_entry(hash, |lock| lock.is_of(keyspace, key)) else {
             panic!("a lock that is released is held");
         };
-        assert_eq!(place.get().owner, owner, "a lock is released by its owner");
-        if place.get().queue.is_some() {
+        assert_eq!(entry.get().owner, owner, "a lock is released by its owner");
+        if entry.get().queue.is_some() {
             return self.hand_over(shard, hash, keyspace, key);
         }
-        let (lock, _) = place.remove();
+        let (lock, _) = entry.remove();
         shard.heap_bytes -= lock.key.heap_bytes();
         debug_assert!(!shard.locks.is_empty() || shard.heap_bytes == 0, "{} bytes of no locks", shard.heap_bytes);
         shard.shrink(self.seed);
@@ -474,17 +474,17 @@ impl Shard {
     ) -> Result<Granted, &mut Lock> {
         let is_it = |lock: &Lock| lock.is_of(keyspace, key);
         match self.locks.entry(hash, is_it, |lock| lock.hash(seed)) {
-            Entry::Vacant(place) => {
+            Entry::Vacant(entry) => {
                 let (key_bytes, thread) = (key, thread_tag());
                 let key = LockKey::new(key_bytes);
                 let lock = Lock { owner, queue: None, key, keyspace, thread, handed_over: false };
                 debug_assert_eq!(lock.key.as_bytes(), key_bytes, "a key can't be read as it was put");
                 self.heap_bytes += lock.key.heap_bytes();
-                place.insert(lock);
+                entry.insert(lock);
                 Ok(Granted::Acquired)
             }
-            Entry::Occupied(place) => {
-                let lock = place.into_mut();
+            Entry::Occupied(entry) => {
+                let lock = entry.into_mut();
                 let has_waiters = |queue: &Queue| !queue.waiters.is_empty();
                 debug_assert!(lock.queue.as_deref().is_none_or(has_waiters), "a lock has a queue of nobody");
                 if lock.owner != owner {

@@ -7,7 +7,7 @@ use crate::format::KeyspaceId;
 use crate::memory::{grown_capacity, reserve};
 use crate::txn::TransactionId;
 use crate::txn::engine::Engine;
-use crate::txn::locks::{Granted, HeldBy, LockPlace, LockTable, WAITING_BYTES, lock_bytes};
+use crate::txn::locks::{Granted, HeldBy, LockHash, LockTable, WAITING_BYTES, lock_bytes};
 
 /// The lock of one row, released on drop.
 pub(crate) struct RowLock<'a> {
@@ -15,7 +15,7 @@ pub(crate) struct RowLock<'a> {
     pub(crate) owner: TransactionId,
     pub(crate) keyspace: KeyspaceId,
     pub(crate) key: &'a [u8],
-    place: LockPlace,
+    lock_hash: LockHash,
 }
 
 impl<'a> RowLock<'a> {
@@ -27,9 +27,9 @@ impl<'a> RowLock<'a> {
         keyspace: KeyspaceId,
         key: &'a [u8],
     ) -> Result<RowLock<'a>, HeldBy> {
-        let place = table.place(keyspace, key);
-        table.try_lock_at(place, owner, keyspace, key)?;
-        Ok(RowLock { table, owner, keyspace, key, place })
+        let lock_hash = table.lock_hash(keyspace, key);
+        table.try_lock_at(lock_hash, owner, keyspace, key)?;
+        Ok(RowLock { table, owner, keyspace, key, lock_hash })
     }
 
     /// Takes charge of a lock that the owner has.
@@ -39,19 +39,19 @@ impl<'a> RowLock<'a> {
         keyspace: KeyspaceId,
         key: &'a [u8],
     ) -> RowLock<'a> {
-        let place = table.place(keyspace, key);
+        let lock_hash = table.lock_hash(keyspace, key);
         debug_assert_eq!(
-            table.try_lock_at(place, owner, keyspace, key),
+            table.try_lock_at(lock_hash, owner, keyspace, key),
             Ok(Granted::AlreadyMine),
             "a row is not locked by the owner of its lock"
         );
-        RowLock { table, owner, keyspace, key, place }
+        RowLock { table, owner, keyspace, key, lock_hash }
     }
 }
 
 impl Drop for RowLock<'_> {
     fn drop(&mut self) {
-        self.table.unlock_at(self.place, self.owner, self.keyspace, self.key);
+        self.table.unlock_at(self.lock_hash, self.owner, self.keyspace, self.key);
     }
 }
 

@@ -454,7 +454,7 @@ async fn read_medium(
 
 /// Like [`read_chunk`], for a value that is written but not committed. If a commit has referred to the value by the
 /// time this returns, the caller must discard the bytes.
-pub(crate) fn read_unplaced<'a>(
+pub(crate) fn read_uncommitted<'a>(
     mode: WaitMode<'a>,
     tree: &'a Tree,
     value: &'a LargeValue,

@@ -581,7 +581,7 @@ impl Versions {
 struct Gathered {
     rows: Vec<u8>,
     /// The keyspace and commit of each row, and its offset in `rows`.
-    places: Vec<(KeyspaceId, Timestamp, u32)>,
+    row_offsets: Vec<(KeyspaceId, Timestamp, u32)>,
 }
 
 impl Gathered {
@@ -592,7 +592,7 @@ impl Gathered {
     }
 
     fn bytes(&self) -> u64 {
-        (self.rows.capacity() + self.places.capacity() * size_of::<(KeyspaceId, Timestamp, u32)>()) as u64
+        (self.rows.capacity() + self.row_offsets.capacity() * size_of::<(KeyspaceId, Timestamp, u32)>()) as u64
     }
 }
 
@@ -637,12 +637,13 @@ impl Versions {
             assert!(bounds.0.is_none_or(|from| bounds.1.is_none_or(|to| from < to)), "parts are out of order");
             let mut memory = self.budget.grant(Account::Spilled);
             memory.take(gathered.bytes());
-            let mut places = std::mem::take(&mut gathered.places);
-            places.sort_unstable_by(|left, right| gathered.row(*left).place().cmp(&gathered.row(*right).place()));
+            let mut row_offsets = std::mem::take(&mut gathered.row_offsets);
+            row_offsets
+                .sort_unstable_by(|left, right| gathered.row(*left).sort_key().cmp(&gathered.row(*right).sort_key()));
             // A version that moved to another leaf while they were gathered may have been found in both leaves.
-            places.dedup_by(|left, right| gathered.row(*left).place() == gathered.row(*right).place());
-            for place in places {
-                let row = gathered.row(place);
+            row_offsets.dedup_by(|left, right| gathered.row(*left).sort_key() == gathered.row(*right).sort_key());
+            for row_offset in row_offsets {
+                let row = gathered.row(row_offset);
                 if sifter.keeps(row.keyspace, row.key, row.timestamp) {
                     writer.push(row)?;
                 } else if let Some(RowValue::Large(reference)) = row.was {
@@ -693,18 +694,21 @@ impl Versions {
                     loop {
                         let row = rows.rest;
                         let Some((key, _)) = rows.next() else { break };
-                        let is_below = |place: &Pivot| (keyspace, key) < (place.0, &place.1[..]);
+                        let is_below = |pivot: &Pivot| (keyspace, key) < (pivot.0, &pivot.1[..]);
                         if from.is_some_and(is_below) || !to.is_none_or(is_below) {
                             continue;
                         }
-                        gathered.places.push((keyspace, undo.timestamp, gathered.rows.len() as u32));
+                        gathered.row_offsets.push((keyspace, undo.timestamp, gathered.rows.len() as u32));
                         gathered.rows.extend_from_slice(&row[..row.len() - rows.rest.len()]);
                     }
                 }
             }
         }
         assert!(gathered.rows.len() <= u32::MAX as usize, "{} bytes of versions at once", gathered.rows.len());
-        debug_assert!(gathered.places.is_sorted_by_key(|(_, _, offset)| *offset), "rows are gathered out of order");
+        debug_assert!(
+            gathered.row_offsets.is_sorted_by_key(|(_, _, offset)| *offset),
+            "rows are gathered out of order"
+        );
         gathered
     }
 

@@ -143,7 +143,7 @@ impl<L> Engine<L> {
         let mut undo = UndoRecord::new();
         for (index, row) in rows.iter().enumerate() {
             let found = leaf.as_leaf().search(row.key);
-            let value = self.place_value(epoch_guard, row, medium.get(index).copied().flatten());
+            let value = self.row_value(epoch_guard, row, medium.get(index).copied().flatten());
             let replaced = found.ok().map(|at| leaf.as_leaf().value(at));
             if (replaced.is_some() || value.is_some()) && sink.keeps(replaced.as_ref()) {
                 undo.push(row.key, replaced);
@@ -160,7 +160,7 @@ impl<L> Engine<L> {
 
     /// Returns the row's new value in the form in which its leaf stores it; `None` if the row is removed. Assigns page
     /// numbers to the extents of a value that is not inline.
-    pub(super) fn place_value<'r>(
+    pub(super) fn row_value<'r>(
         &self,
         epoch_guard: &EpochGuard<'_>,
         row: &Row<'r>,

@@ -204,7 +204,7 @@ impl Engine {
         self.pool.mark_dirty(&epoch_guard, &write);
         let mut leaf = LeafMut::new(write.leaf_mut(&pages.table));
         assert!(leaf.as_leaf().newest() < timestamp, "commit {timestamp} comes late to its leaf");
-        change_row(&mut leaf, row, timestamp, found, self.place_value(&epoch_guard, row, None));
+        change_row(&mut leaf, row, timestamp, found, self.row_value(&epoch_guard, row, None));
         leaf.set_newest(timestamp);
         sink.mark_applied(timestamp);
         if let Some((mut undo, held)) = undo {

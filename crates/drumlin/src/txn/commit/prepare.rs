@@ -200,7 +200,7 @@ impl Pinning<'_, '_> {
                 located.last().is_none_or(|next| row <= next.row),
                 "a leaf is located for a row that was passed"
             );
-            let place = located.pop_if(|place| place.row == row).map(|place| place.found);
+            let entry = located.pop_if(|entry| entry.row == row).map(|entry| entry.found);
             if row < covered {
                 continue;
             }
@@ -209,8 +209,8 @@ impl Pinning<'_, '_> {
                 continue;
             }
             let key = self.rows[row].key;
-            let page = match place {
-                Some(Ok(Some(place))) => tree.read_leaf_at(place, Target::At(key)).map(Ok),
+            let page = match entry {
+                Some(Ok(Some(leaf))) => tree.read_leaf_at(leaf, Target::At(key)).map(Ok),
                 Some(Err(stop)) => Some(Err(stop)),
                 Some(Ok(None)) | None => None,
             };

@@ -426,18 +426,18 @@ impl Engine {
         assert!(group.len() <= GROUP_KEYS);
         // One reclaim guard for all: guards nested in it cost next to nothing.
         let _reclaim_guard = self.pool.reclaim_guard();
-        let mut places = [None; GROUP_KEYS];
-        for (&Descent { index, page }, place) in group.iter().zip(&mut places) {
+        let mut found_rows = [None; GROUP_KEYS];
+        for (&Descent { index, page }, slot) in group.iter().zip(&mut found_rows) {
             match tree.locate(page, Target::At(keys[index])) {
-                Ok(Some(located)) => *place = Some((index, located)),
+                Ok(Some(located)) => *slot = Some((index, located)),
                 Err(Stop::Needs(Needs::Page(_, page))) => stopped.push(Descent { index, page }),
                 Ok(None) | Err(_) => alone.push(index),
             }
         }
         // Never wait for a latch while holding others: its owner may be waiting for one of ours.
         let mut leaves = [const { None }; GROUP_KEYS];
-        for (place, leaf) in places.iter().zip(&mut leaves) {
-            let Some((index, located)) = *place else { continue };
+        for (slot, leaf) in found_rows.iter().zip(&mut leaves) {
+            let Some((index, located)) = *slot else { continue };
             let key = keys[index];
             *leaf = tree.try_read_leaf_at(located, Target::At(key));
             if let Some(page) = leaf
@@ -447,17 +447,17 @@ impl Engine {
                 page.prefetch(row..page.len().min(row + ROW_BYTES));
             }
         }
-        for (place, leaf) in places.iter_mut().zip(leaves) {
-            if let (Some((index, _)), Some(page)) = (*place, leaf) {
+        for (slot, leaf) in found_rows.iter_mut().zip(leaves) {
+            if let (Some((index, _)), Some(page)) = (*slot, leaf) {
                 debug_assert!(rows[index].is_none(), "a row is found again in its group");
                 match self.found_in(tree, &page, keys[index], read_at, &mut *take) {
                     Lookup::Row(found) => rows[index] = found,
                     Lookup::Spilled => alone.push(index),
                 }
-                *place = None;
+                *slot = None;
             }
         }
-        for (index, located) in places.into_iter().flatten() {
+        for (index, located) in found_rows.into_iter().flatten() {
             let key = keys[index];
             match tree.read_leaf_at(located, Target::At(key)) {
                 Some(page) => match self.found_in(tree, &page, key, read_at, &mut *take) {

@@ -54,7 +54,7 @@ pub(crate) struct SpilledRow<'b> {
 
 impl<'b> SpilledRow<'b> {
     /// The position of the row in the order of a run.
-    pub(crate) fn place(&self) -> (KeyspaceId, &'b [u8], Timestamp) {
+    pub(crate) fn sort_key(&self) -> (KeyspaceId, &'b [u8], Timestamp) {
         (self.keyspace, self.key, self.timestamp)
     }
 

@@ -428,7 +428,7 @@ impl Spilled {
         let cursors = merged.iter().map(|run| Cursor::new(run, &self.budget)).collect::<Result<Vec<_>>>();
         let mut cursors = cursors?;
         loop {
-            let at = |index: &usize| cursors[*index].row().map(|row| row.place());
+            let at = |index: &usize| cursors[*index].row().map(|row| row.sort_key());
             let Some(least) = (0..cursors.len()).filter(|index| at(index).is_some()).min_by_key(at) else { break };
             let row = cursors[least].row().expect("looked at");
             if sifter.keeps(row.keyspace, row.key, row.timestamp) {

@@ -22,7 +22,7 @@ pub(crate) struct Run {
     pub(super) last: Timestamp,
     /// The range of keyspaces that its rows belong to.
     pub(super) keyspaces: RangeInclusive<KeyspaceId>,
-    blocks: Vec<BlockPlace>,
+    blocks: Vec<BlockKey>,
     /// The large values that its rows refer to.
     pub(super) large: Vec<(KeyspaceId, LargeRef)>,
     file: Arc<SpillFile>,
@@ -34,14 +34,14 @@ pub(crate) struct Run {
 /// A block's entry in the index, with a key that separates it from the block before: all rows of the blocks before are
 /// at or below the key, and all rows of this block are at or above it.
 #[derive(Debug)]
-struct BlockPlace {
+struct BlockKey {
     keyspace: KeyspaceId,
     key: Box<[u8]>,
     number: u32,
 }
 
-impl BlockPlace {
-    fn place(&self) -> (KeyspaceId, &[u8]) {
+impl BlockKey {
+    fn sort_key(&self) -> (KeyspaceId, &[u8]) {
         (self.keyspace, &self.key)
     }
 }
@@ -55,14 +55,14 @@ impl Run {
     /// Returns the first block that may contain rows at or above this key.
     pub(super) fn first_block(&self, keyspace: KeyspaceId, key: &[u8]) -> usize {
         // The versions of a key may begin at the end of the block before the one whose first key it is.
-        let first = self.blocks.partition_point(|block| block.place() < (keyspace, key)).saturating_sub(1);
+        let first = self.blocks.partition_point(|block| block.sort_key() < (keyspace, key)).saturating_sub(1);
         assert!(first < self.len(), "a run has no blocks");
         first
     }
 
     /// Returns `true` if the block may contain rows at or below this key.
     pub(super) fn reaches(&self, block: usize, keyspace: KeyspaceId, key: &[u8]) -> bool {
-        self.blocks.get(block).is_some_and(|block| block.place() <= (keyspace, key))
+        self.blocks.get(block).is_some_and(|block| block.sort_key() <= (keyspace, key))
     }
 
     /// Reads a block through the cache.
@@ -104,7 +104,7 @@ pub(crate) struct RunWriter {
     run: Run,
     buffer: BlockBuffer,
     /// The index entry of the block in the buffer, once it has a row; and the key of the last row added.
-    first: Option<BlockPlace>,
+    first: Option<BlockKey>,
     last_key: (KeyspaceId, Vec<u8>),
     _memory: Grant,
 }
@@ -143,7 +143,7 @@ impl RunWriter {
         if self.first.is_none() {
             let (keyspace, last) = &self.last_key;
             let key = separator(if *keyspace == row.keyspace { last } else { &[] }, row.key);
-            self.first = Some(BlockPlace { keyspace: row.keyspace, key: key.into(), number: 0 });
+            self.first = Some(BlockKey { keyspace: row.keyspace, key: key.into(), number: 0 });
         }
         self.last_key.0 = row.keyspace;
         self.last_key.1.clear();
@@ -159,10 +159,10 @@ impl RunWriter {
         let Some(first) = self.first.take() else { return Ok(()) };
         let written = self.run.file.append(self.buffer.seal(self.run.number));
         let number = written.map_err(|error| Error::io("writing", &self.run.file.path(), error))?;
-        let place = first.place();
-        assert!(self.run.blocks.last().is_none_or(|last| last.place() <= place), "blocks are out of order");
-        self.run.memory.take((size_of::<BlockPlace>() * 2 + heap_bytes(first.key.len())) as u64);
-        self.run.blocks.push(BlockPlace { number, ..first });
+        let sort_key = first.sort_key();
+        assert!(self.run.blocks.last().is_none_or(|last| last.sort_key() <= sort_key), "blocks are out of order");
+        self.run.memory.take((size_of::<BlockKey>() * 2 + heap_bytes(first.key.len())) as u64);
+        self.run.blocks.push(BlockKey { number, ..first });
         Ok(())
     }
 
