@@ -50,7 +50,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a part of the log was applied again, with the space of other threads",
     "a page arrived whose keyspace had been dropped",
     "a page changed that a checkpoint had not copied yet",
-    "an image owed to a checkpoint waited for room",
+    "an image due to a checkpoint waited for a write buffer",
     "a page changed while its extent was moved",
     "a page chosen for eviction was in use again",
     "a page split that a checkpoint had not copied yet",

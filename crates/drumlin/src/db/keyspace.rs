@@ -208,7 +208,7 @@ impl Keyspace {
     // Not generic, so that it is compiled once for all types of keys.
     #[inline(never)]
     fn get_owned(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.store()?.engine.get(&self.open.tree, key, Store::PLAIN)
+        self.store()?.engine.get(&self.open.tree, key, Store::LATEST)
     }
 
     /// Replaces the content of `value` with the row's value and returns `true`. If there is no row, empties `value` and
@@ -236,7 +236,7 @@ impl Keyspace {
 
     #[inline(never)]
     fn copy_into(&self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
-        self.store()?.engine.get_into(&self.open.tree, key, Store::PLAIN, value)
+        self.store()?.engine.get_into(&self.open.tree, key, Store::LATEST, value)
     }
 
     /// Calls `look` with the row's value and returns its result, or `None` if there is no row. O(log n).
@@ -270,7 +270,7 @@ impl Keyspace {
 
     #[inline(never)]
     fn contains(&self, key: &[u8]) -> Result<bool> {
-        Ok(self.store()?.engine.find(&self.open.tree, key, Store::PLAIN, |_| ())?.is_some())
+        Ok(self.store()?.engine.find(&self.open.tree, key, Store::LATEST, |_| ())?.is_some())
     }
 
     /// Returns for each of many keys whether its row exists, with many reads of the device in flight at once, as

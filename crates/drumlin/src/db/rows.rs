@@ -217,7 +217,7 @@ impl Rows<'_> {
         }
         let (store, tree) = (self.store()?, self.tree);
         let Some(ReadView { horizon, .. }) = self.view else {
-            return store.engine.get_in(mode, tree, key, Store::PLAIN, to).await;
+            return store.engine.get_in(mode, tree, key, Store::LATEST, to).await;
         };
         let Horizon::Fixed(snapshot) = horizon else {
             let found = store.engine.get_in(mode, tree, key, ReadAt::Published, to).await?;
@@ -244,7 +244,7 @@ impl Rows<'_> {
     ) -> Result<Option<Found<T>>> {
         let store = self.store()?;
         let Some(ReadView { horizon, .. }) = self.view else {
-            return store.engine.find_in(mode, self.tree, key, Store::PLAIN, take).await;
+            return store.engine.find_in(mode, self.tree, key, Store::LATEST, take).await;
         };
         let found = self.noting(store.engine.find_in(mode, self.tree, key, horizon.read_at(), take).await)?;
         horizon.check()?;
@@ -279,7 +279,7 @@ impl Rows<'_> {
         Rooted::new(async move {
             let engine = &self.store()?.engine;
             let Some(ReadView { horizon, .. }) = self.view else {
-                return engine.get_many(mode, self.tree, keys, Store::PLAIN).await;
+                return engine.get_many(mode, self.tree, keys, Store::LATEST).await;
             };
             let mut values = vec![None; keys.len()];
             let (mut others, mut other_keys) = (Vec::new(), Vec::new());
@@ -314,7 +314,7 @@ impl Rows<'_> {
             for key in keys.iter().filter(|key| self.own_change(key).is_none()) {
                 self.record(key)?;
             }
-            let read_at = self.view.as_ref().map_or(Store::PLAIN, |view| view.horizon.read_at());
+            let read_at = self.view.as_ref().map_or(Store::LATEST, |view| view.horizon.read_at());
             let found = store.engine.find_many(mode, self.tree, keys, read_at, |_| ()).await?;
             if let Some(ReadView { horizon, .. }) = self.view {
                 horizon.check()?;

@@ -299,7 +299,8 @@ impl Transaction {
             return self.reader.store()?.check_write(open, key);
         }
         let timeout = Some(self.options.lock_timeout);
-        let result = self.try_lock(mode, open, key, timeout).await.map(|is_mine| debug_assert!(is_mine, "it waited"));
+        let result =
+            self.try_lock(mode, open, key, timeout).await.map(|is_locked| debug_assert!(is_locked, "it waited"));
         let result = self.reader.store()?.contention.noting(result);
         if let Err(Error::Conflict { reason }) = result {
             self.conflict = Some(reason);
@@ -368,7 +369,7 @@ impl Transaction {
         let snapshot = reader.view.horizon.snapshot();
         let may_have_changed = |snapshot: &Arc<SnapshotHandle>| store.engine.may_have_changed(tree, snapshot.timestamp);
         match tried {
-            Ok(Granted::AlreadyMine) => return Ok(true),
+            Ok(Granted::AlreadyHeld) => return Ok(true),
             Ok(Granted::Acquired) if !snapshot.is_some_and(may_have_changed) => {
                 locks.add(tree.pages.id, key);
                 return Ok(true);
@@ -649,8 +650,8 @@ impl Transaction {
     /// [`Error::MemoryInUse`] if ranges of the transaction are still open and there is no memory to copy its changes
     /// for them.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
-        let is_mine = savepoint.opening == self.reader.handle.number && savepoint.transaction == self.id;
-        if !is_mine || self.roll_backs.have_passed(&savepoint) {
+        let is_of_this = savepoint.opening == self.reader.handle.number && savepoint.transaction == self.id;
+        if !is_of_this || self.roll_backs.have_passed(&savepoint) {
             return Err(Error::Invalid(
                 "the savepoint belongs to another transaction, or an earlier roll-back has passed it".into(),
             ));

@@ -76,7 +76,7 @@ impl Engine {
             if self.locks.has_any(id) {
                 return Err(refused(tree, IS_LOCKED));
             }
-            self.pool.append_owed(&epoch_guard, &root)?;
+            self.pool.append_due_image(&epoch_guard, &root)?;
             let timestamp = take_timestamp()?;
             assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
             // Nothing fails from here on.

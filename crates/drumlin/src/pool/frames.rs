@@ -669,12 +669,12 @@ impl Frames {
         &self,
         frame: FrameIndex,
         page_key: PageKey,
-        is_mine: &impl Fn(FrameIndex) -> bool,
+        is_held_here: &impl Fn(FrameIndex) -> bool,
     ) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
         let latch = match header.latch.try_read() {
             Some(latch) => latch,
-            None if is_mine(frame) || !header.is(page_key) => return None,
+            None if is_held_here(frame) || !header.is(page_key) => return None,
             None => header.latch.try_read_for(LATCH_WAIT)?,
         };
         let read = self.latched(frame, page_key, latch);
@@ -687,15 +687,15 @@ impl Frames {
         &self,
         frame: FrameIndex,
         page_key: PageKey,
-        is_mine: &impl Fn(FrameIndex) -> bool,
+        is_held_here: &impl Fn(FrameIndex) -> bool,
     ) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
         let latch = match header.latch.try_write() {
             Some(latch) => latch,
-            None if is_mine(frame) || !header.is(page_key) => return None,
+            None if is_held_here(frame) || !header.is(page_key) => return None,
             None => header.latch.try_write_for(LATCH_WAIT)?,
         };
-        debug_assert!(!is_mine(frame), "an exclusive latch was had of a frame that the caller has latched");
+        debug_assert!(!is_held_here(frame), "an exclusive latch was had of a frame that the caller has latched");
         let write = FrameWrite { frames: self, frame, page_key, _latch: latch };
         header.touch();
         header.is(page_key).then_some(write)

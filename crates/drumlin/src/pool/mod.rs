@@ -711,7 +711,7 @@ impl Pool {
         let (page, frame) = (write.page(), write.frame());
         assert!(write.page_key().keyspace == pages.id, "a page is freed in another keyspace");
         let dirty = write.header().dirty();
-        assert!(dirty.is_none_or(|epoch| epoch == epoch_guard.epoch()), "a page is freed of which an image is owed");
+        assert!(dirty.is_none_or(|epoch| epoch == epoch_guard.epoch()), "a page is freed whose image is due");
         let address = write.header().address();
         self.space.record_free(epoch_guard, pages, page);
         let entry = pages.table.free(page);
@@ -778,7 +778,7 @@ impl Pool {
                 {
                     continue;
                 }
-                self.append_owed(epoch_guard, &write)?;
+                self.append_due_image(epoch_guard, &write)?;
                 self.free_page(epoch_guard, pages, write);
                 break;
             }

@@ -8,7 +8,7 @@ use super::{BATCH_PAGES, FrameHeader, FrameWrite, Needs, Pool, Stop};
 use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::format::{Epoch, KeyspaceId};
-use crate::space::{EpochGuard, FrameIndex, Frees, PageEntry, Purpose};
+use crate::space::{EpochGuard, FrameIndex, PageEntry, Purpose, Reclaims};
 
 /// Number of frames after the clock's hand that are searched for an elevator: a gigabyte of pages of 4 KiB. The search
 /// takes 0.2 µs for each dirty one.
@@ -106,7 +106,7 @@ impl Pool {
 
     /// Writes dirty pages before a checkpoint, as long as that leaves the space that the checkpoint needs. No
     /// checkpoint is running.
-    pub(crate) fn write_back_all(&self, frees: Frees) -> Result<()> {
+    pub(crate) fn write_back_all(&self, frees: Reclaims) -> Result<()> {
         let _alone = self.writing_back.lock();
         let dirty = self.frames.all().filter(|&frame| self.frames.header(frame).dirty().is_some()).collect();
         self.write_back_alone(dirty, Some(Purpose::WriteBack(frees)))
@@ -221,19 +221,19 @@ impl Pool {
     /// another image on its way to the disk.
     pub(crate) fn prepare_change(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<(), Stop> {
         if write.header().dirty().is_some_and(|epoch| epoch != epoch_guard.epoch()) && self.space.is_near_full() {
-            crate::coverage::mark!("an image owed to a checkpoint waited for room");
+            crate::coverage::mark!("an image due to a checkpoint waited for a write buffer");
             return Err(Needs::Writes.into());
         }
-        self.append_owed(epoch_guard, write).map_err(Stop::Error)
+        self.append_due_image(epoch_guard, write).map_err(Stop::Error)
     }
 
     /// Like [`prepare_change`](Self::prepare_change), but without checking for room.
-    pub(crate) fn append_owed(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<()> {
+    pub(crate) fn append_due_image(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<()> {
         let header = write.header();
         let current = epoch_guard.epoch();
         match header.dirty() {
             Some(epoch) if epoch != current => {
-                assert_eq!(epoch.next(), current, "a page is owed to a checkpoint that has ended");
+                assert_eq!(epoch.next(), current, "an image is due to a checkpoint that has ended");
                 crate::coverage::mark!("a page changed that a checkpoint had not copied yet");
                 // The frame need not be pinned for this write: it is dirty again at once, and so not evicted before its
                 // next image is written.
@@ -279,9 +279,9 @@ impl Pool {
 
     /// Appends every page that was dirty when the checkpoint began.
     pub(crate) fn write_epoch(&self, epoch: Epoch) -> Result<u64> {
-        let owed = self.frames.all().filter(|&frame| self.frames.header(frame).dirty() == Some(epoch));
+        let due = self.frames.all().filter(|&frame| self.frames.header(frame).dirty() == Some(epoch));
         let mut count = 0;
-        for frame in self.in_write_order(owed) {
+        for frame in self.in_write_order(due) {
             count += u64::from(self.capture(frame, Some(epoch))?.is_some());
             self.relieve()?;
         }

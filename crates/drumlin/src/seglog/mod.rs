@@ -171,7 +171,7 @@ impl LogOptions {
 
 /// The facts about the log that the superblock has.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known<'a> {
+pub(crate) struct SuperblockLogState<'a> {
     /// The openings of the database, each with its first timestamp. Records of openings older than the first listed one
     /// count if they are below its start.
     pub(crate) incarnations: &'a [(Incarnation, Timestamp)],

@@ -53,7 +53,7 @@ pub(crate) use debt::CheckpointDebt;
 pub(crate) use epoch::{EpochGuard, EpochLatch};
 use failure::Failure;
 pub(crate) use page_space::PageSpace;
-pub(crate) use policy::{Frees, Margin, Purpose};
+pub(crate) use policy::{Margin, Purpose, Reclaims};
 use reservation::Reservations;
 pub(crate) use reservation::SpaceReservation;
 use segments::Segments;

@@ -52,14 +52,14 @@ pub(crate) enum Purpose {
     /// Like `Move`, but on a full disk, where extents are moved into the checkpoint's own segments.
     Pack,
     /// Everything that a checkpoint writes. It reserves no bytes itself.
-    Checkpoint(Frees),
+    Checkpoint(Reclaims),
     /// Images of dirty pages that are written before such a checkpoint.
-    WriteBack(Frees),
+    WriteBack(Reclaims),
 }
 
 /// The space that a checkpoint frees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Frees {
+pub(crate) enum Reclaims {
     /// At least one segment, once the checkpoint is durable.
     Segments,
     /// Possibly none, so another checkpoint has to find space after it.
@@ -206,13 +206,13 @@ fn alike(demand: Demand) -> (Demand, Demand) {
     (demand, demand)
 }
 
-impl Frees {
+impl Reclaims {
     /// Returns the number of further checkpoints that must find space after this one. A checkpoint that frees nothing
     /// must leave space for another, which frees what this one has replaced.
     fn checkpoints_after(self) -> u64 {
         match self {
-            Frees::Segments => 0,
-            Frees::Nothing => 1,
+            Reclaims::Segments => 0,
+            Reclaims::Nothing => 1,
         }
     }
 }

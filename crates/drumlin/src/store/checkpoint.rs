@@ -9,7 +9,7 @@ use super::kept_counts::CountedCheckpoint;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::space::checkpoint::PageTableStore;
-use crate::space::{Frees, Purpose};
+use crate::space::{Purpose, Reclaims};
 
 /// The result of a checkpoint.
 ///
@@ -36,12 +36,12 @@ impl Store {
     /// Makes a checkpoint if there is space for it, otherwise returns `DiskFull`. A checkpoint that frees no segment
     /// must leave one free, or no later checkpoint could be made. `frees` says whether segments were emptied for this
     /// one.
-    pub(crate) fn checkpoint_after(&self, frees: Frees) -> Result<CheckpointReport> {
+    pub(crate) fn checkpoint_after(&self, frees: Reclaims) -> Result<CheckpointReport> {
         self.checkpoint_of(&mut self.page_tables.lock(), frees)
     }
 
     /// Like [`checkpoint_after`](Self::checkpoint_after), for a caller that has locked `page_tables`.
-    pub(crate) fn checkpoint_of(&self, page_tables: &mut PageTableStore, frees: Frees) -> Result<CheckpointReport> {
+    pub(crate) fn checkpoint_of(&self, page_tables: &mut PageTableStore, frees: Reclaims) -> Result<CheckpointReport> {
         self.prepare_checkpoint(frees)?;
         let began = self.now();
         let result = self.make_checkpoint(page_tables, began);
@@ -58,13 +58,13 @@ impl Store {
     }
 
     /// Does everything that may be refused. If it fails, the checkpoint has not begun.
-    fn prepare_checkpoint(&self, frees: Frees) -> Result<()> {
+    fn prepare_checkpoint(&self, frees: Reclaims) -> Result<()> {
         let engine = &self.engine;
         engine.check_failure()?;
         // This checkpoint frees the large values that were removed and that no reader needs, as many as there is memory
         // for the changes.
         engine.collect_all_garbage();
-        let frees = if engine.space.segments.has_released() { Frees::Segments } else { frees };
+        let frees = if engine.space.segments.has_released() { Reclaims::Segments } else { frees };
         let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), 0).map(drop);
         match reserve() {
             Err(Error::DiskFull { .. }) => {
@@ -127,7 +127,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::io::fault::{FaultyBackend, Operation};
-    use crate::space::Frees;
+    use crate::space::Reclaims;
     use crate::{Config, Durability};
 
     /// A checkpoint takes the segment that it writes to before it begins. Afterwards others may take the free segments.
@@ -138,7 +138,7 @@ mod tests {
         db.checkpoint().unwrap();
         let store = db.store().unwrap();
         assert_eq!(store.engine.space.open_segment_bytes(), 0, "the one before left its segment open");
-        store.prepare_checkpoint(Frees::Nothing).unwrap();
+        store.prepare_checkpoint(Reclaims::Nothing).unwrap();
         assert!(store.engine.space.open_segment_bytes() > 0);
     }
 

@@ -339,7 +339,7 @@ impl Store {
     // ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// The state that reads outside of transactions and snapshots see.
-    pub(crate) const PLAIN: ReadAt = ReadAt::Visible;
+    pub(crate) const LATEST: ReadAt = ReadAt::Visible;
 
     /// Refuses a writing call if the database is open for reading only.
     pub(crate) fn check_writable(&self) -> Result<()> {

@@ -47,7 +47,7 @@ use crate::format::{Epoch, Incarnation, PageId, Timestamp, ValueId};
 use crate::io::{FileRef, FolderRef, OpenOptions, SyncMethod};
 use crate::memory::{Account, Budget};
 use crate::pool::{Nodes, Pool};
-use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
+use crate::seglog::{Hooks, Log, LogOptions, Scan, SuperblockLogState};
 use crate::space::checkpoint::{Loaded, PageTableStore};
 use crate::space::segments::Segments;
 use crate::space::superblocks::{self, Superblocks};
@@ -108,12 +108,12 @@ impl Opener<'_> {
     }
 
     /// Scans the log and makes it durable. In read-only mode, fails with `NotClosed` if there is anything to recover.
-    fn scan(&self, folder: &FolderRef, options: &LogOptions, known: &Known<'_>) -> Result<Scan> {
+    fn scan(&self, folder: &FolderRef, options: &LogOptions, log_state: &SuperblockLogState<'_>) -> Result<Scan> {
         if !self.settings.read_only {
-            return Scan::open(&self.backend, folder, options, known);
+            return Scan::open(&self.backend, folder, options, log_state);
         }
         let access = OpenOptions { direct: true, ..OpenOptions::default() };
-        let scan = Scan::read(&self.backend, folder, options, access, known, &mut Err)?;
+        let scan = Scan::read(&self.backend, folder, options, access, log_state, &mut Err)?;
         match scan.record_count() {
             0 => Ok(scan),
             commits => Err(Error::NotClosed { path: self.path().to_path_buf(), commits }),
@@ -137,14 +137,14 @@ impl Opener<'_> {
         let folder = self.log_folder(superblock);
         let scan = folder.and_then(|folder| {
             let mut on_corruption = |error| self.skip(error, skipped);
-            Scan::read(&self.backend, &folder, options, access, &known(superblock), &mut on_corruption)
+            Scan::read(&self.backend, &folder, options, access, &log_state(superblock), &mut on_corruption)
         });
         match scan.map(|scan| scan.record_count()) {
             Ok(0) => {}
             Ok(commits) => skipped.push(Error::NotClosed { path: self.path().to_path_buf(), commits }),
             Err(error) => self.skip(error, skipped)?,
         }
-        Ok(Scan::nothing(&self.backend, &self.folder, options, &known(superblock)))
+        Ok(Scan::nothing(&self.backend, &self.folder, options, &log_state(superblock)))
     }
 
     fn read_checkpoint(&self, data: DataFile) -> Result<CheckpointRead<'_>> {
@@ -204,7 +204,7 @@ impl<'o> CheckpointRead<'o> {
             false => {
                 let is_full = self.loaded.page_tables.is_incarnation_list_full();
                 let is_closed = superblock.is_closed && self.skipped.is_empty() && !is_full;
-                Some(opener.scan(&folder, &options, &Known { is_closed, ..known(superblock) })?)
+                Some(opener.scan(&folder, &options, &SuperblockLogState { is_closed, ..log_state(superblock) })?)
             }
         };
         Ok(LogScanned { checkpoint: self, folder, options, scan })
@@ -489,8 +489,8 @@ fn next_incarnation(superblock: &Superblock) -> Incarnation {
 }
 
 /// Returns what the superblock says about the log. The whole log is read, as for a database that was not closed.
-pub(super) fn known(superblock: &Superblock) -> Known<'_> {
-    Known {
+pub(super) fn log_state(superblock: &Superblock) -> SuperblockLogState<'_> {
+    SuperblockLogState {
         incarnations: &superblock.incarnations,
         checkpoint: superblock.checkpoint,
         covered: superblock.timestamp,

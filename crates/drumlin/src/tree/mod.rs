@@ -346,15 +346,15 @@ impl Tree {
     }
 
     /// Like [`read_leaf`](Self::read_leaf), for a caller that already holds the latches of leaves before this one.
-    /// `is_mine` recognises their frames.
+    /// `is_held_here` recognises their frames.
     pub(crate) fn read_leaf_beside(
         &self,
         key: &[u8],
-        is_mine: &impl Fn(FrameIndex) -> bool,
+        is_held_here: &impl Fn(FrameIndex) -> bool,
     ) -> Result<FrameRead<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
             if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
-                && let Some(read) = self.pool.frames.read_beside(frame, self.page_key(page), is_mine)
+                && let Some(read) = self.pool.frames.read_beside(frame, self.page_key(page), is_held_here)
                 && self.pages.table.shows(page, PageEntry::Leaf(frame))
                 && Node::new(&read).covers(key)
             {
@@ -401,19 +401,23 @@ impl Tree {
         page: PageId,
         frame: FrameIndex,
         key: &[u8],
-        is_mine: &impl Fn(FrameIndex) -> bool,
+        is_held_here: &impl Fn(FrameIndex) -> bool,
     ) -> Option<FrameWrite<'_>> {
-        let write = self.pool.frames.write_beside(frame, self.page_key(page), is_mine)?;
+        let write = self.pool.frames.write_beside(frame, self.page_key(page), is_held_here)?;
         (self.pages.table.shows(page, PageEntry::Leaf(frame)) && Node::new(&write).covers(key)).then_some(write)
     }
 
     /// Returns the leaf that covers the key, latched for change. The caller may hold the latches of leaves before it;
-    /// `is_mine` recognises their frames. Expected O(log n).
+    /// `is_held_here` recognises their frames. Expected O(log n).
     #[inline]
-    pub(crate) fn write_leaf(&self, key: &[u8], is_mine: &impl Fn(FrameIndex) -> bool) -> Result<FrameWrite<'_>, Stop> {
+    pub(crate) fn write_leaf(
+        &self,
+        key: &[u8],
+        is_held_here: &impl Fn(FrameIndex) -> bool,
+    ) -> Result<FrameWrite<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
             if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
-                && let Some(write) = self.pool.frames.write_beside(frame, self.page_key(page), is_mine)
+                && let Some(write) = self.pool.frames.write_beside(frame, self.page_key(page), is_held_here)
                 && self.pages.table.shows(page, PageEntry::Leaf(frame))
                 && Node::new(&write).covers(key)
             {

@@ -51,7 +51,7 @@ pub(crate) enum Granted {
     /// This call acquired it, so the caller has to release it.
     Acquired,
     /// The caller already had it.
-    AlreadyMine,
+    AlreadyHeld,
 }
 
 /// The transaction that has the lock.
@@ -363,11 +363,11 @@ impl LockTable {
             }
             let now = clock();
             if now >= deadline {
-                let mine = self.cancel(owner, keyspace, key);
-                if mine {
+                let is_acquired = self.cancel(owner, keyspace, key);
+                if is_acquired {
                     crate::coverage::mark!("a lock was handed over to one who had just given up");
                 }
-                return if mine { Ok(Granted::Acquired) } else { Err(LockError::Timeout) };
+                return if is_acquired { Ok(Granted::Acquired) } else { Err(LockError::Timeout) };
             }
             crate::sync::park_timeout(deadline - now);
         }
@@ -493,7 +493,7 @@ impl Shard {
                     lock.thread = thread_tag();
                     Ok(Granted::Acquired)
                 } else {
-                    Ok(Granted::AlreadyMine)
+                    Ok(Granted::AlreadyHeld)
                 }
             }
         }

@@ -42,7 +42,7 @@ impl<'a> RowLock<'a> {
         let lock_hash = table.lock_hash(keyspace, key);
         debug_assert_eq!(
             table.try_lock_at(lock_hash, owner, keyspace, key),
-            Ok(Granted::AlreadyMine),
+            Ok(Granted::AlreadyHeld),
             "a row is not locked by the owner of its lock"
         );
         RowLock { table, owner, keyspace, key, lock_hash }

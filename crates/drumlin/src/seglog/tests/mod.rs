@@ -215,7 +215,7 @@ impl Rig {
 
     fn scan(&self) -> Result<Scan> {
         let ranges = &self.listed.lock().clone();
-        let known = Known {
+        let known = SuperblockLogState {
             incarnations: &self.openings,
             checkpoint: self.checkpoint,
             covered: self.covered,

@@ -1260,7 +1260,7 @@ fn every_backend_will_do() {
             log.close(Timestamp(0)).unwrap();
             drop(log);
             let openings = [(Incarnation(1), Timestamp(1))];
-            let known = Known {
+            let known = SuperblockLogState {
                 incarnations: &openings,
                 checkpoint: CheckpointNumber::NONE,
                 covered: Timestamp(0),

@@ -67,16 +67,16 @@ fn the_policy_admits_by_a_table() {
         ((4, 0, 0, 0, MB), Purpose::Pack, 2 * MB + 1, alike(5)),
         ((0, 0, 9 * MB, 0, MB), Purpose::Pack, NONE, granted),
         // A checkpoint that frees nothing leaves as many segments as the tables take, for another checkpoint.
-        ((3, 0, 2 * MB, 0, 0), Purpose::Checkpoint(Frees::Segments), NONE, granted),
-        ((3, 0, 2 * MB, 0, 0), Purpose::Checkpoint(Frees::Nothing), NONE, short(4, 4)),
-        ((3, MB, 2 * MB, 0, 0), Purpose::Checkpoint(Frees::Nothing), NONE, scarce(4)),
-        ((6, 0, 0, 0, 2 * MB), Purpose::Checkpoint(Frees::Nothing), NONE, granted),
-        ((2, 0, 0, 0, 2 * MB), Purpose::Checkpoint(Frees::Segments), NONE, short(3, 3)),
+        ((3, 0, 2 * MB, 0, 0), Purpose::Checkpoint(Reclaims::Segments), NONE, granted),
+        ((3, 0, 2 * MB, 0, 0), Purpose::Checkpoint(Reclaims::Nothing), NONE, short(4, 4)),
+        ((3, MB, 2 * MB, 0, 0), Purpose::Checkpoint(Reclaims::Nothing), NONE, scarce(4)),
+        ((6, 0, 0, 0, 2 * MB), Purpose::Checkpoint(Reclaims::Nothing), NONE, granted),
+        ((2, 0, 0, 0, 2 * MB), Purpose::Checkpoint(Reclaims::Segments), NONE, short(3, 3)),
         // A page is written ahead into the open segment, or into a segment beyond those that the checkpoint leaves.
-        ((0, 8192, 9 * MB, 0, 0), Purpose::WriteBack(Frees::Nothing), 4096, granted),
-        ((1, 8191, 9 * MB, 0, 0), Purpose::WriteBack(Frees::Nothing), 4096, alike(2)),
-        ((1, 8191, 9 * MB, 0, 0), Purpose::WriteBack(Frees::Segments), 4096, granted),
-        ((1, 8191, 9 * MB, 0, MB), Purpose::WriteBack(Frees::Segments), 4096, alike(2)),
+        ((0, 8192, 9 * MB, 0, 0), Purpose::WriteBack(Reclaims::Nothing), 4096, granted),
+        ((1, 8191, 9 * MB, 0, 0), Purpose::WriteBack(Reclaims::Nothing), 4096, alike(2)),
+        ((1, 8191, 9 * MB, 0, 0), Purpose::WriteBack(Reclaims::Segments), 4096, granted),
+        ((1, 8191, 9 * MB, 0, MB), Purpose::WriteBack(Reclaims::Segments), 4096, alike(2)),
     ];
     for &((free_segments, open_segment_bytes, dirty_bytes, reserved_bytes, table_bytes), purpose, bytes, expected) in
         table
@@ -104,7 +104,7 @@ fn more_space_never_admits_less() {
             table_bytes: below(4 << 20),
         };
         let bytes = below(4 << 20);
-        let frees = [Frees::Segments, Frees::Nothing][below(2) as usize];
+        let frees = [Reclaims::Segments, Reclaims::Nothing][below(2) as usize];
         let purpose = [
             Purpose::Put,
             Purpose::Remove,
@@ -152,7 +152,7 @@ fn moves_leave_space_for_a_checkpoint() {
         };
         if admit(&state, Purpose::Move, 0) == Admission::Granted {
             let left = SpaceState { free_segments: state.free_segments - 1, ..state };
-            assert_eq!(admit(&left, Purpose::Checkpoint(Frees::Nothing), 0), Admission::Granted, "{state:?}");
+            assert_eq!(admit(&left, Purpose::Checkpoint(Reclaims::Nothing), 0), Admission::Granted, "{state:?}");
         }
     }
 }
@@ -203,11 +203,11 @@ fn the_readme_shows_the_policy() {
         row("`Move`: a segment for extents that are moved", Purpose::Move, 0, &large),
         row("`Pack`: extents moved into the checkpoint's segments", Purpose::Pack, MB, &large),
         row("`Pack` of no bytes", Purpose::Pack, 0, &large),
-        row("`Checkpoint` that frees a segment", Purpose::Checkpoint(Frees::Segments), 0, &large),
-        row("`Checkpoint` that frees nothing", Purpose::Checkpoint(Frees::Nothing), 0, &large),
-        row("`WriteBack` into the open segment", Purpose::WriteBack(Frees::Nothing), page_bytes, &half_open),
-        row("`WriteBack` before a checkpoint that frees", Purpose::WriteBack(Frees::Segments), page_bytes, &large),
-        row("`WriteBack` before one that does not", Purpose::WriteBack(Frees::Nothing), page_bytes, &large),
+        row("`Checkpoint` that frees a segment", Purpose::Checkpoint(Reclaims::Segments), 0, &large),
+        row("`Checkpoint` that frees nothing", Purpose::Checkpoint(Reclaims::Nothing), 0, &large),
+        row("`WriteBack` into the open segment", Purpose::WriteBack(Reclaims::Nothing), page_bytes, &half_open),
+        row("`WriteBack` before a checkpoint that frees", Purpose::WriteBack(Reclaims::Segments), page_bytes, &large),
+        row("`WriteBack` before one that does not", Purpose::WriteBack(Reclaims::Nothing), page_bytes, &large),
         row("`Pages`: a segment of an epoch's appender", Purpose::Pages, 0, &large),
         row("`Replay`: a commit that recovery applies again", Purpose::Replay, 0, &large),
     ];

@@ -22,7 +22,7 @@ use crate::space::superblocks::{Found, Superblocks};
 use crate::space::{ChunkImage, PageSpace};
 use crate::store::Settings;
 use crate::store::files::{DATA_NAME, Opener};
-use crate::store::recovery::known;
+use crate::store::recovery::log_state;
 
 /// The options of all files: an examination writes nothing.
 const READ_ONLY: OpenOptions = OpenOptions { write: false, create: false, create_new: false, direct: true };
@@ -204,7 +204,8 @@ impl LogCheck<'_> {
         };
         let options = opener.log_options(superblock, budget, SyncMethod::DataSync);
         let mut on_corruption = |error| note(self.report, error, COST);
-        let scan = Scan::read(&opener.backend, &folder, &options, READ_ONLY, &known(superblock), &mut on_corruption)?;
+        let scan =
+            Scan::read(&opener.backend, &folder, &options, READ_ONLY, &log_state(superblock), &mut on_corruption)?;
         self.report.log_records = scan.record_count();
         self.report.last = scan.last();
         let named = match self.read_records(&scan, &folder) {
@@ -429,7 +430,7 @@ mod tests {
         let folder = opener.open_log_folder().unwrap();
         let options = opener.log_options(&superblock, &budget, SyncMethod::DataSync);
         let scan =
-            Scan::read(&backend, &folder, &options, READ_ONLY, &known(&page_tables.superblock), &mut Err).unwrap();
+            Scan::read(&backend, &folder, &options, READ_ONLY, &log_state(&page_tables.superblock), &mut Err).unwrap();
         for record in scan.records().unwrap() {
             for (_, operation) in record::decode(&record.unwrap().body).flatten() {
                 if let Operation::PutLarge { extents, .. } = operation {

@@ -19,7 +19,7 @@ use super::checkpoint::CheckpointReport;
 use crate::collections::HashSet;
 use crate::error::{Error, Result};
 use crate::format::SegmentId;
-use crate::space::{Frees, Purpose, SpaceReservation};
+use crate::space::{Purpose, Reclaims, SpaceReservation};
 use crate::sync::MutexGuard;
 use moving::{Emptied, Left};
 
@@ -164,7 +164,7 @@ pub(crate) struct Reclaimed {
 impl Store {
     /// Makes the current state durable in the data file. On a full disk, reclaims space for it.
     pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
-        let made = match self.checkpoint_after(Frees::Nothing) {
+        let made = match self.checkpoint_after(Reclaims::Nothing) {
             Err(Error::DiskFull { .. }) => {
                 let reclaimed = self.reclaim(&[Goal::MakeSpace]);
                 reclaimed.map(|reclaimed| reclaimed.checkpoint.expect("making space makes checkpoints"))
@@ -342,14 +342,14 @@ impl<'s> Reclaimer<'s> {
         let space = &self.store.engine.space;
         let segments = &space.segments;
         if progress.passes > 0 {
-            self.store.checkpoint_after(Frees::Nothing)?;
+            self.store.checkpoint_after(Reclaims::Nothing)?;
             space.shrink(0)?;
             if segments.usage().segment_count >= progress.segment_count || progress.passes == PASSES_MAX {
                 return Ok(None);
             }
         }
         // Segments that the previous checkpoint still needed are free after this one.
-        self.store.checkpoint_after(Frees::Nothing)?;
+        self.store.checkpoint_after(Reclaims::Nothing)?;
         space.shrink(0)?;
         let usage = segments.usage();
         progress.segment_count = usage.segment_count;
@@ -473,7 +473,7 @@ impl<'s> Reclaimer<'s> {
             let is_left = |(victim, segment_use): &&(SegmentId, _)| segments.segment_use(*victim) == *segment_use;
             let victims: HashSet<SegmentId> = uses.iter().filter(is_left).map(|(victim, _)| *victim).collect();
             let emptied = self.move_out(&victims)?;
-            self.store.checkpoint_after(Frees::Nothing)?;
+            self.store.checkpoint_after(Reclaims::Nothing)?;
             let is_moving = emptied.page_count > 0 || std::mem::take(&mut is_first);
             if emptied.left != Some(Left::ManyChanges) || !is_moving || self.must_stop() {
                 return Ok(emptied.left);
@@ -493,7 +493,7 @@ impl<'s> Reclaimer<'s> {
         let emptied = self.empty(victims, packing)?;
         let has_emptied = emptied.page_count > 0 || !victims.is_empty() && page_tables.must_evacuate(space);
         assert!(packing.resize(0), "nothing is admitted always");
-        self.store.checkpoint_of(page_tables, if has_emptied { Frees::Segments } else { Frees::Nothing })
+        self.store.checkpoint_of(page_tables, if has_emptied { Reclaims::Segments } else { Reclaims::Nothing })
     }
 
     /// Returns `true` if the database is being closed.

@@ -156,7 +156,7 @@ impl Reclaimer<'_> {
         let is_node = write[KIND_OFFSET] != Kind::Value as u8;
         let is_it = is_node && (entry == PageEntry::Leaf(frame) || entry == PageEntry::Immutable(frame));
         if is_it {
-            engine.pool.append_owed(&epoch_guard, &write)?;
+            engine.pool.append_due_image(&epoch_guard, &write)?;
             engine.pool.mark_dirty(&epoch_guard, &write);
         }
         Ok(is_it)

@@ -72,15 +72,15 @@ impl<'a> LeavesInOrder<'a> {
         &self,
         tree: &'t Tree,
         key: &[u8],
-        is_mine: &impl Fn(FrameIndex) -> bool,
+        is_held_here: &impl Fn(FrameIndex) -> bool,
     ) -> Result<FrameWrite<'t>, Stop> {
         if let Some(upcoming) = self.pinned.get(LEAVES_AHEAD) {
             tree.pool.frames.prefetch(upcoming.frame);
         }
         let pinned = self.pinned.first().filter(|leaf| leaf.row == self.row);
-        match pinned.and_then(|leaf| tree.write_leaf_at(leaf.page, leaf.frame, key, is_mine)) {
+        match pinned.and_then(|leaf| tree.write_leaf_at(leaf.page, leaf.frame, key, is_held_here)) {
             Some(write) => Ok(write),
-            None => tree.write_leaf(key, is_mine),
+            None => tree.write_leaf(key, is_held_here),
         }
     }
 
@@ -132,9 +132,9 @@ impl<L> Engine<L> {
         };
         let mut leaves = LeavesInOrder::new(work, pinned);
         while let Some(NextLeaf { tree, key, is_read }) = leaves.next() {
-            let is_mine = |frame| latched.has(frame);
+            let is_held_here = |frame| latched.has(frame);
             if is_read {
-                let read = tree.read_leaf_beside(key, &is_mine)?;
+                let read = tree.read_leaf_beside(key, &is_held_here)?;
                 let leaf = Leaf::new(&read);
                 if !leaves.has_row_in(tree, &leaf) {
                     let rows = leaves.pass(&self.versions, tree, read.page(), &leaf).map_err(Unready::Error)?;
@@ -148,7 +148,7 @@ impl<L> Engine<L> {
                     continue;
                 }
             }
-            let write = leaves.latch(tree, key, &is_mine)?;
+            let write = leaves.latch(tree, key, &is_held_here)?;
             debug_assert!(!latched.has(write.frame()), "a leaf is latched twice");
             let leaf = Leaf::new(&write);
             let rows = leaves.pass(&self.versions, tree, write.page(), &leaf).map_err(Unready::Error)?;

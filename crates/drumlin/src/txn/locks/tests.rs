@@ -48,7 +48,7 @@ fn a_lock_is_exclusive() {
     let long = [b'k'; 1000];
     for key in [&b""[..], b"key", &long[..22], &long[..23], &long] {
         assert_eq!(table.try_lock(A, ROWS, key), Ok(Granted::Acquired));
-        assert_eq!(table.try_lock(A, ROWS, key), Ok(Granted::AlreadyMine));
+        assert_eq!(table.try_lock(A, ROWS, key), Ok(Granted::AlreadyHeld));
         assert_eq!(table.try_lock(B, ROWS, key), Err(HeldBy(A)));
         assert_eq!(table.try_lock(B, KeyspaceId(8), key), Ok(Granted::Acquired));
     }
@@ -86,7 +86,7 @@ fn waiters_are_served_in_order() {
     assert_eq!(table.poll_lock(C, ROWS, b"key", &waker_c), Pending);
     assert_eq!(poll(&table, A, b"key"), Pending);
     assert_eq!(poll(&table, B, b"key"), ACQUIRED);
-    assert_eq!(poll(&table, B, b"key"), Ready(Ok(Granted::AlreadyMine)));
+    assert_eq!(poll(&table, B, b"key"), Ready(Ok(Granted::AlreadyHeld)));
     table.unlock(B, ROWS, b"key");
     assert_eq!((wakes_b.0.load(Ordering::SeqCst), wakes_c.0.load(Ordering::SeqCst)), (1, 1));
     assert_eq!(poll(&table, C, b"key"), ACQUIRED);
@@ -291,7 +291,7 @@ fn the_table_behaves_as_lists() {
                     let expected = match model.get(&key) {
                         None => ACQUIRED,
                         Some(_) if unaware.contains(&(key, owner)) => ACQUIRED,
-                        Some(_) if owned => Ready(Ok(Granted::AlreadyMine)),
+                        Some(_) if owned => Ready(Ok(Granted::AlreadyHeld)),
                         Some(_) if waits_for == Some(key) => Pending,
                         Some(_) if closes_cycle(&model, owner, key) => DEADLOCK,
                         Some(_) => Pending,
@@ -343,7 +343,7 @@ fn threads_exclude_each_other() {
                         };
                         match result {
                             Ok(Granted::Acquired) => held.push(key),
-                            Ok(Granted::AlreadyMine) => assert!(held.contains(&key)),
+                            Ok(Granted::AlreadyHeld) => assert!(held.contains(&key)),
                             Err(LockError::Deadlock) => break,
                             Err(LockError::Timeout) => panic!("a wake-up was lost"),
                         }
