@@ -45,7 +45,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a deadlock between rows was found",
     "a frame was wanted and no page could be evicted",
     "a full disk had no space for the log",
-    "a lock was handed over to one who had just given up",
+    "a lock was handed over to a transaction that had just given up",
     "a log segment was used again",
     "a part of the log was applied again, with the space of other threads",
     "a page arrived whose keyspace had been dropped",

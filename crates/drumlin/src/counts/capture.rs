@@ -30,16 +30,16 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// Limit on noted pages: a set of 64 KiB. A capture of 200 MB of counts lasts for a second.
-const NOTED_PAGES_MAX: usize = if cfg!(feature = "sim") { 16 } else { 4096 };
+const CHANGED_PAGES_MAX: usize = if cfg!(feature = "sim") { 16 } else { 4096 };
 
 /// The fields of [`KeptCounts`] that captures need.
 #[derive(Debug)]
 pub(super) struct CaptureState {
     is_open: AtomicBool,
     /// Pages whose fences have changed since the capture began; `None` if there were too many.
-    noted: Mutex<Option<BTreeSet<PageId>>>,
+    changed_pages: Mutex<Option<BTreeSet<PageId>>>,
     /// An entry has been stored since the last capture began.
-    has_news: AtomicBool,
+    has_new_entries: AtomicBool,
     /// The counts were read from a file.
     is_restored: bool,
 }
@@ -48,8 +48,8 @@ impl CaptureState {
     pub(super) fn new() -> CaptureState {
         CaptureState {
             is_open: AtomicBool::new(false),
-            noted: Mutex::new(Some(BTreeSet::new())),
-            has_news: AtomicBool::new(true),
+            changed_pages: Mutex::new(Some(BTreeSet::new())),
+            has_new_entries: AtomicBool::new(true),
             is_restored: false,
         }
     }
@@ -59,24 +59,24 @@ impl CaptureState {
         self.is_open.load(Ordering::Acquire)
     }
 
-    /// Notes a page. Must be called before the page's entry changes to describe other fences.
-    pub(super) fn note(&self, page: PageId) {
+    /// Records a page whose fences change. Must be called before the page's entry changes to describe other fences.
+    pub(super) fn record_changed_page(&self, page: PageId) {
         if !self.is_open() {
             return;
         }
-        let mut noted = self.noted.lock();
-        if let Some(pages) = &mut *noted {
+        let mut changed_pages = self.changed_pages.lock();
+        if let Some(pages) = &mut *changed_pages {
             pages.insert(page);
-            if pages.len() > NOTED_PAGES_MAX {
-                *noted = None;
+            if pages.len() > CHANGED_PAGES_MAX {
+                *changed_pages = None;
             }
         }
     }
 
     /// Records that an entry was stored.
-    pub(super) fn note_news(&self) {
-        if !self.has_news.load(Ordering::Relaxed) {
-            self.has_news.store(true, Ordering::Relaxed);
+    pub(super) fn set_new_entries(&self) {
+        if !self.has_new_entries.load(Ordering::Relaxed) {
+            self.has_new_entries.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -94,7 +94,7 @@ impl Drop for CountCapture {
         let state = &self.kept.capture;
         let was_open = state.is_open.swap(false, Ordering::AcqRel);
         assert!(was_open, "a capture ends that has not begun");
-        *state.noted.lock() = Some(BTreeSet::new());
+        *state.changed_pages.lock() = Some(BTreeSet::new());
     }
 }
 
@@ -107,7 +107,7 @@ impl CountCapture {
 
     /// Returns `true` if everything read from the capture so far is valid.
     pub(crate) fn is_whole(&self) -> bool {
-        self.kept.capture.noted.lock().is_some() && !self.kept.invalidated()
+        self.kept.capture.changed_pages.lock().is_some() && !self.kept.invalidated()
     }
 
     /// Calls `take` with the listed changes up to a commit, starting at index `first`, until it returns `false`.
@@ -145,8 +145,8 @@ impl CountCapture {
             page += 1;
         }
         // The lookup must follow the reading of the entries.
-        if let Some(noted) = &*self.kept.capture.noted.lock() {
-            into.retain(|(page, _)| !noted.contains(page));
+        if let Some(changed_pages) = &*self.kept.capture.changed_pages.lock() {
+            into.retain(|(page, _)| !changed_pages.contains(page));
         }
         debug_assert!(into.is_sorted_by(|left, right| left.0 < right.0), "a page is told of twice");
         (page < self.number_end).then_some(PageId(page))
@@ -221,13 +221,13 @@ impl Counts {
         let number_end = u32::try_from(number_end).ok()?;
         let was_open = kept.capture.is_open.swap(true, Ordering::AcqRel);
         assert!(!was_open, "counts are captured twice at once");
-        kept.capture.has_news.store(false, Ordering::Relaxed);
+        kept.capture.has_new_entries.store(false, Ordering::Relaxed);
         Some(CountCapture { kept, number_end })
     }
 
     /// Returns `true` if pages have been counted since the last capture.
-    pub(crate) fn has_news(&self) -> bool {
-        self.kept().is_some_and(|kept| kept.capture.has_news.load(Ordering::Relaxed))
+    pub(crate) fn has_new_entries(&self) -> bool {
+        self.kept().is_some_and(|kept| kept.capture.has_new_entries.load(Ordering::Relaxed))
     }
 
     /// Takes up the counts that an earlier opening left. Called before anything is changed. Returns `false` if the
@@ -238,7 +238,7 @@ impl Counts {
         if kept.invalidated() {
             return false;
         }
-        kept.capture.has_news.store(false, Ordering::Relaxed);
+        kept.capture.has_new_entries.store(false, Ordering::Relaxed);
         let before = self.kept.write().replace(Arc::new(kept));
         assert!(before.is_none(), "counts are taken up beside others");
         self.are_kept.store(true, Ordering::Release);

@@ -343,7 +343,7 @@ impl KeptCounts {
     /// Stores the number of rows beneath a page in place of the stamp that was read before they were counted. Returns
     /// `false` if the page's fences have changed since, or another thread stored a count first.
     fn store(&self, page: PageId, stamp: u64, rows: u64) -> bool {
-        self.capture.note_news();
+        self.capture.set_new_entries();
         self.entries.store(page, stamp, rows, |bytes| self.take(bytes))
     }
 
@@ -605,7 +605,7 @@ impl Counts {
     pub(crate) fn page_created(&self, page: PageId) {
         self.is_restructured.store(true, Ordering::Relaxed);
         if let Some(kept) = self.kept() {
-            kept.capture.note(page);
+            kept.capture.record_changed_page(page);
             kept.renew(page);
         }
     }
@@ -615,7 +615,7 @@ impl Counts {
     pub(crate) fn begin_change(&self, pages: &[PageId]) {
         self.is_restructured.store(true, Ordering::Relaxed);
         if let Some(kept) = self.kept() {
-            pages.iter().for_each(|&page| kept.capture.note(page));
+            pages.iter().for_each(|&page| kept.capture.record_changed_page(page));
             pages.iter().for_each(|&page| kept.begin_change(page));
         }
     }

@@ -288,12 +288,12 @@ impl<'l> Look<'l> {
         let mut has_upper = node.inner.child_upper_into(first, &mut upper);
         let makes_states = !cursor.only_reads && self.row_level() == 0;
         for child in (first + 1..node.inner.len()).take(PAGES_AT_ONCE - 1) {
-            let is_behind = cursor.end.as_ref().is_some_and(|end| *end <= upper);
+            let is_after = cursor.end.as_ref().is_some_and(|end| *end <= upper);
             std::mem::swap(&mut lower, &mut upper);
             has_upper = node.inner.child_upper_into(child, &mut upper);
             let page = node.inner.child(child);
             let may_have_state = makes_states || self.reductions.has_state(self.reduction, page);
-            if is_behind || may_have_state && !self.is_changed(cursor, &lower, has_upper.then_some(&upper[..])) {
+            if is_after || may_have_state && !self.is_changed(cursor, &lower, has_upper.then_some(&upper[..])) {
                 std::mem::swap(&mut lower, &mut upper);
                 has_upper = true;
                 break;

@@ -110,7 +110,7 @@ impl Database {
     pub async fn keyspace_with_async(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
         let store = self.store()?;
         store.as_task().await;
-        if let Some(open) = store.keyspace_at_hand(name) {
+        if let Some(open) = store.open_keyspace_of(name) {
             return Ok(Keyspace::new(&self.handle, open));
         }
         let name = name.to_owned();
@@ -150,7 +150,7 @@ impl Database {
     pub async fn existing_keyspace_async(&self, name: &str) -> Result<Keyspace> {
         let store = self.store()?;
         store.as_task().await;
-        if let Some(open) = store.keyspace_at_hand(name) {
+        if let Some(open) = store.open_keyspace_of(name) {
             return Ok(Keyspace::new(&self.handle, open));
         }
         let name = name.to_owned();

@@ -461,8 +461,8 @@ pub(super) fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Res
     if available_bytes >= wanted as u64 {
         return Ok(available_bytes as usize);
     }
-    let alone = BATCH_BYTES_FIRST.min(memory.limit_bytes() / 8);
-    let more = memory.cover_share(BATCH_BYTES_MIN, wanted as u64 - available_bytes, alone);
+    let most_unshared = BATCH_BYTES_FIRST.min(memory.limit_bytes() / 8);
+    let more = memory.cover_share(BATCH_BYTES_MIN, wanted as u64 - available_bytes, most_unshared);
     match available_bytes + more.unwrap_or(0) {
         0 => Err(Error::copies_in_memory(memory.limit_bytes())),
         available_bytes => Ok(available_bytes as usize),

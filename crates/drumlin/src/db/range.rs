@@ -286,7 +286,7 @@ pub(super) trait Steps {
     fn handle(&self) -> Option<Arc<Handle>>;
 
     /// Returns the next item, if it was copied already and needs no waiting.
-    fn at_hand(&mut self, direction: Direction) -> Option<Self::Item>;
+    fn next_copied(&mut self, direction: Direction) -> Option<Self::Item>;
 
     /// Returns the next item, waiting as `mode` says. If the future is dropped, no row is lost.
     fn next_in(
@@ -299,7 +299,7 @@ pub(super) trait Steps {
 /// Makes the next step of a scan, blocking this thread if necessary.
 #[inline]
 fn step_blocking<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<S::Item>> {
-    match scan.at_hand(direction) {
+    match scan.next_copied(direction) {
         Some(item) => Some(Ok(item)),
         None => ready(scan.next_in(WaitMode::Blocking, direction)),
     }
@@ -307,7 +307,7 @@ fn step_blocking<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<
 
 /// Makes the next step of a scan as a task.
 pub(super) async fn step<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<S::Item>> {
-    if let Some(item) = scan.at_hand(direction) {
+    if let Some(item) = scan.next_copied(direction) {
         return Some(Ok(item));
     }
     match scan.handle().as_ref().map(|handle| handle.store()) {
@@ -328,7 +328,7 @@ impl Steps for Range {
     }
 
     #[inline]
-    fn at_hand(&mut self, direction: Direction) -> Option<(Value, Value)> {
+    fn next_copied(&mut self, direction: Direction) -> Option<(Value, Value)> {
         let State::Scanning(scan) = &mut self.0 else { return None };
         scan.side_mut(direction).take(direction)
     }
@@ -386,7 +386,7 @@ impl Steps for Keys {
     }
 
     #[inline]
-    fn at_hand(&mut self, direction: Direction) -> Option<Value> {
+    fn next_copied(&mut self, direction: Direction) -> Option<Value> {
         let State::Scanning(scan) = &mut self.0.0 else { return None };
         scan.side_mut(direction).take_key(direction)
     }
@@ -446,8 +446,8 @@ impl Steps for Values {
     }
 
     #[inline]
-    fn at_hand(&mut self, direction: Direction) -> Option<Value> {
-        self.0.at_hand(direction).map(|(_, value)| value)
+    fn next_copied(&mut self, direction: Direction) -> Option<Value> {
+        self.0.next_copied(direction).map(|(_, value)| value)
     }
 
     #[inline(never)]
@@ -505,7 +505,7 @@ impl Steps for Readers {
     }
 
     #[inline]
-    fn at_hand(&mut self, direction: Direction) -> Option<(Value, ValueReader)> {
+    fn next_copied(&mut self, direction: Direction) -> Option<(Value, ValueReader)> {
         let State::Scanning(scan) = &mut self.0.0 else { return None };
         (!scan.side(direction).is_empty()).then(|| scan.take_reader(direction))
     }

@@ -78,7 +78,7 @@ impl Horizon {
     }
 
     /// Records that a read has seen the newest commits.
-    fn note_latest(&self, store: &Store) {
+    fn set_latest(&self, store: &Store) {
         if let Horizon::Latest(seen) = self {
             seen.fetch_max(store.engine.clock.published().0, Ordering::Relaxed);
         }
@@ -221,7 +221,7 @@ impl Rows<'_> {
         };
         let Horizon::Fixed(snapshot) = horizon else {
             let found = store.engine.get_in(mode, tree, key, ReadAt::Published, to).await?;
-            horizon.note_latest(store);
+            horizon.set_latest(store);
             return Ok(found);
         };
         match self.find_committed(mode, key, |value| to.copy(value)).await? {
@@ -248,7 +248,7 @@ impl Rows<'_> {
         };
         let found = self.noting(store.engine.find_in(mode, self.tree, key, horizon.read_at(), take).await)?;
         horizon.check()?;
-        horizon.note_latest(store);
+        horizon.set_latest(store);
         Ok(found)
     }
 
@@ -298,7 +298,7 @@ impl Rows<'_> {
             for (value, found) in others.into_iter().zip(found?) {
                 *value = found;
             }
-            horizon.note_latest(self.store()?);
+            horizon.set_latest(self.store()?);
             Ok(values)
         })
     }
@@ -318,7 +318,7 @@ impl Rows<'_> {
             let found = store.engine.find_many(mode, self.tree, keys, read_at, |_| ()).await?;
             if let Some(ReadView { horizon, .. }) = self.view {
                 horizon.check()?;
-                horizon.note_latest(store);
+                horizon.set_latest(store);
             }
             let is_there = |(key, found): (&&[u8], Option<Found<()>>)| match self.own_change(key) {
                 Some(change) => !matches!(change, Change::Remove),

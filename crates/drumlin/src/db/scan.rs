@@ -227,8 +227,8 @@ impl Scan {
         let Copying { memory, rows, .. } = copying;
         mode.worked(turn::ROW_UNITS * count as u32);
         match direction {
-            Direction::Forward => self.ahead_forward.note_next(is_next_in_memory),
-            Direction::Backward => self.ahead_backward.note_next(is_next_in_memory),
+            Direction::Forward => self.ahead_forward.count_next(is_next_in_memory),
+            Direction::Backward => self.ahead_backward.count_next(is_next_in_memory),
         }
         self.snapshot.check()?;
         self.go_on_from(direction, stop.map(Bound::Excluded).or(fence))?;
@@ -483,7 +483,7 @@ impl Scan {
 
     /// Returns the next row, which must exist. The row counts as passed only after its value was read, so a dropped
     /// call loses no row.
-    async fn hand_out(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<(Value, Value)> {
+    async fn take_next(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<(Value, Value)> {
         let rows = self.side(direction);
         let key = rows.key(direction);
         let value = match rows.value(direction) {
@@ -498,7 +498,7 @@ impl Scan {
         loop {
             let result = match self.fetch(mode, direction).await {
                 Ok(false) => return None,
-                Ok(true) => self.hand_out(mode, direction).await,
+                Ok(true) => self.take_next(mode, direction).await,
                 Err(error) => Err(error),
             };
             let result = match result {
@@ -560,7 +560,7 @@ impl Scan {
         let direction = Direction::Forward;
         let result = match self.fetch(mode, direction).await {
             Ok(false) => return None,
-            Ok(true) => match self.hand_out(mode, direction).await {
+            Ok(true) => match self.take_next(mode, direction).await {
                 Ok((key, value)) => Ok(Salvaged::Row(key, value)),
                 Err(error) if is_of_medium(&error) => {
                     let key = Bound::Included(self.side(direction).key(direction).to_vec());
@@ -569,14 +569,14 @@ impl Scan {
                 }
                 Err(error) => Err(error),
             },
-            Err(error) if is_of_medium(&error) => self.pass_over_unreadable(mode, error).await,
+            Err(error) if is_of_medium(&error) => self.skip_unreadable(mode, error).await,
             Err(error) => Err(error),
         };
         Some(self.ended_by(result))
     }
 
     /// Continues after the unreadable node that the next leaf depends on. Returns `error` if there is none.
-    async fn pass_over_unreadable(&mut self, mode: WaitMode<'_>, error: Error) -> Result<Salvaged> {
+    async fn skip_unreadable(&mut self, mode: WaitMode<'_>, error: Error) -> Result<Salvaged> {
         let key = match &self.lower {
             Bound::Unbounded => Vec::new(),
             Bound::Included(key) | Bound::Excluded(key) => key.clone(),

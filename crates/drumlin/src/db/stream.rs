@@ -55,7 +55,7 @@ impl<T> Stream for RowStream<T> {
         let this = self.get_mut();
         loop {
             match std::mem::replace(&mut this.state, State::Ended) {
-                State::Idle(mut range) => match range.at_hand(Direction::Forward) {
+                State::Idle(mut range) => match range.next_copied(Direction::Forward) {
                     Some(row) => {
                         this.state = State::Idle(range);
                         return Poll::Ready(Some(Ok((this.part)(row))));

@@ -195,7 +195,7 @@ struct RollBacks {
 }
 
 impl RollBacks {
-    fn note(&mut self, position: usize) {
+    fn record(&mut self, position: usize) {
         self.count += 1;
         while self.lowest.last().is_some_and(|(_, higher)| *higher >= position) {
             self.lowest.pop();
@@ -462,7 +462,7 @@ impl Transaction {
             if bytes_with_reads > limit_bytes {
                 return Err(Error::reads_too_large(bytes_with_reads, limit_bytes));
             }
-            reads.beside_bytes = bytes;
+            reads.extra_bytes = bytes;
         }
         let has_memory = self.memory.cover(lock_bytes as u64)
             && (value_bytes.is_none() || SharedWrites::secure(self.writes_mut(), write_bytes));
@@ -512,7 +512,7 @@ impl Transaction {
             self.check_record(open, key, &Change::Put(value))?;
             self.secure_memory(key, Some(value.len()))?;
             self.lock(mode, open, key).await?;
-            SharedWrites::alone(self.writes_mut()).put(&open.tree, key, value);
+            SharedWrites::unshared(self.writes_mut()).put(&open.tree, key, value);
             Ok(())
         })
     }
@@ -566,7 +566,7 @@ impl Transaction {
         let (tree, reclaim) = (&open.tree, &store.engine.reclaim);
         let value = values::write_large(mode, tree, store.new_value(), source, memory, reclaim).await?;
         let length = value.length;
-        SharedWrites::alone(self.writes_mut()).put_large(&open.tree, key, value);
+        SharedWrites::unshared(self.writes_mut()).put_large(&open.tree, key, value);
         Ok(length)
     }
 
@@ -599,7 +599,7 @@ impl Transaction {
             self.check_record(open, key, &Change::Remove)?;
             self.secure_memory(key, Some(0))?;
             self.lock(mode, open, key).await?;
-            SharedWrites::alone(self.writes_mut()).remove(&open.tree, key);
+            SharedWrites::unshared(self.writes_mut()).remove(&open.tree, key);
             Ok(())
         })
     }
@@ -660,8 +660,8 @@ impl Transaction {
         if !SharedWrites::secure(self.writes_mut(), bytes) {
             return self.reader.view.shortage.noting(Err(Error::transactions_in_memory(self.memory.limit_bytes())));
         }
-        self.roll_backs.note(savepoint.position);
-        SharedWrites::alone(self.writes_mut()).roll_back(savepoint.position);
+        self.roll_backs.record(savepoint.position);
+        SharedWrites::unshared(self.writes_mut()).roll_back(savepoint.position);
         Ok(())
     }
 

@@ -147,8 +147,8 @@ impl ValueReader {
         let (number, skipped) = (ChunkNumber((start / chunk_bytes) as u32), start % chunk_bytes);
         let rest = (chunk_bytes - skipped).min(length - start);
         let mut memory = store.engine.budget.grant(Account::Copies);
-        let alone = memory.limit_bytes() / 8;
-        let Some(piece_bytes) = memory.cover_share(PIECE_BYTES_MIN, rest, alone) else {
+        let most_unshared = memory.limit_bytes() / 8;
+        let Some(piece_bytes) = memory.cover_share(PIECE_BYTES_MIN, rest, most_unshared) else {
             return Err(Error::copies_in_memory(memory.limit_bytes()));
         };
         let part = Part { start: skipped as usize, length: piece_bytes as usize };

@@ -127,9 +127,9 @@ pub(crate) const fn key_bytes_max(page_bytes: usize) -> usize {
 /// row and half empty, so the limit here is three eighths.
 pub(crate) const fn inline_bytes_max(page_bytes: usize, key_bytes: usize) -> usize {
     let own_bytes = SLOTS_OFFSET + SLOT_BYTES + VALUE_LENGTH_BYTES;
-    let beside_key = (page_bytes / 8 * 3).saturating_sub(own_bytes + key_bytes);
-    let beside_longest_key = page_bytes / 4 - own_bytes;
-    if beside_key > beside_longest_key { beside_key } else { beside_longest_key }
+    let left_by_key = (page_bytes / 8 * 3).saturating_sub(own_bytes + key_bytes);
+    let left_by_longest_key = page_bytes / 4 - own_bytes;
+    if left_by_key > left_by_longest_key { left_by_key } else { left_by_longest_key }
 }
 
 const _: () = {

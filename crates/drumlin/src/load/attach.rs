@@ -80,7 +80,7 @@ impl Engine {
             let timestamp = take_timestamp()?;
             assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
             // Nothing fails from here on.
-            announcement.note(timestamp);
+            announcement.set_loaded_at(timestamp);
             self.show_pages(&epoch_guard, pages, tables);
             // Must precede replacing the root: a thread that reads the new root and then what is published has to see
             // the load.

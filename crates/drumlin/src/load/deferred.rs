@@ -33,7 +33,7 @@ enum State<T> {
     /// The work returned a result or panicked. A panic is passed on to the owner.
     Ended(thread::Result<Result<T>>),
     /// The owner has taken the result, or has abandoned the work.
-    Over,
+    Taken,
 }
 
 impl<T> Debug for Shared<T> {
@@ -94,11 +94,11 @@ impl<T> Shared<T> {
         loop {
             match *state {
                 State::Running => self.ended.wait(&mut state),
-                State::Ended(_) | State::Over => break,
+                State::Ended(_) | State::Taken => break,
                 State::Waiting(_) => unreachable!("work is waited for that nobody does"),
             }
         }
-        match std::mem::replace(&mut *state, State::Over) {
+        match std::mem::replace(&mut *state, State::Taken) {
             State::Ended(result) => Some(result),
             _ => None,
         }
@@ -115,7 +115,7 @@ impl<T> Drop for Deferred<T> {
         {
             let mut state = self.shared.state.lock();
             if matches!(*state, State::Waiting(_)) {
-                *state = State::Over;
+                *state = State::Taken;
             }
         }
         drop(self.shared.take_result());

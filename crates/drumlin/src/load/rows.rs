@@ -46,7 +46,7 @@ pub(crate) struct LoadedRows {
 }
 
 /// Pages that a [`LoadedRows`] needs besides its leaves: inner nodes, and an extent that is being decoded.
-const PAGES_BESIDE: usize = 4;
+const EXTRA_PAGES: usize = 4;
 
 impl LoadedRows {
     pub(super) fn new(open: Arc<OpenKeyspace>, pages: LoadPages) -> LoadedRows {
@@ -71,14 +71,14 @@ impl LoadedRows {
 
     /// Returns the least memory in which rows can be read.
     pub(super) fn bytes_min(page_bytes: usize) -> usize {
-        (PAGES_BESIDE + 1) * page_bytes
+        (EXTRA_PAGES + 1) * page_bytes
     }
 
     /// Limits the memory for reading; `bytes` must be at least [`bytes_min`](Self::bytes_min).
     pub(super) fn limit_memory(&mut self, bytes: usize) {
         let page_bytes = self.open.tree.pages.page_bytes;
         assert!(bytes >= Self::bytes_min(page_bytes), "a load is read in {bytes} bytes");
-        let leaves_max = bytes / page_bytes - PAGES_BESIDE;
+        let leaves_max = bytes / page_bytes - EXTRA_PAGES;
         self.reads_ahead = leaves_max >= 2;
         self.batch_pages = self.batch_pages.min((leaves_max / 2).max(1));
     }
@@ -228,7 +228,7 @@ mod tests {
             (0..ROWS).for_each(|row| tree.push(&store.engine, &row.to_be_bytes(), &[row as u8; 100]).unwrap());
             let mut rows = tree.into_run().unwrap();
             assert!(live_bytes() > before, "a run lies nowhere");
-            rows.limit_memory((PAGES_BESIDE + leaves) * page_bytes);
+            rows.limit_memory((EXTRA_PAGES + leaves) * page_bytes);
             let mut key = Vec::new();
             for row in 0..until {
                 assert!(rows.step(&mut key).unwrap(), "row {row} is missing, {leaves} leaves at a time");

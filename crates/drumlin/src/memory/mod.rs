@@ -210,7 +210,7 @@ impl Budget {
             // A quarter is left to two uses. One is frames and their headers; headers stay when frames go, and take a
             // ninth of the memory if pages have 512 bytes. The other is growth by commits that passed the check before
             // others had made their tables grow.
-            Account::Tables => table_bytes_max(self.limits[Account::Pages as usize], self.taken_beside_tables()),
+            Account::Tables => table_bytes_max(self.limits[Account::Pages as usize], self.taken_by_others()),
             // Reads and writes during the load need frames too, and so do page tables that grow.
             Account::Loads => {
                 let bytes = self.limits[Account::Pages as usize];
@@ -246,8 +246,8 @@ impl Budget {
     /// rows removed, even if its log has more pages than a commit may add.
     pub(crate) fn frame_bytes_max(&self) -> u64 {
         let bytes = self.limits[Account::Pages as usize];
-        let beside = [Account::Tables, Account::Loads, Account::Counts, Account::States, Account::Spilled];
-        let taken_bytes = beside.map(|of| self.taken_bytes(of));
+        let accounts = [Account::Tables, Account::Loads, Account::Counts, Account::States, Account::Spilled];
+        let taken_bytes = accounts.map(|of| self.taken_bytes(of));
         let taken_bytes: u64 = taken_bytes.iter().sum();
         bytes.saturating_sub(taken_bytes).max(bytes / 8)
     }
@@ -256,7 +256,7 @@ impl Budget {
     /// before a commit adds pages or a keyspace, because page tables are never evicted.
     pub(crate) fn needed_for_growth(&self, more_bytes: u64) -> Option<u64> {
         let bytes = self.taken_bytes(Account::Tables) + more_bytes;
-        let others = self.taken_beside_tables();
+        let others = self.taken_by_others();
         (bytes > self.limit_bytes(Account::Tables)).then(|| self.total_for_tables(bytes, others))
     }
 
@@ -269,7 +269,7 @@ impl Budget {
 
     /// Returns the bytes of the pages account that loads and counts have taken. States and spilled versions give way to
     /// page tables.
-    fn taken_beside_tables(&self) -> u64 {
+    fn taken_by_others(&self) -> u64 {
         self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts)
     }
 
@@ -487,13 +487,13 @@ impl Grant {
         enlarged.is_some()
     }
 
-    /// Enlarges the grant by up to `most` bytes, and at least `least`. The amount is `alone` if nothing of the account
-    /// is taken, and falls with the square of what is left. Returns the amount, or `None` if less than `least` is left.
-    /// So early callers get enough to work fast and leave enough for hundreds of later ones.
-    pub(crate) fn cover_share(&mut self, least: u64, most: u64, alone: u64) -> Option<u64> {
+    /// Enlarges the grant by up to `most` bytes, and at least `least`. The amount is `most_unshared` if nothing of the
+    /// account is taken, and falls with the square of what is left. Returns the amount, or `None` if less than `least`
+    /// is left. So early callers get enough to work fast and leave enough for hundreds of later ones.
+    pub(crate) fn cover_share(&mut self, least: u64, most: u64, most_unshared: u64) -> Option<u64> {
         let limit = u128::from(self.limit_bytes());
         let left = limit.saturating_sub(u128::from(self.budget.taken_bytes(self.of)));
-        let share = (u128::from(alone) * left * left / (limit * limit)) as u64;
+        let share = (u128::from(most_unshared) * left * left / (limit * limit)) as u64;
         let bytes = [share.clamp(least.min(most), most), least.min(most)];
         let bytes = bytes.into_iter().find(|bytes| self.budget.try_take(self.of, *bytes))?;
         self.bytes += bytes;

@@ -81,7 +81,7 @@ impl Buffers {
     }
 
     /// Subtracts a buffer of this capacity, which was dropped with a failed queue.
-    pub(super) fn lose(&self, capacity: usize) {
+    pub(super) fn forfeit(&self, capacity: usize) {
         let class = SIZES.iter().position(|size| *size == capacity).expect("it was taken here");
         let mut state = self.state.lock();
         assert!(capacity <= state.bytes[class], "more buffers are lost than there are");
@@ -125,9 +125,9 @@ impl State {
         }
         let mut buffer = self.idle[class].pop()?;
         debug_assert_eq!(buffer.capacity(), SIZES[class], "a buffer lies among those of another size");
-        let is_alone = self.all_bytes() == SIZES[class];
+        let is_only_one = self.all_bytes() == SIZES[class];
         assert!(
-            self.all_bytes() <= limit_bytes || is_alone,
+            self.all_bytes() <= limit_bytes || is_only_one,
             "buffers for reads take more than their part of the budget"
         );
         buffer.set_len(length);

@@ -39,7 +39,7 @@ impl Pool {
             Err(_) => {
                 // Dropping the queue waits for the reads in flight and drops their buffers.
                 drop(queue);
-                in_flight.for_each(|request| self.buffers.lose(request.buffer_bytes));
+                in_flight.for_each(|request| self.buffers.forfeit(request.buffer_bytes));
             }
         }
         result

@@ -297,7 +297,7 @@ impl Pool {
         for (slot, fetch) in reads.slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?)))
         {
             reads.slots_free.push(slot);
-            self.buffers.lose(fetch.buffer_bytes);
+            self.buffers.forfeit(fetch.buffer_bytes);
             reads.woken.extend(self.end_fetch(fetch, Err(error.kind().into()), &[]));
         }
         assert_eq!(reads.slots_free.len(), reads.slots.len(), "a slot is neither free nor in use");

@@ -665,7 +665,7 @@ impl Frames {
 
     /// Like [`read`](Self::read), for a caller that holds other latches. Also returns `None` if the latch is one of the
     /// caller's, or could not be taken in time. See [`LATCH_WAIT`].
-    pub(crate) fn read_beside(
+    pub(crate) fn read_while_holding(
         &self,
         frame: FrameIndex,
         page_key: PageKey,
@@ -682,8 +682,9 @@ impl Frames {
         header.is(page_key).then_some(read)
     }
 
-    /// Like [`write`](Self::write), for a caller that holds other latches. See [`read_beside`](Self::read_beside).
-    pub(crate) fn write_beside(
+    /// Like [`write`](Self::write), for a caller that holds other latches. See
+    /// [`read_while_holding`](Self::read_beside).
+    pub(crate) fn write_while_holding(
         &self,
         frame: FrameIndex,
         page_key: PageKey,

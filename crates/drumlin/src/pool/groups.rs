@@ -151,7 +151,7 @@ impl<'p> GroupReads<'p, '_> {
         // Dropping the queue waits for the reads in flight.
         drop(queue);
         let kind = error.kind();
-        in_flight.iter().flatten().for_each(|group| pool.buffers.lose(group.buffer_bytes));
+        in_flight.iter().flatten().for_each(|group| pool.buffers.forfeit(group.buffer_bytes));
         for (wanted, address, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
             let _ = pool.arrive(pages, wanted, address, frame, Err(kind.into()), &[]);
         }

@@ -580,7 +580,7 @@ impl Pool {
         if !self.frames.is_over_limit(more_table_bytes) {
             return Ok(());
         }
-        let _alone = self.fitting.lock();
+        let _guard = self.fitting.lock();
         let mut turns_in_vain = 0;
         loop {
             self.frames.give_back_excess(more_table_bytes);

@@ -178,7 +178,7 @@ mod models {
     /// There are two frames, and an entry that names the first. A reader takes a guard and reads the page that the
     /// entry names, twice. A writer points the entry at the second frame and refills the first as soon as it may.
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
-    fn read_beside_reuse(guards: Guards) {
+    fn read_during_reuse(guards: Guards) {
         struct Frames {
             entry: AtomicU64,
             pages: [UnsafeCell<u64>; 2],
@@ -221,19 +221,19 @@ mod models {
     /// A frame is never refilled while a reader sees it, and the readers' accesses happen before it is refilled.
     #[test]
     fn loom_frames_are_reused_when_readers_have_left() {
-        read_beside_reuse(Guards::One);
+        read_during_reuse(Guards::One);
     }
 
     /// A frame is also protected by a guard that outlives the one it was nested in.
     #[test]
     fn loom_a_nested_guard_outlives_the_outer() {
-        read_beside_reuse(Guards::OuterFirst);
+        read_during_reuse(Guards::OuterFirst);
     }
 
     /// Shows that the model detects the race if there are no guards.
     #[test]
     #[should_panic(expected = "ausality violation")]
     fn loom_without_pins_a_reader_sees_a_frame_reused() {
-        read_beside_reuse(Guards::None);
+        read_during_reuse(Guards::None);
     }
 }

@@ -37,7 +37,7 @@ impl Pool {
     /// Writes a batch of dirty pages of a size, and waits until they can be evicted. The batch comes from the elevator,
     /// filled up with `frames`.
     pub(super) fn write_back(&self, page_bytes: usize, frames: &[FrameIndex]) -> Result<()> {
-        let Some(_alone) = self.writing_back.try_lock() else {
+        let Some(_guard) = self.writing_back.try_lock() else {
             // Another thread is writing back. Its pages will do for this caller too.
             crate::coverage::mark!("two threads wanted to write back at once");
             drop(self.writing_back.lock());
@@ -107,7 +107,7 @@ impl Pool {
     /// Writes dirty pages before a checkpoint, as long as that leaves the space that the checkpoint needs. No
     /// checkpoint is running.
     pub(crate) fn write_back_all(&self, frees: Reclaims) -> Result<()> {
-        let _alone = self.writing_back.lock();
+        let _guard = self.writing_back.lock();
         let dirty = self.frames.all().filter(|&frame| self.frames.header(frame).dirty().is_some()).collect();
         self.write_back_alone(dirty, Some(Purpose::WriteBack(frees)))
     }

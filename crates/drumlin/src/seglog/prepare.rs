@@ -146,7 +146,7 @@ impl Refusal {
 impl Shared {
     /// Prepares the windows that streams need, and removes surplus segments.
     pub(super) fn prepare_all(&self) {
-        let _alone = self.preparing.lock();
+        let _guard = self.preparing.lock();
         for index in 0..self.streams.len() {
             while self.failure().is_none() {
                 let Some(preparation) = self.streams[index].tail.lock().preparation() else { break };
@@ -372,7 +372,7 @@ impl Shared {
     /// Removes all spares but one of each stream. One is what the next opening, or a stream that has been idle, begins
     /// with.
     pub(super) fn remove_idle(&self) {
-        let _alone = self.preparing.lock();
+        let _guard = self.preparing.lock();
         for stream in &self.streams {
             stream.tail.lock().spares_wanted = 1;
         }

@@ -259,7 +259,7 @@ impl Scan {
             let head = &merge.heads[due];
             let found = head.found.expect("the head that is due stands at a record");
             let stream = self.streams.get_mut(&streams[due]).expect("each head has its stream");
-            stream.note(found.segment, found.timestamp, found.position, found.end);
+            stream.index_record(found.segment, found.timestamp, found.position, found.end);
             assert!(
                 stream.uncertain.back().is_none_or(|&(last, _)| last < found.timestamp),
                 "records are out of order"
@@ -473,8 +473,8 @@ impl StreamScan {
     }
 
     /// Enters a record that recovery applies into the windows that hold its bytes.
-    fn note(&mut self, segment: usize, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
-        self.windows[segment].note(timestamp, position);
+    fn index_record(&mut self, segment: usize, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
+        self.windows[segment].index_record(timestamp, position);
         let mut reached = segment;
         while self.windows[reached].end() < end {
             let window_end = self.windows[reached].end();

@@ -45,11 +45,11 @@ impl Window {
     }
 
     /// Records that a record starts at `position`.
-    pub(super) fn note(&mut self, timestamp: Timestamp, position: StreamPosition) {
+    pub(super) fn index_record(&mut self, timestamp: Timestamp, position: StreamPosition) {
         assert!(self.last < Some(timestamp), "records of a window ascend");
         assert!((self.start()..self.end()).contains(&position), "a record begins in another window");
-        let is_behind = |&(_, indexed): &(Timestamp, StreamPosition)| indexed < position;
-        debug_assert!(self.index.last().is_none_or(is_behind), "records of a window ascend in position");
+        let is_after = |&(_, indexed): &(Timestamp, StreamPosition)| indexed < position;
+        debug_assert!(self.index.last().is_none_or(is_after), "records of a window ascend in position");
         self.last = Some(timestamp);
         let due = self.index.last().is_none_or(|&(_, indexed)| position - indexed >= INDEX_STRIDE_BYTES);
         if due && self.index.len() < self.index.capacity() {
@@ -457,7 +457,7 @@ impl Tail {
         let (content, padding) = rest.split_at_mut(body.bytes().len());
         content.copy_from_slice(body.bytes());
         padding.fill(0);
-        window.note(timestamp, position);
+        window.index_record(timestamp, position);
         let mut reached = self.current;
         while self.windows[reached].end() < end {
             reached += 1;

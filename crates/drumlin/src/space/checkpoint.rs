@@ -275,7 +275,7 @@ impl PageTableStore {
         assert!(epoch == self.superblock.epoch, "the superblock does not cover {epoch}");
         self.evacuate.clear();
         self.corrupted = Corrupted::default();
-        self.note_summaries(space);
+        self.record_summaries(space);
         space.segments.settle(epoch);
     }
 
@@ -344,7 +344,7 @@ impl PageTableStore {
         self.forget_covered_incarnations();
     }
 
-    fn note_summaries(&self, space: &Space) {
+    fn record_summaries(&self, space: &Space) {
         let bytes = self.summaries.len() * size_of::<ExtentAddress>();
         space.summary_list_bytes.store(bytes as u64, Ordering::Relaxed);
     }
@@ -457,7 +457,7 @@ impl PageTableStore {
         let catalogue = catalogue.unwrap_or_else(none);
         self.read_segment_table(space, &catalogue.segments, on_corruption)?;
         self.summaries = catalogue.summaries.clone();
-        self.note_summaries(space);
+        self.record_summaries(space);
         for &address in &self.summaries {
             let what = "a summary of changes of the page tables";
             let read = restore(space, what, address).and_then(|()| read_summary(space, address));

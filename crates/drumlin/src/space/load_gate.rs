@@ -14,7 +14,7 @@
 //! The thread that attaches holds the exclusive epoch latch, and the latch of the root's frame:
 //! 1. [`announce`](LoadGate::announce) the load.
 //! 2. Check that no row of the keyspace is locked. If one is, give up.
-//! 3. Take the timestamp, and [`note`](Announcement::note) it.
+//! 3. Take the timestamp, and [`set_loaded_at`](Announcement::note) it.
 //! 4. Publish the timestamp, then replace the root.
 //! 5. Drop the announcement.
 //!
@@ -73,7 +73,7 @@ impl LoadGate {
 
 impl Announcement<'_> {
     /// Records the timestamp of the commit that attaches the load.
-    pub(crate) fn note(&self, timestamp: Timestamp) {
+    pub(crate) fn set_loaded_at(&self, timestamp: Timestamp) {
         let before = self.0.attached_at.swap(timestamp.0, Ordering::AcqRel);
         assert!(before < timestamp.0, "a load at {timestamp} follows one at {before}");
     }

@@ -411,7 +411,7 @@ impl Space {
         self.check_failure()?;
         // Take the lock first: a caller that finds nothing to sync must not return before the sync that covers its
         // bytes has ended.
-        let _alone = self.syncing.lock();
+        let _guard = self.syncing.lock();
         if !self.unsynced.swap(false, Ordering::AcqRel) {
             return self.check_failure();
         }

@@ -35,9 +35,9 @@ impl NeighbourReader<'_> {
         assert!(self.space.segments.is_plausible(address), "{address:?} can't be read");
         if self.bytes_of(address).is_none() && !self.fill(addresses) {
             let (start, length, _) = self.space.cover(address);
-            let mut alone = AlignedBuffer::zeroed(length);
-            self.space.read(&mut alone, start)?;
-            (self.buffer, self.start) = (Some(alone), start);
+            let mut single = AlignedBuffer::zeroed(length);
+            self.space.read(&mut single, start)?;
+            (self.buffer, self.start) = (Some(single), start);
         }
         Ok(self.bytes_of(address).expect("just read"))
     }

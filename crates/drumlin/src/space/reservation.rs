@@ -274,7 +274,7 @@ impl Space {
     }
 
     /// Records that sparse segments have been packed as far as that gains space, if the disk is still full.
-    pub(crate) fn note_packed(&self) {
+    pub(crate) fn set_packed(&self) {
         let mut admissions = self.reservations.admissions.lock();
         let state = self.settled_state(&mut admissions);
         assert!(state.idle_segments() <= state.free_segments, "more is idle than free: {state:?}");

@@ -135,12 +135,12 @@ impl Space {
     /// Returns `true` if an appended extent can be read back. If it is still in a buffer, enqueues the buffer.
     pub(crate) fn is_written(&self, address: ExtentAddress) -> bool {
         assert!(!address.is_none(), "nothing is written at no address");
-        self.hand_on(address);
+        self.flush_appender(address);
         let jobs = self.write_jobs.jobs.lock();
         !jobs.contain(address) && !jobs.have_failed(address)
     }
 
-    fn hand_on(&self, address: ExtentAddress) {
+    fn flush_appender(&self, address: ExtentAddress) {
         for appender in &self.appenders {
             let mut appender = appender.lock();
             if appender.holds(address) {
@@ -154,7 +154,7 @@ impl Space {
     /// Waits until an appended extent can be read back, enqueuing and writing its buffer if necessary.
     pub(crate) fn ensure_written(&self, address: ExtentAddress, written: impl Fn(&[FrameIndex])) -> Result<()> {
         assert!(!address.is_none(), "a write at no address is waited for");
-        self.hand_on(address);
+        self.flush_appender(address);
         loop {
             let mut jobs = self.write_jobs.jobs.lock();
             if jobs.have_failed(address) {

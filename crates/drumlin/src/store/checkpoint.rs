@@ -112,7 +112,7 @@ impl Store {
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
         // Page tables may have grown and need memory that states of reducers take.
         self.shed_states();
-        self.warm_start.note_written(pages_written);
+        self.warm_start.count_written(pages_written);
         let duration = self.now() - began;
         let bytes_written = space.traffic.write_bytes.load(Ordering::Relaxed) - written_before;
         log::debug!("checkpoint at {timestamp}: {pages_written} pages, {bytes_written} bytes, {duration:?}");

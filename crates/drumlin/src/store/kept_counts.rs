@@ -134,7 +134,7 @@ impl Store {
         let page_tables = self.page_tables.lock();
         let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = page_tables.superblock;
         let open = self.keyspaces.all();
-        let has_news = self.counts_files.is_on() && open.iter().any(|open| open.tree.counts.has_news());
+        let has_news = self.counts_files.is_on() && open.iter().any(|open| open.tree.counts.has_new_entries());
         if !has_news || id == CheckpointId::default() || self.engine.log().last() != timestamp {
             return;
         }
@@ -393,7 +393,7 @@ mod tests {
     }
 
     /// Captures the counts of the newest checkpoint, calls `meanwhile`, and writes the counts.
-    fn write_beside(db: &Database, meanwhile: impl FnOnce()) {
+    fn write_during(db: &Database, meanwhile: impl FnOnce()) {
         let store = db.store().unwrap();
         let captured: CapturedCounts = {
             let _epoch_guard = store.engine.space.epoch_latch.exclusive();
@@ -429,7 +429,7 @@ mod tests {
         let k = db.keyspace("k").unwrap();
         // A count of all rows would stop at the inner nodes, whose counts are known.
         let count_leaves = || (0..2000).map(|number| k.count(key(number)..).unwrap()).max();
-        write_beside(&db, || {
+        write_during(&db, || {
             (4000..4400).for_each(|number| k.insert(key(number), [2; 40]).unwrap());
             count_leaves();
             (4000..4400).for_each(|number| k.remove(key(number)).unwrap());
@@ -449,7 +449,7 @@ mod tests {
         let backend = crate::io::in_memory();
         let db = counted(&backend, 4000);
         let k = db.keyspace("k").unwrap();
-        write_beside(&db, || {
+        write_during(&db, || {
             for round in 0..4 {
                 // Change rows within the same leaves, so that none is split.
                 (0..1000).for_each(|number| k.remove(key(number * 4 + round)).unwrap());
@@ -467,7 +467,7 @@ mod tests {
         let backend = crate::io::in_memory();
         let db = counted(&backend, 4000);
         let k = db.keyspace("k").unwrap();
-        write_beside(&db, || (4000..40_000).for_each(|number| k.insert(key(number), [2; 40]).unwrap()));
+        write_during(&db, || (4000..40_000).for_each(|number| k.insert(key(number), [2; 40]).unwrap()));
         let store = db.store().unwrap();
         let head = || {
             let name = name_of(store.page_tables.lock().superblock.checkpoint);
@@ -482,7 +482,7 @@ mod tests {
         db.checkpoint().unwrap();
         assert_eq!(head().keyspaces.len(), 1);
         let tree = &store.keyspace("k").unwrap().tree;
-        write_beside(&db, || tree.counts.discard());
+        write_during(&db, || tree.counts.discard());
         assert_eq!(head().keyspaces, []);
         compare(&backend, false);
     }

@@ -68,7 +68,7 @@ impl Maintenance {
     }
 
     /// Records that a checkpoint was made: once the database is idle, shortening the file may be worth while.
-    pub(super) fn note_checkpoint(&self) {
+    pub(super) fn checkpoint_ended(&self) {
         self.state.lock().is_unpacked = true;
         self.changed.notify_all();
     }

@@ -259,7 +259,7 @@ impl Store {
     }
 
     /// Like [`durable_keyspace`](Self::durable_keyspace), but returns `None` instead of waiting.
-    pub(crate) fn keyspace_at_hand(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
+    pub(crate) fn open_keyspace_of(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
         self.keyspace(name).filter(|open| self.has_created(open))
     }
 

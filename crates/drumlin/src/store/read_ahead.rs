@@ -57,7 +57,7 @@ impl ReadAhead {
 
     /// Records whether the leaf after the scan's current one is in memory. As long as every next leaf is, nothing is
     /// requested.
-    pub(crate) fn note_next(&mut self, is_in_memory: bool) {
+    pub(crate) fn count_next(&mut self, is_in_memory: bool) {
         self.is_next_in_memory = is_in_memory;
     }
 
@@ -152,7 +152,7 @@ mod tests {
         let engine = &db.store().unwrap().engine;
         let mut ahead = ReadAhead::new(Direction::Forward);
         let mut step = |is_next_in_memory| {
-            ahead.note_next(is_next_in_memory);
+            ahead.count_next(is_next_in_memory);
             ahead.step(engine, keyspace.tree(), Target::At(&[]), (&Bound::Unbounded, &Bound::Unbounded));
             ahead.leaves_asked
         };

@@ -167,8 +167,8 @@ impl Store {
         let part_of = |of: Account| {
             let used_bytes = match of {
                 Account::Pages => {
-                    let beside_frames = [Account::Tables, Account::Loads, Account::Spilled];
-                    let bytes: u64 = beside_frames.into_iter().map(|account| budget.taken_bytes(account)).sum();
+                    let other_accounts = [Account::Tables, Account::Loads, Account::Spilled];
+                    let bytes: u64 = other_accounts.into_iter().map(|account| budget.taken_bytes(account)).sum();
                     engine.pool.frames.used_bytes() as u64 + bytes
                 }
                 Account::Versions => engine.versions.memory_bytes(),

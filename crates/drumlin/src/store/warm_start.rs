@@ -85,7 +85,7 @@ impl WarmStart {
     }
 
     /// Counts pages that a checkpoint has written.
-    pub(super) fn note_written(&self, count: u64) {
+    pub(super) fn count_written(&self, count: u64) {
         self.written_count.fetch_add(count, Ordering::Relaxed);
     }
 

@@ -70,20 +70,20 @@ pub(crate) struct Work {
     units: Option<u32>,
     /// Units that must be left to begin the work.
     left_min: u32,
-    gave_way: bool,
+    has_yielded: bool,
 }
 
 impl Work {
-    pub(super) const BLOCKING: Work = Work { units: None, left_min: 0, gave_way: false };
+    pub(super) const BLOCKING: Work = Work { units: None, left_min: 0, has_yielded: false };
 
     /// A piece of work within a call. Work of more than a turn begins only when a whole turn is left.
     pub(super) fn piece(units: u32) -> Work {
-        Work { units: Some(units), left_min: units.clamp(1, TURN_UNITS), gave_way: false }
+        Work { units: Some(units), left_min: units.clamp(1, TURN_UNITS), has_yielded: false }
     }
 
     /// The beginning of a call.
     pub(super) fn call() -> Work {
-        Work { units: Some(CALL_UNITS), left_min: CALL_UNITS_MAX, gave_way: false }
+        Work { units: Some(CALL_UNITS), left_min: CALL_UNITS_MAX, has_yielded: false }
     }
 }
 
@@ -93,8 +93,8 @@ impl Future for Work {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let Some(units) = self.units else { return Poll::Ready(()) };
-        if !self.gave_way && LEFT.with(|left| left.get() < self.left_min) {
-            self.gave_way = true;
+        if !self.has_yielded && LEFT.with(|left| left.get() < self.left_min) {
+            self.has_yielded = true;
             LEFT.with(|left| left.set(TURN_UNITS));
             context.waker().wake_by_ref();
             return Poll::Pending;

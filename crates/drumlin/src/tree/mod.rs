@@ -347,14 +347,14 @@ impl Tree {
 
     /// Like [`read_leaf`](Self::read_leaf), for a caller that already holds the latches of leaves before this one.
     /// `is_held_here` recognises their frames.
-    pub(crate) fn read_leaf_beside(
+    pub(crate) fn read_leaf_while_holding(
         &self,
         key: &[u8],
         is_held_here: &impl Fn(FrameIndex) -> bool,
     ) -> Result<FrameRead<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
             if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
-                && let Some(read) = self.pool.frames.read_beside(frame, self.page_key(page), is_held_here)
+                && let Some(read) = self.pool.frames.read_while_holding(frame, self.page_key(page), is_held_here)
                 && self.pages.table.shows(page, PageEntry::Leaf(frame))
                 && Node::new(&read).covers(key)
             {
@@ -403,7 +403,7 @@ impl Tree {
         key: &[u8],
         is_held_here: &impl Fn(FrameIndex) -> bool,
     ) -> Option<FrameWrite<'_>> {
-        let write = self.pool.frames.write_beside(frame, self.page_key(page), is_held_here)?;
+        let write = self.pool.frames.write_while_holding(frame, self.page_key(page), is_held_here)?;
         (self.pages.table.shows(page, PageEntry::Leaf(frame)) && Node::new(&write).covers(key)).then_some(write)
     }
 
@@ -417,7 +417,7 @@ impl Tree {
     ) -> Result<FrameWrite<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
             if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
-                && let Some(write) = self.pool.frames.write_beside(frame, self.page_key(page), is_held_here)
+                && let Some(write) = self.pool.frames.write_while_holding(frame, self.page_key(page), is_held_here)
                 && self.pages.table.shows(page, PageEntry::Leaf(frame))
                 && Node::new(&write).covers(key)
             {

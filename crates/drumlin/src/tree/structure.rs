@@ -552,10 +552,10 @@ pub(crate) fn fits(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
         return true;
     }
     let mut free_bytes = leaf.free_bytes();
-    let mut are_behind = false;
+    let mut are_after = false;
     puts().all(|(key, value_bytes)| {
-        let position = if are_behind { Err(leaf.len()) } else { leaf.search(key) };
-        are_behind = position == Err(leaf.len());
+        let position = if are_after { Err(leaf.len()) } else { leaf.search(key) };
+        are_after = position == Err(leaf.len());
         let replaced_bytes = position.map_or(0, |index| leaf.row_cost(key.len(), leaf.value(index).stored_bytes()));
         let left_bytes = (free_bytes + replaced_bytes).checked_sub(leaf.row_cost(key.len(), value_bytes));
         free_bytes = left_bytes.unwrap_or(0);

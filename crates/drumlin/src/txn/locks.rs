@@ -365,7 +365,7 @@ impl LockTable {
             if now >= deadline {
                 let is_acquired = self.cancel(owner, keyspace, key);
                 if is_acquired {
-                    crate::coverage::mark!("a lock was handed over to one who had just given up");
+                    crate::coverage::mark!("a lock was handed over to a transaction that had just given up");
                 }
                 return if is_acquired { Ok(Granted::Acquired) } else { Err(LockError::Timeout) };
             }

@@ -73,11 +73,11 @@ impl OldRows {
         bytes_max: usize,
     ) {
         debug_assert!(timestamp > Timestamp(0), "a row was changed by no commit");
-        let is_behind = |last: &Vec<u8>| match direction {
+        let is_after = |last: &Vec<u8>| match direction {
             Direction::Forward => key > &last[..],
             Direction::Backward => key < &last[..],
         };
-        if self.last.as_ref().is_some_and(is_behind) {
+        if self.last.as_ref().is_some_and(is_after) {
             return;
         }
         if let Some((before, version)) = self.rows.get_mut(key) {

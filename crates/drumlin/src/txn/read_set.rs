@@ -31,7 +31,7 @@ use super::versions::Versions;
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum End {
     /// The span is a single key.
-    Alone,
+    OneKey,
     /// The span ends before this key.
     Below(Box<[u8]>),
     /// The span has no upper bound.
@@ -40,9 +40,9 @@ enum End {
 
 impl End {
     /// Returns `true` if a span from `first` to this end contains the key. The key must not be below `first`.
-    fn is_behind(&self, first: &[u8], key: &[u8]) -> bool {
+    fn is_after(&self, first: &[u8], key: &[u8]) -> bool {
         match self {
-            End::Alone => first == key,
+            End::OneKey => first == key,
             End::Below(end) => key < &end[..],
             End::Open => true,
         }
@@ -51,7 +51,7 @@ impl End {
     fn bytes(&self) -> usize {
         match self {
             End::Below(end) => heap_bytes(end.len()),
-            End::Alone | End::Open => 0,
+            End::OneKey | End::Open => 0,
         }
     }
 }
@@ -75,7 +75,7 @@ impl Spans {
     }
 
     fn covers(&self, key: &[u8]) -> bool {
-        self.last_at(key).is_some_and(|(first, end)| end.is_behind(first, key))
+        self.last_at(key).is_some_and(|(first, end)| end.is_after(first, key))
     }
 
     /// Returns the smallest key at or after `key` that is in a span.
@@ -104,12 +104,12 @@ impl Spans {
 
     /// Returns `true` if no span contains the first key of the next span (invariant 2).
     fn are_disjoint(&self) -> bool {
-        self.0.iter().zip(self.0.keys().skip(1)).all(|((first, end), next)| !end.is_behind(first, next))
+        self.0.iter().zip(self.0.keys().skip(1)).all(|((first, end), next)| !end.is_after(first, next))
     }
 
     /// Adds one key. Returns the bytes that it takes.
     fn add_key(&mut self, key: &[u8]) -> usize {
-        if self.covers(key) { 0 } else { self.insert(key.into(), End::Alone) }
+        if self.covers(key) { 0 } else { self.insert(key.into(), End::OneKey) }
     }
 
     /// Adds the keys from `first` up to but not including `end`, and merges the spans that overlap or touch this
@@ -130,7 +130,7 @@ impl Spans {
             let range = (Bound::Included(&first[..]), Bound::Unbounded);
             let Some((next, next_end)) = self.0.range::<[u8], _>(range).next() else { break };
             let is_met = end.as_deref().is_none_or(|end| match next_end {
-                End::Alone => **next < *end,
+                End::OneKey => **next < *end,
                 End::Below(_) | End::Open => **next <= *end,
             });
             if !is_met {
@@ -159,7 +159,7 @@ pub(crate) struct ReadSet {
     trees: Vec<(Tree, Spans)>,
     bytes: usize,
     /// Bytes that the writes and locks of the same transaction take.
-    pub(crate) beside_bytes: usize,
+    pub(crate) extra_bytes: usize,
     limit_bytes: u64,
     memory: Grant,
     ended: bool,
@@ -171,7 +171,7 @@ impl ReadSet {
         ReadSet {
             trees: Vec::new(),
             bytes: 0,
-            beside_bytes: 0,
+            extra_bytes: 0,
             limit_bytes: budget.transaction_memory_max(),
             memory: budget.grant(Account::Transactions),
             ended: false,
@@ -228,7 +228,7 @@ impl ReadSet {
     }
 
     fn check_size(&mut self) -> Result<()> {
-        let bytes = (self.bytes + self.beside_bytes) as u64;
+        let bytes = (self.bytes + self.extra_bytes) as u64;
         if bytes > self.limit_bytes {
             return Err(Error::reads_too_large(bytes, self.limit_bytes));
         }
@@ -253,7 +253,7 @@ impl ReadSet {
             memory: set.memory.another(),
             ended: true,
             bytes: 0,
-            beside_bytes: 0,
+            extra_bytes: 0,
             limit_bytes: set.limit_bytes,
         };
         std::mem::replace(&mut *set, ended)
@@ -267,7 +267,7 @@ impl ReadSet {
     /// span any number of leaves.
     pub(crate) fn leaf_bytes_max(&self) -> Option<u64> {
         (self.trees.iter().map(|(tree, spans)| {
-            let are_keys = spans.0.values().all(|end| *end == End::Alone);
+            let are_keys = spans.0.values().all(|end| *end == End::OneKey);
             are_keys.then(|| (spans.0.len() * tree.pages.page_bytes) as u64)
         }))
         .sum()
@@ -426,7 +426,7 @@ mod tests {
             assert_eq!(counted, bytes);
             let entries: Vec<_> = spans.0.iter().collect();
             for pair in entries.windows(2) {
-                assert!(!pair[0].1.is_behind(pair[0].0, pair[1].0), "{spans:?} overlap");
+                assert!(!pair[0].1.is_after(pair[0].0, pair[1].0), "{spans:?} overlap");
             }
         }
     }

@@ -198,8 +198,8 @@ impl SharedWrites {
     /// Makes the caller the only owner of `writes`, with `bytes` of memory. Returns `false` if there is not enough
     /// memory.
     pub(crate) fn secure(writes: &mut Arc<SharedWrites>, bytes: usize) -> bool {
-        if let Some(alone) = Arc::get_mut(writes) {
-            return alone.memory.cover(bytes as u64);
+        if let Some(unshared) = Arc::get_mut(writes) {
+            return unshared.memory.cover(bytes as u64);
         }
         let mut memory = writes.memory.another();
         if !memory.cover(bytes as u64) {
@@ -210,7 +210,7 @@ impl SharedWrites {
     }
 
     /// The set, to be changed by a caller that has [secured](Self::secure) it.
-    pub(crate) fn alone(writes: &mut Arc<SharedWrites>) -> &mut WriteSet {
+    pub(crate) fn unshared(writes: &mut Arc<SharedWrites>) -> &mut WriteSet {
         &mut Arc::get_mut(writes).expect("secured a moment ago").set
     }
 }

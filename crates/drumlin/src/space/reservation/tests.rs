@@ -177,14 +177,14 @@ fn packing_is_tried_once_for_each_segment() {
     space.take_segment(Purpose::Pages).unwrap();
     for _ in 0..2 {
         remove().expect_err("packing may gain space");
-        space.note_packed();
+        space.set_packed();
         remove().expect("packing gains no more");
         remove().expect("packing gains no more");
         space.take_segment(Purpose::Pages).unwrap();
     }
     // If the disk has space again, the file grows.
     remove().expect_err("a segment was taken");
-    space.note_packed();
+    space.set_packed();
     backend.set_space_limit(None);
     space.segments.ensure_free(64).unwrap();
     remove().unwrap();

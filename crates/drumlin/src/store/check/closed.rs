@@ -95,7 +95,9 @@ impl Opener<'_> {
         let mut report = CheckReport::default();
         if !self.exists(DATA_NAME)? {
             return match self.check_creatable() {
-                Err(error) => note(&mut report, error, "everything that a checkpoint holds").map(|()| report),
+                Err(error) => {
+                    report_corruption(&mut report, error, "everything that a checkpoint holds").map(|()| report)
+                }
                 Ok(()) => {
                     let why = "it holds no data file".into();
                     Err(Error::NotADatabase { path: self.path().to_path_buf(), why })
@@ -107,7 +109,7 @@ impl Opener<'_> {
         let superblock = match self.read_superblocks(&file) {
             Ok(Found { newest, reason }) => {
                 if let Some(reason) = reason {
-                    report.note(
+                    report.report_corruption(
                         reason,
                         "nothing, as long as the other superblock is valid and the log that it needs exists",
                     );
@@ -116,7 +118,7 @@ impl Opener<'_> {
             }
             Err(error @ (Error::NewerFormat { .. } | Error::OlderFormat { .. })) => return Err(error),
             Err(error) => {
-                note(
+                report_corruption(
                     &mut report,
                     error,
                     "everything: without a superblock, no checkpoint and no log record can be found",
@@ -133,7 +135,7 @@ impl Opener<'_> {
         let page_tables = PageTableStore::new(superblock, Arc::new(superblocks), budget.epoch_changes_max() as usize);
         let cost = "access to the pages that it refers to; the database does not open";
         let Loaded { page_tables, catalogue } =
-            page_tables.load(&space, memory_bytes, &mut |error| note(&mut report, error, cost))?;
+            page_tables.load(&space, memory_bytes, &mut |error| report_corruption(&mut report, error, cost))?;
 
         let pool = self.pool(&space, &budget);
         let pages_total = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
@@ -151,10 +153,10 @@ impl Opener<'_> {
 }
 
 /// Records a corruption and its cost. Returns any other error, which ends the examination.
-fn note(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
+fn report_corruption(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
     match error {
         Error::Corrupted { .. } | Error::Io { .. } | Error::NewerFormat { .. } | Error::OlderFormat { .. } => {
-            report.note(error, cost);
+            report.report_corruption(error, cost);
             Ok(())
         }
         other => Err(other),
@@ -166,7 +168,7 @@ fn verify_keyspace(verifier: &mut Verifier<'_>, pages: &PageSpace, name: &str, i
     let cost = format!("the rest of the pages of keyspace {name:?} were not checked");
     let verified = match verifier.verify_pages(pages, name, is_table_known) {
         Ok(verified) => verified,
-        Err(error) => return note(&mut verifier.report, error, &cost),
+        Err(error) => return report_corruption(&mut verifier.report, error, &cost),
     };
     verifier.report.rows += verified.leaf_rows;
     if verified.unreported > 0 {
@@ -177,9 +179,9 @@ fn verify_keyspace(verifier: &mut Verifier<'_>, pages: &PageSpace, name: &str, i
         );
         let path = verifier.pool.space.path();
         let error = Error::corrupted(path, format!("the page table of keyspace {name:?}"), reason);
-        verifier.report.note(error, "access to these pages");
+        verifier.report.report_corruption(error, "access to these pages");
     }
-    verifier.find_lost_keys(pages, name).or_else(|error| note(&mut verifier.report, error, &cost))
+    verifier.find_lost_keys(pages, name).or_else(|error| report_corruption(&mut verifier.report, error, &cost))
 }
 
 /// The verification of a log that is not open.
@@ -200,17 +202,17 @@ impl LogCheck<'_> {
         let folder: FolderRef = match folder {
             Ok(Some(folder)) => folder,
             Ok(None) => return Ok(()),
-            Err(error) => return note(self.report, error, COST),
+            Err(error) => return report_corruption(self.report, error, COST),
         };
         let options = opener.log_options(superblock, budget, SyncMethod::DataSync);
-        let mut on_corruption = |error| note(self.report, error, COST);
+        let mut on_corruption = |error| report_corruption(self.report, error, COST);
         let scan =
             Scan::read(&opener.backend, &folder, &options, READ_ONLY, &log_state(superblock), &mut on_corruption)?;
         self.report.log_records = scan.record_count();
         self.report.last = scan.last();
         let named = match self.read_records(&scan, &folder) {
             Ok(named) => named,
-            Err(error) => return note(self.report, error, COST),
+            Err(error) => return report_corruption(self.report, error, COST),
         };
         self.read_named(named)
     }
@@ -224,7 +226,7 @@ impl LogCheck<'_> {
                 let Some((keyspace, operation)) = operation else {
                     let what = format!("log record of timestamp {}", record.timestamp);
                     let error = Error::corrupted(folder.path(), what, "it verifies but makes no sense");
-                    self.report.note(error, "this commit, and those after it; the database does not open");
+                    self.report.report_corruption(error, "this commit, and those after it; the database does not open");
                     break;
                 };
                 match operation {
@@ -259,7 +261,7 @@ impl LogCheck<'_> {
         } else {
             let reason = "its address is outside the file, or in a segment that is used for something else";
             let error = self.pool.space.corrupted(&role.what(timestamp), extent.address, reason);
-            self.report.note(error, format!("{}; the database does not open", role.cost()));
+            self.report.report_corruption(error, format!("{}; the database does not open", role.cost()));
         }
         is_restored
     }
@@ -305,9 +307,11 @@ impl LogCheck<'_> {
                 Err(Error::Corrupted { reason, .. }) => reason,
                 Err(error) => error.to_string(),
             };
-            report.note(space.corrupted(&role.what(timestamp), address, reason), role.cost());
+            report.report_corruption(space.corrupted(&role.what(timestamp), address, reason), role.cost());
         });
-        read.or_else(|error| note(report, error, "the rest of the extents that the log names were not checked"))
+        read.or_else(|error| {
+            report_corruption(report, error, "the rest of the extents that the log names were not checked")
+        })
     }
 }
 

@@ -19,15 +19,17 @@ impl Store {
         let mut report = CheckReport::default();
         for error in &self.opening.skipped {
             match self.is_salvage {
-                true => report.note(error.clone(), "everything reached through it; the database does not open"),
-                false => report.note_repaired(error.clone()),
+                true => {
+                    report.report_corruption(error.clone(), "everything reached through it; the database does not open")
+                }
+                false => report.report_repaired(error.clone()),
             }
         }
         let space = &self.engine.space;
         {
             // While `page_tables` is locked, no checkpoint moves what is being checked.
             let mut page_tables = self.page_tables.lock();
-            let bytes = page_tables.check(space, |error, cost| report.note(error, cost));
+            let bytes = page_tables.check(space, |error, cost| report.report_corruption(error, cost));
             report.extent_bytes += bytes;
             report.checkpoint = page_tables.superblock.timestamp;
             report.last = self.engine.log().durable();
@@ -36,11 +38,13 @@ impl Store {
             Ok(verified) => {
                 report.log_records = verified.record_count;
                 for error in verified.corruption {
-                    report
-                        .note(error, "commits from this one on are lost if the database is not closed properly first");
+                    report.report_corruption(
+                        error,
+                        "commits from this one on are lost if the database is not closed properly first",
+                    );
                 }
             }
-            Err(error) => report.note(error, "the log could not be read to its end"),
+            Err(error) => report.report_corruption(error, "the log could not be read to its end"),
         }
         let keyspaces: Vec<Arc<OpenKeyspace>> = self.keyspaces.all();
         let pages_total = keyspaces.iter().map(|open| open.tree.pages.table.page_count()).sum();
@@ -48,7 +52,7 @@ impl Store {
         for open in &keyspaces {
             if let Err(error) = verifier.verify_pages(&open.tree.pages, open.name(), true) {
                 let cost = format!("the rest of the pages of keyspace {:?} were not checked", open.name());
-                verifier.report.note(error, cost);
+                verifier.report.report_corruption(error, cost);
             }
             self.check_tree(open, &mut verifier.report);
         }
@@ -111,9 +115,9 @@ impl Store {
                 Err(error) => {
                     // The fences in its parent show where the keys of the unreadable page end.
                     if let Ok(Some(found)) = ready(open.tree.unreadable(WaitMode::Blocking, &lower)) {
-                        report.note_page(found.error, open.name(), open.tree.page_key(found.page));
+                        report.report_page(found.error, open.name(), open.tree.page_key(found.page));
                         keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
-                        keys_of_pages.note(report, found.page, found.lower, found.upper.clone());
+                        keys_of_pages.report_corruption(report, found.page, found.lower, found.upper.clone());
                         match found.upper {
                             Some(upper) => lower = upper,
                             None => return,
@@ -125,7 +129,7 @@ impl Store {
                         open.name(),
                         lower.escape_ascii()
                     );
-                    report.note(error, cost);
+                    report.report_corruption(error, cost);
                     // Continue after the unreadable leaf if its neighbours show where its keys end.
                     match self.after_unreadable(open, &lower) {
                         Some(next) => lower = next,

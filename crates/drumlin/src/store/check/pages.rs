@@ -49,7 +49,7 @@ impl Verifier<'_> {
                 // A page that was moved or changed after it was listed is not corrupted.
                 Err(_) if !is_still_at(pool, pages, page, address) => {}
                 Err(error) if is_table_known => {
-                    report.note_page(error, name, PageKey { keyspace: pages.id, page });
+                    report.report_page(error, name, PageKey { keyspace: pages.id, page });
                 }
                 Err(_) => verified.unreported += 1,
             }
@@ -174,7 +174,7 @@ impl KeysOfPages {
             let inner = Inner::new(page);
             for index in (0..inner.len()).filter(|&index| self.pages.contains(&inner.child(index))) {
                 let (lower, upper) = child_fences(&inner, index);
-                self.note(report, inner.child(index), lower, upper);
+                self.report_corruption(report, inner.child(index), lower, upper);
             }
             return;
         }
@@ -186,12 +186,18 @@ impl KeysOfPages {
                 let mut key = Vec::new();
                 leaf.key_into(index, &mut key);
                 let after = [&key[..], &[0]].concat();
-                self.note(report, chunk, Some(key), Some(after));
+                self.report_corruption(report, chunk, Some(key), Some(after));
             }
         }
     }
 
-    pub(super) fn note(&self, report: &mut CheckReport, page: PageId, lower: Option<Vec<u8>>, upper: Option<Vec<u8>>) {
+    pub(super) fn report_corruption(
+        &self,
+        report: &mut CheckReport,
+        page: PageId,
+        lower: Option<Vec<u8>>,
+        upper: Option<Vec<u8>>,
+    ) {
         let page_key = PageKey { keyspace: self.keyspace, page };
         let keys = LostKeys { keyspace: self.name.clone(), lower, upper };
         for corruption in report.corruption.iter_mut().filter(|corruption| corruption.page == Some(page_key)) {

@@ -32,7 +32,7 @@ pub struct CheckReport {
     pub checkpoint: Timestamp,
     /// The newest commit found: the checkpoint and the intact records of the log contain all commits up to it.
     pub last: Timestamp,
-    /// All corruption found, up to [`DAMAGE_COUNT_MAX`](CheckReport::DAMAGE_COUNT_MAX).
+    /// All corruption found, up to [`CORRUPTION_COUNT_MAX`](CheckReport::DAMAGE_COUNT_MAX).
     pub corruption: Vec<Corruption>,
     /// The number of findings beyond those listed.
     pub unlisted: u64,
@@ -131,14 +131,14 @@ impl std::fmt::Display for LostKeys {
 
 impl CheckReport {
     /// The maximum number of findings that a report lists. A truncated file may lack millions of pages.
-    pub const DAMAGE_COUNT_MAX: usize = 1000;
+    pub const CORRUPTION_COUNT_MAX: usize = 1000;
 
-    pub(super) fn note(&mut self, error: Error, cost: impl Into<String>) {
+    pub(super) fn report_corruption(&mut self, error: Error, cost: impl Into<String>) {
         self.push(Corruption::of(error, cost));
     }
 
     /// Records a corrupted page once.
-    pub(super) fn note_page(&mut self, error: Error, keyspace: &str, page_key: PageKey) {
+    pub(super) fn report_page(&mut self, error: Error, keyspace: &str, page_key: PageKey) {
         if self.corruption.iter().any(|known| known.page == Some(page_key)) {
             return;
         }
@@ -147,12 +147,12 @@ impl CheckReport {
     }
 
     /// Records corruption that an opening repaired.
-    pub(super) fn note_repaired(&mut self, error: Error) {
+    pub(super) fn report_repaired(&mut self, error: Error) {
         self.repaired.push(Corruption::of(error, "nothing"));
     }
 
     fn push(&mut self, damage: Corruption) {
-        if self.corruption.len() == CheckReport::DAMAGE_COUNT_MAX {
+        if self.corruption.len() == CheckReport::CORRUPTION_COUNT_MAX {
             self.unlisted += 1;
         } else if !self.corruption.iter().any(|known| known.what == damage.what && known.file == damage.file) {
             self.corruption.push(damage);

@@ -105,12 +105,12 @@ pub(super) struct Unneeded {
 impl Unneeded {
     /// Adds the count of one more checkpoint interval. Returns the smallest of the recent counts once there are enough,
     /// and 0 until then.
-    fn note(&mut self, count: u64) -> u64 {
+    fn push(&mut self, count: u64) -> u64 {
         self.counts.push_back(count);
         if self.counts.len() < UNNEEDED_INTERVALS {
             return 0;
         }
-        let least = self.counts.iter().copied().min().expect("noted above");
+        let least = self.counts.iter().copied().min().expect("a count was pushed");
         self.counts.pop_front();
         least
     }
@@ -171,7 +171,7 @@ impl Store {
             }
             made => made,
         };
-        self.maintenance.note_checkpoint();
+        self.maintenance.checkpoint_ended();
         made
     }
 
@@ -241,7 +241,7 @@ impl<'s> Reclaimer<'s> {
             let pursued = self.pursue(goal, &mut reclaimed);
             if goal == Goal::MakeSpace {
                 // Even if it failed, another attempt would gain no more.
-                self.store.engine.space.note_packed();
+                self.store.engine.space.set_packed();
             }
             pursued?;
         }
@@ -315,7 +315,7 @@ impl<'s> Reclaimer<'s> {
         let space = &self.store.engine.space;
         let segments = &space.segments;
         let usage = segments.usage();
-        let unneeded_count = self.unneeded.note(segments.take_unneeded()).min(usage.free_count);
+        let unneeded_count = self.unneeded.push(segments.take_unneeded()).min(usage.free_count);
         // The segments have been free for long already, so half of what moves must gain is enough.
         if !self.store.is_worth_giving_back(2 * unneeded_count) || unneeded_count < GIVEN_BACK_SEGMENTS_MIN {
             return Ok(None);
@@ -514,12 +514,12 @@ mod tests {
     #[test]
     fn what_a_burst_needed_is_kept() {
         let mut unneeded = Unneeded::default();
-        let noted = |unneeded: &mut Unneeded, counts: &[u64]| -> Vec<u64> {
-            counts.iter().map(|&count| unneeded.note(count)).collect()
+        let pushed = |unneeded: &mut Unneeded, counts: &[u64]| -> Vec<u64> {
+            counts.iter().map(|&count| unneeded.push(count)).collect()
         };
-        assert_eq!(noted(&mut unneeded, &[50; 7]), [0; 7]);
-        assert_eq!(noted(&mut unneeded, &[50, 60, 9]), [50, 50, 9]);
-        assert_eq!(noted(&mut unneeded, &[50; 8]), [9, 9, 9, 9, 9, 9, 9, 50]);
+        assert_eq!(pushed(&mut unneeded, &[50; 7]), [0; 7]);
+        assert_eq!(pushed(&mut unneeded, &[50, 60, 9]), [50, 50, 9]);
+        assert_eq!(pushed(&mut unneeded, &[50; 8]), [9, 9, 9, 9, 9, 9, 9, 50]);
     }
 
     /// Cleaning takes only as many segments as it can empty before page-table changes fill their memory, and frees

@@ -204,7 +204,7 @@ impl<'a> InnerMut<'a> {
         let suffix = &separator[inner.prefix_bytes()..];
         let entry = self.0.open_row(index, suffix, CHILD_BYTES, 0)?;
         self.0.page[entry..entry + CHILD_BYTES].copy_from_slice(&entry_of(child));
-        self.0.note_run(index - 1, keys);
+        self.0.count_run(index - 1, keys);
         debug_assert!(self.as_inner().child(index) == child, "a child can't be read as it was put");
         Ok(())
     }

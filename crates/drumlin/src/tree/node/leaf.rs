@@ -90,10 +90,10 @@ impl<'a> Leaf<'a> {
     #[inline]
     pub(crate) fn search(&self, key: &[u8]) -> Result<usize, usize> {
         let found = self.find(0, key);
-        let is_behind = |index: usize| index == 0 || self.compare_key(index - 1, key).is_lt();
+        let is_after = |index: usize| index == 0 || self.compare_key(index - 1, key).is_lt();
         let is_before = |index: usize| index == self.len() || self.compare_key(index, key).is_gt();
         debug_assert!(
-            found.is_ok() || found.is_err_and(|index| is_behind(index) && is_before(index)),
+            found.is_ok() || found.is_err_and(|index| is_after(index) && is_before(index)),
             "a key is missed"
         );
         found
@@ -392,7 +392,7 @@ impl<'a> LeafMut<'a> {
         value.with_bytes(|bytes, flag| {
             let rest = self.0.open_row(index, suffix, VALUE_LENGTH_BYTES + bytes.len(), flag)?;
             self.write_value(rest, bytes);
-            self.0.note_run(index, rows);
+            self.0.count_run(index, rows);
             Ok(())
         })?;
         let put = self.as_leaf();

@@ -593,7 +593,7 @@ impl NodeMut<'_> {
 
     /// Records an insertion, after which the new key is key `index` of `keys + 1`, for the detection of sorted loads.
     #[inline]
-    fn note_run(&mut self, index: usize, keys: usize) {
+    fn count_run(&mut self, index: usize, keys: usize) {
         debug_assert!(index <= keys, "key {index} of {keys} was inserted");
         let run = self.view().run();
         let run = if index == keys {

@@ -74,16 +74,16 @@ fn purpose_of(rows: &[Row<'_>]) -> Purpose {
 
 impl Engine {
     /// Reserves the memory that a commit needs until it is applied, all at once. Commits are served in the order of
-    /// their requests, and must hold nothing but row locks while they wait. `beside_bytes` is memory that the caller
+    /// their requests, and must hold nothing but row locks while they wait. `extra_bytes` is memory that the caller
     /// keeps until then.
     pub(crate) async fn admit(
         &self,
         mode: WaitMode<'_>,
         rows: &[Row<'_>],
         reads: Option<Reads<'_>>,
-        beside_bytes: usize,
+        extra_bytes: usize,
     ) -> Admitted {
-        let needed = self.needed(rows, reads, beside_bytes);
+        let needed = self.needed(rows, reads, extra_bytes);
         if let Some(admitted) = self.try_reserve_unqueued(&needed) {
             return admitted;
         }
@@ -99,11 +99,11 @@ impl Engine {
     }
 
     /// Like [`admit`](Self::admit), but returns `None` instead of waiting.
-    pub(crate) fn try_admit(&self, rows: &[Row<'_>], beside_bytes: usize) -> Option<Admitted> {
-        self.try_reserve_unqueued(&self.needed(rows, None, beside_bytes))
+    pub(crate) fn try_admit(&self, rows: &[Row<'_>], extra_bytes: usize) -> Option<Admitted> {
+        self.try_reserve_unqueued(&self.needed(rows, None, extra_bytes))
     }
 
-    fn needed(&self, rows: &[Row<'_>], reads: Option<Reads<'_>>, beside_bytes: usize) -> Needed {
+    fn needed(&self, rows: &[Row<'_>], reads: Option<Reads<'_>>, extra_bytes: usize) -> Needed {
         let mut body_bytes = 0;
         let mut image_bytes = 0;
         let mut page_bytes = 0;
@@ -121,7 +121,7 @@ impl Engine {
                 Change::Remove => {}
             }
         }
-        let work_bytes = body_bytes + image_bytes + rows.len() * ROW_WORK_BYTES + beside_bytes;
+        let work_bytes = body_bytes + image_bytes + rows.len() * ROW_WORK_BYTES + extra_bytes;
         let read_bytes = reads.map_or(0, |reads| {
             reads
                 .set

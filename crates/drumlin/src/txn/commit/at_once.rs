@@ -99,14 +99,14 @@ fn bytes_max(rows: &[Row<'_>]) -> Option<(usize, usize)> {
 impl Engine {
     /// Commits rows if that takes no waiting. The rows are in ascending order of (keyspace, key), each key once.
     /// Returns `None` if nothing has changed and the caller has to [apply](Self::apply) the commit instead. The caller
-    /// holds the row locks, which take `beside_bytes` of memory, and may release them once this returns.
+    /// holds the row locks, which take `extra_bytes` of memory, and may release them once this returns.
     ///
     /// # Errors
     /// Those of [`apply`](Self::apply). Nothing has changed then.
     pub(crate) fn commit_at_once(
         &self,
         rows: &[Row<'_>],
-        beside_bytes: usize,
+        extra_bytes: usize,
         durability: Durability,
     ) -> Result<Option<Applied<'_>>> {
         assert!(!rows.is_empty());
@@ -122,7 +122,7 @@ impl Engine {
         let Some((body_bytes_max, version_bytes_max)) = bytes_max(rows) else { return Ok(None) };
         let _work;
         if rows.len() > 1 || body_bytes_max > SPARE_BYTES_MAX {
-            let work_bytes = (body_bytes_max + rows.len() * ROW_WORK_BYTES + beside_bytes) as u64;
+            let work_bytes = (body_bytes_max + rows.len() * ROW_WORK_BYTES + extra_bytes) as u64;
             let Some(held) = self.budget.try_hold(Account::Commits, work_bytes) else { return Ok(None) };
             _work = held;
         }

@@ -134,16 +134,16 @@ impl<L> Engine<L> {
         while let Some(NextLeaf { tree, key, is_read }) = leaves.next() {
             let is_held_here = |frame| latched.has(frame);
             if is_read {
-                let read = tree.read_leaf_beside(key, &is_held_here)?;
+                let read = tree.read_leaf_while_holding(key, &is_held_here)?;
                 let leaf = Leaf::new(&read);
                 if !leaves.has_row_in(tree, &leaf) {
                     let rows = leaves.pass(&self.versions, tree, read.page(), &leaf).map_err(Unready::Error)?;
                     assert!(rows.is_empty(), "a leaf with rows to change is latched for reading");
-                    let is_behind = |last: &FrameRead<'_>| {
+                    let is_after = |last: &FrameRead<'_>| {
                         let keyspace = last.header().page_key().map(|last| last.keyspace);
                         (keyspace, Leaf::new(last).lower_fence()) < (Some(tree.pages.id), leaf.lower_fence())
                     };
-                    debug_assert!(latched.reads.last().is_none_or(is_behind), "leaves are latched out of order");
+                    debug_assert!(latched.reads.last().is_none_or(is_after), "leaves are latched out of order");
                     latched.reads.push(read);
                     continue;
                 }
@@ -158,11 +158,11 @@ impl<L> Engine<L> {
                 }
                 self.pool.prepare_change(&latched.epoch_guard, &write)?;
             }
-            let is_behind = |(last, _): &(FrameWrite<'_>, _)| {
+            let is_after = |(last, _): &(FrameWrite<'_>, _)| {
                 let keyspace = last.page_key().keyspace;
                 (keyspace, Leaf::new(last).lower_fence()) < (tree.pages.id, leaf.lower_fence())
             };
-            debug_assert!(latched.writes.last().is_none_or(is_behind), "leaves are latched out of order");
+            debug_assert!(latched.writes.last().is_none_or(is_after), "leaves are latched out of order");
             latched.writes.push((write, rows));
         }
         debug_assert_eq!(

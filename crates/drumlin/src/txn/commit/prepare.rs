@@ -371,7 +371,7 @@ impl<L> Engine<L> {
         missing: &[PageId],
         provider: &mut Provider<'_>,
     ) -> Result<()> {
-        let alone = match *missing {
+        let page = match *missing {
             [] => return Ok(()),
             [page] => page,
             [first, ..] => match tree.fault_nodes(mode, missing).await? {
@@ -379,23 +379,23 @@ impl<L> Engine<L> {
                 _ => return Ok(()),
             },
         };
-        provider.provide(&Needs::Page(Arc::clone(&tree.pages), alone)).await.map(drop)
+        provider.provide(&Needs::Page(Arc::clone(&tree.pages), page)).await.map(drop)
     }
 
-    /// Brings in and pins the leaves of the read set, except those that are pinned in `beside`. Fails if it finds a
+    /// Brings in and pins the leaves of the read set, except those that are pinned in `pinned`. Fails if it finds a
     /// conflict.
     pub(super) async fn pin_reads(
         &self,
         mode: WaitMode<'_>,
         reads: Option<Reads<'_>>,
-        beside: &PinnedLeaves<'_>,
+        others: &PinnedLeaves<'_>,
     ) -> Result<PinnedLeaves<'_>> {
         let mut pinned = PinnedLeaves::new(&self.pool);
         let Some(reads) = reads else { return Ok(pinned) };
-        let mut there: Vec<FrameIndex> = beside.leaves.iter().map(|leaf| leaf.frame).collect();
-        there.sort_unstable();
+        let mut pinned_frames: Vec<FrameIndex> = others.leaves.iter().map(|leaf| leaf.frame).collect();
+        pinned_frames.sort_unstable();
         let frame_bytes = |frame: &FrameIndex| self.pool.frames.page_bytes(*frame);
-        let mut bytes: usize = there.iter().map(frame_bytes).sum();
+        let mut bytes: usize = pinned_frames.iter().map(frame_bytes).sum();
         let limit_bytes = self.budget.validated_bytes_max() as usize;
         let mut walk = Walk::new(Some(reads));
         while let Some((tree, key)) = walk.next() {
@@ -404,7 +404,7 @@ impl<L> Engine<L> {
                 let page = tree.read_leaf_from(from, Target::At(key))?;
                 let leaf = Leaf::new(&page);
                 reads.validate(&self.versions, &tree.pages, page.page(), &leaf).map_err(Stop::Error)?;
-                if there.binary_search(&page.frame()).is_err() {
+                if pinned_frames.binary_search(&page.frame()).is_err() {
                     pinned.push(0, &page);
                     bytes += page.len();
                 }

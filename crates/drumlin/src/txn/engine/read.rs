@@ -384,14 +384,14 @@ impl Engine {
             let rows = &mut all_rows[first..];
             let mut descents: Vec<Descent> =
                 (0..keys.len()).map(|index| Descent { index, page: PageId::ROOT }).collect();
-            let mut alone = Vec::new();
+            let mut singly = Vec::new();
             // Each round descends one level for the keys whose page was missing.
             while !descents.is_empty() {
                 debug_assert!(descents.iter().all(|descent| rows[descent.index].is_none()), "a row is found twice");
                 let mut stopped = Vec::new();
                 for group in descents.chunks(GROUP_KEYS) {
                     mode.work(turn::LEAF_UNITS * group.len() as u32).await;
-                    self.find_group(tree, keys, read_at, &mut take, group, rows, &mut stopped, &mut alone);
+                    self.find_group(tree, keys, read_at, &mut take, group, rows, &mut stopped, &mut singly);
                 }
                 descents = stopped;
                 let mut missing: Vec<PageId> = descents.iter().map(|descent| descent.page).collect();
@@ -399,10 +399,10 @@ impl Engine {
                 missing.dedup();
                 if !missing.is_empty() && tree.fault_nodes(mode, &missing).await? == 0 {
                     // Other threads are reading these pages, or they can't be read.
-                    alone.extend(descents.drain(..).map(|descent| descent.index));
+                    singly.extend(descents.drain(..).map(|descent| descent.index));
                 }
             }
-            for index in alone {
+            for index in singly {
                 rows[index] = self.find_in(mode, tree, keys[index], read_at, &mut take).await?;
             }
         }
@@ -410,7 +410,7 @@ impl Engine {
     }
 
     /// Descends for a group of keys, searches their leaves, and then takes their rows. Adds the descents that lack a
-    /// page to `stopped`, and the keys whose leaf was not found to `alone`.
+    /// page to `stopped`, and the keys whose leaf was not found to `singly`.
     #[expect(clippy::too_many_arguments, reason = "the state of one caller")]
     fn find_group<T>(
         &self,
@@ -421,7 +421,7 @@ impl Engine {
         group: &[Descent],
         rows: &mut [Option<Found<T>>],
         stopped: &mut Vec<Descent>,
-        alone: &mut Vec<usize>,
+        singly: &mut Vec<usize>,
     ) {
         assert!(group.len() <= GROUP_KEYS);
         // One reclaim guard for all: guards nested in it cost next to nothing.
@@ -431,7 +431,7 @@ impl Engine {
             match tree.locate(page, Target::At(keys[index])) {
                 Ok(Some(located)) => *slot = Some((index, located)),
                 Err(Stop::Needs(Needs::Page(_, page))) => stopped.push(Descent { index, page }),
-                Ok(None) | Err(_) => alone.push(index),
+                Ok(None) | Err(_) => singly.push(index),
             }
         }
         // Never wait for a latch while holding others: its owner may be waiting for one of ours.
@@ -452,7 +452,7 @@ impl Engine {
                 debug_assert!(rows[index].is_none(), "a row is found again in its group");
                 match self.found_in(tree, &page, keys[index], read_at, &mut *take) {
                     Lookup::Row(found) => rows[index] = found,
-                    Lookup::Spilled => alone.push(index),
+                    Lookup::Spilled => singly.push(index),
                 }
                 *slot = None;
             }
@@ -462,10 +462,10 @@ impl Engine {
             match tree.read_leaf_at(located, Target::At(key)) {
                 Some(page) => match self.found_in(tree, &page, key, read_at, &mut *take) {
                     Lookup::Row(found) => rows[index] = found,
-                    Lookup::Spilled => alone.push(index),
+                    Lookup::Spilled => singly.push(index),
                 },
                 // The leaf was split, evicted or merged in the meantime.
-                None => alone.push(index),
+                None => singly.push(index),
             }
         }
     }
