@@ -170,7 +170,6 @@ compile_error!(
      elsewhere"
 );
 
-mod collections;
 mod counts;
 mod coverage;
 mod db;
@@ -179,6 +178,7 @@ mod format;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod hash;
 mod io;
 mod load;
 mod memory;

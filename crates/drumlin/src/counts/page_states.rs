@@ -27,8 +27,8 @@ use std::any::TypeId;
 use std::sync::Arc;
 
 use super::page_entries::{CountEntries, CountEntry};
-use crate::collections::HashMap;
 use crate::format::{PageId, Timestamp, get_u32, get_u64, put_u32, put_u64};
+use crate::hash::HashMap;
 use crate::memory::{Account, Budget, heap_bytes};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};

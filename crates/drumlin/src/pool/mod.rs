@@ -31,7 +31,7 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::collections::HashMap;
+use crate::hash::HashMap;
 use crate::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};

@@ -14,7 +14,6 @@ use super::superblocks::Superblocks;
 use super::table::{CHUNK_BYTES, CHUNK_PAGES};
 use super::table_log::EpochChanges;
 use super::{ChunkImage, PageSpace, PageTable, Space};
-use crate::collections::{HashMap, HashSet};
 use crate::error::{Error, OnCorruption, Result, sound};
 use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
 use crate::format::extent::{HEADER_BYTES, Header, Kind, PageKey, SEGMENT_TABLE_ENTRIES};
@@ -24,6 +23,7 @@ use crate::format::{
     BLOCK_BYTES, CheckpointId, Epoch, ExtentAddress, ExtentRef, Incarnation, KeyspaceId, PageId, SegmentId, SegmentUse,
     Timestamp, ValueId, extent,
 };
+use crate::hash::{HashMap, HashSet};
 use crate::io::{AlignedBuffer, FolderRef};
 use crate::memory::reserve;
 

@@ -41,11 +41,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::sync::{Mutex, RwLock};
 
-use crate::collections::HashMap;
 use crate::error::{Error, Result};
 use crate::format::catalogue;
 use crate::format::extent::{Encoder, ExtentError, Header, Kind, PageKey};
 use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
+use crate::hash::HashMap;
 use crate::io::{FileRef, Persist};
 use crate::memory::{Budget, ENCODER_BYTES_MAX, ENCODER_COUNT};
 use appender::{Appender, WriteBuffers};

@@ -15,7 +15,7 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::collections::HashMap;
+use crate::hash::HashMap;
 use crate::sync::Mutex;
 
 use crate::format::extent::{Origin, SEGMENT_TABLE_ENTRIES};

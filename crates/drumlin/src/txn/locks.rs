@@ -40,8 +40,8 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
 use super::TransactionId;
-use crate::collections::HashMap;
 use crate::format::{KeyspaceId, checksum};
+use crate::hash::HashMap;
 use crate::io::Process;
 use crate::memory::heap_bytes;
 

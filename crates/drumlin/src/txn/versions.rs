@@ -19,7 +19,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::collections::HashMap;
+use crate::hash::HashMap;
 use crate::sync::Mutex;
 
 use super::old_rows::{HELD_BYTES, OldRows, OldVersion, old_row_bytes};

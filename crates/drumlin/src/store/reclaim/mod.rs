@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use super::Store;
 use super::checkpoint::CheckpointReport;
-use crate::collections::HashSet;
 use crate::error::{Error, Result};
 use crate::format::SegmentId;
+use crate::hash::HashSet;
 use crate::space::{Purpose, Reclaims, SpaceReservation};
 use crate::sync::MutexGuard;
 use moving::{Emptied, Left};

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use super::Reclaimer;
-use crate::collections::HashSet;
 use crate::error::{Error, Result};
 use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::format::{ExtentAddress, PageId, SegmentId};
+use crate::hash::HashSet;
 use crate::space::{EpochGuard, PageEntry, PageSpace, Purpose, SpaceReservation};
 
 /// Bytes copied before the next check for a request to stop: two chunks of a large value.
