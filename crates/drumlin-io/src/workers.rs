@@ -40,17 +40,17 @@ type Job = Box<dyn FnOnce() + Send>;
 pub struct Workers {
     backend: Arc<dyn Backend>,
     threads_max: usize,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerPool>,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct WorkerPool {
+    state: Mutex<JobQueue>,
     arrived: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct JobQueue {
     jobs: VecDeque<Job>,
     /// Tasks that wait for room in the queue.
     crowd: Vec<Waker>,
@@ -59,7 +59,7 @@ struct State {
     stop: bool,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for WorkerPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} jobs", self.state.lock().jobs.len())
     }
@@ -164,7 +164,7 @@ impl Workers {
     }
 }
 
-impl Shared {
+impl WorkerPool {
     fn serve(&self) {
         let mut state = self.state.lock();
         loop {

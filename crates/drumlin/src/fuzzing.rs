@@ -13,7 +13,7 @@ use crate::format::{
     checksum, put_u32, put_u64,
 };
 use crate::format::{catalogue::Catalogue, node, record, summary};
-use crate::tree::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, RowValue, check};
+use crate::tree::node::{Inner, InnerMut, Leaf, LeafChange, LeafMut, Node, RowValue, check};
 
 /// Returns a block of `length` bytes: the given bytes, padded with zeros or cut.
 fn padded(bytes: &[u8], length: usize) -> Vec<u8> {
@@ -151,9 +151,9 @@ pub fn resident(bytes: &[u8]) {
 
 /// Decodes the head and a part of a file of counts.
 pub fn counts(bytes: &[u8]) {
-    use crate::format::counts::{self, CountsHead, HEAD_BYTES, PART_BYTES_MAX, Part};
+    use crate::format::counts::{self, CountsHead, CountsPart, HEAD_BYTES, PART_BYTES_MAX};
     let (database, file) = (DatabaseId(7), CountsFileId(9));
-    let _ = (CountsHead::decode(bytes), Part::decode(file, 0, bytes));
+    let _ = (CountsHead::decode(bytes), CountsPart::decode(file, 0, bytes));
     let mut block = padded(bytes, HEAD_BYTES);
     let empty = CountsHead { database, file, ..CountsHead::default() }.encode();
     block[counts::MAGIC_OFFSET..counts::COUNT_OFFSET]
@@ -165,7 +165,7 @@ pub fn counts(bytes: &[u8]) {
     }
     let mut part = padded(bytes, bytes.len().clamp(1, PART_BYTES_MAX).next_multiple_of(BLOCK_BYTES));
     counts::seal_part(file, 0, &mut part);
-    if let Some(part) = Part::decode(file, 0, &part) {
+    if let Some(part) = CountsPart::decode(file, 0, &part) {
         let (changes, entries) = (part.changes().count(), part.entries().count());
         assert!(changes <= part.count && entries <= part.count, "a part has more items than it says");
     }
@@ -351,7 +351,7 @@ fn split_leaf(mut page: Vec<u8>, script: &mut Script<'_>) {
         return;
     }
     let value_bytes = script.number() % (node::inline_bytes_max(page.len(), key.len()) + 1);
-    let split = leaf.split_for(&Change::Insert { index, key: &key, value_bytes });
+    let split = leaf.split_for(&LeafChange::Insert { index, key: &key, value_bytes });
     let mut right = vec![0; page.len()];
     let mut left = LeafMut::new(&mut page);
     left.split_to(split.at, &split.separator, &mut right);

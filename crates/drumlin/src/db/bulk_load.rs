@@ -52,12 +52,12 @@ pub struct BulkLoad {
     /// `None` after a call failed or its future was dropped.
     loader: Option<Box<Loader>>,
     /// Rows that asynchronous calls have handed over.
-    pending: Pending,
+    pending: PendingRows,
 }
 
 /// Encoded rows: the lengths of key and value, the key, the value.
 #[derive(Debug, Default)]
-struct Pending(Vec<u8>);
+struct PendingRows(Vec<u8>);
 
 /// The result of a [`BulkLoad`].
 ///
@@ -87,7 +87,7 @@ impl std::fmt::Debug for BulkLoad {
     }
 }
 
-impl Pending {
+impl PendingRows {
     fn push(&mut self, key: &[u8], value: &[u8]) {
         self.0.extend((key.len() as u64).to_le_bytes());
         self.0.extend((value.len() as u64).to_le_bytes());
@@ -333,6 +333,6 @@ impl Database {
             return Err(Error::KeyspaceNotEmpty { keyspace: name.to_owned(), reason: "it has rows" });
         }
         let loader = store.begin_load(&keyspace.open)?;
-        Ok(BulkLoad { keyspace, loader: Some(Box::new(loader)), pending: Pending::default() })
+        Ok(BulkLoad { keyspace, loader: Some(Box::new(loader)), pending: PendingRows::default() })
     }
 }

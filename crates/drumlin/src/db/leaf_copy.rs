@@ -21,7 +21,7 @@ use crate::txn::versions::Versions;
 use crate::txn::write_set::{Change, WriteSet};
 
 /// Memory of a row besides its key and value.
-const ROW_BYTES: usize = size_of::<Row>();
+const ROW_BYTES: usize = size_of::<CopiedRow>();
 /// The least that a scan copies at once, unless a single row is larger.
 const BATCH_BYTES_MIN: u64 = 1 << 10;
 /// The most that a new scan copies at once if no other scan has memory; each leaf raises the limit by the same amount.
@@ -40,12 +40,12 @@ pub(super) const CHANGES_BYTES_MAX: usize = 64 << 10;
 pub(super) struct CopiedRows {
     /// `None` before the first copy.
     bytes: Option<Arc<Vec<u8>>>,
-    rows: Vec<Row>,
+    rows: Vec<CopiedRow>,
     /// The indexes of the remaining rows.
     left: Span<usize>,
 }
 
-struct Row {
+struct CopiedRow {
     key: Span<u32>,
     value: Fetched,
 }
@@ -115,7 +115,7 @@ impl CopiedRows {
         if self.is_empty() {
             return None;
         }
-        let Row { key, value: Fetched::Inline(value) } = &self.rows[self.next(direction)] else { return None };
+        let CopiedRow { key, value: Fetched::Inline(value) } = &self.rows[self.next(direction)] else { return None };
         let row = (Value::part(self.bytes(), key.clone()), self.part(value.clone()));
         self.pass(direction);
         Some(row)
@@ -141,7 +141,7 @@ impl CopiedRows {
         look: &mut impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
         while !self.is_empty() {
-            let Row { key, value: Fetched::Inline(value) } = &self.rows[self.next(direction)] else { break };
+            let CopiedRow { key, value: Fetched::Inline(value) } = &self.rows[self.next(direction)] else { break };
             let [key, value] = [key, value].map(|span| span.start as usize..span.end as usize);
             // Pass the row before the call, because the call may panic.
             self.pass(direction);
@@ -237,7 +237,7 @@ impl Copier<'_> {
         let bytes_of_all = part.memory_bytes();
         let is_newer = leaf.newest() > self.snapshot;
         if self.want == Want::Count && !is_newer && self.own.is_none() {
-            return Ok(Copied { count: part.rows.len(), bytes: Batch::new(into).memory_bytes(), stop: None });
+            return Ok(Copied { count: part.rows.len(), bytes: CopyTarget::new(into).memory_bytes(), stop: None });
         }
         let changes_bytes =
             [is_newer, self.own.is_some()].map(|are_there| if are_there { CHANGES_BYTES_MAX } else { 0 });
@@ -266,7 +266,7 @@ impl Copier<'_> {
         }
 
         let is_plain = old.is_empty() && own.is_empty();
-        let mut batch = Batch::new(into);
+        let mut batch = CopyTarget::new(into);
         match is_plain {
             true => batch.copy(&part),
             false => batch.merge(&part, old, own),
@@ -478,17 +478,17 @@ fn fit(memory: &mut Grant, needed: u64) -> Result<()> {
 }
 
 /// The memory that rows of a leaf are copied into.
-struct Batch<'c> {
+struct CopyTarget<'c> {
     bytes: &'c mut Vec<u8>,
-    rows: &'c mut Vec<Row>,
+    rows: &'c mut Vec<CopiedRow>,
 }
 
-impl Batch<'_> {
-    fn new(into: &mut CopiedRows) -> Batch<'_> {
+impl CopyTarget<'_> {
+    fn new(into: &mut CopiedRows) -> CopyTarget<'_> {
         let bytes = into.bytes.get_or_insert_default();
         let bytes = Arc::get_mut(bytes).expect("no value shows a part of what was cleared");
         assert!(into.rows.is_empty() && bytes.is_empty(), "rows are copied over others");
-        Batch { bytes, rows: &mut into.rows }
+        CopyTarget { bytes, rows: &mut into.rows }
     }
 
     /// Copies the rows of a part of a leaf unchanged.
@@ -517,7 +517,7 @@ impl Batch<'_> {
                 false => Fetched::Inline(value.start as u32..value.end as u32),
                 true => Fetched::Large(large_ref(&heap[value])),
             };
-            self.rows.push(Row { key, value });
+            self.rows.push(CopiedRow { key, value });
         }
     }
 
@@ -541,7 +541,7 @@ impl Batch<'_> {
                 RowValue::Inline(value) => Fetched::Inline(end - value.len() as u32..end),
                 RowValue::Large(reference) => Fetched::Large(reference),
             };
-            self.rows.push(Row { key, value });
+            self.rows.push(CopiedRow { key, value });
         }
     }
 
@@ -573,7 +573,7 @@ impl Batch<'_> {
                 (Some((_, Change::Put(value))), _) => self.push(&next, RowValue::Inline(value)),
                 (Some((_, Change::PutLarge(value))), _) => {
                     let key = self.keep(&next);
-                    self.rows.push(Row { key, value: Fetched::Own(Arc::clone(value)) });
+                    self.rows.push(CopiedRow { key, value: Fetched::Own(Arc::clone(value)) });
                 }
                 (None, Some((_, (_, was)))) => self.push_old(&next, &was),
                 (None, None) => self.push(&next, part.leaf.value(index)),
@@ -594,7 +594,7 @@ impl Batch<'_> {
             RowValue::Inline(value) => Fetched::Inline(self.keep(value)),
             RowValue::Large(reference) => Fetched::Large(reference),
         };
-        self.rows.push(Row { key, value });
+        self.rows.push(CopiedRow { key, value });
     }
 
     fn push_old(&mut self, key: &[u8], was: &OldVersion) {

@@ -45,9 +45,9 @@ use crate::txn::write_set::SharedWrites;
 /// assert_eq!(rest.len(), 1);
 /// # Ok::<(), drumlin::Error>(())
 /// ```
-pub struct Range(State);
+pub struct Range(ScanState);
 
-enum State {
+enum ScanState {
     Scanning(Box<Scan>),
     /// A refused scan: yields the error, then ends.
     Refused(Option<Error>),
@@ -56,12 +56,12 @@ enum State {
 impl std::fmt::Debug for Range {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
-            State::Scanning(scan) => {
+            ScanState::Scanning(scan) => {
                 let [lower, upper] = [&scan.lower, &scan.upper].map(|bound| bound.as_ref().map(|key| QuotedKey(key)));
                 write!(f, "Range({lower:?} to {upper:?} at {})", scan.snapshot.timestamp)
             }
-            State::Refused(Some(error)) => write!(f, "Range(refused: {error})"),
-            State::Refused(None) => write!(f, "Range(refused)"),
+            ScanState::Refused(Some(error)) => write!(f, "Range(refused: {error})"),
+            ScanState::Refused(None) => write!(f, "Range(refused)"),
         }
     }
 }
@@ -77,12 +77,12 @@ impl Range {
         shortage: Shortage,
     ) -> Range {
         let scan = Scan::new(handle, tree, snapshot, bounds, own, reads, shortage);
-        Range(State::Scanning(Box::new(scan)))
+        Range(ScanState::Scanning(Box::new(scan)))
     }
 
     /// Lets the scan continue at a newer snapshot if its own is ended, and record in `latest` what it has seen.
     pub(super) fn of_latest(mut self, latest: Option<Arc<AtomicU64>>) -> Range {
-        if let State::Scanning(scan) = &mut self.0 {
+        if let ScanState::Scanning(scan) = &mut self.0 {
             scan.latest = latest;
         }
         self
@@ -90,12 +90,12 @@ impl Range {
 
     /// Returns a range that yields only this error.
     pub(crate) fn refused(error: Error) -> Range {
-        Range(State::Refused(Some(error)))
+        Range(ScanState::Refused(Some(error)))
     }
 
     /// Limits the first copy to one row, for callers that need only one.
     pub(super) fn one_at_first(mut self) -> Range {
-        if let State::Scanning(scan) = &mut self.0 {
+        if let ScanState::Scanning(scan) = &mut self.0 {
             scan.want = Want::One;
         }
         self
@@ -104,7 +104,7 @@ impl Range {
     /// Makes [`show_rows`](Self::show_rows) read only `bytes_max` bytes of each value outside of its leaf, in memory of
     /// the budget.
     pub(super) fn for_reducer(mut self, bytes_max: usize) -> Range {
-        if let State::Scanning(scan) = &mut self.0 {
+        if let ScanState::Scanning(scan) = &mut self.0 {
             scan.reduced_bytes_max = Some(bytes_max as u64);
         }
         self
@@ -235,19 +235,19 @@ impl Range {
         look: &mut impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
     ) -> Result<ControlFlow<B>> {
         match &mut self.0 {
-            State::Scanning(scan) => {
+            ScanState::Scanning(scan) => {
                 let shown = scan.show_rows(mode, direction, look).await;
                 scan.ended_by(shown)
             }
-            State::Refused(error) => error.take().map_or(Ok(ControlFlow::Continue(())), Err),
+            ScanState::Refused(error) => error.take().map_or(Ok(ControlFlow::Continue(())), Err),
         }
     }
 
     /// Returns the next row's key without reading its value.
     pub(super) async fn next_key_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
         match &mut self.0 {
-            State::Scanning(scan) => scan.next_key_in(mode, direction).await,
-            State::Refused(error) => error.take().map(Err),
+            ScanState::Scanning(scan) => scan.next_key_in(mode, direction).await,
+            ScanState::Refused(error) => error.take().map(Err),
         }
     }
 
@@ -256,8 +256,8 @@ impl Range {
     fn salvage_in(&mut self, mode: WaitMode<'_>) -> Rooted<impl Future<Output = Option<Result<Salvaged>>>> {
         Rooted::new(async move {
             match &mut self.0 {
-                State::Scanning(scan) => scan.salvage_in(mode).await,
-                State::Refused(error) => error.take().map(Err),
+                ScanState::Scanning(scan) => scan.salvage_in(mode).await,
+                ScanState::Refused(error) => error.take().map(Err),
             }
         })
     }
@@ -267,11 +267,11 @@ impl Range {
     pub(crate) fn count_rows(self, mode: WaitMode<'_>) -> Rooted<impl Future<Output = Result<u64>>> {
         Rooted::new(async move {
             match self.0 {
-                State::Scanning(mut scan) => {
+                ScanState::Scanning(mut scan) => {
                     let count = scan.count_rows(mode).await;
                     scan.shortage.noting(count)
                 }
-                State::Refused(error) => error.map_or(Ok(0), Err),
+                ScanState::Refused(error) => error.map_or(Ok(0), Err),
             }
         })
     }
@@ -322,14 +322,14 @@ impl Steps for Range {
 
     fn handle(&self) -> Option<Arc<Handle>> {
         match &self.0 {
-            State::Scanning(scan) => Some(Arc::clone(&scan.handle)),
-            State::Refused(_) => None,
+            ScanState::Scanning(scan) => Some(Arc::clone(&scan.handle)),
+            ScanState::Refused(_) => None,
         }
     }
 
     #[inline]
     fn next_copied(&mut self, direction: Direction) -> Option<(Value, Value)> {
-        let State::Scanning(scan) = &mut self.0 else { return None };
+        let ScanState::Scanning(scan) = &mut self.0 else { return None };
         scan.side_mut(direction).take(direction)
     }
 
@@ -341,8 +341,8 @@ impl Steps for Range {
     ) -> impl Future<Output = Option<Result<(Value, Value)>>> + Send {
         Rooted::new(async move {
             match &mut self.0 {
-                State::Scanning(scan) => scan.next_in(mode, direction).await,
-                State::Refused(error) => error.take().map(Err),
+                ScanState::Scanning(scan) => scan.next_in(mode, direction).await,
+                ScanState::Refused(error) => error.take().map(Err),
             }
         })
     }
@@ -387,7 +387,7 @@ impl Steps for Keys {
 
     #[inline]
     fn next_copied(&mut self, direction: Direction) -> Option<Value> {
-        let State::Scanning(scan) = &mut self.0.0 else { return None };
+        let ScanState::Scanning(scan) = &mut self.0.0 else { return None };
         scan.side_mut(direction).take_key(direction)
     }
 
@@ -506,7 +506,7 @@ impl Steps for Readers {
 
     #[inline]
     fn next_copied(&mut self, direction: Direction) -> Option<(Value, ValueReader)> {
-        let State::Scanning(scan) = &mut self.0.0 else { return None };
+        let ScanState::Scanning(scan) = &mut self.0.0 else { return None };
         (!scan.side(direction).is_empty()).then(|| scan.take_reader(direction))
     }
 
@@ -518,8 +518,8 @@ impl Steps for Readers {
     ) -> impl Future<Output = Option<Result<(Value, ValueReader)>>> + Send {
         Rooted::new(async move {
             match &mut self.0.0 {
-                State::Scanning(scan) => scan.next_reader_in(mode, direction).await,
-                State::Refused(error) => error.take().map(Err),
+                ScanState::Scanning(scan) => scan.next_reader_in(mode, direction).await,
+                ScanState::Refused(error) => error.take().map(Err),
             }
         })
     }

@@ -27,7 +27,7 @@ use crate::tree::{Direction, Target, Unreadable};
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::spilled::FetchedRows;
-use crate::txn::values::{Part, UpcomingValues};
+use crate::txn::values::{UpcomingValues, ValuePart};
 use crate::txn::write_set::SharedWrites;
 
 /// A scan between two bounds, from either end or both.
@@ -465,7 +465,7 @@ impl Scan {
             let (mut prefix, mut number) = (value, ChunkNumber(0));
             prefix.clear();
             while (prefix.len() as u64) < wanted {
-                let part = Part { start: 0, length: wanted as usize - prefix.len() };
+                let part = ValuePart { start: 0, length: wanted as usize - prefix.len() };
                 prefix = match fetched {
                     Fetched::Inline(_) => unreachable!("a value that was copied is read"),
                     Fetched::Large(reference) => {

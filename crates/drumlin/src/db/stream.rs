@@ -32,7 +32,7 @@ use crate::tree::Direction;
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 pub struct RowStream<T = (Value, Value)> {
-    state: State<T>,
+    state: StreamState<T>,
     /// Returns the part of a row that the stream yields.
     part: fn((Value, Value)) -> T,
     /// Begins a step that may wait.
@@ -41,7 +41,7 @@ pub struct RowStream<T = (Value, Value)> {
 
 type Step<T> = Pin<Box<dyn Future<Output = (Range, Option<Result<T>>)> + Send>>;
 
-enum State<T> {
+enum StreamState<T> {
     Idle(Range),
     /// The next leaf or large value is being read.
     Waiting(Exclusive<Step<T>>),
@@ -54,25 +54,25 @@ impl<T> Stream for RowStream<T> {
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<T>>> {
         let this = self.get_mut();
         loop {
-            match std::mem::replace(&mut this.state, State::Ended) {
-                State::Idle(mut range) => match range.next_copied(Direction::Forward) {
+            match std::mem::replace(&mut this.state, StreamState::Ended) {
+                StreamState::Idle(mut range) => match range.next_copied(Direction::Forward) {
                     Some(row) => {
-                        this.state = State::Idle(range);
+                        this.state = StreamState::Idle(range);
                         return Poll::Ready(Some(Ok((this.part)(row))));
                     }
-                    None => this.state = State::Waiting(Exclusive::new((this.begin)(range))),
+                    None => this.state = StreamState::Waiting(Exclusive::new((this.begin)(range))),
                 },
-                State::Waiting(mut step) => {
+                StreamState::Waiting(mut step) => {
                     let Poll::Ready((range, row)) = step.get_mut().as_mut().poll(context) else {
-                        this.state = State::Waiting(step);
+                        this.state = StreamState::Waiting(step);
                         return Poll::Pending;
                     };
                     if row.is_some() {
-                        this.state = State::Idle(range);
+                        this.state = StreamState::Idle(range);
                     }
                     return Poll::Ready(row);
                 }
-                State::Ended => return Poll::Ready(None),
+                StreamState::Ended => return Poll::Ready(None),
             }
         }
     }
@@ -80,16 +80,16 @@ impl<T> Stream for RowStream<T> {
 
 impl<T> FusedStream for RowStream<T> {
     fn is_terminated(&self) -> bool {
-        matches!(self.state, State::Ended)
+        matches!(self.state, StreamState::Ended)
     }
 }
 
 impl<T> std::fmt::Debug for RowStream<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.state {
-            State::Idle(range) => write!(f, "RowStream({range:?})"),
-            State::Waiting(_) => write!(f, "RowStream(waiting)"),
-            State::Ended => write!(f, "RowStream(ended)"),
+            StreamState::Idle(range) => write!(f, "RowStream({range:?})"),
+            StreamState::Waiting(_) => write!(f, "RowStream(waiting)"),
+            StreamState::Ended => write!(f, "RowStream(ended)"),
         }
     }
 }
@@ -123,7 +123,7 @@ impl Range {
                 (range, row)
             })
         };
-        RowStream { state: State::Idle(self), part: |row| row, begin }
+        RowStream { state: StreamState::Idle(self), part: |row| row, begin }
     }
 }
 
@@ -137,7 +137,7 @@ impl Keys {
                 (keys.0, key)
             })
         };
-        RowStream { state: State::Idle(self.0), part: |(key, _)| key, begin }
+        RowStream { state: StreamState::Idle(self.0), part: |(key, _)| key, begin }
     }
 }
 
@@ -151,6 +151,6 @@ impl Values {
                 (values.0, value)
             })
         };
-        RowStream { state: State::Idle(self.0), part: |(_, value)| value, begin }
+        RowStream { state: StreamState::Idle(self.0), part: |(_, value)| value, begin }
     }
 }

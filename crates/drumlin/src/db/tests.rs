@@ -179,7 +179,7 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
         keyspace.tree(),
         &other,
         ChunkNumber(0),
-        values::Part::ALL,
+        values::ValuePart::ALL,
         Vec::new(),
     ));
     assert!(matches!(pages.table.load(last), PageEntry::OnDisk(_)), "{:?}", pages.table.load(last));
@@ -265,7 +265,7 @@ fn a_reference_that_misleads_is_an_error() {
         assert!(wrong.is_plausible(), "{wrong:?}");
         let read = ready(values::read_whole(WaitMode::Blocking, keyspace.tree(), &wrong, Vec::new()));
         assert!(!matches!(read, Ok(Some(_))), "{wrong:?}");
-        let (count, part) = (wrong.chunk_count, values::Part::ALL);
+        let (count, part) = (wrong.chunk_count, values::ValuePart::ALL);
         let read = ready(values::read_chunk(
             WaitMode::Blocking,
             keyspace.tree(),

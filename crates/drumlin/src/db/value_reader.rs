@@ -16,7 +16,7 @@ use crate::sync::Exclusive;
 use crate::task::{WaitMode, ready};
 use crate::txn::engine::Engine;
 use crate::txn::snapshots::SnapshotHandle;
-use crate::txn::values::{self, LargeValue, Part};
+use crate::txn::values::{self, LargeValue, ValuePart};
 
 /// The bytes of a value as a stream with `Read` and `Seek`. Keeps the database open, like any handle.
 ///
@@ -151,7 +151,7 @@ impl ValueReader {
         let Some(piece_bytes) = memory.cover_share(PIECE_BYTES_MIN, rest, most_unshared) else {
             return Err(Error::copies_in_memory(memory.limit_bytes()));
         };
-        let part = Part { start: skipped as usize, length: piece_bytes as usize };
+        let part = ValuePart { start: skipped as usize, length: piece_bytes as usize };
         let bytes = match content {
             Content::Stored(reference) => {
                 store.read_chunk(mode, tree, reference, number, snapshot, part, Vec::new()).await?

@@ -306,7 +306,7 @@ pub(crate) fn seal_part(file: CountsFileId, index: u32, part: &mut [u8]) {
 
 /// A verified part.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part<'b> {
+pub(crate) struct CountsPart<'b> {
     /// The part's length in bytes, including its header.
     pub(crate) bytes: usize,
     pub(crate) kind: PartKind,
@@ -314,9 +314,9 @@ pub(crate) struct Part<'b> {
     items: &'b [u8],
 }
 
-impl<'b> Part<'b> {
+impl<'b> CountsPart<'b> {
     /// Decodes the part with this index from the beginning of `bytes`, which may be anything.
-    pub(crate) fn decode(file: CountsFileId, index: u32, bytes: &'b [u8]) -> Option<Part<'b>> {
+    pub(crate) fn decode(file: CountsFileId, index: u32, bytes: &'b [u8]) -> Option<CountsPart<'b>> {
         if bytes.len() < ITEMS_OFFSET {
             return None;
         }
@@ -337,7 +337,7 @@ impl<'b> Part<'b> {
             _ => return None,
         };
         let count = get_u32(part, ITEM_COUNT_OFFSET) as usize;
-        Some(Part { bytes: part.len(), kind, count, items: &part[ITEMS_OFFSET..] })
+        Some(CountsPart { bytes: part.len(), kind, count, items: &part[ITEMS_OFFSET..] })
     }
 
     /// Returns the changes in a part of changes, up to the first that is malformed.
@@ -418,20 +418,20 @@ mod tests {
         assert!(count > 100 && buffer.count() as usize == count);
         let mut bytes = buffer.seal(own, 3).to_vec();
         assert_eq!(bytes.len(), PART_BYTES_MAX);
-        let part = Part::decode(own, 3, &bytes).unwrap();
+        let part = CountsPart::decode(own, 3, &bytes).unwrap();
         assert!(part.entries().next().is_none());
         assert!(part.changes().eq((0..count).map(change)));
-        assert!(Part::decode(other, 3, &bytes).is_none() && Part::decode(own, 4, &bytes).is_none());
+        assert!(CountsPart::decode(other, 3, &bytes).is_none() && CountsPart::decode(own, 4, &bytes).is_none());
         for bit in (0..bytes.len() * 8).step_by(677) {
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(Part::decode(own, 3, &bytes).is_none(), "bit {bit}");
+            assert!(CountsPart::decode(own, 3, &bytes).is_none(), "bit {bit}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
         buffer.begin(PartKind::Entries);
         let entries: Vec<_> = (0..700).map(|number| (PageId(number), number * 3)).collect();
         assert!(entries.iter().all(|&(page, rows)| buffer.push_entry(page, rows)));
         let bytes = [buffer.seal(own, 0), &[0; 100]].concat();
-        let part = Part::decode(own, 0, &bytes).unwrap();
+        let part = CountsPart::decode(own, 0, &bytes).unwrap();
         assert!(part.bytes == 2 * BLOCK_BYTES && part.changes().next().is_none());
         assert_eq!(part.entries().collect::<Vec<_>>(), entries);
     }

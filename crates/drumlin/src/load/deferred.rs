@@ -13,22 +13,22 @@ use crate::error::Result;
 use crate::pool::{DeferredTask, Pool};
 use crate::sync::{Condvar, Mutex};
 
-type Work<T> = Box<dyn FnOnce(&Pool) -> Result<T> + Send>;
+type TaskBody<T> = Box<dyn FnOnce(&Pool) -> Result<T> + Send>;
 
 /// A piece of deferred work. Dropping it abandons the work. See the module.
 #[derive(Debug)]
 pub(super) struct Deferred<T> {
     pool: Arc<Pool>,
-    shared: Arc<Shared<T>>,
+    shared: Arc<SharedTask<T>>,
 }
 
-struct Shared<T> {
-    state: Mutex<State<T>>,
+struct SharedTask<T> {
+    state: Mutex<TaskState<T>>,
     ended: Condvar,
 }
 
-enum State<T> {
-    Waiting(Work<T>),
+enum TaskState<T> {
+    Waiting(TaskBody<T>),
     Running,
     /// The work returned a result or panicked. A panic is passed on to the owner.
     Ended(thread::Result<Result<T>>),
@@ -36,13 +36,13 @@ enum State<T> {
     Taken,
 }
 
-impl<T> Debug for Shared<T> {
+impl<T> Debug for SharedTask<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("work")
     }
 }
 
-impl<T: Send> DeferredTask for Shared<T> {
+impl<T: Send> DeferredTask for SharedTask<T> {
     fn run(&self, pool: &Pool) {
         if self.try_run(pool) {
             crate::coverage::mark!("a bulk load went on while another thread wrote or read for it");
@@ -50,21 +50,21 @@ impl<T: Send> DeferredTask for Shared<T> {
     }
 }
 
-impl<T> Shared<T> {
+impl<T> SharedTask<T> {
     /// Does the work, unless another thread has begun it or it was abandoned. Returns `true` if this call did it.
     fn try_run(&self, pool: &Pool) -> bool {
         let work = {
             let mut state = self.state.lock();
-            let State::Waiting(_) = *state else { return false };
-            let State::Waiting(work) = std::mem::replace(&mut *state, State::Running) else {
+            let TaskState::Waiting(_) = *state else { return false };
+            let TaskState::Waiting(work) = std::mem::replace(&mut *state, TaskState::Running) else {
                 unreachable!("looked at")
             };
             work
         };
         let result = catch_unwind(AssertUnwindSafe(|| work(pool)));
         let mut state = self.state.lock();
-        assert!(matches!(*state, State::Running), "work ends that was not begun");
-        *state = State::Ended(result);
+        assert!(matches!(*state, TaskState::Running), "work ends that was not begun");
+        *state = TaskState::Ended(result);
         self.ended.notify_all();
         true
     }
@@ -73,8 +73,8 @@ impl<T> Shared<T> {
 impl<T: Send + 'static> Deferred<T> {
     /// Hands over work. Everything that the work owns is dropped before [`wait`](Self::wait) returns.
     pub(super) fn begin(pool: &Arc<Pool>, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Deferred<T> {
-        let state = Mutex::new(State::Waiting(Box::new(work)));
-        let shared = Arc::new(Shared { state, ended: Condvar::default() });
+        let state = Mutex::new(TaskState::Waiting(Box::new(work)));
+        let shared = Arc::new(SharedTask { state, ended: Condvar::default() });
         pool.send_deferred_task(Arc::clone(&shared) as Arc<dyn DeferredTask>);
         Deferred { pool: Arc::clone(pool), shared }
     }
@@ -87,19 +87,19 @@ impl<T: Send + 'static> Deferred<T> {
     }
 }
 
-impl<T> Shared<T> {
+impl<T> SharedTask<T> {
     /// Waits for the end of work that was begun. Returns `None` if the result was taken or the work abandoned.
     fn take_result(&self) -> Option<thread::Result<Result<T>>> {
         let mut state = self.state.lock();
         loop {
             match *state {
-                State::Running => self.ended.wait(&mut state),
-                State::Ended(_) | State::Taken => break,
-                State::Waiting(_) => unreachable!("work is waited for that nobody does"),
+                TaskState::Running => self.ended.wait(&mut state),
+                TaskState::Ended(_) | TaskState::Taken => break,
+                TaskState::Waiting(_) => unreachable!("work is waited for that nobody does"),
             }
         }
-        match std::mem::replace(&mut *state, State::Taken) {
-            State::Ended(result) => Some(result),
+        match std::mem::replace(&mut *state, TaskState::Taken) {
+            TaskState::Ended(result) => Some(result),
             _ => None,
         }
     }
@@ -114,8 +114,8 @@ impl<T> Drop for Deferred<T> {
         }
         {
             let mut state = self.shared.state.lock();
-            if matches!(*state, State::Waiting(_)) {
-                *state = State::Taken;
+            if matches!(*state, TaskState::Waiting(_)) {
+                *state = TaskState::Taken;
             }
         }
         drop(self.shared.take_result());

@@ -66,7 +66,7 @@ fn append_node(pages: &mut LoadPages, number: PageId, level: u8, page: &[u8]) ->
 
 /// A row whose node is not complete, as offsets in the level's buffer: the start, and the ends of its key and its rest.
 #[derive(Clone, Copy, Debug)]
-struct Pending {
+struct PendingRow {
     start: usize,
     key_end: usize,
     end: usize,
@@ -97,7 +97,7 @@ struct Level {
     /// The lower fence of the node being filled.
     lower: Option<Vec<u8>>,
     bytes: Vec<u8>,
-    rows: Vec<Pending>,
+    rows: Vec<PendingRow>,
     boundary: Boundary,
     /// At least one node of this level has been stored.
     has_nodes: bool,
@@ -105,7 +105,7 @@ struct Level {
 
 impl Level {
     fn row(&self, index: usize) -> PackedRow<'_> {
-        let Pending { start, key_end, end, is_large, .. } = self.rows[index];
+        let PendingRow { start, key_end, end, is_large, .. } = self.rows[index];
         PackedRow { key: &self.bytes[start..key_end], rest: &self.bytes[key_end..end], is_large }
     }
 
@@ -120,7 +120,7 @@ impl Level {
         self.bytes.extend_from_slice(row.key);
         let key_end = self.bytes.len();
         self.bytes.extend_from_slice(row.rest);
-        self.rows.push(Pending { start, key_end, end: self.bytes.len(), is_large: row.is_large, row_count });
+        self.rows.push(PendingRow { start, key_end, end: self.bytes.len(), is_large: row.is_large, row_count });
     }
 
     /// Returns the bytes of a node with all pending rows and this upper fence.
@@ -229,7 +229,7 @@ impl Packer {
         let rest = here.rows.split_off(rows);
         here.rows.clear();
         let bytes = std::mem::take(&mut here.bytes);
-        for Pending { start, key_end, end, is_large, row_count } in rest {
+        for PendingRow { start, key_end, end, is_large, row_count } in rest {
             let row = PackedRow { key: &bytes[start..key_end], rest: &bytes[key_end..end], is_large };
             self.push_at(level, row, row_count, sink)?;
         }

@@ -27,12 +27,12 @@ const IN_USE_TAKES: u64 = 512;
 #[derive(Debug)]
 pub(super) struct Buffers {
     limit_bytes: usize,
-    state: Mutex<State>,
+    state: Mutex<SpareBuffers>,
     freed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SpareBuffers {
     /// Indexed by size.
     idle: [Vec<AlignedBuffer>; SIZES.len()],
     /// Bytes of the buffers of each size, idle or taken.
@@ -97,7 +97,7 @@ impl Buffers {
     }
 }
 
-impl State {
+impl SpareBuffers {
     fn all_bytes(&self) -> usize {
         self.bytes.iter().sum()
     }

@@ -11,7 +11,7 @@ use crate::io::Queue;
 const REQUESTS_MAX: usize = 4;
 
 /// One read, and the range of the caller's addresses that it covers.
-struct Request {
+struct BulkRead {
     span: Span,
     buffer_bytes: usize,
     addresses: std::ops::Range<usize>,
@@ -28,7 +28,7 @@ impl Pool {
         each: impl FnMut(usize, Result<&mut [u8]>),
     ) -> Result<()> {
         let mut queue = self.take_queue()?;
-        let mut slots: [Option<Request>; REQUESTS_MAX] = [const { None }; REQUESTS_MAX];
+        let mut slots: [Option<BulkRead>; REQUESTS_MAX] = [const { None }; REQUESTS_MAX];
         let result = self.read_requests(addresses, queue.as_mut(), &mut slots, each);
         let in_flight = slots.iter().flatten();
         match result {
@@ -50,7 +50,7 @@ impl Pool {
         &self,
         addresses: &[ExtentAddress],
         queue: &mut dyn Queue,
-        slots: &mut [Option<Request>; REQUESTS_MAX],
+        slots: &mut [Option<BulkRead>; REQUESTS_MAX],
         mut each: impl FnMut(usize, Result<&mut [u8]>),
     ) -> Result<()> {
         let space = &self.space;
@@ -77,7 +77,7 @@ impl Pool {
             }
             queue.wait(1, &mut finished).map_err(|error| Error::io("reading", space.path(), error))?;
             for mut completion in finished.drain(..) {
-                let Request { span, buffer_bytes, addresses: indexes } =
+                let BulkRead { span, buffer_bytes, addresses: indexes } =
                     slots[completion.token as usize].take().expect("the slot was in flight");
                 assert_eq!(completion.buffer.capacity(), buffer_bytes, "a read ends with another's buffer");
                 for index in indexes {
@@ -100,7 +100,7 @@ impl Pool {
     }
 
     /// Returns one request for the addresses from `first` on that lie close together.
-    fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<Request> {
+    fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<BulkRead> {
         let mut end = first;
         let mut span = None;
         while let Some(&address) = addresses.get(end) {
@@ -112,6 +112,6 @@ impl Pool {
             end += 1;
         }
         assert!(end > first, "a request reads no extent");
-        Ok(Request { span: span.expect("a place at least"), buffer_bytes: 0, addresses: first..end })
+        Ok(BulkRead { span: span.expect("a place at least"), buffer_bytes: 0, addresses: first..end })
     }
 }

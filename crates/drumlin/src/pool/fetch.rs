@@ -36,13 +36,13 @@ pub(super) struct ReadService {
 
 #[derive(Debug, Default)]
 struct Inbox {
-    requests: VecDeque<Request>,
+    requests: VecDeque<FetchRequest>,
     thread: Option<JoinHandle<()>>,
     stop: bool,
 }
 
 #[derive(Debug)]
-struct Request {
+struct FetchRequest {
     pages: Arc<PageSpace>,
     wanted: Wanted,
     ticket: Arc<ReadTicket>,
@@ -75,7 +75,7 @@ impl ReadTicket {
 
 /// A read in flight.
 struct Fetch<'p> {
-    request: Request,
+    request: FetchRequest,
     address: ExtentAddress,
     /// The offset of the extent in the buffer.
     offset: usize,
@@ -85,7 +85,7 @@ struct Fetch<'p> {
 
 /// The state of the reading thread.
 struct ReadState<'p> {
-    waiting: VecDeque<Request>,
+    waiting: VecDeque<FetchRequest>,
     /// Reads in flight, by their token.
     slots: Vec<Option<Fetch<'p>>>,
     slots_free: Vec<usize>,
@@ -108,7 +108,7 @@ enum StartedRead<'p> {
     /// Answered without a read: another thread is reading the page, or there is nothing to read.
     Answered(Option<Waker>),
     /// No frame or buffer is free.
-    Later(Request),
+    Later(FetchRequest),
 }
 
 impl Pool {
@@ -170,7 +170,7 @@ impl Pool {
         // Check here, in the task's own call, because a panic in the reading thread would end that thread.
         assert!(is_page_bytes(wanted.frame_bytes), "no frame has {} bytes", wanted.frame_bytes);
         let ticket = Arc::new(ReadTicket::default());
-        let request = Request { pages: Arc::clone(pages), wanted, ticket: Arc::clone(&ticket) };
+        let request = FetchRequest { pages: Arc::clone(pages), wanted, ticket: Arc::clone(&ticket) };
         let mut inbox = self.read_service.inbox.lock();
         if inbox.stop {
             drop(inbox);
@@ -238,7 +238,7 @@ impl Pool {
                     Ok(made) => none.insert(made),
                     Err(error) => {
                         let text = error.to_string();
-                        let answer = |request: Request| {
+                        let answer = |request: FetchRequest| {
                             let error = Error::io("reading", self.space.path(), io::Error::other(text.clone()));
                             request.ticket.answer(Err(error))
                         };
@@ -320,7 +320,7 @@ impl Pool {
     /// Takes over the posted requests. If there is nothing else to do, waits for one. Returns `false` when the pool is
     /// stopped and nothing is left. While reads are in flight, new requests wait until one of these ends, which never
     /// takes long.
-    fn collect_requests(&self, waiting: &mut VecDeque<Request>, in_flight: usize) -> bool {
+    fn collect_requests(&self, waiting: &mut VecDeque<FetchRequest>, in_flight: usize) -> bool {
         let mut inbox = self.read_service.inbox.lock();
         while in_flight == 0 && waiting.is_empty() && inbox.requests.is_empty() {
             if inbox.stop {
@@ -333,7 +333,7 @@ impl Pool {
         true
     }
 
-    fn begin_fetch(&self, request: Request, on_shortage: OnShortage) -> StartedRead<'_> {
+    fn begin_fetch(&self, request: FetchRequest, on_shortage: OnShortage) -> StartedRead<'_> {
         let Wanted { page, frame_bytes, .. } = request.wanted;
         let PageEntry::OnDisk(address) = request.pages.table.load(page) else {
             return StartedRead::Answered(request.ticket.answer(Ok(())));

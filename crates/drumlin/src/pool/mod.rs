@@ -111,13 +111,13 @@ pub(crate) struct Nodes {
 pub(crate) struct Wanted {
     page: PageId,
     frame_bytes: usize,
-    content: Content,
+    content: WantedContent,
 }
 
 /// The content that a fault expects. An outdated parent may name a page number that has been reused, so a page with
 /// other content is not loaded.
 #[derive(Clone, Copy, Debug)]
-enum Content {
+enum WantedContent {
     /// A leaf or an inner node.
     Node,
     /// The medium value with this value id. A large value's chunks are never in memory.
@@ -127,7 +127,7 @@ enum Content {
 impl Wanted {
     /// A leaf or an inner node.
     pub(crate) fn node(pages: &PageSpace, page: PageId) -> Wanted {
-        Wanted { page, frame_bytes: pages.page_bytes, content: Content::Node }
+        Wanted { page, frame_bytes: pages.page_bytes, content: WantedContent::Node }
     }
 
     pub(crate) fn frame_bytes(&self) -> usize {
@@ -146,7 +146,7 @@ impl Wanted {
 
     /// A medium value, to be read into a frame of this many bytes.
     pub(crate) fn value(page: PageId, frame_bytes: usize, value_id: ValueId) -> Wanted {
-        Wanted { page, frame_bytes, content: Content::Value(value_id) }
+        Wanted { page, frame_bytes, content: WantedContent::Value(value_id) }
     }
 }
 
@@ -415,7 +415,7 @@ impl Pool {
     fn decode_into_frame(
         &self,
         page_key: PageKey,
-        wanted: Content,
+        wanted: WantedContent,
         address: ExtentAddress,
         mut frame: NewFrame<'_>,
         bytes: &[u8],
@@ -426,8 +426,8 @@ impl Pool {
         let header = self.space.verify(address, bytes).map_err(corrupted)?;
         // A value's extents are numbered within the value, so the value id identifies it instead.
         let numbered = match wanted {
-            Content::Node => page_key,
-            Content::Value(_) => PageKey { page: header.page_key.page, ..page_key },
+            WantedContent::Node => page_key,
+            WantedContent::Value(_) => PageKey { page: header.page_key.page, ..page_key },
         };
         if header.page_key != numbered {
             return Err(corrupted(ExtentError::PageKey(header.page_key)));
@@ -438,12 +438,12 @@ impl Pool {
         let raw_bytes = header.raw_bytes;
         extent::decode(bytes, &header, &mut frame[..raw_bytes]).map_err(corrupted)?;
         let leaf = match (wanted, header.kind) {
-            (Content::Node, Kind::Leaf | Kind::Inner) => {
+            (WantedContent::Node, Kind::Leaf | Kind::Inner) => {
                 (self.nodes.verify)(&frame, header.kind)
                     .map_err(|reason| self.space.corrupted(&what(), address, reason))?;
                 header.kind == Kind::Leaf
             }
-            (Content::Value(id), Kind::Value) => {
+            (WantedContent::Value(id), Kind::Value) => {
                 if raw_bytes < VALUE_BYTES_OFFSET || ValueId(get_u64(&frame, HEADER_BYTES)) != id {
                     return Err(corrupted(ExtentError::PageKey(header.page_key)));
                 }

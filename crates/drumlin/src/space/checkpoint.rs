@@ -74,7 +74,7 @@ struct Corrupted {
 
 /// The state of a database that its newest superblock describes.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedTables {
     pub(crate) page_tables: PageTableStore,
     pub(crate) catalogue: Catalogue,
 }
@@ -448,7 +448,12 @@ impl PageTableStore {
     /// Reads everything that the superblock refers to, and fills page tables and segment states. Fails if the catalogue
     /// or the page tables would not fit into the budget of `memory_bytes`, before allocating them. If `on_corruption`
     /// continues after an error, the corrupted structure counts as empty.
-    pub(crate) fn load(mut self, space: &Space, memory_bytes: u64, on_corruption: OnCorruption<'_>) -> Result<Loaded> {
+    pub(crate) fn load(
+        mut self,
+        space: &Space,
+        memory_bytes: u64,
+        on_corruption: OnCorruption<'_>,
+    ) -> Result<LoadedTables> {
         let catalogue = match self.superblock.epoch {
             Epoch(0) => None,
             _ => sound(self.read_catalogue(space, memory_bytes), on_corruption)?,
@@ -491,7 +496,7 @@ impl PageTableStore {
             self.chunks.insert(*id, chunks.clone());
             space.add_page_space(pages);
         }
-        Ok(Loaded { page_tables: self, catalogue })
+        Ok(LoadedTables { page_tables: self, catalogue })
     }
 
     /// Returns the page-table changes since the base image, by keyspace and chunk. Changes made before a keyspace was

@@ -34,14 +34,14 @@ pub(crate) struct Segments {
     segment_bytes: u64,
     /// The largest number of segments that addresses can name.
     segment_count_max: u32,
-    state: Mutex<State>,
+    state: Mutex<SegmentState>,
     uses: Uses,
     /// Held while the file grows or shrinks, which is I/O. Taken before `state`.
     resize: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SegmentState {
     /// Indexed by segment. Segment 0 holds the superblocks.
     segments: Vec<Segment>,
     free: BTreeSet<SegmentId>,
@@ -138,8 +138,12 @@ impl Segments {
         let count = count.max(1);
         let mut segments = vec![Segment::default(); count as usize];
         segments[0] = Segment { live_bytes: segment_bytes, open: true };
-        let state =
-            State { segments, free: (1..count).map(SegmentId).collect(), next_use: first_use, ..State::default() };
+        let state = SegmentState {
+            segments,
+            free: (1..count).map(SegmentId).collect(),
+            next_use: first_use,
+            ..SegmentState::default()
+        };
         Segments {
             file,
             database,
@@ -191,7 +195,7 @@ impl Segments {
         self.is_within(&self.state.lock(), address)
     }
 
-    fn is_within(&self, state: &State, address: ExtentAddress) -> bool {
+    fn is_within(&self, state: &SegmentState, address: ExtentAddress) -> bool {
         debug_assert!(address.length() > 0, "an extent of no bytes");
         let first = address.start() / self.segment_bytes;
         let last = (address.start() + address.length() - 1) / self.segment_bytes;
@@ -484,7 +488,7 @@ impl Segments {
     }
 }
 
-impl State {
+impl SegmentState {
     /// Returns the state of a segment.
     fn segment(&mut self, segment: SegmentId) -> &mut Segment {
         assert!(segment != SegmentId(0), "segment 0 holds the superblocks");

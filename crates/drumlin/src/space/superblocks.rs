@@ -49,7 +49,7 @@ struct Deferred {
 
 /// The result of reading the superblocks.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundSuperblock {
     pub(crate) newest: Superblock,
     /// The reason why the other superblock is invalid, if it is.
     pub(crate) reason: Option<Error>,
@@ -150,7 +150,7 @@ impl Superblocks {
 
 /// Returns the newer of the two superblocks that are valid. An unreadable superblock or one of a newer format is
 /// ignored if the other is valid. So a format change has to mark both superblocks before it changes anything else.
-pub(crate) fn read(file: &FileRef) -> Result<Found> {
+pub(crate) fn read(file: &FileRef) -> Result<FoundSuperblock> {
     let mut newest: Option<Superblock> = None;
     let mut other_format = None;
     let mut unreadable = None;
@@ -188,7 +188,7 @@ pub(crate) fn read(file: &FileRef) -> Result<Found> {
         (Some(newest), ..) => {
             let reason = reasons.into_iter().next();
             let reason = reason.map(|(slot, reason)| Error::corrupted(path, format!("superblock {slot}"), reason));
-            Ok(Found { newest, reason })
+            Ok(FoundSuperblock { newest, reason })
         }
         (None, Some(error), _) => Err(Error::io("reading", path, error)),
         (None, None, Some(found)) => Err(Error::other_format(path, found)),

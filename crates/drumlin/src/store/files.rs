@@ -491,7 +491,7 @@ impl Opener<'_> {
         Ok(exists)
     }
 
-    pub(super) fn read_superblocks(&self, file: &FileRef) -> Result<superblocks::Found> {
+    pub(super) fn read_superblocks(&self, file: &FileRef) -> Result<superblocks::FoundSuperblock> {
         superblocks::read(file).map_err(|error| match error {
             Error::NotADatabase { .. } if self.read_probe().is_some() => {
                 let reason = "neither exists, but the other files in the folder belong to a database";

@@ -42,8 +42,8 @@ use super::keyspaces::Keyspaces;
 use crate::counts::capture::{CountCapture, RestoredCounts};
 use crate::error::{Error, Result};
 use crate::format::counts::{
-    self, CountedKeyspace, CountsHead, ENTRY_BYTES, HEAD_BYTES, ITEMS_OFFSET, KEYSPACE_COUNT_MAX, ListedChange,
-    PART_BYTES_MAX, Part, PartBuffer, PartKind,
+    self, CountedKeyspace, CountsHead, CountsPart, ENTRY_BYTES, HEAD_BYTES, ITEMS_OFFSET, KEYSPACE_COUNT_MAX,
+    ListedChange, PART_BYTES_MAX, PartBuffer, PartKind,
 };
 use crate::format::superblock::Superblock;
 use crate::format::{CheckpointId, CheckpointNumber, CountsFileId, DatabaseId, KeyspaceId, PageId, Timestamp};
@@ -318,7 +318,7 @@ impl Reading {
         number_end: u64,
     ) -> Option<(u64, u64)> {
         self.fill(PART_BYTES_MAX)?;
-        let part = Part::decode(head.file, index, &self.buffer)?;
+        let part = CountsPart::decode(head.file, index, &self.buffer)?;
         let (mut change_count, mut entry_count) = (0, 0);
         let is_possible =
             |change: &ListedChange<'_>| change.timestamp > Timestamp(0) && change.timestamp <= head.timestamp;

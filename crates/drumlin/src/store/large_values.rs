@@ -7,7 +7,7 @@ use crate::format::ChunkNumber;
 use crate::format::node::LargeRef;
 use crate::task::WaitMode;
 use crate::txn::snapshots::SnapshotHandle;
-use crate::txn::values::{self, Chunk, LargeValue, Part};
+use crate::txn::values::{self, Chunk, LargeValue, ValuePart};
 impl Store {
     fn gone(&self, tree: &CountedTree, snapshot: &SnapshotHandle) -> Error {
         match snapshot.check().and_then(|()| tree.check_dropped()) {
@@ -44,7 +44,7 @@ impl Store {
         reference: &LargeRef,
         number: ChunkNumber,
         snapshot: &SnapshotHandle,
-        part: Part,
+        part: ValuePart,
         into: Vec<u8>,
     ) -> Result<Vec<u8>> {
         match values::read_chunk(mode, tree, reference, number, part, into).await {
@@ -65,7 +65,7 @@ impl Store {
         value: &LargeValue,
         number: ChunkNumber,
         snapshot: &SnapshotHandle,
-        part: Part,
+        part: ValuePart,
         mut into: Vec<u8>,
     ) -> Result<Vec<u8>> {
         if value.reference().is_none() {
@@ -91,7 +91,7 @@ impl Store {
     ) -> Result<Vec<u8>> {
         bytes.clear();
         for number in (0..value.addresses.len() as u32).map(ChunkNumber) {
-            bytes = self.read_own_chunk(mode, tree, value, number, snapshot, Part::ALL, bytes).await?;
+            bytes = self.read_own_chunk(mode, tree, value, number, snapshot, ValuePart::ALL, bytes).await?;
         }
         Ok(bytes)
     }

@@ -48,7 +48,7 @@ use crate::io::{FileRef, FolderRef, OpenOptions, SyncMethod};
 use crate::memory::{Account, Budget};
 use crate::pool::{Nodes, Pool};
 use crate::seglog::{Hooks, Log, LogOptions, Scan, SuperblockLogState};
-use crate::space::checkpoint::{Loaded, PageTableStore};
+use crate::space::checkpoint::{LoadedTables, PageTableStore};
 use crate::space::segments::Segments;
 use crate::space::superblocks::{self, Superblocks};
 use crate::space::{PageEntry, Space};
@@ -150,7 +150,7 @@ impl Opener<'_> {
     fn read_checkpoint(&self, data: DataFile) -> Result<CheckpointRead<'_>> {
         let options = OpenOptions { write: !self.settings.read_only, direct: true, ..OpenOptions::default() };
         let file = self.folder.open(DATA_NAME, options).map_err(|error| self.io("opening", DATA_NAME, error))?;
-        let superblocks::Found { newest: superblock, reason } = self.read_superblocks(&file)?;
+        let superblocks::FoundSuperblock { newest: superblock, reason } = self.read_superblocks(&file)?;
         if let Some(reason) = &reason {
             log::warn!("{reason}. Continuing with the other superblock, which is valid");
         }
@@ -186,7 +186,7 @@ struct CheckpointRead<'o> {
     budget: Arc<Budget>,
     space: Arc<Space>,
     superblocks: Arc<Superblocks>,
-    loaded: Loaded,
+    loaded: LoadedTables,
 }
 
 impl<'o> CheckpointRead<'o> {
@@ -225,7 +225,7 @@ impl<'o> LogScanned<'o> {
         let LogScanned { checkpoint, folder: log_folder, options: log_options, scan } = self;
         let CheckpointRead { opener, data, file, skipped, incarnation, budget, space, superblocks, loaded } =
             checkpoint;
-        let Loaded { page_tables, catalogue } = loaded;
+        let LoadedTables { page_tables, catalogue } = loaded;
         let last = scan.as_ref().map_or(Timestamp(0), Scan::last);
         let pool = opener.pool(&space, &budget);
         pool.reserve_frames(opener.settings.page_bytes)?;

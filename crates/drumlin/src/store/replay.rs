@@ -33,7 +33,7 @@ pub(super) struct Replay<'r> {
 
 /// Row operations in log order, collected until there are enough to sort.
 #[derive(Default)]
-struct Batch {
+struct ReplayBatch {
     /// Bodies of records, concatenated.
     bytes: Vec<u8>,
     operations: Vec<ReplayedOperation>,
@@ -156,7 +156,7 @@ impl Replay<'_> {
         // Allocate for all that the log can fill: a growing vector takes fresh memory at each size, which costs more
         // than replay's work on it.
         let bytes_max = self.scan.record_bytes().min(batch_bytes(self.engine) as u64) as usize;
-        let mut batch = Batch { bytes: Vec::with_capacity(bytes_max), ..Batch::default() };
+        let mut batch = ReplayBatch { bytes: Vec::with_capacity(bytes_max), ..ReplayBatch::default() };
         let mut newest = Timestamp(0);
         for record in self.scan.records()? {
             let record = record?;
@@ -244,7 +244,7 @@ impl Replay<'_> {
 
     /// Applies the newest operation on each row in key order, and empties the batch. Several threads share a large
     /// batch: while some wait for the device, others change leaves.
-    fn apply_batch(&self, batch: &mut Batch, newest: Timestamp) -> Result<()> {
+    fn apply_batch(&self, batch: &mut ReplayBatch, newest: Timestamp) -> Result<()> {
         if batch.operations.is_empty() {
             return Ok(());
         }
@@ -290,7 +290,7 @@ fn thread_operations_min() -> usize {
 /// pin leaves. Each thread reserves space for this many leaves.
 const ROWS_MAX: usize = 512;
 
-impl Batch {
+impl ReplayBatch {
     fn key(&self, operation: &ReplayedOperation) -> &[u8] {
         &self.bytes[operation.key.range()]
     }
@@ -345,7 +345,7 @@ struct SortedBatch {
     open: Vec<Arc<OpenKeyspace>>,
     /// The newest commit in the batch.
     newest: Timestamp,
-    batch: Batch,
+    batch: ReplayBatch,
 }
 
 /// The first operation of a part that was not applied, and the reason.
@@ -402,7 +402,7 @@ impl SortedBatch {
 
     /// Returns the newest state of the next rows of one keyspace, and the index of the first operation after them.
     fn rows(&self, operations: Range<usize>, count_max: usize) -> (Vec<Row<'_>>, usize) {
-        let Batch { bytes, large, .. } = &self.batch;
+        let ReplayBatch { bytes, large, .. } = &self.batch;
         let keyspace = self.batch.operations[operations.start].keyspace;
         let open = self.open.iter().find(|open| open.tree.pages.id == keyspace).expect("found before");
         let tree = &open.tree;
@@ -457,7 +457,7 @@ mod tests {
     fn no_row_is_in_two_parts() {
         for seed in 0..200 {
             let mut random = Random(seed);
-            let mut batch = Batch::default();
+            let mut batch = ReplayBatch::default();
             let key_count = 1 + random.below(3000);
             for _ in 0..random.below(5000) {
                 let start = batch.bytes.len();

@@ -14,17 +14,17 @@ use crate::sync::{Condvar, Mutex};
 #[derive(Debug)]
 pub(crate) struct Timer {
     backend: Arc<dyn Backend>,
-    shared: Arc<Shared>,
+    shared: Arc<TimerState>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct TimerState {
+    state: Mutex<Alarms>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Alarms {
     /// The wakers, by deadline and number.
     waiting: BTreeMap<(Duration, u64), Waker>,
     next_number: u64,
@@ -35,7 +35,7 @@ struct State {
 /// A task's entry in the timer. Dropping it cancels the wake-up.
 #[derive(Debug)]
 pub(crate) struct Alarm {
-    shared: Arc<Shared>,
+    shared: Arc<TimerState>,
     key: (Duration, u64),
 }
 
@@ -99,7 +99,7 @@ impl Timer {
     }
 }
 
-impl Shared {
+impl TimerState {
     fn serve(&self, backend: &dyn Backend) {
         let mut state = self.state.lock();
         while !state.stop {

@@ -1,6 +1,6 @@
 //! Splits and merges. Each of these structure changes is complete in itself.
 
-use super::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, separator_between};
+use super::node::{Inner, InnerMut, Leaf, LeafChange, LeafMut, Node, separator_between};
 use super::{Provider, RowObserver, Target, Tree, check_node};
 use crate::error::Result;
 use crate::format::PageId;
@@ -614,8 +614,8 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
 /// Returns the separator of a split that makes room for one row.
 fn split_around(leaf: &Leaf<'_>, key: &[u8], value_bytes: usize) -> Vec<u8> {
     let change = match leaf.search(key) {
-        Ok(index) => Change::Replace { index, value_bytes },
-        Err(index) => Change::Insert { index, key, value_bytes },
+        Ok(index) => LeafChange::Replace { index, value_bytes },
+        Err(index) => LeafChange::Insert { index, key, value_bytes },
     };
     leaf.split_for(&change).separator
 }

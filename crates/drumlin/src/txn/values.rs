@@ -237,13 +237,13 @@ pub(crate) enum Chunk {
 
 /// A part of a chunk: `length` bytes from `start` on, or fewer if the chunk ends before.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub(crate) struct ValuePart {
     pub(crate) start: usize,
     pub(crate) length: usize,
 }
 
-impl Part {
-    pub(crate) const ALL: Part = Part { start: 0, length: usize::MAX };
+impl ValuePart {
+    pub(crate) const ALL: ValuePart = ValuePart { start: 0, length: usize::MAX };
 
     fn of(self, bytes: &[u8]) -> &[u8] {
         let bytes = bytes.get(self.start..).unwrap_or_default();
@@ -257,7 +257,7 @@ async fn read_chunk_at(
     mode: WaitMode<'_>,
     pool: &Arc<Pool>,
     address: ExtentAddress,
-    part: Part,
+    part: ValuePart,
     mut into: Vec<u8>,
 ) -> (Vec<u8>, Result<(Header, ValueId)>) {
     let pool = Arc::clone(pool);
@@ -269,7 +269,7 @@ async fn read_chunk_at(
     .await
 }
 
-fn append_part(pool: &Pool, address: ExtentAddress, part: Part, into: &mut Vec<u8>) -> Result<(Header, ValueId)> {
+fn append_part(pool: &Pool, address: ExtentAddress, part: ValuePart, into: &mut Vec<u8>) -> Result<(Header, ValueId)> {
     let space = &pool.space;
     let (start, length, offset) = space.cover(address);
     pool.with_buffer(length + space.value_chunk_bytes(), |buffer| {
@@ -303,7 +303,7 @@ pub(crate) fn read_chunk<'a>(
     tree: &'a Tree,
     reference: &'a LargeRef,
     number: ChunkNumber,
-    part: Part,
+    part: ValuePart,
     mut into: Vec<u8>,
 ) -> Boxed<'a, Result<Chunk>> {
     Box::pin(async move {
@@ -408,7 +408,7 @@ async fn read_medium(
     tree: &Tree,
     reference: &LargeRef,
     page: PageId,
-    part: Part,
+    part: ValuePart,
     mut into: Vec<u8>,
 ) -> Result<Chunk> {
     let (pool, pages) = (&tree.pool, &tree.pages);
@@ -459,7 +459,7 @@ pub(crate) fn read_uncommitted<'a>(
     tree: &'a Tree,
     value: &'a LargeValue,
     number: ChunkNumber,
-    part: Part,
+    part: ValuePart,
     into: Vec<u8>,
 ) -> Boxed<'a, (Vec<u8>, Result<()>)> {
     Box::pin(async move {
@@ -488,7 +488,7 @@ pub(crate) fn read_whole<'a>(
     Box::pin(async move {
         value.clear();
         for number in (0..reference.chunk_count).map(ChunkNumber) {
-            match read_chunk(mode, tree, reference, number, Part::ALL, value).await? {
+            match read_chunk(mode, tree, reference, number, ValuePart::ALL, value).await? {
                 Chunk::Gone => return Ok(None),
                 Chunk::Bytes(bytes) => value = bytes,
             }

@@ -17,8 +17,8 @@ use crate::io::{FolderRef, Lock, OpenOptions, Process, SyncMethod};
 use crate::memory::Budget;
 use crate::pool::Pool;
 use crate::seglog::Scan;
-use crate::space::checkpoint::{Loaded, PageTableStore, open_extent, read_image};
-use crate::space::superblocks::{Found, Superblocks};
+use crate::space::checkpoint::{LoadedTables, PageTableStore, open_extent, read_image};
+use crate::space::superblocks::{FoundSuperblock, Superblocks};
 use crate::space::{ChunkImage, PageSpace};
 use crate::store::Settings;
 use crate::store::files::{DATA_NAME, Opener};
@@ -107,7 +107,7 @@ impl Opener<'_> {
         let file = self.lock_data(DATA_NAME, READ_ONLY, Lock::Shared)?;
         let _locks = self.locks(Arc::clone(&file));
         let superblock = match self.read_superblocks(&file) {
-            Ok(Found { newest, reason }) => {
+            Ok(FoundSuperblock { newest, reason }) => {
                 if let Some(reason) = reason {
                     report.report_corruption(
                         reason,
@@ -134,7 +134,7 @@ impl Opener<'_> {
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
         let page_tables = PageTableStore::new(superblock, Arc::new(superblocks), budget.epoch_changes_max() as usize);
         let cost = "access to the pages that it refers to; the database does not open";
-        let Loaded { page_tables, catalogue } =
+        let LoadedTables { page_tables, catalogue } =
             page_tables.load(&space, memory_bytes, &mut |error| report_corruption(&mut report, error, cost))?;
 
         let pool = self.pool(&space, &budget);
@@ -413,7 +413,7 @@ mod tests {
         let space = opener.space(&file, &superblock, &budget).unwrap();
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
         let page_tables = PageTableStore::new(superblock.clone(), Arc::new(superblocks), 1 << 20);
-        let Loaded { page_tables, catalogue } =
+        let LoadedTables { page_tables, catalogue } =
             page_tables.load(&space, config.settings.memory_bytes, &mut Err).unwrap();
         let entry = &catalogue.keyspaces[0];
         let mut addresses = vec![

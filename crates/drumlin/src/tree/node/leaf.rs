@@ -41,7 +41,7 @@ impl RowValue<'_> {
 
 /// A change for which a leaf has no room.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Change<'k> {
+pub(crate) enum LeafChange<'k> {
     /// Inserting a row that would become row `index`.
     Insert { index: usize, key: &'k [u8], value_bytes: usize },
     /// Replacing the value of row `index` by a longer one.
@@ -188,7 +188,7 @@ impl<'a> Leaf<'a> {
     /// The split is in the middle by bytes, near a short separator, or at the end during a sorted load. After
     /// [`LeafMut::split_to`] the change is retried on its side. If rows are so long that it still does not fit, that
     /// side is split again. It has fewer rows each time, and a row always fits into a leaf of its own.
-    pub(crate) fn split_for(&self, change: &Change<'_>) -> Split {
+    pub(crate) fn split_for(&self, change: &LeafChange<'_>) -> Split {
         let plan = SplitPlan::new(self, change);
         let boundary = plan.choose();
         let (at, goes_right) = plan.outcome(boundary);
@@ -214,13 +214,13 @@ struct SplitPlan<'l> {
 }
 
 impl<'l> SplitPlan<'l> {
-    fn new(leaf: &Leaf<'l>, change: &Change<'l>) -> SplitPlan<'l> {
+    fn new(leaf: &Leaf<'l>, change: &LeafChange<'l>) -> SplitPlan<'l> {
         let (index, inserted, old_cost, new_cost) = match *change {
-            Change::Insert { index, key, value_bytes } => {
+            LeafChange::Insert { index, key, value_bytes } => {
                 debug_assert_eq!(leaf.search(key), Err(index), "a split is planned for a row out of order");
                 (index, Some(&key[leaf.prefix_bytes()..]), 0, leaf.row_cost(key.len(), value_bytes))
             }
-            Change::Replace { index, value_bytes } => {
+            LeafChange::Replace { index, value_bytes } => {
                 let slot = leaf.slot(index);
                 let new_cost = SLOT_BYTES + slot.suffix_bytes() + VALUE_LENGTH_BYTES + value_bytes;
                 (index, None, leaf.cost_of(slot), new_cost)

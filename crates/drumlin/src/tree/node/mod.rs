@@ -53,7 +53,7 @@ pub(crate) use check::{NodeError, check};
 pub(crate) use inner::{Inner, InnerMut};
 #[cfg(test)]
 use leaf::Split;
-pub(crate) use leaf::{Change, Leaf, LeafMut, RowValue, large_ref};
+pub(crate) use leaf::{Leaf, LeafChange, LeafMut, RowValue, large_ref};
 pub(crate) use packed::{EMPTY_LEAF, PackedRow, child_rest, large_rest, pack, push_value};
 
 /// The page has no room, even if its heap were compacted. Nothing was changed.

@@ -276,7 +276,7 @@ impl Row {
 
     /// Splits leaf `position` as the leaf itself plans, checks the result, and returns the leaf to which `change`
     /// belongs.
-    fn split(&mut self, position: usize, change: &Change<'_>) -> usize {
+    fn split(&mut self, position: usize, change: &LeafChange<'_>) -> usize {
         let mut right = new_page(self.page_bytes);
         let left = &mut self.leaves[position];
         let split = Leaf::new(left).split_for(change);
@@ -299,11 +299,11 @@ impl Row {
             let change = match leaf.search(key) {
                 Ok(index) => match LeafMut::new(page).replace(index, value.as_row()) {
                     Ok(()) => break,
-                    Err(PageFull) => Change::Replace { index, value_bytes },
+                    Err(PageFull) => LeafChange::Replace { index, value_bytes },
                 },
                 Err(index) => match LeafMut::new(page).insert(index, key, value.as_row()) {
                     Ok(()) => break,
-                    Err(PageFull) => Change::Insert { index, key, value_bytes },
+                    Err(PageFull) => LeafChange::Insert { index, key, value_bytes },
                 },
             };
             assert!(splits < 3, "a change takes more than three splits");
@@ -364,16 +364,16 @@ impl Row {
 /// Asserts that a split's separator is above all rows that stay and not above those that move, and that no shorter one
 /// is.
 #[track_caller]
-fn assert_shortest(leaf: &Leaf<'_>, change: &Change<'_>, split: &Split) {
+fn assert_shortest(leaf: &Leaf<'_>, change: &LeafChange<'_>, split: &Split) {
     let mut keys: Vec<Vec<u8>> = (0..leaf.len()).map(|index| key_at(leaf, index)).collect();
     let mut at = split.at;
     let index = match change {
-        Change::Insert { index, key, .. } => {
+        LeafChange::Insert { index, key, .. } => {
             keys.insert(*index, key.to_vec());
             at += usize::from(!split.goes_right);
             *index
         }
-        Change::Replace { index, .. } => *index,
+        LeafChange::Replace { index, .. } => *index,
     };
     assert_eq!(split.goes_right, index >= at);
     let (left, right) = (&keys[at - 1], &keys[at]);
@@ -779,7 +779,7 @@ fn exercise(page: &[u8], random: &mut Random) {
                     assert_eq!(check(&copy), Ok(()));
                     LeafMut::new(&mut copy).remove(index);
                 } else if !leaf.is_empty() {
-                    let split = leaf.split_for(&Change::Insert { index, key: probe, value_bytes: value.len() });
+                    let split = leaf.split_for(&LeafChange::Insert { index, key: probe, value_bytes: value.len() });
                     LeafMut::new(&mut copy).split_to(split.at, &split.separator, &mut other);
                     assert_eq!((check(&copy), check(&other)), (Ok(()), Ok(())));
                     LeafMut::new(&mut copy).merge_from(&Leaf::new(&other)).unwrap();

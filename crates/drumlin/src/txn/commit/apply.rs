@@ -5,7 +5,7 @@
 //! ready and tries again. Then the [`CommitSink`] assigns the timestamp, and [`Latched::apply`] changes the rows.
 //! `apply` returns nothing, because from the timestamp on nothing waits, fails or can be cancelled.
 
-use super::latch::{Latched, Work};
+use super::latch::{CommitRows, Latched};
 use super::prepare::{MediumValue, MediumValues, PinnedLeaf, Prepared, Row};
 use super::sink::{CommitSink, Unready};
 use crate::counts::RowChange;
@@ -84,7 +84,7 @@ impl<L> Engine<L> {
         let Prepared { rows, reads, incoming, pinned, .. } = prepared;
         assert!(medium.values.len() <= rows.len(), "a medium value has no row");
         assert_eq!(incoming.len(), rows.len());
-        let work = Work { rows, incoming: &incoming, reads };
+        let work = CommitRows { rows, incoming: &incoming, reads };
         let mut pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
         let mut provider = Provider::new(mode, &self.pool);
         loop {
@@ -113,7 +113,7 @@ impl<L> Engine<L> {
     /// changed.
     pub(super) fn try_apply<S: CommitSink>(
         &self,
-        work: &Work<'_>,
+        work: &CommitRows<'_>,
         pinned: &[PinnedLeaf],
         medium: &[Option<MediumValue>],
         sink: &mut S,

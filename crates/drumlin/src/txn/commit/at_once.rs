@@ -28,7 +28,7 @@ use std::thread::LocalKey;
 
 use super::admission::ROW_WORK_BYTES;
 use super::apply::change_row;
-use super::latch::Work;
+use super::latch::CommitRows;
 use super::prepare::{Row, incoming_of, row_version_bytes_max};
 use super::sink::{CommitSink, LiveLog, LogSpace, Unready};
 use super::{Applied, Durability};
@@ -166,7 +166,7 @@ impl Engine {
         let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
         let _memory = memory.ok_or(Unready::Memory)?;
         let incoming: Vec<Incoming<'_>> = rows.iter().map(incoming_of).collect();
-        self.try_apply(&Work { rows, incoming: &incoming, reads: None }, &[], &[], sink)
+        self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None }, &[], &[], sink)
     }
 
     /// Applies a single row. It needs no list of leaves, and memory only for the version that the row replaces.

@@ -15,7 +15,7 @@ use crate::txn::read_set::{Reads, Walk};
 use crate::txn::versions::Versions;
 /// The rows of a commit, and the reads of its transaction.
 #[derive(Clone, Copy)]
-pub(super) struct Work<'a> {
+pub(super) struct CommitRows<'a> {
     pub(super) rows: &'a [Row<'a>],
     /// The rows in the form that the tree takes.
     pub(super) incoming: &'a [Incoming<'a>],
@@ -37,7 +37,7 @@ const LEAVES_AHEAD: usize = 4;
 /// The leaves of a commit's rows and of its transaction's read set, in the order of (keyspace, key) in which they are
 /// latched.
 struct LeavesInOrder<'a> {
-    work: &'a Work<'a>,
+    work: &'a CommitRows<'a>,
     /// The first row whose leaf was not passed yet.
     row: usize,
     walk: Walk<'a>,
@@ -46,7 +46,7 @@ struct LeavesInOrder<'a> {
 }
 
 impl<'a> LeavesInOrder<'a> {
-    fn new(work: &'a Work<'a>, pinned: &'a [PinnedLeaf]) -> LeavesInOrder<'a> {
+    fn new(work: &'a CommitRows<'a>, pinned: &'a [PinnedLeaf]) -> LeavesInOrder<'a> {
         LeavesInOrder { work, row: 0, walk: Walk::new(work.reads), pinned }
     }
 
@@ -121,7 +121,7 @@ impl Latched<'_> {
 impl<L> Engine<L> {
     pub(super) fn latch_all<'e>(
         &'e self,
-        work: &'e Work<'_>,
+        work: &'e CommitRows<'_>,
         pinned: &'e [PinnedLeaf],
     ) -> Result<Latched<'e>, Unready> {
         let mut latched = Latched {

@@ -16,13 +16,13 @@ pub(crate) const VERSIONS_NAME: &str = "versions";
 #[derive(Debug)]
 pub(super) struct SpillFile {
     folder: FolderRef,
-    state: Mutex<State>,
+    state: Mutex<FileState>,
     /// The process that opened the database. A fork of it must not release blocks that its parent uses.
     process: Process,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FileState {
     file: Option<FileRef>,
     /// Blocks below the end that belong to no run.
     free: BTreeSet<u32>,
