@@ -17,16 +17,16 @@ use crate::sync::MutexGuard;
 
 use super::prepare::Urgency;
 use super::segment::Segment;
-use super::stream::{Batch, Tail, Ticket};
+use super::stream::{LogBuffer, Tail, Ticket};
 use super::wait::{self, Waiter};
-use super::{Reservation, Shared};
+use super::{Reservation, SharedLog};
 use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 use crate::format::{BLOCK_BYTES, Timestamp};
 
 /// A reservation that was not available immediately. It has a place in the stream's queue until it is dropped.
 struct ReservationTicket<'a> {
-    log: &'a Shared,
+    log: &'a SharedLog,
     stream: usize,
     bytes: usize,
     ticket: Ticket,
@@ -60,7 +60,7 @@ enum Turn {
     Prepare,
 }
 
-impl Shared {
+impl SharedLog {
     /// Waits for space for a record. Space is granted in the order of the requests.
     pub(super) fn reserve(&self, index: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         let asked = match self.ask(index, body_bytes)? {
@@ -213,7 +213,7 @@ impl Shared {
     }
 
     /// Writes a batch to the medium: by one durable write, or one for each window that it touches.
-    fn write(&self, index: usize, batch: &Batch, first: Arc<Segment>) -> Result<(), String> {
+    fn write(&self, index: usize, batch: &LogBuffer, first: Arc<Segment>) -> Result<(), String> {
         if batch.names_extents {
             (self.hooks.before_write)().map_err(|error| format!("syncing large values failed: {error}"))?;
         }

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use super::reader::{self, Bodies, Merge, Reader, Records};
 use super::segment::{Segment, Spare};
 use super::stream::Window;
-use super::{Shared, Verified};
+use super::{SharedLog, Verified};
 use crate::error::{Error, Result};
 use crate::format::log::SegmentHeader;
 use crate::format::{BLOCK_BYTES, CheckpointNumber, StreamId, StreamPosition, Timestamp};
 use crate::io::AlignedBuffer;
 
-impl Shared {
+impl SharedLog {
     pub(super) fn truncate(&self, covered: Timestamp, checkpoint: CheckpointNumber) {
         let before = self.checkpoint.fetch_max(checkpoint.0, Ordering::SeqCst);
         assert!(before <= checkpoint.0, "checkpoint {checkpoint} follows {before}");

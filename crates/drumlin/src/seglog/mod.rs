@@ -41,8 +41,8 @@
 //!
 //! # States
 //! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) → on the
-//! medium (`Tail::complete`) → durable (`Shared::publish`) → covered ([`Log::truncate`]).
-//! A segment file: spare → prepared (`Shared::prepare_window`) → current (`Tail::append`) → full → covered → spare.
+//! medium (`Tail::complete`) → durable (`SharedLog::publish`) → covered ([`Log::truncate`]).
+//! A segment file: spare → prepared (`SharedLog::prepare_window`) → current (`Tail::append`) → full → covered → spare.
 //! The log: open → sealed ([`Log::seal`]) → closed ([`Log::close`]); failed ([`Log::fail`]) from any of them.
 //!
 //! # Who writes
@@ -284,12 +284,12 @@ pub(crate) struct Appended {
 /// An open log.
 #[derive(Debug)]
 pub(crate) struct Log {
-    shared: Arc<Shared>,
+    shared: Arc<SharedLog>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedLog {
     backend: Arc<dyn Backend>,
     folder: FolderRef,
     options: LogOptions,
@@ -326,7 +326,7 @@ struct Shared {
 /// thread that might, because the second reservation may have to wait for the first.
 #[derive(Debug)]
 pub(crate) struct Reservation<'a> {
-    log: &'a Shared,
+    log: &'a SharedLog,
     stream: usize,
     bytes: usize,
 }
@@ -458,7 +458,7 @@ impl Log {
         assert!(parts.covered <= parts.last, "a checkpoint covers {}, the log ends at {}", parts.covered, parts.last);
         let LogParts { backend, folder, options, incarnation, history, checkpoint, streams, hooks, .. } = parts;
         assert!(streams.len() == usize::from(options.streams), "a log of other streams than it is to have");
-        let shared = Shared {
+        let shared = SharedLog {
             backend,
             folder,
             options,
@@ -525,7 +525,7 @@ impl Log {
         Ok(())
     }
 
-    fn spawn(&self, name: &str, body: fn(&Shared)) -> Result<()> {
+    fn spawn(&self, name: &str, body: fn(&SharedLog)) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         match self.shared.backend.spawn(name, Box::new(move || body(&shared))) {
             Ok(thread) => {
@@ -747,7 +747,7 @@ impl Drop for Log {
     }
 }
 
-impl Shared {
+impl SharedLog {
     fn persist(&self) -> Persist {
         Persist::Now(self.options.sync)
     }

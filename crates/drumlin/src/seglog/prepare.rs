@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex};
 
-use super::Shared;
+use super::SharedLog;
 use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare, SpareSize};
 use super::stream::{Preparation, Stream, Window};
 use crate::format::log::SegmentHeader;
@@ -143,7 +143,7 @@ impl Refusal {
     }
 }
 
-impl Shared {
+impl SharedLog {
     /// Prepares the windows that streams need, and removes surplus segments.
     pub(super) fn prepare_all(&self) {
         let _guard = self.preparing.lock();

@@ -83,7 +83,7 @@ fn find_magic(bytes: &[u8]) -> Option<usize> {
 
 /// A verified record, without its body.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundRecord {
     pub(super) timestamp: Timestamp,
     pub(super) incarnation: Incarnation,
     pub(super) position: StreamPosition,
@@ -177,7 +177,7 @@ impl Reader {
 
     /// Returns the next record. Its body replaces the contents of `kept`, which is left empty if the body is longer
     /// than a chunk.
-    pub(super) fn next(&mut self, mut kept: Option<&mut Vec<u8>>) -> Result<Option<Found>> {
+    pub(super) fn next(&mut self, mut kept: Option<&mut Vec<u8>>) -> Result<Option<FoundRecord>> {
         self.skipped = None;
         while let Some(position) = self.candidate()? {
             assert!(
@@ -214,7 +214,7 @@ impl Reader {
                         assert!(body_start <= end, "the record at {position} ends at {end}, within its header");
                         self.verified_ends[self.segment] = Some(end);
                         self.position = end;
-                        return Ok(Some(Found {
+                        return Ok(Some(FoundRecord {
                             timestamp: header.timestamp,
                             incarnation: header.incarnation,
                             position,
@@ -241,7 +241,7 @@ impl Reader {
     }
 
     /// Reads the body of the last record found, which is longer than a chunk.
-    fn read_long(&mut self, found: &Found) -> Result<Vec<u8>> {
+    fn read_long(&mut self, found: &FoundRecord) -> Result<Vec<u8>> {
         assert!(self.position == found.end && self.segment == found.segment, "the reader has gone on from {found:?}");
         let mut body = Vec::with_capacity(found.body_bytes as usize);
         let body_start = found.position + RECORD_HEADER_BYTES as u64;
@@ -367,7 +367,7 @@ impl Reader {
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) reader: Reader,
-    pub(super) found: Option<Found>,
+    pub(super) found: Option<FoundRecord>,
     /// The record's body, if bodies are kept and it is no longer than a chunk. Longer ones are read later, because
     /// dozens of streams may each be at one of the longest.
     body: Vec<u8>,

@@ -178,15 +178,15 @@ impl Scan {
             let found = segment::inspect(self.folder.as_ref(), &name, access, self.options.database, number);
             match sound(found, on_corruption)? {
                 None => {}
-                Some(segment::Found::Unused) => stream.spares.push(Spare::unused(name, number.1)),
-                Some(segment::Found::Segment(segment)) if segment.header.checkpoint > checkpoint => {
+                Some(segment::FoundFile::Unused) => stream.spares.push(Spare::unused(name, number.1)),
+                Some(segment::FoundFile::Segment(segment)) if segment.header.checkpoint > checkpoint => {
                     let reason = format!(
                         "it names checkpoint {}, but the newest superblock found is {checkpoint}: a superblock is lost",
                         segment.header.checkpoint
                     );
                     on_corruption(Error::corrupted(&path, "log segment header", reason))?;
                 }
-                Some(segment::Found::Segment(segment)) => {
+                Some(segment::FoundFile::Segment(segment)) => {
                     stream.use_number_max = stream.use_number_max.max(segment.header.use_number);
                     let ready = segment.end();
                     let held_bytes = segment.file.len().map_err(|error| Error::io("measuring", &path, error));

@@ -169,7 +169,7 @@ pub(super) fn write_zeros(file: &FileRef, start: u64, end: u64) -> io::Result<()
 
 /// The kind of a file in the log folder.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum FoundFile {
     Segment(Arc<Segment>),
     /// Never used, or not completely created.
     Unused,
@@ -182,7 +182,7 @@ pub(super) fn inspect(
     options: OpenOptions,
     database: DatabaseId,
     number: (StreamId, SlotNumber),
-) -> Result<Found> {
+) -> Result<FoundFile> {
     let path = &folder.path().join(name);
     let file = folder.open(name, options).map_err(|error| Error::io("opening", path, error))?;
     let length = file.len().map_err(|error| Error::io("measuring", path, error))?;
@@ -195,7 +195,7 @@ pub(super) fn inspect(
         Ok(None) if window.iter().any(|&byte| byte != 0) => {
             Err(Error::corrupted(path, "log segment header", "it is zero, though records follow it"))
         }
-        Ok(None) => Ok(Found::Unused),
+        Ok(None) => Ok(FoundFile::Unused),
         Ok(Some(header)) if header.database != database => {
             Err(Error::corrupted(path, "log segment header", "it belongs to another database"))
         }
@@ -207,7 +207,7 @@ pub(super) fn inspect(
         Ok(Some(header)) if length < BLOCK + written_bytes_min(&header) => {
             Err(Error::corrupted(path, "log segment", format!("it was cut short, to {length} bytes")))
         }
-        Ok(Some(header)) => Ok(Found::Segment(Segment::new(file, header))),
+        Ok(Some(header)) => Ok(FoundFile::Segment(Segment::new(file, header))),
         Err(SegmentHeaderError::Format(found)) => Err(Error::other_format(path, found)),
         Err(reason) => Err(Error::corrupted(path, "log segment header", reason)),
     }

@@ -68,24 +68,24 @@ impl Window {
 
 /// The first and the last record of those that are not on the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Pending {
+pub(super) struct UnwrittenRecords {
     pub(super) first: Timestamp,
     pub(super) last: Timestamp,
 }
 
 /// A buffer, and the range of the stream that it holds, which starts at the beginning of a block.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct LogBuffer {
     pub(super) buffer: AlignedBuffer,
     pub(super) base: StreamPosition,
     pub(super) used: usize,
     /// Records before these in the first block are on the medium, and are written again with the same bytes.
-    pub(super) pending: Option<Pending>,
+    pub(super) pending: Option<UnwrittenRecords>,
     /// One of the pending records names values in extents; see [`Body::naming_extents`].
     pub(super) names_extents: bool,
 }
 
-impl Batch {
+impl LogBuffer {
     pub(super) fn end(&self) -> StreamPosition {
         self.base + self.used as u64
     }
@@ -95,11 +95,11 @@ impl Batch {
 #[derive(Debug)]
 pub(super) struct Tail {
     /// The buffer that new records are copied to.
-    pub(super) active: Batch,
+    pub(super) active: LogBuffer,
     /// The other buffer, unless it is being written.
     idle: Option<AlignedBuffer>,
     /// The records that are being written. If the write fails, this is never cleared.
-    pub(super) writing: Option<Pending>,
+    pub(super) writing: Option<UnwrittenRecords>,
     /// Everything below this position is on the medium.
     pub(super) durable_position: StreamPosition,
     /// Bytes of records that are reserved and not appended yet.
@@ -175,7 +175,7 @@ impl Stream {
         assert!(windows.is_sorted_by(|left, right| left.end() == right.start()), "windows of a stream abut");
         let is_within = |first: &Window| (first.start()..first.end()).contains(&position);
         assert!(windows.first().is_none_or(is_within), "a stream goes on at {position}, outside of its window");
-        let active = Batch {
+        let active = LogBuffer {
             buffer: AlignedBuffer::zeroed(buffer_bytes),
             base: position,
             used: 0,
@@ -466,7 +466,7 @@ impl Tail {
 
         self.active.used += bytes;
         let first = self.active.pending.map_or(timestamp, |pending| pending.first);
-        self.active.pending = Some(Pending { first, last: timestamp });
+        self.active.pending = Some(UnwrittenRecords { first, last: timestamp });
         self.active.names_extents |= body.names_extents();
         (timestamp, end)
     }
@@ -487,13 +487,13 @@ impl Tail {
 
     /// Takes the pending records, padded to whole blocks. Until [`complete`](Tail::complete) is called, new records go
     /// to the other buffer, starting at the next block: bytes in flight never change.
-    pub(super) fn begin_write(&mut self) -> Batch {
+    pub(super) fn begin_write(&mut self) -> LogBuffer {
         assert!(self.may_lead());
         let buffer = self.idle.take().expect("the idle buffer is free when nothing is being written");
         let padded = self.active.used.next_multiple_of(BLOCK_BYTES);
         self.active.buffer[self.active.used..padded].fill(0);
         let base = self.active.base + padded as u64;
-        let next = Batch { buffer, base, used: 0, pending: None, names_extents: false };
+        let next = LogBuffer { buffer, base, used: 0, pending: None, names_extents: false };
         let batch = std::mem::replace(&mut self.active, next);
         assert!(base <= self.ready(), "the padding of a batch reaches beyond the prepared windows");
         self.writing = batch.pending;
@@ -502,7 +502,7 @@ impl Tail {
 
     /// Gives back the batch from [`begin_write`](Tail::begin_write), which is on the medium now. If nothing was
     /// appended during the write, the next record follows in its last block.
-    pub(super) fn complete(&mut self, batch: Batch) {
+    pub(super) fn complete(&mut self, batch: LogBuffer) {
         assert_eq!(self.writing, batch.pending, "another batch than was begun is completed");
         assert!(self.durable_position <= batch.end(), "a stream's durable position goes back");
         self.durable_position = batch.end();
