@@ -20,7 +20,8 @@ impl Store {
         for error in &self.opening.skipped {
             match self.is_salvage {
                 true => {
-                    report.report_corruption(error.clone(), "everything reached through it; the database does not open")
+                    report
+                        .report_corruption(error.clone(), "everything reached through it; the database does not open");
                 }
                 false => report.report_repaired(error.clone()),
             }
