@@ -79,7 +79,7 @@ fn agents_at_once_leave_what_the_model_has() {
 
 /// A missing product is `None`, a missing cart is an error, and neither changes anything.
 #[test]
-fn missing_carts_and_products_are_told() {
+fn missing_carts_and_products_are_reported() {
     for (name, open) in shops::all() {
         let (folder, data) = (tempfile::tempdir().unwrap(), InitialData::new(Size::Small));
         let shop = opened(open, folder.path(), 1);

@@ -169,22 +169,22 @@ mod simulation {
     }
 
     pub(crate) fn timestamp_taken(timestamp: Timestamp) {
-        if let Some(told) = ON_TIMESTAMP.with_borrow_mut(Option::take) {
-            told(timestamp);
+        if let Some(callback) = ON_TIMESTAMP.with_borrow_mut(Option::take) {
+            callback(timestamp);
         }
     }
 
-    /// Calls `told` when the next commit of this thread gets its timestamp. A later call replaces the callback.
-    pub fn on_timestamp(told: Option<OnTimestamp>) {
-        ON_TIMESTAMP.with_borrow_mut(|own| *own = told);
+    /// Calls `callback` when the next commit of this thread gets its timestamp. A later call replaces the callback.
+    pub fn on_timestamp(callback: Option<OnTimestamp>) {
+        ON_TIMESTAMP.with_borrow_mut(|own| *own = callback);
     }
 
     /// Wraps the body of a commit that another thread makes for this one, so that this thread's client learns the
     /// timestamp.
     pub(crate) fn on_behalf<T>(body: impl FnOnce() -> T + Send + 'static) -> impl FnOnce() -> T + Send + 'static {
-        let told = ON_TIMESTAMP.with_borrow_mut(Option::take);
+        let callback = ON_TIMESTAMP.with_borrow_mut(Option::take);
         move || {
-            on_timestamp(told);
+            on_timestamp(callback);
             let value = body();
             on_timestamp(None);
             value

@@ -298,7 +298,7 @@ mod tests {
 
     /// A document that is missing, differs or is unexpected is found and named.
     #[test]
-    fn contents_that_differ_are_told() {
+    fn contents_that_differ_are_reported() {
         let cart = |id| Cart { id, products: vec![1] };
         let expected = Contents { carts: vec![cart(1), cart(2)], ..Contents::default() };
         assert!(expected.verify(&expected).is_ok());

@@ -4,7 +4,7 @@ use crate::support::Bench;
 
 /// Success, usage errors and missing things each have their code, and the message says what to do.
 #[test]
-fn codes_tell_what_happened() {
+fn exit_codes_name_the_failure() {
     let bench = Bench::new();
     bench.ok(&["put", "db", "a", "1"]);
     assert!(bench.fails(2, &["get", "db"]).contains("Usage"));

@@ -8,7 +8,7 @@ use crate::support::Bench;
 
 /// A second process is refused with code 5, and the message names the first.
 #[test]
-fn a_second_process_is_told_the_first() {
+fn a_second_process_sees_the_id_of_the_first() {
     let bench = Bench::new();
     bench.ok(&["put", "db", "a", "1"]);
     let mut first = bench

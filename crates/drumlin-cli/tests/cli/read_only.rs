@@ -109,7 +109,7 @@ fn readers_share_the_database() {
 
 /// `stats` reports the sync method that was chosen when the database was created.
 #[test]
-fn stats_tells_the_sync_method_of_the_database() {
+fn stats_shows_the_sync_method_of_the_database() {
     let bench = Bench::new();
     bench.ok(&["put", "db", "a", "1"]);
     let probe = bench.path().join("db/probe");

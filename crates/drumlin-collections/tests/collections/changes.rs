@@ -35,7 +35,7 @@ fn next(changes: &Changes<Counter>) -> Option<(String, Option<u64>)> {
 /// Committed changes arrive in order. Changes that were rolled back or failed do not arrive, and those dropped for lack
 /// of room are counted.
 #[test]
-fn committed_changes_are_told() {
+fn observers_see_committed_changes() {
     let collections = Collections::new(&database());
     let counters = collections.open::<Counter>().unwrap();
     let put = |name: &str, value| counters.put(&Counter { name: name.into(), value }).unwrap();
@@ -106,7 +106,7 @@ fn changes_come_in_the_order_of_commits() {
 
 /// Changes made by futures are delivered too, and a thread can wait for them.
 #[test]
-fn futures_tell_their_changes() {
+fn changes_of_futures_are_observed() {
     let collections = Collections::new(&database());
     let counters = collections.open::<Counter>().unwrap();
     let changes = counters.subscribe(10);

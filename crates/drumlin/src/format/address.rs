@@ -158,7 +158,7 @@ mod tests {
 
     /// The stamp distinguishes a use from the one before, and from the use with the same count in the opening before.
     #[test]
-    fn neighbouring_uses_are_told_apart() {
+    fn stamps_of_neighbouring_uses_differ() {
         let segment_use = SegmentUse(SegmentUse::first_of(Incarnation(5)).0 + 9);
         let address = ExtentAddress::new(64, 64, segment_use);
         assert!(address.is_of(segment_use));

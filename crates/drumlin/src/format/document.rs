@@ -99,11 +99,11 @@ fn fixed_structures_are_as_documented() {
     ];
     compare("Extent header", &fields, e::HEADER_BYTES);
     compare("Chunk of a value", &[(0, "extent header"), (e::HEADER_BYTES, "identity")], e::VALUE_BYTES_OFFSET);
-    let fields = [(0, "extent header"), (e::HEADER_BYTES, "places")];
+    let fields = [(0, "extent header"), (e::HEADER_BYTES, "addresses")];
     compare("Chunk of a page table", &fields, e::HEADER_BYTES + e::TABLE_PAGES * 8);
     let fields = [(0, "extent header"), (e::HEADER_BYTES, "uses")];
     compare("Chunk of the table of segments", &fields, e::HEADER_BYTES + e::SEGMENT_TABLE_ENTRIES * 8);
-    compare("An extent that is named", &[(0, "place"), (8, "use")], ExtentRef::BYTES);
+    compare("Reference to an extent", &[(0, "address"), (8, "use")], ExtentRef::BYTES);
     let fields =
         [(0, "extent header"), (e::HEADER_BYTES, "part before it"), (e::HEADER_BYTES + ExtentRef::BYTES, "catalogue")];
     compare("Part of the catalogue", &fields, e::HEADER_BYTES + ExtentRef::BYTES + super::catalogue::PART_BYTES);
@@ -174,7 +174,7 @@ fn fixed_structures_are_as_documented() {
     let fields = [
         (y::KEYSPACE_OFFSET, "keyspace"),
         (y::PAGE_OFFSET, "page"),
-        (y::ADDRESS_OFFSET, "place"),
+        (y::ADDRESS_OFFSET, "address"),
         (y::SEQUENCE_OFFSET, "sequence"),
         (y::ZERO_OFFSET, "zero"),
     ];
@@ -202,8 +202,8 @@ fn nodes_are_as_documented() {
     let fields =
         [(n::SLOT_HEAD_OFFSET, "head"), (n::SLOT_ROW_OFFSET, "offset"), (n::SLOT_SUFFIX_BYTES_OFFSET, "suffix")];
     compare("Slot", &fields, n::SLOT_BYTES);
-    compare("Row of an inner node, behind the suffix", &[(n::CHILD_PAGE_OFFSET, "page")], n::CHILD_BYTES);
-    compare("Row of a leaf, behind the suffix", &[(0, "length of the value")], n::VALUE_LENGTH_BYTES);
+    compare("Row of an inner node, after the suffix", &[(n::CHILD_PAGE_OFFSET, "page")], n::CHILD_BYTES);
+    compare("Row of a leaf, after the suffix", &[(0, "length of the value")], n::VALUE_LENGTH_BYTES);
     let fields = [
         (n::LARGE_LENGTH_OFFSET, "length"),
         (n::LARGE_ID_OFFSET, "identity"),
@@ -302,7 +302,7 @@ fn the_catalogue_is_as_documented() {
     assert_eq!(bytes[26..30], *b"name");
     assert_eq!(bytes[30..42], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
     assert_eq!(bytes[46..54], other.to_bits().to_le_bytes());
-    compare_sample("An extent that is named", &bytes[58..], &[other.to_bits(), 2]);
+    compare_sample("Reference to an extent", &bytes[58..], &[other.to_bits(), 2]);
     compare_sample("An orphan", &bytes[78..], &[7, 5, 6]);
     assert_eq!(bytes.len(), 90);
 }
@@ -311,7 +311,7 @@ fn the_catalogue_is_as_documented() {
 #[test]
 fn numbers_are_as_documented() {
     let (start, length, stamp) = (ExtentAddress::START_BITS, ExtentAddress::LENGTH_BITS, ExtentAddress::STAMP_BITS);
-    let bits: Vec<String> = rows("Place").iter().map(|row| row[0].clone()).collect();
+    let bits: Vec<String> = rows("Address").iter().map(|row| row[0].clone()).collect();
     let expected =
         [(0, start), (start, length), (start + length, stamp), (ExtentAddress::BITS, 64 - ExtentAddress::BITS)];
     assert_eq!(bits, expected.map(|(from, count)| format!("{from}..{}", from + count)));
@@ -331,7 +331,7 @@ fn numbers_are_as_documented() {
         ("offset of the second superblock", superblock::SLOT_OFFSETS[1] as usize),
         ("incarnations in a superblock, at most", INCARNATION_COUNT_MAX),
         ("streams of a log, at most", LOG_STREAM_COUNT_MAX as usize),
-        ("unit of places in bytes", ExtentAddress::UNIT_BYTES as usize),
+        ("unit of addresses in bytes", ExtentAddress::UNIT_BYTES as usize),
         ("bytes of an extent, at most", ExtentAddress::EXTENT_BYTES_MAX as usize),
         ("smallest page in bytes", node::PAGE_BYTES_MIN),
         ("largest page in bytes", node::PAGE_BYTES_MAX),

@@ -281,7 +281,7 @@ mod tests {
 
     /// Runs return the use of each segment that they were made of, and of no other.
     #[test]
-    fn runs_of_segments_tell_their_uses() {
+    fn runs_of_segments_have_their_uses() {
         let attachment = attachment();
         assert_eq!(attachment.segments.len(), 3);
         let uses = (0..12).map(|segment| attachment.use_of(SegmentId(segment)).map_or(0, |number| number.0));

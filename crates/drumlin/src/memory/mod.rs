@@ -644,7 +644,7 @@ mod tests {
 
     /// The budget named when page tables do not fit is large enough for them, and a slightly smaller one is not.
     #[test]
-    fn a_budget_for_page_tables_is_told() {
+    fn an_error_names_a_budget_for_page_tables() {
         for (total, streams) in [(8 << 20, 1), (8 << 20, 64), (64 << 20, 4)] {
             let budget = Budget::new(total, streams);
             for bytes in [budget.limits[Account::Pages as usize], 100 << 20, 3 << 30] {
@@ -658,7 +658,7 @@ mod tests {
     /// While a load has taken its share, the budget that the error names is larger than the one that is too small, and
     /// page tables fit into it next to an equally large load.
     #[test]
-    fn a_budget_for_page_tables_beside_a_load_is_told() {
+    fn an_error_names_a_budget_for_page_tables_and_a_load() {
         let load_in = |budget: &Arc<Budget>| {
             let mut load = budget.grant(Account::Loads);
             assert!(load.resize(load.limit_bytes()));

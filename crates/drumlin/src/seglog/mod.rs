@@ -317,7 +317,7 @@ struct SharedLog {
     listed: Mutex<Vec<LogRange>>,
     doomed: Mutex<Vec<Spare>>,
     /// A full disk has been reported, and no segment has been made since.
-    is_shortage_told: AtomicBool,
+    is_shortage_logged: AtomicBool,
     /// `true` if the background threads run. Otherwise callers do their work.
     has_threads: AtomicBool,
 }
@@ -479,7 +479,7 @@ impl Log {
             preparing: Mutex::new(()),
             listed: Mutex::new(parts.listed),
             doomed: Mutex::new(parts.doomed),
-            is_shortage_told: AtomicBool::new(false),
+            is_shortage_logged: AtomicBool::new(false),
             has_threads: AtomicBool::new(false),
         };
         Log { shared: Arc::new(shared), threads: Mutex::new(Vec::new()) }

@@ -155,8 +155,8 @@ impl SharedLog {
                     Err(Refusal::Full(error)) => {
                         // Warn only once. Each checkpoint frees segments for reuse, and the shortage returns after it
                         // while the disk is as full as before.
-                        let was_told = self.is_shortage_told.swap(true, Ordering::Relaxed);
-                        let level = if was_told { log::Level::Debug } else { log::Level::Warn };
+                        let was_logged = self.is_shortage_logged.swap(true, Ordering::Relaxed);
+                        let level = if was_logged { log::Level::Debug } else { log::Level::Warn };
                         log::log!(
                             level,
                             "no space for another log segment in {}: {error}",
@@ -261,7 +261,7 @@ impl SharedLog {
         };
         let made = match &spare.last_use {
             Some(last_use) => self.recycle(&spare, last_use, header),
-            None => self.make(&spare, header).inspect(|_| self.is_shortage_told.store(false, Ordering::Relaxed)),
+            None => self.make(&spare, header).inspect(|_| self.is_shortage_logged.store(false, Ordering::Relaxed)),
         };
         let (segment, ready) = match made {
             Ok(made) => made,

@@ -797,7 +797,7 @@ fn cut_config(disk: &Disk) -> Config {
 
 /// The last acknowledgement in a life of the database.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Told {
+enum Ack {
     Created,
     Loaded,
     Changed,
@@ -805,11 +805,11 @@ enum Told {
 
 /// Runs one life: a load with checkpoints, then a commit on top. Returns each acknowledgement with the number of disk
 /// changes before it.
-fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(u64, Told)> {
-    let mut told = Vec::new();
+fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(u64, Ack)> {
+    let mut acks = Vec::new();
     let db = cut_config(disk).open("/db").unwrap();
     let keyspace = db.keyspace("k").unwrap();
-    told.push((disk.change_count(), Told::Created));
+    acks.push((disk.change_count(), Ack::Created));
     let other = db.keyspace("other").unwrap();
     let mut load = db.bulk_load("k").unwrap();
     let mut number = 0;
@@ -826,31 +826,31 @@ fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(
         false => insert_in_any_order(rows, 1, insert).unwrap(),
     }
     load.finish().unwrap();
-    told.push((disk.change_count(), Told::Loaded));
+    acks.push((disk.change_count(), Ack::Loaded));
     if moments[1] {
         db.checkpoint().unwrap();
     }
     let key = rows.keys().next().unwrap();
     keyspace.insert(key, "changed").unwrap();
     keyspace.insert("zz", "new").unwrap();
-    told.push((disk.change_count(), Told::Changed));
+    acks.push((disk.change_count(), Ack::Changed));
     if moments[2] {
         db.compact().unwrap();
     }
     disk.turn_off();
-    told
+    acks
 }
 
 /// Opens the database after a cut, and checks that all of the load is there or nothing of it, that everything
 /// acknowledged is there, and that no space is lost. Returns the recovered disk.
-fn assert_whole(medium: Medium, rows: &Model, told: Option<Told>, place: &str) -> Medium {
+fn assert_whole(medium: Medium, rows: &Model, last_ack: Option<Ack>, place: &str) -> Medium {
     let disk = Disk::new(medium, 1);
     disk.record();
     let db = cut_config(&disk).open("/db").unwrap_or_else(|error| panic!("{place}: {error}"));
     let keyspace = match db.existing_keyspace("k") {
         Ok(keyspace) => keyspace,
         Err(error) => {
-            assert!(told.is_none(), "{place}: the keyspace is gone: {error}");
+            assert!(last_ack.is_none(), "{place}: the keyspace is gone: {error}");
             return disk.medium();
         }
     };
@@ -859,8 +859,8 @@ fn assert_whole(medium: Medium, rows: &Model, told: Option<Told>, place: &str) -
     let is_changed = keyspace.get(key).unwrap().is_some_and(|value| value == "changed");
     let is_new = keyspace.contains_key("zz").unwrap();
     assert!(is_changed || !is_new, "{place}: a commit is there without the one before it");
-    assert!(told < Some(Told::Changed) || is_new, "{place}: an acknowledged commit is missing");
-    assert!(told < Some(Told::Loaded) || count > 0, "{place}: an acknowledged load is missing");
+    assert!(last_ack < Some(Ack::Changed) || is_new, "{place}: an acknowledged commit is missing");
+    assert!(last_ack < Some(Ack::Loaded) || count > 0, "{place}: an acknowledged load is missing");
     let mut expected = Model::new();
     if count > 0 {
         expected.extend(rows.clone());
@@ -888,7 +888,7 @@ fn assert_whole(medium: Medium, rows: &Model, told: Option<Told>, place: &str) -
 fn cut_everywhere(rows: &Model, is_sorted: bool, moments: [bool; 3], step: usize) {
     let disk = Disk::new(Medium::default(), 7);
     disk.record();
-    let told = live(&disk, rows, is_sorted, moments);
+    let acks = live(&disk, rows, is_sorted, moments);
     let changes = disk.recorded();
     let mut medium = Medium::default();
     let mut random = Random(number("DRUMLIN_TEST_SEED", 5));
@@ -897,7 +897,7 @@ fn cut_everywhere(rows: &Model, is_sorted: bool, moments: [bool; 3], step: usize
         if moment > 0 {
             medium.apply(&changes[moment - 1]);
         }
-        let answered = told.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, told)| *told).max();
+        let answered = acks.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, ack)| *ack).max();
         for (way, loss) in Loss::ALL.into_iter().enumerate().filter(|(way, _)| (moment + way) % step == 0) {
             let place = format!("{moments:?}, cut after {moment} of {} changes, way {way}", changes.len());
             let cut = medium.cut(loss, &mut sim::Random(random.next()));

@@ -471,11 +471,12 @@ fn a_salvage_loses_no_more_than_the_gaps() {
         for key in left.keys() {
             assert!(gaps.iter().any(|gap| std::ops::RangeBounds::contains(gap, key)), "{}", key.escape_ascii());
             for report in [&report, &examined] {
-                let is_told = report.corruption.iter().filter_map(|corruption| corruption.keys.as_ref()).any(|keys| {
-                    keys.lower.as_ref().is_none_or(|lower| lower <= key)
-                        && keys.upper.as_ref().is_none_or(|upper| key < upper)
-                });
-                assert!(is_told, "{} is lost, and not in {report:#?}", key.escape_ascii());
+                let is_reported =
+                    report.corruption.iter().filter_map(|corruption| corruption.keys.as_ref()).any(|keys| {
+                        keys.lower.as_ref().is_none_or(|lower| lower <= key)
+                            && keys.upper.as_ref().is_none_or(|upper| key < upper)
+                    });
+                assert!(is_reported, "{} is lost, and not in {report:#?}", key.escape_ascii());
             }
         }
         gap_count += gaps.len();
@@ -548,8 +549,8 @@ fn what_does_not_open_is_salvaged() {
                     }
                 }
                 for key in left.keys() {
-                    let is_told = is_outdated || gaps.iter().any(|gap| std::ops::RangeBounds::contains(gap, key));
-                    assert!(is_told, "{} of {name} at {at}: {skipped:?}", key.escape_ascii());
+                    let is_reported = is_outdated || gaps.iter().any(|gap| std::ops::RangeBounds::contains(gap, key));
+                    assert!(is_reported, "{} of {name} at {at}: {skipped:?}", key.escape_ascii());
                 }
                 gaps_of.insert(name, gaps.len());
             }

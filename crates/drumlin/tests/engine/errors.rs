@@ -327,7 +327,7 @@ fn child() {
 
 /// A second handle and a second process are told who has the database, and can open it once it is closed.
 #[test]
-fn the_second_to_open_is_told_who_was_first() {
+fn a_second_opening_names_the_process_that_has_the_database() {
     let folder = Folder::new();
     let db = small().open(folder.path()).unwrap();
     let error = small().open(folder.path()).unwrap_err();

@@ -138,7 +138,7 @@ fn keyspaces_of_another_database_are_refused() {
 /// A handle of another database is refused before any other error of the call, even by a transaction that has no room
 /// for another row.
 #[test]
-fn whose_a_handle_is_is_asked_first() {
+fn handles_of_other_databases_are_refused_first() {
     let (first, second) = (database("first"), database("second"));
     let mut tx = first.0.begin().unwrap();
     let full = (0u32..).find_map(|row| tx.insert(&first.1, row.to_be_bytes(), [0; 60_000]).err());

@@ -147,11 +147,11 @@ impl Machine {
     /// Runs an operation. Returns its answer and its effects on the files.
     fn run(&mut self, operation: &str) -> Vec<String> {
         let mut words: Vec<&str> = operation.split(' ').collect();
-        let told = words[0];
+        let command = words[0];
         words.retain(|word| !["tally", "quiet"].contains(word));
         let answer = self.act(&words);
         let events = self.faulty.take_events();
-        let mut outcome = match told {
+        let mut outcome = match command {
             "tally" => tally(&events),
             "quiet" => Vec::new(),
             _ => events.iter().map(line).collect(),

@@ -614,7 +614,7 @@ fn too_many_reads_are_refused() {
 
 /// If two or three transactions wait for each other in a cycle, one gets a conflict and all others commit.
 #[test]
-fn of_a_ring_one_is_the_victim() {
+fn a_ring_of_waiters_has_one_victim() {
     for level in LEVELS {
         for count in [2, 3] {
             let names: Vec<String> = (0..count).map(|number| format!("row {number}")).collect();

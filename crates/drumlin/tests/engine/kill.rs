@@ -96,9 +96,9 @@ fn survive(backend: IoBackend, streams: u16) {
     for kill in 0..kills {
         // Some kills happen while the child opens and recovers.
         let life = Duration::from_millis(if random.chance(30) { random.below(60) } else { 100 + random.below(500) });
-        let told = run_child(&folder.path(), backend, streams, seed, &next, life);
-        prepared |= told.contains(&u64::MAX);
-        acked.extend(told.into_iter().filter(|bits| *bits != u64::MAX).map(Ack::from_bits));
+        let acks = run_child(&folder.path(), backend, streams, seed, &next, life);
+        prepared |= acks.contains(&u64::MAX);
+        acked.extend(acks.into_iter().filter(|bits| *bits != u64::MAX).map(Ack::from_bits));
         // Half of the time, verify a copy, so that the next child recovers what the kill left.
         let copy = Folder::new();
         let mut looked_at = folder.path();

@@ -126,7 +126,7 @@ fn closing_twice_has_one_answer() {
 /// Closing a database that no longer accepts commits returns an error, by either API and every time. The folder is free
 /// afterwards, and what the log has is there.
 #[test]
-fn closing_after_a_failure_tells_of_it() {
+fn closing_after_a_failure_returns_it() {
     for (is_task, log_fails) in [(false, false), (false, true), (true, false), (true, true)] {
         let (disk, config) = support::faulty();
         let db = config.open("/db").unwrap();
@@ -327,7 +327,7 @@ impl Wake for Woken {
 /// A commit that has space in the log but no timestamp yet does not delay closing. It is refused afterwards, and
 /// nothing of it is there when the database is opened again.
 #[test]
-fn a_commit_that_comes_too_late_for_closing_is_refused() {
+fn a_commit_after_closing_has_begun_is_refused() {
     for durability in [Durability::Relaxed, Durability::Full] {
         for is_task in [false, true] {
             let (disk, config, db, k) = one_row();
@@ -394,7 +394,7 @@ fn a_database_that_is_being_closed_takes_no_commit() {
 /// Commits whose records are in flight when a database is closed are in it, even if the future of one is polled only
 /// afterwards.
 #[test]
-fn commits_on_their_way_are_closed_with_the_database() {
+fn commits_in_flight_end_before_the_database_is_closed() {
     let (disk, config, db, k) = one_row();
     k.get("first").unwrap();
     support::hold_records(&disk);
@@ -423,7 +423,7 @@ fn commits_on_their_way_are_closed_with_the_database() {
 /// A keyspace that is dropped while the database is being closed is gone afterwards exactly if the drop said so. The
 /// drop has space in the log and waits for a checkpoint.
 #[test]
-fn a_drop_beside_closing_is_whole() {
+fn a_drop_during_closing_is_whole() {
     let (disk, config, db, k) = one_row();
     let (again, dropper) = (db.clone(), db.clone());
     k.insert("second", "1").unwrap();

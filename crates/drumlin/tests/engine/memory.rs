@@ -764,12 +764,12 @@ fn reducers_of_many_names_stay_within_the_budget() {
 /// Hundreds of tasks ask for ranks and aggregates while an older snapshot keeps many changes from being folded. None of
 /// them copies the list of changes.
 #[test]
-fn places_and_aggregates_asked_at_once_stay_within_the_budget() {
+fn concurrent_seeks_and_aggregates_stay_within_the_budget() {
     const ROWS: u64 = 120_000;
     const CHANGES: u64 = 2_500;
     const CALLS: u64 = 300;
     let long_key = |number: u64| [&key(number)[..], &[b'k'; 100]].concat();
-    alone("memory::places_and_aggregates_asked_at_once_stay_within_the_budget", || {
+    alone("memory::concurrent_seeks_and_aggregates_stay_within_the_budget", || {
         let mut numbers: Vec<u64> = (0..ROWS).map(|row| row * 2).collect();
         numbers.extend((0..CHANGES).map(|change| change * 2 * (ROWS / CHANGES) + 1));
         numbers.sort_unstable();
@@ -998,9 +998,10 @@ fn allocators() {
             command.env_remove("MALLOC_ARENA_MAX");
             command.envs(arenas.map(|count| ("MALLOC_ARENA_MAX", count)));
             let output = command.output().unwrap();
-            let (told, failed) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            let (output_text, failed) =
+                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
             assert!(output.status.success(), "{failed}");
-            told.lines().filter(|line| line.contains("MiB")).for_each(|line| println!("  {line}"));
+            output_text.lines().filter(|line| line.contains("MiB")).for_each(|line| println!("  {line}"));
         }
     }
 }

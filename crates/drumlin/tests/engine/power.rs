@@ -37,7 +37,7 @@ impl Notes {
 }
 
 /// One life of a disk, and what had been acknowledged before it.
-struct Life {
+struct Session {
     start: Medium,
     end: Medium,
     changes: Vec<Change>,
@@ -46,9 +46,9 @@ struct Life {
     acked: Vec<Ack>,
 }
 
-impl Life {
+impl Session {
     /// Returns, for the moment after this many changes, whether the keyspaces existed, and everything acknowledged.
-    fn told_by(&self, moment: usize) -> (bool, Vec<Ack>) {
+    fn acked_by(&self, moment: usize) -> (bool, Vec<Ack>) {
         let notes = self.notes.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, note)| *note);
         let prepared = self.prepared || notes.clone().any(|note| note == PREPARED);
         let now = notes.filter(|note| *note != PREPARED).map(Ack::from_bits);
@@ -65,12 +65,19 @@ struct Rig {
 impl Rig {
     /// Runs one process or, sometimes, two. The first is killed, which loses nothing, but its unsynced changes remain
     /// uncertain while the second runs.
-    fn live(&mut self, medium: Medium, seed: u64, prepared: bool, acked: &[Ack], steps: u64) -> Result<Life, String> {
+    fn live(
+        &mut self,
+        medium: Medium,
+        seed: u64,
+        prepared: bool,
+        acked: &[Ack],
+        steps: u64,
+    ) -> Result<Session, String> {
         let first = self.live_once(medium, seed, prepared, acked, steps)?;
         if steps == 0 || Random(seed ^ 1).chance(70) {
             return Ok(first);
         }
-        let (_, acked) = first.told_by(first.changes.len());
+        let (_, acked) = first.acked_by(first.changes.len());
         self.live_once(first.end, seed ^ 2, true, &acked, steps)
     }
 
@@ -82,7 +89,7 @@ impl Rig {
         prepared: bool,
         acked: &[Ack],
         steps: u64,
-    ) -> Result<Life, String> {
+    ) -> Result<Session, String> {
         self.states += 1;
         let disk = Disk::new(medium.clone(), seed);
         let notes = Notes::default();
@@ -108,7 +115,7 @@ impl Rig {
         disk.turn_off();
         let (changes, end) = (disk.recorded(), disk.medium());
         let notes = notes.0.into_inner().unwrap();
-        Ok(Life { start: medium, end, changes, notes, prepared, acked: acked.to_vec() })
+        Ok(Session { start: medium, end, changes, notes, prepared, acked: acked.to_vec() })
     }
 
     fn work(
@@ -130,24 +137,25 @@ impl Rig {
     }
 
     /// Cuts a life at these moments, each in another way, and continues from the result, `depth` more times.
-    fn cut(&mut self, life: &Life, moments: &[usize], depth: u32, random: &mut Random) -> Result<(), String> {
-        let mut medium = life.start.clone();
+    fn cut(&mut self, session: &Session, moments: &[usize], depth: u32, random: &mut Random) -> Result<(), String> {
+        let mut medium = session.start.clone();
         let mut done = 0;
         for &moment in moments {
-            for change in &life.changes[done..moment] {
+            for change in &session.changes[done..moment] {
                 medium.apply(change);
             }
             done = moment;
             let how = Loss::ALL[random.below(4) as usize];
             let seed = random.next();
             let after = medium.cut(how, &mut sim::Random(random.next()));
-            let (prepared, acked) = life.told_by(moment);
+            let (prepared, acked) = session.acked_by(moment);
             let steps = if depth > 0 { 4 + random.below(20) } else { 0 };
             let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.live(after, seed, prepared, &acked, steps)));
             let lived = lived.unwrap_or_else(|_| Err("a panic".into()));
-            let place = || format!("cut after {moment} of {} changes, loss {how:?}, seed {seed}", life.changes.len());
+            let place =
+                || format!("cut after {moment} of {} changes, loss {how:?}, seed {seed}", session.changes.len());
             if lived.is_err() && std::env::var_os("DRUMLIN_TEST_TRACE").is_some() {
-                life.changes[..moment].iter().for_each(|change| eprintln!("{change:?}"));
+                session.changes[..moment].iter().for_each(|change| eprintln!("{change:?}"));
             }
             let next = lived.map_err(|reason| format!("{}: {reason}", place()))?;
             if depth > 0 {
@@ -162,7 +170,7 @@ impl Rig {
                 let then = self.cut(&next, &moments, depth - 1, random);
                 if then.is_err() && std::env::var_os("DRUMLIN_TEST_TRACE").is_some() {
                     eprintln!("before it:");
-                    life.changes[..moment].iter().for_each(|change| eprintln!("{change:?}"));
+                    session.changes[..moment].iter().for_each(|change| eprintln!("{change:?}"));
                 }
                 then.map_err(|reason| format!("{}: then {reason}", place()))?;
             }

@@ -38,7 +38,7 @@ fn refused_async<T>(answer: impl Future<Output = Result<T, Error>>) {
 
 /// A read-only opening reports the sync method that was measured in the folder, whichever that is.
 #[test]
-fn a_reader_tells_the_sync_method_of_the_database() {
+fn a_reader_reports_the_sync_method_of_the_database() {
     let folder = Folder::new();
     small().open(folder.path()).unwrap().close().unwrap();
     let probe = folder.path().join("probe");

@@ -187,7 +187,7 @@ fn a_body_asks_for_another_run() {
 
 /// `k.insert` instead of `tx.insert` in a body would wait for that body. It fails at once, says so, and is not retried.
 #[test]
-fn a_body_that_waits_for_itself_is_told_at_once() {
+fn a_body_that_waits_for_itself_fails_at_once() {
     let (db, k) = opened();
     type Slip = fn(&Database, &Keyspace) -> Result<(), Error>;
     let slips: [Slip; 6] = [

@@ -489,7 +489,7 @@ fn body(source: &str, name: &str) -> String {
 
 /// ARCHITECTURE.md lists the steps of a checkpoint in the order in which they are called.
 #[test]
-fn the_steps_of_a_checkpoint_are_told_in_order() {
+fn the_steps_of_a_checkpoint_are_documented_in_order() {
     let told = steps(&section("## The life of a checkpoint"));
     let read = |file: &str| fs::read_to_string(source_dir().join(file)).unwrap();
     let store = read("store/checkpoint.rs");
@@ -509,7 +509,7 @@ fn the_steps_of_a_checkpoint_are_told_in_order() {
 
 /// The head of recovery's file and ARCHITECTURE.md list its steps in the order in which they are called.
 #[test]
-fn the_steps_of_recovery_are_told_in_order() {
+fn the_steps_of_recovery_are_documented_in_order() {
     let source = fs::read_to_string(source_dir().join("store/recovery.rs")).unwrap();
     let told = steps(source.split("\nuse ").next().unwrap());
     assert_eq!(steps(&section("## Recovery")), told);

@@ -100,10 +100,10 @@ pub fn alone(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture"]).env(VARIABLE, test).envs(variables.iter().copied());
     let output = command.output().unwrap();
-    let [told, failed] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    told.lines().filter(|line| line.contains("MiB")).for_each(|line| println!("{line}"));
+    let [output_text, failed] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    output_text.lines().filter(|line| line.contains("MiB")).for_each(|line| println!("{line}"));
     assert!(output.status.success(), "{test} failed:\n{failed}");
-    assert!(told.contains("\nrunning 1 test\n"), "there is no test {test}");
+    assert!(output_text.contains("\nrunning 1 test\n"), "there is no test {test}");
 }
 
 /// The backends that work on real files.

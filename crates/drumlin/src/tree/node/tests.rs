@@ -821,7 +821,7 @@ fn exercise(page: &[u8], random: &mut Random) {
 
 /// The check never panics, whatever the bytes. On a page that passes it, no other function panics either.
 #[test]
-fn damaged_pages_are_told_from_sound_ones() {
+fn damaged_pages_are_recognised() {
     let mut random = Random(8);
     let (mut passed, mut failed) = (0, 0);
     for round in 0..400 {
