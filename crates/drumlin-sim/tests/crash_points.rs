@@ -21,7 +21,7 @@ fn the_script_passes_rare_ways() {
         for mark in [
             "a list of resident pages was written",
             "a page was read that was resident when the database was closed",
-            "the file of an idle database was made shorter",
+            "the file of an idle database was shortened",
             "the end of the data file was given back",
             "rows of a bulk load were sorted",
         ] {

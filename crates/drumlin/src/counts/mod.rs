@@ -145,7 +145,7 @@ impl KeptCounts {
         self.budget.take(Account::Counts, bytes);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         if self.budget.taken_bytes(Account::Counts) > self.budget.limit_bytes(Account::Counts) {
-            crate::coverage::mark!("counts ended for their memory");
+            crate::coverage::mark!("counts were dropped for lack of memory");
             self.invalidated.store(true, Ordering::Release);
         }
     }
@@ -176,7 +176,7 @@ impl KeptCounts {
         let mut part = self.parts[thread_index() % PART_COUNT].lock();
         let before = part.memory_bytes();
         if before > self.part_bytes_max {
-            crate::coverage::mark!("counts ended for the length of their list");
+            crate::coverage::mark!("counts were dropped because their list was too long");
             self.invalidated.store(true, Ordering::Release);
             return false;
         }
@@ -303,7 +303,7 @@ impl KeptCounts {
     fn fold(&self, up_to: Timestamp, mut fold: impl FnMut(&[u8], i64) -> bool) -> RwLockWriteGuard<'_, CountState> {
         let mut base: RwLockWriteGuard<'_, CountState> = self.base.write();
         if self.capture.is_open() {
-            crate::coverage::mark!("a fold was put off, for counts are written");
+            crate::coverage::mark!("a fold was postponed while counts were written");
             return base;
         }
         let mut is_complete = true;
@@ -765,7 +765,7 @@ mod models {
     }
 
     #[test]
-    fn loom_counts_beside_a_split_are_right() {
+    fn loom_counts_during_a_split_are_right() {
         count_beside_split(Without::Nothing);
     }
 

@@ -729,7 +729,7 @@ mod models {
     }
 
     #[test]
-    fn loom_states_beside_a_fold_are_right() {
+    fn loom_states_during_a_fold_are_right() {
         reduce_beside_fold(Without::Nothing);
     }
 

@@ -288,7 +288,7 @@ impl Rows<'_> {
                 match self.reduce(mode, reducer, state, &interval).await {
                     // A newer snapshot begins without old versions, so it can take all of their space.
                     Err(Error::SnapshotTooOld { .. }) if self.is_latest() && attempt < RENEWALS_MAX => {
-                        crate::coverage::mark!("an aggregate began again at a newer snapshot");
+                        crate::coverage::mark!("an aggregate restarted at a newer snapshot");
                         state = guarded.call(|reducer| Ok(reducer.identity()))?;
                     }
                     reduced => {

@@ -324,7 +324,7 @@ impl Scan {
     /// Opens a newer snapshot. Returns `false` if the scan must show one moment.
     fn renew(&mut self) -> Result<bool> {
         let Some(seen) = &self.latest else { return Ok(false) };
-        crate::coverage::mark!("a scan went on at a newer snapshot");
+        crate::coverage::mark!("a scan continued at a newer snapshot");
         self.snapshot = self.handle.store()?.open_latest(seen);
         Ok(true)
     }

@@ -72,7 +72,7 @@ fn fill(keyspace: &Keyspace, some: std::ops::Range<u8>) {
 
 /// A reader of a transaction's own value can read it to its end, whatever happens to the transaction and its space.
 #[test]
-fn a_transactions_own_value_is_there_while_it_is_read() {
+fn a_transactions_own_value_stays_while_it_is_read() {
     type End = fn(Transaction, &Keyspace, Savepoint);
     let ends: [(&str, End); 5] = [
         ("aborted", |tx, _, _| tx.abort()),
@@ -520,7 +520,7 @@ fn leaves_are_copied_whole_and_in_part() {
 /// A scan that begins on leaves in memory and continues on leaves that are not prefetches several of these at a time:
 /// they arrive while the scan pauses.
 #[test]
-fn a_scan_reads_ahead_behind_warm_leaves() {
+fn a_scan_prefetches_after_leaves_in_memory() {
     const ROWS: u64 = 40_000;
     let backend = crate::io::in_memory();
     let (db, keyspace) = open(&backend);

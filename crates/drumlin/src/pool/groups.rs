@@ -229,7 +229,7 @@ impl Pool {
                 break;
             }
             if of == Use::Spare && !self.has_spare_frame(wanted.frame_bytes) {
-                crate::coverage::mark!("no frame was to spare for pages that no request needed yet");
+                crate::coverage::mark!("no frame was free for read-ahead");
                 break;
             }
             let frame = match self.frames.try_take(wanted.frame_bytes) {

@@ -338,7 +338,7 @@ impl Pool {
                     }
                 }
                 PageEntry::Reading(_) => {
-                    crate::coverage::mark!("a page was wanted that another was reading");
+                    crate::coverage::mark!("a page was wanted while another thread read it");
                     self.wait_for_arrival(pages, page);
                 }
                 _ => return Ok(()),
@@ -381,7 +381,7 @@ impl Pool {
             Ok(entry) => {
                 if !pages.table.exchange(page, reading, entry) {
                     // The keyspace was dropped during the read.
-                    crate::coverage::mark!("a page arrived whose keyspace had been dropped");
+                    crate::coverage::mark!("a page was read after its keyspace was dropped");
                     self.withdraw(entry, page_key);
                 }
                 Ok(())
@@ -529,7 +529,7 @@ impl Pool {
                 crate::sync::park_timeout(FRAME_PAUSE);
             }
             if self.evict_for(page_bytes)? == 0 {
-                crate::coverage::mark!("a frame was wanted and no page could be evicted");
+                crate::coverage::mark!("no page could be evicted for a frame");
                 // Frames with images on their way to the disk become evictable once these have been written, however
                 // slow the disk is.
                 let _ = self.space.wait_for_jobs(self.on_written());

@@ -63,7 +63,7 @@ impl Pool {
             batch.extend(self.is_due(frame).then_some(frame));
         }
         if !batch.is_empty() {
-            crate::coverage::mark!("dirty pages were written back in the order of their keys");
+            crate::coverage::mark!("dirty pages were written back in key order");
         }
         let is_wanted = elevator.rest.len() <= elevator.low && !elevator.is_wanted;
         elevator.is_wanted |= is_wanted;
@@ -176,7 +176,7 @@ impl Pool {
         // clean.
         let _capturing = self.page_locks(&pages, page_key.page).capturing.lock();
         if header.dirty() != Some(epoch) {
-            crate::coverage::mark!("a page was copied by another while it was about to be");
+            crate::coverage::mark!("a page was copied by another thread first");
             return Ok(None);
         }
         header.pin();

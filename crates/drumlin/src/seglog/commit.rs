@@ -201,7 +201,7 @@ impl SharedLog {
                 // First wake the threads that may append another record before the next write begins.
                 covered.iter().for_each(Waiter::wake);
                 if let Some(successor) = successor {
-                    crate::coverage::mark!("a committer wrote for those who came meanwhile");
+                    crate::coverage::mark!("a committer wrote records that arrived during its write");
                     successor.wake();
                 }
                 if has_waiters {

@@ -297,7 +297,7 @@ impl SharedLog {
         last_use: &Segment,
         header: SegmentHeader,
     ) -> Result<(Arc<Segment>, StreamPosition), Refusal> {
-        crate::coverage::mark!("a log segment was used again");
+        crate::coverage::mark!("a log segment was reused");
         assert!(last_use.header.use_number < header.use_number, "a use number is given twice");
         assert!(spare.is_free(), "{last_use:?} is used again while somebody reads it");
         assert!(last_use.header.stream == header.stream, "{last_use:?} is used again by stream {}", header.stream);

@@ -276,7 +276,7 @@ impl Scan {
         assert_eq!(self.covered.0 + self.record_count, self.last.0, "the records to be applied are not dense");
         let suspect = merge.suspect();
         if streams.len() > 1 && merge.heads.iter().any(|head| head.found.is_some()) {
-            crate::coverage::mark!("recovery left out records behind a gap between streams");
+            crate::coverage::mark!("recovery skipped records after a gap between streams");
         }
         let horizon = merge.drain()?.max(openings_horizon);
         if horizon >= lost {

@@ -124,7 +124,7 @@ impl PageTableStore {
     /// Removes all incarnations from the next superblock. The log must hold no record that is void because of their
     /// starts.
     pub(crate) fn forget_incarnations(&mut self) {
-        crate::coverage::mark!("an opening forgot those before it");
+        crate::coverage::mark!("an opening forgot earlier openings");
         self.superblock.incarnations.clear();
     }
 

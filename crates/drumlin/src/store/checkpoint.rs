@@ -70,7 +70,7 @@ impl Store {
             Err(Error::DiskFull { .. }) => {
                 // Dirty pages are counted as whole frames until they are written. Their compressed size may be much
                 // smaller.
-                crate::coverage::mark!("dirty pages were written for a checkpoint to find space");
+                crate::coverage::mark!("dirty pages were written to find space for a checkpoint");
                 engine.pool.write_back_all(frees)?;
                 reserve()?;
             }

@@ -123,7 +123,7 @@ impl Store {
         let written = self.try_write_counts(&file, &captured, checkpoint);
         drop(captured);
         match written {
-            Ok(()) => crate::coverage::mark!("counts were written beside a checkpoint"),
+            Ok(()) => crate::coverage::mark!("counts were written during a checkpoint"),
             Err(error) => log::debug!("writing counts of {}: {error}", self.path.display()),
         }
     }
@@ -165,7 +165,7 @@ impl Store {
             if capture.is_whole() {
                 keyspaces.push(counted);
             } else {
-                crate::coverage::mark!("counts could not be captured while commits went on");
+                crate::coverage::mark!("counts could not be captured during commits");
                 (writing.offset, writing.index) = (offset, index);
             }
         }
@@ -248,14 +248,14 @@ pub(super) fn restore_counts(
     let Ok(file) = folder.open(name, OpenOptions::default()) else { return };
     let mut reading = Reading { file, buffer: Vec::new(), offset: 0 };
     let Some(restored) = reading.read(superblock, keyspaces, last, budget) else {
-        crate::coverage::mark!("a file of counts was passed over");
+        crate::coverage::mark!("a file of counts was skipped");
         log::debug!("{name} is incomplete or belongs to another checkpoint: rows are counted again");
         return;
     };
     for (keyspace, counts) in restored {
         let open = keyspaces.get_by_id(keyspace).expect("looked up before");
         if open.tree.counts.restore(counts) {
-            crate::coverage::mark!("an opening took up counts");
+            crate::coverage::mark!("an opening restored counts");
         }
     }
 }
@@ -423,7 +423,7 @@ mod tests {
     /// counts as of the checkpoint, except those of pages noted as changed. The commits undid their changes to rows, so
     /// replay neither splits nor merges any page.
     #[test]
-    fn counts_are_written_beside_splits_and_merges() {
+    fn counts_are_written_during_splits_and_merges() {
         let backend = crate::io::in_memory();
         let db = counted(&backend, 4000);
         let k = db.keyspace("k").unwrap();

@@ -271,7 +271,7 @@ impl Store {
     pub(crate) fn create_keyspace(&self, name: &str, page_bytes: usize) -> Result<Arc<OpenKeyspace>> {
         let _defining = self.defining.lock();
         if let Some(open) = self.durable_keyspace(name)? {
-            crate::coverage::mark!("two created the same keyspace at once");
+            crate::coverage::mark!("two threads created the same keyspace");
             return Ok(open);
         }
         self.check_writable()?;

@@ -261,7 +261,7 @@ impl Replay<'_> {
             match ended {
                 Ok(()) => {}
                 Err(Unapplied { first, error: Error::DiskFull { .. } }) => {
-                    crate::coverage::mark!("a part of the log was applied again, with the space of other threads");
+                    crate::coverage::mark!("a part of the log was applied again with more space");
                     sorted.apply(first..part.end).map_err(|unapplied| unapplied.error)?;
                 }
                 Err(unapplied) => return Err(unapplied.error),

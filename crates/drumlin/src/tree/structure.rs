@@ -527,7 +527,7 @@ impl Tree {
         } else {
             self.pages.table.store(PageId::ROOT, PageEntry::Immutable(frame));
         }
-        crate::coverage::mark!("the root's only child took its place");
+        crate::coverage::mark!("the root was replaced by its only child");
         root.unlink(Residency::Immutable);
         drop(change);
         self.pool.free_page(epoch_guard, &self.pages, child);

@@ -68,7 +68,7 @@ impl Clock {
                 return;
             }
             if next != timestamp.0 {
-                crate::coverage::mark!("a commit published others that were applied before it");
+                crate::coverage::mark!("a commit published earlier applied commits");
             }
             let _ = self.published.compare_exchange(published, next, Ordering::AcqRel, Ordering::Acquire);
         }

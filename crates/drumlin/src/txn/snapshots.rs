@@ -149,7 +149,7 @@ impl Snapshots {
         if oldest >= clock.visible().0 {
             return false;
         }
-        crate::coverage::mark!("a snapshot was ended for the memory of its versions");
+        crate::coverage::mark!("a snapshot was ended to free memory of versions");
         *self.ended_why.lock() = Some(why.into());
         self.ended_below.store(oldest + 1, Ordering::Release);
         self.ended_count.fetch_add(entry.count, Ordering::Relaxed);

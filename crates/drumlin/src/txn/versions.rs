@@ -805,7 +805,7 @@ impl Versions {
             if there.is_empty() {
                 self.take(LEAF_BYTES);
             } else {
-                crate::coverage::mark!("versions of two merged leaves were put together");
+                crate::coverage::mark!("versions of two merged leaves were combined");
             }
             let mut queue = std::mem::take(there).into_queue();
             queue.extend(moved);

@@ -213,7 +213,7 @@ fn states_are_kept() {
 
 /// While threads change rows, every aggregate at a snapshot equals the fold of the same snapshot's rows.
 #[test]
-fn aggregates_are_exact_beside_writers() {
+fn aggregates_are_exact_during_writes() {
     const KEY_MAX: u64 = 12_000;
     let (db, k) = opened();
     filled(&k, KEY_MAX / 2);

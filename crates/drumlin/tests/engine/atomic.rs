@@ -509,7 +509,7 @@ fn any_number_of_rows_is_removed() {
 /// Clearing a keyspace does not lose rows that writers insert afterwards, and two calls that clear it count each row
 /// once.
 #[test]
-fn clearing_beside_others_counts_each_row_once() {
+fn concurrent_clearing_counts_each_row_once() {
     let (_db, k) = opened();
     for row in 0..3000u32 {
         k.insert(row.to_be_bytes(), "").unwrap();

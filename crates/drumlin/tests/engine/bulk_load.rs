@@ -561,7 +561,7 @@ fn readers_from_before_do_not_see_the_rows() {
 /// Of two simultaneous loads into one keyspace, one is attached and the other is refused. Loads into different
 /// keyspaces are all attached.
 #[test]
-fn loads_go_on_beside_each_other() {
+fn loads_run_concurrently() {
     let (_, config) = faulty();
     let db = config.open("/db").unwrap();
     let rows: Vec<Model> = (0..4).map(|seed| some_rows(seed, 2500)).collect();
@@ -640,7 +640,7 @@ fn segments_that_a_load_gives_up_are_not_written_again() {
 /// While a keyspace is loaded, others put rows into it and remove them again. The load is attached between two of their
 /// commits or refused. No writer loses what it has written, and no reader sees a part of a load.
 #[test]
-fn a_keyspace_is_loaded_beside_writers() {
+fn a_keyspace_is_loaded_while_others_write() {
     let mut attached_count = 0;
     for seed in 0..24 {
         let (_, config) = faulty();

@@ -161,7 +161,7 @@ fn every_handle_ends_with_the_database() {
 /// While the database is closed and opened again, threads that read, write, scan and load get their own results or
 /// `Closed`, never corruption. Acknowledged rows are there afterwards.
 #[test]
-fn a_database_is_closed_beside_calls_of_other_threads() {
+fn a_database_is_closed_during_calls_of_other_threads() {
     let folder = Folder::new();
     // Less memory than data, so that calls read and write the disk.
     let config = small().memory(8 << 20).checkpoint_log_bytes(1 << 20);
@@ -293,7 +293,7 @@ fn a_write_under_way_ends_before_the_folder_is_free() {
 
 /// A failed database frees its folder too, and handles of a closed database in memory also return `Closed`.
 #[test]
-fn a_failed_database_is_opened_again_beside_its_handles() {
+fn a_failed_database_is_reopened_while_its_handles_live() {
     let (disk, config) = support::faulty();
     let db = config.open("/db").unwrap();
     let k = fill(&db, 100);

@@ -170,7 +170,7 @@ const KEY_MAX: u64 = 30_000;
 /// While threads insert and remove rows, every count at a snapshot equals the number of rows that a scan of that
 /// snapshot finds.
 #[test]
-fn counts_are_exact_beside_writers() {
+fn counts_are_exact_during_writes() {
     let (db, k) = opened();
     filled(&k, KEY_MAX / 2);
     let stop = AtomicBool::new(false);

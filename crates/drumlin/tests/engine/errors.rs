@@ -201,7 +201,7 @@ fn is_rename(event: &Event) -> bool {
 /// If a process finds the folder empty but gets the lock only after another process has created the database, it opens
 /// that database.
 #[test]
-fn a_database_made_meanwhile_is_not_overwritten() {
+fn a_database_created_concurrently_is_not_overwritten() {
     let (faulty, config) = faulty();
     // The lock is the first file to be opened.
     faulty.hold_nth(Operation::Open, 1);
@@ -221,7 +221,7 @@ fn a_database_made_meanwhile_is_not_overwritten() {
 /// If a process finds no data file, and another one creates it before the first lists the folder, the first opens that
 /// database.
 #[test]
-fn a_database_made_meanwhile_is_no_folder_of_other_things() {
+fn a_database_created_concurrently_is_opened() {
     let (faulty, config) = faulty();
     Backend::create_dir_all(&faulty, Path::new("/db")).unwrap();
     faulty.hold_nth(Operation::List, 1);

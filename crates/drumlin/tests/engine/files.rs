@@ -405,7 +405,7 @@ fn the_places_of_others_are_not_written_to() {
 
 /// A creation continues with the file of one that was interrupted; anything else of that name stays as it is.
 #[test]
-fn a_creation_goes_on_with_its_own_file_alone() {
+fn a_creation_continues_only_with_its_own_file() {
     for foreign in Foreign::ALL {
         let folder = Folder::new();
         fs::create_dir(folder.path()).unwrap();

@@ -252,7 +252,7 @@ fn a_load_begins_with_its_counts() {
 
 /// A check counts all rows, so the first count of the next opening reads no leaves.
 #[test]
-fn a_check_leaves_counts_behind() {
+fn a_check_keeps_its_counts() {
     let folder = Folder::new();
     let db = config().open(folder.path()).unwrap();
     let model = fill(&db, 20_000);

@@ -342,7 +342,7 @@ impl Drop for Stops<'_> {
 
 /// Scans of all rows and single reads, while writers never pause, see one state and never end early.
 #[test]
-fn readers_beside_writers_do_not_end() {
+fn readers_survive_writers() {
     const ROWS: u64 = 6_000;
     let folder = Folder::new();
     let db = config().open(folder.path()).unwrap();

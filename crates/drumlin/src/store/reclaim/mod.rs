@@ -277,7 +277,7 @@ impl<'s> Reclaimer<'s> {
                 if progress.passes == 0 && !self.store.is_worth_giving_back(free_count) {
                     return Ok(None);
                 }
-                crate::coverage::mark!("the file of an idle database was made shorter");
+                crate::coverage::mark!("the file of an idle database was shortened");
                 let maintenance = &self.store.maintenance;
                 self.end_of_file(progress, BRIEF_VICTIM_SEGMENTS_MAX, || !maintenance.state.lock().is_wanted())
             }

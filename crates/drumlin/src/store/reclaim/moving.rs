@@ -110,7 +110,7 @@ impl Reclaimer<'_> {
                         as_they_lie.push((address, page));
                     } else if inside(address) {
                         if self.step_pages(moves) == 0 {
-                            crate::coverage::mark!("moving pages went on behind a checkpoint");
+                            crate::coverage::mark!("moving pages continued after a checkpoint");
                             emptied.left = Some(Left::ManyChanges);
                             break;
                         }

@@ -368,7 +368,7 @@ impl Engine {
         if self.space.admits_changes(limit, unfreed_max) {
             return;
         }
-        crate::coverage::mark!("a commit waited for a checkpoint that takes earlier changes");
+        crate::coverage::mark!("a commit waited for a checkpoint to write earlier changes");
         let (reclaim, space) = (Arc::clone(&self.reclaim), Arc::clone(&self.space));
         mode.run(move || reclaim.wait_for_checkpoint(&|| space.admits_changes(limit, unfreed_max))).await;
     }
@@ -450,7 +450,7 @@ impl Engine {
                     Err(error @ Error::DiskFull { .. }) => refusal = Some(error),
                     reserved => {
                         if refusal.is_some() && reserved.is_ok() {
-                            crate::coverage::mark!("a commit on a full disk went to another stream of the log");
+                            crate::coverage::mark!("a commit on a full disk used another log stream");
                         }
                         return reserved;
                     }

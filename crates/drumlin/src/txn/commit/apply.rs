@@ -97,7 +97,7 @@ impl<L> Engine<L> {
                 Err(Unready::Error(error)) => return Err(error),
                 Err(Unready::Needs(needs)) => {
                     // Usual for a single row. The leaves of several rows are pinned, so one of them was split since.
-                    crate::coverage::mark!("a commit lacked a page when it was to be applied");
+                    crate::coverage::mark!("a page was missing when a commit was applied");
                     provider.provide(&needs).await?;
                     // A leaf of the read set may have been split. All of them have to be in memory at the same time.
                     drop(pinned_reads);

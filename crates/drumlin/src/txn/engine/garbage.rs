@@ -142,7 +142,7 @@ impl Engine {
                 // A value with more pages than an epoch has changes must not wait forever.
                 let limit = changes_max - u64::from(reference.chunk_count).min(changes_max / 2);
                 if self.space.epoch_change_count() > limit {
-                    crate::coverage::mark!("freeing values waited for a checkpoint that takes earlier changes");
+                    crate::coverage::mark!("freeing values waited for a checkpoint to write earlier changes");
                     break;
                 }
                 self.free_value(*keyspace, reference);
