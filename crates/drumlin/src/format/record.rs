@@ -3,9 +3,12 @@
 //! A list of operations. Each begins with a kind (1 byte) and a keyspace (4), followed by:
 //!
 //! ```text
-//! 1 put          key length (2)  value length (4)  key  value 2 put large    key length (2)  length (8)  identity (8)
-//! chunks (4)  key  place (8) and use of the segment (8) of each chunk 3 remove       key length (2)  key 4 create
-//! page size (4)  name length (2)  name 5 drop 6 attach       rows (8)  root (16)  chunks (4)  runs (4)
+//! 1 put          key length (2)  value length (4)  key  value
+//! 2 put large    key length (2)  length (8)  identity (8)  chunks (4)  key  place (8) and use of the segment (8) of each chunk
+//! 3 remove       key length (2)  key
+//! 4 create       page size (4)  name length (2)  name
+//! 5 drop
+//! 6 attach       rows (8)  root (16)  chunks (4)  runs (4)
 //!                of each chunk: number (4), place and use of its segment (16)
 //!                of each run of segments: first (4), how many (4), use of the first (8)
 //! ```
