@@ -70,7 +70,7 @@ impl Client {
         let wanted = self.session.model.at(space, &key, taken - 1);
         match returned {
             ReturnedRow::Value(found) => {
-                self.check_value(space, &key, taken, wanted, found.as_deref(), "before a change")
+                self.check_value(space, &key, taken, wanted, found.as_deref(), "before a change");
             }
             ReturnedRow::IsThere(is_there) => {
                 assert!(!is_there && wanted.is_none(), "commit {taken} put a row that was there: {wanted:?}");

@@ -14,7 +14,7 @@
 //! The thread that attaches holds the exclusive epoch latch, and the latch of the root's frame:
 //! 1. [`announce`](LoadGate::announce) the load.
 //! 2. Check that no row of the keyspace is locked. If one is, give up.
-//! 3. Take the timestamp, and [`set_loaded_at`](Announcement::note) it.
+//! 3. Take the timestamp, and [`set_loaded_at`](Announcement::set_loaded_at) it.
 //! 4. Publish the timestamp, then replace the root.
 //! 5. Drop the announcement.
 //!

@@ -32,7 +32,7 @@ pub struct CheckReport {
     pub checkpoint: Timestamp,
     /// The newest commit found: the checkpoint and the intact records of the log contain all commits up to it.
     pub last: Timestamp,
-    /// All corruption found, up to [`CORRUPTION_COUNT_MAX`](CheckReport::DAMAGE_COUNT_MAX).
+    /// All corruption found, up to [`CORRUPTION_COUNT_MAX`](CheckReport::CORRUPTION_COUNT_MAX).
     pub corruption: Vec<Corruption>,
     /// The number of findings beyond those listed.
     pub unlisted: u64,
