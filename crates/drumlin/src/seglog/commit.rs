@@ -15,9 +15,11 @@ use std::task::{Poll, Waker};
 
 use crate::sync::MutexGuard;
 
+use super::buffers::{Buffers, LogBuffer};
 use super::prepare::Urgency;
+use super::queue::Ticket;
 use super::segment::Segment;
-use super::stream::{LogBuffer, Tail, Ticket};
+use super::stream::Tail;
 use super::wait::{self, Waiter};
 use super::{Reservation, SharedLog};
 use crate::error::{Error, Result};
@@ -30,14 +32,14 @@ struct ReservationTicket<'a> {
     stream: usize,
     bytes: usize,
     ticket: Ticket,
-    /// The stream's count of failed preparations when this ticket began to wait.
-    prepare_failures: u64,
+    /// The stream's count of refused windows when this ticket began to wait.
+    refusal_count: u64,
 }
 
 impl Drop for ReservationTicket<'_> {
     fn drop(&mut self) {
         let stream = &self.log.streams[self.stream];
-        let waker = stream.tail.lock().leave_queue(self.ticket);
+        let waker = stream.tail.lock().queue.leave(self.ticket);
         drop(waker);
         stream.announce_space();
     }
@@ -105,7 +107,7 @@ impl SharedLog {
         if matches!(turn, Turn::Admitted) {
             return Poll::Ready(Ok(self.admitted(asked.stream, asked.bytes, tail)));
         }
-        tail.wake_later(asked.ticket, waker);
+        tail.queue.wake_later(asked.ticket, waker);
         drop(tail);
         match turn {
             Turn::Admitted | Turn::Wait => {}
@@ -122,7 +124,7 @@ impl SharedLog {
             return Err(Error::record_too_large(0, body_bytes as u64, body_bytes_max as u64));
         }
         let bytes = record_bytes(body_bytes);
-        let bytes_max = Tail::record_bytes_max(self.options.stream_buffer_bytes(index));
+        let bytes_max = Buffers::record_bytes_max(self.options.stream_buffer_bytes(index));
         debug_assert!(bytes <= bytes_max, "a record of {bytes} bytes waits for a buffer of {bytes_max}");
         let mut tail = self.streams[index].tail.lock();
         self.check_open(&tail)?;
@@ -131,22 +133,22 @@ impl SharedLog {
             return Ok(Answer::Had(self.admitted(index, bytes, tail)));
         }
         crate::coverage::mark!("a commit waited for space in the log");
-        let (ticket, prepare_failures) = (tail.queue_up(), tail.prepare_failures);
-        Ok(Answer::Queued(ReservationTicket { log: self, stream: index, bytes, ticket, prepare_failures }))
+        let (ticket, refusal_count) = (tail.queue.join(), tail.refusal_count());
+        Ok(Answer::Queued(ReservationTicket { log: self, stream: index, bytes, ticket, refusal_count }))
     }
 
     /// Returns the next step of a ticket in the queue. A ticket that is admitted or refused leaves the queue.
     fn take_turn(&self, asked: &ReservationTicket<'_>, tail: &mut Tail) -> Result<Turn> {
         self.check_open(tail)?;
-        if !tail.is_first(asked.ticket) {
+        if !tail.queue.is_first(asked.ticket) {
             Ok(Turn::Wait)
         } else if !tail.buffer_admits(asked.bytes) {
             Ok(if tail.may_lead() { Turn::Write } else { Turn::Wait })
         } else if tail.windows_admit(asked.bytes) {
             tail.admit(asked.bytes);
             Ok(Turn::Admitted)
-        } else if tail.prepare_failures != asked.prepare_failures {
-            Err(match &tail.prepare_error {
+        } else if tail.refusal_count() != asked.refusal_count {
+            Err(match tail.last_refusal() {
                 None => self.disk_full(),
                 Some(source) => Error::Io {
                     action: "making a log segment in",
@@ -155,14 +157,14 @@ impl SharedLog {
                 },
             })
         } else {
-            tail.wanted = tail.wanted.max(tail.span_end(asked.bytes));
+            tail.want_windows_for(asked.bytes);
             Ok(Turn::Prepare)
         }
     }
 
     /// Returns the reservation of bytes that the tail has admitted. Requests a preparation if one is due.
     fn admitted<'a>(&'a self, index: usize, bytes: usize, tail: MutexGuard<'a, Tail>) -> Reservation<'a> {
-        debug_assert!(bytes <= tail.reserved_bytes, "a reservation of {bytes} bytes was not admitted");
+        debug_assert!(bytes <= tail.reserved_bytes(), "a reservation of {bytes} bytes was not admitted");
         let prepares = tail.preparation().is_some();
         drop(tail);
         if prepares {
@@ -183,8 +185,7 @@ impl SharedLog {
     /// next.
     fn flush_as_leader<'a>(&'a self, index: usize, mut tail: MutexGuard<'a, Tail>) {
         let stream = &self.streams[index];
-        let batch = tail.begin_write();
-        let segment = tail.segment_at(batch.base);
+        let (batch, segment) = tail.begin_write();
         drop(tail);
         match self.write(index, &batch, segment) {
             Ok(()) => {
@@ -227,7 +228,7 @@ impl SharedLog {
         while position < end {
             if position >= segment.end() {
                 crate::coverage::mark!("a batch of the log crossed into the next segment");
-                segment = self.streams[index].tail.lock().segment_at(position);
+                segment = self.streams[index].tail.lock().windows.segment_at(position);
             }
             let piece_end = end.min(segment.end());
             let bytes = (position - batch.base) as usize..(piece_end - batch.base) as usize;
@@ -282,7 +283,7 @@ impl SharedLog {
         loop {
             let mut tail = stream.tail.lock();
             if let Some(id) = registered.take() {
-                tail.waiters.retain(|waiter: &Waiter| waiter.id != id);
+                tail.waiters.remove(id);
             }
             if tail.floor().is_none_or(|floor| floor > timestamp) {
                 return Ok(());
@@ -294,11 +295,8 @@ impl SharedLog {
                 self.flush_as_leader(index, tail);
                 continue;
             }
-            let id = tail.waiter_next;
-            tail.waiter_next = id.next();
-            tail.waiters.push(Waiter::current(id, timestamp));
+            registered = Some(tail.waiters.add_current(timestamp));
             drop(tail);
-            registered = Some(id);
             wait::park();
             if self.horizon.durable() >= timestamp {
                 // The thread that moved the horizon has removed this one from the list, or will.
@@ -349,7 +347,7 @@ impl SharedLog {
     pub(super) fn request_flush(&self, index: usize, urgency: Urgency) {
         let flush_requested = &self.streams[index].flush_requested;
         // Check before writing: a cache line that is only read stays in every processor's cache. The thread that takes
-        // the request locks the tail afterwards, so it finds the records appended before this check.
+        // the nudge locks the tail afterwards, so it finds the records appended before this check.
         if flush_requested.load(Ordering::SeqCst) >= urgency as u8 {
             return;
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::reader::{self, Bodies, Merge, Reader, Records};
 use super::segment::{Segment, Spare};
-use super::stream::Window;
+use super::windows::Window;
 use super::{SharedLog, Verified};
 use crate::error::{Error, Result};
 use crate::format::log::SegmentHeader;
@@ -28,7 +28,7 @@ impl SharedLog {
             let mut tail = stream.tail.lock();
             let (mut segments, mut newest) = tail.take_covered_windows(covered);
             // If there is no space for another window, reuse the only one.
-            if tail.full
+            if tail.is_disk_full()
                 && let Some(window) = tail.take_last_window(covered)
             {
                 newest = newest.max(window.last);
@@ -37,10 +37,8 @@ impl SharedLog {
             }
             assert!(newest <= Some(covered), "records above {covered} are given up: {newest:?}");
             self.give_up(newest);
-            // The need of one interval between checkpoints predicts that of the next. The estimate decays by a quarter.
-            tail.spares_wanted = tail.begun_windows.max(tail.spares_wanted * 3 / 4).max(1);
-            tail.begun_windows = 0;
-            tail.full = false;
+            tail.spares.begin_interval();
+            tail.set_disk_full(false);
             drop(tail);
             free.extend(segments);
         }
@@ -50,7 +48,7 @@ impl SharedLog {
         }
         for segment in free {
             match self.streams.get(segment.header.stream.index()) {
-                Some(stream) => stream.tail.lock().spares.push(Spare::of(segment)),
+                Some(stream) => stream.tail.lock().spares.extend([Spare::of(segment)]),
                 None => self.doomed.lock().push(Spare::of(segment)),
             }
         }
@@ -114,10 +112,10 @@ impl SharedLog {
                     sources.last_mut().expect("just pushed")
                 }
             };
-            for window in tail.windows.iter().filter(|window| window.segment.start() < tail.durable_position) {
+            for window in tail.windows.iter().filter(|window| window.start() < tail.durable_position()) {
                 source.push(window);
             }
-            source.limit = tail.durable_position;
+            source.limit = tail.durable_position();
         }
         sources
     }

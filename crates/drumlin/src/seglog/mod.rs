@@ -41,8 +41,8 @@
 //!
 //! # States
 //! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) → on the
-//! medium (`Tail::complete`) → durable (`SharedLog::publish`) → covered ([`Log::truncate`]).
-//! A segment file: spare → prepared (`SharedLog::prepare_window`) → current (`Tail::append`) → full → covered → spare.
+//! medium (`Tail::complete`) → durable (`Shared::publish`) → covered ([`Log::truncate`]).
+//! A segment file: spare → prepared (`Shared::prepare_window`) → current (`Tail::append`) → full → covered → spare.
 //! The log: open → sealed ([`Log::seal`]) → closed ([`Log::close`]); failed ([`Log::fail`]) from any of them.
 //!
 //! # Who writes
@@ -56,17 +56,21 @@
 //! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run
 //! while no lock is held, except `preparing` and `listed`.
 
+mod buffers;
 mod commit;
 mod horizon;
 mod live;
 mod prepare;
+mod queue;
 mod reader;
 mod scan;
 mod segment;
+mod spares;
 mod stream;
 #[cfg(test)]
 mod tests;
 mod wait;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -88,12 +92,15 @@ use crate::format::{
     checksum,
 };
 use crate::io::{Backend, FolderRef, Persist, SyncMethod};
+use buffers::Buffers;
 use horizon::Horizon;
 use prepare::{Call, Refusal, Signal, Urgency};
 use reader::History;
 use segment::{BLOCK, Spare};
-use stream::{Stream, Tail, Window};
+use spares::Spares;
+use stream::{Stream, Tail};
 use wait::Waiter;
+use windows::Window;
 
 /// The minimum size of a stream's buffer. Each stream has two.
 const BUFFER_BYTES_MIN: usize = 4 * BLOCK_BYTES;
@@ -141,7 +148,7 @@ impl LogOptions {
 
     /// Returns the minimum size of the first stream's buffers, which have to hold the longest record.
     fn first_buffer_bytes_min(&self) -> usize {
-        Tail::buffer_bytes_for(record_bytes(self.body_bytes)).max(BUFFER_BYTES_MIN)
+        Buffers::buffer_bytes_for(record_bytes(self.body_bytes)).max(BUFFER_BYTES_MIN)
     }
 
     /// Returns the length of a stream's two buffers. One can be filled while the other is written.
@@ -160,7 +167,7 @@ impl LogOptions {
 
     /// Returns the length of the longest body that a stream takes.
     fn body_bytes_max(&self, stream: usize) -> usize {
-        let record_max = Tail::record_bytes_max(self.stream_buffer_bytes(stream));
+        let record_max = Buffers::record_bytes_max(self.stream_buffer_bytes(stream));
         (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
     }
 
@@ -431,7 +438,8 @@ impl Log {
         history.add(incarnation, Timestamp(1));
         let new_stream = |index| {
             let buffer_bytes = options.stream_buffer_bytes(index);
-            Stream::new(buffer_bytes, StreamPosition::START, Vec::new(), UseNumber::FIRST, SlotNumber::FIRST)
+            let spares = Spares::new(Vec::new(), UseNumber::FIRST, SlotNumber::FIRST);
+            Stream::new(buffer_bytes, StreamPosition::START, Vec::new(), spares)
         };
         let streams = (0..usize::from(options.streams)).map(new_stream).collect();
         let log = Log::assemble(LogParts {
@@ -663,7 +671,7 @@ impl Log {
         let old: u64 = self.shared.old.lock().iter().map(|window| window.segment.header.window_bytes).sum();
         let streams = self.shared.streams.iter().map(|stream| {
             let tail = stream.tail.lock();
-            tail.position() - tail.windows.front().map_or(tail.origin, |window| window.segment.start())
+            tail.position() - tail.windows.start()
         });
         old + streams.sum::<u64>()
     }
@@ -696,7 +704,7 @@ impl Log {
     /// records whose space was reserved before; this waits for neither.
     pub(crate) fn seal(&self) {
         for stream in &self.shared.streams {
-            stream.tail.lock().is_sealed = true;
+            stream.tail.lock().seal();
             stream.announce_end();
         }
     }
@@ -771,10 +779,10 @@ impl SharedLog {
         }
         for (index, stream) in self.streams.iter().enumerate() {
             let tail = stream.tail.lock();
-            let (from, to) =
-                (tail.windows.front().map_or(tail.origin, |window| window.segment.start()), tail.prepared_end());
+            let (from, to) = (tail.windows.start(), tail.windows.end());
             assert!(from <= to, "a stream ends before it begins");
-            assert!((from..=to).contains(&tail.durable_position), "stream {index} has records outside of its windows");
+            let durable = tail.durable_position();
+            assert!((from..=to).contains(&durable), "stream {index} has records outside of its windows");
             let number = StreamId::of_index(index);
             let range = ranges.entry(number).or_insert(LogRange { stream: number, from, to });
             assert!(range.from == from || range.to == from, "windows of a stream abut");
@@ -819,7 +827,7 @@ impl SharedLog {
     fn check_open(&self, tail: &Tail) -> Result<()> {
         match self.failure.get() {
             Some(reason) => Err(Error::Failed { reason: Arc::clone(reason) }),
-            None if tail.is_sealed => Err(Error::Closed),
+            None if tail.is_sealed() => Err(Error::Closed),
             None => Ok(()),
         }
     }
@@ -831,7 +839,7 @@ impl SharedLog {
         crate::coverage::mark!("the log failed");
         log::error!("the log in {} failed: {reason}", self.folder.path().display());
         for stream in &self.streams {
-            let waiters = std::mem::take(&mut stream.tail.lock().waiters);
+            let waiters = stream.tail.lock().waiters.take_all();
             stream.announce_end();
             waiters.iter().for_each(Waiter::wake);
         }

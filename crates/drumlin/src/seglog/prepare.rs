@@ -9,8 +9,9 @@ use std::time::Duration;
 use crate::sync::{Condvar, Mutex};
 
 use super::SharedLog;
-use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare, SpareSize};
-use super::stream::{Preparation, Stream, Window};
+use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare};
+use super::stream::Stream;
+use super::windows::{Preparation, Window};
 use crate::format::log::SegmentHeader;
 use crate::format::{CheckpointNumber, StreamId, StreamPosition};
 use crate::io::FileRef;
@@ -47,7 +48,6 @@ pub(super) enum Urgency {
 
 /// The delay before records that no caller waits for are written. At 300,000 such records per second, writing whenever
 /// no write was in flight took a quarter of a processor.
-/// Measured: decision 013.
 const GATHERING: Duration = Duration::from_millis(1);
 
 /// A log that had nothing to prepare for this long counts as idle. Its spare segments are for the next burst of
@@ -163,8 +163,8 @@ impl SharedLog {
                             self.folder.path().display()
                         );
                         let mut tail = self.streams[index].tail.lock();
-                        let was_full = std::mem::replace(&mut tail.full, true);
-                        if !was_full && tail.free_spare(self.options.window_bytes()).is_some() {
+                        let was_full = tail.set_disk_full(true);
+                        if !was_full && tail.has_free_spare(self.options.window_bytes()) {
                             continue;
                         }
                         drop(tail);
@@ -205,11 +205,7 @@ impl SharedLog {
     /// Fills the newest window a little further.
     fn fill(&self, index: usize) -> io::Result<()> {
         let stream = &self.streams[index];
-        let (segment, start) = {
-            let tail = stream.tail.lock();
-            let window = tail.windows.back().expect("a window is to be filled");
-            (Arc::clone(&window.segment), window.ready)
-        };
+        let (segment, start) = stream.tail.lock().windows.to_fill();
         assert!(start < segment.end(), "{segment:?} is filled, and filled again");
         let end = segment.end().min(start + FILL_BYTES);
         segment::write_zeros(&segment.file, segment.offset(start), segment.offset(end))?;
@@ -219,10 +215,7 @@ impl SharedLog {
             segment.set_filled(self.persist())?;
             self.write_bytes.fetch_add(BLOCK, Ordering::Relaxed);
         }
-        let mut tail = stream.tail.lock();
-        let window = tail.windows.back_mut().expect("a window is being filled");
-        assert_eq!(window.ready, start, "a window was filled by two threads at once");
-        window.ready = end;
+        stream.tail.lock().windows.set_ready(start, end);
         Ok(())
     }
 
@@ -231,19 +224,8 @@ impl SharedLog {
         let stream = &self.streams[index];
         let (start, use_number, spare) = {
             let mut tail = stream.tail.lock();
-            let use_number = tail.next_use;
-            tail.next_use = use_number.next();
-            let window_bytes = self.options.window_bytes();
-            let spare = match tail.free_spare(window_bytes) {
-                Some(free) => tail.spares.swap_remove(free),
-                None => {
-                    let slot = tail.next_slot;
-                    tail.next_slot = slot.next();
-                    Spare { window_bytes, ..Spare::unused(segment::name(StreamId::of_index(index), slot), slot) }
-                }
-            };
-            assert!(spare.slot < tail.next_slot, "{} is used, whose number was not given out", spare.name);
-            (tail.prepared_end(), use_number, spare)
+            let (spare, use_number) = tail.take_spare(StreamId::of_index(index), self.options.window_bytes());
+            (tail.windows.end(), use_number, spare)
         };
         assert!(start.is_block_start(), "a window begins within a block: {start}");
         let header = SegmentHeader {
@@ -268,7 +250,7 @@ impl SharedLog {
             Err(refusal) => {
                 let is_gone = matches!(&refusal, Refusal::Passing(error) if error.kind() == io::ErrorKind::NotFound);
                 if spare.last_use.is_some() && !is_gone {
-                    stream.tail.lock().spares.push(spare);
+                    stream.tail.lock().spares.extend([spare]);
                 }
                 return Err(refusal);
             }
@@ -276,17 +258,11 @@ impl SharedLog {
         assert!(segment.start() < ready && ready <= segment.end(), "{segment:?} is made ready up to {ready}");
         // No record is put into the window before it is listed.
         let window = Window::new(segment, header.start, header.window_bytes);
-        {
-            let mut tail = stream.tail.lock();
-            assert_eq!(window.segment.start(), tail.prepared_end(), "windows of a stream abut");
-            tail.windows.push_back(window);
-        }
+        stream.tail.lock().windows.push(window);
         self.list().map_err(Refusal::Final)?;
         let mut tail = stream.tail.lock();
-        let window = tail.windows.back_mut().expect("just pushed");
-        assert!(window.start() == header.start && window.ready == header.start, "a window was made ready by another");
-        window.ready = ready;
-        tail.full = false;
+        tail.windows.set_ready(header.start, ready);
+        tail.set_disk_full(false);
         Ok(())
     }
 
@@ -365,7 +341,7 @@ impl SharedLog {
 
     /// Returns `true` if there are files that an idle log does not need.
     pub(super) fn has_surplus(&self) -> bool {
-        let has_spares = |stream: &Stream| stream.tail.lock().spares.len() > 1;
+        let has_spares = |stream: &Stream| stream.tail.lock().spares.count() > 1;
         self.streams.iter().any(has_spares) || !self.doomed.lock().is_empty()
     }
 
@@ -374,7 +350,7 @@ impl SharedLog {
     pub(super) fn remove_idle(&self) {
         let _guard = self.preparing.lock();
         for stream in &self.streams {
-            stream.tail.lock().spares_wanted = 1;
+            stream.tail.lock().spares.want_one();
         }
         self.remove_surplus();
     }
@@ -396,15 +372,7 @@ impl SharedLog {
     fn remove_surplus(&self) -> bool {
         let window_bytes = self.options.window_bytes();
         for stream in &self.streams {
-            let mut tail = stream.tail.lock();
-            let size = tail.kept_spare_size(window_bytes);
-            let (mut spares, mut surplus): (Vec<_>, Vec<_>) =
-                tail.spares.drain(..).partition(|spare| spare.serves(size));
-            spares.sort_by_key(|spare| !spare.serves(SpareSize::Window(window_bytes)));
-            assert!(tail.spares_wanted > 0, "a stream on a full disk may need its only spare");
-            surplus.extend(spares.drain(tail.spares_wanted.min(spares.len())..));
-            tail.spares = spares;
-            drop(tail);
+            let surplus = stream.tail.lock().take_surplus(window_bytes);
             self.doomed.lock().extend(surplus);
         }
         let doomed: Vec<Spare> = self.doomed.lock().extract_if(.., |spare| spare.is_free()).collect();

@@ -502,12 +502,12 @@ pub(crate) struct Records {
     merge: Merge,
     last: Timestamp,
     dir: PathBuf,
-    is_over: bool,
+    over: bool,
 }
 
 impl Records {
     pub(super) fn new(merge: Merge, last: Timestamp, dir: PathBuf) -> Records {
-        Records { merge, last, dir, is_over: false }
+        Records { merge, last, dir, over: false }
     }
 }
 
@@ -516,15 +516,15 @@ impl Iterator for Records {
 
     fn next(&mut self) -> Option<Result<Record>> {
         let timestamp = self.merge.next;
-        if self.is_over || timestamp > self.last {
+        if self.over || timestamp > self.last {
             return None;
         }
         let taken = match self.merge.due() {
             Some(head) => self.merge.take(head),
             None => Err(missing(timestamp, self.last, self.merge.suspect().as_ref(), &self.dir)),
         };
-        self.is_over = taken.is_err();
-        assert!(self.is_over || self.merge.next == timestamp.next(), "the records that are read are not dense");
+        self.over = taken.is_err();
+        assert!(self.over || self.merge.next == timestamp.next(), "the records that are read are not dense");
         Some(taken.map(|body| Record { timestamp, body }))
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use super::reader::{Bodies, History, Merge, Reader, Records, chunk_bytes, missing};
 use super::segment::{self, BLOCK, Segment, Spare};
-use super::stream::{Stream, Window};
+use super::spares::Spares;
+use super::stream::Stream;
+use super::windows::Window;
 use super::{Hooks, Log, LogOptions, LogParts, Origin, SuperblockLogState};
 use crate::error::{Error, OnCorruption, Result, sound};
 use crate::format::log::RECORD_HEADER_BYTES;
@@ -65,10 +67,10 @@ impl Scan {
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
         options: &LogOptions,
-        log_state: &SuperblockLogState<'_>,
+        known: &SuperblockLogState<'_>,
     ) -> Result<Scan> {
         let access = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
-        let scan = Scan::read(backend, folder, options, access, log_state, &mut Err)?;
+        let scan = Scan::read(backend, folder, options, access, known, &mut Err)?;
         if !scan.is_closed {
             scan.harden()?;
         }
@@ -82,7 +84,7 @@ impl Scan {
         folder: &FolderRef,
         options: &LogOptions,
         access: OpenOptions,
-        log_state: &SuperblockLogState<'_>,
+        known: &SuperblockLogState<'_>,
         on_corruption: OnCorruption<'_>,
     ) -> Result<Scan> {
         options.check()?;
@@ -90,29 +92,28 @@ impl Scan {
             backend: Arc::clone(backend),
             folder: Arc::clone(folder),
             options: options.clone(),
-            history: History::new(log_state.incarnations),
-            covered: log_state.covered,
-            ranges: log_state.ranges.to_vec(),
-            last: log_state.covered,
+            history: History::new(known.incarnations),
+            covered: known.covered,
+            ranges: known.ranges.to_vec(),
+            last: known.covered,
             record_bytes: 0,
             record_count: 0,
             names_extents: false,
             is_closed: false,
             streams: BTreeMap::new(),
         };
-        scan.find_segments(access, log_state.checkpoint, on_corruption)?;
-        if log_state.is_closed && scan.is_as_closed(log_state.incarnations) {
+        scan.find_segments(access, known.checkpoint, on_corruption)?;
+        if known.is_closed && scan.is_as_closed(known.incarnations) {
             scan.is_closed = true;
             scan.streams.values_mut().for_each(StreamScan::set_aside_all);
             return Ok(scan);
         }
-        log_state.ranges.iter().try_for_each(|range| scan.check_range(range, on_corruption))?;
+        known.ranges.iter().try_for_each(|range| scan.check_range(range, on_corruption))?;
         for stream in scan.streams.values_mut() {
-            sound(stream.set_aside_covered(&scan.history, log_state.covered), on_corruption)?;
+            sound(stream.set_aside_covered(&scan.history, known.covered), on_corruption)?;
         }
         // Everything below the start of an opening was on the medium when that opening began.
-        let openings_horizon =
-            log_state.incarnations.iter().map(|&(_, first)| Timestamp(first.0.saturating_sub(1))).max();
+        let openings_horizon = known.incarnations.iter().map(|&(_, first)| Timestamp(first.0.saturating_sub(1))).max();
         sound(scan.find_end(openings_horizon.unwrap_or_default(), on_corruption), on_corruption)?;
         Ok(scan)
     }
@@ -122,16 +123,16 @@ impl Scan {
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
         options: &LogOptions,
-        log_state: &SuperblockLogState<'_>,
+        known: &SuperblockLogState<'_>,
     ) -> Scan {
         Scan {
             backend: Arc::clone(backend),
             folder: Arc::clone(folder),
             options: options.clone(),
-            history: History::new(log_state.incarnations),
-            covered: log_state.covered,
+            history: History::new(known.incarnations),
+            covered: known.covered,
             ranges: Vec::new(),
-            last: log_state.covered,
+            last: known.covered,
             record_bytes: 0,
             record_count: 0,
             names_extents: false,
@@ -541,9 +542,7 @@ impl StreamScan {
         let mut spares = Vec::new();
         self.retire(old, &mut spares);
         let buffer_bytes = options.stream_buffer_bytes(number.index());
-        let stream = Stream::new(buffer_bytes, position, kept, use_number_next, slot_next);
-        stream.tail.lock().spares = spares;
-        stream
+        Stream::new(buffer_bytes, position, kept, Spares::new(spares, use_number_next, slot_next))
     }
 
     /// Returns `true` if a later use of the same range of the stream exists, in which case that one counts.

@@ -14,7 +14,7 @@ thread_local! {
 pub(super) struct WaiterId(u64);
 
 impl WaiterId {
-    pub(super) fn next(self) -> WaiterId {
+    fn next(self) -> WaiterId {
         WaiterId(self.0 + 1)
     }
 }
@@ -22,20 +22,56 @@ impl WaiterId {
 /// A thread that waits until a stream has no pending record at or below a timestamp.
 #[derive(Debug)]
 pub(super) struct Waiter {
-    pub(super) id: WaiterId,
-    pub(super) timestamp: Timestamp,
+    id: WaiterId,
+    timestamp: Timestamp,
     unparker: Unparker,
 }
 
 impl Waiter {
     /// Makes a waiter of the calling thread.
-    pub(super) fn current(id: WaiterId, timestamp: Timestamp) -> Waiter {
+    fn current(id: WaiterId, timestamp: Timestamp) -> Waiter {
         let unparker = PARKER.with_borrow_mut(|parker| parker.get_or_insert_default().unparker().clone());
         Waiter { id, timestamp, unparker }
     }
 
     pub(super) fn wake(&self) {
         self.unparker.unpark();
+    }
+}
+
+/// The threads that wait for records of a stream. A number is given out once.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    list: Vec<Waiter>,
+    next: WaiterId,
+}
+
+impl Waiters {
+    /// Adds the calling thread. Returns its number.
+    pub(super) fn add_current(&mut self, timestamp: Timestamp) -> WaiterId {
+        let id = self.next;
+        self.next = id.next();
+        self.list.push(Waiter::current(id, timestamp));
+        id
+    }
+
+    /// Removes a waiter, unless it was taken.
+    pub(super) fn remove(&mut self, id: WaiterId) {
+        self.list.retain(|waiter| waiter.id != id);
+    }
+
+    /// Takes the newest waiter.
+    pub(super) fn pop(&mut self) -> Option<Waiter> {
+        self.list.pop()
+    }
+
+    /// Takes the waiters of timestamps below `floor`, or all if it is `None`.
+    pub(super) fn take_below(&mut self, floor: Option<Timestamp>) -> Vec<Waiter> {
+        self.list.extract_if(.., |waiter| floor.is_none_or(|floor| waiter.timestamp < floor)).collect()
+    }
+
+    pub(super) fn take_all(&mut self) -> Vec<Waiter> {
+        std::mem::take(&mut self.list)
     }
 }
 

@@ -974,7 +974,7 @@ fn idle_and_closed_logs_are_short() {
     rig.truncate(&log, Timestamp(400));
     assert!(rig.disk.files().len() > 6, "{:?}", rig.disk.files());
     log.remove_idle();
-    let in_use: usize = log.shared.streams.iter().map(|stream| stream.tail.lock().windows.len()).sum();
+    let in_use: usize = log.shared.streams.iter().map(|stream| stream.tail.lock().windows.count()).sum();
     assert_eq!(rig.disk.files().len(), in_use + 2);
     commit_to(&log, 800, 1000);
     rig.truncate(&log, Timestamp(800));
@@ -1222,7 +1222,7 @@ fn a_window_that_was_never_used_hides_nothing() {
     let log = rig.create();
     commit_to(&log, 130, 1000);
     rig.truncate(&log, Timestamp(126));
-    let window = log.shared.streams[0].tail.lock().windows[0].segment.header;
+    let window = log.shared.streams[0].tail.lock().windows.iter().next().unwrap().segment.header;
     assert!(window.use_number > UseNumber(1), "the first window is covered");
     drop(log);
     rig.disk.tamper(&rig.path(0, 1), |bytes| bytes.fill(0));

@@ -1,0 +1,171 @@
+//! The two buffers of a stream: new records go to one, while the other is written.
+
+use crate::format::{BLOCK_BYTES, StreamPosition, Timestamp};
+use crate::io::AlignedBuffer;
+
+/// The first and the last record of those that are not on the medium.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Pending {
+    pub(super) first: Timestamp,
+    pub(super) last: Timestamp,
+}
+
+/// A buffer, and the range of the stream that it holds, which starts at the beginning of a block.
+#[derive(Debug)]
+pub(super) struct LogBuffer {
+    pub(super) buffer: AlignedBuffer,
+    pub(super) base: StreamPosition,
+    pub(super) used: usize,
+    /// Records before these in the first block are on the medium, and are written again with the same bytes.
+    pub(super) pending: Option<Pending>,
+    /// One of the pending records names values in extents; see [`Body::naming_extents`](super::Body::naming_extents).
+    pub(super) names_extents: bool,
+}
+
+impl LogBuffer {
+    fn empty(buffer: AlignedBuffer, base: StreamPosition) -> LogBuffer {
+        LogBuffer { buffer, base, used: 0, pending: None, names_extents: false }
+    }
+
+    pub(super) fn end(&self) -> StreamPosition {
+        self.base + self.used as u64
+    }
+}
+
+/// The records of a stream that are not on the medium. At most one batch is being written, and its bytes never change.
+/// Every pending record is in that batch or in the active buffer.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    /// The buffer that new records are copied to.
+    active: LogBuffer,
+    /// The other buffer, unless it is being written.
+    idle: Option<AlignedBuffer>,
+    /// The records that are being written. If the write fails, this is never cleared.
+    writing: Option<Pending>,
+    /// Everything below this position is on the medium.
+    durable_position: StreamPosition,
+}
+
+impl Buffers {
+    /// Creates two empty buffers. The next record starts at `position`.
+    pub(super) fn new(buffer_bytes: usize, position: StreamPosition) -> Buffers {
+        assert!(position.is_block_start(), "a stream goes on within a block: {position}");
+        assert!(buffer_bytes.is_multiple_of(BLOCK_BYTES), "a buffer ends within a block");
+        Buffers {
+            active: LogBuffer::empty(AlignedBuffer::zeroed(buffer_bytes), position),
+            idle: Some(AlignedBuffer::zeroed(buffer_bytes)),
+            writing: None,
+            durable_position: position,
+        }
+    }
+
+    /// Returns the maximum bytes of a record: it must fit into an otherwise empty buffer together with the earlier
+    /// records of its block and one padding.
+    pub(super) fn record_bytes_max(buffer_bytes: usize) -> usize {
+        buffer_bytes - 2 * BLOCK_BYTES
+    }
+
+    /// Returns the size of the buffer that a record of this size needs.
+    pub(super) fn buffer_bytes_for(record_bytes: usize) -> usize {
+        (record_bytes + 2 * BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)
+    }
+
+    /// The position after the last record.
+    pub(super) fn position(&self) -> StreamPosition {
+        self.active.end()
+    }
+
+    /// The position below which everything is on the medium.
+    pub(super) fn durable_position(&self) -> StreamPosition {
+        self.durable_position
+    }
+
+    /// Returns `true` if the active buffer has room for `bytes`, which include what is reserved.
+    ///
+    /// One block is kept in reserve. If nothing is appended during a write, the last block of the write, which the next
+    /// record shares, moves to the front of the empty buffer.
+    pub(super) fn admits(&self, bytes: usize) -> bool {
+        self.active.used + bytes <= self.active.buffer.capacity() - BLOCK_BYTES
+    }
+
+    /// Returns `true` if the active buffer has room for a reserved record of `bytes`.
+    pub(super) fn fits(&self, bytes: usize) -> bool {
+        self.active.used + bytes <= self.active.buffer.capacity()
+    }
+
+    /// Returns `true` if half of the active buffer is used, so that pending records should not wait any longer.
+    pub(super) fn is_near_full(&self) -> bool {
+        self.active.used > self.active.buffer.capacity() / 2
+    }
+
+    /// The first record that is not on the medium.
+    pub(super) fn floor(&self) -> Option<Timestamp> {
+        self.writing.or(self.active.pending).map(|pending| pending.first)
+    }
+
+    /// The last record that is not on the medium.
+    pub(super) fn last_pending(&self) -> Option<Timestamp> {
+        self.active.pending.or(self.writing).map(|pending| pending.last)
+    }
+
+    /// Returns `true` if there are pending records and no write is in flight.
+    pub(super) fn may_write(&self) -> bool {
+        self.writing.is_none() && self.active.pending.is_some()
+    }
+
+    /// Adds a record, whose bytes the caller copies to the returned slice.
+    pub(super) fn push(&mut self, timestamp: Timestamp, bytes: usize, names_extents: bool) -> &mut [u8] {
+        let begin = self.active.used;
+        debug_assert!(self.fits(bytes), "a record of {bytes} bytes overflows the buffer");
+        self.active.used += bytes;
+        let first = self.active.pending.map_or(timestamp, |pending| pending.first);
+        self.active.pending = Some(Pending { first, last: timestamp });
+        self.active.names_extents |= names_extents;
+        &mut self.active.buffer[begin..begin + bytes]
+    }
+
+    /// Takes the pending records, padded to whole blocks. Until [`complete`](Self::complete) is called, new records go
+    /// to the other buffer, starting at the next block: bytes in flight never change.
+    pub(super) fn begin_write(&mut self) -> LogBuffer {
+        assert!(self.may_write());
+        let buffer = self.idle.take().expect("the idle buffer is free when nothing is being written");
+        let padded = self.active.used.next_multiple_of(BLOCK_BYTES);
+        self.active.buffer[self.active.used..padded].fill(0);
+        let base = self.active.base + padded as u64;
+        let batch = std::mem::replace(&mut self.active, LogBuffer::empty(buffer, base));
+        self.writing = batch.pending;
+        batch
+    }
+
+    /// Gives back the batch from [`begin_write`](Self::begin_write), which is on the medium now. If nothing was
+    /// appended during the write, the next record follows in its last block. `reserved_bytes` have to fit after that.
+    pub(super) fn complete(&mut self, batch: LogBuffer, reserved_bytes: usize) {
+        assert_eq!(self.writing, batch.pending, "another batch than was begun is completed");
+        assert!(self.durable_position <= batch.end(), "a stream's durable position goes back");
+        self.durable_position = batch.end();
+        if self.active.pending.is_none() {
+            assert_eq!(self.active.used, 0);
+            let shared_bytes = batch.used % BLOCK_BYTES;
+            let block_start = batch.used - shared_bytes;
+            self.active.base = batch.base + block_start as u64;
+            self.active.used = shared_bytes;
+            self.active.buffer[..shared_bytes].copy_from_slice(&batch.buffer[block_start..batch.used]);
+        }
+        // This includes the block kept in reserve.
+        let reserved = self.active.used + reserved_bytes;
+        assert!(reserved <= self.active.buffer.capacity(), "{reserved} bytes are reserved in a buffer");
+        assert!(self.idle.is_none(), "a stream has three buffers");
+        self.idle = Some(batch.buffer);
+        self.writing = None;
+    }
+
+    /// Makes the next record start at `position`. Nothing may be pending.
+    pub(super) fn skip_to(&mut self, position: StreamPosition) {
+        assert!(self.floor().is_none(), "a stream with pending records goes on elsewhere");
+        assert!(self.position() <= position, "a stream that ends at {} goes on at {position}", self.position());
+        assert!(position.is_block_start(), "a stream goes on within a block: {position}");
+        self.durable_position = position;
+        self.active.base = position;
+        self.active.used = 0;
+    }
+}

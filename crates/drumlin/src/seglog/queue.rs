@@ -1,0 +1,67 @@
+//! The queue for space in a stream.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+/// The place of a reservation in a stream's queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Ticket(u64);
+
+/// A thread or task that waits for space in a stream.
+#[derive(Debug)]
+struct Queued {
+    ticket: Ticket,
+    /// The waker of a task; a thread waits on [`Stream::space`](super::stream::Stream::space).
+    waker: Option<Waker>,
+}
+
+/// Reservations that were not available immediately; first come, first served. A ticket is given out once.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    list: VecDeque<Queued>,
+    ticket_next: Ticket,
+}
+
+impl Queue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Returns `true` if the ticket is at the head of the queue.
+    pub(super) fn is_first(&self, ticket: Ticket) -> bool {
+        self.list.front().is_some_and(|first| first.ticket == ticket)
+    }
+
+    /// Takes a place in the queue.
+    pub(super) fn join(&mut self) -> Ticket {
+        let ticket = self.ticket_next;
+        self.ticket_next = Ticket(ticket.0 + 1);
+        self.list.push_back(Queued { ticket, waker: None });
+        ticket
+    }
+
+    /// Leaves the queue. Returns the waker of the ticket's task.
+    pub(super) fn leave(&mut self, ticket: Ticket) -> Option<Waker> {
+        let index = self.list.iter().position(|queued| queued.ticket == ticket);
+        self.list.remove(index.expect("who leaves the queue is in it")).and_then(|queued| queued.waker)
+    }
+
+    /// Stores the waker of a task, which is woken when it should check again.
+    pub(super) fn wake_later(&mut self, ticket: Ticket, waker: &Waker) {
+        let queued = self.list.iter_mut().find(|queued| queued.ticket == ticket);
+        assert!(queued.is_some(), "a task waits that has no place in the queue");
+        if let Some(queued) = queued {
+            queued.waker = Some(waker.clone());
+        }
+    }
+
+    /// Takes the waker of the task at the head of the queue.
+    pub(super) fn take_first_waker(&mut self) -> Option<Waker> {
+        self.list.front_mut().and_then(|queued| queued.waker.take())
+    }
+
+    /// Takes the wakers of all tasks in the queue.
+    pub(super) fn take_wakers(&mut self) -> Vec<Waker> {
+        self.list.iter_mut().filter_map(|queued| queued.waker.take()).collect()
+    }
+}

@@ -1,0 +1,87 @@
+//! The spare segment files of a stream.
+
+use super::segment::{self, Spare, SpareSize};
+use crate::format::{SlotNumber, StreamId, UseNumber};
+
+/// The files of a stream that are available for another use, the numbers for new files and uses, and how many spares
+/// are worth keeping. Numbers only ascend.
+#[derive(Debug)]
+pub(super) struct Spares {
+    list: Vec<Spare>,
+    use_next: UseNumber,
+    slot_next: SlotNumber,
+    /// The number of windows begun since the last truncation.
+    begun_windows: usize,
+    /// The number of spares that is worth keeping: as many as an interval between truncations needs.
+    wanted: usize,
+}
+
+impl Spares {
+    pub(super) fn new(list: Vec<Spare>, use_next: UseNumber, slot_next: SlotNumber) -> Spares {
+        assert!(list.iter().all(|spare| spare.slot < slot_next), "{slot_next} is the slot of a spare");
+        Spares { list, use_next, slot_next, begun_windows: 0, wanted: 1 }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(super) fn extend(&mut self, spares: impl IntoIterator<Item = Spare>) {
+        self.list.extend(spares);
+    }
+
+    /// Returns the number of the next use of a file.
+    pub(super) fn take_use_number(&mut self) -> UseNumber {
+        let number = self.use_next;
+        self.use_next = number.next();
+        number
+    }
+
+    /// Returns `true` if a spare of this size can be used immediately.
+    pub(super) fn has_free(&self, size: SpareSize) -> bool {
+        self.list.iter().any(|spare| spare.is_free() && spare.serves(size))
+    }
+
+    /// Takes a spare of this size that can be used immediately, or the name of a new file for `window_bytes`.
+    pub(super) fn take(&mut self, stream: StreamId, size: SpareSize, window_bytes: u64) -> Spare {
+        let free = self.list.iter().position(|spare| spare.is_free() && spare.serves(size));
+        let spare = match free {
+            Some(free) => self.list.swap_remove(free),
+            None => {
+                let slot = self.slot_next;
+                self.slot_next = slot.next();
+                Spare { window_bytes, ..Spare::unused(segment::name(stream, slot), slot) }
+            }
+        };
+        assert!(spare.slot < self.slot_next, "{} is used, whose number was not given out", spare.name);
+        spare
+    }
+
+    /// Records that records were appended to `count` more windows.
+    pub(super) fn note_begun(&mut self, count: usize) {
+        self.begun_windows += count;
+    }
+
+    /// Estimates the number of spares worth keeping, after a truncation. The need of one interval between checkpoints
+    /// predicts that of the next. The estimate decays by a quarter.
+    pub(super) fn begin_interval(&mut self) {
+        self.wanted = self.begun_windows.max(self.wanted * 3 / 4).max(1);
+        self.begun_windows = 0;
+    }
+
+    /// Makes a single spare worth keeping.
+    pub(super) fn want_one(&mut self) {
+        self.wanted = 1;
+    }
+
+    /// Takes the spares that are not worth keeping: those of other sizes, and then those beyond the wanted number.
+    /// Spares of `window_bytes` are kept first.
+    pub(super) fn take_surplus(&mut self, size: SpareSize, window_bytes: u64) -> Vec<Spare> {
+        assert!(self.wanted > 0, "a stream on a full disk may need its only spare");
+        let (mut kept, mut surplus): (Vec<_>, Vec<_>) = self.list.drain(..).partition(|spare| spare.serves(size));
+        kept.sort_by_key(|spare| !spare.serves(SpareSize::Window(window_bytes)));
+        surplus.extend(kept.drain(self.wanted.min(kept.len())..));
+        self.list = kept;
+        surplus
+    }
+}

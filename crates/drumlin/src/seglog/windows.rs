@@ -1,0 +1,261 @@
+//! The windows of a stream: the parts of it that have a file, and how far ahead of the records they reach.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::segment::Segment;
+use crate::format::log::RECORD_ALIGNMENT_BYTES;
+use crate::format::{BLOCK_BYTES, StreamPosition, Timestamp};
+
+/// Distance between entries of a window's index: the most that a reader has to read before its starting point.
+const INDEX_STRIDE_BYTES: u64 = 64 << 10;
+
+const _: () = assert!(BLOCK_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a record can't begin with a block");
+
+/// A window of the stream and the index of its records.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) segment: Arc<Segment>,
+    /// The file is filled up to this position. Records may lie below it.
+    pub(super) ready: StreamPosition,
+    /// The newest record that has bytes in the window.
+    pub(super) last: Option<Timestamp>,
+    /// In ascending order, the timestamp and position of one record per stride.
+    pub(super) index: Vec<(Timestamp, StreamPosition)>,
+}
+
+impl Window {
+    /// Creates a window. `held_bytes` are the bytes of it that the file holds: for a header alone it is not worth
+    /// allocating an index of full size.
+    pub(super) fn new(segment: Arc<Segment>, ready: StreamPosition, held_bytes: u64) -> Window {
+        assert!((segment.start()..=segment.end()).contains(&ready), "{segment:?} is ready up to {ready}");
+        let entries = segment.header.window_bytes.min(held_bytes) / INDEX_STRIDE_BYTES + 1;
+        // Allocate here, because appending must not allocate.
+        Window { segment, ready, last: None, index: Vec::with_capacity(entries as usize) }
+    }
+
+    /// Records that a record starts at `position`.
+    pub(super) fn index_record(&mut self, timestamp: Timestamp, position: StreamPosition) {
+        assert!(self.last < Some(timestamp), "records of a window ascend");
+        assert!((self.start()..self.end()).contains(&position), "a record begins in another window");
+        let is_after = |&(_, indexed): &(Timestamp, StreamPosition)| indexed < position;
+        debug_assert!(self.index.last().is_none_or(is_after), "records of a window ascend in position");
+        self.last = Some(timestamp);
+        let due = self.index.last().is_none_or(|&(_, indexed)| position - indexed >= INDEX_STRIDE_BYTES);
+        if due && self.index.len() < self.index.capacity() {
+            self.index.push((timestamp, position));
+        }
+    }
+
+    pub(super) fn start(&self) -> StreamPosition {
+        self.segment.start()
+    }
+
+    pub(super) fn end(&self) -> StreamPosition {
+        self.segment.end()
+    }
+
+    fn is_filled(&self) -> bool {
+        self.ready == self.end()
+    }
+}
+
+/// The next step of preparing a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Preparation {
+    Fill,
+    Window,
+}
+
+/// The windows of a stream, from the oldest kept to the newest prepared. They abut, and all but the newest are filled.
+#[derive(Debug)]
+pub(super) struct Windows {
+    list: VecDeque<Window>,
+    /// The index of the window in which the last record started.
+    current: usize,
+    /// The start of the next window, while there are no windows.
+    origin: StreamPosition,
+    /// The position of this opening's first record.
+    began: StreamPosition,
+    /// A reservation waits for windows up to this position.
+    wanted: StreamPosition,
+}
+
+impl Windows {
+    /// Creates the windows of a stream whose next record starts at `position`, in the first window if there is one.
+    pub(super) fn new(list: Vec<Window>, position: StreamPosition) -> Windows {
+        assert!(list.is_sorted_by(|left, right| left.end() == right.start()), "windows of a stream abut");
+        let is_within = |first: &Window| (first.start()..first.end()).contains(&position);
+        assert!(list.first().is_none_or(is_within), "a stream goes on at {position}, outside of its window");
+        Windows { list: list.into(), current: 0, origin: position, began: position, wanted: StreamPosition::START }
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Window> {
+        self.list.iter()
+    }
+
+    /// The start of the oldest window.
+    pub(super) fn start(&self) -> StreamPosition {
+        self.list.front().map_or(self.origin, Window::start)
+    }
+
+    /// The position after the newest window.
+    pub(super) fn end(&self) -> StreamPosition {
+        self.list.back().map_or(self.origin, Window::end)
+    }
+
+    /// The position up to which records may be written.
+    pub(super) fn ready(&self) -> StreamPosition {
+        let mut ready = self.origin;
+        for window in self.list.iter().skip(self.current) {
+            ready = window.ready;
+            if !window.is_filled() {
+                break;
+            }
+        }
+        ready
+    }
+
+    /// Returns the window that holds the last record's start.
+    pub(super) fn current(&self) -> &Window {
+        &self.list[self.current]
+    }
+
+    /// Makes the window that holds `position` the current one. Returns the number of windows that this begins.
+    pub(super) fn advance(&mut self, position: StreamPosition) -> usize {
+        let before = self.current;
+        while position >= self.list[self.current].end() {
+            self.current += 1;
+        }
+        self.current - before
+    }
+
+    /// Records that a record starts at `position`, which is in the current window, and reaches to `end`.
+    pub(super) fn index_record(&mut self, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
+        self.list[self.current].index_record(timestamp, position);
+        let mut reached = self.current;
+        while self.list[reached].end() < end {
+            reached += 1;
+            self.list[reached].last = Some(timestamp);
+        }
+    }
+
+    /// Requests windows up to `position`.
+    pub(super) fn want(&mut self, position: StreamPosition) {
+        self.wanted = self.wanted.max(position);
+    }
+
+    /// Withdraws the requests.
+    pub(super) fn want_nothing(&mut self) {
+        self.wanted = StreamPosition::START;
+    }
+
+    /// Returns `true` if there is a window that holds no record yet. The last record ends at `position`.
+    pub(super) fn has_window_ahead(&self, position: StreamPosition) -> bool {
+        self.list.back().is_some_and(|window| window.start() > position)
+    }
+
+    /// Returns the bytes that are kept ready after the last record: as many as were appended since the opening, up to a
+    /// window. So a short opening prepares little that it does not use, and a busy one has a window ahead, so that no
+    /// append waits for one.
+    fn lead_bytes(&self, position: StreamPosition) -> u64 {
+        let window_bytes = self.list.back().map_or(0, |window| window.segment.header.window_bytes);
+        assert!(self.began <= position, "a stream that began at {} is at {position}", self.began);
+        (position - self.began).min(window_bytes)
+    }
+
+    /// Returns the next step of preparation, if one is needed. The last record ends at `position`. On a full disk, only
+    /// windows that a reservation waits for are needed.
+    pub(super) fn preparation(&self, position: StreamPosition, is_disk_full: bool) -> Option<Preparation> {
+        debug_assert!(
+            self.list.iter().rev().skip(1).all(Window::is_filled),
+            "a window was begun before the last was filled"
+        );
+        let ahead = position + self.lead_bytes(position);
+        let last = self.list.back().map_or((self.origin, self.origin), |window| (window.ready, window.end()));
+        match last {
+            (ready, end) if ready < end => (ready < self.wanted.max(ahead)).then_some(Preparation::Fill),
+            (_, end) if end < self.wanted || (end < ahead && !is_disk_full) => Some(Preparation::Window),
+            _ => None,
+        }
+    }
+
+    /// Adds a window after the newest one. No record may be in it until [`set_ready`](Self::set_ready) is called.
+    pub(super) fn push(&mut self, window: Window) {
+        assert_eq!(window.start(), self.end(), "windows of a stream abut");
+        assert_eq!(window.ready, window.start(), "{:?} is used before it is listed", window.segment);
+        self.list.push_back(window);
+    }
+
+    /// Returns the segment of the newest window, which is to be filled from the returned position on.
+    pub(super) fn to_fill(&self) -> (Arc<Segment>, StreamPosition) {
+        let window = self.list.back().expect("a window is to be filled");
+        (Arc::clone(&window.segment), window.ready)
+    }
+
+    /// Records that the newest window, which was filled up to `before`, is filled up to `ready` now.
+    pub(super) fn set_ready(&mut self, before: StreamPosition, ready: StreamPosition) {
+        let window = self.list.back_mut().expect("a window is being filled");
+        assert_eq!(window.ready, before, "a window was filled by two threads at once");
+        assert!(before < ready && ready <= window.end(), "{:?} is filled up to {ready}", window.segment);
+        window.ready = ready;
+    }
+
+    /// Returns the segment that holds `position`.
+    pub(super) fn segment_at(&self, position: StreamPosition) -> Arc<Segment> {
+        let window = self.list.iter().rev().find(|window| window.start() <= position);
+        let window = window.expect("a record lies in no window");
+        assert!(position < window.end());
+        Arc::clone(&window.segment)
+    }
+
+    /// Takes the windows before the current one whose records are all at or below `covered` and below `durable`.
+    /// Returns them with the newest timestamp that they hold.
+    pub(super) fn take_covered(
+        &mut self,
+        covered: Timestamp,
+        durable: StreamPosition,
+    ) -> (Vec<Arc<Segment>>, Option<Timestamp>) {
+        let mut taken = Vec::new();
+        let mut newest = None;
+        while let Some(window) = self.list.front() {
+            if self.current == 0 || window.end() > durable || window.last > Some(covered) {
+                break;
+            }
+            newest = newest.max(window.last);
+            let window = self.list.pop_front().expect("there is a front");
+            self.current -= 1;
+            taken.push(window.segment);
+        }
+        assert!(self.current == 0 || self.current < self.list.len(), "the window in use is given up");
+        (taken, newest)
+    }
+
+    /// Takes the only window, if it is filled and all its records are at or below `covered`. The stream has to continue
+    /// after it.
+    pub(super) fn take_only(&mut self, covered: Timestamp) -> Option<Window> {
+        let window = self.list.front()?;
+        if self.list.len() > 1 || !window.is_filled() || window.last > Some(covered) {
+            return None;
+        }
+        self.origin = window.end();
+        self.current = 0;
+        self.list.pop_front()
+    }
+
+    /// Takes all windows of a stream that ends at `position`.
+    pub(super) fn take_all(&mut self, position: StreamPosition) -> Vec<Arc<Segment>> {
+        self.current = 0;
+        self.origin = position;
+        self.list.drain(..).map(|window| window.segment).collect()
+    }
+}
