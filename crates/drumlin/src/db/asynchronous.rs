@@ -28,11 +28,11 @@ use super::range::{Keys, Readers, Steps, Values, step};
 use super::reader::Reader;
 use super::reducer::Reducer;
 use super::{
-    AsyncValueReader, Batch, BulkLoad, CheckReport, CheckpointReport, CompactReport, Config, Database, Keyspace,
-    KeyspaceOptions, Range, Transaction, Value,
+    AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, Range, Transaction, Value,
 };
 use crate::error::Result;
 use crate::format::Timestamp;
+use crate::store::{CheckReport, CheckpointReport, CompactReport};
 use crate::task::{WaitMode, ready};
 use crate::tree::Direction;
 use crate::txn::commit::Durability;

@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use super::{CheckProgress, CheckReport, Database};
 use crate::error::{Error, Result};
 use crate::format::LOG_STREAM_COUNT_MAX;
 use crate::format::node::is_page_bytes;
 use crate::io::IoBackend;
 use crate::memory::Budget;
-use crate::store::{Settings, check};
+use crate::store::{CheckProgress, CheckReport, Settings, check};
 use crate::txn::commit::Durability;
 use crate::txn::spilled::{SpillLimit, VersionOverflow};
 
@@ -288,26 +287,6 @@ impl Config {
         self
     }
 
-    /// Opens the database in the folder `path` (`.` is the current one; `~` has no meaning of its own). Creates it, and
-    /// the folders above it, if it does not exist, and recovers it if it was not closed.
-    ///
-    /// Takes some milliseconds if the database was closed. Otherwise it takes as long as reading the log since the last
-    /// checkpoint and each page that the log changes: about half a second for 8 MB of log with 65,000 random updates of
-    /// four million rows, none of them in memory.
-    ///
-    /// # Errors
-    /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::OlderFormat`], [`Error::Locked`],
-    /// [`Error::Corrupted`], [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::NotClosed`] for a database that is
-    /// opened for [reading only](Config::read_only); [`Error::Invalid`] for a setting or path that is not allowed.
-    pub fn open(&self, path: impl AsRef<Path>) -> Result<Database> {
-        self.check()?;
-        if !self.settings.in_memory && path.as_ref().as_os_str().is_empty() {
-            let hint = "the path is empty: give the folder of the database, or `.` for the current one";
-            return Err(Error::Invalid(hint.into()));
-        }
-        Database::open_with(&self.settings, path.as_ref())
-    }
-
     /// Verifies the database at `path` without opening it: reads superblocks, catalogue, page tables, every page, every
     /// value and the log, and lists all corruption. It recovers nothing and writes nothing, so it works on read-only
     /// media. The database must not be open elsewhere. O(data).
@@ -332,7 +311,7 @@ impl Config {
         check::examine(&self.settings, path.as_ref(), &mut progress)
     }
 
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         let settings = &self.settings;
         if settings.memory_bytes > MEMORY_BYTES_MAX {
             let given = settings.memory_bytes;

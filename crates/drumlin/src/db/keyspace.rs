@@ -4,13 +4,14 @@ use std::future::Future;
 use std::io::Read;
 use std::sync::Arc;
 
+use super::Value;
 use super::bounds::{self, KeyRange};
+use super::handle::Handle;
 use super::range::{Keys, Range, Values};
 use super::reducer::Reducer;
 use super::rows::Rows;
 use super::value::ShownValue;
 use super::value_reader::ValueReader;
-use super::{Handle, Value};
 use crate::error::{Error, Result};
 use crate::format::KeyspaceId;
 use crate::memory::Grant;

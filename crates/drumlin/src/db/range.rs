@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::Handle;
 use super::bounds::OwnedBounds;
+use super::handle::Handle;
 use super::leaf_copy::Want;
 use super::salvage::Salvaged;
 use super::scan::Scan;

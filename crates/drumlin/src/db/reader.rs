@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::bounds::{self, KeyRange};
+use super::handle::Handle;
 use super::range::{Keys, Range, Values};
 use super::reducer::Reducer;
 use super::rows::{ReadView, Rows};
 use super::value_reader::ValueReader;
-use super::{Handle, Keyspace, Value};
+use super::{Keyspace, Value};
 use crate::error::Result;
 use crate::store::Store;
 use crate::task::{WaitMode, ready};

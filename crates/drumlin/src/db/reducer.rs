@@ -4,8 +4,6 @@
 use std::borrow::Cow;
 use std::fmt::Debug;
 
-use super::exact_sum::ExactSum;
-
 /// The reason why a reducer cannot reduce a row or a state: any error, or a text.
 ///
 /// ```
@@ -154,7 +152,7 @@ pub trait Number: Copy + Debug + Send + Sync + sealed::Number<Total = Self::Sum>
 }
 
 pub(super) mod sealed {
-    use super::ExactSum;
+    use crate::db::exact_sum::ExactSum;
 
     /// The operations on numbers that reducers need.
     pub trait Number: Sized {

@@ -8,12 +8,13 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::Value;
 use super::bounds::{self, OwnedBounds};
+use super::handle::Handle;
 use super::range::{Range, Steps};
 use super::shortage::Shortage;
 use super::value::ShownValue;
 use super::value_reader::{Content, ValueReader};
-use super::{Handle, Value};
 use crate::counts::CountedTree;
 use crate::error::Result;
 use crate::format::Timestamp;

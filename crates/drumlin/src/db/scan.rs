@@ -8,8 +8,8 @@ use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::Handle;
 use super::bounds::OwnedBounds;
+use super::handle::Handle;
 use super::leaf_copy::{self, CHANGES_BYTES_MAX, Copied, CopiedRows, Copier, Fetched, Want};
 use super::salvage::{Gap, Salvaged};
 use super::shortage::Shortage;

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::Handle;
+use super::handle::Handle;
 use super::reader::Reader;
 use super::rows::{Horizon, ReadView};
 use super::shortage::Shortage;

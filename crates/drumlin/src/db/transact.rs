@@ -7,7 +7,8 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Database, Handle, Transaction, TxOptions};
+use super::handle::Handle;
+use super::{Database, Transaction, TxOptions};
 use crate::error::{Error, Recourse, Result};
 use crate::task::{WaitMode, ready};
 use crate::txn::running::BodyOf;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use super::handle::Handle;
 use super::keyspace::WithHead;
 use super::reader::Reader;
 use super::rows::{Horizon, ReadView, Rows};
 use super::shortage::Shortage;
-use super::{Handle, Keyspace, Value};
+use super::{Keyspace, Value};
 use crate::coverage;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
@@ -636,7 +637,7 @@ impl Transaction {
     pub fn savepoint(&mut self) -> Savepoint {
         let position = self.writes().set.position();
         Savepoint {
-            opening: self.reader.handle.number,
+            opening: self.reader.handle.number(),
             transaction: self.id,
             position,
             roll_backs: self.roll_backs.count,
@@ -650,7 +651,7 @@ impl Transaction {
     /// [`Error::MemoryInUse`] if ranges of the transaction are still open and there is no memory to copy its changes
     /// for them.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
-        let is_of_this = savepoint.opening == self.reader.handle.number && savepoint.transaction == self.id;
+        let is_of_this = savepoint.opening == self.reader.handle.number() && savepoint.transaction == self.id;
         if !is_of_this || self.roll_backs.have_passed(&savepoint) {
             return Err(Error::Invalid(
                 "the savepoint belongs to another transaction, or an earlier roll-back has passed it".into(),

@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::{Handle, Value};
+use super::Value;
+use super::handle::Handle;
 use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::ChunkNumber;

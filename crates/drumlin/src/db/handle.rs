@@ -1,0 +1,106 @@
+//! The handle that keeps a database open.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::io::{OpenIn, Process};
+use crate::store::Store;
+use crate::task::{Rooted, WaitMode};
+use crate::txn::snapshots::SnapshotHandle;
+
+/// Keeps a database open: every public handle shares one. Dropping the last one closes the database.
+pub(crate) struct Handle {
+    store: Arc<Store>,
+    /// The process that opened the database.
+    process: Process,
+    /// Like `process`, until the database is closed.
+    open_in: OpenIn,
+    /// The number of this opening, unique within the process.
+    number: u64,
+}
+
+impl Handle {
+    pub(crate) fn new(store: Arc<Store>) -> Handle {
+        static OPENING_COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = OPENING_COUNT.fetch_add(1, Ordering::Relaxed);
+        Handle { store, process: Process::here(), open_in: OpenIn::here(), number }
+    }
+
+    /// Returns the store, for callers that have already checked the process.
+    #[inline]
+    pub(super) fn store_here(&self) -> &Store {
+        &self.store
+    }
+
+    /// The number of this opening, unique within the process.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Pauses before another attempt. The pause is random and doubles on average with each attempt, so that two
+    /// transactions that collided do not collide again.
+    #[inline(never)]
+    pub(super) fn pause(&self, mode: WaitMode<'_>, attempt: u32) -> Rooted<impl Future<Output = ()>> {
+        Rooted::new(async move {
+            let pause_us = 50u64 << attempt.min(10);
+            let random = self.store.engine.backend.random() % pause_us;
+            let pause = Duration::from_micros((pause_us / 2 + random).min(50_000));
+            match mode {
+                WaitMode::Blocking => crate::sync::sleep(pause),
+                WaitMode::Tasks(tasks) => tasks.timer.sleep(pause).await,
+            }
+        })
+    }
+
+    /// Opens a snapshot at the timestamp that plain reads see.
+    pub(crate) fn open_visible_snapshot(&self) -> Arc<SnapshotHandle> {
+        self.store.open_snapshot(|| self.store.engine.clock.visible())
+    }
+
+    /// Returns the store of this handle. Fails with [`Error::Closed`] after the database was closed, and with
+    /// [`Error::Forked`] in a fork of the process that opened it.
+    #[inline]
+    pub(crate) fn store(&self) -> Result<&Arc<Store>> {
+        if self.open_in.is_here() { Ok(&self.store) } else { Err(self.not_open()) }
+    }
+
+    #[cold]
+    fn not_open(&self) -> Error {
+        self.store_in_process().err().unwrap_or(Error::Closed)
+    }
+
+    /// Returns the store, closed or not. Fails with [`Error::Forked`] in a fork of the process that opened the
+    /// database: its files, rings and locks belong to the parent, and the in-memory locks of other threads were copied
+    /// in whatever state they had.
+    pub(super) fn store_in_process(&self) -> Result<&Arc<Store>> {
+        if self.process.is_here() { Ok(&self.store) } else { Err(Error::Forked { path: self.store.path.clone() }) }
+    }
+
+    /// Closes the database and releases its folder.
+    pub(super) fn close(&self) -> Result<()> {
+        let result = self.store_in_process()?.close();
+        // Must precede the release of the folder, after which another opening may change the files.
+        self.open_in.close();
+        self.store.release();
+        result
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.process.is_here() {
+            // Leak the store until the process ends: only the parent may close it.
+            std::mem::forget(Arc::clone(&self.store));
+            return;
+        }
+        if self.store.is_closed() {
+            return;
+        }
+        if let Err(error) = self.close() {
+            log::error!("closing {}: {error}; nothing that was durable is lost", self.store.path.display());
+        }
+    }
+}
