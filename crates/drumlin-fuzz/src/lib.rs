@@ -15,9 +15,9 @@ pub use script::Script;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets. `fuzz/fuzz_targets` has a file for each.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 13] = [
+    ("advice", drumlin::fuzzing::advice),
     ("catalogue", drumlin::fuzzing::catalogue),
-    ("counts", drumlin::fuzzing::counts),
     ("extent", drumlin::fuzzing::extent),
     ("api", api::run),
     ("files", files::run),
@@ -26,7 +26,6 @@ pub const TARGETS: [Target; 14] = [
     ("operations", operations::run),
     ("probe", drumlin::fuzzing::probe),
     ("record", drumlin::fuzzing::record),
-    ("resident", drumlin::fuzzing::resident),
     ("rows", drumlin_cli::fuzzing::rows),
     ("summary", drumlin::fuzzing::summary),
     ("superblock", drumlin::fuzzing::superblock),

@@ -9,8 +9,8 @@ use crate::format::log::{self, RecordHeader, SegmentHeader};
 use crate::format::record::{Attachment, SegmentRun};
 use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
 use crate::format::{
-    BLOCK_BYTES, CountsFileId, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse,
-    checksum, put_u32, put_u64,
+    BLOCK_BYTES, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, checksum, put_u32,
+    put_u64,
 };
 use crate::format::{catalogue::Catalogue, node, record, summary};
 use crate::tree::node::{Inner, InnerMut, Leaf, LeafChange, LeafMut, Node, RowValue, check};
@@ -129,45 +129,33 @@ fn seal_record_header(bytes: &mut [u8], seed: u64) {
     put_u64(bytes, log::RECORD_HEADER_BYTES - 8, sum);
 }
 
-/// Decodes a block of the list of resident pages.
-pub fn resident(bytes: &[u8]) {
-    use crate::format::resident::{self, RESIDENT_BLOCK_BYTES};
-    let database = DatabaseId(7);
-    let _ = resident::decode(database, bytes);
-    let mut block = padded(bytes, RESIDENT_BLOCK_BYTES);
-    // Take magic, version and database from a valid list, and the count and the pages from the input.
-    let mut empty = vec![0; RESIDENT_BLOCK_BYTES];
-    resident::encode(database, &[], &mut empty);
-    for range in [resident::MAGIC_OFFSET..resident::COUNT_OFFSET, resident::DATABASE_OFFSET..resident::PAGES_OFFSET] {
-        block[range.clone()].copy_from_slice(&empty[range]);
-    }
-    let sum = checksum(&block[resident::MAGIC_OFFSET..], 0);
-    put_u64(&mut block, resident::CHECKSUM_OFFSET, sum);
-    if let Some(pages) = resident::decode(database, &block) {
-        resident::encode(database, &pages, &mut empty);
-        assert_eq!(resident::decode(database, &empty), Some(pages));
-    }
+/// Decodes a part of an advice file.
+pub fn advice(bytes: &[u8]) {
+    use crate::format::advice::{ITEM_COUNT_OFFSET, KIND_OFFSET, PART_BYTES_MAX, Part, seal_part};
+    let _ = Part::decode(bytes);
+    let mut part = padded(bytes, bytes.len().clamp(1, PART_BYTES_MAX).next_multiple_of(BLOCK_BYTES));
+    // Take the kind, the number of items and the items from the input.
+    let kind = part[KIND_OFFSET];
+    seal_part(&sample_part_head(kind), &mut part);
+    let count = crate::format::get_u32(&part, ITEM_COUNT_OFFSET) as usize;
+    let part = Part::decode(&part).expect("it was sealed");
+    assert_eq!((part.head, part.count), (sample_part_head(kind), count));
+    let counts = [part.changes().count(), part.entries().count(), part.residents().count()];
+    assert!(counts.iter().all(|found| *found <= count), "a part has more items than it says");
 }
 
-/// Decodes the head and a part of a file of counts.
-pub fn counts(bytes: &[u8]) {
-    use crate::format::counts::{self, CountsHead, CountsPart, HEAD_BYTES, PART_BYTES_MAX};
-    let (database, file) = (DatabaseId(7), CountsFileId(9));
-    let _ = (CountsHead::decode(bytes), CountsPart::decode(file, 0, bytes));
-    let mut block = padded(bytes, HEAD_BYTES);
-    let empty = CountsHead { database, file, ..CountsHead::default() }.encode();
-    block[counts::MAGIC_OFFSET..counts::COUNT_OFFSET]
-        .copy_from_slice(&empty[counts::MAGIC_OFFSET..counts::COUNT_OFFSET]);
-    let sum = checksum(&block[counts::MAGIC_OFFSET..], 0);
-    put_u64(&mut block, counts::CHECKSUM_OFFSET, sum);
-    if let Some(head) = CountsHead::decode(&block) {
-        assert_eq!(CountsHead::decode(&head.encode()), Some(head));
-    }
-    let mut part = padded(bytes, bytes.len().clamp(1, PART_BYTES_MAX).next_multiple_of(BLOCK_BYTES));
-    counts::seal_part(file, 0, &mut part);
-    if let Some(part) = CountsPart::decode(file, 0, &part) {
-        let (changes, entries) = (part.changes().count(), part.entries().count());
-        assert!(changes <= part.count && entries <= part.count, "a part has more items than it says");
+fn sample_part_head(kind: u8) -> crate::format::advice::PartHead {
+    use crate::format::advice::{PartHead, PartKind};
+    use crate::format::{CheckpointId, Timestamp, WritingId};
+    PartHead {
+        database: DatabaseId(7),
+        checkpoint: CheckpointId(3),
+        writing: WritingId(9),
+        number: 0,
+        is_last: false,
+        kind: [PartKind::Changes, PartKind::Entries, PartKind::Residents][usize::from(kind) % 3],
+        base: Timestamp(1000),
+        keyspace: KeyspaceId(2),
     }
 }
 
@@ -446,23 +434,24 @@ impl Sealed {
     }
 }
 
-/// Returns a head of a file of counts, a part with changes and a part with entries.
-fn counts_samples() -> [Vec<u8>; 3] {
-    use crate::format::counts::{CountedKeyspace, CountsHead, ListedChange, PartBuffer, PartKind};
-    use crate::format::{CheckpointId, Timestamp};
-    let (id, file, timestamp) = (KeyspaceId(2), CountsFileId(9), Timestamp(1234));
-    let counted = CountedKeyspace { id, part_count: 2, floor: Timestamp(1000), change_count: 1, entry_count: 2 };
-    let (database, checkpoint) = (DatabaseId(7), CheckpointId(3));
-    let head = CountsHead { database, checkpoint, timestamp, file, keyspaces: vec![counted] };
-    let mut buffer = PartBuffer::new();
-    buffer.begin(PartKind::Changes);
-    buffer.push_change(ListedChange { key: b"key 2", timestamp, is_insert: true });
-    let changes = buffer.seal(file, 0).to_vec();
-    buffer.begin(PartKind::Entries);
-    for (page, rows) in [(PageId(0), 70), (PageId(1), 40)] {
-        buffer.push_entry(page, rows);
-    }
-    [head.encode(), changes, buffer.seal(file, 0).to_vec()]
+/// Returns an advice file's part of changes, one of entries and one of resident pages.
+fn advice_samples() -> [Vec<u8>; 3] {
+    use crate::format::advice::{ListedChange, PartBuffer, ResidentPage};
+    use crate::format::{Timestamp, ValueId};
+    let mut buffer = PartBuffer::new(BLOCK_BYTES);
+    std::array::from_fn(|kind| {
+        buffer.clear();
+        for number in 0..3 {
+            let (page, value) = (PageId(number), (number == 2).then_some(ValueId(5)));
+            let change = ListedChange { key: b"key 2", timestamp: Timestamp(1234), is_insert: number == 1 };
+            match kind {
+                0 => buffer.push_change(change),
+                1 => buffer.push_entry(page, 70),
+                _ => buffer.push_resident(ResidentPage { keyspace: KeyspaceId(1), page, frame_bytes: 4096, value }),
+            };
+        }
+        buffer.seal(&sample_part_head(kind as u8)).to_vec()
+    })
 }
 
 /// Returns an extent that samples refer to.
@@ -557,7 +546,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let mut extent = extent::Encoder::default().encode(&page, page_key, extent::Kind::Leaf).to_vec();
     extent::seal(&mut extent, Origin { database: DatabaseId(77), segment_use: SegmentUse(5) });
     let raw_node = [&[0, 0], &page[extent::HEADER_BYTES..]].concat();
-    let counts_samples = counts_samples();
+    let [changes, entries, residents] = advice_samples();
     let built = b"\x00\x01\x01a\x01c\x08\x05\x02ab\x03xyz\x06\x02ac\x02uv\x07\x02ab\x01z\x09\x03abc\x00".to_vec();
     vec![
         ("superblock", sample_superblock().encode().to_vec()),
@@ -567,8 +556,8 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         ("extent", extent),
         ("node", raw_node),
         ("node", built),
-        ("counts", counts_samples[0].clone()),
-        ("counts", counts_samples[1].clone()),
-        ("counts", counts_samples[2].clone()),
+        ("advice", changes),
+        ("advice", entries),
+        ("advice", residents),
     ]
 }

@@ -68,7 +68,7 @@ impl Default for DriverOptions {
     }
 }
 
-/// Does the I/O of [`File`]s, for threads that block and for tasks of any executor.
+/// Does the I/O of [`File`](crate::File)s, for threads that block and for tasks of any executor.
 ///
 /// Clones share one queue. A program usually has one driver. A program that pins work to threads has one for each, and
 /// calls [`block_on`](Self::block_on) there: then no other thread takes part in its I/O.

@@ -6,8 +6,8 @@ use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
 use super::extent::Kind;
 use super::record::{Attachment, Operation, SegmentRun};
 use super::{
-    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId, counts,
-    extent, log, node, record, resident, summary,
+    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId, advice,
+    extent, log, node, record, summary,
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
@@ -108,67 +108,40 @@ fn fixed_structures_are_as_documented() {
         [(0, "extent header"), (e::HEADER_BYTES, "part before it"), (e::HEADER_BYTES + ExtentRef::BYTES, "catalogue")];
     compare("Part of the catalogue", &fields, e::HEADER_BYTES + ExtentRef::BYTES + super::catalogue::PART_BYTES);
 
-    use resident as w;
+    use advice as a;
     let fields = [
-        (w::CHECKSUM_OFFSET, "XXH3"),
-        (w::MAGIC_OFFSET, "DRUMRES"),
-        (w::VERSION_OFFSET, "version"),
-        (w::COUNT_OFFSET, "number of pages"),
-        (w::DATABASE_OFFSET, "identity"),
-        (w::PAGES_OFFSET, "pages"),
-        (w::ZERO_OFFSET, "zero"),
+        (a::CHECKSUM_OFFSET, "XXH3"),
+        (a::MAGIC_OFFSET, "DRUMADV"),
+        (a::VERSION_OFFSET, "version"),
+        (a::BYTES_OFFSET, "bytes of the part"),
+        (a::DATABASE_OFFSET, "identity of the database"),
+        (a::CHECKPOINT_ID_OFFSET, "identity of the checkpoint"),
+        (a::WRITING_OFFSET, "this writing"),
+        (a::NUMBER_OFFSET, "number of the part"),
+        (a::IS_LAST_OFFSET, "last part"),
+        (a::KIND_OFFSET, "kind"),
+        (a::ITEM_COUNT_OFFSET, "number of items"),
+        (a::BASE_OFFSET, "base"),
+        (a::KEYSPACE_OFFSET, "keyspace"),
+        (a::ITEMS_OFFSET, "items"),
     ];
-    compare("Block of the list of resident pages", &fields, w::RESIDENT_BLOCK_BYTES);
+    compare("Part of an advice file", &fields, a::PART_BYTES_MAX);
     let fields = [
-        (w::KEYSPACE_OFFSET, "keyspace"),
-        (w::PAGE_OFFSET, "page"),
-        (w::FRAME_BYTES_OFFSET, "frame"),
-        (w::VALUE_OFFSET, "value"),
+        (a::CHANGE_TIMESTAMP_OFFSET, "timestamp"),
+        (a::CHANGE_KEY_BYTES_OFFSET, "length"),
+        (a::CHANGE_IS_INSERT_OFFSET, "1"),
+        (a::CHANGE_ZERO_OFFSET, "zero"),
     ];
-    compare("A resident page", &fields, w::RESIDENT_PAGE_BYTES);
-
-    use counts as c;
+    compare("A change", &fields, a::CHANGE_HEAD_BYTES);
+    let fields = [(a::ENTRY_PAGE_OFFSET, "page"), (a::ENTRY_ROWS_OFFSET, "rows")];
+    compare("An entry", &fields, a::ENTRY_BYTES);
     let fields = [
-        (c::CHECKSUM_OFFSET, "XXH3"),
-        (c::MAGIC_OFFSET, "DRUMCNT"),
-        (c::VERSION_OFFSET, "version"),
-        (c::COUNT_OFFSET, "number of keyspaces"),
-        (c::DATABASE_OFFSET, "identity of the database"),
-        (c::CHECKPOINT_ID_OFFSET, "identity of the checkpoint"),
-        (c::TIMESTAMP_OFFSET, "timestamp of the checkpoint"),
-        (c::FILE_OFFSET, "this writing"),
-        (c::KEYSPACES_OFFSET, "keyspaces"),
-        (c::ZERO_OFFSET, "zero"),
+        (a::RESIDENT_KEYSPACE_OFFSET, "keyspace"),
+        (a::RESIDENT_PAGE_OFFSET, "page"),
+        (a::RESIDENT_FRAME_BYTES_OFFSET, "frame"),
+        (a::RESIDENT_VALUE_OFFSET, "value"),
     ];
-    compare("Head of a file of counts", &fields, c::HEAD_BYTES);
-    let fields = [
-        (c::ID_OFFSET, "keyspace"),
-        (c::PART_COUNT_OFFSET, "parts"),
-        (c::FLOOR_OFFSET, "base"),
-        (c::CHANGE_COUNT_OFFSET, "changes"),
-        (c::ENTRY_COUNT_OFFSET, "entries"),
-    ];
-    compare("A keyspace in a file of counts", &fields, c::KEYSPACE_BYTES);
-    let fields = [
-        (c::CHECKSUM_OFFSET, "XXH3"),
-        (c::MAGIC_OFFSET, "DRUMCNP"),
-        (c::PART_FILE_OFFSET, "this writing"),
-        (c::INDEX_OFFSET, "index"),
-        (c::BYTES_OFFSET, "bytes"),
-        (c::KIND_OFFSET, "1"),
-        (c::ITEM_COUNT_OFFSET, "number of items"),
-        (c::ITEMS_OFFSET, "items"),
-    ];
-    compare("Part of a file of counts", &fields, c::PART_BYTES_MAX);
-    let fields = [
-        (c::CHANGE_TIMESTAMP_OFFSET, "timestamp"),
-        (c::KEY_BYTES_OFFSET, "length"),
-        (c::IS_INSERT_OFFSET, "1"),
-        (c::CHANGE_ZERO_OFFSET, "zero"),
-    ];
-    compare("A change in a file of counts", &fields, c::CHANGE_HEAD_BYTES);
-    let fields = [(c::PAGE_OFFSET, "page"), (c::ROWS_OFFSET, "rows")];
-    compare("An entry in a file of counts", &fields, c::ENTRY_BYTES);
+    compare("A resident page", &fields, a::RESIDENT_BYTES);
 
     use summary as y;
     let fields = [

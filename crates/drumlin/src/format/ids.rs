@@ -131,9 +131,9 @@ pub(crate) struct DatabaseId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct CheckpointId(pub(crate) u64);
 
-/// A random number that identifies one writing of a file of counts, and distinguishes its parts from older ones.
+/// A random number that identifies one writing of an advice file, and distinguishes its parts from older ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
-pub(crate) struct CountsFileId(pub(crate) u64);
+pub(crate) struct WritingId(pub(crate) u64);
 
 /// A byte position in a stream of the log, which is one space of bytes over all its segments. It never wraps around: 64
 /// bits are 16 EiB of records.

@@ -4,8 +4,8 @@
 //! structure abut. `docs/format.md` has the tables for readers; a test compares it with the code.
 
 pub(crate) mod address;
+pub(crate) mod advice;
 pub(crate) mod catalogue;
-pub(crate) mod counts;
 #[cfg(test)]
 mod document;
 pub(crate) mod extent;
@@ -13,14 +13,13 @@ pub(crate) mod ids;
 pub(crate) mod log;
 pub(crate) mod node;
 pub(crate) mod record;
-pub(crate) mod resident;
 pub(crate) mod summary;
 pub(crate) mod superblock;
 
 pub(crate) use address::{ExtentAddress, ExtentRef};
 pub(crate) use ids::{
-    CheckpointId, CheckpointNumber, ChunkNumber, CountsFileId, DatabaseId, Epoch, Incarnation, PageId, SegmentId,
-    SegmentUse, SlotNumber, StreamId, StreamPosition, SuperblockNumber, UseNumber, ValueId,
+    CheckpointId, CheckpointNumber, ChunkNumber, DatabaseId, Epoch, Incarnation, PageId, SegmentId, SegmentUse,
+    SlotNumber, StreamId, StreamPosition, SuperblockNumber, UseNumber, ValueId, WritingId,
 };
 pub use ids::{KeyspaceId, Timestamp};
 

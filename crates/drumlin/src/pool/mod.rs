@@ -35,9 +35,9 @@ use crate::hash::HashMap;
 use crate::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
+use crate::format::advice::ResidentPage;
 use crate::format::extent::{ExtentError, HEADER_BYTES, Kind, PageKey, TABLE_PAGES, VALUE_BYTES_OFFSET};
 use crate::format::node::is_page_bytes;
-use crate::format::resident::ResidentPage;
 use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId, extent, get_u64};
 use crate::io::{AlignedBuffer, Backend, Process, Queue};
 use crate::memory::{Account, Budget};

@@ -1,8 +1,8 @@
 //! The list of pages in memory, which the next opening reads in advance.
 
 use super::Pool;
+use crate::format::advice::ResidentPage;
 use crate::format::extent::{HEADER_BYTES, KIND_OFFSET, Kind};
-use crate::format::resident::ResidentPage;
 use crate::format::{ValueId, get_u64};
 use crate::space::{FrameIndex, PageEntry};
 

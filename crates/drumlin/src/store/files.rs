@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Settings;
-use super::advice;
-use super::kept_counts::COUNTS_NAMES;
-use super::warm_start::RESIDENT_NAME;
+use super::advice::{self, COUNTS_NAMES, RESIDENT_NAME};
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
 use crate::format::{CheckpointId, CheckpointNumber, DatabaseId, Epoch, ExtentRef, SuperblockNumber, Timestamp};

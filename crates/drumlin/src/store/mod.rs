@@ -34,8 +34,8 @@ pub(crate) use row_locks::{LockedRow, NotFree};
 pub(crate) use crate::txn::LOCK_TIMEOUT;
 pub(crate) use crate::txn::keyspace::OpenKeyspace;
 
+use advice::AdviceFiles;
 use files::{Locks, Opener};
-use kept_counts::CountsFiles;
 use keyspaces::Keyspaces;
 use maintenance::Maintenance;
 use warm_start::WarmStart;
@@ -126,7 +126,7 @@ pub(crate) struct Store {
     pub(crate) page_tables: Mutex<PageTableStore>,
     pub(crate) maintenance: Arc<Maintenance>,
     warm_start: WarmStart,
-    counts_files: CountsFiles,
+    counts_files: AdviceFiles,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) opening: Opening,
     /// `None` after they were released.

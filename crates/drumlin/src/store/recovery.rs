@@ -33,8 +33,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use super::advice::AdviceFiles;
 use super::files::{DATA_NAME, DataFile, LOG_NAME, Opener};
-use super::kept_counts::{CountsFiles, restore_counts};
+use super::kept_counts::restore_counts;
 use super::keyspaces::Keyspaces;
 use super::maintenance::Maintenance;
 use super::replay::Replay;
@@ -249,7 +250,9 @@ impl<'o> LogScanned<'o> {
             keyspaces.add(&engine, pages, Timestamp(0));
         }
         if !opener.settings.salvage && !opener.settings.in_memory {
-            restore_counts(&opener.folder, &page_tables.superblock, &keyspaces, last, &engine.budget);
+            let superblock = &page_tables.superblock;
+            let files = AdviceFiles::new(false, Arc::clone(&opener.folder), superblock.database);
+            restore_counts(&files, superblock, &keyspaces, last, &engine.budget);
         }
         Ok(EngineBuilt(Recovering {
             opener,
@@ -428,8 +431,9 @@ impl Replayed<'_> {
         };
         let has_files = !opener.settings.read_only && !opener.settings.in_memory;
         let database = page_tables.superblock.database;
-        let warm_start = WarmStart::new(has_files && opener.settings.warm_start, Arc::clone(&opener.folder), database);
-        let counts_files = CountsFiles::new(has_files, Arc::clone(&opener.folder), database);
+        let advice_files = |is_on| AdviceFiles::new(is_on, Arc::clone(&opener.folder), database);
+        let warm_start = WarmStart::new(advice_files(has_files && opener.settings.warm_start));
+        let counts_files = advice_files(has_files);
         let duration = opener.backend.now() - began;
         if recovered_records > 0 {
             let path = opener.path().display();

@@ -2,9 +2,8 @@
 //! closed, in the order of the disk.
 //!
 //! # Invariants
-//! 1. The list of resident pages is advice, and the database does not depend on it. It is never synced. A list that is
-//!    missing, torn, foreign or outdated is no error. Each page in it is looked up in the page table and verified like
-//!    any other page that is read.
+//! 1. The list of resident pages is advice (`advice.rs`), valid for any checkpoint. Each page in it is looked up in the
+//!    page table and verified like any other page that is read.
 //! 2. Listed pages are read only into spare frames: no page is evicted for them. When no spare frame is left, reading
 //!    the list ends.
 //! 3. Foreground reads come first. A warm start has at most two reads in flight. If foreground reads missed pages
@@ -16,20 +15,17 @@
 //! Reading (from the opening, if there is a list) → read ([`Store::read_residents`]), or stopped by closing. The list
 //! is written only in the state *read*: by the maintenance thread after a checkpoint, and by closing.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::Store;
-use super::advice;
-use crate::error::{Error, Result};
-use crate::format::DatabaseId;
-use crate::format::resident::{self, RESIDENT_BLOCK_BYTES, RESIDENT_BLOCK_PAGES, ResidentPage};
-use crate::io::{AlignedBuffer, FileRef, FolderRef, OpenOptions, Persist};
+use super::advice::{AdviceFiles, RESIDENT_NAME};
+use crate::error::Result;
+use crate::format::advice::{ITEMS_OFFSET, PartBuffer, PartKind, RESIDENT_BYTES, ResidentPage};
+use crate::format::{BLOCK_BYTES, CheckpointId};
 use crate::memory::Account;
 use crate::pool::{Pool, Resident, Wanted};
 use crate::sync::{Condvar, Mutex};
-
-pub(super) const RESIDENT_NAME: &str = "resident";
 
 /// The pause after a block during which foreground reads missed pages, as a multiple of the time that the block took.
 const PAUSE_FACTOR: u32 = 9;
@@ -42,16 +38,16 @@ const CHANGES_MIN: u64 = if cfg!(feature = "sim") { 4 } else { 64 };
 /// The changes since the list was written that call for a new one, as a share of the pages listed.
 const CHANGES_SHARE: u64 = 16;
 
-/// Memory for reading the list: one block, and two forms of each page in it.
-const READING_BYTES: u64 =
-    (RESIDENT_BLOCK_BYTES + RESIDENT_BLOCK_PAGES * (size_of::<ResidentPage>() + size_of::<Wanted>())) as u64;
+/// Limit on the pages that a part lists. A part is a block, so that a damaged part costs few pages.
+const PART_PAGES_MAX: usize = (BLOCK_BYTES - ITEMS_OFFSET) / RESIDENT_BYTES;
+
+/// Memory for reading the list: one part, and two forms of each page in it.
+const READING_BYTES: u64 = (BLOCK_BYTES + PART_PAGES_MAX * (size_of::<ResidentPage>() + size_of::<Wanted>())) as u64;
 
 /// The warm start of an open database.
 #[derive(Debug)]
 pub(super) struct WarmStart {
-    is_on: AtomicBool,
-    folder: FolderRef,
-    database: DatabaseId,
+    files: AdviceFiles,
     /// Pages that were read because of the list.
     pub(super) page_count: AtomicU64,
     /// Pages that checkpoints have written since the database was opened.
@@ -72,14 +68,13 @@ struct WarmState {
 }
 
 impl WarmStart {
-    pub(super) fn new(is_on: bool, folder: FolderRef, database: DatabaseId) -> WarmStart {
+    pub(super) fn new(files: AdviceFiles) -> WarmStart {
+        let is_unread = files.is_on();
         WarmStart {
-            is_on: AtomicBool::new(is_on),
-            folder,
-            database,
+            files,
             page_count: AtomicU64::new(0),
             written_count: AtomicU64::new(0),
-            state: Mutex::new(WarmState { is_unread: is_on, ..WarmState::default() }),
+            state: Mutex::new(WarmState { is_unread, ..WarmState::default() }),
             stopped: Condvar::new(),
         }
     }
@@ -112,7 +107,7 @@ impl WarmStart {
 
     /// Returns `true` if there is a list to read. The list is not written until it has been read.
     pub(super) fn begin(&self) -> bool {
-        let exists = self.is_on.load(Ordering::Relaxed) && self.folder.exists(RESIDENT_NAME).unwrap_or(false);
+        let exists = self.files.is_on() && self.files.exists(RESIDENT_NAME);
         self.state.lock().is_unread = exists;
         exists
     }
@@ -163,77 +158,52 @@ impl Store {
         {
             let state = warm_start.state.lock();
             let changes_min = CHANGES_MIN.max(state.listed_count / CHANGES_SHARE);
-            let is_on = warm_start.is_on.load(Ordering::Relaxed);
-            if !is_on || state.is_unread || changes < state.listed_at + changes_min {
+            if !warm_start.files.is_on() || state.is_unread || changes < state.listed_at + changes_min {
                 return;
             }
         }
-        let Some(file) =
-            advice::open_or_turn_off(&warm_start.is_on, &warm_start.folder, RESIDENT_NAME, resident::is_list)
-        else {
-            return;
-        };
-        match self.write_residents(&file) {
-            Ok(listed_count) => {
-                crate::coverage::mark!("a list of resident pages was written");
-                let mut state = warm_start.state.lock();
-                (state.listed_count, state.listed_at) = (listed_count, changes);
-            }
-            Err(error) => log::debug!("writing {RESIDENT_NAME} of {}: {error}", self.path.display()),
-        }
-    }
-
-    /// Overwrites the list. Returns the number of pages in it.
-    fn write_residents(&self, file: &FileRef) -> Result<u64> {
         let pool = &self.engine.pool;
-        let io = |action, error| Error::io(action, file.path(), error);
         let count_max = pool.resident_count_max();
-        let mut memory = self.engine.budget.grant(Account::Copies);
-        let bytes = count_max * size_of::<Resident>() + 2 * RESIDENT_BLOCK_BYTES;
-        if !memory.resize(bytes as u64) {
-            return Err(Error::Invalid("readers use the memory that the list needs".into()));
+        let bytes = (count_max * size_of::<Resident>() + 2 * BLOCK_BYTES) as u64;
+        let written = warm_start.files.write(RESIDENT_NAME, CheckpointId::default(), &self.engine, bytes, |writer| {
+            let mut buffer = PartBuffer::new(BLOCK_BYTES);
+            let mut listed_count = 0;
+            for residents in pool.residents(count_max).chunks(PART_PAGES_MAX) {
+                let mut pages = residents.iter().filter_map(|resident| pool.resident_page(*resident));
+                let has_room = pages.all(|page| buffer.push_resident(page));
+                assert!(has_room, "a part has no room for {} pages", residents.len());
+                listed_count += u64::from(buffer.count());
+                writer.write(PartKind::Residents, true, &mut buffer)?;
+            }
+            Ok(listed_count)
+        });
+        if let Some(listed_count) = written {
+            crate::coverage::mark!("a list of resident pages was written");
+            let mut state = warm_start.state.lock();
+            (state.listed_count, state.listed_at) = (listed_count, changes);
         }
-        let residents = pool.residents(count_max);
-        let mut block = AlignedBuffer::zeroed(RESIDENT_BLOCK_BYTES);
-        let mut pages = Vec::with_capacity(RESIDENT_BLOCK_PAGES);
-        let (mut offset, mut listed_count) = (0, 0);
-        for residents in residents.chunks(RESIDENT_BLOCK_PAGES) {
-            pages.clear();
-            pages.extend(residents.iter().filter_map(|resident| pool.resident_page(*resident)));
-            resident::encode(self.warm_start.database, &pages, &mut block);
-            file.write_at(&block, offset, Persist::Later).map_err(|error| io("writing", error))?;
-            offset += RESIDENT_BLOCK_BYTES as u64;
-            listed_count += pages.len() as u64;
-        }
-        file.set_len(offset).map_err(|error| io("cutting", error))?;
-        Ok(listed_count)
     }
 }
 
 impl Reading<'_> {
     fn run(&mut self) -> Result<()> {
-        let Store { warm_start, engine, path, .. } = self.store;
-        let io = |error| Error::io("reading", &path.join(RESIDENT_NAME), error);
+        let Store { warm_start, engine, .. } = self.store;
         let mut memory = engine.budget.grant(Account::Copies);
         if !memory.resize(READING_BYTES) {
             return Ok(());
         }
-        let file = warm_start.folder.open(RESIDENT_NAME, OpenOptions::default()).map_err(io)?;
-        let block_count = file.len().map_err(io)? / RESIDENT_BLOCK_BYTES as u64;
-        let mut block = AlignedBuffer::zeroed(RESIDENT_BLOCK_BYTES);
-        for index in 0..block_count {
-            file.read_at(&mut block, index * RESIDENT_BLOCK_BYTES as u64).map_err(io)?;
-            let Some(mut pages) = resident::decode(warm_start.database, &block) else { continue };
+        warm_start.files.read(RESIDENT_NAME, CheckpointId::default(), |part| {
+            let mut pages: Vec<ResidentPage> = part.residents().take(PART_PAGES_MAX).collect();
             self.listed_count += pages.len() as u64;
             // Pages are read in disk order, but one keyspace at a time.
             pages.sort_unstable_by_key(|page| page.keyspace);
             for pages in pages.chunk_by(|left, right| left.keyspace == right.keyspace) {
                 if !self.bring_in(pages)? {
-                    return Ok(());
+                    return Ok(false);
                 }
             }
-        }
-        Ok(())
+            Ok(true)
+        })
     }
 
     /// Reads pages of one keyspace into memory. Returns `false` if reading must stop.

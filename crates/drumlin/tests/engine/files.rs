@@ -315,43 +315,95 @@ impl Foreign {
     }
 }
 
+/// Creates a database of 2,000 rows that has all advice files.
+fn with_advice() -> Folder {
+    let made = Folder::new();
+    let db = config().warm_start(true).open(made.path()).unwrap();
+    let rows = db.keyspace("rows").unwrap();
+    (0..2000u64).for_each(|number| rows.insert(number.to_be_bytes(), [7; 60]).unwrap());
+    db.close().unwrap();
+    made
+}
+
+/// Inserts row `number` and two more, with counts and a checkpoint after each.
+fn work_with_advice(path: &Path, number: u64) {
+    let db = config().warm_start(true).open(path).unwrap();
+    let rows = db.keyspace("rows").unwrap();
+    for number in number..number + 3 {
+        rows.insert((number + 1_000_000).to_be_bytes(), [8; 60]).unwrap();
+        assert_eq!(rows.len().unwrap(), 2001 + number);
+        assert_eq!(rows.iter().count() as u64, 2001 + number);
+        db.checkpoint().unwrap();
+    }
+    db.close().unwrap();
+}
+
 /// The database does not write to a foreign file that has the name of one of its advisory files, and follows no link
 /// there. It works without that file, and writes one once the name is free.
 #[test]
 fn files_of_advice_of_others_are_left_alone() {
-    let config = || config().warm_start(true);
-    let made = Folder::new();
-    let db = config().open(made.path()).unwrap();
-    let rows = db.keyspace("rows").unwrap();
-    (0..2000u64).for_each(|number| rows.insert(number.to_be_bytes(), [7; 60]).unwrap());
-    drop(rows);
-    db.close().unwrap();
-    let work = |path: &Path, number: u64| {
-        let db = config().open(path).unwrap();
-        let rows = db.keyspace("rows").unwrap();
-        for number in number..number + 3 {
-            rows.insert((number + 1_000_000).to_be_bytes(), [8; 60]).unwrap();
-            assert_eq!(rows.len().unwrap(), 2001 + number);
-            assert_eq!(rows.iter().count() as u64, 2001 + number);
-            db.checkpoint().unwrap();
-        }
-        drop(rows);
-        db.close().unwrap();
-    };
+    let made = with_advice();
     for name in ["lock", "probe", "resident", "counts-0", "counts-1"] {
         for foreign in Foreign::ALL {
             let folder = Folder::new();
             copy_folder(&made.path(), &folder.path());
             let (path, target) = (folder.path().join(name), folder.path().with_extension("else"));
             foreign.put(&path, &target);
-            work(&folder.path(), 0);
+            work_with_advice(&folder.path(), 0);
             foreign.assert_untouched(&path, &target);
             match foreign {
                 Foreign::Folder => fs::remove_dir(&path).unwrap(),
                 _ => fs::remove_file(&path).unwrap(),
             }
-            work(&folder.path(), 3);
+            work_with_advice(&folder.path(), 3);
             assert!(fs::metadata(&path).unwrap().len() > 0, "{name} is not written again");
+        }
+    }
+}
+
+fn assert_written_again(folder: &Folder, path: &Path) {
+    work_with_advice(&folder.path(), 0);
+    assert_eq!(fs::read(path).unwrap()[8..16], *b"DRUMADV\n", "{}", path.display());
+    work_with_advice(&folder.path(), 3);
+}
+
+/// An advice file of an earlier format is ignored and overwritten.
+#[test]
+fn advice_of_earlier_formats_is_written_again() {
+    let made = with_advice();
+    for name in ["resident", "counts-0", "counts-1"] {
+        for magic in [b"DRUMRES\n", b"DRUMCNT\n", b"DRUMCNP\n"] {
+            let folder = Folder::new();
+            copy_folder(&made.path(), &folder.path());
+            let path = folder.path().join(name);
+            let mut bytes = vec![1; 20_000];
+            bytes[8..16].copy_from_slice(magic);
+            fs::write(&path, &bytes).unwrap();
+            assert_written_again(&folder, &path);
+        }
+    }
+}
+
+/// An advice file whose first block a power cut left as zeros is written again, if a later block proves what it is.
+#[test]
+fn advice_without_its_first_block_is_written_again() {
+    let made = with_advice();
+    for name in ["resident", "counts-0", "counts-1"] {
+        for part_block in [1, 3, 16] {
+            let folder = Folder::new();
+            copy_folder(&made.path(), &folder.path());
+            let path = folder.path().join(name);
+            let mut bytes = vec![1; (part_block + 1) * 4096];
+            bytes[..4096].fill(0);
+            fs::write(&path, &bytes).unwrap();
+            work_with_advice(&folder.path(), 0);
+            assert_eq!(fs::read(&path).unwrap(), bytes, "{name} is foreign");
+            bytes[part_block * 4096 + 8..][..8].copy_from_slice(b"DRUMADV\n");
+            let folder = Folder::new();
+            copy_folder(&made.path(), &folder.path());
+            let path = folder.path().join(name);
+            fs::write(&path, &bytes).unwrap();
+            assert_written_again(&folder, &path);
         }
     }
 }
