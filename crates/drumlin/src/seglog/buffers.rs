@@ -5,7 +5,7 @@ use crate::io::AlignedBuffer;
 
 /// The first and the last record of those that are not on the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Pending {
+pub(super) struct UnwrittenRecords {
     pub(super) first: Timestamp,
     pub(super) last: Timestamp,
 }
@@ -17,7 +17,7 @@ pub(super) struct LogBuffer {
     pub(super) base: StreamPosition,
     pub(super) used: usize,
     /// Records before these in the first block are on the medium, and are written again with the same bytes.
-    pub(super) pending: Option<Pending>,
+    pub(super) pending: Option<UnwrittenRecords>,
     /// One of the pending records names values in extents; see [`Body::naming_extents`](super::Body::naming_extents).
     pub(super) names_extents: bool,
 }
@@ -28,6 +28,7 @@ impl LogBuffer {
     }
 
     pub(super) fn end(&self) -> StreamPosition {
+        debug_assert!(self.used <= self.buffer.capacity(), "records overflow their buffer");
         self.base + self.used as u64
     }
 }
@@ -41,7 +42,7 @@ pub(super) struct Buffers {
     /// The other buffer, unless it is being written.
     idle: Option<AlignedBuffer>,
     /// The records that are being written. If the write fails, this is never cleared.
-    writing: Option<Pending>,
+    writing: Option<UnwrittenRecords>,
     /// Everything below this position is on the medium.
     durable_position: StreamPosition,
 }
@@ -62,6 +63,7 @@ impl Buffers {
     /// Returns the maximum bytes of a record: it must fit into an otherwise empty buffer together with the earlier
     /// records of its block and one padding.
     pub(super) fn record_bytes_max(buffer_bytes: usize) -> usize {
+        assert!(buffer_bytes > 2 * BLOCK_BYTES, "a buffer of {buffer_bytes} bytes holds no record");
         buffer_bytes - 2 * BLOCK_BYTES
     }
 
@@ -72,6 +74,7 @@ impl Buffers {
 
     /// The position after the last record.
     pub(super) fn position(&self) -> StreamPosition {
+        debug_assert!(self.durable_position <= self.active.end(), "more of a stream is durable than was appended");
         self.active.end()
     }
 
@@ -100,6 +103,8 @@ impl Buffers {
 
     /// The first record that is not on the medium.
     pub(super) fn floor(&self) -> Option<Timestamp> {
+        let ascend = |(older, newer): (UnwrittenRecords, UnwrittenRecords)| older.last < newer.first;
+        debug_assert!(self.writing.zip(self.active.pending).is_none_or(ascend), "records of the two buffers ascend");
         self.writing.or(self.active.pending).map(|pending| pending.first)
     }
 
@@ -117,9 +122,10 @@ impl Buffers {
     pub(super) fn push(&mut self, timestamp: Timestamp, bytes: usize, names_extents: bool) -> &mut [u8] {
         let begin = self.active.used;
         debug_assert!(self.fits(bytes), "a record of {bytes} bytes overflows the buffer");
+        debug_assert!(self.last_pending() < Some(timestamp), "records of a stream ascend");
         self.active.used += bytes;
         let first = self.active.pending.map_or(timestamp, |pending| pending.first);
-        self.active.pending = Some(Pending { first, last: timestamp });
+        self.active.pending = Some(UnwrittenRecords { first, last: timestamp });
         self.active.names_extents |= names_extents;
         &mut self.active.buffer[begin..begin + bytes]
     }
@@ -132,6 +138,7 @@ impl Buffers {
         let padded = self.active.used.next_multiple_of(BLOCK_BYTES);
         self.active.buffer[self.active.used..padded].fill(0);
         let base = self.active.base + padded as u64;
+        debug_assert!(base.is_block_start(), "a buffer begins within a block: {base}");
         let batch = std::mem::replace(&mut self.active, LogBuffer::empty(buffer, base));
         self.writing = batch.pending;
         batch
@@ -151,6 +158,7 @@ impl Buffers {
             self.active.used = shared_bytes;
             self.active.buffer[..shared_bytes].copy_from_slice(&batch.buffer[block_start..batch.used]);
         }
+        debug_assert!(self.active.base.is_block_start(), "a buffer begins within a block: {}", self.active.base);
         // This includes the block kept in reserve.
         let reserved = self.active.used + reserved_bytes;
         assert!(reserved <= self.active.buffer.capacity(), "{reserved} bytes are reserved in a buffer");

@@ -35,6 +35,7 @@ impl Queue {
     /// Takes a place in the queue.
     pub(super) fn join(&mut self) -> Ticket {
         let ticket = self.ticket_next;
+        debug_assert!(self.list.back().is_none_or(|last| last.ticket.0 < ticket.0), "tickets ascend");
         self.ticket_next = Ticket(ticket.0 + 1);
         self.list.push_back(Queued { ticket, waker: None });
         ticket
@@ -57,6 +58,7 @@ impl Queue {
 
     /// Takes the waker of the task at the head of the queue.
     pub(super) fn take_first_waker(&mut self) -> Option<Waker> {
+        debug_assert!(self.list.iter().is_sorted_by_key(|queued| queued.ticket.0), "first come, first served");
         self.list.front_mut().and_then(|queued| queued.waker.take())
     }
 

@@ -155,6 +155,7 @@ pub(super) fn write_header(file: &FileRef, header: &SegmentHeader, persist: Pers
 
 /// Writes zeros over `start..end`, which are offsets in the file.
 pub(super) fn write_zeros(file: &FileRef, start: u64, end: u64) -> io::Result<()> {
+    assert!(start <= end, "zeros from {start} to {end}");
     assert!(BLOCK <= start && start <= end, "zeros over the header, or backwards");
     assert!(start.is_multiple_of(BLOCK) && end.is_multiple_of(BLOCK), "zeros over parts of blocks");
     let zeros = AlignedBuffer::zeroed(ZEROS_BYTES);

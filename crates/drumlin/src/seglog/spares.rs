@@ -28,12 +28,14 @@ impl Spares {
 
     pub(super) fn extend(&mut self, spares: impl IntoIterator<Item = Spare>) {
         self.list.extend(spares);
+        debug_assert!(self.list.iter().all(|spare| spare.slot < self.slot_next), "a spare has an unused slot");
     }
 
     /// Returns the number of the next use of a file.
     pub(super) fn take_use_number(&mut self) -> UseNumber {
         let number = self.use_next;
         self.use_next = number.next();
+        debug_assert!(number < self.use_next, "a use has the number of an earlier one");
         number
     }
 
@@ -67,6 +69,7 @@ impl Spares {
     pub(super) fn begin_interval(&mut self) {
         self.wanted = self.begun_windows.max(self.wanted * 3 / 4).max(1);
         self.begun_windows = 0;
+        debug_assert!(self.wanted > 0, "a stream on a full disk may need its only spare");
     }
 
     /// Makes a single spare worth keeping.
@@ -82,6 +85,7 @@ impl Spares {
         kept.sort_by_key(|spare| !spare.serves(SpareSize::Window(window_bytes)));
         surplus.extend(kept.drain(self.wanted.min(kept.len())..));
         self.list = kept;
+        debug_assert!(self.list.len() <= self.wanted, "more spares are kept than wanted");
         surplus
     }
 }

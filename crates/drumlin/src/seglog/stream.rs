@@ -27,6 +27,7 @@ struct Reserved {
 
 impl Reserved {
     fn add(&mut self, bytes: usize) {
+        debug_assert!(bytes > 0, "space is reserved for a record without bytes");
         self.bytes += bytes;
         self.span_bytes += bytes as u64 + BLOCK;
     }
@@ -39,7 +40,7 @@ impl Reserved {
     }
 }
 
-/// What the attempts to prepare windows met.
+/// The attempts to prepare a window that failed.
 #[derive(Debug, Default)]
 struct Refusals {
     count: u64,
@@ -321,6 +322,7 @@ impl Tail {
 
     /// Gives back the batch from [`begin_write`](Self::begin_write), which is on the medium now.
     pub(super) fn complete(&mut self, batch: LogBuffer) {
+        debug_assert!(batch.used > 0, "a write of no records is completed");
         self.buffers.complete(batch, self.reserved.bytes);
     }
 

@@ -56,6 +56,7 @@ impl Window {
     }
 
     fn is_filled(&self) -> bool {
+        debug_assert!(self.ready <= self.end(), "{:?} is filled beyond its end", self.segment);
         self.ready == self.end()
     }
 }
@@ -110,6 +111,7 @@ impl Windows {
 
     /// The position after the newest window.
     pub(super) fn end(&self) -> StreamPosition {
+        debug_assert!(self.list.is_empty() || self.current < self.list.len(), "the window in use is not listed");
         self.list.back().map_or(self.origin, Window::end)
     }
 
@@ -132,15 +134,19 @@ impl Windows {
 
     /// Makes the window that holds `position` the current one. Returns the number of windows that this begins.
     pub(super) fn advance(&mut self, position: StreamPosition) -> usize {
+        assert!(position < self.end(), "a stream reached {position}, past its last window");
         let before = self.current;
         while position >= self.list[self.current].end() {
             self.current += 1;
         }
+        debug_assert!(self.list[self.current].start() <= position, "a stream went past {position}");
         self.current - before
     }
 
     /// Records that a record starts at `position`, which is in the current window, and reaches to `end`.
     pub(super) fn index_record(&mut self, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
+        debug_assert!(position < end, "the record at {position} has no bytes");
+        assert!(end <= self.end(), "a record ends at {end}, past the last window");
         self.list[self.current].index_record(timestamp, position);
         let mut reached = self.current;
         while self.list[reached].end() < end {
@@ -151,6 +157,7 @@ impl Windows {
 
     /// Requests windows up to `position`.
     pub(super) fn want(&mut self, position: StreamPosition) {
+        debug_assert!(self.began <= position, "a window is wanted before the stream's beginning");
         self.wanted = self.wanted.max(position);
     }
 
@@ -237,6 +244,7 @@ impl Windows {
             taken.push(window.segment);
         }
         assert!(self.current == 0 || self.current < self.list.len(), "the window in use is given up");
+        debug_assert!(newest <= Some(covered), "a window is given up whose records are not covered");
         (taken, newest)
     }
 
@@ -247,6 +255,7 @@ impl Windows {
         if self.list.len() > 1 || !window.is_filled() || window.last > Some(covered) {
             return None;
         }
+        debug_assert_eq!(self.current, 0, "the only window is not the one in use");
         self.origin = window.end();
         self.current = 0;
         self.list.pop_front()
