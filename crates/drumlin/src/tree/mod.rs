@@ -285,20 +285,25 @@ impl Tree {
         Error::corrupted(self.pool.space.path(), what, "its nodes do not lead to every key")
     }
 
-    /// Returns the target's leaf, latched for reading. Expected O(log n).
+    /// Repeats an attempt to latch a leaf until it succeeds. It returns `None` if its view was outdated.
     #[inline]
-    pub(crate) fn read_leaf(&self, target: Target<'_>) -> Result<FrameRead<'_>, Stop> {
+    fn restarting<T>(&self, mut attempt: impl FnMut() -> Result<Option<T>, Stop>) -> Result<T, Stop> {
         for restart in 0..RESTARTS_MAX {
-            if let Some((page, frame)) = self.descend(target, |_, _, _, _| ())?
-                && let Some(read) = self.pool.frames.read(frame, self.page_key(page))
-                && self.pages.table.shows(page, PageEntry::Leaf(frame))
-                && target.is_in(&Node::new(&read))
-            {
-                return Ok(read);
+            if let Some(latched) = attempt()? {
+                return Ok(latched);
             }
             self.pause(restart).map_err(Stop::Error)?;
         }
         Err(Stop::Error(self.lost()))
+    }
+
+    /// Returns the target's leaf, latched for reading. Expected O(log n).
+    #[inline]
+    pub(crate) fn read_leaf(&self, target: Target<'_>) -> Result<FrameRead<'_>, Stop> {
+        self.restarting(|| {
+            let path = self.descend(target, |_, _, _, _| ())?;
+            Ok(path.and_then(|located| self.read_leaf_at(located, target)))
+        })
     }
 
     /// Like [`read_leaf_from`](Self::read_leaf_from), for a scan. If the descent begins at the root, it also returns
@@ -312,7 +317,7 @@ impl Tree {
         if from != PageId::ROOT {
             return Ok((self.read_leaf_from(from, target)?, None));
         }
-        for restart in 0..RESTARTS_MAX {
+        self.restarting(|| {
             let mut next = None;
             let path = self.descend(target, |_, _, inner, child| {
                 let neighbour = match direction {
@@ -321,15 +326,12 @@ impl Tree {
                 };
                 next = neighbour.map(|child| inner.child(child));
             })?;
-            if let Some(located) = path
-                && let Some(read) = self.read_leaf_at(located, target)
-            {
+            let read = path.and_then(|located| self.read_leaf_at(located, target));
+            Ok(read.map(|read| {
                 let next = next.map(|page| self.pages.table.load(page));
-                return Ok((read, if let Some(PageEntry::Leaf(frame)) = next { Some(frame) } else { None }));
-            }
-            self.pause(restart).map_err(Stop::Error)?;
-        }
-        Err(Stop::Error(self.lost()))
+                (read, if let Some(PageEntry::Leaf(frame)) = next { Some(frame) } else { None })
+            }))
+        })
     }
 
     /// Like [`read_leaf`](Self::read_leaf), but begins at a page that an earlier descent lacked. If that page no longer
@@ -352,17 +354,14 @@ impl Tree {
         key: &[u8],
         is_held_here: &impl Fn(FrameIndex) -> bool,
     ) -> Result<FrameRead<'_>, Stop> {
-        for restart in 0..RESTARTS_MAX {
-            if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
-                && let Some(read) = self.pool.frames.read_while_holding(frame, self.page_key(page), is_held_here)
-                && self.pages.table.shows(page, PageEntry::Leaf(frame))
-                && Node::new(&read).covers(key)
-            {
-                return Ok(read);
-            }
-            self.pause(restart).map_err(Stop::Error)?;
-        }
-        Err(Stop::Error(self.lost()))
+        let target = Target::At(key);
+        self.restarting(|| {
+            let path = self.descend(target, |_, _, _, _| ())?;
+            let read = path.and_then(|(page, frame)| {
+                self.pool.frames.read_while_holding(frame, self.page_key(page), is_held_here)
+            });
+            Ok(read.filter(|read| self.is_leaf_of(read, target)))
+        })
     }
 
     /// Latches the target's leaf for reading in the frame where it was [located](Self::locate), if it is still there.
@@ -415,17 +414,10 @@ impl Tree {
         key: &[u8],
         is_held_here: &impl Fn(FrameIndex) -> bool,
     ) -> Result<FrameWrite<'_>, Stop> {
-        for restart in 0..RESTARTS_MAX {
-            if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
-                && let Some(write) = self.pool.frames.write_while_holding(frame, self.page_key(page), is_held_here)
-                && self.pages.table.shows(page, PageEntry::Leaf(frame))
-                && Node::new(&write).covers(key)
-            {
-                return Ok(write);
-            }
-            self.pause(restart).map_err(Stop::Error)?;
-        }
-        Err(Stop::Error(self.lost()))
+        self.restarting(|| {
+            let path = self.descend(Target::At(key), |_, _, _, _| ())?;
+            Ok(path.and_then(|(page, frame)| self.write_leaf_at(page, frame, key, is_held_here)))
+        })
     }
 
     /// Fails if the keyspace is being dropped, which frees its pages.
