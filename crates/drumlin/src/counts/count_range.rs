@@ -11,11 +11,11 @@ use super::{CountEntry, CountState, CountedTree, KeptCounts};
 use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::format::{PageId, Timestamp};
-use crate::pool::{ImmutablePages, Needs, Stop};
+use crate::pool::{ImmutablePages, Needs, Provider, Stop};
 use crate::space::PageEntry;
 use crate::task::{WaitMode, turn};
 use crate::tree::node::{Inner, Leaf, Node};
-use crate::tree::{Provider, RESTARTS_MAX, Target};
+use crate::tree::{RESTARTS_MAX, Target};
 
 /// Limit on leaves counted while holding the lock of the base. This is some 15 us of work, which a fold has to wait
 /// for, and one turn of a task.
@@ -447,27 +447,28 @@ impl CountedTree {
 
     /// Returns `true` if a range has so many leaves that counts are worth keeping.
     pub(crate) async fn has_many_leaves(&self, mode: WaitMode<'_>, lower: &[u8], upper: Option<&[u8]>) -> Result<bool> {
-        self.awaiting(mode, |_| {
-            let mut many = None;
-            let path = self.descend(Target::At(lower), |_, _, inner, child| {
-                if inner.level() == 1 {
-                    let is_beyond = match (inner.upper_fence(), upper) {
-                        (Some(fence), Some(upper)) => fence < upper,
-                        (fence, None) => fence.is_some(),
-                        (None, Some(_)) => false,
-                    };
-                    let last = upper.map_or(inner.len() - 1, |upper| inner.child_for(upper));
-                    many = Some(is_beyond || last >= child + LEAVES_WITHOUT);
+        self.pool
+            .awaiting(mode, |_| {
+                let mut many = None;
+                let path = self.descend(Target::At(lower), |_, _, inner, child| {
+                    if inner.level() == 1 {
+                        let is_beyond = match (inner.upper_fence(), upper) {
+                            (Some(fence), Some(upper)) => fence < upper,
+                            (fence, None) => fence.is_some(),
+                            (None, Some(_)) => false,
+                        };
+                        let last = upper.map_or(inner.len() - 1, |upper| inner.child_for(upper));
+                        many = Some(is_beyond || last >= child + LEAVES_WITHOUT);
+                    }
+                });
+                match (many, path) {
+                    (Some(many), _) => Ok(many),
+                    (None, Ok(_)) => Ok(false),
+                    // There is no inner node: the root is a leaf.
+                    (None, Err(stop)) => Err::<bool, Stop>(stop),
                 }
-            });
-            match (many, path) {
-                (Some(many), _) => Ok(many),
-                (None, Ok(_)) => Ok(false),
-                // There is no inner node: the root is a leaf.
-                (None, Err(stop)) => Err::<bool, Stop>(stop),
-            }
-        })
-        .await
+            })
+            .await
     }
 
     /// Folds the changes up to a published commit into the counts of the pages above them. If the inner nodes above a

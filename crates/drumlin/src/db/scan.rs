@@ -287,7 +287,7 @@ impl Scan {
             loop {
                 let step = match stopped {
                     Ok(step) => step,
-                    Err(stop) => self.tree.going_on(mode, stop, |from| self.try_copy(copying, from)).await?,
+                    Err(stop) => self.tree.pool.going_on(mode, stop, |from| self.try_copy(copying, from)).await?,
                 };
                 match step {
                     Step::Copied(made) => return Ok(made),

@@ -1027,7 +1027,7 @@ fn leaves_of(db: &Database, keyspace: &Keyspace) -> Vec<Vec<u8>> {
     let _reclaim_guard = db.store().unwrap().engine.pool.reclaim_guard();
     let (mut leaves, mut lower) = (Vec::new(), Some(Vec::new()));
     while let Some(key) = lower {
-        let read = keyspace.tree().waiting(|_| {
+        let read = keyspace.tree().pool.waiting(|_| {
             let page = keyspace.tree().read_leaf(Target::At(&key))?;
             Ok((page.to_vec(), Leaf::new(&page).upper_fence().map(<[u8]>::to_vec)))
         });

@@ -50,7 +50,7 @@ impl Engine {
         assert!(!tables.root.is_none(), "a load without a root is attached");
         // The root may be evicted again before it is latched.
         loop {
-            let is_empty_root = tree.waiting(|_| {
+            let is_empty_root = tree.pool.waiting(|_| {
                 let leaf = tree.read_leaf(Target::At(&[]))?;
                 Ok::<_, crate::pool::Stop>(leaf.page() == PageId::ROOT && Leaf::new(&leaf).is_empty())
             })?;

@@ -9,8 +9,14 @@
 use crate::io::AlignedBuffer;
 use crate::sync::{Condvar, Mutex};
 
-use super::{GROUP_BYTES_MAX, PAIR_BYTES, SCRATCH_BYTES};
+use super::frames::PAGE_BYTES_MAX;
 
+/// Size of a buffer for one extent of any page size, at any offset in its block.
+const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
+/// Maximum bytes of a single read. Larger reads are not faster.
+const GROUP_BYTES_MAX: usize = 256 << 10;
+/// Size of a buffer for a chunk of a large value at any offset in its block, both as stored and decompressed.
+const PAIR_BYTES: usize = 2 * GROUP_BYTES_MAX + (32 << 10);
 /// Sizes of buffers: for an extent of a small page, an extent of any page, several extents read together, and a chunk
 /// of a large value both stored and decompressed.
 const SIZES: [usize; 4] = [16 << 10, SCRATCH_BYTES, GROUP_BYTES_MAX + SCRATCH_BYTES, PAIR_BYTES];

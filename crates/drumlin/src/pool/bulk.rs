@@ -2,7 +2,8 @@
 
 use std::io;
 
-use super::{Pool, Span};
+use super::Pool;
+use super::span::Span;
 use crate::error::{Error, Result};
 use crate::format::ExtentAddress;
 use crate::io::Queue;
@@ -34,7 +35,7 @@ impl Pool {
         match result {
             Ok(()) => {
                 assert_eq!(in_flight.count(), 0, "a read that has ended was not handed on");
-                self.give_queue(queue);
+                self.queues.give(queue);
             }
             Err(_) => {
                 // Dropping the queue waits for the reads in flight and drops their buffers.

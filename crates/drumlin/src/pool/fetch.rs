@@ -16,62 +16,18 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
-use std::thread::JoinHandle;
 
-use super::{NewFrame, OnShortage, Pool, QUEUE_DEPTH, Wanted};
+use super::Pool;
+use super::frames::NewFrame;
+use super::needs::Wanted;
+use super::queues::{OnShortage, QUEUE_DEPTH};
+use super::requests::{FetchRequest, ReadTicket};
 use crate::error::{Error, Result};
 use crate::format::extent::ExtentError;
 use crate::format::node::is_page_bytes;
 use crate::format::{ExtentAddress, PageId};
 use crate::io::{AlignedBuffer, Completion, Queue};
 use crate::space::{PageEntry, PageSpace};
-use crate::sync::{Condvar, Mutex};
-
-/// The queue of requests to the reading thread.
-#[derive(Debug, Default)]
-pub(super) struct ReadService {
-    inbox: Mutex<Inbox>,
-    arrived: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Inbox {
-    requests: VecDeque<FetchRequest>,
-    thread: Option<JoinHandle<()>>,
-    stop: bool,
-}
-
-#[derive(Debug)]
-struct FetchRequest {
-    pages: Arc<PageSpace>,
-    wanted: Wanted,
-    ticket: Arc<ReadTicket>,
-}
-
-/// The answer to a request, which its task polls for.
-#[derive(Debug, Default)]
-pub(super) struct ReadTicket(Mutex<(Option<Result<()>>, Option<Waker>)>);
-
-impl ReadTicket {
-    /// Stores the answer. Returns the waker to wake, if the task has polled.
-    fn answer(&self, result: Result<()>) -> Option<Waker> {
-        let mut state = self.0.lock();
-        assert!(state.0.is_none(), "a request is answered twice");
-        state.0 = Some(result);
-        state.1.take()
-    }
-
-    fn poll(&self, waker: &Waker) -> Poll<Result<()>> {
-        let mut state = self.0.lock();
-        match state.0.take() {
-            Some(result) => Poll::Ready(result),
-            None => {
-                state.1 = Some(waker.clone());
-                Poll::Pending
-            }
-        }
-    }
-}
 
 /// A read in flight.
 struct Fetch<'p> {

@@ -17,29 +17,23 @@
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 use rustix::mm::{Advice, madvise};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 
-use super::pins::PinCount;
+use super::frame_header::{FrameHeader, Residency};
 use super::reclaim::{EraGuard, Reclaimer};
 use crate::format::extent::PageKey;
 use crate::format::node::is_page_bytes;
 pub(crate) use crate::format::node::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
-use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId};
+use crate::format::{Epoch, PageId};
 use crate::memory::{Account, Budget};
 use crate::space::{CheckpointDebt, FrameIndex, PageEntry, PageTable};
-
-/// The number of turns of the clock's hand that an unused inner node survives. An inner node leads to the rows of a
-/// hundred leaves. With a single chance, random reads evicted a tenth of the inner nodes in each turn, and a tenth of
-/// the reads had to read a node before the leaf.
-/// Measured: decision 014.
-pub(super) const INNER_CHANCES: u32 = 4;
 
 /// Fixed by the range of page sizes: the number of sizes.
 const CLASS_COUNT: usize = 8;
@@ -48,10 +42,6 @@ const CLASS_SHIFT: u32 = 29;
 const _: () = assert!(PAGE_BYTES_MIN << (CLASS_COUNT - 1) == PAGE_BYTES_MAX, "a page size has no class");
 const _: () = assert!(CLASS_COUNT <= 1 << (u32::BITS - CLASS_SHIFT), "a class has no room in a frame's index");
 
-/// If no frame is free, and at least this many are retired, the retired ones whose readers have left are freed before
-/// an unused frame is taken. With fewer, that is not worth while: it looks at the slots of all threads.
-const RETIRED_FRAMES_MIN: usize = 8;
-
 /// The longest wait for another latch by a thread that holds latches. After that it looks the page up again.
 ///
 /// Latches are taken in key order, so waits form no cycle. But an outdated view may lead to a frame whose page lies
@@ -59,146 +49,38 @@ const RETIRED_FRAMES_MIN: usize = 8;
 /// millisecond unless its owner waits for the disk.
 const LATCH_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// Describes the page in a frame. Each header has a cache line of its own.
-#[repr(align(64))]
-pub(crate) struct FrameHeader {
-    latch: RwLock<()>,
-    page_key: AtomicU64,
-    dirty: AtomicU64,
-    address: AtomicU64,
-    pins: PinCount,
-    /// Turns of the clock that the page survives without being used.
-    references: AtomicU32,
-}
-
-impl FrameHeader {
-    fn new() -> FrameHeader {
-        FrameHeader {
-            latch: RwLock::new(()),
-            page_key: AtomicU64::new(0),
-            dirty: AtomicU64::new(0),
-            address: AtomicU64::new(0),
-            pins: PinCount::new(),
-            references: AtomicU32::new(0),
-        }
-    }
-
-    fn page_key_bits(page_key: PageKey) -> u64 {
-        (u64::from(page_key.keyspace.0) << 32) | u64::from(page_key.page.0)
-    }
-
-    /// The page in the frame, or `None` if it holds none.
-    #[inline]
-    pub(crate) fn page_key(&self) -> Option<PageKey> {
-        let bits = self.page_key.load(Ordering::Acquire);
-        let page_key = PageKey { keyspace: KeyspaceId((bits >> 32) as u32), page: PageId(bits as u32) };
-        (bits != 0).then_some(page_key)
-    }
-
-    #[inline]
-    fn is(&self, page_key: PageKey) -> bool {
-        self.page_key.load(Ordering::Acquire) == Self::page_key_bits(page_key)
-    }
-
-    /// The epoch of the newest change not yet in an extent.
-    #[inline]
-    pub(crate) fn dirty(&self) -> Option<Epoch> {
-        let epoch = self.dirty.load(Ordering::Acquire);
-        (epoch != 0).then_some(Epoch(epoch))
-    }
-
-    /// The extent of the page's newest image on disk.
-    pub(crate) fn address(&self) -> ExtentAddress {
-        ExtentAddress::from_bits(self.address.load(Ordering::Acquire)).unwrap_or(ExtentAddress::NONE)
-    }
-
-    pub(crate) fn set_address(&self, address: ExtentAddress) {
-        self.address.store(address.to_bits(), Ordering::Release);
-    }
-
-    /// Keeps the frame from being evicted until [`Frames::unpin`]. The caller has it latched.
-    pub(crate) fn pin(&self) {
-        debug_assert!(self.page_key().is_some(), "a frame without a page is pinned");
-        self.pins.pin();
-    }
-
-    /// Returns `true` if the frame is not pinned.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.pins.is_idle()
-    }
-
-    /// Notes a use. Writes only if none was noted since the clock's hand last passed.
-    #[inline]
-    pub(crate) fn touch(&self) {
-        if self.references.load(Ordering::Relaxed) == 0 {
-            self.references.store(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Notes a use of an inner node, which every row beneath it needs: it survives [`INNER_CHANCES`] passes of the
-    /// hand.
-    #[inline]
-    pub(crate) fn touch_inner(&self) {
-        if self.references.load(Ordering::Relaxed) != INNER_CHANCES {
-            self.references.store(INNER_CHANCES, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns `true` if the page survives the next turn of the clock's hand.
-    pub(crate) fn is_referenced(&self) -> bool {
-        self.references.load(Ordering::Relaxed) > 0
-    }
-
-    /// Takes one chance as the clock's hand passes. Returns `false` if none was left.
-    pub(crate) fn take_reference(&self) -> bool {
-        let references = self.references.load(Ordering::Relaxed);
-        debug_assert!(references <= INNER_CHANCES, "a page has {references} chances");
-        if references > 0 {
-            // Fails if another thread notes a use, which should count for more than this turn.
-            let _ = self.references.compare_exchange(references, references - 1, Ordering::Relaxed, Ordering::Relaxed);
-        }
-        references > 0
-    }
-}
-
-impl std::fmt::Debug for FrameHeader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "FrameHeader({:?}, dirty {:?}, {:?})", self.page_key(), self.dirty(), self.address())
-    }
-}
-
 /// Number of headers allocated together, which take 2 KiB. They are never freed. With a larger block for each page
 /// size, headers would take too much of the little memory that large page tables leave.
-const HEADER_COUNT: usize = 32;
+pub(super) const HEADER_COUNT: usize = 32;
 /// Memory of one such block.
-const HEADERS_BYTES: usize = HEADER_COUNT * size_of::<FrameHeader>();
+pub(super) const HEADERS_BYTES: usize = HEADER_COUNT * size_of::<FrameHeader>();
 
 /// All frames of one page size.
-struct Arena {
-    page_bytes: usize,
-    memory: Mapping,
+pub(super) struct Arena {
+    pub(super) page_bytes: usize,
+    pub(super) memory: Mapping,
     /// Blocks of [`HEADER_COUNT`], allocated when their frames are first used.
-    headers: Box<[OnceLock<Box<[FrameHeader]>>]>,
-    frame_count: usize,
+    pub(super) headers: Box<[OnceLock<Box<[FrameHeader]>>]>,
+    pub(super) frame_count: usize,
     /// Frames in the smallest range that can be given back to the system: more than one if frames are smaller than
     /// system pages.
-    frames_per_unit: usize,
-    lists: Mutex<Lists>,
-    pub(crate) hand: AtomicUsize,
+    pub(super) frames_per_unit: usize,
+    pub(super) lists: Mutex<Lists>,
+    pub(super) hand: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Lists {
-    free: Vec<u32>,
-    retired: VecDeque<(u64, u32)>,
+pub(super) struct Lists {
+    pub(super) free: Vec<u32>,
+    pub(super) retired: VecDeque<(u64, u32)>,
     /// Frames given back to the system.
-    decommitted: Vec<u32>,
+    pub(super) decommitted: Vec<u32>,
     /// All frames from this number on were never touched.
-    unused: u32,
+    pub(super) unused: u32,
 }
 
 /// Reserved anonymous memory; the system provides each page as it is touched.
-struct Mapping {
+pub(super) struct Mapping {
     start: *mut u8,
     bytes: usize,
 }
@@ -227,7 +109,7 @@ impl Mapping {
     /// Gives a range back to the system, which provides memory again when the range is next touched. The system works
     /// in whole pages of its own, and rounds a length up. Nothing relies on the range reading as zeros afterwards: free
     /// frames that were not given back hold the bytes of their last page.
-    fn give_back(&self, offset: usize, bytes: usize) {
+    pub(super) fn give_back(&self, offset: usize, bytes: usize) {
         assert!(offset + bytes <= self.bytes);
         assert!(bytes.is_multiple_of(rustix::param::page_size()), "what else is in the page would be lost");
         assert!(offset.is_multiple_of(rustix::param::page_size()), "the system refuses a range from within a page");
@@ -258,13 +140,13 @@ impl Drop for Mapping {
 
 /// All frames of all page sizes, within one limit of bytes.
 pub(crate) struct Frames {
-    arenas: [OnceLock<Arena>; CLASS_COUNT],
+    pub(super) arenas: [OnceLock<Arena>; CLASS_COUNT],
     /// The maximum number of bytes that frames and headers may ever use: the limit while there are no page tables.
     capacity_bytes: usize,
     budget: Arc<Budget>,
-    used_bytes: AtomicUsize,
+    pub(super) used_bytes: AtomicUsize,
     debt: Arc<CheckpointDebt>,
-    reclaimer: Reclaimer,
+    pub(super) reclaimer: Reclaimer,
 }
 
 impl std::fmt::Debug for Frames {
@@ -280,12 +162,12 @@ pub(crate) fn class_of(page_bytes: usize) -> usize {
 }
 
 /// Returns the index of a frame, given its class and its number within the class.
-fn frame_of(class: usize, number: usize) -> FrameIndex {
+pub(super) fn frame_of(class: usize, number: usize) -> FrameIndex {
     debug_assert!(class < CLASS_COUNT && number < 1 << CLASS_SHIFT, "frame {number} of class {class}");
     FrameIndex(((class as u32) << CLASS_SHIFT) | number as u32)
 }
 
-fn split(frame: FrameIndex) -> (usize, usize) {
+pub(super) fn split(frame: FrameIndex) -> (usize, usize) {
     ((frame.0 >> CLASS_SHIFT) as usize, (frame.0 & ((1 << CLASS_SHIFT) - 1)) as usize)
 }
 
@@ -317,7 +199,7 @@ impl Frames {
         self.used_bytes() as u64 + more_table_bytes > self.budget.frame_bytes_max()
     }
 
-    fn arena(&self, class: usize) -> &Arena {
+    pub(super) fn arena(&self, class: usize) -> &Arena {
         self.arenas[class].get().expect("the frame exists")
     }
 
@@ -326,7 +208,7 @@ impl Frames {
         self.arena_or_new(class_of(page_bytes)).map(drop)
     }
 
-    fn arena_or_new(&self, class: usize) -> std::io::Result<&Arena> {
+    pub(super) fn arena_or_new(&self, class: usize) -> std::io::Result<&Arena> {
         if let Some(arena) = self.arenas[class].get() {
             return Ok(arena);
         }
@@ -421,194 +303,6 @@ impl Frames {
         PAGE_BYTES_MIN << split(frame).0
     }
 
-    // ── taking and giving back ─────────────────────────────────────────────────────────────────────────────────────
-
-    /// Takes a free frame for a page of this size. Returns `None` if none is free and the limit is reached.
-    pub(crate) fn try_take(&self, page_bytes: usize) -> Option<NewFrame<'_>> {
-        let class = class_of(page_bytes);
-        let arena = self.arena_or_new(class).ok()?;
-        let mut lists = arena.lists.lock();
-        if lists.free.is_empty() && lists.retired.len() >= RETIRED_FRAMES_MIN {
-            self.free_retired(&mut lists);
-        }
-        let index = lists.free.pop().or_else(|| self.take_unused(arena, &mut lists)).or_else(|| {
-            self.free_retired(&mut lists);
-            lists.free.pop()
-        })?;
-        debug_assert!(index < lists.unused, "a frame is free that was never used");
-        drop(lists);
-        let frame = frame_of(class, index as usize);
-        let header = self.header(frame);
-        assert!(header.page_key().is_none() && header.is_idle(), "a free frame is in use");
-        self.set_dirty(frame, None);
-        header.set_address(ExtentAddress::NONE);
-        Some(NewFrame { frames: self, frame })
-    }
-
-    /// Frees the retired frames whose readers have left.
-    fn free_retired(&self, lists: &mut Lists) {
-        if lists.retired.is_empty() {
-            return;
-        }
-        let oldest = self.reclaimer.oldest();
-        while lists.retired.front().is_some_and(|&(tag, _)| tag < oldest) {
-            let (_, index) = lists.retired.pop_front().expect("looked at");
-            lists.free.push(index);
-        }
-    }
-
-    /// Takes a frame that was never used or was given back to the system, if the limit allows one more.
-    fn take_unused(&self, arena: &Arena, lists: &mut Lists) -> Option<u32> {
-        let unused = lists.unused as usize;
-        if lists.decommitted.is_empty() && unused == arena.frame_count {
-            return None;
-        }
-        // Headers stay when frames are given back.
-        let makes_headers = lists.decommitted.is_empty() && unused.is_multiple_of(HEADER_COUNT);
-        let bytes = arena.page_bytes + if makes_headers { HEADERS_BYTES } else { 0 };
-        let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if used + bytes > self.limit_bytes() {
-            self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return None;
-        }
-        Some(lists.decommitted.pop().unwrap_or_else(|| {
-            assert!(unused < arena.frame_count, "a frame lies behind the arena's end");
-            if makes_headers {
-                let headers = (0..HEADER_COUNT).map(|_| FrameHeader::new()).collect();
-                arena.headers[unused / HEADER_COUNT].set(headers).expect("made once");
-            }
-            lists.unused += 1;
-            lists.unused - 1
-        }))
-    }
-
-    fn give(&self, frame: FrameIndex) {
-        let header = self.header(frame);
-        assert!(header.page_key().is_none(), "a frame with a page is free");
-        assert!(header.is_idle(), "a pinned frame is free");
-        assert!(header.dirty().is_none(), "a dirty frame is free: {header:?}");
-        let (class, index) = split(frame);
-        let arena = self.arena(class);
-        let mut lists = arena.lists.lock();
-        if self.used_bytes() > self.limit_bytes() && arena.frames_per_unit == 1 {
-            arena.memory.give_back(index * arena.page_bytes, arena.page_bytes);
-            let used_bytes = self.used_bytes.fetch_sub(arena.page_bytes, Ordering::Relaxed);
-            assert!(used_bytes >= arena.page_bytes, "a frame is given back that is not counted");
-            lists.decommitted.push(index as u32);
-        } else {
-            lists.free.push(index as u32);
-        }
-    }
-
-    /// Gives free frames of all other sizes back to the system, to make room within the limit for frames of this size.
-    pub(crate) fn give_back_free(&self, keep_page_bytes: usize) {
-        self.give_back(Some(class_of(keep_page_bytes)), || true);
-    }
-
-    /// Gives free frames back to the system while the frames are [over their limit](Self::is_over_limit).
-    pub(crate) fn give_back_excess(&self, more_table_bytes: u64) {
-        self.give_back(None, || self.is_over_limit(more_table_bytes));
-    }
-
-    /// Gives free frames of all classes except `keep` back to the system while `is_wanted` returns `true`.
-    fn give_back(&self, keep: Option<usize>, is_wanted: impl Fn() -> bool) {
-        for (class, arena) in self.arenas.iter().enumerate().filter_map(|(class, arena)| Some((class, arena.get()?))) {
-            if Some(class) == keep {
-                continue;
-            }
-            let mut lists = arena.lists.lock();
-            self.free_retired(&mut lists);
-            // The system takes back whole units, so a unit is given back once all its frames are free.
-            let mut free = std::mem::take(&mut lists.free);
-            free.sort_unstable();
-            let frames_per_unit = arena.frames_per_unit;
-            for unit in
-                free.chunk_by(|left, right| *left as usize / frames_per_unit == *right as usize / frames_per_unit)
-            {
-                assert!(unit.len() <= frames_per_unit, "a frame is free twice");
-                if unit.len() < frames_per_unit || !is_wanted() {
-                    lists.free.extend(unit);
-                    continue;
-                }
-                let bytes = frames_per_unit * arena.page_bytes;
-                arena.memory.give_back(unit[0] as usize * arena.page_bytes, bytes);
-                let used_bytes = self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-                assert!(used_bytes >= bytes, "frames are given back that are not counted");
-                lists.decommitted.extend(unit);
-            }
-            let out_of_use = lists.free.len() + lists.retired.len() + lists.decommitted.len();
-            debug_assert!(out_of_use <= lists.unused as usize, "a frame is in two lists");
-        }
-    }
-
-    /// Undoes one [`FrameHeader::pin`].
-    pub(crate) fn unpin(&self, frame: FrameIndex) {
-        if self.header(frame).pins.unpin() {
-            self.retire(frame);
-        }
-    }
-
-    fn retire(&self, frame: FrameIndex) {
-        let header = self.header(frame);
-        assert!(header.page_key().is_none(), "a frame with a page is retired");
-        assert!(header.dirty().is_none() && header.is_idle(), "a frame in use is retired: {header:?}");
-        let tag = self.reclaimer.retire();
-        let (class, index) = split(frame);
-        self.arena(class).lists.lock().retired.push_back((tag, index as u32));
-    }
-
-    /// Returns the number of frames of a size that are free or retired, plus as many as the limit still allows.
-    pub(crate) fn available(&self, page_bytes: usize) -> usize {
-        let class = class_of(page_bytes);
-        let unused_frames = self.limit_bytes().saturating_sub(self.used_bytes()) / page_bytes;
-        let Some(arena) = self.arenas[class].get() else { return unused_frames };
-        let lists = arena.lists.lock();
-        lists.free.len() + lists.retired.len() + unused_frames
-    }
-
-    /// Returns the page sizes that have frames, each with the number of frames in use or free.
-    pub(crate) fn sizes(&self) -> Vec<(usize, usize)> {
-        (self.arenas.iter().filter_map(OnceLock::get))
-            .map(|arena| {
-                let lists = arena.lists.lock();
-                (arena.page_bytes, lists.unused as usize - lists.decommitted.len())
-            })
-            .collect()
-    }
-
-    /// Moves the clock's hand by one turn, and yields the frames of this size that it passes.
-    pub(crate) fn turn(&self, page_bytes: usize) -> impl Iterator<Item = FrameIndex> + '_ {
-        let class = class_of(page_bytes);
-        let arena = self.arenas[class].get();
-        let count = arena.map_or(0, |arena| arena.lists.lock().unused as usize);
-        arena.into_iter().flat_map(move |arena| (0..count).map(move |_| arena)).map(move |arena| {
-            let index = arena.hand.fetch_add(1, Ordering::Relaxed) % count.max(1);
-            frame_of(class, index)
-        })
-    }
-
-    /// Returns the frames of a size that the clock's hand will pass next: `frame_count` of them, or one turn if that is
-    /// less. The hand does not move.
-    pub(crate) fn ahead(&self, page_bytes: usize, frame_count: usize) -> impl Iterator<Item = FrameIndex> + '_ {
-        let class = class_of(page_bytes);
-        let arena = self.arenas[class].get();
-        let (count, hand) =
-            arena.map_or((0, 0), |arena| (arena.lists.lock().unused as usize, arena.hand.load(Ordering::Relaxed)));
-        (0..count.min(frame_count)).map(move |step| frame_of(class, (hand + step) % count))
-    }
-
-    /// Returns every frame that holds, or has held, a page.
-    pub(crate) fn all(&self) -> impl Iterator<Item = FrameIndex> + '_ {
-        (self.arenas.iter().enumerate()).filter_map(|(class, arena)| Some((class, arena.get()?))).flat_map(
-            |(class, arena)| {
-                let count = arena.lists.lock().unused;
-                (0..count).map(move |index| frame_of(class, index as usize))
-            },
-        )
-    }
-
-    // ── access ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
     /// Latches the page in `frame` for reading. Returns `None` if the frame no longer holds it.
     #[inline]
     pub(crate) fn read(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
@@ -683,7 +377,7 @@ impl Frames {
     }
 
     /// Like [`write`](Self::write), for a caller that holds other latches. See
-    /// [`read_while_holding`](Self::read_while_holding).
+    /// [`read_while_holding`](Self::read_beside).
     pub(crate) fn write_while_holding(
         &self,
         frame: FrameIndex,
@@ -769,30 +463,10 @@ impl<'g> ImmutablePages<'g> {
     }
 }
 
-/// The way in which readers access a page in memory. It decides when the frame becomes free after the page is unlinked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Residency {
-    /// Under the latch. Unlinking takes it exclusively, so no reader is left.
-    Leaf,
-    /// Under a reclaim guard. Readers may see the page until they drop the guard.
-    Immutable,
-}
-
-impl Residency {
-    /// The residency of a page whose entry shows it in `frame`.
-    pub(crate) fn of(entry: PageEntry, frame: FrameIndex) -> Residency {
-        match entry {
-            PageEntry::Leaf(shown) if shown == frame => Residency::Leaf,
-            PageEntry::Immutable(shown) if shown == frame => Residency::Immutable,
-            _ => panic!("the entry of a page in {frame:?} says {entry:?}"),
-        }
-    }
-}
-
 /// A frame that is not published yet. Dropping it frees it.
 pub(crate) struct NewFrame<'p> {
-    frames: &'p Frames,
-    frame: FrameIndex,
+    pub(super) frames: &'p Frames,
+    pub(super) frame: FrameIndex,
 }
 
 impl<'p> NewFrame<'p> {
@@ -980,6 +654,7 @@ impl Deref for FrameWrite<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::KeyspaceId;
 
     /// A frame whose page no entry shows as a leaf is never changed in place, even under its latch.
     #[test]

@@ -6,7 +6,11 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::{NewFrame, OnShortage, Pool, Span, Wanted};
+use super::Pool;
+use super::frames::NewFrame;
+use super::needs::Wanted;
+use super::queues::OnShortage;
+use super::span::Span;
 use crate::error::{Error, Result};
 use crate::format::ExtentAddress;
 use crate::io::{AlignedBuffer, Completion, Queue};
@@ -73,7 +77,7 @@ impl<'p> GroupReads<'p, '_> {
             finished.drain(..).for_each(|completion| self.complete(completion));
         }
         assert_eq!(self.idle.len(), self.in_flight.len(), "a slot is neither idle nor in flight");
-        self.pool.give_queue(self.queue);
+        self.pool.queues.give(self.queue);
         Ok(self.count)
     }
 

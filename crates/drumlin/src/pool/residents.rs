@@ -6,11 +6,11 @@ use crate::format::extent::{HEADER_BYTES, KIND_OFFSET, Kind};
 use crate::format::{ValueId, get_u64};
 use crate::space::{FrameIndex, PageEntry};
 
-/// A frame, and its position in the list. Inner nodes come first, because every row needs some; then pages are in the
+/// A frame, and its place in the list. Inner nodes come first, because every row needs some; then pages are in the
 /// order of the disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resident {
-    disk_order: u64,
+    place: u64,
     frame: FrameIndex,
 }
 
@@ -39,10 +39,10 @@ impl Pool {
             }
             let Some((_, kind)) = self.resident(frame) else { continue };
             let class = if kind == Kind::Inner { 0 } else { NO_INNER_NODE_BIT };
-            debug_assert!(address.start() < NO_INNER_NODE_BIT, "{address:?} is beyond the order of the disk");
-            residents.push(Resident { disk_order: class | address.start(), frame });
+            debug_assert!(address.start() < NO_INNER_NODE_BIT, "{address:?} has no place");
+            residents.push(Resident { place: class | address.start(), frame });
         }
-        residents.sort_unstable_by_key(|resident| resident.disk_order);
+        residents.sort_unstable_by_key(|resident| resident.place);
         residents
     }
 

@@ -4,7 +4,12 @@
 //! dirty pages at the clock's hand would consist of leaves from all over the tree. So batches come from an *elevator*
 //! instead, which takes all dirty pages in key order, from the lowest to the highest key, over and over.
 
-use super::{BATCH_PAGES, FrameHeader, FrameWrite, Needs, Pool, Stop};
+use super::Pool;
+use super::elevator::Elevator;
+use super::evict::BATCH_PAGES;
+use super::frame_header::FrameHeader;
+use super::frames::FrameWrite;
+use super::needs::{Needs, Stop};
 use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::format::{Epoch, KeyspaceId};
@@ -22,16 +27,6 @@ type WriteOrder = (KeyspaceId, u8, [u8; size_of::<u128>()]);
 /// Minimum number of pages of an elevator. Fewer pages would be no closer together than those of a batch at the clock's
 /// hand, and would delay the pages that the clock waits for. Simulations have few pages.
 const ELEVATOR_PAGES_MIN: usize = if cfg!(feature = "sim") { 8 } else { 8 * BATCH_PAGES };
-
-/// Dirty pages of one size in key order. See the module.
-#[derive(Debug, Default)]
-pub(super) struct Elevator {
-    /// The pages not written yet, the next one last.
-    rest: Vec<FrameIndex>,
-    /// If no more than this many are left, the elevator wants more.
-    low: usize,
-    is_wanted: bool,
-}
 
 impl Pool {
     /// Writes a batch of dirty pages of a size, and waits until they can be evicted. The batch comes from the elevator,
@@ -233,7 +228,7 @@ impl Pool {
         let current = epoch_guard.epoch();
         match header.dirty() {
             Some(epoch) if epoch != current => {
-                assert_eq!(epoch.next(), current, "an image is due to a checkpoint that has ended");
+                assert_eq!(epoch.next(), current, "a page is due to a checkpoint that has ended");
                 crate::coverage::mark!("a page changed that a checkpoint had not copied yet");
                 // The frame need not be pinned for this write: it is dirty again at once, and so not evicted before its
                 // next image is written.
@@ -310,7 +305,7 @@ mod tests {
         // Otherwise the background writer would extend the elevators too, and pages would be in them twice.
         pool.stop_background();
         pool.take_threads().into_iter().for_each(|thread| thread.join().unwrap());
-        for _ in 0..=crate::pool::INNER_CHANCES {
+        for _ in 0..=crate::pool::frame_header::INNER_CHANCES {
             pool.frames.turn(PAGE_BYTES).for_each(|frame| _ = pool.frames.header(frame).take_reference());
         }
         assert!(pool.take_from_elevator(PAGE_BYTES).is_empty(), "an elevator has pages at first");

@@ -48,6 +48,7 @@ pub(super) enum Urgency {
 
 /// The delay before records that no caller waits for are written. At 300,000 such records per second, writing whenever
 /// no write was in flight took a quarter of a processor.
+/// Measured: decision 013.
 const GATHERING: Duration = Duration::from_millis(1);
 
 /// A log that had nothing to prepare for this long counts as idle. Its spare segments are for the next burst of

@@ -1,11 +1,11 @@
 //! Splits and merges. Each of these structure changes is complete in itself.
 
 use super::node::{Inner, InnerMut, Leaf, LeafChange, LeafMut, Node, separator_between};
-use super::{Provider, RowObserver, Target, Tree, check_node};
+use super::{RowObserver, Target, Tree, check_node};
 use crate::error::Result;
 use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind};
-use crate::pool::{FrameWrite, Needs, NewFrame, Residency, Stop};
+use crate::pool::{FrameWrite, Needs, NewFrame, Provider, Residency, Stop};
 use crate::space::{EpochGuard, PageEntry};
 use crate::task::{Boxed, WaitMode};
 
@@ -367,7 +367,7 @@ impl Tree {
     /// latches; its result is kept until the change is made.
     pub(crate) fn merge_empty_leaves<R>(&self, mut prepare: impl FnMut() -> Result<R>) -> Result<Emptied> {
         let read_empty_leaf = |key: &[u8]| {
-            self.waiting(|_| {
+            self.pool.waiting(|_| {
                 let leaf = self.read_leaf(Target::At(key))?;
                 let upper = || Node::new(&leaf).upper_fence().map(<[u8]>::to_vec);
                 Ok(Leaf::new(&leaf).is_empty().then(|| (leaf.page(), upper())))
@@ -392,7 +392,7 @@ impl Tree {
                 let mut level = 0;
                 loop {
                     let _prepared = prepare()?;
-                    if !self.waiting(|_| self.try_merge_level(&key, level, Merging::AllThatFit))? {
+                    if !self.pool.waiting(|_| self.try_merge_level(&key, level, Merging::AllThatFit))? {
                         break;
                     }
                     idle_passes = 0;
@@ -402,7 +402,7 @@ impl Tree {
             }
             loop {
                 let _prepared = prepare()?;
-                if !self.waiting(|_| self.try_collapse_root())? {
+                if !self.pool.waiting(|_| self.try_collapse_root())? {
                     break;
                 }
                 idle_passes = 0;

@@ -16,7 +16,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("task", &["sync", "io"]),
     ("seglog", &["hash", "coverage", "format", "sync", "error", "io"]),
     ("space", &["hash", "coverage", "format", "sync", "error", "memory", "io"]),
-    ("pool", &["hash", "coverage", "format", "sync", "error", "memory", "io", "space"]),
+    ("pool", &["hash", "coverage", "format", "sync", "task", "error", "memory", "io", "space"]),
     ("tree", &["hash", "coverage", "format", "sync", "task", "error", "memory", "space", "pool"]),
     ("counts", &["hash", "coverage", "format", "sync", "task", "error", "memory", "space", "pool", "tree"]),
     (

@@ -13,11 +13,11 @@ use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::node::LARGE_REF_BYTES;
 use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId};
-use crate::pool::{FrameRead, Needs, Pool, Stop};
+use crate::pool::{FrameRead, Needs, Pool, Provider, Stop};
 use crate::space::{FrameIndex, Space};
 use crate::task::{WaitMode, turn};
 use crate::tree::node::Leaf;
-use crate::tree::{Finger, Incoming, Provider, Target, Tree};
+use crate::tree::{Finger, Incoming, Target, Tree};
 use crate::txn::engine::Engine;
 use crate::txn::read_set::{Reads, Walk};
 use crate::txn::values;
@@ -400,7 +400,7 @@ impl<L> Engine<L> {
         let mut walk = Walk::new(Some(reads));
         while let Some((tree, key)) = walk.next() {
             let keyspace = tree.pages.id;
-            let fences = tree.awaiting(mode, |from| {
+            let fences = tree.pool.awaiting(mode, |from| {
                 let page = tree.read_leaf_from(from, Target::At(key))?;
                 let leaf = Leaf::new(&page);
                 reads.validate(&self.versions, &tree.pages, page.page(), &leaf).map_err(Stop::Error)?;

@@ -225,7 +225,7 @@ impl Engine {
         Box::pin(async move {
             if let Some(stop) = stop {
                 let operation = |from| self.try_find(tree, from, key, read_at, &mut *take);
-                match tree.going_on(mode, stop, operation).await? {
+                match tree.pool.going_on(mode, stop, operation).await? {
                     Lookup::Row(found) => return Ok(found),
                     Lookup::Spilled => {}
                 }
@@ -234,14 +234,14 @@ impl Engine {
                 let ReadAt::Timestamp(at) = read_at else {
                     // Spilled versions belong to commits that are visible by now, so a retry at the new horizon does
                     // not need them.
-                    match tree.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut *take)).await? {
+                    match tree.pool.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut *take)).await? {
                         Lookup::Row(found) => return Ok(found),
                         Lookup::Spilled => continue,
                     }
                 };
                 let published = self.spilled.published();
                 let spilled = self.spilled.find(mode, tree.pages.id, key, at).await?;
-                let found = tree.awaiting(mode, |from| {
+                let found = tree.pool.awaiting(mode, |from| {
                     let page = tree.read_leaf_from(from, Target::At(key))?;
                     if tree.pages.load_gate.is_loaded_since(at) {
                         return Ok(Some(None));
@@ -538,7 +538,7 @@ impl Engine {
         key: &[u8],
         snapshot: Timestamp,
     ) -> Result<bool> {
-        let changed = tree.awaiting(mode, |from| {
+        let changed = tree.pool.awaiting(mode, |from| {
             let page = tree.read_leaf_from(from, Target::At(key))?;
             if tree.pages.load_gate.is_loaded_since(snapshot) {
                 return Ok(Some(true));

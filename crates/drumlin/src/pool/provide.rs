@@ -1,0 +1,117 @@
+//! Providing what a core operation lacks, and repeating the operation.
+
+use std::sync::Arc;
+
+use super::Pool;
+use super::frames::NewFrame;
+use super::needs::{Needs, Stop, Wanted};
+use crate::error::Result;
+use crate::format::PageId;
+use crate::task::{Boxed, WaitMode, ready, turn};
+
+/// Waits for whatever a core operation lacks.
+pub(crate) struct Provider<'p> {
+    mode: WaitMode<'p>,
+    pool: &'p Arc<Pool>,
+    /// The page that failed to load the last time.
+    failed: Option<PageId>,
+}
+
+impl<'p> Provider<'p> {
+    pub(crate) fn new(mode: WaitMode<'p>, pool: &'p Arc<Pool>) -> Provider<'p> {
+        Provider { mode, pool, failed: None }
+    }
+
+    /// Provides what an operation lacks. Returns the page that was brought in, if the operation lacked a page. An
+    /// outdated node may refer to a page number that has been reused for a page of another kind and size, so failing to
+    /// load a page is an error only the second time in a row.
+    pub(crate) fn provide<'a>(&'a mut self, needs: &'a Needs) -> Boxed<'a, Result<Option<PageId>>> {
+        Box::pin(async move {
+            match needs {
+                Needs::Page(pages, page) => {
+                    let wanted = Wanted::node(pages, *page);
+                    let result = match self.mode {
+                        WaitMode::Blocking => self.pool.fault(pages, wanted),
+                        WaitMode::Tasks(_) => self.pool.fault_as_task(pages, wanted).await,
+                    };
+                    match result {
+                        Err(_) if self.failed != Some(*page) => self.failed = Some(*page),
+                        Err(error) => return Err(error),
+                        Ok(()) => return Ok(Some(*page)),
+                    }
+                }
+                Needs::Frame(page_bytes) => self.frame(*page_bytes).await.map(drop)?,
+                Needs::Writes => match self.mode {
+                    WaitMode::Blocking => self.pool.relieve()?,
+                    WaitMode::Tasks(tasks) => {
+                        let pool = Arc::clone(self.pool);
+                        tasks.evictors.run(move || pool.relieve()).await?;
+                    }
+                },
+            }
+            Ok(None)
+        })
+    }
+
+    /// Takes a frame for a new page.
+    pub(crate) async fn frame(&self, page_bytes: usize) -> Result<NewFrame<'p>> {
+        loop {
+            if let Some(frame) = self.pool.frames.try_take(page_bytes) {
+                debug_assert!(frame.header().dirty().is_none(), "a new frame is dirty");
+                return Ok(frame);
+            }
+            match self.mode {
+                WaitMode::Blocking => return self.pool.take_frame(page_bytes),
+                WaitMode::Tasks(tasks) => {
+                    let pool = Arc::clone(self.pool);
+                    tasks.evictors.run(move || pool.take_frame(page_bytes).map(drop)).await?;
+                }
+            }
+        }
+    }
+}
+
+impl Pool {
+    /// Repeats a core operation until it lacks nothing, providing what it needs between the attempts. The operation's
+    /// argument is the page at which to begin its descent: first the root, later the missing page once it is in memory.
+    #[inline]
+    pub(crate) fn waiting<T>(self: &Arc<Pool>, mut operation: impl FnMut(PageId) -> Result<T, Stop>) -> Result<T> {
+        match operation(PageId::ROOT) {
+            Ok(value) => Ok(value),
+            Err(stop) => ready(self.going_on(WaitMode::Blocking, stop, operation)),
+        }
+    }
+
+    /// Like [`waiting`](Self::waiting), but waits as `mode` says.
+    pub(crate) async fn awaiting<T>(
+        self: &Arc<Pool>,
+        mode: WaitMode<'_>,
+        mut operation: impl FnMut(PageId) -> Result<T, Stop>,
+    ) -> Result<T> {
+        mode.work(turn::LEAF_UNITS).await;
+        match operation(PageId::ROOT) {
+            Ok(value) => Ok(value),
+            Err(stop) => self.going_on(mode, stop, operation).await,
+        }
+    }
+
+    /// Continues [`awaiting`](Self::awaiting) after the operation has stopped for the first time.
+    pub(crate) async fn going_on<T>(
+        self: &Arc<Pool>,
+        mode: WaitMode<'_>,
+        mut stop: Stop,
+        mut operation: impl FnMut(PageId) -> Result<T, Stop>,
+    ) -> Result<T> {
+        let mut provider = Provider::new(mode, self);
+        loop {
+            let provided = match stop {
+                Stop::Error(error) => return Err(error),
+                Stop::Needs(needs) => provider.provide(&needs).await?,
+            };
+            match operation(provided.unwrap_or(PageId::ROOT)) {
+                Ok(value) => return Ok(value),
+                Err(again) => stop = again,
+            }
+        }
+    }
+}

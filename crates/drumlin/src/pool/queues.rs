@@ -1,0 +1,51 @@
+//! I/O queues, kept for reuse.
+
+use crate::io::Queue;
+use crate::sync::Mutex;
+
+/// Reads that one thread keeps in flight.
+pub(super) const QUEUE_DEPTH: usize = 64;
+/// Limit on idle queues kept for reuse. Each is a ring with its memory and a descriptor.
+const QUEUE_COUNT_MAX: usize = 16;
+
+/// The behaviour of a thread if there is no frame or buffer for its next read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum OnShortage {
+    Wait,
+    /// The thread has reads in flight that others wait for, so it must not wait itself.
+    ReadLater,
+}
+
+impl OnShortage {
+    /// Returns the behaviour of the thread that owns this queue.
+    pub(super) fn of(queue: &dyn Queue) -> OnShortage {
+        if queue.in_flight() == 0 { OnShortage::Wait } else { OnShortage::ReadLater }
+    }
+}
+
+/// Queues with no read in flight, at most [`QUEUE_COUNT_MAX`].
+#[derive(Default)]
+pub(super) struct Queues(Mutex<Vec<Box<dyn Queue>>>);
+
+impl std::fmt::Debug for Queues {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Queues({} idle)", self.0.lock().len())
+    }
+}
+
+impl Queues {
+    pub(super) fn take(&self) -> Option<Box<dyn Queue>> {
+        let queue = self.0.lock().pop()?;
+        assert_eq!(queue.in_flight(), 0, "a queue that was kept has reads in flight");
+        Some(queue)
+    }
+
+    pub(super) fn give(&self, queue: Box<dyn Queue>) {
+        assert_eq!(queue.in_flight(), 0, "a queue is kept with reads in flight");
+        let mut queues = self.0.lock();
+        if queues.len() < QUEUE_COUNT_MAX {
+            queues.push(queue);
+        }
+        debug_assert!(queues.len() <= QUEUE_COUNT_MAX, "{} queues are kept", queues.len());
+    }
+}
