@@ -1,0 +1,61 @@
+//! What is measured: drumlin-io, its peers, and what a program could do without either.
+
+#[cfg(feature = "peers")]
+mod compio;
+mod drumlin;
+#[cfg(feature = "peers")]
+mod glommio;
+#[cfg(feature = "peers")]
+mod monoio;
+mod raw;
+mod tasks;
+mod tokio;
+#[cfg(feature = "peers")]
+mod tokio_uring;
+
+use std::io;
+use std::sync::Arc;
+
+use crate::work::{Measured, Row, Work};
+
+/// The contender whose figures are compared with the best of the peers.
+pub(crate) const DRUMLIN: &str = "drumlin-io";
+
+/// One column of the table.
+#[derive(Clone, Copy)]
+pub(crate) struct Contender {
+    pub(crate) name: &'static str,
+    /// It is another library's interface, which drumlin-io is compared with.
+    pub(crate) is_peer: bool,
+    is_random_only: bool,
+    pub(crate) run: fn(&Arc<Work>) -> io::Result<Measured>,
+}
+
+impl Contender {
+    pub(crate) fn has(self, row: Row) -> bool {
+        !(self.is_random_only && row.is_sequential())
+    }
+}
+
+/// Returns the contenders of this build, in the order of the columns.
+pub(crate) fn contenders() -> Vec<Contender> {
+    let column = |name, is_peer, run| Contender { name, is_peer, is_random_only: false, run };
+    let all = [
+        column(DRUMLIN, false, drumlin::block_on),
+        Contender { is_random_only: true, ..column("drumlin-io, registered", false, drumlin::registered) },
+        column("drumlin-io in tokio", false, drumlin::in_tokio),
+        #[cfg(feature = "peers")]
+        column("compio", true, compio::run),
+        #[cfg(feature = "peers")]
+        column("glommio", true, glommio::run),
+        #[cfg(feature = "peers")]
+        column("monoio", true, monoio::run),
+        #[cfg(feature = "peers")]
+        column("tokio-uring", true, tokio_uring::run),
+        column("tokio::fs", true, tokio::buffered),
+        column("tokio, pread", true, tokio::direct),
+        column("threads, pread", false, raw::threads),
+        column("bare queue", false, raw::queue),
+    ];
+    all.into()
+}
