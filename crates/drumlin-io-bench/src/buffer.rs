@@ -9,7 +9,8 @@ use drumlin_io::AlignedBuffer;
 pub(crate) struct Buffer(pub(crate) AlignedBuffer);
 
 impl Buffer {
-    /// Returns buffers of `bytes` each, in one group of huge pages if they are large, as drumlin-io's streams have them.
+    /// Returns buffers of `bytes` each, in one group of huge pages if they are large, as drumlin-io's streams have
+    /// them.
     pub(crate) fn group(count: usize, bytes: usize) -> Vec<Buffer> {
         AlignedBuffer::group(count, bytes).into_iter().map(Buffer).collect()
     }

@@ -7,7 +7,6 @@ use std::io;
 use std::path::Path;
 use std::time::Instant;
 
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::contenders::{DRUMLIN, contenders};
@@ -16,13 +15,7 @@ use crate::work::{Measured, Row};
 /// The kernel counts the time of processors in this unit, in files under /proc.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Returns the time of processors that this process has taken, in seconds, in the system too.
-pub(crate) fn process_seconds() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-/// Returns the same of this process's children that have ended.
+/// Returns the processor time of this process's children that have ended, in seconds.
 pub(crate) fn children_seconds() -> io::Result<f64> {
     let text = fs::read_to_string("/proc/self/stat")?;
     // After the name, which is in parentheses, the fields 16 and 17 of proc(5) are at 13 and 14.

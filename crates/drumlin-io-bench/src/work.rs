@@ -1,7 +1,7 @@
 //! The rows of the table, and the work of each: which ranges are read or written, and which bytes they have.
 //!
-//! Block `n` of a file begins and ends with the number `n`, mixed with a seed. So every block that is read is checked at
-//! both ends.
+//! Block `n` of a file begins and ends with the number `n`, mixed with a seed. So every block that is read is checked
+//! at both ends.
 
 use std::fs;
 use std::io;
@@ -13,9 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drumlin_io::{AlignedBuffer, IoBackend, OpenOptions, Persist};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-
-use crate::report::process_seconds;
 
 pub(crate) const BLOCK_BYTES: usize = 4096;
 /// The size of a request of the sequential rows.
@@ -296,4 +295,10 @@ pub(crate) fn open(work: &Work, is_direct: bool) -> io::Result<fs::File> {
         }
     }
     Ok(file)
+}
+
+/// Returns the time of processors that this process has taken, in seconds, in the system too.
+pub(crate) fn process_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

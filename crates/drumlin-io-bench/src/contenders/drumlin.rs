@@ -11,8 +11,8 @@ use super::tokio::runtime;
 use crate::buffer::Buffer;
 use crate::work::{self, BLOCK_BYTES, Measured, RANGES, REQUEST_BYTES, REQUESTS, Row, Work};
 
-fn open(work: &Work, registered: bool) -> io::Result<File> {
-    let options = DriverOptions { backend: IoBackend::Uring, registered, ..DriverOptions::default() };
+fn open(work: &Work, options: DriverOptions) -> io::Result<File> {
+    let options = DriverOptions { backend: IoBackend::Uring, ..options };
     let driver = Driver::with_options(options)?;
     let options = OpenOptions { write: work.row == Row::Write, direct: true, ..OpenOptions::default() };
     File::open(&driver, &work.path, options).wait()
@@ -20,12 +20,18 @@ fn open(work: &Work, registered: bool) -> io::Result<File> {
 
 /// All tasks on the thread that collects their requests.
 pub(crate) fn block_on(work: &Arc<Work>) -> io::Result<Measured> {
-    on_one_thread(work, &open(work, false)?)
+    on_one_thread(work, &open(work, DriverOptions::default())?)
+}
+
+/// The same, with a driver that only this thread uses.
+pub(crate) fn one_thread(work: &Arc<Work>) -> io::Result<Measured> {
+    on_one_thread(work, &open(work, DriverOptions { one_thread: true, ..DriverOptions::default() })?)
 }
 
 /// The same, with registered buffers.
 pub(crate) fn registered(work: &Arc<Work>) -> io::Result<Measured> {
-    on_one_thread(work, &open(work, true)?)
+    let options = DriverOptions { one_thread: true, registered: true, ..DriverOptions::default() };
+    on_one_thread(work, &open(work, options)?)
 }
 
 fn on_one_thread(work: &Arc<Work>, file: &File) -> io::Result<Measured> {
@@ -41,7 +47,7 @@ fn on_one_thread(work: &Arc<Work>, file: &File) -> io::Result<Measured> {
 
 /// The tasks in tokio, whose thread is not the one that collects.
 pub(crate) fn in_tokio(work: &Arc<Work>) -> io::Result<Measured> {
-    let file = open(work, false)?;
+    let file = open(work, DriverOptions::default())?;
     runtime()?.block_on(async {
         work.start();
         let spawn = |own| {

@@ -1,4 +1,4 @@
-//! What is measured: drumlin-io, its peers, and what a program could do without either.
+//! The contenders: drumlin-io, its peers, and the ways of a program without either.
 
 #[cfg(feature = "peers")]
 mod compio;
@@ -42,7 +42,8 @@ pub(crate) fn contenders() -> Vec<Contender> {
     let column = |name, is_peer, run| Contender { name, is_peer, is_random_only: false, run };
     let all = [
         column(DRUMLIN, false, drumlin::block_on),
-        Contender { is_random_only: true, ..column("drumlin-io, registered", false, drumlin::registered) },
+        column("drumlin-io (one thread)", false, drumlin::one_thread),
+        Contender { is_random_only: true, ..column("drumlin-io (registered)", false, drumlin::registered) },
         column("drumlin-io in tokio", false, drumlin::in_tokio),
         #[cfg(feature = "peers")]
         column("compio", true, compio::run),

@@ -1,5 +1,5 @@
-//! The work as tasks of a runtime, of which each has one request in flight. For interfaces that take a buffer and return
-//! it.
+//! The work as tasks of a runtime, of which each has one request in flight. For interfaces that take a buffer and
+//! return it.
 
 use std::io;
 use std::rc::Rc;

@@ -49,6 +49,10 @@ pub struct DriverOptions {
     pub registered: bool,
     /// Polls the device instead of waiting for interrupts. See [`QueueOptions::polled`]. Default `false`.
     pub polled: bool,
+    /// Only one thread uses the driver, and waits in [`Driver::block_on`]. Finished requests need not interrupt it
+    /// then: it notices them when it waits next. A task of another executor may wait longer than necessary. Default
+    /// `false`.
+    pub one_thread: bool,
     /// Lets the driver start a thread when a task of another executor waits. Without it, the program must call
     /// [`Driver::turn`] itself, for instance whenever [`Driver::as_fd`] is readable. Default `true`.
     pub thread: bool,
@@ -63,6 +67,7 @@ impl Default for DriverOptions {
             buffers: 256,
             registered: false,
             polled: false,
+            one_thread: false,
             thread: true,
         }
     }
@@ -139,7 +144,8 @@ impl Driver {
     /// # Errors
     /// Those of [`Backend::queue_with`].
     pub fn on(backend: Arc<dyn Backend>, options: DriverOptions) -> io::Result<Driver> {
-        let queue = backend.queue_with(QueueOptions { depth: options.depth, shared: true, polled: options.polled })?;
+        let DriverOptions { depth, polled, one_thread, .. } = options;
+        let queue = backend.queue_with(QueueOptions { depth, shared: !one_thread, polled })?;
         let buffer_bytes = options.buffer_bytes.max(1).next_multiple_of(crate::BLOCK_BYTES);
         let home = BufferHome::new(buffer_bytes, options.buffers, if options.registered { options.buffers } else { 0 });
         if options.registered {

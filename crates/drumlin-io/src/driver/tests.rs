@@ -657,6 +657,15 @@ fn registered_and_polled() {
     for (number, read) in reads {
         assert!(is_pattern(&driver.block_on(read).unwrap(), number % 64 * 4096));
     }
+    let options = DriverOptions { one_thread: true, ..DriverOptions::default() };
+    let driver = Driver::on(Arc::clone(&place.backend), options).unwrap();
+    let file = file.with_driver(&driver);
+    driver.block_on(async {
+        let reads: Vec<_> = (0..64u64).map(|number| (number, file.read_at(number * 4096, BLOCK).begin())).collect();
+        for (number, read) in reads {
+            assert!(is_pattern(&read.await.unwrap(), number * 4096));
+        }
+    });
     let options = DriverOptions { polled: true, ..DriverOptions::default() };
     match Driver::on(Arc::clone(&place.backend), options) {
         Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported),
