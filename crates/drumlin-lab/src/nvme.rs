@@ -1,4 +1,4 @@
-//! Asks an NVMe drive for its write cache, by admin commands through an ioctl. Needs root.
+//! Asks an NVMe drive whether it has a volatile write cache, by admin commands through an ioctl. Needs root.
 #![allow(unsafe_code)]
 
 use std::fs::File;

@@ -134,7 +134,7 @@ impl World {
         disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, lies, ..Faults::default() });
         self.is_damaged |= lies;
         let plan = self.plan.of_session(self.report.openings);
-        // Openings may fail for ever only once there is a database.
+        // Injected faults may make every opening fail, but only after the first one has created the database.
         if self.plan.faults_at_openings && self.report.openings > 0 {
             self.begin_faults(&disk);
         }

@@ -482,7 +482,7 @@ fn nothing() -> Judgement {
 mod tests {
     use super::*;
 
-    /// Prefaulted pages do not fault again during the load, and every way stores the same rows.
+    /// Prefaulted pages do not fault again during the load, and all ways of loading store the same rows.
     #[test]
     fn prefaulted_pages_do_not_fault() {
         let folder = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ pub(super) enum Call {
     Change,
     /// A change of its own that only removes rows.
     Removal,
-    /// A change of its own whose value comes from a reader that fails.
+    /// A change committed by itself, whose value is read from a reader that fails.
     FailingSource,
     /// Reads of single rows at one snapshot.
     Snapshot,

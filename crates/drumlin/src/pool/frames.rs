@@ -377,7 +377,7 @@ impl Frames {
     }
 
     /// Like [`write`](Self::write), for a caller that holds other latches. See
-    /// [`read_while_holding`](Self::read_beside).
+    /// [`read_while_holding`](Self::read_while_holding).
     pub(crate) fn write_while_holding(
         &self,
         frame: FrameIndex,

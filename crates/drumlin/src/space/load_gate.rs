@@ -39,7 +39,7 @@ pub(crate) struct LoadGate {
     is_attaching: sync::atomic::AtomicBool,
 }
 
-/// The time in which a load is being attached. Dropping it ends that time.
+/// Held while a load is being attached. Dropping it reopens the gate.
 #[derive(Debug)]
 pub(crate) struct Announcement<'g>(&'g LoadGate);
 

@@ -181,8 +181,8 @@ mod models {
 
     use super::*;
 
-    /// Two commits are applied by two threads, in any order. Published ends at the last, and a thread that sees a
-    /// timestamp as published sees everything that this commit and those before it applied.
+    /// Two commits are applied by two threads, in any order. At the end the last one is published, and a thread
+    /// that sees a timestamp as published sees everything that this commit and those before it applied.
     #[test]
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     fn loom_published_commits_are_seen_whole() {

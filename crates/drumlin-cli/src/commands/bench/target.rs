@@ -35,7 +35,7 @@ pub(super) struct Target<'a> {
     pub(super) options: &'a Options,
     pub(super) output: Output,
     pub(super) path: PathBuf,
-    /// The rows that are measured, as the options ask. The database may have more.
+    /// The rows that the options select for measurement. The database may have more.
     pub(super) about: Dataset,
     /// The rows of the database, if they were loaded completely.
     loaded: Option<Dataset>,

@@ -62,7 +62,7 @@ struct Summary {
     symlinks: u64,
     directories: u64,
     bytes: u64,
-    /// Existing files and links with the same content as in the tree.
+    /// Files and links that exist already, with the content that the tree has.
     identical: u64,
     /// Existing files and links with another content, which were kept.
     existing: u64,

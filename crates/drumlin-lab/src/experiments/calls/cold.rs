@@ -166,7 +166,7 @@ mod tests {
         assert!(found.into_iter().eq(places(256, false)));
     }
 
-    /// Both passes work in every way of reading.
+    /// Both passes succeed with every way of reading.
     #[test]
     fn every_way_reads() {
         let folder = tempfile::tempdir().unwrap();

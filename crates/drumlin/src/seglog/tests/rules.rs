@@ -1206,7 +1206,7 @@ fn a_full_disk_leaves_each_stream_a_segment() {
         }
         rig.truncate(&log, log.last());
         let last = commit(&log, 0, body_of(log.last().0 + 1, 1000));
-        // The first stream needs its segment, and looks for space for another.
+        // The first stream needs its only segment, and looks for space for another one.
         rig.truncate(&log, Timestamp(last.0 - 1));
         commit(&log, 1, body_of(last.0 + 1, 1000));
     }

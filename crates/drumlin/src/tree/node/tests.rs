@@ -361,8 +361,8 @@ impl Row {
     }
 }
 
-/// Asserts that a split's separator is above all rows that stay and not above those that move, and that no shorter one
-/// is.
+/// Asserts that a split's separator is above all rows that stay and not above those that move, and that no
+/// shorter separator satisfies both.
 #[track_caller]
 fn assert_shortest(leaf: &Leaf<'_>, change: &LeafChange<'_>, split: &Split) {
     let mut keys: Vec<Vec<u8>> = (0..leaf.len()).map(|index| key_at(leaf, index)).collect();
