@@ -17,9 +17,9 @@ pub type Target = (&'static str, fn(&[u8]));
 /// All targets. `fuzz/fuzz_targets` has a file for each.
 pub const TARGETS: [Target; 13] = [
     ("advice", drumlin::fuzzing::advice),
+    ("api", api::run),
     ("catalogue", drumlin::fuzzing::catalogue),
     ("extent", drumlin::fuzzing::extent),
-    ("api", api::run),
     ("files", files::run),
     ("log_headers", drumlin::fuzzing::log_headers),
     ("node", drumlin::fuzzing::node),
