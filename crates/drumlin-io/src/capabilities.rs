@@ -37,7 +37,7 @@ pub struct Capabilities {
     pub is_direct: bool,
     /// The alignment of direct transfers, in bytes; 1 if files are not direct.
     pub alignment: usize,
-    /// A write can be durable by itself ([`SyncMethod::DurableWrite`]), without a sync after it.
+    /// A write can be durable when it returns ([`SyncMethod::DurableWrite`]), without a sync after it.
     pub has_durable_writes: bool,
     /// Parts of a file can be freed ([`File::punch`](crate::File::punch)).
     pub has_punch: bool,

@@ -164,8 +164,8 @@ impl Driver {
 
     /// Returns a handle for work that yields: of the requests in flight, its share is at most `share` (between 0 and 1)
     /// while other requests are in flight or were within the last millisecond. At least one of its requests is always
-    /// in flight, so it goes on however busy the device is, and it has the whole device to itself if no other request
-    /// uses it. All background handles of a driver have one share, the last one given.
+    /// in flight, so it progresses however busy the device is, and it has the whole device to itself if no other
+    /// request uses it. All background handles of a driver have one share, the last one given.
     ///
     /// # Panics
     /// If `share` is not between 0 and 1.

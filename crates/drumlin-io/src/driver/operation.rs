@@ -55,7 +55,7 @@ pub(crate) struct Transfer<T> {
 
 /// Makes the result of an operation from that of its transfer.
 pub(crate) struct Outcome<T> {
-    /// The bytes that the caller has asked for, in the buffer. The rest of its blocks may lie behind the file's end.
+    /// The bytes that the caller has asked for, in the buffer. The rest of its blocks may lie beyond the file's end.
     pub(crate) visible: Range<usize>,
     /// The end of the file may cut the visible bytes short.
     pub(crate) is_up_to: bool,

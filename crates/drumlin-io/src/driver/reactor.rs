@@ -575,6 +575,11 @@ impl Reactor {
 
     fn answer(&self, state: &mut State, finished: &mut Vec<Completion>, aftermath: &mut Aftermath) {
         let has_background = state.share < 1.0;
+        // Another thread may have seen the queue fail while this one waited. All requests were answered then.
+        if state.failure.is_some() {
+            aftermath.dropped.extend(finished.drain(..).map(|completion| completion.buffer));
+            return;
+        }
         for completion in finished.drain(..) {
             let key = completion.token as usize;
             let class = state.slot(key).class;
@@ -626,7 +631,10 @@ impl Reactor {
             let mut state = self.state.lock();
             state.failure = Some(text.clone());
             state.pending.iter_mut().for_each(VecDeque::clear);
+            // What is still in the queue is never collected. The queue waits for it when it is dropped.
+            (state.in_queue, state.outside) = ([0, 0], 0);
             for slot in state.slots.iter_mut().flatten() {
+                slot.is_outside = false;
                 if !matches!(slot.phase, Phase::Finished(_)) {
                     let failed = Phase::Finished(Err(io::Error::other(text.clone())));
                     requests.push(std::mem::replace(&mut slot.phase, failed));

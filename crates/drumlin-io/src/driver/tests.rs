@@ -219,7 +219,7 @@ fn block_on_hears_other_wakers(place: &TestFolder) {
     let driver = place.driver();
     let file = patterned(place, &driver, "other", 16 * BLOCK);
     for round in 0..200u64 {
-        let (sender, receiver) = futures_util_oneshot();
+        let (sender, receiver) = oneshot();
         let read = file.read_at(round % 16 * 4096, BLOCK);
         thread::scope(|scope| {
             scope.spawn(move || sender.send());
@@ -233,7 +233,7 @@ fn block_on_hears_other_wakers(place: &TestFolder) {
 }
 
 /// A channel for one signal.
-fn futures_util_oneshot() -> (Sender, Receiver) {
+fn oneshot() -> (Sender, Receiver) {
     let shared = Arc::new(crate::sync::Mutex::new((false, None)));
     (Sender(Arc::clone(&shared)), Receiver(shared))
 }
@@ -597,7 +597,38 @@ fn a_queue_that_fails() {
     }
 }
 
-/// If no thread can be started, a task gets an error instead of waiting for ever, and blocking goes on.
+/// After the queue has failed with requests in flight, a thread can still wait for something else, and their answers
+/// can be dropped.
+#[test]
+fn a_driver_still_waits_after_its_queue_failed() {
+    for kind in [IoBackend::Auto, IoBackend::Portable] {
+        let place = TestFolder::new(select(kind).unwrap());
+        let backend = FaultyBackend::new(Arc::clone(&place.backend));
+        let driver = Driver::on(Arc::new(backend.clone()), DriverOptions::default()).unwrap();
+        let file = File::create(&driver, place.path("failing")).wait().unwrap();
+        file.write_at(0, pattern(0..64 * BLOCK as u64)).wait().unwrap();
+        for number in 0..64u64 {
+            let reads: Vec<_> = (0..32).map(|more| file.read_at((number + more) % 64 * 4096, BLOCK).begin()).collect();
+            if number == 0 {
+                backend.fail_nth(Op::Wait, 1, EIO);
+            }
+            let mut failed = 0;
+            for read in reads {
+                failed += usize::from(driver.block_on(read).is_err());
+            }
+            assert!(failed > 0 || number == 0, "a failed queue takes no request");
+            let (sender, receiver) = oneshot();
+            thread::scope(|scope| {
+                scope.spawn(move || sender.send());
+                driver.block_on(receiver);
+            });
+        }
+        assert_eq!(driver.in_flight(), 0);
+        assert!(driver.turn().is_err());
+    }
+}
+
+/// If no thread can be started, a task gets an error instead of waiting for ever, and threads can still block.
 #[test]
 fn no_thread_can_be_started() {
     let folder = TestFolder::new(select(IoBackend::Auto).unwrap());

@@ -1,4 +1,4 @@
-//! Writes a file sequentially, with several requests in flight behind the writer.
+//! Writes a file sequentially. Several requests are in flight while the writer fills the next buffer.
 //!
 //! # Invariants
 //! 1. `requests` cover the bytes up to `position`, and `buffer` holds those from there on. All are in order, but the
