@@ -18,7 +18,7 @@ fn open(work: &Work, options: DriverOptions) -> io::Result<File> {
     File::open(&driver, &work.path, options).wait()
 }
 
-/// All tasks on the thread that collects their requests.
+/// Runs all tasks on one thread, which collects their requests itself.
 pub(crate) fn block_on(work: &Arc<Work>) -> io::Result<Measured> {
     on_one_thread(work, &open(work, DriverOptions::default())?)
 }
@@ -45,7 +45,7 @@ fn on_one_thread(work: &Arc<Work>, file: &File) -> io::Result<Measured> {
     })
 }
 
-/// The tasks in tokio, whose thread is not the one that collects.
+/// Runs the tasks in tokio, while the driver's own thread collects their requests.
 pub(crate) fn in_tokio(work: &Arc<Work>) -> io::Result<Measured> {
     let file = open(work, DriverOptions::default())?;
     runtime()?.block_on(async {
