@@ -180,6 +180,26 @@ fn spill(db: &Database, k: &Keyspace, numbers: std::ops::Range<u64>) {
     }
 }
 
+/// Old versions are spilled before they fill their memory, however often checkpoints drop others.
+#[test]
+fn checkpoints_do_not_postpone_spills() {
+    let folder = Folder::new();
+    let db = config().open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    let insert = |number: u64| k.insert_with(key(number), [7; 200], Durability::Relaxed).unwrap();
+    (0..50).for_each(insert);
+    let snapshot = db.snapshot();
+    let limits = db.limits();
+    let mut number = 0;
+    while db.stats().version_bytes < limits.version_bytes / 20 * 17 && db.stats().version_disk_bytes == 0 {
+        (number..number + 20).for_each(|number| insert(number % 50));
+        number += 20;
+        db.checkpoint().unwrap();
+    }
+    wait_until("a spill", || db.stats().version_disk_bytes > 0);
+    assert_eq!(snapshot.get(&k, key(0)).unwrap().as_deref(), Some(&[7; 200][..]));
+}
+
 /// While an old snapshot is open, writers conflict with spilled changes, and with nothing else. Unchanged rows in the
 /// leaf of a changed one can be written, and serializable transactions that read only such rows can commit.
 #[test]

@@ -16,9 +16,30 @@ enum Spill {
 }
 
 impl Engine {
-    /// Drops versions that no snapshot needs. If too many are left, requests a spill.
+    /// Drops versions that no snapshot needs, unless another thread is doing so. If too many are left, requests a spill.
     pub(crate) fn collect_garbage(&self) {
         self.try_collect_all_garbage();
+        self.request_spill_of_many();
+    }
+
+    /// Drops the versions that no snapshot needs. If another thread is doing so, waits for it first. If too many are
+    /// left, requests a spill.
+    pub(crate) fn collect_all_garbage(&self) {
+        self.drop_unneeded(&mut self.unfreed_values.lock());
+        // Each collection postpones the next one of the commits, so it has to look for them.
+        self.request_spill_of_many();
+    }
+
+    /// Drops the versions that no snapshot needs, unless another thread is doing so. For a commit that waits for memory
+    /// and requests the spill itself.
+    pub(crate) fn try_collect_all_garbage(&self) {
+        if let Some(mut unfreed) = self.unfreed_values.try_lock() {
+            self.drop_unneeded(&mut unfreed);
+        }
+    }
+
+    /// Requests a spill if the versions take too much memory.
+    fn request_spill_of_many(&self) {
         let most = self.budget.version_bytes_max();
         let (high, low) = match self.spilled.is_on() {
             // Simulated databases have few versions, so they spill at lower limits.
@@ -29,18 +50,6 @@ impl Engine {
         if self.versions.memory_bytes() > high {
             self.reclaim.request_spill(low);
         }
-    }
-
-    /// Like [`collect_all_garbage`](Self::collect_all_garbage), unless another thread is doing so.
-    pub(crate) fn try_collect_all_garbage(&self) {
-        if let Some(mut unfreed) = self.unfreed_values.try_lock() {
-            self.drop_unneeded(&mut unfreed);
-        }
-    }
-
-    /// Drops the versions that no snapshot needs. If another thread is doing so, waits for it first.
-    pub(crate) fn collect_all_garbage(&self) {
-        self.drop_unneeded(&mut self.unfreed_values.lock());
     }
 
     fn drop_unneeded(&self, unfreed: &mut UnfreedValues) {
