@@ -323,8 +323,9 @@ impl Database {
     ///
     /// # Errors
     /// Those of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace
-    /// has rows; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the
-    /// memory budget.
+    /// has rows; [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another thread drops it during this call;
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the memory
+    /// budget.
     pub fn bulk_load(&self, name: &str) -> Result<BulkLoad> {
         let keyspace = self.keyspace(name)?;
         let store = self.store()?;
