@@ -401,13 +401,14 @@ impl Rows<'_> {
                 self.record(key)?;
                 snapshot.check()?;
                 let read_at = ReadAt::Timestamp(snapshot.timestamp);
-                let content = match store.engine.find_in(mode, tree, key, read_at, <[u8]>::to_vec).await? {
+                let found = store.engine.find_in(mode, tree, key, read_at, <[u8]>::to_vec).await?;
+                // If the snapshot was ended during the read, its version of the row may be gone.
+                snapshot.check()?;
+                match found {
                     None => return Ok(None),
                     Some(Found::Inline(value)) => Content::bytes(&value, &store.engine)?,
                     Some(Found::Large(reference)) => Content::Stored(reference),
-                };
-                snapshot.check()?;
-                content
+                }
             }
         };
         Ok(Some(ValueReader::new(self.handle, tree, snapshot, content)))
