@@ -631,21 +631,26 @@ impl Counts {
     }
 }
 
-/// Converts bounds to the first key of the range and its exclusive upper bound. Returns `None` if the range is empty.
-pub(crate) fn interval_of(lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
+/// Converts bounds to the first key of the range and its exclusive upper bound.
+pub(crate) fn half_open(lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> (Vec<u8>, Option<Vec<u8>>) {
     // The smallest key above `key`.
-    let behind = |key: &[u8]| [key, &[0]].concat();
+    let next_key = |key: &[u8]| [key, &[0]].concat();
     let first = match lower {
         Bound::Unbounded => Vec::new(),
         Bound::Included(key) => key.to_vec(),
-        Bound::Excluded(key) => behind(key),
+        Bound::Excluded(key) => next_key(key),
     };
     let end = match upper {
         Bound::Unbounded => None,
-        Bound::Included(key) => Some(behind(key)),
+        Bound::Included(key) => Some(next_key(key)),
         Bound::Excluded(key) => Some(key.to_vec()),
     };
-    end.as_ref().is_none_or(|end| first < *end).then_some((first, end))
+    (first, end)
+}
+
+/// Like [`half_open`], but returns `None` if the range is empty.
+pub(crate) fn interval_of(lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
+    Some(half_open(lower, upper)).filter(|(first, end)| end.as_ref().is_none_or(|end| first < end))
 }
 
 #[cfg(all(test, drumlin_loom))]

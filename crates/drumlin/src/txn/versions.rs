@@ -462,7 +462,7 @@ impl Versions {
         }
         debug_assert!(
             old.last.is_none() || old.last.as_ref() == old.farthest(direction),
-            "a row is returned that lies behind the last"
+            "a row after the last is returned"
         );
         debug_assert_eq!(
             old.rows.iter().map(|(key, (_, was))| old_row_bytes(key, was.stored_bytes())).sum::<usize>(),

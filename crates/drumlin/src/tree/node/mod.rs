@@ -453,17 +453,17 @@ impl<'a> Node<'a> {
                 Ordering::Equal => Ok(low),
                 Ordering::Greater => Err(low),
                 Ordering::Less => {
-                    let behind = low + 1;
-                    if behind == slots.len() || head_at(behind) != head {
-                        return Err(behind);
+                    let next = low + 1;
+                    if next == slots.len() || head_at(next) != head {
+                        return Err(next);
                     }
-                    slots[behind..]
+                    slots[next..]
                         .binary_search_by(|slot| {
                             let slot = Slot(u64::from_le_bytes(*slot));
                             slot.head().cmp(&head).then_with(|| compare(slot))
                         })
-                        .map(|found| behind + found)
-                        .map_err(|found| behind + found)
+                        .map(|found| next + found)
+                        .map_err(|found| next + found)
                 }
             },
             _ => Err(low),

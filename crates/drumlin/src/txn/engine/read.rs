@@ -86,7 +86,7 @@ pub(crate) trait Destination: Send {
 impl Destination for Vec<u8> {
     #[inline]
     fn copy(&mut self, value: &[u8]) {
-        debug_assert!(self.is_empty(), "a value is put behind another");
+        debug_assert!(self.is_empty(), "a value is appended to another");
         self.extend_from_slice(value);
     }
 
