@@ -9,6 +9,8 @@
 //! - If its comment has the words "Fixed by", which say what determines the value, it is none.
 //! - `format/`, test equipment and tests have none.
 //!
+//! Only constants have other values under simulation: no other expression asks for the feature `sim`.
+//!
 //! Every tuning constant has a comment, whose first sentence is in the table, and a unit: its type if it is a duration,
 //! otherwise the last word of its name that is in [`UNITS`]. If a line of its comment begins with "Measured:", the rest
 //! of the line says where.
@@ -221,12 +223,16 @@ impl Constant {
             return format!("{count} {unit}");
         }
         let unit = self.unit().unwrap_or_else(|| panic!("{}: {} has no unit in its name", self.file, self.name));
+        if value == "u64::MAX" {
+            return "no limit".to_owned();
+        }
         let Some(number) = number(value) else { return format!("`{value}` {unit}") };
         match unit {
             "bytes" => {
                 let sizes = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("bytes", 0)];
-                let is_whole =
-                    |shift: i32| number >= f64::from(shift).exp2() && number % f64::from(shift).exp2() == 0.0;
+                let is_whole = |shift: i32| {
+                    shift == 0 || number >= f64::from(shift).exp2() && number % f64::from(shift).exp2() == 0.0
+                };
                 let (size, shift) = sizes.into_iter().find(|(_, shift)| is_whole(*shift)).expect("a byte divides it");
                 format!("{} {size}", grouped(number / f64::from(shift).exp2()))
             }
@@ -309,7 +315,15 @@ fn the_tables_have_every_constant() {
         if is_test || LEFT_OUT.iter().any(|start| file.starts_with(start)) {
             continue;
         }
-        for constant in constants_of(&file, &fs::read_to_string(&path).unwrap()) {
+        let text = fs::read_to_string(&path).unwrap();
+        let constants = constants_of(&file, &text);
+        let simulated_count = constants.iter().filter(|constant| constant.values().1.is_some()).count();
+        assert_eq!(
+            text.matches("cfg!(feature = \"sim\")").count(),
+            simulated_count,
+            "{file}: a value under simulation is that of a constant, `if cfg!(feature = \"sim\") {{ .. }} else {{ .. }}`"
+        );
+        for constant in constants {
             if !constant.is_tuning() {
                 continue;
             }
