@@ -441,29 +441,21 @@ impl CountedTree {
         CountedTree { tree, counts }
     }
 
-    /// Begins to keep the counts of the keyspace, if there is memory for them. Stops commits briefly: those that have a
+    /// Begins to keep the counts of the keyspace, and with `keeps_reductions` also reductions of its values, if there is
+    /// memory for them. Stops commits briefly: those that have a
     /// timestamp are applied first, and those that get one later see that counts are kept. `published` returns the
     /// newest commit once commits have stopped.
     pub(crate) fn keep_counts(
         &self,
         budget: &Arc<Budget>,
+        keeps_reductions: bool,
         published: impl FnOnce() -> Timestamp,
     ) -> Option<Arc<KeptCounts>> {
         let epoch_guard = self.pool.space.epoch_latch.exclusive();
         // A dropped keyspace would never release its counts.
         self.check_dropped().ok()?;
-        self.counts.begin(&epoch_guard, published(), budget, self.pages.table.number_end())
-    }
-
-    /// Like [`keep_counts`](Self::keep_counts), and also keeps reductions of the rows' values.
-    pub(crate) fn keep_reductions(
-        &self,
-        budget: &Arc<Budget>,
-        published: impl FnOnce() -> Timestamp,
-    ) -> Option<Arc<KeptCounts>> {
-        let epoch_guard = self.pool.space.epoch_latch.exclusive();
-        self.check_dropped().ok()?;
-        self.counts.begin_reductions(&epoch_guard, published(), budget, self.pages.table.number_end())
+        let begin = if keeps_reductions { Counts::begin_reductions } else { Counts::begin };
+        begin(&self.counts, &epoch_guard, published(), budget, self.pages.table.number_end())
     }
 }
 
