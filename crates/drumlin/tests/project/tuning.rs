@@ -16,9 +16,11 @@
 //! of the line says where.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use drumlin_testing::documents;
+
+use super::documents::files_below;
 
 /// Folders and files without tuning constants, by the beginnings of their paths.
 const LEFT_OUT: [&str; 6] = [
@@ -94,17 +96,6 @@ struct Constant {
     value: String,
     /// The lines of its comment.
     comment: Vec<String>,
-}
-
-fn source_files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            source_files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
 }
 
 /// Returns the constants of a file's text.
@@ -305,8 +296,8 @@ fn table_of(file: &str) -> String {
 fn the_tables_have_every_constant() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut paths = Vec::new();
-    source_files(&crates.join("drumlin/src"), &mut paths);
-    source_files(&crates.join("drumlin-io/src"), &mut paths);
+    files_below(&crates.join("drumlin/src"), "rs", &mut paths);
+    files_below(&crates.join("drumlin-io/src"), "rs", &mut paths);
     paths.sort();
     let mut tables: Vec<(String, Vec<Vec<String>>)> = Vec::new();
     for path in paths {

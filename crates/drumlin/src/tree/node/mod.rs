@@ -47,8 +47,6 @@ use crate::format::node::{
 };
 use crate::format::{get_u16, get_u64, put_u16, put_u32, put_u64};
 
-#[cfg(test)]
-use check::check_as;
 pub(crate) use check::{NodeError, check};
 pub(crate) use inner::{Inner, InnerMut};
 #[cfg(test)]
