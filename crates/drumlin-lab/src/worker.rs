@@ -63,7 +63,7 @@ enum Line {
     Failed { text: String, code: Option<i32> },
 }
 
-/// How a worker ended.
+/// The end of a worker.
 #[derive(Debug)]
 pub(crate) enum Ending<T> {
     /// The worker returned its result.

@@ -441,10 +441,9 @@ impl CountedTree {
         CountedTree { tree, counts }
     }
 
-    /// Begins to keep the counts of the keyspace, and with `keeps_reductions` also reductions of its values, if there is
-    /// memory for them. Stops commits briefly: those that have a
-    /// timestamp are applied first, and those that get one later see that counts are kept. `published` returns the
-    /// newest commit once commits have stopped.
+    /// Begins to keep the counts of the keyspace, and with `keeps_reductions` also reductions of its values, if there
+    /// is memory for them. Stops commits briefly: those that have a timestamp are applied first, and those that get one
+    /// later see that counts are kept. `published` returns the newest commit once commits have stopped.
     pub(crate) fn keep_counts(
         &self,
         budget: &Arc<Budget>,

@@ -5,8 +5,8 @@ use crate::format::KeyspaceId;
 use crate::format::node::LargeRef;
 use crate::txn::values;
 
-/// The versions in memory at which a spill begins, in addition to three quarters of their memory; a spill leaves half of
-/// it. Simulated databases have few versions, so they spill earlier.
+/// The versions in memory at which a spill begins, in addition to three quarters of their memory; a spill leaves half
+/// of it. Simulated databases have few versions, so they spill earlier.
 const UNSPILLED_BYTES_MAX: u64 = if cfg!(feature = "sim") { 8 << 10 } else { u64::MAX };
 
 /// The most changes of page tables in an epoch at which values are freed, in addition to what their memory allows.
