@@ -99,7 +99,7 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
     /// A document with several keys in the range appears again for each key that comes after the row.
     #[must_use]
     pub fn after(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Indexed<'r, C, K> {
-        Indexed { rows: self.rows.behind(self.row_of(&key, &document)), index: self.index }
+        Indexed { rows: self.rows.after(self.row_of(&key, &document)), index: self.index }
     }
 
     /// Restricts the index to the rows before the one with this index key and this document key: like

@@ -65,7 +65,7 @@ impl<'r, C: Collection> PartRows<'r, C> {
     }
 
     /// Returns an iterator over the rows after all those whose keys start with `prefix`.
-    pub(crate) fn behind(&self, prefix: Vec<u8>) -> PartRows<'r, C> {
+    pub(crate) fn after(&self, prefix: Vec<u8>) -> PartRows<'r, C> {
         let nothing = (Bound::Included(vec![0]), Bound::Excluded(vec![0]));
         self.within(successor(prefix).map_or(nothing, |next| (Bound::Included(next), Bound::Unbounded)))
     }

@@ -130,7 +130,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
     /// ```
     #[must_use]
     pub fn after(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Viewed<'r, C, K, V> {
-        Viewed { rows: self.rows.behind(Self::row_of(&key, &document)), view: self.view }
+        Viewed { rows: self.rows.after(Self::row_of(&key, &document)), view: self.view }
     }
 
     /// Restricts the view to the rows before those that the document with key `document` emitted with key `key`: see

@@ -15,16 +15,16 @@ use crate::temp_folder;
 const MEMBERS: &str = "cgroup.procs";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
-    CgroupV1,
-    CgroupV2,
+pub(crate) enum Version {
+    V1,
+    V2,
 }
 
-impl Way {
+impl Version {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Way::CgroupV1 => "a control group (v1)",
-            Way::CgroupV2 => "a control group (v2)",
+            Version::V1 => "a control group (v1)",
+            Version::V2 => "a control group (v2)",
         }
     }
 }
@@ -34,7 +34,7 @@ impl Way {
 pub struct Cgroup {
     path: PathBuf,
     outside: PathBuf,
-    way: Way,
+    version: Version,
 }
 
 impl Cgroup {
@@ -46,8 +46,8 @@ impl Cgroup {
         let membership = fs::read_to_string("/proc/self/cgroup")?;
         let mounts = fs::read_to_string("/proc/self/mounts")?;
         let mut refusal = io::Error::new(io::ErrorKind::Unsupported, "no memory controller is mounted");
-        for Place { way, parent, outside } in places(&membership, &mounts) {
-            match Cgroup::create_in(&parent, &outside, way, limit_bytes) {
+        for Place { version, parent, outside } in places(&membership, &mounts) {
+            match Cgroup::create_in(&parent, &outside, version, limit_bytes) {
                 Ok(cgroup) => return Ok(cgroup),
                 Err(error) => {
                     refusal = io::Error::new(error.kind(), format!("{}: {error}", parent.display()));
@@ -57,7 +57,7 @@ impl Cgroup {
         Err(refusal)
     }
 
-    fn create_in(parent: &Path, outside: &Path, way: Way, limit_bytes: u64) -> io::Result<Cgroup> {
+    fn create_in(parent: &Path, outside: &Path, version: Version, limit_bytes: u64) -> io::Result<Cgroup> {
         for attempt in 0..1000 {
             let path = parent.join(format!("drumlin-lab-{}-{attempt}", std::process::id()));
             match fs::create_dir(&path) {
@@ -66,10 +66,10 @@ impl Cgroup {
                 Err(error) => return Err(error),
             }
             temp_folder::register(&path);
-            let cgroup = Cgroup { path, outside: outside.join(MEMBERS), way };
-            match way {
-                Way::CgroupV1 => cgroup.set("memory.limit_in_bytes", &limit_bytes.to_string())?,
-                Way::CgroupV2 => {
+            let cgroup = Cgroup { path, outside: outside.join(MEMBERS), version };
+            match version {
+                Version::V1 => cgroup.set("memory.limit_in_bytes", &limit_bytes.to_string())?,
+                Version::V2 => {
                     cgroup.set("memory.max", &limit_bytes.to_string())?;
                     // With swap, members could exceed the limit. Some kernels lack this file.
                     let _ = cgroup.set("memory.swap.max", "0");
@@ -86,8 +86,8 @@ impl Cgroup {
         io::Write::write_all(&mut file, value.as_bytes())
     }
 
-    pub(crate) fn way(&self) -> Way {
-        self.way
+    pub(crate) fn version(&self) -> Version {
+        self.version
     }
 
     /// Returns the file to which a process writes its id to enter the group.
@@ -104,9 +104,9 @@ impl Cgroup {
     /// Returns the peak memory use of the group, page cache included, or `None` if the kernel does not report it.
     #[must_use]
     pub fn used_bytes_max(&self) -> Option<u64> {
-        let name = match self.way {
-            Way::CgroupV1 => "memory.max_usage_in_bytes",
-            Way::CgroupV2 => "memory.peak",
+        let name = match self.version {
+            Version::V1 => "memory.max_usage_in_bytes",
+            Version::V2 => "memory.peak",
         };
         fs::read_to_string(self.path.join(name)).ok()?.trim().parse().ok()
     }
@@ -147,9 +147,9 @@ pub(crate) fn own_limit_bytes() -> Option<u64> {
     let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let limits = places(&membership, &mounts).into_iter().filter_map(|place| {
-        let name = match place.way {
-            Way::CgroupV1 => "memory.limit_in_bytes",
-            Way::CgroupV2 => "memory.max",
+        let name = match place.version {
+            Version::V1 => "memory.limit_in_bytes",
+            Version::V2 => "memory.max",
         };
         fs::read_to_string(place.outside.join(name)).ok()?.trim().parse::<u64>().ok()
     });
@@ -159,7 +159,7 @@ pub(crate) fn own_limit_bytes() -> Option<u64> {
 /// A place in which a group may be created.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
-    way: Way,
+    version: Version,
     parent: PathBuf,
     /// This process's own group.
     outside: PathBuf,
@@ -185,14 +185,14 @@ fn places(membership: &str, mounts: &str) -> Vec<Place> {
         {
             // In a container the path may be the host's, which is not visible here.
             for parent in [point.join(group), point] {
-                found.push(Place { way: Way::CgroupV1, outside: parent.clone(), parent });
+                found.push(Place { version: Version::V1, outside: parent.clone(), parent });
             }
         }
         if controllers.is_empty()
             && let Some(point) = mount("cgroup2", None)
         {
             let beside = Path::new(group).parent().unwrap_or(Path::new(""));
-            found.push(Place { way: Way::CgroupV2, parent: point.join(beside), outside: point.join(group) });
+            found.push(Place { version: Version::V2, parent: point.join(beside), outside: point.join(group) });
         }
     }
     found
@@ -210,9 +210,12 @@ mod tests {
             "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
         let membership = "9:name=systemd:/\n4:memory:/jobs/a\n0::/user/me/shell\n";
         let found = places(membership, mounts);
-        assert_eq!((found[0].way, found[0].parent.as_path()), (Way::CgroupV1, "/sys/fs/cgroup/memory/jobs/a".as_ref()));
+        assert_eq!(
+            (found[0].version, found[0].parent.as_path()),
+            (Version::V1, "/sys/fs/cgroup/memory/jobs/a".as_ref())
+        );
         let beside = found.last().unwrap();
-        assert_eq!((beside.way, beside.parent.as_path()), (Way::CgroupV2, "/sys/fs/cgroup/unified/user/me".as_ref()));
+        assert_eq!((beside.version, beside.parent.as_path()), (Version::V2, "/sys/fs/cgroup/unified/user/me".as_ref()));
         assert_eq!(beside.outside, Path::new("/sys/fs/cgroup/unified/user/me/shell"));
         assert!(places(membership, "").is_empty());
     }

@@ -4,7 +4,7 @@
 //! 1. A figure never comes from a single run: a [`Spread`] has the median, minimum and maximum of the rounds.
 //! 2. A [`Ratio`] has an interval: from the minimum to the maximum of the rounds, and at least as wide as the
 //!    difference between the first case of a round and its repetition at the end of the round.
-//! 3. A judgement that another point of the interval would reverse is [`Holds::CannotTell`].
+//! 3. A judgement that another point of the interval would reverse is [`Holds::Inconclusive`].
 //! 4. Effects are compared by logarithm: half of a ninefold effect is a threefold one. See [`Size`].
 
 use crate::figures::{self, Form};
@@ -132,7 +132,7 @@ impl Ratio {
         match () {
             () if low >= size.from => Holds::Yes,
             () if low >= size.part() => Holds::Partly,
-            () if high >= size.from => Holds::CannotTell,
+            () if high >= size.from => Holds::Inconclusive,
             () if low > 1.0 => Holds::NotInSize,
             () => Holds::No,
         }
@@ -174,7 +174,7 @@ impl Ratio {
             () if inside.contains(&low) && inside.contains(&high) => Holds::Yes,
             () if low > factor || high < 1.0 / factor => Holds::No,
             () if low > 1.0 || high < 1.0 => Holds::Partly,
-            () => Holds::CannotTell,
+            () => Holds::Inconclusive,
         }
     }
 
@@ -184,7 +184,7 @@ impl Ratio {
         if least == most { format!("{middle} times") } else { format!("{middle} times ({least} to {most})") }
     }
 
-    /// Returns the condition that is missing if this ratio cannot tell.
+    /// Returns the condition that is missing if this ratio is inconclusive.
     pub(crate) fn doubt(&self) -> String {
         format!(
             "{QUIETER} (the rounds gave {} to {} times, and the same case run again differs by {} times)",
@@ -194,31 +194,31 @@ impl Ratio {
         )
     }
 
-    /// Creates a judgement with these figures. If it cannot tell, it names the missing condition.
+    /// Creates a judgement with these figures. If it is inconclusive, it names the missing condition.
     pub(crate) fn judge(&self, holds: Holds, figures: impl Into<String>) -> Judgement {
         match holds {
-            Holds::CannotTell => Judgement::cannot_tell(self.doubt(), figures),
+            Holds::Inconclusive => Judgement::inconclusive(self.doubt(), figures),
             holds => Judgement::new(holds, figures),
         }
     }
 }
 
-/// Judges the claim that a ratio is at least this size; `told` puts the figures into words. If the ratio could not be
-/// measured because the condition `missing` was not met, the judgement is that it cannot be told.
+/// Judges the claim that a ratio is at least this size; `describe` puts the figures into words. If the ratio could not
+/// be measured because the condition `missing` was not met, the judgement is inconclusive.
 pub(crate) fn at_least(
     ratio: Option<Ratio>,
     size: Size,
     missing: Option<&str>,
-    told: impl FnOnce(Ratio) -> String,
+    describe: impl FnOnce(Ratio) -> String,
 ) -> Judgement {
-    measured(ratio, missing, |ratio| ratio.judge_at_least(size, told(ratio)))
+    measured(ratio, missing, |ratio| ratio.judge_at_least(size, describe(ratio)))
 }
 
 /// Judges by a figure that may be absent. `missing` is the condition that prevented the measurement.
 pub(crate) fn measured<T>(figure: Option<T>, missing: Option<&str>, judge: impl FnOnce(T) -> Judgement) -> Judgement {
     match figure {
         Some(figure) => judge(figure),
-        None => Judgement::cannot_tell(missing.unwrap_or("a case that failed or was not run"), ""),
+        None => Judgement::inconclusive(missing.unwrap_or("a case that failed or was not run"), ""),
     }
 }
 
@@ -237,13 +237,13 @@ impl<F: ?Sized> Claim<F> {
     }
 }
 
-/// Combines the parts of a claim. The claim holds if all parts do, fails if all parts fail, and cannot be told if any
+/// Combines the parts of a claim. The claim holds if all parts do, fails if all parts fail, and is inconclusive if any
 /// part cannot. If no part holds even partly, but at least one shows some effect, the claim is not in this size.
 pub(crate) fn all(parts: impl IntoIterator<Item = Holds>) -> Holds {
     let parts: Vec<Holds> = parts.into_iter().collect();
     let every = |holds: &[Holds]| parts.iter().all(|part| holds.contains(part));
     match () {
-        () if parts.is_empty() || parts.contains(&Holds::CannotTell) => Holds::CannotTell,
+        () if parts.is_empty() || parts.contains(&Holds::Inconclusive) => Holds::Inconclusive,
         () if every(&[Holds::Yes]) => Holds::Yes,
         () if every(&[Holds::No]) => Holds::No,
         () if every(&[Holds::No, Holds::NotInSize]) => Holds::NotInSize,
@@ -259,7 +259,7 @@ mod tests {
         Ratio::of(&rounds, &[1.0; 3], noise).unwrap()
     }
 
-    /// A claim of "twice as much" can get every verdict, and cannot be told if the same case differs from itself by as
+    /// A claim of "twice as much" can get every verdict, and is inconclusive if the same case differs from itself by as
     /// much.
     #[test]
     fn a_claim_of_more_comes_out_each_way() {
@@ -270,8 +270,8 @@ mod tests {
         assert_eq!(ratio([1.1, 1.2, 1.15], 1.01).at_least(twice), Holds::NotInSize);
         assert_eq!(ratio([0.9, 1.1, 1.0], 1.1).at_least(twice), Holds::No);
         assert_eq!(ratio([0.4, 0.5, 0.5], 1.1).at_least(twice), Holds::No);
-        assert_eq!(ratio([2.1, 2.5, 2.2], 2.3).at_least(twice), Holds::CannotTell);
-        assert_eq!(ratio([0.8, 2.5, 1.5], 1.0).at_least(twice), Holds::CannotTell);
+        assert_eq!(ratio([2.1, 2.5, 2.2], 2.3).at_least(twice), Holds::Inconclusive);
+        assert_eq!(ratio([0.8, 2.5, 1.5], 1.0).at_least(twice), Holds::Inconclusive);
     }
 
     /// A part of an effect begins at a third of its logarithm, which is the cube root of the factor.
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(ratio([3.0, 3.1, 3.2], 1.0).about(half), Holds::Partly);
         assert_eq!(ratio([1.3, 1.35, 1.4], 1.0).about(half), Holds::Partly);
         assert_eq!(ratio([1.0, 1.1, 1.2], 1.0).about(half), Holds::No);
-        assert_eq!(ratio([1.1, 3.0, 9.0], 1.0).about(half), Holds::CannotTell);
+        assert_eq!(ratio([1.1, 3.0, 9.0], 1.0).about(half), Holds::Inconclusive);
         // If the source gives no figure, no effect exceeds it.
         assert_eq!(twentieth.judge_at_least(Size::bound(1.5), "19.8 times.").why, "19.8 times.");
         assert_eq!(ratio([3.9, 4.0, 4.1], 1.0).judge_at_least(half, "").why, "");
@@ -313,8 +313,8 @@ mod tests {
         assert_eq!(ratio([1.2, 1.3, 1.1], 1.05).alike(1.25), Holds::Partly);
         assert_eq!(ratio([2.0, 2.2, 1.9], 1.05).alike(1.25), Holds::No);
         assert_eq!(ratio([0.4, 0.5, 0.45], 1.05).alike(1.25), Holds::No);
-        assert_eq!(ratio([0.95, 1.1, 1.0], 1.5).alike(1.25), Holds::CannotTell);
-        assert_eq!(ratio([0.9, 1.5, 1.3], 1.0).alike(1.25), Holds::CannotTell);
+        assert_eq!(ratio([0.95, 1.1, 1.0], 1.5).alike(1.25), Holds::Inconclusive);
+        assert_eq!(ratio([0.9, 1.5, 1.3], 1.0).alike(1.25), Holds::Inconclusive);
     }
 
     /// Ratios are taken within a round; a case without figures has no ratio.
@@ -335,19 +335,19 @@ mod tests {
     /// The verdicts on the parts of a claim combine into one.
     #[test]
     fn parts_are_combined() {
-        use Holds::{CannotTell, No, NotInSize, Partly, Yes};
+        use Holds::{Inconclusive, No, NotInSize, Partly, Yes};
         assert_eq!(all([No, NotInSize]), NotInSize);
         assert_eq!(all([NotInSize, Yes]), Partly);
         assert_eq!(all([Yes, Yes]), Yes);
         assert_eq!(all([No, No]), No);
         assert_eq!(all([Yes, No]), Partly);
-        assert_eq!(all([Yes, CannotTell]), CannotTell);
+        assert_eq!(all([Yes, Inconclusive]), Inconclusive);
     }
 
-    /// A verdict that cannot be told always names the missing condition.
+    /// An inconclusive verdict always names the missing condition.
     #[test]
     #[should_panic(expected = "names the missing condition")]
     fn a_doubt_without_a_reason_is_refused() {
-        let _ = Judgement::new(Holds::CannotTell, "");
+        let _ = Judgement::new(Holds::Inconclusive, "");
     }
 }

@@ -229,8 +229,8 @@ mod tests {
     #[test]
     fn a_device_shows_its_file() {
         let folder = tempfile::tempdir().unwrap();
-        let room = TempFolder::create(folder.path()).unwrap();
-        let path = room.filled("data", 1 << 20, |_| true).unwrap();
+        let temp_folder = TempFolder::create(folder.path()).unwrap();
+        let path = temp_folder.filled("data", 1 << 20, |_| true).unwrap();
         let Ok(mut device) = LoopDevice::over(&path) else { return }; // No permission, or no direct I/O.
         let [mut found, mut expected] = [[0; 4096]; 2];
         File::open(device.path()).unwrap().read_exact_at(&mut found, 8192).unwrap();
@@ -242,7 +242,7 @@ mod tests {
         assert!(backing(&name).unwrap().contains("data"));
         drop(device);
         // A program that watches for new devices may keep it open for a moment longer.
-        let is_ours = || backing(&name).is_some_and(|backing| backing.contains(&*room.path().to_string_lossy()));
+        let is_ours = || backing(&name).is_some_and(|backing| backing.contains(&*temp_folder.path().to_string_lossy()));
         assert!(wait_until(Duration::from_secs(20), || !is_ours()), "{} stays attached", name.display());
     }
 

@@ -399,9 +399,9 @@ mod tests {
         for index in 0..500 {
             latencies.record(Duration::from_nanos(1000 + index * 731));
         }
-        let told = latencies.buckets();
-        assert_eq!(Latencies::of_buckets([&told]).summary().quantiles, latencies.summary().quantiles);
-        assert_eq!(Latencies::of_buckets([&told, &told]).summary().count, 1000);
+        let buckets = latencies.buckets();
+        assert_eq!(Latencies::of_buckets([&buckets]).summary().quantiles, latencies.summary().quantiles);
+        assert_eq!(Latencies::of_buckets([&buckets, &buckets]).summary().count, 1000);
     }
 
     #[test]

@@ -108,15 +108,15 @@ pub(crate) struct Mounted {
 }
 
 impl Mounted {
-    /// Creates a file system of `bytes` and mounts it in `room`. Its file is sparse and unlinked, so it occupies only
-    /// the blocks written. Only ext4 can be told that its device has no volatile cache.
+    /// Creates a file system of `bytes` and mounts it in `temp_folder`. Its file is sparse and unlinked, so it occupies
+    /// only the blocks written. Only ext4 has an option that says that its device has no volatile cache.
     pub(crate) fn create(
-        room: &TempFolder,
+        temp_folder: &TempFolder,
         file_system: FileSystem,
         bytes: u64,
         cache: DeviceCache,
     ) -> io::Result<Mounted> {
-        let (image, device) = attach(room, bytes, |image| match cache {
+        let (image, device) = attach(temp_folder, bytes, |image| match cache {
             DeviceCache::Volatile => Ok(()),
             // Every write to the file is then synchronous, whichever process makes it.
             DeviceCache::None => {
@@ -125,12 +125,12 @@ impl Mounted {
         })?;
         believe_volatile(&disk_of(&device))?;
         file_system.format(device.path())?;
-        Mounted::mount(room, file_system, image, &device, cache)
+        Mounted::mount(temp_folder, file_system, image, &device, cache)
     }
 
     /// Mounts the device. The mount keeps the device attached after `device` is dropped.
     fn mount(
-        room: &TempFolder,
+        temp_folder: &TempFolder,
         file_system: FileSystem,
         image: File,
         device: &LoopDevice,
@@ -138,7 +138,7 @@ impl Mounted {
     ) -> io::Result<Mounted> {
         own_namespace()?;
         let disk = disk_of(device);
-        let folder = room.path().join(format!("on-{disk}"));
+        let folder = temp_folder.path().join(format!("on-{disk}"));
         match fs::create_dir(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
@@ -167,14 +167,14 @@ impl Mounted {
     /// the drive's own cache is kept, as when a virtual machine is powered off.
     ///
     /// The copy is not atomic, so nothing may write during the call.
-    pub(crate) fn power_off(mut self, room: &TempFolder) -> io::Result<Mounted> {
+    pub(crate) fn power_off(mut self, temp_folder: &TempFolder) -> io::Result<Mounted> {
         let bytes = self.image.metadata()?.len();
-        let (copy, device) = attach(room, bytes, |copy| {
+        let (copy, device) = attach(temp_folder, bytes, |copy| {
             copy_data(&self.image, copy)?;
             // Unmount the original first, because the kernel refuses two mounted devices with the same identity.
             self.unmount()
         })?;
-        Mounted::mount(room, self.file_system, copy, &device, DeviceCache::Volatile)
+        Mounted::mount(temp_folder, self.file_system, copy, &device, DeviceCache::Volatile)
     }
 
     fn unmount(&mut self) -> io::Result<()> {
@@ -199,13 +199,13 @@ impl Drop for Mounted {
 /// Attaches a loop device over a new sparse file, which `prepare` may fill. The file is then unlinked, and its space is
 /// free once the device has no user.
 fn attach(
-    room: &TempFolder,
+    temp_folder: &TempFolder,
     bytes: u64,
     prepare: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<(File, LoopDevice)> {
     // Give images different names, because mkfs.btrfs takes images of the same name for one that is mounted.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let (path, file) = room.file(&format!("image-{}", NUMBER.fetch_add(1, Ordering::Relaxed)), bytes)?;
+    let (path, file) = temp_folder.file(&format!("image-{}", NUMBER.fetch_add(1, Ordering::Relaxed)), bytes)?;
     let device = file.set_len(bytes).and_then(|()| prepare(&file)).and_then(|()| LoopDevice::over(&path));
     fs::remove_file(path)?;
     Ok((file, device?))
@@ -274,15 +274,15 @@ mod tests {
     #[test]
     fn a_file_system_is_made_and_switched_off() {
         let folder = tempfile::tempdir().unwrap();
-        let room = TempFolder::create(folder.path()).unwrap();
+        let temp_folder = TempFolder::create(folder.path()).unwrap();
         for cache in [DeviceCache::Volatile, DeviceCache::None] {
             // Not permitted here, or mkfs is missing.
-            let Ok(mounted) = Mounted::create(&room, FileSystem::Ext4, 64 << 20, cache) else { return };
+            let Ok(mounted) = Mounted::create(&temp_folder, FileSystem::Ext4, 64 << 20, cache) else { return };
             let place = mounted.folder().to_owned();
             let device = fs::metadata(&place).unwrap().dev();
             let seen_elsewhere = std::thread::spawn(|| fs::read_to_string("/proc/1/mounts").unwrap_or_default());
             assert!(!seen_elsewhere.join().unwrap().contains(&*place.to_string_lossy()));
-            assert_ne!(device, fs::metadata(room.path()).unwrap().dev());
+            assert_ne!(device, fs::metadata(temp_folder.path()).unwrap().dev());
             fs::write(place.join("synced"), [7; 8192]).unwrap();
             let flushes = || crate::block_counts::BlockCounts::of(mounted.disk()).map(|counts| counts.flushes);
             let before = flushes();
@@ -290,7 +290,7 @@ mod tests {
             assert_eq!(flushes() > before, cache == DeviceCache::Volatile && before.is_some());
             rustix::fs::syncfs(File::open(&place).unwrap()).unwrap();
             fs::write(place.join("unsynced"), [7; 8192]).unwrap();
-            let left = mounted.power_off(&room).unwrap();
+            let left = mounted.power_off(&temp_folder).unwrap();
             assert_eq!(fs::read(left.folder().join("synced")).unwrap(), [7; 8192]);
             assert!(!left.folder().join("unsynced").exists());
             let (place, disk) = (left.folder().to_owned(), left.disk().to_owned());
@@ -298,7 +298,7 @@ mod tests {
             assert!(!place.exists());
             let backing = || fs::read_to_string(format!("/sys/block/{disk}/loop/backing_file")).unwrap_or_default();
             // A program that watches for new devices may keep it open for a moment longer.
-            let is_gone = || !backing().contains(&*room.path().to_string_lossy());
+            let is_gone = || !backing().contains(&*temp_folder.path().to_string_lossy());
             assert!(crate::worker::wait_until(Duration::from_secs(20), is_gone), "{disk} stays attached");
         }
     }

@@ -15,7 +15,7 @@ use crate::figures;
 use crate::map::Ballast;
 use crate::measure::Sample;
 use crate::session::{Session, plain};
-use crate::worker::{self, Held, Measurement};
+use crate::worker::{self, BackgroundWorker, Measurement};
 
 /// A set of conditions for reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,7 +116,7 @@ pub(crate) fn pressure_seconds(session: &Session<'_>) -> f64 {
 
 /// Takes and locks almost all of the machine's memory until the returned value is dropped. If memory runs out, the
 /// kernel kills the holding process first. The inner error is the condition that is missing.
-pub(crate) fn pressure(session: &Session<'_>) -> io::Result<Result<Held, String>> {
+pub(crate) fn pressure(session: &Session<'_>) -> io::Result<Result<BackgroundWorker, String>> {
     let (left, available) = (left_bytes(session), counters::memory_available_bytes());
     let bytes = available.saturating_sub(left);
     if session.file_bytes() * 2 < left * 3 {
@@ -126,7 +126,7 @@ pub(crate) fn pressure(session: &Session<'_>) -> io::Result<Result<Held, String>
         return Ok(Err(format!("a machine with less memory ({} would have to be held)", figures::bytes(bytes as f64))));
     }
     session.step("taking the machine's memory", pressure_seconds(session));
-    match worker::hold(Balloon { left_bytes: left }, &|| session.interrupted()) {
+    match worker::start_background(Balloon { left_bytes: left }, &|| session.interrupted()) {
         Ok(held) => Ok(Ok(held)),
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
         Err(error) => Ok(Err(format!("locked memory ({})", plain(&error)))),

@@ -101,14 +101,14 @@ fn left_seconds(total: f64, done: f64, elapsed: f64) -> f64 {
     (total - done).max(0.0) * if overrun.is_finite() { overrun.clamp(1.0 / OVERRUN_MAX, OVERRUN_MAX) } else { 1.0 }
 }
 
-/// The number of turns and their length.
+/// The number of trials and their length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pacing {
     /// The timing of a case that is shown over time.
     pub(crate) series: Timing,
-    /// The timing of one turn of a case that takes turns with others.
+    /// The timing of one trial of a case that alternates with others.
     pub(crate) slice: Timing,
-    /// The number of turns of each case; at least [`ROUNDS_MIN`].
+    /// The number of trials of each case; at least [`ROUNDS_MIN`].
     pub(crate) rounds: usize,
 }
 
@@ -119,7 +119,7 @@ impl Pacing {
         Pacing {
             series: Timing { seconds, sample_seconds },
             slice: Timing { seconds: (seconds / 15.0).min(1.0), sample_seconds: 0.0 },
-            // More rounds would widen the range, on which verdicts rest; longer turns narrow it.
+            // More rounds would widen the range, on which verdicts rest; longer trials narrow it.
             rounds: ROUNDS_MIN,
         }
     }
@@ -131,7 +131,7 @@ pub(crate) struct Session<'a> {
     pub(crate) pacing: Pacing,
     /// The devices. They are dropped before the folder, which contains their files.
     pub(crate) devices: Devices,
-    pub(crate) room: TempFolder,
+    pub(crate) temp_folder: TempFolder,
     memory: Memory,
     file: OnceCell<PathBuf>,
     /// The rates of single random reads of the large file before it was first read through, and afterwards.
@@ -165,29 +165,29 @@ impl Counted for Load {
     }
 }
 
-/// The results of one case over its turns, one in each round.
+/// The results of one case over its trials, one in each round.
 #[derive(Debug)]
-pub(crate) struct Turns<T> {
+pub(crate) struct Trials<T> {
     pub(crate) results: Vec<T>,
-    /// The samples of each turn.
+    /// The samples of each trial.
     pub(crate) samples: Vec<Vec<Sample>>,
-    /// The peak memory of the case's control group in each turn, page cache included. Empty without a group.
+    /// The peak memory of the case's control group in each trial, page cache included. Empty without a group.
     pub(crate) memory_bytes: Vec<u64>,
-    /// The reason why a turn had no result, if one had none.
+    /// The reason why a trial had no result, if one had none.
     pub(crate) failure: Option<String>,
 }
 
-impl<T> Turns<T> {
-    fn new() -> Turns<T> {
-        Turns { results: Vec::new(), samples: Vec::new(), memory_bytes: Vec::new(), failure: None }
+impl<T> Trials<T> {
+    fn new() -> Trials<T> {
+        Trials { results: Vec::new(), samples: Vec::new(), memory_bytes: Vec::new(), failure: None }
     }
 
-    /// Returns the figure of each turn.
+    /// Returns the figure of each trial.
     pub(crate) fn each(&self, figure: impl Fn(&T) -> f64) -> Vec<f64> {
         self.results.iter().map(figure).collect()
     }
 
-    /// Returns the median of a figure over the turns, or `None` without turns.
+    /// Returns the median of a figure over the trials, or `None` without trials.
     pub(crate) fn median(&self, figure: impl Fn(&T) -> f64) -> Option<f64> {
         self.spread(figure).map(|spread| spread.median)
     }
@@ -197,12 +197,12 @@ impl<T> Turns<T> {
         Spread::of(&self.each(figure))
     }
 
-    /// Returns the median over the turns of the group's peak memory.
+    /// Returns the median over the trials of the group's peak memory.
     pub(crate) fn memory_bytes_max(&self) -> Option<f64> {
         Spread::of(&self.memory_bytes.iter().map(|bytes| *bytes as f64).collect::<Vec<_>>()).map(|spread| spread.median)
     }
 
-    /// Adds the outcome of a turn.
+    /// Adds the outcome of a trial.
     fn add(&mut self, outcome: io::Result<(Outcome<T>, Option<u64>)>) {
         match outcome {
             Ok((Outcome { ending: Ending::Done(result), samples }, memory_bytes)) => {
@@ -216,12 +216,12 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Returns the turn with the median rate, for figures that belong together.
+    /// Returns the trial with the median rate, for figures that belong together.
     pub(crate) fn middle(&self, rate: impl Fn(&T) -> f64) -> Option<&T> {
         self.results.get(self.middle_index(rate)?)
     }
 
-    /// Returns the samples of the turn with the median rate.
+    /// Returns the samples of the trial with the median rate.
     pub(crate) fn middle_samples(&self, rate: impl Fn(&T) -> f64) -> Option<&[Sample]> {
         self.samples.get(self.middle_index(rate)?).map(Vec::as_slice)
     }
@@ -233,8 +233,8 @@ impl<T> Turns<T> {
     }
 }
 
-impl<T: Counted> Turns<T> {
-    /// Returns the number of operations of all turns.
+impl<T: Counted> Trials<T> {
+    /// Returns the number of operations of all trials.
     pub(crate) fn operations(&self) -> u64 {
         self.results.iter().map(Counted::operations).sum()
     }
@@ -254,10 +254,10 @@ impl<T: Counted> Turns<T> {
 /// The results of all cases over the rounds.
 #[derive(Debug)]
 pub(crate) struct Rounds<T> {
-    /// The turns of each case.
-    pub(crate) cases: Vec<Turns<T>>,
+    /// The trials of each case.
+    pub(crate) cases: Vec<Trials<T>>,
     /// The first case, which begins each round, measured again at the end of each round.
-    pub(crate) again: Turns<T>,
+    pub(crate) again: Trials<T>,
 }
 
 impl<T> Rounds<T> {
@@ -273,16 +273,16 @@ impl<T> Rounds<T> {
 }
 
 impl<T> Deref for Rounds<T> {
-    type Target = [Turns<T>];
+    type Target = [Trials<T>];
 
-    fn deref(&self) -> &[Turns<T>] {
+    fn deref(&self) -> &[Trials<T>] {
         &self.cases
     }
 }
 
 impl<'t, T> IntoIterator for &'t Rounds<T> {
-    type Item = &'t Turns<T>;
-    type IntoIter = std::slice::Iter<'t, Turns<T>>;
+    type Item = &'t Trials<T>;
+    type IntoIter = std::slice::Iter<'t, Trials<T>>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.cases.iter()
@@ -305,13 +305,13 @@ fn seed(case: usize, round: usize) -> u64 {
 impl<'a> Session<'a> {
     /// Creates the folder, and chooses the memory limit and the size of the large file.
     pub(crate) fn begin(settings: &'a Settings, machine: &Machine, observer: &'a dyn Observer) -> io::Result<Self> {
-        let room = TempFolder::create(&settings.folder)?;
+        let temp_folder = TempFolder::create(&settings.folder)?;
         let memory = memory(settings, machine)?;
         Ok(Session {
             settings,
             pacing: Pacing::of(settings),
             devices: Devices::default(),
-            room,
+            temp_folder,
             memory,
             file: OnceCell::new(),
             drive_rates: Cell::new(None),
@@ -387,7 +387,7 @@ impl<'a> Session<'a> {
         let bytes = self.file_bytes();
         let begun = self.pace.done();
         let text = format!("writing a file of {}", figures::size(bytes));
-        let path = self.room.filled("data", bytes, |written| {
+        let path = self.temp_folder.filled("data", bytes, |written| {
             let share = written as f64 / bytes as f64;
             self.pace.reached(begun + share * self.file_seconds());
             self.pace.step(&text, 0.0);
@@ -428,11 +428,11 @@ impl<'a> Session<'a> {
         Ok((outcome, used))
     }
 
-    /// Runs each case `rounds` times, at least [`ROUNDS_MIN`], in turns. A round has the first case, the other cases in
-    /// an order that rotates from round to round, and the first case again. `task` is called for each turn with the
-    /// case and a seed. If the user interrupts the run, the results so far are returned. If a case fails, its turns
+    /// Runs each case `rounds` times, at least [`ROUNDS_MIN`]. A round has the first case, the other cases in
+    /// an order that rotates from round to round, and the first case again. `task` is called for each trial with the
+    /// case and a seed. If the user interrupts the run, the results so far are returned. If a case fails, its trials
     /// hold the reason.
-    pub(crate) fn turns<C, M: Measurement>(
+    pub(crate) fn run_rounds<C, M: Measurement>(
         &self,
         cases: &[C],
         rounds: usize,
@@ -440,32 +440,32 @@ impl<'a> Session<'a> {
         name: impl Fn(&C) -> String,
         task: impl Fn(&C, u64) -> (M, Option<u64>),
     ) -> Rounds<M::Result> {
-        let mut all = Rounds { cases: cases.iter().map(|_| Turns::new()).collect(), again: Turns::new() };
+        let mut all = Rounds { cases: cases.iter().map(|_| Trials::new()).collect(), again: Trials::new() };
         let rounds = rounds.max(ROUNDS_MIN);
-        let turn = |index: usize, round: usize, turns: &mut Turns<M::Result>| {
+        let trial = |index: usize, round: usize, trials: &mut Trials<M::Result>| {
             let case = &cases[index % cases.len()];
             // Do not repeat a case that has failed.
-            if turns.failure.is_none() && !self.interrupted() {
+            if trials.failure.is_none() && !self.interrupted() {
                 self.step(&name(case), seconds);
                 let (task, limit_bytes) = task(case, seed(index, round));
-                turns.add(self.job(task, limit_bytes));
+                trials.add(self.job(task, limit_bytes));
             }
         };
         for round in 0..rounds {
             if cases.is_empty() {
                 break;
             }
-            turn(0, round, &mut all.cases[0]);
+            trial(0, round, &mut all.cases[0]);
             for index in order(cases.len(), round, rounds) {
-                turn(index, round, &mut all.cases[index]);
+                trial(index, round, &mut all.cases[index]);
             }
-            turn(cases.len(), round, &mut all.again);
+            trial(cases.len(), round, &mut all.again);
         }
         all
     }
 
-    /// Estimates the seconds of [`Session::turns`] with this many cases, rounds and seconds per turn.
-    pub(crate) fn turns_seconds(cases: usize, rounds: usize, seconds: f64) -> f64 {
+    /// Estimates the seconds of [`Session::run_rounds`] with this many cases, rounds and seconds per trial.
+    pub(crate) fn rounds_seconds(cases: usize, rounds: usize, seconds: f64) -> f64 {
         ((cases + 1) * rounds.max(ROUNDS_MIN)) as f64 * seconds
     }
 }
@@ -502,7 +502,7 @@ fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
             let file_bytes = round(settings.file_bytes.unwrap_or(usual.max(wanted * 4)).min(space_bytes));
             let text = format!(
                 "{}: workers are limited to {}, page cache included; the file has {}",
-                cgroup.way().name(),
+                cgroup.version().name(),
                 figures::size(wanted),
                 figures::size(file_bytes)
             );
@@ -537,7 +537,7 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Every case has a turn in each round, and no case after the first keeps its position.
+    /// Every case has a trial in each round, and no case after the first keeps its position.
     #[test]
     fn the_order_rotates() {
         let orders: Vec<Vec<usize>> = (0..3).map(|round| order(7, round, 3).collect()).collect();
@@ -563,26 +563,26 @@ mod tests {
         assert!((left_seconds(300.0, 135.0, 210.0) - 247.5).abs() < 1e-9, "one and a half times as slow as planned");
     }
 
-    /// No two turns read the same places.
+    /// No two trials read the same places.
     #[test]
-    fn each_turn_has_its_seed() {
+    fn each_trial_has_its_seed() {
         let all: std::collections::BTreeSet<u64> =
             (0..50).flat_map(|case| (0..5).map(move |round| seed(case, round))).collect();
         assert_eq!(all.len(), 250);
     }
 
-    fn turns(rates: &[f64]) -> Turns<Load> {
-        let mut turns = Turns::new();
-        turns.results =
+    fn trials(rates: &[f64]) -> Trials<Load> {
+        let mut trials = Trials::new();
+        trials.results =
             rates.iter().map(|rate| Load { operations: *rate as u64, seconds: 1.0, ..Load::default() }).collect();
-        turns
+        trials
     }
 
     /// The noise compares the first case with itself, and every ratio includes it.
     #[test]
     fn a_ratio_knows_the_noise() {
         let rounds =
-            Rounds { cases: vec![turns(&[100.0; 3]), turns(&[200.0, 220.0, 210.0])], again: turns(&[80.0; 3]) };
+            Rounds { cases: vec![trials(&[100.0; 3]), trials(&[200.0, 220.0, 210.0])], again: trials(&[80.0; 3]) };
         let ratio = rounds.ratio(1, 0, Load::operations_per_second).unwrap();
         assert_eq!((ratio.median, ratio.least, ratio.most, ratio.noise), (2.1, 2.0, 2.2, 1.25));
         assert_eq!(ratio.at_least(compare::Size::of(2.0)), Holds::Partly);
@@ -591,8 +591,8 @@ mod tests {
     /// A case with few operations says so in its label.
     #[test]
     fn few_operations_are_no_steady_state() {
-        assert_eq!(turns(&[300.0, 300.0, 399.0]).label("mmap"), "mmap (no steady state: 999 operations)");
-        assert_eq!(turns(&[300.0, 300.0, 400.0]).label("mmap"), "mmap");
-        assert_eq!(turns(&[]).label("mmap"), "mmap");
+        assert_eq!(trials(&[300.0, 300.0, 399.0]).label("mmap"), "mmap (no steady state: 999 operations)");
+        assert_eq!(trials(&[300.0, 300.0, 400.0]).label("mmap"), "mmap");
+        assert_eq!(trials(&[]).label("mmap"), "mmap");
     }
 }

@@ -223,14 +223,14 @@ mod tests {
 
     /// A temporary folder removes its own files and no others.
     #[test]
-    fn a_room_leaves_nothing_and_touches_nothing() {
+    fn a_folder_leaves_nothing_and_touches_nothing() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("mine"), "kept").unwrap();
-        let room = TempFolder::create(folder.path()).unwrap();
-        let path = room.filled("file", 2 << 20, |_| true).unwrap();
+        let temp_folder = TempFolder::create(folder.path()).unwrap();
+        let path = temp_folder.filled("file", 2 << 20, |_| true).unwrap();
         assert_eq!(fs::metadata(path).unwrap().len(), 2 << 20);
-        assert!(room.file("file", 1).is_err(), "a file that is there is not opened");
-        drop(room);
+        assert!(temp_folder.file("file", 1).is_err(), "a file that is there is not opened");
+        drop(temp_folder);
         let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["mine"]);
     }
@@ -239,10 +239,10 @@ mod tests {
     #[test]
     fn the_disk_is_not_filled() {
         let folder = tempfile::tempdir().unwrap();
-        let room = TempFolder::create(folder.path()).unwrap();
-        let error = room.file("file", u64::MAX / 2).unwrap_err();
+        let temp_folder = TempFolder::create(folder.path()).unwrap();
+        let error = temp_folder.file("file", u64::MAX / 2).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        let left: Vec<_> = fs::read_dir(room.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> = fs::read_dir(temp_folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, [OWNER]);
     }
 

@@ -63,7 +63,7 @@ enum Line {
     Failed { text: String, code: Option<i32> },
 }
 
-/// The way in which a worker ended.
+/// The end of a worker.
 #[derive(Debug)]
 pub(crate) enum Ending<T> {
     /// The worker returned its result.
@@ -193,17 +193,20 @@ pub(crate) fn run<M: Measurement>(
 
 /// A worker that runs until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Held(Worker);
+pub(crate) struct BackgroundWorker(Worker);
 
-impl Held {
+impl BackgroundWorker {
     /// Returns `true` while the worker is running.
-    pub(crate) fn lives(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         matches!(self.0.0.try_wait(), Ok(None))
     }
 }
 
 /// Starts a measurement that runs until it is killed, and waits until it has passed its first sample on.
-pub(crate) fn hold<M: Measurement>(measurement: M, interrupted: &dyn Fn() -> bool) -> io::Result<Held> {
+pub(crate) fn start_background<M: Measurement>(
+    measurement: M,
+    interrupted: &dyn Fn() -> bool,
+) -> io::Result<BackgroundWorker> {
     let mut worker = start(measurement, None)?;
     let stdout = BufReader::new(worker.0.stdout.take().expect("piped"));
     let (sender, line) = channel();
@@ -215,7 +218,7 @@ pub(crate) fn hold<M: Measurement>(measurement: M, interrupted: &dyn Fn() -> boo
         }
         match line.recv_timeout(Duration::from_millis(20)) {
             Ok(line) => match serde_json::from_str(&line?)? {
-                Line::Sample(_) => return Ok(Held(worker)),
+                Line::Sample(_) => return Ok(BackgroundWorker(worker)),
                 Line::Failed { text, .. } => return Err(io::Error::other(text)),
                 Line::Done(_) => return Err(io::Error::other("the worker ended on its own")),
             },

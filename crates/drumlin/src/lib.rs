@@ -175,8 +175,10 @@ mod coverage;
 mod db;
 mod error;
 mod format;
+// A file of drumlin-fuzz. It is compiled here because the decoders are private.
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
+#[path = "../../drumlin-fuzz/src/decoders.rs"]
 pub mod fuzzing;
 mod hash;
 mod io;

@@ -374,7 +374,7 @@ impl Gaps {
         let shown = |key: &Value| if self.hex { Hex(key).to_string() } else { Escaped::new(key).to_string() };
         let between = match (self.last.as_ref().map(shown), next.map(shown)) {
             (Some(last), Some(next)) => format!("between '{last}' and '{next}'"),
-            (Some(last), None) => format!("behind '{last}'"),
+            (Some(last), None) => format!("after '{last}'"),
             (None, Some(next)) => format!("before '{next}'"),
             (None, None) => "of all keys".to_owned(),
         };

@@ -1,7 +1,10 @@
 //! Bulk loads of collections.
 
+use std::sync::Arc;
+
 use drumlin::{Config, Error as StoreError};
 use drumlin_collections::{Collection, Collections, Error, Index, Parts, Postcard, Retention, View};
+use drumlin_io::testing::fault::FaultyBackend;
 use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
 
@@ -186,4 +189,61 @@ fn a_load_that_ends_with_its_process() {
     let opened = Collections::new(&db).open::<Order>().unwrap();
     opened.wait_built().unwrap();
     assert_eq!(rows(&db), expected);
+}
+
+/// A load that finds the disk full leaves all documents or none, wherever it ends: at a document, at the documents'
+/// attachment, or at that of an index or view. Once there is space, the collection opens, and its indexes and views
+/// have the rows of its documents; a collection without documents can be loaded again.
+#[test]
+fn a_load_on_a_full_disk_leaves_all_documents_or_none() {
+    const COUNT: u32 = 20_000;
+    let mut random = Random(5);
+    let orders: Vec<Order> = (0..COUNT).map(|id| Order::draw(id, &mut random)).collect();
+    let expected = {
+        let db = database();
+        let mut load = Collections::new(&db).bulk_load::<Order>().unwrap();
+        orders.iter().for_each(|order| load.insert(order).unwrap());
+        load.finish().unwrap();
+        rows(&db)
+    };
+    let (mut refused_documents, mut emptied, mut kept) = (0, 0, 0);
+    for space in 0..24u64 {
+        let disk = FaultyBackend::new(drumlin_io::in_memory());
+        let config = Config::new().memory(16 << 20).segment_bytes(256 << 10).log_segment_bytes(1 << 20);
+        let db = config.backend(Arc::new(disk.clone())).open("/db").unwrap();
+        let collections = Collections::new(&db);
+        let mut load = collections.bulk_load::<Order>().unwrap();
+        disk.set_space_limit(Some(disk.space_used() + space * (200 << 10)));
+        // Every second load gets its documents out of order.
+        let stride = if space % 2 == 0 { 1 } else { 7 };
+        let inserted = (0..COUNT).try_for_each(|number| load.insert(&orders[(number * stride % COUNT) as usize]));
+        refused_documents += u32::from(inserted.is_err());
+        let ended = inserted.and_then(|()| load.finish().map(drop));
+        let is_refused = match ended {
+            Err(Error::Store(StoreError::DiskFull { .. })) => true,
+            Err(other) => panic!("with {space} times 200 KiB: {other:?}"),
+            Ok(()) => false,
+        };
+        disk.set_space_limit(None);
+        let opened = collections.open::<Order>().unwrap();
+        opened.wait_built().unwrap();
+        match opened.len().unwrap() {
+            0 => {
+                assert!(is_refused && rows(&db).iter().all(|(name, ..)| name.ends_with("/meta")), "{space}");
+                emptied += 1;
+                drop((opened, collections));
+                let mut load = Collections::new(&db).bulk_load::<Order>().unwrap();
+                orders.iter().for_each(|order| load.insert(order).unwrap());
+                load.finish().unwrap();
+            }
+            count => {
+                assert_eq!(count, u64::from(COUNT), "with {space} times 200 KiB");
+                kept += u32::from(is_refused);
+            }
+        }
+        assert_eq!(rows(&db), expected, "with {space} times 200 KiB");
+        assert!(db.check().unwrap().corruption.is_empty());
+    }
+    println!("{refused_documents} refused documents, {emptied} without documents, {kept} with unfinished parts");
+    assert!(refused_documents > 0 && emptied > refused_documents && kept > 0, "a way to end was not met");
 }

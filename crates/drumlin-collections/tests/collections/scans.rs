@@ -163,9 +163,9 @@ fn pages_within_equal_keys_have_every_row_once() {
         let place =
             |row: &drumlin_collections::ViewRow<String, (u32, String), u32>| (row.key.clone(), row.document.clone());
         let here = (key.clone(), document.clone());
-        let behind: Vec<_> = rows.iter().filter(|row| place(row) > here).cloned().collect();
+        let after: Vec<_> = rows.iter().filter(|row| place(row) > here).cloned().collect();
         let before: Vec<_> = rows.iter().filter(|row| place(row) < here).cloned().collect();
-        assert_eq!(all(orders.view(&Order::LINES).after(key, document).range(..)), behind);
+        assert_eq!(all(orders.view(&Order::LINES).after(key, document).range(..)), after);
         assert_eq!(all(orders.view(&Order::LINES).before(key, document).range(..)), before);
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn check(diagnosis: &mut Diagnosis, stats: &Stats, keyspaces: &[Keysp
             Form::Share.show(share),
             show_bytes(stats.table_bytes)
         );
-        diagnosis.tell(Severity::Fine, "limits", found);
+        diagnosis.add(Severity::Fine, "limits", found);
     }
     for (severity, found, mend) in near {
         diagnosis.mend(severity, "limits", found, mend);

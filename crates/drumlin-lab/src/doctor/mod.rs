@@ -101,7 +101,7 @@ impl Diagnosis {
         text::render(self, columns)
     }
 
-    fn tell(&mut self, severity: Severity, what: &'static str, found: impl Into<String>) {
+    fn add(&mut self, severity: Severity, what: &'static str, found: impl Into<String>) {
         self.findings.push(Finding { severity, what, found: found.into(), mend: None });
     }
 
@@ -205,7 +205,7 @@ impl Steps<'_> {
         self.pace.reached(seconds * self.length.share());
     }
 
-    /// Runs the tasks in turns, `rounds` times each.
+    /// Runs the tasks in rounds, `rounds` times each.
     fn run(&self, tasks: &[(String, Task)], rounds: usize, seconds: f64) -> io::Result<Vec<Vec<Load>>> {
         let mut all: Vec<Vec<Load>> = tasks.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
@@ -230,7 +230,7 @@ fn log_refusal(name: &str, error: &io::Error) {
 fn system(diagnosis: &mut Diagnosis) {
     match drumlin_io::backend(IoBackend::Uring) {
         Ok(_) => {
-            diagnosis.tell(Severity::Fine, "io_uring", "works");
+            diagnosis.add(Severity::Fine, "io_uring", "works");
             diagnosis.setting("Config::new().io_backend(IoBackend::Auto)", "io_uring works; this is the default");
         }
         Err(error) => {
@@ -251,7 +251,7 @@ fn system(diagnosis: &mut Diagnosis) {
         );
     } else {
         let mode = if pages.contains("[always]") { "always" } else { "for programs that request them (madvise)" };
-        diagnosis.tell(Severity::Fine, "huge pages", mode);
+        diagnosis.add(Severity::Fine, "huge pages", mode);
     }
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     match limit {
@@ -264,8 +264,8 @@ fn system(diagnosis: &mut Diagnosis) {
             ),
             "ulimit -l 65536, or LimitMEMLOCK=64M in the systemd unit",
         ),
-        Some(bytes) => diagnosis.tell(Severity::Fine, "locked memory", format!("up to {}", figures::size(bytes))),
-        None => diagnosis.tell(Severity::Fine, "locked memory", "no limit"),
+        Some(bytes) => diagnosis.add(Severity::Fine, "locked memory", format!("up to {}", figures::size(bytes))),
+        None => diagnosis.add(Severity::Fine, "locked memory", "no limit"),
     }
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     if files.is_some_and(|files| files < 256) {
@@ -301,7 +301,7 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, sync_method: Option<&str>, st
         compare_sync_methods(diagnosis, used, probe.chosen);
     }
     if probe.direct {
-        diagnosis.tell(Severity::Fine, "direct I/O", "works");
+        diagnosis.add(Severity::Fine, "direct I/O", "works");
     } else {
         diagnosis.mend(
             Severity::Advice,
@@ -313,26 +313,26 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, sync_method: Option<&str>, st
     let Machine { drive, virtualised, .. } = &diagnosis.machine;
     let found = queue::findings(drive, virtualised.is_some(), probe.direct);
     diagnosis.findings.extend(queue::nvme_cache(drive).into_iter().chain(found));
-    let room = TempFolder::create(folder)?;
+    let temp_folder = TempFolder::create(folder)?;
     let space = temp_folder::space_bytes(folder)?;
     let bytes = ((FILE_BYTES as f64 * steps.length.share()) as u64).min(space / 2) >> 20 << 20;
     if bytes < FILE_BYTES_MIN {
         return without_a_file(diagnosis, folder);
     }
     steps.pace.step("doctor: writing a file", 0.0);
-    let path = room.filled("data", bytes, |_| !steps.pace.interrupted())?;
+    let path = temp_folder.filled("data", bytes, |_| !steps.pace.interrupted())?;
     if steps.pace.interrupted() {
         return Err(io::ErrorKind::Interrupted.into());
     }
     steps.reach(7.0);
     reads(diagnosis, &path, bytes, steps)?;
-    durability(diagnosis, &room, &probe, steps)
+    durability(diagnosis, &temp_folder, &probe, steps)
 }
 
 /// Compares the sync method that a database uses with the one that a new probe chose.
 fn compare_sync_methods(diagnosis: &mut Diagnosis, used: &str, chosen: SyncMethod) {
     if used == chosen.name() {
-        diagnosis.tell(Severity::Fine, "sync method", format!("{used}, as a new database would choose"));
+        diagnosis.add(Severity::Fine, "sync method", format!("{used}, as a new database would choose"));
         return;
     }
     diagnosis.mend(
@@ -353,7 +353,7 @@ fn without_a_file(diagnosis: &mut Diagnosis, folder: &Path) -> io::Result<()> {
         diagnosis.mend(Severity::Wrong, "space", found, "free space: on a full disk commits fail");
     }
     let needed = temp_folder::RESERVE_BYTES + 2 * FILE_BYTES_MIN;
-    diagnosis.tell(
+    diagnosis.add(
         Severity::Advice,
         "drive",
         format!("not measured: that needs {} of free space in {}", figures::bytes(needed as f64), folder.display()),
@@ -364,7 +364,7 @@ fn without_a_file(diagnosis: &mut Diagnosis, folder: &Path) -> io::Result<()> {
 /// Measures reads of the file.
 fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) -> io::Result<()> {
     let tasks = read_tasks(path, bytes, steps);
-    // The first turn brings any caches inside or below the drive into the same state for all cases.
+    // The first trial brings any caches inside or below the drive into the same state for all cases.
     let loads = steps.run(&tasks, 3, 0.35)?;
     let mut table = Table::new(
         "Reading",
@@ -443,7 +443,7 @@ fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
 }
 
 /// Measures sync methods, and judges whether what the drive says of its cache is plausible.
-fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps: &Steps<'_>) -> io::Result<()> {
+fn durability(diagnosis: &mut Diagnosis, temp_folder: &TempFolder, probe: &Probe, steps: &Steps<'_>) -> io::Result<()> {
     let timing = steps.timing(0.4);
     let mut table = Table::new(
         "Durable writes of 4 KiB",
@@ -458,9 +458,9 @@ fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps
         };
         table.row(vec![name.into(), figures.median_us.into(), figures.p99_us.into(), chosen.into()]);
     }
-    let unsynced = sync::Task::new(room.path().join("unsynced"), sync::Method::NoSync, 4096, 1, timing);
-    let appended = sync::Task::new(room.path().join("appended"), sync::Method::Append, 4096, 1, timing);
-    let grouped = sync::Task::new(room.path().join("grouped"), sync::Method::DirectDurable, 4096, 8, timing);
+    let unsynced = sync::Task::new(temp_folder.path().join("unsynced"), sync::Method::NoSync, 4096, 1, timing);
+    let appended = sync::Task::new(temp_folder.path().join("appended"), sync::Method::Append, 4096, 1, timing);
+    let grouped = sync::Task::new(temp_folder.path().join("grouped"), sync::Method::DirectDurable, 4096, 8, timing);
     let tasks = [
         ("append + fdatasync".to_owned(), task(appended)),
         ("direct write, no sync".to_owned(), task(unsynced)),
@@ -552,7 +552,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) -> Option<&'static str> {
     let stored = std::fs::read_to_string(path.join("probe")).ok().and_then(|text| Probe::decode(&text).ok());
     let opened = match Config::new().create(false).open(path) {
         Err(Error::Io { source, .. }) if may_not_write(&source) => {
-            diagnosis.tell(Severity::Advice, "database", format!("opened for reading only: {}", plain(&source)));
+            diagnosis.add(Severity::Advice, "database", format!("opened for reading only: {}", plain(&source)));
             Config::new().read_only(true).open(path)
         }
         opened => opened,
@@ -589,7 +589,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) -> Option<&'static str> {
     };
     let opening = database.opening();
     let stats = database.stats();
-    diagnosis.tell(
+    diagnosis.add(
         Severity::Fine,
         "database",
         format!(
@@ -601,7 +601,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) -> Option<&'static str> {
     if let (Some(stored), Ok(backend)) = (stored, drumlin_io::backend(IoBackend::Auto))
         && !stored.is_current(backend.as_ref(), path).unwrap_or(true)
     {
-        diagnosis.tell(
+        diagnosis.add(
             Severity::Advice,
             "probe",
             format!(
@@ -614,7 +614,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) -> Option<&'static str> {
     limits::check(diagnosis, &stats, &database.keyspaces());
     fill(diagnosis, path, &stats);
     if let Err(error) = database.close() {
-        diagnosis.tell(Severity::Wrong, "database", format!("closing it failed: {error}"));
+        diagnosis.add(Severity::Wrong, "database", format!("closing it failed: {error}"));
     }
     Some(stats.sync_method)
 }
@@ -624,7 +624,7 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
         diagnosis.mend(Severity::Wrong, "commits", format!("refused: {reason}"), "fix the cause and reopen it");
     }
     if stats.data_file_bytes > CHECKED_BYTES_MAX {
-        diagnosis.tell(
+        diagnosis.add(
             Severity::Fine,
             "pages",
             format!(
@@ -636,7 +636,7 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
         return;
     }
     match database.check() {
-        Ok(report) if report.corruption.is_empty() => diagnosis.tell(
+        Ok(report) if report.corruption.is_empty() => diagnosis.add(
             Severity::Fine,
             "pages",
             format!("{} and {} verified", figures::plural(report.pages, "page"), figures::plural(report.rows, "row")),
@@ -651,7 +651,7 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
             ),
             format!("`drumlin check {}` lists the losses; restore them from a backup", stats.path.display()),
         ),
-        Err(error) => diagnosis.tell(Severity::Wrong, "pages", format!("could not be verified: {error}")),
+        Err(error) => diagnosis.add(Severity::Wrong, "pages", format!("could not be verified: {error}")),
     }
 }
 
@@ -669,7 +669,7 @@ fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
             format!("drumlin compact {}", path.display()),
         );
     } else {
-        diagnosis.tell(
+        diagnosis.add(
             Severity::Fine,
             "fill",
             format!("{} live in {}", show_bytes(stats.live_bytes), show_bytes(stats.data_file_bytes)),
@@ -693,7 +693,7 @@ fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
                 "free space, remove rows and compact, or move the database",
             );
         } else {
-            diagnosis.tell(Severity::Fine, "disk", format!("{} free", Form::Share.show(free)));
+            diagnosis.add(Severity::Fine, "disk", format!("{} free", Form::Share.show(free)));
         }
     }
 }

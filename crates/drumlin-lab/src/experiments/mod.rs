@@ -1,6 +1,6 @@
 //! The experiments, one module each: the measurement, its tables and plots, and the verdicts on the sources' claims.
 //!
-//! Each module has a `Task`, the measurement that a worker makes, and a `run`, which chooses tasks, runs them in turns
+//! Each module has a `Task`, the measurement that a worker makes, and a `run`, which chooses tasks, runs them in rounds
 //! and fills a chapter.
 
 pub(crate) mod calls;

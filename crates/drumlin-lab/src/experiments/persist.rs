@@ -32,7 +32,7 @@ const THREADS: usize = 10;
 const AREA_BYTES_MIN: u64 = 640 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-enum Way {
+enum Method {
     /// write(2) alone.
     Call,
     /// write(2) followed by fdatasync.
@@ -43,15 +43,15 @@ enum Way {
     MappedPersisted,
 }
 
-impl Way {
-    const ALL: [Way; 4] = [Way::Call, Way::CallSynced, Way::Mapped, Way::MappedPersisted];
+impl Method {
+    const ALL: [Method; 4] = [Method::Call, Method::CallSynced, Method::Mapped, Method::MappedPersisted];
 
     fn name(self) -> String {
         match self {
-            Way::Call => "write(2)".to_owned(),
-            Way::CallSynced => "write(2) + fdatasync".to_owned(),
-            Way::Mapped => "mapped, copied".to_owned(),
-            Way::MappedPersisted => {
+            Method::Call => "write(2)".to_owned(),
+            Method::CallSynced => "write(2) + fdatasync".to_owned(),
+            Method::Mapped => "mapped, copied".to_owned(),
+            Method::MappedPersisted => {
                 format!("mapped, {}", LineFlush::find().map_or("no line write-back", LineFlush::name))
             }
         }
@@ -62,7 +62,7 @@ impl Way {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
-    way: Way,
+    method: Method,
     bytes: usize,
     threads: usize,
     /// The size of all areas. Each thread has an area of its own and overwrites it sequentially, repeatedly.
@@ -77,8 +77,8 @@ impl Measurement for Task {
 
     fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Load> {
         let file = File::options().read(true).write(true).open(&self.path)?;
-        let flush = match self.way {
-            Way::MappedPersisted => Some(
+        let flush = match self.method {
+            Method::MappedPersisted => Some(
                 LineFlush::find()
                     .ok_or_else(|| io::Error::other("this processor has no instruction to write a cache line back"))?,
             ),
@@ -86,7 +86,7 @@ impl Measurement for Task {
         };
         let mode = if self.dax { Mode::Persistent } else { Mode::Shared };
         let mut map = Map::new(&file, self.area_bytes, mode)?;
-        if matches!(self.way, Way::Mapped | Way::MappedPersisted) {
+        if matches!(self.method, Method::Mapped | Method::MappedPersisted) {
             // Touch each page first, because `prefault` measures the first touch.
             for page in map.chunks_mut(4096) {
                 page[0] = 1;
@@ -111,13 +111,13 @@ impl Measurement for Task {
                         if place + self.bytes > part_bytes {
                             place = 0;
                         }
-                        match self.way {
-                            Way::Call => file.write_all_at(&record, base + place as u64)?,
-                            Way::CallSynced => {
+                        match self.method {
+                            Method::Call => file.write_all_at(&record, base + place as u64)?,
+                            Method::CallSynced => {
                                 file.write_all_at(&record, base + place as u64)?;
                                 file.sync_data()?;
                             }
-                            Way::Mapped | Way::MappedPersisted => {
+                            Method::Mapped | Method::MappedPersisted => {
                                 let target = &mut part[place..place + self.bytes];
                                 target.copy_from_slice(std::hint::black_box(&record));
                                 if let Some(flush) = flush {
@@ -144,7 +144,7 @@ fn batch_records(bytes: usize) -> u32 {
 struct Case {
     place: &'static str,
     path: PathBuf,
-    way: Way,
+    method: Method,
     bytes: usize,
     threads: usize,
 }
@@ -161,10 +161,10 @@ fn area_bytes(space_bytes: u64, is_emulated: bool) -> u64 {
 const PAGE_MULTIPLE: u64 = 4096 * THREADS as u64;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
-    Session::turns_seconds(Way::ALL.len() * SIZES.len(), session.pacing.rounds, turn_seconds(session))
+    Session::rounds_seconds(Method::ALL.len() * SIZES.len(), session.pacing.rounds, turn_seconds(session))
 }
 
-/// Estimates the time of a turn, including the first touch of the area.
+/// Estimates the time of a trial, including the first touch of the area.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     session.pacing.slice.seconds + 0.1
 }
@@ -179,41 +179,43 @@ pub(super) fn chapter() -> Chapter {
 }
 
 pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
-    let rooms = prefault::memory_rooms(64 << 20);
-    if rooms.is_empty() {
+    let folders = prefault::memory_folders(64 << 20);
+    if folders.is_empty() {
         chapter.note("Neither tmpfs nor persistent memory is writable here.");
     }
-    for (place, room) in &rooms {
-        let area =
-            area_bytes(temp_folder::space_bytes(room.path())?.min(machine.memory_bytes / 2), machine.is_emulated());
-        let (path, file) = room.file("persist", area)?;
+    for (place, temp_folder) in &folders {
+        let area = area_bytes(
+            temp_folder::space_bytes(temp_folder.path())?.min(machine.memory_bytes / 2),
+            machine.is_emulated(),
+        );
+        let (path, file) = temp_folder.file("persist", area)?;
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, area)?;
         let mut cases = Vec::new();
         for (bytes, threads) in SIZES {
-            cases.extend(Way::ALL.map(|way| Case { place, path: path.clone(), way, bytes, threads }));
+            cases.extend(Method::ALL.map(|method| Case { place, path: path.clone(), method, bytes, threads }));
         }
         let timing = session.pacing.slice;
-        let turns = session.turns(
+        let trials = session.run_rounds(
             &cases,
             session.pacing.rounds,
             turn_seconds(session),
-            |case| format!("persist: {}, {}", case.place, case.way.name()),
+            |case| format!("persist: {}, {}", case.place, case.method.name()),
             |case, _| {
-                let (path, way, bytes, threads) = (case.path.clone(), case.way, case.bytes, case.threads);
+                let (path, method, bytes, threads) = (case.path.clone(), case.method, case.bytes, case.threads);
                 let dax = case.place == "DAX";
-                (Task { path, way, bytes, threads, area_bytes: area as usize, dax, timing }, None)
+                (Task { path, method, bytes, threads, area_bytes: area as usize, dax, timing }, None)
             },
         );
         std::fs::remove_file(&path)?;
         for (bytes, threads) in SIZES {
-            show(chapter, (bytes, threads), area, &cases, &turns);
+            show(chapter, (bytes, threads), area, &cases, &trials);
         }
-        let found = Found::of(place, area, machine, &cases, &turns);
+        let found = Findings::of(place, area, machine, &cases, &trials);
         for claim in CLAIMS {
             chapter.judged(claim.source, format!("On {place}, {}", claim.text), (claim.judge)(&found));
         }
     }
-    if rooms.iter().all(|(name, _)| *name != "DAX") {
+    if folders.iter().all(|(name, _)| *name != "DAX") {
         chapter.note(
             "No file system on persistent memory (dax) is mounted here, and tmpfs shows the cost of calls, not of a \
              medium. scripts/persist-in-guest runs this in an emulated machine that has one.",
@@ -228,7 +230,7 @@ fn show(
     (bytes, threads): (usize, usize),
     area_bytes: u64,
     cases: &[Case],
-    turns: &Rounds<Load>,
+    trials: &Rounds<Load>,
 ) {
     let mut table = Table::new(
         format!(
@@ -250,32 +252,32 @@ fn show(
             ("durable", Form::Text),
         ],
     );
-    for (case, turns) in cases.iter().zip(turns).filter(|(case, _)| case.bytes == bytes) {
-        let name = format!("{}: {}", case.place, case.way.name());
-        let Some(load) = turns.middle(Load::bytes_per_second) else {
-            if let Some(failure) = &turns.failure {
+    for (case, trials) in cases.iter().zip(trials).filter(|(case, _)| case.bytes == bytes) {
+        let name = format!("{}: {}", case.place, case.method.name());
+        let Some(load) = trials.middle(Load::bytes_per_second) else {
+            if let Some(failure) = &trials.failure {
                 let cells =
                     vec![name.into(), Cell::Missing, Cell::Missing, Cell::Missing, Cell::Missing, Cell::Missing];
                 table.row(cells).source(format!("not possible here: {failure}"));
             }
             continue;
         };
-        let durable = match (case.place, case.way) {
-            ("DAX", Way::CallSynced | Way::MappedPersisted) => "yes",
+        let durable = match (case.place, case.method) {
+            ("DAX", Method::CallSynced | Method::MappedPersisted) => "yes",
             ("DAX", _) => "no",
             _ => "no: memory",
         };
         let row = table.row(vec![
-            turns.label(&name).into(),
-            turns.median(Load::bytes_per_second).into(),
+            trials.label(&name).into(),
+            trials.median(Load::bytes_per_second).into(),
             load.latency.p50_us.into(),
             load.latency.p99_us.into(),
-            turns.median(|load| load.counters.cpu_seconds * 1e9 / load.bytes as f64).into(),
+            trials.median(|load| load.counters.cpu_seconds * 1e9 / load.bytes as f64).into(),
             durable.into(),
         ]);
-        match case.way {
-            Way::Call if bytes > 4096 => row.source("S5: 5 GB/s (12 DIMMs)"),
-            Way::MappedPersisted if bytes > 4096 => row.source("S5: 15 GB/s (12 DIMMs)"),
+        match case.method {
+            Method::Call if bytes > 4096 => row.source("S5: 5 GB/s (12 DIMMs)"),
+            Method::MappedPersisted if bytes > 4096 => row.source("S5: 15 GB/s (12 DIMMs)"),
             _ => {}
         }
     }
@@ -284,7 +286,7 @@ fn show(
 
 /// The figures on which the verdicts for one place rest.
 #[derive(Debug)]
-struct Found {
+struct Findings {
     is_dax: bool,
     is_emulated: bool,
     /// All areas together exceed the processor's cache.
@@ -295,13 +297,13 @@ struct Found {
     small: Option<Ratio>,
 }
 
-impl Found {
-    fn of(place: &str, area_bytes: u64, machine: &Machine, cases: &[Case], turns: &Rounds<Load>) -> Found {
+impl Findings {
+    fn of(place: &str, area_bytes: u64, machine: &Machine, cases: &[Case], trials: &Rounds<Load>) -> Findings {
         let over = |(bytes, _): (usize, usize)| {
-            let case = |way| cases.iter().position(|case| case.way == way && case.bytes == bytes);
-            turns.ratio(case(Way::MappedPersisted)?, case(Way::Call)?, Load::bytes_per_second)
+            let case = |method| cases.iter().position(|case| case.method == method && case.bytes == bytes);
+            trials.ratio(case(Method::MappedPersisted)?, case(Method::Call)?, Load::bytes_per_second)
         };
-        Found {
+        Findings {
             is_dax: place == "DAX",
             is_emulated: machine.is_emulated(),
             is_beyond_cache: area_bytes > machine::cache_bytes() + machine::cache_bytes() / 2,
@@ -312,7 +314,7 @@ impl Found {
 }
 
 /// The claims about a place. S5 has ten threads with 1 GB each and says nothing of small records.
-const CLAIMS: [Claim<Found>; 2] = [
+const CLAIMS: [Claim<Findings>; 2] = [
     Claim {
         source: "S5",
         text: "ten threads store three times as fast through a mapping as through the file API.",
@@ -325,28 +327,30 @@ const CLAIMS: [Claim<Found>; 2] = [
     },
 ];
 
-fn three_times(found: &Found) -> Judgement {
+fn three_times(found: &Findings) -> Judgement {
     let Some(ratio) = found.large else { return nothing() };
     let why = format!("Records of 64 KiB, mapped and written back: {} the rate of write(2).", ratio.show());
     match () {
-        () if !found.is_dax => Judgement::cannot_tell("persistent memory that is mapped with DAX", why),
-        () if found.is_emulated => Judgement::cannot_tell("a processor that is not emulated", why),
-        () if !found.is_beyond_cache => Judgement::cannot_tell("room for areas larger than the processor's cache", why),
+        () if !found.is_dax => Judgement::inconclusive("persistent memory that is mapped with DAX", why),
+        () if found.is_emulated => Judgement::inconclusive("a processor that is not emulated", why),
+        () if !found.is_beyond_cache => {
+            Judgement::inconclusive("room for areas larger than the processor's cache", why)
+        }
         () => ratio.judge_at_least(Size::of(3.0), why),
     }
 }
 
-fn small_records(found: &Found) -> Judgement {
+fn small_records(found: &Findings) -> Judgement {
     let Some(ratio) = found.small else { return nothing() };
     let why = format!("Mapped and written back they have {} the rate of write(2).", ratio.show());
     if found.is_emulated {
-        return Judgement::cannot_tell("a processor that is not emulated", why);
+        return Judgement::inconclusive("a processor that is not emulated", why);
     }
     ratio.judge_at_least(Size::bound(1.1), why)
 }
 
 fn nothing() -> Judgement {
-    Judgement::cannot_tell("figures: the cases did not run", "")
+    Judgement::inconclusive("figures: the cases did not run", "")
 }
 
 #[cfg(test)]
@@ -354,23 +358,23 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Every way stores its bytes, each thread in its own part.
+    /// Every method stores its bytes, each thread in its own part.
     #[test]
     fn every_way_stores() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let area_bytes = 16 << 20;
         file.as_file().set_len(area_bytes as u64).unwrap();
-        for way in Way::ALL {
+        for method in Method::ALL {
             let timing = Timing { seconds: 0.02, sample_seconds: 0.0 };
             let path = file.path().to_owned();
-            let task = Task { path, way, bytes: 64, threads: 2, area_bytes, dax: false, timing };
+            let task = Task { path, method, bytes: 64, threads: 2, area_bytes, dax: false, timing };
             match task.perform(|_| {}) {
-                Ok(done) => assert!(done.latency.count > 0, "{way:?}"),
-                Err(error) => assert!(way == Way::MappedPersisted, "{way:?}: {error}"),
+                Ok(done) => assert!(done.latency.count > 0, "{method:?}"),
+                Err(error) => assert!(method == Method::MappedPersisted, "{method:?}: {error}"),
             }
             let mut bytes = [9; 64];
             file.as_file().read_exact_at(&mut bytes, area_bytes as u64 / 2).unwrap();
-            assert!(bytes.iter().all(|byte| *byte == 1), "{way:?}");
+            assert!(bytes.iter().all(|byte| *byte == 1), "{method:?}");
         }
     }
 
@@ -382,7 +386,8 @@ mod tests {
         file.as_file().set_len(area_bytes as u64).unwrap();
         let timing = Timing { seconds: 0.3, sample_seconds: 0.0 };
         let path = file.path().to_owned();
-        let task = Task { path, way: Way::MappedPersisted, bytes: 64, threads: 1, area_bytes, dax: false, timing };
+        let task =
+            Task { path, method: Method::MappedPersisted, bytes: 64, threads: 1, area_bytes, dax: false, timing };
         let Ok(done) = task.perform(|_| {}) else { return }; // The processor has no instruction to write a line back.
         let timed = done.latency.mean_us * done.latency.count as f64 / 1e6;
         assert!(timed > done.seconds / 2.0, "{timed} s of {} s are timed: {:?}", done.seconds, done.latency);
@@ -393,7 +398,7 @@ mod tests {
     fn claims_come_out_each_way() {
         let found = |median: f64, least: f64| {
             let ratio = Some(Ratio { median, least, most: median * 1.05, noise: 1.02 });
-            Found { is_dax: true, is_emulated: false, is_beyond_cache: true, large: ratio, small: ratio }
+            Findings { is_dax: true, is_emulated: false, is_beyond_cache: true, large: ratio, small: ratio }
         };
         for (found, large, small) in [
             (found(4.0, 3.5), Holds::Yes, Holds::Yes),
@@ -401,14 +406,14 @@ mod tests {
             // Figures of an example report: less than a third of the claimed effect, but faster.
             (found(1.33, 1.28), Holds::NotInSize, Holds::Yes),
             (found(0.9, 0.8), Holds::No, Holds::No),
-            (found(3.0, 0.9), Holds::CannotTell, Holds::CannotTell),
-            (Found { large: None, small: None, ..found(1.0, 1.0) }, Holds::CannotTell, Holds::CannotTell),
-            (Found { is_emulated: true, ..found(4.0, 3.5) }, Holds::CannotTell, Holds::CannotTell),
+            (found(3.0, 0.9), Holds::Inconclusive, Holds::Inconclusive),
+            (Findings { large: None, small: None, ..found(1.0, 1.0) }, Holds::Inconclusive, Holds::Inconclusive),
+            (Findings { is_emulated: true, ..found(4.0, 3.5) }, Holds::Inconclusive, Holds::Inconclusive),
         ] {
             assert_eq!((three_times(&found).holds, small_records(&found).holds), (large, small), "{found:?}");
         }
         assert_eq!(CLAIMS.map(|claim| claim.source), ["S5", "Drumlin"]);
-        assert_eq!(three_times(&Found { is_dax: false, ..found(4.0, 3.5) }).holds, Holds::CannotTell);
-        assert_eq!(three_times(&Found { is_beyond_cache: false, ..found(4.0, 3.5) }).holds, Holds::CannotTell);
+        assert_eq!(three_times(&Findings { is_dax: false, ..found(4.0, 3.5) }).holds, Holds::Inconclusive);
+        assert_eq!(three_times(&Findings { is_beyond_cache: false, ..found(4.0, 3.5) }).holds, Holds::Inconclusive);
     }
 }

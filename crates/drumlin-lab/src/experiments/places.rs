@@ -54,7 +54,7 @@ impl Place {
         Place {
             name: format!("{}, the folder's own", machine.file_system),
             file_system: machine.file_system.clone(),
-            folder: session.room.path().to_owned(),
+            folder: session.temp_folder.path().to_owned(),
             disk: machine.drive.name.clone(),
             cache: Cache::of(machine),
             made: None,
@@ -63,7 +63,7 @@ impl Place {
     }
 
     fn made(session: &Session<'_>, file_system: FileSystem, cache: DeviceCache) -> io::Result<Place> {
-        let mounted = Mounted::create(&session.room, file_system, IMAGE_BYTES, cache)?;
+        let mounted = Mounted::create(&session.temp_folder, file_system, IMAGE_BYTES, cache)?;
         let kind = file_system.name();
         Ok(Place {
             name: match cache {

@@ -37,9 +37,9 @@ const STEP_BYTES: usize = 8 << 20;
 /// The minimum processor time, in ticks of 1/100 s, from which its shares are reported. Fewer ticks are too coarse.
 const TICKS_MIN: f64 = 20.0;
 
-/// The way in which pages are brought in before rows are stored there.
+/// The method by which pages are brought in before rows are stored there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-enum Way {
+enum Method {
     Nothing,
     /// The mapping call itself brings them in, by `MAP_POPULATE`.
     Populated,
@@ -49,13 +49,13 @@ enum Way {
     Ahead,
 }
 
-impl Way {
+impl Method {
     fn name(self, prefaulters: usize) -> String {
         match self {
-            Way::Nothing => "no prefault".to_owned(),
-            Way::Populated => "MAP_POPULATE, then the load".to_owned(),
-            Way::Before => "prefault by all, then the load".to_owned(),
-            Way::Ahead => format!("prefault ahead of it, {}", figures::plural(prefaulters as u64, "thread")),
+            Method::Nothing => "no prefault".to_owned(),
+            Method::Populated => "MAP_POPULATE, then the load".to_owned(),
+            Method::Before => "prefault by all, then the load".to_owned(),
+            Method::Ahead => format!("prefault ahead of it, {}", figures::plural(prefaulters as u64, "thread")),
         }
     }
 }
@@ -65,13 +65,13 @@ impl Way {
 pub(crate) struct Task {
     path: PathBuf,
     bytes: usize,
-    way: Way,
+    method: Method,
     loaders: usize,
     prefaulters: usize,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     /// Time of mapping and prefaulting before the load began.
     prefault_seconds: f64,
     load_seconds: f64,
@@ -83,7 +83,7 @@ pub(crate) struct Seen {
     system_seconds: f64,
 }
 
-impl Seen {
+impl Observation {
     fn whole_seconds(&self) -> f64 {
         self.prefault_seconds + self.load_seconds
     }
@@ -91,15 +91,15 @@ impl Seen {
 
 impl Measurement for Task {
     const NAME: &'static str = "prefault";
-    type Result = Seen;
+    type Result = Observation;
 
-    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Observation> {
         let file = File::options().read(true).write(true).open(&self.path)?;
         let text = csv();
         let start = Instant::now();
-        let mode = if self.way == Way::Populated { Mode::SharedPopulated } else { Mode::Shared };
+        let mode = if self.method == Method::Populated { Mode::SharedPopulated } else { Mode::Shared };
         let mut map = Map::new(&file, self.bytes, mode)?;
-        if self.way == Way::Before {
+        if self.method == Method::Before {
             let part_bytes = (self.bytes / (self.loaders + self.prefaulters)).next_multiple_of(PAGE_BYTES);
             std::thread::scope(|scope| -> io::Result<()> {
                 let parts: Vec<_> =
@@ -109,10 +109,10 @@ impl Measurement for Task {
         }
         let prefault_seconds = start.elapsed().as_secs_f64();
         let before = Counters::now();
-        let (load_seconds, faults) = self.load(&mut map, &text, self.way == Way::Ahead)?;
+        let (load_seconds, faults) = self.load(&mut map, &text, self.method == Method::Ahead)?;
         let counters = Counters::now().since(&before);
-        let again_seconds = if self.way == Way::Nothing { self.load(&mut map, &text, false)?.0 } else { 0.0 };
-        Ok(Seen {
+        let again_seconds = if self.method == Method::Nothing { self.load(&mut map, &text, false)?.0 } else { 0.0 };
+        Ok(Observation {
             prefault_seconds,
             load_seconds,
             again_seconds,
@@ -157,11 +157,11 @@ impl Task {
     /// `prefaulters`-th of these steps.
     fn run_ahead(&self, address: usize, part_bytes: usize, index: usize, is_over: &AtomicBool) -> io::Result<()> {
         let steps = part_bytes.div_ceil(STEP_BYTES);
-        for turn in (index..steps * self.loaders).step_by(self.prefaulters) {
+        for trial in (index..steps * self.loaders).step_by(self.prefaulters) {
             if is_over.load(Ordering::Relaxed) {
                 break;
             }
-            let (step, loader) = (turn / self.loaders, turn % self.loaders);
+            let (step, loader) = (trial / self.loaders, trial % self.loaders);
             let start = loader * part_bytes + step * STEP_BYTES;
             let end = (start + STEP_BYTES).min((loader + 1) * part_bytes).min(self.bytes);
             if start < end {
@@ -209,7 +209,7 @@ fn store_rows(part: &mut [u8], text: &[u8]) -> u64 {
 
 struct Case {
     folder: PathBuf,
-    way: Way,
+    method: Method,
 }
 
 /// The bytes of a load: 2 GiB, enough for faults to stand out of the noise. A load is smaller if memory is short, or on
@@ -232,36 +232,36 @@ fn threads(machine: &Machine) -> (usize, usize) {
 
 const DRIVE: &str = "the drive's file system";
 
-fn ways(session: &Session<'_>) -> Vec<Way> {
-    let mut ways = vec![Way::Nothing, Way::Before, Way::Ahead];
+fn methods(session: &Session<'_>) -> Vec<Method> {
+    let mut methods = vec![Method::Nothing, Method::Before, Method::Ahead];
     if !session.settings.quick {
-        ways.push(Way::Populated);
+        methods.push(Method::Populated);
     }
-    ways
+    methods
 }
 
 /// Creates folders on tmpfs and on persistent memory, as far as these exist and are writable.
-pub(super) fn memory_rooms(bytes: u64) -> Vec<(&'static str, TempFolder)> {
+pub(super) fn memory_folders(bytes: u64) -> Vec<(&'static str, TempFolder)> {
     let mut found = Vec::new();
     let tmpfs = Path::new("/dev/shm");
     let is_tmpfs = machine::is_folder_in_memory(tmpfs).unwrap_or(false);
     let candidates = [is_tmpfs.then(|| ("tmpfs", tmpfs.to_owned())), machine::dax_folder().map(|path| ("DAX", path))];
     for (name, folder) in candidates.into_iter().flatten() {
         if temp_folder::space_bytes(&folder).is_ok_and(|space| space > bytes + bytes / 8)
-            && let Ok(room) = TempFolder::create(&folder)
+            && let Ok(temp_folder) = TempFolder::create(&folder)
         {
-            found.push((name, room));
+            found.push((name, temp_folder));
         }
     }
     found
 }
 
-/// The approximate seconds of a turn: a load, and creating and removing its file.
+/// The approximate seconds of a trial: a load, and creating and removing its file.
 const TURN_SECONDS: f64 = 3.0;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
     let places = if session.settings.quick { 1.0 } else { 2.0 };
-    places * Session::turns_seconds(ways(session).len(), session.pacing.rounds, TURN_SECONDS)
+    places * Session::rounds_seconds(methods(session).len(), session.pacing.rounds, TURN_SECONDS)
 }
 
 pub(super) fn chapter() -> Chapter {
@@ -273,7 +273,7 @@ pub(super) fn chapter() -> Chapter {
     )
 }
 
-/// The file of the current case. It is created before the case's turn and removed before the next one.
+/// The file of the current case. It is created before the case's trial and removed before the next one.
 #[derive(Default)]
 struct CaseFile {
     count: Cell<u64>,
@@ -303,37 +303,43 @@ impl CaseFile {
 
 pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
     let bytes = bytes(machine);
-    let rooms = memory_rooms(bytes as u64);
-    let mut places: Vec<(&str, &Path)> = rooms.iter().map(|(name, room)| (*name, room.path())).collect();
-    let is_dax = machine::dax_folder().is_some_and(|folder| session.room.path().starts_with(folder));
+    let folders = memory_folders(bytes as u64);
+    let mut places: Vec<(&str, &Path)> =
+        folders.iter().map(|(name, temp_folder)| (*name, temp_folder.path())).collect();
+    let is_dax = machine::dax_folder().is_some_and(|folder| session.temp_folder.path().starts_with(folder));
     // First touches cost several times as much on a drive's file system. So with `--quick` measure it only if there is
     // no other place.
     let is_wanted = places.is_empty() || !session.settings.quick;
-    if is_wanted && !machine.in_memory && !is_dax && temp_folder::space_bytes(session.room.path())? > bytes as u64 {
-        places.push((DRIVE, session.room.path()));
+    if is_wanted
+        && !machine.in_memory
+        && !is_dax
+        && temp_folder::space_bytes(session.temp_folder.path())? > bytes as u64
+    {
+        places.push((DRIVE, session.temp_folder.path()));
     }
     let (loaders, prefaulters) = threads(machine);
     for (place, folder) in places {
-        let cases: Vec<Case> = ways(session).into_iter().map(|way| Case { folder: folder.to_owned(), way }).collect();
+        let cases: Vec<Case> =
+            methods(session).into_iter().map(|method| Case { folder: folder.to_owned(), method }).collect();
         let file = CaseFile::default();
-        let turns = session.turns(
+        let trials = session.run_rounds(
             &cases,
             session.pacing.rounds,
             TURN_SECONDS,
-            |case| format!("prefault: {place}, {}", case.way.name(prefaulters)),
+            |case| format!("prefault: {place}, {}", case.method.name(prefaulters)),
             |case, _| {
                 let path = file.make(&case.folder, bytes);
-                (Task { path, bytes, way: case.way, loaders, prefaulters }, None)
+                (Task { path, bytes, method: case.method, loaders, prefaulters }, None)
             },
         );
         file.remove();
-        show(chapter, place, bytes, (loaders, prefaulters), &cases, &turns);
-        let found = Found::of(place, bytes, machine, &cases, &turns);
+        show(chapter, place, bytes, (loaders, prefaulters), &cases, &trials);
+        let found = Findings::of(place, bytes, machine, &cases, &trials);
         for (claim, judge) in CLAIMS {
             chapter.judged("S5", format!("On {place}, {claim}"), judge(&found));
         }
     }
-    if rooms.iter().all(|(name, _)| *name != "DAX") {
+    if folders.iter().all(|(name, _)| *name != "DAX") {
         chapter.note(
             "No file system on persistent memory (dax) is mounted here; tmpfs stands in for it, without the medium. \
              scripts/persist-in-guest runs this in an emulated machine that has one.",
@@ -348,7 +354,7 @@ fn show(
     bytes: usize,
     (loaders, prefaulters): (usize, usize),
     cases: &[Case],
-    turns: &Rounds<Seen>,
+    trials: &Rounds<Observation>,
 ) {
     let pages = bytes as f64 / PAGE_BYTES as f64;
     let mut table = Table::new(
@@ -369,31 +375,31 @@ fn show(
             ("kernel's share", Form::Share),
         ],
     );
-    for (case, turns) in cases.iter().zip(turns) {
-        if let Some(failure) = &turns.failure {
-            chapter.note(format!("{place}, {}: {failure}", case.way.name(prefaulters)));
+    for (case, trials) in cases.iter().zip(trials) {
+        if let Some(failure) = &trials.failure {
+            chapter.note(format!("{place}, {}: {failure}", case.method.name(prefaulters)));
         }
-        let Some(whole) = turns.median(Seen::whole_seconds) else { continue };
-        let again = turns.median(|seen| seen.again_seconds).filter(|seconds| *seconds > 0.0);
-        let load = turns.median(|seen| seen.load_seconds);
+        let Some(whole) = trials.median(Observation::whole_seconds) else { continue };
+        let again = trials.median(|seen| seen.again_seconds).filter(|seconds| *seconds > 0.0);
+        let load = trials.median(|seen| seen.load_seconds);
         let touch = load.zip(again).map(|(load, again)| {
             // Sum the time over all loaders.
             (load - again).max(0.0) * loaders as f64 * 1e9 / pages
         });
-        let ticks = turns.median(|seen| seen.cpu_seconds * 100.0).unwrap_or(0.0);
-        let share = turns.median(|seen| seen.system_seconds / seen.cpu_seconds).filter(|_| ticks >= TICKS_MIN);
+        let ticks = trials.median(|seen| seen.cpu_seconds * 100.0).unwrap_or(0.0);
+        let share = trials.median(|seen| seen.system_seconds / seen.cpu_seconds).filter(|_| ticks >= TICKS_MIN);
         let row = table.row(vec![
-            case.way.name(prefaulters).into(),
+            case.method.name(prefaulters).into(),
             whole.into(),
-            turns.median(|seen| seen.prefault_seconds).into(),
+            trials.median(|seen| seen.prefault_seconds).into(),
             load.into(),
             again.into(),
             touch.into(),
-            turns.median(|seen| seen.faults as f64).into(),
-            turns.median(|seen| seen.cpu_seconds).into(),
+            trials.median(|seen| seen.faults as f64).into(),
+            trials.median(|seen| seen.cpu_seconds).into(),
             share.into(),
         ]);
-        if case.way == Way::Ahead {
+        if case.method == Method::Ahead {
             row.source("S5: with prefault 1/7 of the time");
         }
     }
@@ -402,7 +408,7 @@ fn show(
 
 /// The figures on which the verdicts for one place rest.
 #[derive(Debug)]
-struct Found {
+struct Findings {
     is_dax: bool,
     is_emulated: bool,
     bytes: usize,
@@ -414,22 +420,23 @@ struct Found {
     touches: Option<Spread>,
 }
 
-impl Found {
-    fn of(place: &str, bytes: usize, machine: &Machine, cases: &[Case], turns: &Rounds<Seen>) -> Found {
-        let over = |way| turns.ratio(0, cases.iter().position(|case| case.way == way)?, Seen::whole_seconds);
-        Found {
+impl Findings {
+    fn of(place: &str, bytes: usize, machine: &Machine, cases: &[Case], trials: &Rounds<Observation>) -> Findings {
+        let over =
+            |method| trials.ratio(0, cases.iter().position(|case| case.method == method)?, Observation::whole_seconds);
+        Findings {
             is_dax: place == "DAX",
             is_emulated: machine.is_emulated(),
             bytes,
-            ahead: over(Way::Ahead),
-            before: over(Way::Before),
-            touches: turns[0].spread(|seen| 1.0 - seen.again_seconds / seen.load_seconds),
+            ahead: over(Method::Ahead),
+            before: over(Method::Before),
+            touches: trials[0].spread(|seen| 1.0 - seen.again_seconds / seen.load_seconds),
         }
     }
 }
 
 /// A claim about a place, and the function that judges it.
-type PlaceClaim = (&'static str, fn(&Found) -> Judgement);
+type PlaceClaim = (&'static str, fn(&Findings) -> Judgement);
 
 const CLAIMS: [PlaceClaim; 3] = [
     ("a load with prefault takes 1/7 of the time, that of prefaulting included.", seventh),
@@ -437,71 +444,71 @@ const CLAIMS: [PlaceClaim; 3] = [
     ("a prefaulting thread that runs ahead of the loaders shortens the whole.", ahead_shortens),
 ];
 
-fn seventh(found: &Found) -> Judgement {
+fn seventh(found: &Findings) -> Judgement {
     let Some(best) = [found.ahead, found.before].into_iter().flatten().max_by(|a, b| a.median.total_cmp(&b.median))
     else {
         return nothing();
     };
-    let why = format!("Without prefault the whole takes {} as long as with the better of both ways.", best.show());
+    let why = format!("Without prefault the whole takes {} as long as with the better of both methods.", best.show());
     match found {
-        Found { is_dax: false, .. } => Judgement::cannot_tell("persistent memory that is mapped with DAX", why),
-        Found { is_emulated: true, .. } => Judgement::cannot_tell("a processor that is not emulated", why),
-        Found { bytes: ..BYTES, .. } => Judgement::cannot_tell("memory for a load of 2 GiB", why),
+        Findings { is_dax: false, .. } => Judgement::inconclusive("persistent memory that is mapped with DAX", why),
+        Findings { is_emulated: true, .. } => Judgement::inconclusive("a processor that is not emulated", why),
+        Findings { bytes: ..BYTES, .. } => Judgement::inconclusive("memory for a load of 2 GiB", why),
         _ => best.judge_at_least(Size::of(7.0), why),
     }
 }
 
-fn first_touches(found: &Found) -> Judgement {
+fn first_touches(found: &Findings) -> Judgement {
     let Some(touches) = found.touches else { return nothing() };
     let why = format!("Into pages that were touched before, a load is shorter by {}.", touches.show(Form::Share, ""));
     match () {
-        () if found.is_emulated => Judgement::cannot_tell("a processor that is not emulated", why),
+        () if found.is_emulated => Judgement::inconclusive("a processor that is not emulated", why),
         () if touches.least >= 0.5 => Judgement::new(Holds::Yes, why),
         () if touches.most < 0.1 => Judgement::new(Holds::No, why),
         () if touches.most >= 0.5 => {
-            Judgement::cannot_tell("a quieter machine: the share of the rounds lies on both sides of a half", why)
+            Judgement::inconclusive("a quieter machine: the share of the rounds lies on both sides of a half", why)
         }
         () => Judgement::new(Holds::Partly, why),
     }
 }
 
-fn ahead_shortens(found: &Found) -> Judgement {
+fn ahead_shortens(found: &Findings) -> Judgement {
     let Some(ahead) = found.ahead else { return nothing() };
     let why = format!("Without it the whole takes {} as long.", ahead.show());
     if found.is_emulated {
-        return Judgement::cannot_tell("a processor that is not emulated", why);
+        return Judgement::inconclusive("a processor that is not emulated", why);
     }
     ahead.judge_at_least(Size::bound(1.1), why)
 }
 
 fn nothing() -> Judgement {
-    Judgement::cannot_tell("figures: the cases did not run", "")
+    Judgement::inconclusive("figures: the cases did not run", "")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Prefaulted pages do not fault again during the load, and all ways of loading store the same rows.
+    /// Prefaulted pages do not fault again during the load, and all methods of loading store the same rows.
     #[test]
     fn prefaulted_pages_do_not_fault() {
         let folder = tempfile::tempdir().unwrap();
         let bytes = 8 << 20;
-        let load = |way| {
-            let path = folder.path().join(format!("{way:?}"));
+        let load = |method| {
+            let path = folder.path().join(format!("{method:?}"));
             let _ = std::fs::remove_file(&path);
             File::create(&path).unwrap().set_len(bytes as u64).unwrap();
-            let seen = Task { path: path.clone(), bytes, way, loaders: 2, prefaulters: 1 }.perform(|_| {});
+            let seen = Task { path: path.clone(), bytes, method, loaders: 2, prefaulters: 1 }.perform(|_| {});
             seen.map(|seen| (seen.faults, std::fs::read(path).unwrap()))
         };
-        let (without, rows) = load(Way::Nothing).unwrap();
+        let (without, rows) = load(Method::Nothing).unwrap();
         assert!(rows.chunks(ROW_BYTES).all(|row| row[32..].starts_with(b"a text of a length")));
         // A kernel before 5.14 lacks this advice.
-        if let Ok((mut with, same)) = load(Way::Before) {
-            assert!(same == rows && load(Way::Ahead).unwrap().1 == rows);
+        if let Ok((mut with, same)) = load(Method::Before) {
+            assert!(same == rows && load(Method::Ahead).unwrap().1 == rows);
             // If another process syncs after the prefault, the pages become clean and fault again.
             for _ in 0..20 {
-                with = with.min(load(Way::Before).unwrap().0);
+                with = with.min(load(Method::Before).unwrap().0);
                 if with < without / 2 + 100 {
                     return;
                 }
@@ -514,9 +521,9 @@ mod tests {
         Some(Ratio { median, least, most: median * 1.05, noise: 1.02 })
     }
 
-    fn found(ahead: Option<Ratio>, touches: (f64, f64)) -> Found {
+    fn found(ahead: Option<Ratio>, touches: (f64, f64)) -> Findings {
         let touches = Some(Spread { median: touches.0, least: touches.0, most: touches.1 });
-        Found { is_dax: true, is_emulated: false, bytes: BYTES, ahead, before: None, touches }
+        Findings { is_dax: true, is_emulated: false, bytes: BYTES, ahead, before: None, touches }
     }
 
     /// Each claim can get every verdict.
@@ -528,7 +535,7 @@ mod tests {
             (ratio(2.2, 2.0), Holds::Partly, Holds::Yes),
             (ratio(1.08, 1.05), Holds::NotInSize, Holds::Partly),
             (ratio(0.9, 0.8), Holds::No, Holds::No),
-            (ratio(7.0, 0.8), Holds::CannotTell, Holds::CannotTell),
+            (ratio(7.0, 0.8), Holds::Inconclusive, Holds::Inconclusive),
         ] {
             assert_eq!(seventh(&found(ratio, share)).holds, sevenths);
             assert_eq!(ahead_shortens(&found(ratio, share)).holds, shortens);
@@ -537,15 +544,15 @@ mod tests {
             ((0.8, 0.9), Holds::Yes),
             ((0.2, 0.4), Holds::Partly),
             ((0.0, 0.05), Holds::No),
-            ((0.3, 0.6), Holds::CannotTell),
+            ((0.3, 0.6), Holds::Inconclusive),
         ] {
             assert_eq!(first_touches(&found(ratio(2.0, 1.9), touches)).holds, holds);
         }
         let elsewhere = [
-            Found { is_dax: false, ..found(ratio(8.0, 7.5), share) },
-            Found { is_emulated: true, ..found(ratio(8.0, 7.5), share) },
-            Found { bytes: BYTES / 2, ..found(ratio(8.0, 7.5), share) },
+            Findings { is_dax: false, ..found(ratio(8.0, 7.5), share) },
+            Findings { is_emulated: true, ..found(ratio(8.0, 7.5), share) },
+            Findings { bytes: BYTES / 2, ..found(ratio(8.0, 7.5), share) },
         ];
-        assert!(elsewhere.iter().all(|found| seventh(found).holds == Holds::CannotTell));
+        assert!(elsewhere.iter().all(|found| seventh(found).holds == Holds::Inconclusive));
     }
 }

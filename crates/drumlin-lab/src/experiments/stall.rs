@@ -32,26 +32,26 @@ use crate::figures::{self, Form};
 use crate::map::{Advice, Map, Mode};
 use crate::measure::{Latencies, Sample, Summary};
 use crate::report::{Chapter, Holds, Judgement, MIDDLE_ROUND, Plot, Scale, Table};
-use crate::session::{Counted, Rounds, Session, Turns};
+use crate::session::{Counted, Rounds, Session, Trials};
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// The way in which readers make their reads.
+/// The method by which readers make their reads.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-enum Way {
+enum Method {
     Mapped,
     HandedOver,
     Asynchronous,
 }
 
-impl Way {
-    const ALL: [Way; 3] = [Way::Mapped, Way::HandedOver, Way::Asynchronous];
+impl Method {
+    const ALL: [Method; 3] = [Method::Mapped, Method::HandedOver, Method::Asynchronous];
 
     fn name(self) -> &'static str {
         match self {
-            Way::Mapped => "mapped",
-            Way::HandedOver => "read(2), handed over",
-            Way::Asynchronous => "asynchronous",
+            Method::Mapped => "mapped",
+            Method::HandedOver => "read(2), handed over",
+            Method::Asynchronous => "asynchronous",
         }
     }
 }
@@ -60,7 +60,7 @@ impl Way {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
-    way: Way,
+    method: Method,
     seed: u64,
     threads: usize,
     readers: usize,
@@ -68,7 +68,7 @@ pub(crate) struct Task {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     reads_per_second: f64,
     beats_per_second: f64,
     /// The times between two beats.
@@ -151,9 +151,9 @@ fn place(random: &mut Xoshiro256PlusPlus, blocks: u64) -> u64 {
 
 impl Measurement for Task {
     const NAME: &'static str = "stall";
-    type Result = Seen;
+    type Result = Observation;
 
-    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Observation> {
         let file = File::options().read(true).write(true).open(&self.path)?;
         temp_folder::forget_cached(&file)?;
         let bytes = file.metadata()?.len();
@@ -178,7 +178,7 @@ impl Measurement for Task {
         let Counters { device_read_bytes: device_bytes, cpu_seconds, .. } = Counters::now().since(&before);
         let gaps = scheduler.last_beat.lock().expect("nothing panics while it is held").1.summary();
         let reads = scheduler.reads.load(Ordering::Relaxed);
-        Ok(Seen {
+        Ok(Observation {
             reads_per_second: reads as f64 / seconds,
             beats_per_second: gaps.count as f64 / seconds,
             gaps,
@@ -194,15 +194,15 @@ impl Task {
     /// all of the scheduler's threads were in a fault.
     fn run(&self, scheduler: &Scheduler, file: &File, map: &Map, blocks: u64) -> io::Result<f64> {
         std::thread::scope(|scope| {
-            let helpers = if self.way == Way::HandedOver { self.readers } else { 0 };
+            let helpers = if self.method == Method::HandedOver { self.readers } else { 0 };
             let helpers: Vec<_> =
                 (0..helpers).map(|helper| scope.spawn(move || self.help(scheduler, helper, file, blocks))).collect();
             let threads: Vec<_> = (0..self.threads)
                 .map(|thread| {
-                    scope.spawn(move || match self.way {
-                        Way::Mapped => self.run_mapped(scheduler, thread, map, blocks),
-                        Way::HandedOver => run_handing(scheduler),
-                        Way::Asynchronous => self.run_async(scheduler, thread, blocks),
+                    scope.spawn(move || match self.method {
+                        Method::Mapped => self.run_mapped(scheduler, thread, map, blocks),
+                        Method::HandedOver => run_handing(scheduler),
+                        Method::Asynchronous => self.run_async(scheduler, thread, blocks),
                     })
                 })
                 .collect();
@@ -320,7 +320,7 @@ fn run_handing(scheduler: &Scheduler) -> io::Result<()> {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Case {
-    way: Way,
+    method: Method,
     readers: usize,
 }
 
@@ -328,7 +328,7 @@ impl Case {
     fn name(self) -> String {
         match self.readers {
             0 => "no readers".to_owned(),
-            readers => format!("{}, {}", self.way.name(), figures::plural(readers as u64, "reader")),
+            readers => format!("{}, {}", self.method.name(), figures::plural(readers as u64, "reader")),
         }
     }
 }
@@ -341,10 +341,11 @@ fn threads() -> usize {
 /// single reader, because no verdict needs it.
 fn cases(is_quick: bool) -> Vec<Case> {
     let threads = threads();
-    let mut cases = vec![Case { way: Way::Mapped, readers: threads }, Case { way: Way::Mapped, readers: 0 }];
-    for way in Way::ALL {
+    let mut cases =
+        vec![Case { method: Method::Mapped, readers: threads }, Case { method: Method::Mapped, readers: 0 }];
+    for method in Method::ALL {
         for readers in [1, threads, threads * 8].into_iter().skip(usize::from(is_quick)) {
-            let case = Case { way, readers };
+            let case = Case { method, readers };
             if !cases.contains(&case) {
                 cases.push(case);
             }
@@ -358,7 +359,7 @@ fn case_seconds(session: &Session<'_>) -> f64 {
 }
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
-    Session::turns_seconds(cases(session.settings.quick).len(), session.pacing.rounds, case_seconds(session) + 0.1)
+    Session::rounds_seconds(cases(session.settings.quick).len(), session.pacing.rounds, case_seconds(session) + 0.1)
 }
 
 pub(super) fn chapter() -> Chapter {
@@ -377,25 +378,25 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     let path = session.file()?.to_owned();
     let seconds = case_seconds(session);
     let cases = cases(session.settings.quick);
-    let turns = session.turns(
+    let trials = session.run_rounds(
         &cases,
         session.pacing.rounds,
         seconds + 0.1,
         |case| format!("stall: {}", case.name()),
-        |&Case { way, readers }, seed| {
-            let task = Task { path: path.clone(), way, seed, threads: threads(), readers, seconds };
+        |&Case { method, readers }, seed| {
+            let task = Task { path: path.clone(), method, seed, threads: threads(), readers, seconds };
             (task, Some(session.memory_bytes()))
         },
     );
-    show(chapter, &cases, &turns);
-    let found = Found::of(&cases, &turns);
+    show(chapter, &cases, &trials);
+    let found = Findings::of(&cases, &trials);
     for claim in &CLAIMS {
         claim.put(chapter, &found);
     }
     Ok(())
 }
 
-fn show(chapter: &mut Chapter, cases: &[Case], turns: &Rounds<Seen>) {
+fn show(chapter: &mut Chapter, cases: &[Case], trials: &Rounds<Observation>) {
     let mut table = Table::new(
         "Between two beats",
         &[
@@ -416,23 +417,23 @@ fn show(chapter: &mut Chapter, cases: &[Case], turns: &Rounds<Seen>) {
         ("between two beats", Form::Micros, Scale::Logarithmic),
     )
     .drawing(MIDDLE_ROUND);
-    let mut rows: Vec<(Case, &Turns<Seen>)> = cases.iter().copied().zip(turns).collect();
+    let mut rows: Vec<(Case, &Trials<Observation>)> = cases.iter().copied().zip(trials).collect();
     rows.sort_by_key(|(case, _)| (case.readers > 0, *case));
-    for (case, turns) in rows {
-        if let Some(failure) = &turns.failure {
+    for (case, trials) in rows {
+        if let Some(failure) = &trials.failure {
             chapter.note(format!("{}: {failure}", case.name()));
         }
-        let Some(middle) = turns.middle(|seen| seen.beats_per_second) else { continue };
+        let Some(middle) = trials.middle(|seen| seen.beats_per_second) else { continue };
         table.row(vec![
-            turns.label(&case.name()).into(),
-            turns.median(|seen| seen.reads_per_second).into(),
-            turns.median(|seen| seen.beats_per_second).into(),
-            turns.median(|seen| seen.gaps.p50_us).into(),
-            turns.median(|seen| seen.gaps.p99_us).into(),
-            turns.median(|seen| seen.gaps.p999_us).into(),
-            turns.median(|seen| seen.gaps.max_us).into(),
-            turns.median(|seen| seen.all_blocked).into(),
-            turns.median(|seen| seen.processor_share).into(),
+            trials.label(&case.name()).into(),
+            trials.median(|seen| seen.reads_per_second).into(),
+            trials.median(|seen| seen.beats_per_second).into(),
+            trials.median(|seen| seen.gaps.p50_us).into(),
+            trials.median(|seen| seen.gaps.p99_us).into(),
+            trials.median(|seen| seen.gaps.p999_us).into(),
+            trials.median(|seen| seen.gaps.max_us).into(),
+            trials.median(|seen| seen.all_blocked).into(),
+            trials.median(|seen| seen.processor_share).into(),
         ]);
         if case.readers == threads() || case.readers == 0 {
             plot.line(case.name(), middle.gaps.quantiles.clone());
@@ -442,7 +443,7 @@ fn show(chapter: &mut Chapter, cases: &[Case], turns: &Rounds<Seen>) {
     chapter.plots.push(plot);
 }
 
-impl Counted for Seen {
+impl Counted for Observation {
     fn operations(&self) -> u64 {
         self.gaps.count
     }
@@ -450,7 +451,7 @@ impl Counted for Seen {
 
 /// The figures on which the verdicts rest. Those that were not measured are `None`.
 #[derive(Debug, Default)]
-struct Found {
+struct Findings {
     /// The share of the time in which all threads were in a fault, with one mapped reader per thread.
     all_blocked: Option<Spread>,
     /// Processor time of a thread per second of the run: with one mapped reader per thread, and with the heartbeat
@@ -467,26 +468,26 @@ struct Found {
     asynchronous: Option<Ratio>,
 }
 
-impl Found {
-    fn of(cases: &[Case], turns: &Rounds<Seen>) -> Found {
-        let at = |way, readers| cases.iter().position(|case| *case == Case { way, readers });
+impl Findings {
+    fn of(cases: &[Case], trials: &Rounds<Observation>) -> Findings {
+        let at = |method, readers| cases.iter().position(|case| *case == Case { method, readers });
         let (few, many) = (threads(), threads() * 8);
-        let beats = |seen: &Seen| seen.beats_per_second;
-        let p99 = |seen: &Seen| seen.gaps.p99_us;
-        let waits = |way| turns.ratio(at(Way::Mapped, many)?, at(way, many)?, p99);
-        Found {
-            all_blocked: turns[0].spread(|seen| seen.all_blocked),
-            processor_share: turns[0].spread(|seen| seen.processor_share),
-            alone_share: at(Way::Mapped, 0).and_then(|alone| turns[alone].spread(|seen| seen.processor_share)),
-            device_bytes_per_read: turns[0].median(|seen| seen.device_bytes_per_read),
-            beats: at(Way::Asynchronous, few).and_then(|other| turns.ratio(other, 0, beats)),
-            handed_over: waits(Way::HandedOver),
-            asynchronous: waits(Way::Asynchronous),
+        let beats = |seen: &Observation| seen.beats_per_second;
+        let p99 = |seen: &Observation| seen.gaps.p99_us;
+        let waits = |method| trials.ratio(at(Method::Mapped, many)?, at(method, many)?, p99);
+        Findings {
+            all_blocked: trials[0].spread(|seen| seen.all_blocked),
+            processor_share: trials[0].spread(|seen| seen.processor_share),
+            alone_share: at(Method::Mapped, 0).and_then(|alone| trials[alone].spread(|seen| seen.processor_share)),
+            device_bytes_per_read: trials[0].median(|seen| seen.device_bytes_per_read),
+            beats: at(Method::Asynchronous, few).and_then(|other| trials.ratio(other, 0, beats)),
+            handed_over: waits(Method::HandedOver),
+            asynchronous: waits(Method::Asynchronous),
         }
     }
 }
 
-const CLAIMS: [Claim<Found>; 4] = [
+const CLAIMS: [Claim<Findings>; 4] = [
     Claim {
         source: "S3",
         text: "A runtime with N threads stops altogether once N tasks touch cold mapped pages.",
@@ -503,12 +504,12 @@ const CLAIMS: [Claim<Found>; 4] = [
             );
             match () {
                 () if device_bytes < BLOCK_BYTES as f64 / 2.0 => {
-                    Judgement::cannot_tell("cold pages: most of those that were touched were cached", why)
+                    Judgement::inconclusive("cold pages: most of those that were touched were cached", why)
                 }
                 () if blocked.least >= 0.5 => Judgement::new(Holds::Yes, why),
                 () if blocked.most < 0.05 => Judgement::new(Holds::No, why),
                 () if blocked.least < 0.05 => {
-                    Judgement::cannot_tell("a quieter machine: the share of the rounds lies on both sides", why)
+                    Judgement::inconclusive("a quieter machine: the share of the rounds lies on both sides", why)
                 }
                 () => Judgement::new(Holds::Partly, why),
             }
@@ -534,7 +535,7 @@ const CLAIMS: [Claim<Found>; 4] = [
 
 /// Judges idleness. S3 gives no figure, so a processor counts as idle if it works for at most a quarter of the time,
 /// and as not idle if it works for more than half of it.
-fn idle(found: &Found) -> Judgement {
+fn idle(found: &Findings) -> Judgement {
     let (Some(blocked), Some(share), Some(alone)) = (found.all_blocked, found.processor_share, found.alone_share)
     else {
         return nothing();
@@ -546,12 +547,12 @@ fn idle(found: &Found) -> Judgement {
         alone.show(Form::Share, "")
     );
     match () {
-        () if blocked.least < 0.5 => Judgement::cannot_tell("a scheduler that is stopped for most of the time", why),
-        () if alone.least < 0.75 => Judgement::cannot_tell("a quieter machine: others used its processors", why),
+        () if blocked.least < 0.5 => Judgement::inconclusive("a scheduler that is stopped for most of the time", why),
+        () if alone.least < 0.75 => Judgement::inconclusive("a quieter machine: others used its processors", why),
         () if share.most <= 0.25 => Judgement::new(Holds::Yes, why),
         () if share.least > 0.5 => Judgement::new(Holds::No, why),
         () if share.least > 0.25 && share.most <= 0.5 => Judgement::new(Holds::Partly, why),
-        () => Judgement::cannot_tell("rounds that agree: their shares lie on both sides of a quarter or a half", why),
+        () => Judgement::inconclusive("rounds that agree: their shares lie on both sides of a quarter or a half", why),
     }
 }
 
@@ -563,7 +564,7 @@ fn shorter_waits(ratio: Option<Ratio>) -> Judgement {
 }
 
 fn nothing() -> Judgement {
-    Judgement::cannot_tell("figures: the cases did not run", "")
+    Judgement::inconclusive("figures: the cases did not run", "")
 }
 
 #[cfg(test)]
@@ -574,35 +575,39 @@ mod tests {
     #[test]
     fn all_schedulers_run() {
         let folder = tempfile::tempdir().unwrap();
-        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
-        let path = room.filled("data", 2 << 20, |_| true).unwrap();
-        for way in Way::ALL {
-            let task = Task { path: path.clone(), way, seed: 1, threads: 2, readers: 2, seconds: 0.05 };
+        let temp_folder = temp_folder::TempFolder::create(folder.path()).unwrap();
+        let path = temp_folder.filled("data", 2 << 20, |_| true).unwrap();
+        for method in Method::ALL {
+            let task = Task { path: path.clone(), method, seed: 1, threads: 2, readers: 2, seconds: 0.05 };
             let seen = task.perform(|_| {}).unwrap();
-            assert!(seen.reads_per_second > 0.0 && seen.beats_per_second > 0.0, "{way:?}: {seen:?}");
+            assert!(seen.reads_per_second > 0.0 && seen.beats_per_second > 0.0, "{method:?}: {seen:?}");
         }
         // Without readers, the run does not wait for a first read.
-        let alone = Task { path, way: Way::Mapped, seed: 1, threads: 2, readers: 0, seconds: 0.05 };
+        let alone = Task { path, method: Method::Mapped, seed: 1, threads: 2, readers: 0, seconds: 0.05 };
         let seen = alone.perform(|_| {}).unwrap();
         assert!(seen.reads_per_second == 0.0 && seen.beats_per_second > 0.0, "{seen:?}");
     }
 
-    /// Processors that wait for the drive are idle; those that a fast drive keeps busy are not. A scheduler that is not
-    /// stopped cannot tell, and neither can a machine that others use. The claim about asynchronous reads is the lab's
-    /// own.
+    /// Processors that wait for the drive are idle; those that a fast drive keeps busy are not. The claim is
+    /// inconclusive if the scheduler is not stopped, or if others use the machine. The claim about asynchronous reads
+    /// is the lab's own.
     #[test]
     fn idleness_comes_out_each_way() {
         let spread = |least: f64, most: f64| Some(Spread { median: f64::midpoint(least, most), least, most });
         let judge_beside = |alone, blocked: f64, least, most| {
             let (all_blocked, processor_share) = (spread(blocked, 1.0), spread(least, most));
-            idle(&Found { all_blocked, processor_share, alone_share: spread(alone, 1.0), ..Found::default() }).holds
+            idle(&Findings { all_blocked, processor_share, alone_share: spread(alone, 1.0), ..Findings::default() })
+                .holds
         };
         let judge = |blocked, least, most| judge_beside(0.98, blocked, least, most);
         assert_eq!((judge(0.98, 0.1, 0.2), judge(0.98, 0.7, 0.8)), (Holds::Yes, Holds::No));
-        assert_eq!((judge(0.98, 0.3, 0.4), judge(0.98, 0.2, 0.7)), (Holds::Partly, Holds::CannotTell));
+        assert_eq!((judge(0.98, 0.3, 0.4), judge(0.98, 0.2, 0.7)), (Holds::Partly, Holds::Inconclusive));
         // Other programs used the processors: a heartbeat alone got only a fifth of them too.
-        assert_eq!(judge_beside(0.22, 0.95, 0.17, 0.22), Holds::CannotTell);
-        assert_eq!((judge(0.1, 0.1, 0.2), idle(&Found::default()).holds), (Holds::CannotTell, Holds::CannotTell));
+        assert_eq!(judge_beside(0.22, 0.95, 0.17, 0.22), Holds::Inconclusive);
+        assert_eq!(
+            (judge(0.1, 0.1, 0.2), idle(&Findings::default()).holds),
+            (Holds::Inconclusive, Holds::Inconclusive)
+        );
         assert_eq!(CLAIMS.map(|claim| claim.source), ["S3", "S3", "Drumlin", "S3"]);
     }
 
@@ -612,24 +617,28 @@ mod tests {
         let ratio = |median: f64, least: f64| Some(Ratio { median, least, most: median * 1.1, noise: 1.05 });
         let stops = |least: f64, most: f64, device: f64| {
             let all_blocked = Some(Spread { median: f64::midpoint(least, most), least, most });
-            let found =
-                Found { all_blocked, device_bytes_per_read: Some(device), beats: ratio(9.0, 8.0), ..Found::default() };
+            let found = Findings {
+                all_blocked,
+                device_bytes_per_read: Some(device),
+                beats: ratio(9.0, 8.0),
+                ..Findings::default()
+            };
             (CLAIMS[0].judge)(&found).holds
         };
         assert_eq!(stops(0.9, 0.99, 4096.0), Holds::Yes);
         assert_eq!(stops(0.2, 0.9, 4096.0), Holds::Partly);
         assert_eq!(stops(0.0, 0.01, 4096.0), Holds::No);
-        assert_eq!(stops(0.0, 0.9, 4096.0), Holds::CannotTell);
-        assert_eq!(stops(0.9, 0.99, 10.0), Holds::CannotTell);
+        assert_eq!(stops(0.0, 0.9, 4096.0), Holds::Inconclusive);
+        assert_eq!(stops(0.9, 0.99, 10.0), Holds::Inconclusive);
         for (found, holds) in [
             (ratio(20.0, 18.0), Holds::Yes),
             (ratio(3.0, 2.5), Holds::Partly),
             (ratio(0.8, 0.7), Holds::No),
-            (ratio(10.0, 0.9), Holds::CannotTell),
-            (None, Holds::CannotTell),
+            (ratio(10.0, 0.9), Holds::Inconclusive),
+            (None, Holds::Inconclusive),
         ] {
-            assert_eq!((CLAIMS[1].judge)(&Found { handed_over: found, ..Found::default() }).holds, holds);
-            assert_eq!((CLAIMS[2].judge)(&Found { asynchronous: found, ..Found::default() }).holds, holds);
+            assert_eq!((CLAIMS[1].judge)(&Findings { handed_over: found, ..Findings::default() }).holds, holds);
+            assert_eq!((CLAIMS[2].judge)(&Findings { asynchronous: found, ..Findings::default() }).holds, holds);
         }
     }
 }

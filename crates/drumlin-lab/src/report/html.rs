@@ -87,7 +87,7 @@ fn class(holds: Holds) -> &'static str {
         Holds::Yes => "yes",
         Holds::No | Holds::NotInSize => "no",
         Holds::Partly => "partly",
-        Holds::CannotTell => "unknown",
+        Holds::Inconclusive => "unknown",
     }
 }
 
@@ -237,13 +237,13 @@ mod tests {
     #[test]
     fn reports_begin_with_sources_and_summary() {
         let quiet = Judgement::new(Holds::Partly, "It has 3 times the rate.");
-        let noisy = || Judgement::cannot_tell(format!("{QUIETER} (the rounds gave 1 to 5 times)"), "Seen.");
+        let noisy = || Judgement::inconclusive(format!("{QUIETER} (the rounds gave 1 to 5 times)"), "Seen.");
         let mut chapter = Chapter::new("scan", "Scans", "About scans.");
         chapter.judged("S4", "Streams are fast.", quiet);
         let mut report = report(vec![chapter]);
-        for told in [report.text(80), report.html()] {
+        for output in [report.text(80), report.html()] {
             for part in ["Modern storage is plenty fast.", "drumlin doctor DIR", "partly: 1"] {
-                let words = told.split_whitespace().collect::<Vec<_>>().join(" ");
+                let words = output.split_whitespace().collect::<Vec<_>>().join(" ");
                 let (head, chapter) = words.split_once("About scans.").unwrap();
                 assert!(head.contains(part) && head.contains("Streams are fast."), "{part} is not above: {words}");
                 assert!(chapter.contains("Streams are fast.") && !words.contains("The machine was busy"));
@@ -253,8 +253,8 @@ mod tests {
         for claim in ["Mappings fall.", "Syncs queue."] {
             report.chapters[0].judged("S1", claim, noisy());
         }
-        for told in [report.text(80), report.html()] {
-            assert!(told.contains("The machine was busy: 2 of 3 verdicts"), "{told}");
+        for output in [report.text(80), report.html()] {
+            assert!(output.contains("The machine was busy: 2 of 3 verdicts"), "{output}");
         }
     }
 }

@@ -107,11 +107,11 @@ pub struct Column {
 impl Serialize for Column {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Told {
+        struct Fields {
             label: &'static str,
             unit: &'static str,
         }
-        Told { label: self.label, unit: self.form.unit() }.serialize(serializer)
+        Fields { label: self.label, unit: self.form.unit() }.serialize(serializer)
     }
 }
 
@@ -217,12 +217,12 @@ pub struct Axis {
 impl Serialize for Axis {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Told {
+        struct Fields {
             label: &'static str,
             unit: &'static str,
             scale: Scale,
         }
-        Told { label: self.label, unit: self.form.unit(), scale: self.scale }.serialize(serializer)
+        Fields { label: self.label, unit: self.form.unit(), scale: self.scale }.serialize(serializer)
     }
 }
 
@@ -279,9 +279,9 @@ impl Plot {
     }
 }
 
-/// The rounds of a plot whose lines each show one turn of their case.
+/// The rounds of a plot whose lines each show one trial of their case.
 pub(crate) const MIDDLE_ROUND: &str = "of each case the round with the median rate";
-/// The rounds of a plot whose lines contain the operations of every turn.
+/// The rounds of a plot whose lines contain the operations of every trial.
 pub(crate) const ALL_ROUNDS: &str = "the operations of all rounds";
 /// The rounds of a plot whose points are medians.
 pub(crate) const MEDIANS: &str = "medians of the rounds";
@@ -319,8 +319,8 @@ pub enum Holds {
     Partly,
     /// Less than a third of the effect was seen, or so much more that it is another effect.
     NotInSize,
-    /// This machine or this run cannot tell; [`Verdict::missing`] names the missing condition.
-    CannotTell,
+    /// This machine or this run is not enough to judge; [`Verdict::missing`] names the missing condition.
+    Inconclusive,
 }
 
 impl Holds {
@@ -334,7 +334,7 @@ impl Holds {
             Holds::No => "does not hold",
             Holds::Partly => "partly",
             Holds::NotInSize => "not in this size",
-            Holds::CannotTell => "cannot be told here",
+            Holds::Inconclusive => "inconclusive",
         }
     }
 }
@@ -351,24 +351,24 @@ pub(crate) struct Judgement {
 impl Judgement {
     /// Creates a judgement that could be reached.
     pub(crate) fn new(holds: Holds, why: impl Into<String>) -> Judgement {
-        assert!(holds != Holds::CannotTell, "a verdict that cannot be told names the missing condition");
+        assert!(holds != Holds::Inconclusive, "an inconclusive verdict names the missing condition");
         Judgement { holds, why: why.into(), missing: None }
     }
 
-    /// Turns a verdict against the claim into one that cannot be told, if the condition `missing` is not met: a machine
+    /// Turns a verdict against the claim into an inconclusive one, if the condition `missing` is not met: a machine
     /// can't refute a finding whose conditions it lacks. A verdict that supports the claim stands.
     pub(crate) fn unless_lacking(self, missing: Option<String>) -> Judgement {
         match missing {
             Some(missing) if matches!(self.holds, Holds::No | Holds::NotInSize) => {
-                Judgement::cannot_tell(missing, self.why)
+                Judgement::inconclusive(missing, self.why)
             }
             _ => self,
         }
     }
 
-    /// Creates a judgement that cannot tell, for lack of a condition such as `a drive with a volatile cache`.
-    pub(crate) fn cannot_tell(missing: impl Into<String>, why: impl Into<String>) -> Judgement {
-        Judgement { holds: Holds::CannotTell, why: why.into(), missing: Some(missing.into()) }
+    /// Creates an inconclusive judgement, for lack of a condition such as `a drive with a volatile cache`.
+    pub(crate) fn inconclusive(missing: impl Into<String>, why: impl Into<String>) -> Judgement {
+        Judgement { holds: Holds::Inconclusive, why: why.into(), missing: Some(missing.into()) }
     }
 }
 
@@ -410,15 +410,15 @@ impl Report {
         self.chapters.iter().flat_map(|chapter| &chapter.verdicts)
     }
 
-    /// Returns advice if other work disturbed the run, so that at least two verdicts and a tenth of all could not be
-    /// told.
+    /// Returns advice if other work disturbed the run, so that at least two verdicts and a tenth of all are
+    /// inconclusive.
     fn noise_hint(&self) -> Option<String> {
         let all = self.verdicts().count();
         let noisy = |verdict: &&Verdict| verdict.missing.as_ref().is_some_and(|missing| missing.starts_with(QUIETER));
         let noisy = self.verdicts().filter(noisy).count();
         (noisy >= 2 && noisy * 10 >= all).then(|| {
             format!(
-                "The machine was busy: {noisy} of {all} verdicts cannot be told for that. Run again when it is quiet."
+                "The machine was busy: {noisy} of {all} verdicts are inconclusive for that reason. Run again when it is quiet."
             )
         })
     }

@@ -88,7 +88,7 @@ fn style(holds: Holds) -> Style {
         Holds::Yes => GOOD,
         Holds::No | Holds::NotInSize => BAD,
         Holds::Partly => MIXED,
-        Holds::CannotTell => DIM,
+        Holds::Inconclusive => DIM,
     }
 }
 

@@ -130,6 +130,15 @@ pub(super) fn begins_at(inner: &Inner<'_>, child: usize, key: &[u8]) -> bool {
     }
 }
 
+/// Returns the end of the children that lie entirely below `end`.
+pub(super) fn child_end(inner: &Inner<'_>, end: Option<&[u8]>) -> usize {
+    match (end, inner.upper_fence()) {
+        (None, _) => inner.len(),
+        (Some(end), Some(upper)) if upper <= end => inner.len(),
+        (Some(end), _) => inner.child_for(end),
+    }
+}
+
 impl Step<'_> {
     /// Returns the number of rows beneath a page at the base, counting them if the entry holds no count. The page must
     /// be of this level.
@@ -245,21 +254,17 @@ impl Step<'_> {
         cursor: &CountCursor,
         seek: Option<&mut Seek>,
     ) -> Result<(usize, u64), StepError> {
-        let behind = match (cursor.end.as_deref(), inner.upper_fence()) {
-            (None, _) => inner.len(),
-            (Some(end), Some(upper)) if upper <= end => inner.len(),
-            (Some(end), _) => inner.child_for(end),
-        };
+        let child_end = child_end(inner, cursor.end.as_deref());
         let (mut passed, mut sum, mut is_outdated) = (0, 0, false);
         match seek {
-            None => self.children(inner, first..behind.max(first), |_, rows| {
+            None => self.children(inner, first..child_end.max(first), |_, rows| {
                 passed += 1;
                 sum += rows;
                 true
             })?,
             Some(seek) => {
-                let changes = self.changes_of_children(inner, first..behind.max(first), cursor, seek);
-                self.children(inner, first..behind.max(first), |child, rows| {
+                let changes = self.changes_of_children(inner, first..child_end.max(first), cursor, seek);
+                self.children(inner, first..child_end.max(first), |child, rows| {
                     let passes = seek.passes(rows, changes[child - first]);
                     is_outdated |= passes.is_none();
                     let is_passed = passes == Some(true);
@@ -269,7 +274,7 @@ impl Step<'_> {
                 })?;
             }
         }
-        assert!(first + passed <= behind.max(first), "children are passed that reach beyond the range");
+        assert!(first + passed <= child_end.max(first), "children are passed that reach beyond the range");
         // The page table has a newer version of this node, in which a child has lost a part of the interval that this
         // version assigns to it.
         if is_outdated { Err(StepError::Again) } else { Ok((passed, sum)) }

@@ -441,29 +441,20 @@ impl CountedTree {
         CountedTree { tree, counts }
     }
 
-    /// Begins to keep the counts of the keyspace, if there is memory for them. Stops commits briefly: those that have a
-    /// timestamp are applied first, and those that get one later see that counts are kept. `published` returns the
-    /// newest commit once commits have stopped.
+    /// Begins to keep the counts of the keyspace, and with `keeps_reductions` also reductions of its values, if there
+    /// is memory for them. Stops commits briefly: those that have a timestamp are applied first, and those that get one
+    /// later see that counts are kept. `published` returns the newest commit once commits have stopped.
     pub(crate) fn keep_counts(
         &self,
         budget: &Arc<Budget>,
+        keeps_reductions: bool,
         published: impl FnOnce() -> Timestamp,
     ) -> Option<Arc<KeptCounts>> {
         let epoch_guard = self.pool.space.epoch_latch.exclusive();
         // A dropped keyspace would never release its counts.
         self.check_dropped().ok()?;
-        self.counts.begin(&epoch_guard, published(), budget, self.pages.table.number_end())
-    }
-
-    /// Like [`keep_counts`](Self::keep_counts), and also keeps reductions of the rows' values.
-    pub(crate) fn keep_reductions(
-        &self,
-        budget: &Arc<Budget>,
-        published: impl FnOnce() -> Timestamp,
-    ) -> Option<Arc<KeptCounts>> {
-        let epoch_guard = self.pool.space.epoch_latch.exclusive();
-        self.check_dropped().ok()?;
-        self.counts.begin_reductions(&epoch_guard, published(), budget, self.pages.table.number_end())
+        let begin = if keeps_reductions { Counts::begin_reductions } else { Counts::begin };
+        begin(&self.counts, &epoch_guard, published(), budget, self.pages.table.number_end())
     }
 }
 
@@ -631,21 +622,26 @@ impl Counts {
     }
 }
 
-/// Converts bounds to the first key of the range and its exclusive upper bound. Returns `None` if the range is empty.
-pub(crate) fn interval_of(lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
+/// Converts bounds to the first key of the range and its exclusive upper bound.
+pub(crate) fn half_open(lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> (Vec<u8>, Option<Vec<u8>>) {
     // The smallest key above `key`.
-    let behind = |key: &[u8]| [key, &[0]].concat();
+    let next_key = |key: &[u8]| [key, &[0]].concat();
     let first = match lower {
         Bound::Unbounded => Vec::new(),
         Bound::Included(key) => key.to_vec(),
-        Bound::Excluded(key) => behind(key),
+        Bound::Excluded(key) => next_key(key),
     };
     let end = match upper {
         Bound::Unbounded => None,
-        Bound::Included(key) => Some(behind(key)),
+        Bound::Included(key) => Some(next_key(key)),
         Bound::Excluded(key) => Some(key.to_vec()),
     };
-    end.as_ref().is_none_or(|end| first < *end).then_some((first, end))
+    (first, end)
+}
+
+/// Like [`half_open`], but returns `None` if the range is empty.
+pub(crate) fn interval_of(lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
+    Some(half_open(lower, upper)).filter(|(first, end)| end.as_ref().is_none_or(|end| first < end))
 }
 
 #[cfg(all(test, drumlin_loom))]

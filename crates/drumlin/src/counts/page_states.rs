@@ -233,7 +233,7 @@ impl States {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        debug_assert!(self.ends.last().is_none_or(|end| *end == self.bytes.len()), "bytes behind the last state");
+        debug_assert!(self.ends.last().is_none_or(|end| *end == self.bytes.len()), "bytes after the last state");
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         starts.zip(&self.ends).map(|(start, &end)| &self.bytes[start..end])
     }

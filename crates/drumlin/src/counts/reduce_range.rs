@@ -6,7 +6,7 @@
 //! it stays valid if changes are folded afterwards. Changes are looked up in the list that all readers share, never
 //! copied from it, because the list may be long.
 
-use super::count_range::{StepError, begins_at};
+use super::count_range::{StepError, begins_at, child_end};
 use super::page_states::{KeptReduction, Reductions, StateLevel, States};
 use super::{CountState, CountedTree, KeptCounts};
 use crate::error::Result;
@@ -193,15 +193,11 @@ impl<'l> Look<'l> {
     ) -> Result<Option<Piece>, StepError> {
         let inner = &node.inner;
         let position = cursor.position.clone();
-        let behind = match (cursor.end.as_deref(), inner.upper_fence()) {
-            (None, _) => inner.len(),
-            (Some(end), Some(upper)) if upper <= end => inner.len(),
-            (Some(end), _) => inner.child_for(end),
-        };
+        let child_end = child_end(inner, cursor.end.as_deref());
         // The children before the one with the next changed row are as they were at the base.
         let unchanged = match self.next_changed(cursor, &position) {
-            Some(key) if inner.upper_fence().is_none_or(|upper| key < upper) => behind.min(inner.child_for(key)),
-            _ => behind,
+            Some(key) if inner.upper_fence().is_none_or(|upper| key < upper) => child_end.min(inner.child_for(key)),
+            _ => child_end,
         };
         let mut states = States::with_capacity(unchanged.saturating_sub(first));
         let pages = (first..unchanged).map(|child| inner.child(child));
@@ -216,7 +212,7 @@ impl<'l> Look<'l> {
             return Ok(Some(Piece::States(states)));
         }
         if is_missing && !cursor.only_reads && inner.level() > self.row_level() {
-            return self.unreduced(node, first, behind, cursor).map(Some);
+            return self.unreduced(node, first, child_end, cursor).map(Some);
         }
         Ok(None)
     }
@@ -226,12 +222,12 @@ impl<'l> Look<'l> {
         &self,
         node: &FoundNode<'l>,
         child: usize,
-        behind: usize,
+        child_end: usize,
         cursor: &mut ReduceCursor,
     ) -> Result<Piece, StepError> {
-        assert!(child < behind && node.inner.level() > 0, "child {child} of {behind} is to be reduced");
+        assert!(child < child_end && node.inner.level() > 0, "child {child} of {child_end} is to be reduced");
         if node.inner.level() == self.row_level() + 1 {
-            return self.unreduced_pages(node, child, behind, cursor);
+            return self.unreduced_pages(node, child, child_end, cursor);
         }
         let page = node.inner.child(child);
         let stamp = self.kept.stamp(page).ok_or(StepError::Again)?;
@@ -253,7 +249,7 @@ impl<'l> Look<'l> {
         &self,
         node: &FoundNode<'l>,
         first: usize,
-        behind: usize,
+        child_end: usize,
         cursor: &mut ReduceCursor,
     ) -> Result<Piece, StepError> {
         let inner = &node.inner;
@@ -262,7 +258,7 @@ impl<'l> Look<'l> {
         let mut lower = Vec::new();
         inner.child_lower_into(first, &mut lower);
         let (mut from, mut pages) = (lower.clone(), Vec::new());
-        for child in (first..behind).take(at_once) {
+        for child in (first..child_end).take(at_once) {
             let mut upper = Vec::new();
             let upper = inner.child_upper_into(child, &mut upper).then_some(upper);
             let page = inner.child(child);
@@ -316,7 +312,7 @@ impl CountedTree {
         own_changed: OwnChanged<'_>,
         cursor: &mut ReduceCursor,
     ) -> Result<Option<Piece>> {
-        assert!(!cursor.is_done, "a reduction goes on behind its end");
+        assert!(!cursor.is_done, "a reduction continues after its end");
         let reductions = kept.reductions().expect("a reduction is kept of none");
         self.walking(mode, || {
             let reclaim_guard = self.pool.reclaim_guard();

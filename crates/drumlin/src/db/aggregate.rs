@@ -310,7 +310,7 @@ impl Rows<'_> {
     ) -> Result<R::State> {
         let (lower, upper) = as_slices(interval);
         // Begin to keep states before the snapshot is opened, so that they are valid for it.
-        let kept = self.reductions_for(mode, interval).await?;
+        let kept = self.kept_for(mode, interval, true, REDUCTION_UNSORTED_CHANGES_MAX).await?;
         let snapshot = self.open_snapshot()?;
         let reducing = Reducing { rows: self, mode, reducer: Guarded(reducer), snapshot: &snapshot };
         let name = reducing.reducer.call(|reducer| Ok(reducer.name().into_owned()))?;
@@ -332,28 +332,6 @@ impl Rows<'_> {
         snapshot.check()?;
         self.record_interval(lower, upper)?;
         Ok(state)
-    }
-
-    /// Returns the counts beside which reductions are kept. Returns `None` if the range is small and there are none
-    /// yet, or if there is no memory.
-    async fn reductions_for(&self, mode: WaitMode<'_>, interval: &Interval) -> Result<Option<Arc<KeptCounts>>> {
-        let (store, tree) = (self.store()?, self.tree);
-        let kept = match tree.counts.kept().filter(|kept| kept.has_reductions()) {
-            Some(kept) => kept,
-            None => {
-                let (lower, upper) = as_slices(interval);
-                if !tree.has_many_leaves(mode, lower, upper).await? {
-                    return Ok(None);
-                }
-                let Some(kept) = tree.keep_reductions(&store.engine.budget, || store.engine.clock.published()) else {
-                    return Ok(None);
-                };
-                kept
-            }
-        };
-        tree.fold_counts(mode, &kept, REDUCTION_UNSORTED_CHANGES_MAX, |is_large| store.engine.fold_limit(is_large))
-            .await?;
-        Ok(Some(kept))
     }
 
     async fn reduce_kept<R: Reducer>(

@@ -98,11 +98,11 @@ impl PendingRows {
     fn rows(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let mut rest = &self.0[..];
         std::iter::from_fn(move || {
-            let (lengths, behind) = rest.split_at_checked(16)?;
+            let (lengths, after_lengths) = rest.split_at_checked(16)?;
             let length = |at: usize| u64::from_le_bytes(lengths[at..at + 8].try_into().expect("eight bytes")) as usize;
-            let (key, behind) = behind.split_at(length(0));
-            let (value, behind) = behind.split_at(length(8));
-            rest = behind;
+            let (key, after_key) = after_lengths.split_at(length(0));
+            let (value, after_value) = after_key.split_at(length(8));
+            rest = after_value;
             Some((key, value))
         })
     }

@@ -106,7 +106,7 @@ impl Rows<'_> {
 
     async fn count_at(&self, mode: WaitMode<'_>, bounds: OwnedBounds, at: Option<&Arc<SnapshotHandle>>) -> Result<u64> {
         if let Some(interval) = interval(&bounds)
-            && let Some(kept) = self.counts_for(mode, &interval).await?
+            && let Some(kept) = self.kept_for(mode, &interval, false, UNSORTED_CHANGES_MAX).await?
             && let Some(count) = self.count_kept(mode, &kept, &interval, at).await?
         {
             return Ok(count);
@@ -114,24 +114,26 @@ impl Rows<'_> {
         self.scan_at(bounds, at).count_rows(mode).await
     }
 
-    /// Returns the counts to use for a range, or `None` if the range is small and none are kept.
-    async fn counts_for(&self, mode: WaitMode<'_>, interval: &Interval) -> Result<Option<Arc<KeptCounts>>> {
+    /// Returns the counts to use for a range, with reductions if asked for, after folding a list with more than
+    /// `unsorted_max` unsorted changes. Returns `None` if the range is small and none are kept, or if there is no
+    /// memory.
+    pub(super) async fn kept_for(
+        &self,
+        mode: WaitMode<'_>,
+        interval: &Interval,
+        with_reductions: bool,
+        unsorted_max: usize,
+    ) -> Result<Option<Arc<KeptCounts>>> {
         let (store, tree) = (self.store()?, self.tree);
-        let kept = match tree.counts.kept() {
-            Some(kept) => kept,
-            None => {
-                let (lower, upper) = as_slices(interval);
-                if !tree.has_many_leaves(mode, lower, upper).await? {
-                    return Ok(None);
-                }
-                let Some(kept) = tree.keep_counts(&store.engine.budget, || store.engine.clock.published()) else {
-                    return Ok(None);
-                };
-                kept
-            }
-        };
-        tree.fold_counts(mode, &kept, UNSORTED_CHANGES_MAX, |is_large| store.engine.fold_limit(is_large)).await?;
-        Ok(Some(kept))
+        let mut kept = tree.counts.kept().filter(|kept| !with_reductions || kept.has_reductions());
+        let (lower, upper) = as_slices(interval);
+        if kept.is_none() && tree.has_many_leaves(mode, lower, upper).await? {
+            kept = tree.keep_counts(&store.engine.budget, with_reductions, || store.engine.clock.published());
+        }
+        if let Some(kept) = &kept {
+            tree.fold_counts(mode, kept, unsorted_max, |is_large| store.engine.fold_limit(is_large)).await?;
+        }
+        Ok(kept)
     }
 
     async fn count_kept(
@@ -222,7 +224,7 @@ impl Rows<'_> {
         at: Option<&Arc<SnapshotHandle>>,
     ) -> Result<Option<(Value, Value)>> {
         if let Some(interval) = interval(&bounds)
-            && let Some(kept) = self.counts_for(mode, &interval).await?
+            && let Some(kept) = self.kept_for(mode, &interval, false, UNSORTED_CHANGES_MAX).await?
         {
             let snapshot = match at {
                 Some(at) => Arc::clone(at),

@@ -83,9 +83,9 @@ impl ExactSum {
         let lowest = self.lowest.min(other.lowest);
         let end = |sum: &ExactSum| sum.lowest + sum.digits.len() as i32;
         // One more digit for the carry.
-        let behind = end(&self).max(end(&other)) + 1;
+        let digits_end = end(&self).max(end(&other)) + 1;
         let mut carry = 0;
-        let digits = (lowest..behind).map(|position| {
+        let digits = (lowest..digits_end).map(|position| {
             let sum = u64::from(self.digit(position)) + u64::from(other.digit(position)) + carry;
             carry = sum >> DIGIT_BITS;
             sum as u32

@@ -416,7 +416,7 @@ impl<'a> LeafPart<'a> {
 
 /// Returns the indexes of a leaf's rows within bounds.
 fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
-    let behind = |key| match leaf.search(key) {
+    let above = |key| match leaf.search(key) {
         Ok(index) => index + 1,
         Err(index) => index,
     };
@@ -425,11 +425,11 @@ fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
         // A scan that comes from the previous leaf continues at the fence.
         Bound::Included(key) if leaf.lower_fence().is_some_and(|fence| key <= fence) => 0,
         Bound::Included(key) => leaf.lower_bound(key),
-        Bound::Excluded(key) => behind(key),
+        Bound::Excluded(key) => above(key),
     };
     let end = match upper {
         Bound::Unbounded => leaf.len(),
-        Bound::Included(key) => behind(key),
+        Bound::Included(key) => above(key),
         Bound::Excluded(key) => leaf.lower_bound(key),
     };
     start..end.max(start)

@@ -305,6 +305,42 @@ fn step_blocking<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<
     }
 }
 
+/// Makes iterators from both ends of scans.
+macro_rules! iterate_scans {
+    ($($scan:ident: $item:ty),+) => {$(
+        impl Iterator for $scan {
+            type Item = Result<$item>;
+
+            #[inline]
+            fn next(&mut self) -> Option<Self::Item> {
+                step_blocking(self, Direction::Forward)
+            }
+        }
+
+        impl DoubleEndedIterator for $scan {
+            #[inline]
+            fn next_back(&mut self) -> Option<Self::Item> {
+                step_blocking(self, Direction::Backward)
+            }
+        }
+    )+};
+}
+
+iterate_scans!(Range: (Value, Value), Keys: Value, Values: Value, Readers: (Value, ValueReader));
+
+/// Names the range that these iterators are parts of.
+macro_rules! debug_as_parts {
+    ($($part:ident),+) => {$(
+        impl std::fmt::Debug for $part {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "{} of {:?}", stringify!($part), self.0)
+            }
+        }
+    )+};
+}
+
+debug_as_parts!(Keys, Values, Readers, Salvage);
+
 /// Makes the next step of a scan as a task.
 pub(super) async fn step<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<S::Item>> {
     if let Some(item) = scan.next_copied(direction) {
@@ -348,22 +384,6 @@ impl Steps for Range {
     }
 }
 
-impl Iterator for Range {
-    type Item = Result<(Value, Value)>;
-
-    #[inline]
-    fn next(&mut self) -> Option<Self::Item> {
-        step_blocking(self, Direction::Forward)
-    }
-}
-
-impl DoubleEndedIterator for Range {
-    #[inline]
-    fn next_back(&mut self) -> Option<Self::Item> {
-        step_blocking(self, Direction::Backward)
-    }
-}
-
 /// An iterator over the keys of a range, from both ends. It reads no values. Created by [`Range::keys`]; otherwise like
 /// [`Range`].
 ///
@@ -401,28 +421,6 @@ impl Steps for Keys {
     }
 }
 
-impl Iterator for Keys {
-    type Item = Result<Value>;
-
-    #[inline]
-    fn next(&mut self) -> Option<Self::Item> {
-        step_blocking(self, Direction::Forward)
-    }
-}
-
-impl DoubleEndedIterator for Keys {
-    #[inline]
-    fn next_back(&mut self) -> Option<Self::Item> {
-        step_blocking(self, Direction::Backward)
-    }
-}
-
-impl std::fmt::Debug for Keys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Keys of {:?}", self.0)
-    }
-}
-
 /// An iterator over the values of a range in key order, from both ends. Created by [`Range::values`]; otherwise like
 /// [`Range`].
 ///
@@ -457,28 +455,6 @@ impl Steps for Values {
         direction: Direction,
     ) -> impl Future<Output = Option<Result<Value>>> + Send {
         Rooted::new(async move { self.0.next_in(mode, direction).await.map(|row| row.map(|(_, value)| value)) })
-    }
-}
-
-impl Iterator for Values {
-    type Item = Result<Value>;
-
-    #[inline]
-    fn next(&mut self) -> Option<Self::Item> {
-        step_blocking(self, Direction::Forward)
-    }
-}
-
-impl DoubleEndedIterator for Values {
-    #[inline]
-    fn next_back(&mut self) -> Option<Self::Item> {
-        step_blocking(self, Direction::Backward)
-    }
-}
-
-impl std::fmt::Debug for Values {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Values of {:?}", self.0)
     }
 }
 
@@ -525,28 +501,6 @@ impl Steps for Readers {
     }
 }
 
-impl Iterator for Readers {
-    type Item = Result<(Value, ValueReader)>;
-
-    #[inline]
-    fn next(&mut self) -> Option<Self::Item> {
-        step_blocking(self, Direction::Forward)
-    }
-}
-
-impl DoubleEndedIterator for Readers {
-    #[inline]
-    fn next_back(&mut self) -> Option<Self::Item> {
-        step_blocking(self, Direction::Backward)
-    }
-}
-
-impl std::fmt::Debug for Readers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Readers of {:?}", self.0)
-    }
-}
-
 /// An iterator over the readable rows of a range in key order and the gaps between them, for saving the rest of a
 /// corrupted database. Created by [`Range::salvage`].
 ///
@@ -589,11 +543,5 @@ impl Iterator for Salvage {
 
     fn next(&mut self) -> Option<Result<Salvaged>> {
         ready(self.0.salvage_in(WaitMode::Blocking))
-    }
-}
-
-impl std::fmt::Debug for Salvage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Salvage of {:?}", self.0)
     }
 }

@@ -15,7 +15,7 @@ use super::salvage::{Gap, Salvaged};
 use super::shortage::Shortage;
 use super::value::Value;
 use super::value_reader::{Content, ValueReader};
-use crate::counts::CountedTree;
+use crate::counts::{CountedTree, half_open};
 use crate::error::{Error, Result};
 use crate::format::{ChunkNumber, PageId};
 use crate::memory::{Account, Grant};
@@ -174,18 +174,7 @@ impl Scan {
     /// Records in the read set that the keys between these bounds were read.
     fn record(&self, lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Result<()> {
         let Some(reads) = &self.reads else { return Ok(()) };
-        // The smallest key that is greater than `key`.
-        let behind = |key: &[u8]| [key, &[0]].concat();
-        let first = match lower {
-            Bound::Unbounded => Vec::new(),
-            Bound::Included(key) => key.to_vec(),
-            Bound::Excluded(key) => behind(key),
-        };
-        let end = match upper {
-            Bound::Unbounded => None,
-            Bound::Included(key) => Some(behind(key)),
-            Bound::Excluded(key) => Some(key.to_vec()),
-        };
+        let (first, end) = half_open(lower, upper);
         reads.lock().add_interval(&self.tree, &first, end.as_deref())
     }
 

@@ -300,9 +300,9 @@ impl<'b> Part<'b> {
     pub(crate) fn changes(&self) -> impl Iterator<Item = ListedChange<'b>> + use<'b> {
         let mut rest = self.items;
         (0..self.count_of(PartKind::Changes)).map_while(move |_| {
-            let (head, behind) = rest.split_at_checked(CHANGE_HEAD_BYTES)?;
-            let (key, behind) = behind.split_at_checked(usize::from(get_u16(head, CHANGE_KEY_BYTES_OFFSET)))?;
-            rest = behind;
+            let (head, after_head) = rest.split_at_checked(CHANGE_HEAD_BYTES)?;
+            let (key, after_key) = after_head.split_at_checked(usize::from(get_u16(head, CHANGE_KEY_BYTES_OFFSET)))?;
+            rest = after_key;
             let is_insert = match head[CHANGE_IS_INSERT_OFFSET] {
                 0 => false,
                 1 => true,

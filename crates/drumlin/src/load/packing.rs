@@ -142,7 +142,7 @@ impl Level {
 
     /// Returns the upper fence of a node whose last row precedes the key `next`.
     fn upper_before<'k>(&self, next: &'k [u8]) -> &'k [u8] {
-        debug_assert!(self.last_key().is_some_and(|last| last < next), "a node ends behind the next row");
+        debug_assert!(self.last_key().is_some_and(|last| last < next), "a node ends after the next row");
         match self.number {
             0 => separator_between(self.last_key().expect("a row is pending"), next),
             _ => next,
@@ -247,7 +247,7 @@ impl Packer {
         let here = &self.levels[level];
         let is_root = !here.has_nodes && upper.is_none();
         assert!(rows > 0 || is_root, "a node has no rows");
-        debug_assert!(here.boundary.rows <= here.rows.len(), "a boundary lies behind the last row");
+        debug_assert!(here.boundary.rows <= here.rows.len(), "a boundary lies after the last row");
         pack(&mut self.page, here.number, (lower.as_deref(), upper.as_deref()), (0..rows).map(|index| here.row(index)));
         let number = here.number;
         let row_count = here.rows[..rows].iter().map(|row| row.row_count).sum();

@@ -122,8 +122,8 @@ impl SortBuffer {
         let chunk = &self.chunks[entry.offset as usize / CHUNK_BYTES];
         let row = &chunk[entry.offset as usize % CHUNK_BYTES..];
         let length = |at: usize| u32::from_le_bytes(row[at..at + 4].try_into().expect("four bytes")) as usize;
-        let (key, behind) = row[HEAD_BYTES..].split_at(length(0));
-        let bytes = &behind[..length(4)];
+        let (key, rest) = row[HEAD_BYTES..].split_at(length(0));
+        let bytes = &rest[..length(4)];
         (key, if row[8] == 0 { Waiting::Whole(bytes) } else { Waiting::Written(bytes) })
     }
 

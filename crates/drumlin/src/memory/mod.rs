@@ -102,6 +102,12 @@ impl Account {
     }
 }
 
+/// The least memory that a database with one log stream works in. Simulations use less, so that memory runs short.
+const BUDGET_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 20 } else { 8 << 20 };
+
+/// The memory that each further log stream adds to the least.
+const STREAM_BYTES_MIN: u64 = if cfg!(feature = "sim") { 64 << 10 } else { 0 };
+
 /// Number of write buffers: one for each epoch's appender and one for the mover, and as many that are being written.
 pub(crate) const WRITE_BUFFER_COUNT: usize = 6;
 
@@ -141,10 +147,9 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Returns the least memory that a database with this many log streams works in: 8 MiB. Simulations use less, so
-    /// that memory runs short.
+    /// Returns the least memory that a database with this many log streams works in.
     pub(crate) fn bytes_min(log_streams: u16) -> u64 {
-        if cfg!(feature = "sim") { (4 << 20) + u64::from(log_streams.saturating_sub(1)) * (64 << 10) } else { 8 << 20 }
+        BUDGET_BYTES_MIN + u64::from(log_streams.saturating_sub(1)) * STREAM_BYTES_MIN
     }
 
     /// Divides `total_bytes` for a log with this many streams.

@@ -62,7 +62,7 @@ impl Frames {
             return None;
         }
         Some(lists.decommitted.pop().unwrap_or_else(|| {
-            assert!(unused < arena.frame_count, "a frame lies behind the arena's end");
+            assert!(unused < arena.frame_count, "a frame lies beyond the arena's end");
             if makes_headers {
                 let headers = (0..HEADER_COUNT).map(|_| FrameHeader::new()).collect();
                 arena.headers[unused / HEADER_COUNT].set(headers).expect("made once");

@@ -329,7 +329,7 @@ mod tests {
             for frame in batch {
                 assert!(frame != used && frame != clean, "a page is written in vain");
                 let order = pool.write_order(frame);
-                assert!(last < order, "{order:?} comes behind {last:?}");
+                assert!(last < order, "{order:?} comes after {last:?}");
                 last = order;
             }
         }

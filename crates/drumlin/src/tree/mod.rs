@@ -540,9 +540,9 @@ impl<'g> Finger<'g> {
     /// last one.
     #[inline]
     pub(crate) fn is_at(&self, key: &[u8]) -> bool {
-        debug_assert!(self.lowest.is_none_or(|node| self.child < node.len()), "the finger points behind its node");
+        debug_assert!(self.lowest.is_none_or(|node| self.child < node.len()), "the finger points beyond its node");
         self.lowest.is_some_and(|node| match self.child + 1 {
-            behind if behind < node.len() => node.compare_key(behind, key).is_gt(),
+            next if next < node.len() => node.compare_key(next, key).is_gt(),
             _ => node.upper_fence().is_none_or(|upper| key < upper),
         })
     }

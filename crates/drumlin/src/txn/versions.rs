@@ -462,7 +462,7 @@ impl Versions {
         }
         debug_assert!(
             old.last.is_none() || old.last.as_ref() == old.farthest(direction),
-            "a row is returned that lies behind the last"
+            "a row after the last is returned"
         );
         debug_assert_eq!(
             old.rows.iter().map(|(key, (_, was))| old_row_bytes(key, was.stored_bytes())).sum::<usize>(),
@@ -488,6 +488,16 @@ impl Versions {
 
     fn give(&self, bytes: usize) {
         self.budget.give(Account::Versions, bytes as u64);
+    }
+
+    /// Gives back the memory of a shard's records that were dropped. Called once per shard, because commits contend for
+    /// this account.
+    fn shrink(&self, shard: &mut Shard, freed_bytes: usize) {
+        self.give(freed_bytes);
+        if shard.len() < shard.capacity() / 8 {
+            let count = shard.len();
+            shard.shrink_to(2 * count);
+        }
     }
 
     /// Returns `true` if garbage collection is worthwhile: if the versions take twice what the last collection left.
@@ -520,12 +530,7 @@ impl Versions {
                 }
                 !undo_records.is_empty()
             });
-            // Released once per shard, because commits contend for this account.
-            self.give(freed_bytes);
-            if shard.len() < shard.capacity() / 8 {
-                let count = shard.len();
-                shard.shrink_to(2 * count);
-            }
+            self.shrink(&mut shard, freed_bytes);
         }
         self.swept_bytes.store(self.memory_bytes(), Ordering::Relaxed);
         freed
@@ -729,11 +734,7 @@ impl Versions {
                 }
                 !undo_records.is_empty()
             });
-            self.give(freed_bytes);
-            if shard.len() < shard.capacity() / 8 {
-                let count = shard.len();
-                shard.shrink_to(2 * count);
-            }
+            self.shrink(&mut shard, freed_bytes);
         }
         self.swept_bytes.store(self.memory_bytes(), Ordering::Relaxed);
         has_any

@@ -360,20 +360,20 @@ impl WriteSet {
     ) -> impl DoubleEndedIterator<Item = (&[u8], Change<'_>)> {
         let index = self.index(keyspace);
         let within = index.map(|index| {
-            let before = |key: &[u8]| index.find(key, |entry| self.key(entry)).unwrap_or_else(|place| place);
-            let behind = |key: &[u8]| match index.find(key, |entry| self.key(entry)) {
+            let at_or_above = |key: &[u8]| index.find(key, |entry| self.key(entry)).unwrap_or_else(|place| place);
+            let above = |key: &[u8]| match index.find(key, |entry| self.key(entry)) {
                 Ok((part, at)) => (part, at + 1),
                 Err(place) => place,
             };
             let start = match bounds.0 {
                 Bound::Unbounded => (0, 0),
-                Bound::Included(key) => before(key),
-                Bound::Excluded(key) => behind(key),
+                Bound::Included(key) => at_or_above(key),
+                Bound::Excluded(key) => above(key),
             };
             let end = match bounds.1 {
                 Bound::Unbounded => (index.parts.len(), 0),
-                Bound::Included(key) => behind(key),
-                Bound::Excluded(key) => before(key),
+                Bound::Included(key) => above(key),
+                Bound::Excluded(key) => at_or_above(key),
             };
             index.between(start, end)
         });

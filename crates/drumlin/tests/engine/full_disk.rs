@@ -2,7 +2,7 @@
 
 use crate::support;
 
-use drumlin::{Config, Database, Durability, Error, Keyspace, TxOptions};
+use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions};
 use drumlin_io::testing::fault::FaultyBackend;
 use support::{Model, Random, compare, faulty, number, some_value};
 
@@ -182,6 +182,42 @@ fn a_load_that_ends_without_success_gives_its_space_back() {
         (0..1000u64).for_each(|row| load.insert(row.to_be_bytes(), "again").unwrap());
         load.finish().unwrap();
     }
+}
+
+/// A load that has its rows on the medium is completed on a full disk, although it first has to merge the empty leaves
+/// that removals have left in its keyspace. Merging them may use the reserve for removals.
+#[test]
+fn a_full_disk_lets_a_load_merge_the_empty_leaves_of_its_keyspace() {
+    const COUNT: u64 = 60_000;
+    let (faulty, config) = faulty();
+    let config = config.durability(Durability::Relaxed);
+    let db = config.open("/db").unwrap();
+    let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
+    let other = db.keyspace("other").unwrap();
+    // Long keys that differ in their last bytes make leaves of few rows, with long fences.
+    let key = |row: u64| [&[b'k'; 120][..], &row.to_be_bytes()].concat();
+    let mut load = db.bulk_load("k").unwrap();
+    (0..COUNT).for_each(|row| load.insert(key(row), Random(row).bytes(60)).unwrap());
+    load.finish().unwrap();
+    // In an order that leaves leaves empty whose neighbours are not in memory.
+    (0..COUNT).for_each(|row| keyspace.remove(key(row * 7919 % COUNT)).unwrap());
+    db.compact().unwrap();
+    let pages_before = db.keyspaces().iter().find(|info| info.name == "k").unwrap().page_count;
+    assert!(pages_before > 10, "removals merged all leaves but {pages_before}");
+
+    faulty.set_space_limit(Some(faulty.space_used() + (8 << 20)));
+    let mut load = db.bulk_load("k").unwrap();
+    let rows = 0..5000u64;
+    rows.clone().for_each(|row| load.insert(key(row), Random(row).bytes(60)).unwrap());
+    fill_up(&other);
+    load.finish().expect("the leaves are merged within the reserve");
+    assert!(rows.clone().all(|row| keyspace.get(key(row)).unwrap().unwrap() == Random(row).bytes(60)));
+    assert_eq!(keyspace.count(..).unwrap(), 5000);
+    drop((keyspace, other));
+    db.close().unwrap();
+    let db = config.open("/db").unwrap();
+    assert!(db.check().unwrap().corruption.is_empty());
+    assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 5000);
 }
 
 /// Dropping a keyspace of very many pages needs no disk space for each page, and its space is free after a checkpoint.

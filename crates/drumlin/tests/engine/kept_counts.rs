@@ -468,7 +468,7 @@ fn the_first_count_of_many_rows_is_cheap() {
     let (db, loaded) = open(&folder.path(), rows);
     db.close().unwrap();
     let (db, reads) = open(&folder.path(), rows);
-    assert!(loaded < 100 && reads < 100, "{reads} reads, {loaded} behind the load");
+    assert!(loaded < 100 && reads < 100, "{reads} reads, {loaded} after the load");
     let k = db.existing_keyspace("k").unwrap();
     (0..1000).for_each(|number| k.remove((number * 997 % rows).to_be_bytes()).unwrap());
     db.checkpoint().unwrap();

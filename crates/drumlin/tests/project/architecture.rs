@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of the library, with the parts that it may name. It may name no others. `sync` is a module of drumlin-io.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("hash", &[]),
     ("sync", &[]),
     ("format", &[]),
@@ -29,8 +29,6 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("load", &["+txn"]),
     ("store", &["+load"]),
     ("db", &["+store"]),
-    // Built for fuzzing only.
-    ("fuzzing", &["format", "io", "tree"]),
 ];
 
 /// Returns the parts that this one may use. `+txn` in the list stands for `txn` and everything that it may use.

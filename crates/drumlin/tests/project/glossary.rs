@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::documents::files_below;
+
 fn glossary() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/glossary.md");
     fs::read_to_string(path).unwrap().replace("\r\n", "\n")
@@ -13,17 +15,6 @@ fn glossary() -> String {
 fn quoted(rows: &str, column: usize) -> BTreeSet<String> {
     let cells = rows.lines().filter(|line| line.starts_with('|')).filter_map(|line| line.split('|').nth(column));
     cells.flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()).collect()
-}
-
-fn source_files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            source_files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
 }
 
 /// Returns every source file of the library and of drumlin-io with the names in its code.
@@ -36,7 +27,7 @@ fn names() -> Vec<(String, Vec<String>)> {
 fn names_in(folders: &[&str]) -> Vec<(String, Vec<String>)> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut paths = Vec::new();
-    folders.iter().for_each(|folder| source_files(&crates.join(folder), &mut paths));
+    folders.iter().for_each(|folder| files_below(&crates.join(folder), "rs", &mut paths));
     assert!(paths.len() > 50, "the sources are somewhere else");
     let names_in = |text: &str| {
         let code = text.lines().map(|line| line.split("//").next().unwrap_or(line));
@@ -55,7 +46,7 @@ fn every_type_has_a_line() {
     let (terms, _) = text.split_once("## Retired words").unwrap();
     let known = quoted(terms, 2);
     let mut missing = Vec::new();
-    for (file, names) in names().iter().filter(|(file, _)| !file.ends_with("fuzzing.rs") && !file.contains("tests")) {
+    for (file, names) in names().iter().filter(|(file, _)| !file.contains("tests")) {
         let words: Vec<&str> = names.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
         for window in words.windows(4) {
             let rest = match window {

@@ -9,20 +9,23 @@
 //! - If its comment has the words "Fixed by", which say what determines the value, it is none.
 //! - `format/`, test equipment and tests have none.
 //!
+//! Only constants have other values under simulation: no other expression asks for the feature `sim`.
+//!
 //! Every tuning constant has a comment, whose first sentence is in the table, and a unit: its type if it is a duration,
 //! otherwise the last word of its name that is in [`UNITS`]. If a line of its comment begins with "Measured:", the rest
 //! of the line says where.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use drumlin_testing::documents;
 
+use super::documents::files_below;
+
 /// Folders and files without tuning constants, by the beginnings of their paths.
-const LEFT_OUT: [&str; 7] = [
+const LEFT_OUT: [&str; 6] = [
     "drumlin/src/coverage.rs",
     "drumlin/src/format/",
-    "drumlin/src/fuzzing.rs",
     "drumlin-io/src/testing/",
     "drumlin-io/src/sync/scheduler.rs",
     "drumlin-io/src/sync/simulated.rs",
@@ -93,17 +96,6 @@ struct Constant {
     value: String,
     /// The lines of its comment.
     comment: Vec<String>,
-}
-
-fn source_files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            source_files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
 }
 
 /// Returns the constants of a file's text.
@@ -222,12 +214,16 @@ impl Constant {
             return format!("{count} {unit}");
         }
         let unit = self.unit().unwrap_or_else(|| panic!("{}: {} has no unit in its name", self.file, self.name));
+        if value == "u64::MAX" {
+            return "no limit".to_owned();
+        }
         let Some(number) = number(value) else { return format!("`{value}` {unit}") };
         match unit {
             "bytes" => {
                 let sizes = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("bytes", 0)];
-                let is_whole =
-                    |shift: i32| number >= f64::from(shift).exp2() && number % f64::from(shift).exp2() == 0.0;
+                let is_whole = |shift: i32| {
+                    shift == 0 || number >= f64::from(shift).exp2() && number % f64::from(shift).exp2() == 0.0
+                };
                 let (size, shift) = sizes.into_iter().find(|(_, shift)| is_whole(*shift)).expect("a byte divides it");
                 format!("{} {size}", grouped(number / f64::from(shift).exp2()))
             }
@@ -300,8 +296,8 @@ fn table_of(file: &str) -> String {
 fn the_tables_have_every_constant() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut paths = Vec::new();
-    source_files(&crates.join("drumlin/src"), &mut paths);
-    source_files(&crates.join("drumlin-io/src"), &mut paths);
+    files_below(&crates.join("drumlin/src"), "rs", &mut paths);
+    files_below(&crates.join("drumlin-io/src"), "rs", &mut paths);
     paths.sort();
     let mut tables: Vec<(String, Vec<Vec<String>>)> = Vec::new();
     for path in paths {
@@ -310,7 +306,15 @@ fn the_tables_have_every_constant() {
         if is_test || LEFT_OUT.iter().any(|start| file.starts_with(start)) {
             continue;
         }
-        for constant in constants_of(&file, &fs::read_to_string(&path).unwrap()) {
+        let text = fs::read_to_string(&path).unwrap();
+        let constants = constants_of(&file, &text);
+        let simulated_count = constants.iter().filter(|constant| constant.values().1.is_some()).count();
+        assert_eq!(
+            text.matches("cfg!(feature = \"sim\")").count(),
+            simulated_count,
+            "{file}: a value under simulation is that of a constant, `if cfg!(feature = \"sim\") {{ .. }} else {{ .. }}`"
+        );
+        for constant in constants {
             if !constant.is_tuning() {
                 continue;
             }

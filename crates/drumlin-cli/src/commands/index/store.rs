@@ -156,8 +156,8 @@ impl Store {
             match memchr::memchr(b'/', &key[prefix.len()..]) {
                 Some(at) => {
                     // Skip everything below the directory, which was found before.
-                    let behind = [&key[..prefix.len() + at], &[b'/' + 1]].concat();
-                    from = Bound::Included(behind);
+                    let next = [&key[..prefix.len() + at], &[b'/' + 1]].concat();
+                    from = Bound::Included(next);
                 }
                 None => {
                     from = Bound::Excluded(key.clone());

@@ -23,7 +23,7 @@ use crate::worker::Measurement;
 const PAGE_BYTES: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-enum Way {
+enum Method {
     Mapped(Advice),
     /// read(2) through the page cache.
     Call,
@@ -31,28 +31,29 @@ enum Way {
     Direct,
 }
 
-impl Way {
-    const ALL: [Way; 4] = [Way::Mapped(Advice::Normal), Way::Mapped(Advice::Random), Way::Call, Way::Direct];
+impl Method {
+    const ALL: [Method; 4] =
+        [Method::Mapped(Advice::Normal), Method::Mapped(Advice::Random), Method::Call, Method::Direct];
 
     fn name(self) -> String {
         match self {
-            Way::Mapped(advice) => format!("mapped, {}", advice.name()),
-            Way::Call => "read(2)".to_owned(),
-            Way::Direct => "read(2), direct".to_owned(),
+            Method::Mapped(advice) => format!("mapped, {}", advice.name()),
+            Method::Call => "read(2)".to_owned(),
+            Method::Direct => "read(2), direct".to_owned(),
         }
     }
 }
 
-/// A cold and a warm pass over a file, in one of the ways.
+/// A cold and a warm pass over a file, by one of the methods.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
-    way: Way,
+    method: Method,
     is_random: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     cold_seconds: f64,
     warm_seconds: f64,
     /// Bytes that the device read during the cold pass, for each byte of the file.
@@ -61,15 +62,15 @@ pub(crate) struct Seen {
 
 impl Measurement for Task {
     const NAME: &'static str = "calls: cold start";
-    type Result = Seen;
+    type Result = Observation;
 
-    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Observation> {
         let file = File::options().read(true).write(true).open(&self.path)?;
         temp_folder::forget_cached(&file)?;
-        let reader = if self.way == Way::Direct { temp_folder::open_direct(&self.path, false)? } else { file };
+        let reader = if self.method == Method::Direct { temp_folder::open_direct(&self.path, false)? } else { file };
         let bytes = reader.metadata()?.len() as usize;
-        let map = match self.way {
-            Way::Mapped(advice) => {
+        let map = match self.method {
+            Method::Mapped(advice) => {
                 let map = Map::new(&reader, bytes, Mode::Shared)?;
                 map.advise(advice)?;
                 Some(map)
@@ -93,7 +94,7 @@ impl Measurement for Task {
         let cold_seconds = pass()?;
         let device = Counters::now().since(&before).device_read_bytes;
         let warm_seconds = pass()?;
-        Ok(Seen { cold_seconds, warm_seconds, device_bytes: device as f64 / bytes as f64 })
+        Ok(Observation { cold_seconds, warm_seconds, device_bytes: device as f64 / bytes as f64 })
     }
 }
 
@@ -108,26 +109,26 @@ fn bytes(session: &Session<'_>) -> u64 {
     if session.settings.quick { 16 << 20 } else { 64 << 20 }
 }
 
-/// Estimates the time of a turn. The slowest passes make 10 k reads a second, so 20 k on average for all of them.
+/// Estimates the time of a trial. The slowest passes make 10 k reads a second, so 20 k on average for all of them.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     0.1 + bytes(session) as f64 / PAGE_BYTES as f64 / 2e4
 }
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
-    Session::turns_seconds(2 * Way::ALL.len(), session.pacing.rounds, turn_seconds(session))
+    Session::rounds_seconds(2 * Method::ALL.len(), session.pacing.rounds, turn_seconds(session))
 }
 
 pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()> {
     let bytes = bytes(session);
-    let path = session.room.filled("cold", bytes, |_| !session.interrupted())?;
-    let cases: Vec<(Way, bool)> =
-        [true, false].into_iter().flat_map(|order| Way::ALL.map(|way| (way, order))).collect();
-    let turns = session.turns(
+    let path = session.temp_folder.filled("cold", bytes, |_| !session.interrupted())?;
+    let cases: Vec<(Method, bool)> =
+        [true, false].into_iter().flat_map(|order| Method::ALL.map(|method| (method, order))).collect();
+    let trials = session.run_rounds(
         &cases,
         session.pacing.rounds,
         turn_seconds(session),
-        |(way, _)| format!("calls: a cold start, {}", way.name()),
-        |&(way, is_random), _| (Task { path: path.clone(), way, is_random }, None),
+        |(method, _)| format!("calls: a cold start, {}", method.name()),
+        |&(method, is_random), _| (Task { path: path.clone(), method, is_random }, None),
     );
     std::fs::remove_file(&path)?;
     let mut table = Table::new(
@@ -140,13 +141,13 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             ("device bytes per byte", Form::Ratio),
         ],
     );
-    for ((way, is_random), turns) in cases.iter().zip(&turns) {
+    for ((method, is_random), trials) in cases.iter().zip(&trials) {
         table.row(vec![
-            format!("{}: {}", if *is_random { "random" } else { "in order" }, way.name()).into(),
-            turns.median(|seen| seen.cold_seconds).into(),
-            turns.median(|seen| seen.warm_seconds).into(),
-            turns.median(|seen| seen.cold_seconds + seen.warm_seconds).into(),
-            turns.median(|seen| seen.device_bytes).into(),
+            format!("{}: {}", if *is_random { "random" } else { "in order" }, method.name()).into(),
+            trials.median(|seen| seen.cold_seconds).into(),
+            trials.median(|seen| seen.warm_seconds).into(),
+            trials.median(|seen| seen.cold_seconds + seen.warm_seconds).into(),
+            trials.median(|seen| seen.device_bytes).into(),
         ]);
     }
     chapter.tables.push(table);
@@ -166,15 +167,15 @@ mod tests {
         assert!(found.into_iter().eq(places(256, false)));
     }
 
-    /// Both passes succeed with every way of reading.
+    /// Both passes succeed with every method of reading.
     #[test]
     fn every_way_reads() {
         let folder = tempfile::tempdir().unwrap();
-        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
-        let path = room.filled("file", 1 << 20, |_| true).unwrap();
-        for way in Way::ALL {
-            let Ok(seen) = (Task { path: path.clone(), way, is_random: true }).perform(|_| {}) else {
-                assert_eq!(way, Way::Direct, "a file system in memory has no direct reads");
+        let temp_folder = temp_folder::TempFolder::create(folder.path()).unwrap();
+        let path = temp_folder.filled("file", 1 << 20, |_| true).unwrap();
+        for method in Method::ALL {
+            let Ok(seen) = (Task { path: path.clone(), method, is_random: true }).perform(|_| {}) else {
+                assert_eq!(method, Method::Direct, "a file system in memory has no direct reads");
                 continue;
             };
             assert!(seen.cold_seconds > 0.0 && seen.warm_seconds > 0.0);

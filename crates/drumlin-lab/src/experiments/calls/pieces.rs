@@ -2,12 +2,12 @@
 //!
 //! S3's read column cannot be right: 2 GB in 0.87 ms would be 2,300 GB/s. The time falls in exact proportion to the
 //! bytes per call, as if each call cost the same whatever its size. That happens if a call only takes a slice of the
-//! mapping, or touches one byte of it. So this experiment reads a mapping in three ways: it takes slices, it touches
+//! mapping, or touches one byte of it. So this experiment reads a mapping by three methods: it takes slices, it touches
 //! one byte of each piece, and it copies every byte, as read(2) does.
 //!
 //! S3's write column measured a new file, whose pages have to be faulted in and need blocks allocated. So four cases
 //! are measured separately, each with its faults: a new file, a file whose blocks `fallocate` has allocated, the first
-//! touch of an existing file, and pages that were touched before. Each way has its own file. New files are written
+//! touch of an existing file, and pages that were touched before. Each method has its own file. New files are written
 //! twice: see [`Task::time`].
 
 use std::fs::File;
@@ -25,7 +25,7 @@ use crate::figures::{self, Form};
 use crate::map::{Map, Mode};
 use crate::measure::Sample;
 use crate::report::{Cell, Chapter, Holds, Judgement, MEDIANS, Plot, Scale, Table};
-use crate::session::{Rounds, Session, Turns};
+use crate::session::{Rounds, Session, Trials};
 use crate::worker::Measurement;
 
 /// Bytes that S3 read and wrote. Measured times are scaled to this amount.
@@ -53,7 +53,7 @@ const SOURCE: [[&str; 4]; 8] = [
 
 /// The operation on each piece and the state of its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-enum Way {
+enum Method {
     /// Store into a mapping of a new file without blocks.
     WriteNewMapped,
     WriteNewCall,
@@ -74,40 +74,40 @@ enum Way {
     ReadCall,
 }
 
-impl Way {
-    const ALL: [Way; 11] = [
-        Way::WriteNewMapped,
-        Way::WriteNewCall,
-        Way::WriteAllocatedMapped,
-        Way::WriteFirstMapped,
-        Way::WriteMapped,
-        Way::WriteCall,
-        Way::SliceMapped,
-        Way::TouchMapped,
-        Way::CopyFirstMapped,
-        Way::CopyMapped,
-        Way::ReadCall,
+impl Method {
+    const ALL: [Method; 11] = [
+        Method::WriteNewMapped,
+        Method::WriteNewCall,
+        Method::WriteAllocatedMapped,
+        Method::WriteFirstMapped,
+        Method::WriteMapped,
+        Method::WriteCall,
+        Method::SliceMapped,
+        Method::TouchMapped,
+        Method::CopyFirstMapped,
+        Method::CopyMapped,
+        Method::ReadCall,
     ];
 
     fn is_of_new_file(self) -> bool {
-        matches!(self, Way::WriteNewMapped | Way::WriteNewCall | Way::WriteAllocatedMapped)
+        matches!(self, Method::WriteNewMapped | Method::WriteNewCall | Method::WriteAllocatedMapped)
     }
 
-    /// Returns `true` if the way ends at the end of the file, because what it measures happens only once per file.
+    /// Returns `true` if the method ends at the end of the file, because what it measures happens only once per file.
     fn is_once(self) -> bool {
-        self.is_of_new_file() || matches!(self, Way::WriteFirstMapped | Way::CopyFirstMapped)
+        self.is_of_new_file() || matches!(self, Method::WriteFirstMapped | Method::CopyFirstMapped)
     }
 }
 
-/// Measures all ways at one size.
+/// Measures all methods at one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
     /// Existing, cached files: one to write by mapping, one to write by call, one to read.
     files: [PathBuf; 3],
     bytes: usize,
-    /// The time limit of each way. A new file is written to its end if the pieces have at least [`PAGES_FROM`] bytes,
-    /// unless that takes more than [`NEW_FILE_TIMES`] times the limit.
+    /// The time limit of each method. A new file is written to its end if the pieces have at least [`PAGES_FROM`]
+    /// bytes, unless that takes more than [`NEW_FILE_TIMES`] times the limit.
     seconds: f64,
 }
 
@@ -117,7 +117,7 @@ const NEW_FILE_TIMES: f64 = 5.0;
 /// From this size of a piece on, the pages of a new file cost far more than the copies into them.
 const PAGES_FROM: usize = 512;
 
-/// The measured times of one way at one size.
+/// The measured times of one method at one size.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Timed {
     /// Seconds for 2 GB. If two new files were written, those of the second.
@@ -132,34 +132,34 @@ impl Measurement for Task {
     const NAME: &'static str = "calls";
     type Result = Vec<Timed>;
 
-    /// Returns the times in the order of `Way::ALL`.
+    /// Returns the times in the order of `Method::ALL`.
     fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Vec<Timed>> {
-        Way::ALL.into_iter().map(|way| self.time(way)).collect()
+        Method::ALL.into_iter().map(|method| self.time(method)).collect()
     }
 }
 
 impl Task {
-    /// Times one way. It writes new files twice: if memory costs more at its first use, as it may on a virtual machine,
-    /// the first file pays for that.
-    fn time(&self, way: Way) -> io::Result<Timed> {
-        if way.is_of_new_file() {
-            let first_seconds = self.pass(way)?.seconds;
-            return Ok(Timed { first_seconds, ..self.pass(way)? });
+    /// Times one method. It writes new files twice: if memory costs more at its first use, as it may on a virtual
+    /// machine, the first file pays for that.
+    fn time(&self, method: Method) -> io::Result<Timed> {
+        if method.is_of_new_file() {
+            let first_seconds = self.pass(method)?.seconds;
+            return Ok(Timed { first_seconds, ..self.pass(method)? });
         }
-        self.pass(way)
+        self.pass(method)
     }
 
-    fn pass(&self, way: Way) -> io::Result<Timed> {
-        let is_new = way.is_of_new_file();
-        let path = match way {
+    fn pass(&self, method: Method) -> io::Result<Timed> {
+        let is_new = method.is_of_new_file();
+        let path = match method {
             _ if is_new => self.folder.join(format!("new-{}", self.bytes)),
-            Way::WriteFirstMapped | Way::WriteMapped => self.files[0].clone(),
-            Way::WriteCall => self.files[1].clone(),
+            Method::WriteFirstMapped | Method::WriteMapped => self.files[0].clone(),
+            Method::WriteCall => self.files[1].clone(),
             _ => self.files[2].clone(),
         };
         let file = File::options().read(true).write(true).create(is_new).truncate(is_new).open(&path)?;
-        match way {
-            Way::WriteAllocatedMapped => {
+        match method {
+            Method::WriteAllocatedMapped => {
                 rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, FILE_BYTES as u64)?;
             }
             _ if is_new => file.set_len(FILE_BYTES as u64)?,
@@ -167,21 +167,21 @@ impl Task {
         }
         // Map the file for calls too, so that the timed operation is the only difference.
         let mut map = Map::new(&file, FILE_BYTES, Mode::Shared)?;
-        match way {
-            Way::WriteMapped => map.chunks_mut(PAGE_BYTES).for_each(|page| page[0] = page[0].wrapping_add(1)),
-            _ if way.is_once() => {}
+        match method {
+            Method::WriteMapped => map.chunks_mut(PAGE_BYTES).for_each(|page| page[0] = page[0].wrapping_add(1)),
+            _ if method.is_once() => {}
             _ => {
                 black_box(map.chunks(PAGE_BYTES).map(|page| u64::from(page[0])).sum::<u64>());
             }
         }
-        let result = self.run(way, &file, &mut map);
+        let result = self.run(method, &file, &mut map);
         if is_new {
             std::fs::remove_file(&path)?;
         }
         result
     }
 
-    fn run(&self, way: Way, file: &File, map: &mut Map) -> io::Result<Timed> {
+    fn run(&self, method: Method, file: &File, map: &mut Map) -> io::Result<Timed> {
         let mut piece = vec![7u8; self.bytes];
         let mut sum = 0u64;
         // Read the clock once per batch of pieces, because reading it costs more than touching a byte.
@@ -189,31 +189,34 @@ impl Task {
         let (mut bytes, mut offset) = (0u64, 0);
         let before = counters::thread_faults();
         let start = Instant::now();
-        let times = if way.is_of_new_file() && self.bytes >= PAGES_FROM { NEW_FILE_TIMES } else { 1.0 };
+        let times = if method.is_of_new_file() && self.bytes >= PAGES_FROM { NEW_FILE_TIMES } else { 1.0 };
         let limit = Duration::from_secs_f64(self.seconds * times);
         'timed: loop {
             for _ in 0..batch {
                 if offset + self.bytes > FILE_BYTES {
                     offset = 0;
-                    if way.is_once() {
+                    if method.is_once() {
                         break 'timed;
                     }
                 }
                 let range = offset..offset + self.bytes;
-                match way {
-                    Way::WriteNewMapped | Way::WriteAllocatedMapped | Way::WriteFirstMapped | Way::WriteMapped => {
+                match method {
+                    Method::WriteNewMapped
+                    | Method::WriteAllocatedMapped
+                    | Method::WriteFirstMapped
+                    | Method::WriteMapped => {
                         map[range].copy_from_slice(black_box(&piece));
                     }
-                    Way::WriteNewCall | Way::WriteCall => file.write_all_at(&piece, offset as u64)?,
-                    Way::SliceMapped => {
+                    Method::WriteNewCall | Method::WriteCall => file.write_all_at(&piece, offset as u64)?,
+                    Method::SliceMapped => {
                         black_box(&map[range]);
                     }
-                    Way::TouchMapped => sum += u64::from(black_box(&map[range])[0]),
-                    Way::CopyFirstMapped | Way::CopyMapped => {
+                    Method::TouchMapped => sum += u64::from(black_box(&map[range])[0]),
+                    Method::CopyFirstMapped | Method::CopyMapped => {
                         piece.copy_from_slice(&map[range]);
                         black_box(&piece);
                     }
-                    Way::ReadCall => file.read_exact_at(&mut piece, offset as u64)?,
+                    Method::ReadCall => file.read_exact_at(&mut piece, offset as u64)?,
                 }
                 offset += self.bytes;
                 bytes += self.bytes as u64;
@@ -235,26 +238,26 @@ fn way_seconds(session: &Session<'_>) -> f64 {
     (session.pacing.slice.seconds / 5.0).max(0.05)
 }
 
-/// Estimates the time of a turn. Ways that touch each page once end early, and new files take longer.
+/// Estimates the time of a trial. Methods that touch each page once end early, and new files take longer.
 fn turn_seconds(session: &Session<'_>) -> f64 {
-    way_seconds(session) * Way::ALL.len() as f64 * 0.6 + 0.6
+    way_seconds(session) * Method::ALL.len() as f64 * 0.6 + 0.6
 }
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
-    3.0 + Session::turns_seconds(SIZES.len(), session.pacing.rounds, turn_seconds(session))
+    3.0 + Session::rounds_seconds(SIZES.len(), session.pacing.rounds, turn_seconds(session))
 }
 
 pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()> {
     session.step("calls: writing three files", 3.0);
     let make = |name: &str| -> io::Result<PathBuf> {
-        let path = session.room.filled(name, FILE_BYTES as u64, |_| !session.interrupted())?;
+        let path = session.temp_folder.filled(name, FILE_BYTES as u64, |_| !session.interrupted())?;
         read_through(&path)?;
         Ok(path)
     };
     let files = [make("calls-mapped")?, make("calls-written")?, make("calls-read")?];
     let seconds = way_seconds(session);
-    let folder = session.room.path().to_owned();
-    let turns = session.turns(
+    let folder = session.temp_folder.path().to_owned();
+    let trials = session.run_rounds(
         &SIZES,
         session.pacing.rounds,
         turn_seconds(session),
@@ -264,15 +267,15 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     for path in &files {
         std::fs::remove_file(path)?;
     }
-    for turns in turns.cases.iter().chain([&turns.again]) {
-        if let Some(failure) = &turns.failure {
+    for trials in trials.cases.iter().chain([&trials.again]) {
+        if let Some(failure) = &trials.failure {
             chapter.note(format!("Not all pieces were measured: {failure}."));
         }
     }
-    let tables = [writes(&turns), reads(&turns), both(&turns)];
+    let tables = [writes(&trials), reads(&trials), both(&trials)];
     chapter.tables.extend(tables);
-    chapter.plots.push(plot(&turns));
-    let found = Found::of(&turns);
+    chapter.plots.push(plot(&trials));
+    let found = Findings::of(&trials);
     for claim in &CLAIMS {
         claim.put(chapter, &found);
     }
@@ -285,27 +288,27 @@ fn read_through(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn index(way: Way) -> usize {
-    Way::ALL.iter().position(|each| *each == way).expect("listed")
+fn index(method: Method) -> usize {
+    Method::ALL.iter().position(|each| *each == method).expect("listed")
 }
 
-/// Returns the median time of a way over the turns at one size.
-fn time(turns: &Turns<Vec<Timed>>, way: Way) -> Option<f64> {
-    turns.median(|times| times[index(way)].seconds)
+/// Returns the median time of a method over the trials at one size.
+fn time(trials: &Trials<Vec<Timed>>, method: Method) -> Option<f64> {
+    trials.median(|times| times[index(method)].seconds)
 }
 
-/// The size, its turns, and the source's times for it.
-type Row<'t> = (usize, &'t Turns<Vec<Timed>>, [&'static str; 4]);
+/// The size, its trials, and the source's times for it.
+type Row<'t> = (usize, &'t Trials<Vec<Timed>>, [&'static str; 4]);
 
 /// Returns the rows in ascending order of size.
-fn rows(turns: &Rounds<Vec<Timed>>) -> Vec<Row<'_>> {
+fn rows(trials: &Rounds<Vec<Timed>>) -> Vec<Row<'_>> {
     let mut rows: Vec<_> =
-        SIZES.into_iter().zip(turns).zip(SOURCE).map(|((bytes, turns), source)| (bytes, turns, source)).collect();
+        SIZES.into_iter().zip(trials).zip(SOURCE).map(|((bytes, trials), source)| (bytes, trials, source)).collect();
     rows.sort_by_key(|(bytes, ..)| *bytes);
     rows
 }
 
-fn writes(turns: &Rounds<Vec<Timed>>) -> Table {
+fn writes(trials: &Rounds<Vec<Timed>>) -> Table {
     let mut table = Table::new(
         format!(
             "Writing 2 GB, extrapolated from {} at most, of two new files the second",
@@ -323,24 +326,24 @@ fn writes(turns: &Rounds<Vec<Timed>>) -> Table {
             ("S3: write(2)", Form::Text),
         ],
     );
-    let ways = [
-        Way::WriteNewMapped,
-        Way::WriteNewCall,
-        Way::WriteAllocatedMapped,
-        Way::WriteFirstMapped,
-        Way::WriteMapped,
-        Way::WriteCall,
+    let methods = [
+        Method::WriteNewMapped,
+        Method::WriteNewCall,
+        Method::WriteAllocatedMapped,
+        Method::WriteFirstMapped,
+        Method::WriteMapped,
+        Method::WriteCall,
     ];
-    for (bytes, turns, source) in rows(turns) {
+    for (bytes, trials, source) in rows(trials) {
         let mut cells: Vec<Cell> = vec![(bytes as u64).into()];
-        cells.extend(ways.map(|way| Cell::from(time(turns, way))));
+        cells.extend(methods.map(|method| Cell::from(time(trials, method))));
         cells.extend([source[0].into(), source[1].into()]);
         table.row(cells);
     }
     table
 }
 
-fn reads(turns: &Rounds<Vec<Timed>>) -> Table {
+fn reads(trials: &Rounds<Vec<Timed>>) -> Table {
     let mut table = Table::new(
         format!("Reading 2 GB, all of it cached, from {} again and again", figures::size(FILE_BYTES as u64)),
         &[
@@ -354,26 +357,27 @@ fn reads(turns: &Rounds<Vec<Timed>>) -> Table {
             ("S3: read(2)", Form::Text),
         ],
     );
-    let ways = [Way::SliceMapped, Way::TouchMapped, Way::CopyFirstMapped, Way::CopyMapped, Way::ReadCall];
-    for (bytes, turns, source) in rows(turns) {
+    let methods =
+        [Method::SliceMapped, Method::TouchMapped, Method::CopyFirstMapped, Method::CopyMapped, Method::ReadCall];
+    for (bytes, trials, source) in rows(trials) {
         let mut cells: Vec<Cell> = vec![(bytes as u64).into()];
-        cells.extend(ways.map(|way| Cell::from(time(turns, way))));
+        cells.extend(methods.map(|method| Cell::from(time(trials, method))));
         cells.extend([source[2].into(), source[3].into()]);
         table.row(cells);
     }
     table
 }
 
-/// A way to write a new file and a way to read it.
-type Pair = (Way, Way);
+/// A method to write a new file and a method to read it.
+type Pair = (Method, Method);
 
 /// S3's advice: write by calls and read by mapping. The reader needs a new mapping; a writer through a mapping would
 /// already have one.
-const ADVICE: Pair = (Way::WriteNewCall, Way::CopyFirstMapped);
-const BOTH_MAPPED: Pair = (Way::WriteNewMapped, Way::CopyMapped);
-const BOTH_CALLS: Pair = (Way::WriteNewCall, Way::ReadCall);
+const ADVICE: Pair = (Method::WriteNewCall, Method::CopyFirstMapped);
+const BOTH_MAPPED: Pair = (Method::WriteNewMapped, Method::CopyMapped);
+const BOTH_CALLS: Pair = (Method::WriteNewCall, Method::ReadCall);
 
-fn both(turns: &Rounds<Vec<Timed>>) -> Table {
+fn both(trials: &Rounds<Vec<Timed>>) -> Table {
     let mut table = Table::new(
         "S3's advice, write by calls and read by mapping: 2 GB in a new file, read back",
         &[
@@ -383,29 +387,30 @@ fn both(turns: &Rounds<Vec<Timed>>) -> Table {
             ("both by calls", Form::Seconds),
         ],
     );
-    for (bytes, turns, _) in rows(turns) {
+    for (bytes, trials, _) in rows(trials) {
         let sum =
-            |(write, read)| Cell::from(time(turns, write).zip(time(turns, read)).map(|(write, read)| write + read));
+            |(write, read)| Cell::from(time(trials, write).zip(time(trials, read)).map(|(write, read)| write + read));
         table.row(vec![(bytes as u64).into(), sum(ADVICE), sum(BOTH_MAPPED), sum(BOTH_CALLS)]);
     }
     table
 }
 
-fn plot(turns: &Rounds<Vec<Timed>>) -> Plot {
+fn plot(trials: &Rounds<Vec<Timed>>) -> Plot {
     let mut plot = Plot::new(
         "Time for 2 GB",
         ("bytes per call", Form::Count, Scale::Logarithmic),
         ("time", Form::Seconds, Scale::Logarithmic),
     )
     .drawing(MEDIANS);
-    for (name, way) in [
-        ("write, new file mapped", Way::WriteNewMapped),
-        ("write(2), new file", Way::WriteNewCall),
-        ("read: 1 byte touched", Way::TouchMapped),
-        ("read: mapped, copied", Way::CopyMapped),
-        ("read(2)", Way::ReadCall),
+    for (name, method) in [
+        ("write, new file mapped", Method::WriteNewMapped),
+        ("write(2), new file", Method::WriteNewCall),
+        ("read: 1 byte touched", Method::TouchMapped),
+        ("read: mapped, copied", Method::CopyMapped),
+        ("read(2)", Method::ReadCall),
     ] {
-        let points = rows(turns).into_iter().filter_map(|(bytes, turns, _)| Some((bytes as f64, time(turns, way)?)));
+        let points =
+            rows(trials).into_iter().filter_map(|(bytes, trials, _)| Some((bytes as f64, time(trials, method)?)));
         plot.line(name, points.collect());
     }
     plot
@@ -413,7 +418,7 @@ fn plot(turns: &Rounds<Vec<Timed>>) -> Plot {
 
 /// The figures on which the verdicts rest. Those that were not measured are `None`.
 #[derive(Debug, Default)]
-struct Found {
+struct Findings {
     /// Seconds for 2 GB in pieces of 4 KiB: slices taken, one byte touched, all bytes copied.
     reads: Option<[Spread; 3]>,
     /// The time of read(2) over that of a copy from the mapping, in pieces of one byte.
@@ -457,46 +462,50 @@ struct Pages {
     without_allocation: Spread,
 }
 
-impl Found {
-    fn of(turns: &Rounds<Vec<Timed>>) -> Found {
+impl Findings {
+    fn of(trials: &Rounds<Vec<Timed>>) -> Findings {
         let case = |bytes: usize| SIZES.iter().position(|each| *each == bytes).expect("listed");
-        let spread = |bytes, way| turns[case(bytes)].spread(|times| times[index(way)].seconds);
+        let spread = |bytes, method| trials[case(bytes)].spread(|times| times[index(method)].seconds);
         let compare = |bytes, left: &dyn Fn(&Vec<Timed>) -> f64, right: &dyn Fn(&Vec<Timed>) -> f64| {
             // The control is the case of 4 KiB; its noise stands for that of the other sizes.
-            let noise = turns.noise(left).max(turns.noise(right));
-            Ratio::of(&turns[case(bytes)].each(left), &turns[case(bytes)].each(right), noise)
+            let noise = trials.noise(left).max(trials.noise(right));
+            Ratio::of(&trials[case(bytes)].each(left), &trials[case(bytes)].each(right), noise)
         };
-        let of_way = |way| move |times: &Vec<Timed>| times[index(way)].seconds;
-        let of_first = |way| move |times: &Vec<Timed>| times[index(way)].first_seconds;
+        let of_way = |method| move |times: &Vec<Timed>| times[index(method)].seconds;
+        let of_first = |method| move |times: &Vec<Timed>| times[index(method)].first_seconds;
         let of_pair = |(write, read)| move |times: &Vec<Timed>| of_way(write)(times) + of_way(read)(times);
         let of_first_pair = |(write, read)| move |times: &Vec<Timed>| of_first(write)(times) + of_way(read)(times);
         let ratio = |bytes, left, right| compare(bytes, &of_way(left), &of_way(right));
-        let first = |bytes| compare(bytes, &of_first(Way::WriteNewMapped), &of_first(Way::WriteNewCall));
+        let first = |bytes| compare(bytes, &of_first(Method::WriteNewMapped), &of_first(Method::WriteNewCall));
         let both = |left: Option<Ratio>, right: Option<Ratio>| left.zip(right).map(|(left, right)| [left, right]);
-        Found {
+        Findings {
             reads: (|| {
-                Some([spread(4096, Way::SliceMapped)?, spread(4096, Way::TouchMapped)?, spread(4096, Way::CopyMapped)?])
+                Some([
+                    spread(4096, Method::SliceMapped)?,
+                    spread(4096, Method::TouchMapped)?,
+                    spread(4096, Method::CopyMapped)?,
+                ])
             })(),
-            read_bytes: ratio(1, Way::ReadCall, Way::CopyMapped),
+            read_bytes: ratio(1, Method::ReadCall, Method::CopyMapped),
             read_large: (|| {
                 Some(Large {
-                    copied: ratio(8192, Way::ReadCall, Way::CopyMapped)?,
-                    sliced: ratio(8192, Way::ReadCall, Way::SliceMapped)?,
-                    seconds: [spread(8192, Way::ReadCall)?.median, spread(8192, Way::CopyMapped)?.median],
+                    copied: ratio(8192, Method::ReadCall, Method::CopyMapped)?,
+                    sliced: ratio(8192, Method::ReadCall, Method::SliceMapped)?,
+                    seconds: [spread(8192, Method::ReadCall)?.median, spread(8192, Method::CopyMapped)?.median],
                 })
             })(),
             write_new: both(
-                ratio(4096, Way::WriteNewMapped, Way::WriteNewCall),
-                ratio(10_240, Way::WriteNewMapped, Way::WriteNewCall),
+                ratio(4096, Method::WriteNewMapped, Method::WriteNewCall),
+                ratio(10_240, Method::WriteNewMapped, Method::WriteNewCall),
             ),
             write_first: both(first(4096), first(10_240)),
-            new_seconds: rows(turns)
+            new_seconds: rows(trials)
                 .into_iter()
                 .filter(|(bytes, ..)| *bytes >= PAGES_FROM)
-                .filter_map(|(_, turns, _)| time(turns, Way::WriteNewMapped))
+                .filter_map(|(_, trials, _)| time(trials, Method::WriteNewMapped))
                 .collect(),
-            write_touched: ratio(4096, Way::WriteCall, Way::WriteMapped),
-            pages: Pages::of(&turns[case(4096)]),
+            write_touched: ratio(4096, Method::WriteCall, Method::WriteMapped),
+            pages: Pages::of(&trials[case(4096)]),
             advice: both(
                 compare(4096, &of_pair(BOTH_MAPPED), &of_pair(ADVICE)),
                 compare(4096, &of_pair(BOTH_CALLS), &of_pair(ADVICE)),
@@ -510,35 +519,35 @@ impl Found {
 }
 
 impl Pages {
-    fn of(turns: &Turns<Vec<Timed>>) -> Option<Pages> {
-        let ways = [Way::WriteNewMapped, Way::WriteAllocatedMapped, Way::WriteMapped].map(index);
-        let median = |figure: fn(&Timed) -> f64| ways.map(|way| turns.median(|times| figure(&times[way])));
+    fn of(trials: &Trials<Vec<Timed>>) -> Option<Pages> {
+        let methods = [Method::WriteNewMapped, Method::WriteAllocatedMapped, Method::WriteMapped].map(index);
+        let median = |figure: fn(&Timed) -> f64| methods.map(|method| trials.median(|times| figure(&times[method])));
         let [Some(new), Some(allocated), Some(touched)] = median(|timed| timed.seconds) else { return None };
         let [Some(new_faults), Some(allocated_faults), Some(touched_faults)] = median(|timed| timed.faults_per_page)
         else {
             return None;
         };
         let share = |times: &Vec<Timed>| {
-            let [new, allocated, touched] = ways.map(|way| times[way].seconds);
+            let [new, allocated, touched] = methods.map(|method| times[method].seconds);
             (allocated - touched) / (new - touched)
         };
         Some(Pages {
             seconds: [new, allocated, touched],
             faults: [new_faults, allocated_faults, touched_faults],
-            without_allocation: turns.spread(share)?,
+            without_allocation: trials.spread(share)?,
         })
     }
 }
 
 fn nothing() -> Judgement {
-    Judgement::cannot_tell("figures: the cases did not run", "")
+    Judgement::inconclusive("figures: the cases did not run", "")
 }
 
 fn show(seconds: f64) -> String {
     figures::micros(seconds * 1e6)
 }
 
-const CLAIMS: [Claim<Found>; 6] = [
+const CLAIMS: [Claim<Findings>; 6] = [
     Claim {
         source: "S3",
         text: "Reading 2 GB in pieces of 4 KiB through a mapping takes 2.1 ms.",
@@ -583,7 +592,7 @@ const CLAIMS: [Claim<Found>; 6] = [
 ];
 
 /// Judges by the copy, which alone does what read(2) does. S3's column matches the slices, which read nothing.
-fn large_pieces(found: &Found) -> Judgement {
+fn large_pieces(found: &Findings) -> Judgement {
     let Some(Large { copied, sliced, seconds: [call, mapped] }) = found.read_large else { return nothing() };
     let calls = SOURCE_BYTES / 8192.0;
     let why = format!(
@@ -605,7 +614,7 @@ const STATE_FACTOR: f64 = 2.0;
 /// The ratio of S3's times, 2.48 s by mapping and 1.74 s by calls.
 const NEW_FILE: Size = Size::of(1.4);
 
-fn new_file(found: &Found) -> Judgement {
+fn new_file(found: &Findings) -> Judgement {
     let (Some([small, large]), Some([first_small, first_large])) = (found.write_new, found.write_first) else {
         return nothing();
     };
@@ -632,10 +641,10 @@ fn new_file(found: &Found) -> Judgement {
             show(least),
             show(most)
         );
-        return Judgement::cannot_tell(missing, why);
+        return Judgement::inconclusive(missing, why);
     }
     if is_opposite([[small, large], [first_small, first_large]].map(judge)) {
-        return Judgement::cannot_tell(FIRST_USE, why);
+        return Judgement::inconclusive(FIRST_USE, why);
     }
     small.judge(judge([small, large]), why)
 }
@@ -651,7 +660,7 @@ const FIRST_USE: &str = "memory that costs no more at its first use than later (
 
 /// Judges the cause of a new file's additional cost over touched pages. The faults are the cause if most of that cost
 /// remains once the blocks are allocated, and the allocation is if little of it remains.
-fn faults_cost(found: &Found) -> Judgement {
+fn faults_cost(found: &Findings) -> Judgement {
     let (Some(ratio), Some(pages)) = (found.write_touched, found.pages) else { return nothing() };
     let [new, allocated, touched] = pages.seconds;
     let a_page = |seconds: f64| show((seconds - touched).max(0.0) * PAGE_BYTES as f64 / SOURCE_BYTES);
@@ -668,16 +677,16 @@ fn faults_cost(found: &Found) -> Judgement {
         ratio.show()
     );
     match () {
-        () if new < 1.5 * touched => Judgement::cannot_tell("a new file that costs more than touched pages", why),
+        () if new < 1.5 * touched => Judgement::inconclusive("a new file that costs more than touched pages", why),
         () if share.least >= 2.0 / 3.0 => Judgement::new(Holds::Yes, why),
         () if share.most <= 1.0 / 3.0 => Judgement::new(Holds::No, why),
         () if share.least > 1.0 / 3.0 && share.most < 2.0 / 3.0 => Judgement::new(Holds::Partly, why),
-        () => Judgement::cannot_tell("rounds that agree: their shares lie on both sides of a third", why),
+        () => Judgement::inconclusive("rounds that agree: their shares lie on both sides of a third", why),
     }
 }
 
 /// Judges the advice, which rests on both of S3's tables, in the case they share: a new, cached file, by pages.
-fn advice(found: &Found) -> Judgement {
+fn advice(found: &Findings) -> Judgement {
     let (Some([mapped, calls]), Some(first)) = (found.advice, found.advice_first) else { return nothing() };
     let part = |ratio: Ratio| ratio.at_least(Size::bound(1.1));
     let why = format!(
@@ -691,9 +700,9 @@ fn advice(found: &Found) -> Judgement {
     );
     let judge = |ratios: [Ratio; 2]| all(ratios.map(part));
     if is_opposite([[mapped, calls], first].map(judge)) {
-        return Judgement::cannot_tell(FIRST_USE, why);
+        return Judgement::inconclusive(FIRST_USE, why);
     }
-    let unsure = if part(mapped) == Holds::CannotTell { mapped } else { calls };
+    let unsure = if part(mapped) == Holds::Inconclusive { mapped } else { calls };
     unsure.judge(judge([mapped, calls]), why)
 }
 
@@ -701,7 +710,7 @@ fn advice(found: &Found) -> Judgement {
 mod tests {
     use super::*;
 
-    /// All ways are timed, new files are removed, and the source's table has a row for each size.
+    /// All methods are timed, new files are removed, and the source's table has a row for each size.
     #[test]
     fn every_way_is_timed() {
         let folder = tempfile::tempdir().unwrap();
@@ -711,7 +720,7 @@ mod tests {
         }
         let task = Task { folder: folder.path().to_owned(), files, bytes: 10_240, seconds: 0.0 };
         let times = task.perform(|_| {}).unwrap();
-        assert_eq!(times.len(), Way::ALL.len());
+        assert_eq!(times.len(), Method::ALL.len());
         assert!(times.iter().all(|timed| timed.seconds > 0.0));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
         assert_eq!(SOURCE.len(), SIZES.len());
@@ -725,11 +734,11 @@ mod tests {
         let files = ["a", "b", "c"].map(|name| folder.path().join(name));
         File::create(&files[0]).unwrap().set_len(FILE_BYTES as u64).unwrap();
         let task = Task { folder: folder.path().to_owned(), files, bytes: 10_240, seconds: 0.0 };
-        let faults = |way| task.time(way).unwrap().faults_per_page;
-        let new = faults(Way::WriteNewMapped);
+        let faults = |method| task.time(method).unwrap().faults_per_page;
+        let new = faults(Method::WriteNewMapped);
         assert!(new >= 1.0 / HUGE_PAGES, "{new} faults a page of a new file");
         // If another process syncs while the pages are touched, they become clean and fault again.
-        let touched = (0..20).map(|_| faults(Way::WriteMapped)).find(|touched| *touched < new / 4.0);
+        let touched = (0..20).map(|_| faults(Method::WriteMapped)).find(|touched| *touched < new / 4.0);
         assert!(touched.is_some(), "pages that were touched fault as a new file's do, at {new} faults a page");
     }
 
@@ -751,50 +760,53 @@ mod tests {
     /// Each claim can get every verdict.
     #[test]
     fn claims_come_out_each_way() {
-        let judged = |index: usize, found: &Found| (CLAIMS[index].judge)(found).holds;
+        let judged = |index: usize, found: &Findings| (CLAIMS[index].judge)(found).holds;
         for (copied, touched, holds) in
             [(0.003, 0.002, Holds::Yes), (0.1, 0.002, Holds::Partly), (0.1, 0.01, Holds::No)]
         {
             let reads = Some([spread(0.001), spread(touched), spread(copied)]);
-            assert_eq!(judged(0, &Found { reads, ..Found::default() }), holds);
+            assert_eq!(judged(0, &Findings { reads, ..Findings::default() }), holds);
         }
         for (found, holds) in [
             (ratio(80.0), Holds::Yes),
             (ratio(10.0), Holds::Partly),
             (ratio(0.9), Holds::No),
-            (noisy(9.0), Holds::CannotTell),
+            (noisy(9.0), Holds::Inconclusive),
         ] {
-            assert_eq!(judged(1, &Found { read_bytes: found, ..Found::default() }), holds);
+            assert_eq!(judged(1, &Findings { read_bytes: found, ..Findings::default() }), holds);
         }
         for (found, holds) in [
             (ratio(450.0), Holds::Yes),
             (ratio(20.0), Holds::Partly),
             (ratio(1.98), Holds::NotInSize),
             (ratio(0.9), Holds::No),
-            (noisy(9.0), Holds::CannotTell),
+            (noisy(9.0), Holds::Inconclusive),
         ] {
             let read_large =
                 found.map(|copied| Large { copied, sliced: ratio(900.0).unwrap(), seconds: [0.191, 0.0963] });
-            let judgement = (CLAIMS[2].judge)(&Found { read_large, ..Found::default() });
+            let judgement = (CLAIMS[2].judge)(&Findings { read_large, ..Findings::default() });
             assert_eq!(judgement.holds, holds);
             assert!(judgement.why.contains("slices, which reads nothing"), "{}", judgement.why);
         }
         for (small, large, holds) in [(1.5, 1.6, Holds::Yes), (1.5, 0.9, Holds::Partly), (0.8, 0.7, Holds::No)] {
             let write_new = ratio(small).zip(ratio(large)).map(|(small, large)| [small, large]);
-            assert_eq!(judged(3, &Found { write_new, write_first: write_new, ..Found::default() }), holds);
+            assert_eq!(judged(3, &Findings { write_new, write_first: write_new, ..Findings::default() }), holds);
         }
         let write_new = noisy(1.2).map(|ratio| [ratio, ratio]);
-        assert_eq!(judged(3, &Found { write_new, write_first: write_new, ..Found::default() }), Holds::CannotTell);
+        assert_eq!(
+            judged(3, &Findings { write_new, write_first: write_new, ..Findings::default() }),
+            Holds::Inconclusive
+        );
         for (mapped, calls, holds) in [(1.5, 1.6, Holds::Yes), (1.5, 0.9, Holds::Partly), (0.8, 0.7, Holds::No)] {
             let advice = ratio(mapped).zip(ratio(calls)).map(|(mapped, calls)| [mapped, calls]);
-            assert_eq!(judged(5, &Found { advice, advice_first: advice, ..Found::default() }), holds);
+            assert_eq!(judged(5, &Findings { advice, advice_first: advice, ..Findings::default() }), holds);
         }
         let advice = ratio(1.5).zip(noisy(1.05)).map(|(mapped, calls)| [mapped, calls]);
-        assert_eq!(judged(5, &Found { advice, advice_first: advice, ..Found::default() }), Holds::CannotTell);
+        assert_eq!(judged(5, &Findings { advice, advice_first: advice, ..Findings::default() }), Holds::Inconclusive);
         let [slower, faster] = [1.5, 0.5].map(|factor| Some([ratio(factor).unwrap(); 2]));
-        let judgement = (CLAIMS[5].judge)(&Found { advice: faster, advice_first: slower, ..Found::default() });
-        assert_eq!((judgement.holds, judgement.missing.as_deref()), (Holds::CannotTell, Some(FIRST_USE)));
-        assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Found::default()).holds == Holds::CannotTell));
+        let judgement = (CLAIMS[5].judge)(&Findings { advice: faster, advice_first: slower, ..Findings::default() });
+        assert_eq!((judgement.holds, judgement.missing.as_deref()), (Holds::Inconclusive, Some(FIRST_USE)));
+        assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Findings::default()).holds == Holds::Inconclusive));
     }
 
     /// Times of new files that depend on the size of the pieces, although their pages cost the same, show a machine in
@@ -803,18 +815,18 @@ mod tests {
     fn new_files_of_two_states_tell_nothing() {
         let example = Some([ratio(3.47).unwrap(), ratio(6.56).unwrap()]);
         let judge_both = |write_new, write_first, new_seconds: &[f64]| {
-            new_file(&Found { write_new, write_first, new_seconds: new_seconds.to_vec(), ..Found::default() })
+            new_file(&Findings { write_new, write_first, new_seconds: new_seconds.to_vec(), ..Findings::default() })
         };
         let judge = |new_seconds: &[f64]| judge_both(example, example, new_seconds);
         // The first file pays for memory that the second reuses, so the two contradict each other.
         let faster = Some([ratio(0.6).unwrap(); 2]);
         let judgement = judge_both(faster, example, &[]);
-        assert_eq!((judgement.holds, judgement.missing.as_deref()), (Holds::CannotTell, Some(FIRST_USE)));
-        // A first file that cannot tell contradicts nothing.
+        assert_eq!((judgement.holds, judgement.missing.as_deref()), (Holds::Inconclusive, Some(FIRST_USE)));
+        // An inconclusive first file contradicts nothing.
         assert_eq!(judge_both(faster, Some([noisy(1.2).unwrap(); 2]), &[]).holds, Holds::No);
         // Times of pieces of 512 bytes to 10 KiB from an example report.
         let judgement = judge(&[0.897, 4.09, 3.45, 3.72, 3.84, 4.60]);
-        assert_eq!(judgement.holds, Holds::CannotTell);
+        assert_eq!(judgement.holds, Holds::Inconclusive);
         assert!(judgement.missing.unwrap().contains("897 ms to 4.60 s"));
         let judgement = judge(&[3.9, 4.09, 3.45, 3.72, 3.84, 4.60]);
         assert_eq!(judgement.holds, Holds::Yes);
@@ -831,7 +843,7 @@ mod tests {
         let judge = |seconds: [f64; 3], least, most| {
             let without_allocation = Spread { median: f64::midpoint(least, most), least, most };
             let pages = Some(Pages { seconds, faults: [0.104, 0.104, 0.0], without_allocation });
-            faults_cost(&Found { write_touched: ratio(11.3), pages, ..Found::default() })
+            faults_cost(&Findings { write_touched: ratio(11.3), pages, ..Findings::default() })
         };
         let judgement = judge([3.72, 0.565, 0.213], 0.09, 0.12);
         assert_eq!(judgement.holds, Holds::No);
@@ -842,8 +854,8 @@ mod tests {
         );
         assert_eq!(judge([3.72, 3.5, 0.213], 0.9, 0.95).holds, Holds::Yes);
         assert_eq!(judge([3.72, 1.9, 0.213], 0.45, 0.55).holds, Holds::Partly);
-        assert_eq!(judge([3.72, 1.9, 0.213], 0.1, 0.9).holds, Holds::CannotTell);
-        assert_eq!(judge([0.22, 0.22, 0.213], 0.9, 0.95).holds, Holds::CannotTell);
+        assert_eq!(judge([3.72, 1.9, 0.213], 0.1, 0.9).holds, Holds::Inconclusive);
+        assert_eq!(judge([0.22, 0.22, 0.213], 0.9, 0.95).holds, Holds::Inconclusive);
         assert_eq!(CLAIMS[4].source, "Drumlin", "S3 names no cause");
     }
 }

@@ -23,15 +23,15 @@ const LIMIT_BYTES: u64 = 64 << 20;
 const PART: f64 = 0.7;
 
 /// The kinds of mapping, and for each whether the kernel permitted it.
-type Found = [(Reserve, Result<(), String>); 5];
+type Findings = [(Reserve, Result<(), String>); 5];
 
 pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
     session.step("calls: mappings larger than memory", 0.1);
     let bytes = 2 * (machine.memory_bytes + machine.swap_bytes);
-    let (path, file) = session.room.file("reserve", 1 << 20)?;
+    let (path, file) = session.temp_folder.file("reserve", 1 << 20)?;
     // A hole, which takes no space.
     let length = file.set_len(bytes);
-    let found: Found = Reserve::ALL.map(|kind| {
+    let found: Findings = Reserve::ALL.map(|kind| {
         let result = match &length {
             Err(error) if kind.is_of_file() => Err(plain(error)),
             _ => map::attempt(&file, bytes as usize, kind).map_err(|error| plain(&error)),
@@ -53,7 +53,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
         table.row(vec![kind.name().into(), text.into()]);
     }
     let shared = Shared::measure(session, machine)?;
-    for (name, text) in shared.told() {
+    for (name, text) in shared.end_texts() {
         table.row(vec![name.into(), text.into()]);
     }
     chapter.tables.push(table);
@@ -139,7 +139,7 @@ impl Shared {
     }
 
     /// Returns the rows of the table.
-    fn told(&self) -> [(String, String); 2] {
+    fn end_texts(&self) -> [(String, String); 2] {
         let part = Form::Share.show(PART);
         let second = match self.permitted {
             [false, _] => "the first is refused",
@@ -161,7 +161,7 @@ impl Shared {
     }
 }
 
-const CLAIM: Claim<Found> = Claim {
+const CLAIM: Claim<Findings> = Claim {
     source: "S3",
     text: "More than memory and swap can be mapped if it is a shared file; private and anonymous memory only with \
            MAP_NORESERVE.",
@@ -177,7 +177,7 @@ const CLAIM: Claim<Found> = Claim {
         match parts.iter().filter(|part| **part).count() {
             // The address space is limited, so nothing of this size can be mapped at all.
             _ if found.iter().all(|(_, result)| result.is_err()) => {
-                Judgement::cannot_tell("address space for a mapping of this size", why)
+                Judgement::inconclusive("address space for a mapping of this size", why)
             }
             3 => Judgement::new(Holds::Yes, why),
             0 => Judgement::new(Holds::No, why),
@@ -191,21 +191,21 @@ const NO_GUARANTEE: Claim<Shared> = Claim {
     text: "Even memory that is reserved is not guaranteed: two processes may each map less than there is, and more \
            together.",
     judge: |shared| {
-        let [(_, permitted), (_, end)] = shared.told();
+        let [(_, permitted), (_, end)] = shared.end_texts();
         let why = format!("{} of memory and swap each: {permitted}. Against a limit: {end}.", Form::Share.show(PART));
         match shared.permitted {
-            [false, _] => return Judgement::cannot_tell("address space for most of the memory", why),
+            [false, _] => return Judgement::inconclusive("address space for most of the memory", why),
             // Strict overcommit accounting refuses what it cannot guarantee.
             [true, false] => return Judgement::new(Holds::No, why),
             [true, true] => {}
         }
         match () {
-            () if shared.both == 0 => Judgement::cannot_tell("a control group that makes memory short", why),
+            () if shared.both == 0 => Judgement::inconclusive("a control group that makes memory short", why),
             () if shared.survived < shared.alone => {
-                Judgement::cannot_tell("a control that lives: one alone did not", why)
+                Judgement::inconclusive("a control that lives: one alone did not", why)
             }
             () if shared.killed == shared.both => Judgement::new(Holds::Yes, why),
-            () if shared.has_swap => Judgement::cannot_tell("a limit that counts swap", why),
+            () if shared.has_swap => Judgement::inconclusive("a limit that counts swap", why),
             () if shared.killed == 0 => Judgement::new(Holds::No, why),
             () => Judgement::new(Holds::Partly, why),
         }
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     /// A killed process, a process that lives and a refused mapping each lead to their verdict. A control that dies
-    /// cannot tell.
+    /// makes it inconclusive.
     #[test]
     fn guarantees_are_judged() {
         let found =
@@ -227,10 +227,10 @@ mod tests {
         assert_eq!(judge(&found([true, true], 3, 1)), Holds::Partly);
         assert_eq!(judge(&found([true, true], 3, 0)), Holds::No);
         assert_eq!(judge(&found([true, false], 3, 3)), Holds::No);
-        assert_eq!(judge(&found([true, true], 2, 3)), Holds::CannotTell);
-        assert_eq!(judge(&Shared { has_swap: true, ..found([true, true], 3, 0) }), Holds::CannotTell);
-        assert_eq!(judge(&Shared { both: 0, alone: 0, ..found([true, true], 0, 0) }), Holds::CannotTell);
-        assert_eq!(judge(&Shared::default()), Holds::CannotTell);
+        assert_eq!(judge(&found([true, true], 2, 3)), Holds::Inconclusive);
+        assert_eq!(judge(&Shared { has_swap: true, ..found([true, true], 3, 0) }), Holds::Inconclusive);
+        assert_eq!(judge(&Shared { both: 0, alone: 0, ..found([true, true], 0, 0) }), Holds::Inconclusive);
+        assert_eq!(judge(&Shared::default()), Holds::Inconclusive);
     }
 
     /// Reserved memory takes no physical memory until it is touched.
@@ -258,6 +258,6 @@ mod tests {
         assert_eq!(judged([true, false, true, false, true]), Holds::Yes);
         assert_eq!(judged([true, true, true, true, true]), Holds::Partly);
         assert_eq!(judged([false, true, false, true, false]), Holds::No);
-        assert_eq!(judged([false; 5]), Holds::CannotTell);
+        assert_eq!(judged([false; 5]), Holds::Inconclusive);
     }
 }

@@ -21,7 +21,7 @@ const FILE_BYTES: usize = 32 << 20;
 
 /// The channel for the word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-enum Way {
+enum Method {
     /// A word of the mapping, which the receiver polls.
     Mapping,
     /// Two pipes.
@@ -32,7 +32,7 @@ enum Way {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
-    way: Way,
+    method: Method,
     trips: u64,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Task {
 pub(crate) struct Echo(Task);
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     trips: Summary,
     /// Resident memory of this process for the mapping: all of it, and its proportional share while the other process
     /// maps it too.
@@ -49,7 +49,7 @@ pub(crate) struct Seen {
     share_bytes: u64,
 }
 
-impl Counted for Seen {
+impl Counted for Observation {
     fn operations(&self) -> u64 {
         self.trips.count
     }
@@ -57,9 +57,9 @@ impl Counted for Seen {
 
 impl Measurement for Task {
     const NAME: &'static str = "calls: sharing";
-    type Result = Seen;
+    type Result = Observation;
 
-    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Observation> {
         self.send(|echo| worker::run(echo, None, &|| false)?.result())
     }
 }
@@ -89,15 +89,15 @@ impl Task {
     }
 
     /// Sends the words. `start` runs the other process until it ends.
-    fn send(&self, start: impl FnOnce(Echo) -> io::Result<()> + Send) -> io::Result<Seen> {
+    fn send(&self, start: impl FnOnce(Echo) -> io::Result<()> + Send) -> io::Result<Observation> {
         let map = self.map()?;
         std::thread::scope(|scope| {
             let other = scope.spawn(|| start(Echo(self.clone())));
             let mut latencies = Latencies::new();
             let mut memory = (0, 0);
-            let mut pipes = match self.way {
-                Way::Pipe => Some((open(&self.folder, "to", true)?, open(&self.folder, "fro", false)?)),
-                Way::Mapping => None,
+            let mut pipes = match self.method {
+                Method::Pipe => Some((open(&self.folder, "to", true)?, open(&self.folder, "fro", false)?)),
+                Method::Mapping => None,
             };
             for trip in 1..=self.trips {
                 let begun = Instant::now();
@@ -121,15 +121,15 @@ impl Task {
             }
             drop(pipes);
             other.join().expect("the thread does not panic")?;
-            Ok(Seen { trips: latencies.summary(), resident_bytes: memory.0, share_bytes: memory.1 })
+            Ok(Observation { trips: latencies.summary(), resident_bytes: memory.0, share_bytes: memory.1 })
         })
     }
 
     fn echo(&self) -> io::Result<()> {
         let map = self.map()?;
-        let mut pipes = match self.way {
-            Way::Pipe => Some((open(&self.folder, "to", false)?, open(&self.folder, "fro", true)?)),
-            Way::Mapping => None,
+        let mut pipes = match self.method {
+            Method::Pipe => Some((open(&self.folder, "to", false)?, open(&self.folder, "fro", true)?)),
+            Method::Mapping => None,
         };
         for trip in 1..=self.trips {
             match &mut pipes {
@@ -183,22 +183,22 @@ fn turn_seconds(_session: &Session<'_>) -> f64 {
 }
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
-    Session::turns_seconds(2, session.pacing.rounds, turn_seconds(session))
+    Session::rounds_seconds(2, session.pacing.rounds, turn_seconds(session))
 }
 
 pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()> {
-    let folder = session.room.path().join("sharing");
+    let folder = session.temp_folder.path().join("sharing");
     std::fs::create_dir(&folder)?;
     let trips = if session.settings.quick { 5_000 } else { 20_000 };
-    let turns = session.turns(
-        &[Way::Mapping, Way::Pipe],
+    let trials = session.run_rounds(
+        &[Method::Mapping, Method::Pipe],
         session.pacing.rounds,
         turn_seconds(session),
         |_| "calls: two processes".to_owned(),
-        |&way, _| {
+        |&method, _| {
             // If the files cannot be created, the worker fails and reports why.
             let _ = prepare(&folder);
-            (Task { folder: folder.clone(), way, trips }, None)
+            (Task { folder: folder.clone(), method, trips }, None)
         },
     );
     std::fs::remove_dir_all(&folder)?;
@@ -212,16 +212,17 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             ("share, each", Form::Bytes),
         ],
     );
-    for (name, turns) in ["stored and polled in the mapping", "written and read through pipes"].into_iter().zip(&turns)
+    for (name, trials) in
+        ["stored and polled in the mapping", "written and read through pipes"].into_iter().zip(&trials)
     {
         table.row(vec![
-            turns.label(name).into(),
-            turns.median(|seen| seen.trips.p50_us).into(),
-            turns.median(|seen| seen.trips.p99_us).into(),
-            turns.median(|seen| seen.resident_bytes as f64).into(),
-            turns.median(|seen| seen.share_bytes as f64).into(),
+            trials.label(name).into(),
+            trials.median(|seen| seen.trips.p50_us).into(),
+            trials.median(|seen| seen.trips.p99_us).into(),
+            trials.median(|seen| seen.resident_bytes as f64).into(),
+            trials.median(|seen| seen.share_bytes as f64).into(),
         ]);
-        if let Some(failure) = &turns.failure {
+        if let Some(failure) = &trials.failure {
             table.row(vec![name.into(), Cell::Missing, Cell::Missing, Cell::Missing, Cell::Missing]).source(failure);
         }
     }
@@ -248,12 +249,12 @@ mod tests {
     #[test]
     fn words_come_back() {
         let folder = tempfile::tempdir().unwrap();
-        for way in [Way::Mapping, Way::Pipe] {
+        for method in [Method::Mapping, Method::Pipe] {
             prepare(folder.path()).unwrap();
-            let task = Task { folder: folder.path().to_owned(), way, trips: 20 };
+            let task = Task { folder: folder.path().to_owned(), method, trips: 20 };
             // Run the echo on a thread instead of in a process.
             let seen = task.send(|Echo(other)| other.echo()).unwrap();
-            assert_eq!(seen.trips.count, 19, "{way:?}");
+            assert_eq!(seen.trips.count, 19, "{method:?}");
             assert_eq!(seen.resident_bytes, FILE_BYTES as u64);
         }
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use drumlin_io::AlignedBuffer;
 use serde::{Deserialize, Serialize};
 
-use super::{CHANGED, Endings, of_counts, told};
+use super::{CHANGED, Endings, end_text, of_counts};
 use crate::compare::Claim;
 use crate::figures;
 use crate::machine;
@@ -60,7 +60,7 @@ pub(crate) struct Task {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     dirty_bytes_before: u64,
     is_locked: bool,
     /// The device holds the change.
@@ -70,9 +70,9 @@ pub(crate) struct Seen {
 
 impl Measurement for Task {
     const NAME: &'static str = "hazards: early writes";
-    type Result = Seen;
+    type Result = Observation;
 
-    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Observation> {
         self.look(|folder| {
             let outcome = worker::run(Sync { folder: folder.to_owned() }, None, &|| false)?;
             outcome.result()
@@ -101,7 +101,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 
 impl Task {
     /// Makes the change and looks for it. `sync` syncs the file system of a folder, in another process.
-    fn look(self, sync: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<Seen> {
+    fn look(self, sync: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<Observation> {
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         if machine::is_folder_in_memory(folder)? {
             return Err(io::Error::other("a file system in memory has no device to look at"));
@@ -116,7 +116,7 @@ impl Task {
             let seconds = start.elapsed().as_secs_f64();
             std::hint::black_box(&frame);
             let is_written = is_on_device(&self.path)?;
-            return Ok(Seen { dirty_bytes_before: DIRTY_BYTES as u64, is_locked: false, is_written, seconds });
+            return Ok(Observation { dirty_bytes_before: DIRTY_BYTES as u64, is_locked: false, is_written, seconds });
         }
         let mut map = Map::new(&file, DIRTY_BYTES, Mode::Shared)?;
         let is_locked = map.lock().is_ok();
@@ -132,7 +132,7 @@ impl Task {
         let seconds = start.elapsed().as_secs_f64();
         // A direct read would write dirty pages first. So it shows what the device held only if the pages are clean.
         let is_written = dirty_bytes(address)? == 0 && is_on_device(&self.path)?;
-        Ok(Seen { dirty_bytes_before, is_locked, is_written, seconds })
+        Ok(Observation { dirty_bytes_before, is_locked, is_written, seconds })
     }
 }
 
@@ -187,16 +187,16 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
 }
 
 /// Describes the first round.
-fn words(rounds: &Endings<Seen>) -> Option<String> {
+fn words(rounds: &Endings<Observation>) -> Option<String> {
     let first = rounds.endings.first()?;
-    let Ending::Done(seen) = first else { return Some(told(first)) };
+    let Ending::Done(seen) = first else { return Some(end_text(first)) };
     let locked = if seen.is_locked { ", locked in memory (mlock)" } else { "" };
     let time = figures::micros(seen.seconds * 1e6);
     let end = if seen.is_written { format!("on the device {time} later") } else { "not on the device".to_owned() };
     Some(format!("{} changed{locked}, not committed: {end}", figures::size(seen.dirty_bytes_before)))
 }
 
-const CLAIM: Claim<(Endings<Seen>, Endings<Seen>)> = Claim {
+const CLAIM: Claim<(Endings<Observation>, Endings<Observation>)> = Claim {
     source: "S1",
     text: "The kernel may write a dirty mapped page before its transaction commits; mlock does not prevent it.",
     judge,
@@ -204,18 +204,18 @@ const CLAIM: Claim<(Endings<Seen>, Endings<Seen>)> = Claim {
 
 /// Judges the rounds of the mapping. The control is a frame in the program's own memory: if its change reached the
 /// device too, the mapping was not the cause.
-fn judge((mapping, frame): &(Endings<Seen>, Endings<Seen>)) -> Judgement {
-    let is_told = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.dirty_bytes_before > 0);
-    let is_locked = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.is_locked);
-    let is_written = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.is_written);
+fn judge((mapping, frame): &(Endings<Observation>, Endings<Observation>)) -> Judgement {
+    let is_told = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.dirty_bytes_before > 0);
+    let is_locked = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.is_locked);
+    let is_written = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.is_written);
     if let Some(Ending::Failed(error)) = mapping.endings.first() {
-        return Judgement::cannot_tell(format!("rounds that ran ({})", plain(error)), "");
+        return Judgement::inconclusive(format!("rounds that ran ({})", plain(error)), "");
     }
     if mapping.count(is_told).seen == 0 {
-        return Judgement::cannot_tell("a kernel that shows which pages of a mapping are dirty", "");
+        return Judgement::inconclusive("a kernel that shows which pages of a mapping are dirty", "");
     }
     if frame.count(is_written).seen > 0 {
-        return Judgement::cannot_tell(
+        return Judgement::inconclusive(
             "a control that differs: a frame of the program's own reached the device too",
             "",
         );
@@ -236,11 +236,11 @@ mod tests {
     use crate::experiments::hazards::BEFORE;
     use crate::report::Holds;
 
-    fn seen(dirty_bytes_before: u64, is_written: bool) -> Ending<Seen> {
-        Ending::Done(Seen { dirty_bytes_before, is_locked: true, is_written, seconds: 0.001 })
+    fn seen(dirty_bytes_before: u64, is_written: bool) -> Ending<Observation> {
+        Ending::Done(Observation { dirty_bytes_before, is_locked: true, is_written, seconds: 0.001 })
     }
 
-    fn rounds(endings: Vec<Ending<Seen>>) -> Endings<Seen> {
+    fn rounds(endings: Vec<Ending<Observation>>) -> Endings<Observation> {
         Endings { endings }
     }
 
@@ -251,9 +251,9 @@ mod tests {
         assert_eq!(judged(vec![seen(1, true), seen(1, true)], false), Holds::Yes);
         assert_eq!(judged(vec![seen(1, true), seen(1, false)], false), Holds::Partly);
         assert_eq!(judged(vec![seen(1, false)], false), Holds::No);
-        assert_eq!(judged(vec![seen(0, true)], false), Holds::CannotTell);
-        assert_eq!(judged(vec![seen(1, true)], true), Holds::CannotTell);
-        assert_eq!(judged(vec![Ending::Failed(io::Error::other("no device"))], false), Holds::CannotTell);
+        assert_eq!(judged(vec![seen(0, true)], false), Holds::Inconclusive);
+        assert_eq!(judged(vec![seen(1, true)], true), Holds::Inconclusive);
+        assert_eq!(judged(vec![Ending::Failed(io::Error::other("no device"))], false), Holds::Inconclusive);
     }
 
     /// A page that was changed and not synced is dirty. After the file system was synced the page is clean and its

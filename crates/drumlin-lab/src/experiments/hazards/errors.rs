@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use drumlin_io::AlignedBuffer;
 use serde::{Deserialize, Serialize};
 
-use super::{Endings, of_counts, told};
+use super::{Endings, end_text, of_counts};
 use crate::compare::Claim;
 use crate::failing_file::{FILL, FailingFile, UNREADABLE, UNWRITABLE};
 use crate::map::{Advice, Map, Mode};
@@ -37,7 +37,7 @@ pub(crate) enum Task {
 
 /// The errors that the process received, if it survived to report them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     /// The access returned an error.
     access: Option<String>,
     /// The error of the first sync after the access.
@@ -50,15 +50,15 @@ pub(crate) struct Seen {
 
 impl Measurement for Task {
     const NAME: &'static str = "hazards: errors";
-    type Result = Seen;
+    type Result = Observation;
 
-    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Observation> {
         let error = |result: io::Result<()>| result.err().map(|error| plain(&error));
         match self {
             Task::Read { path, mapped } => {
                 let file = File::options().read(true).write(true).open(path)?;
                 let access = access(&file, UNREADABLE.end, UNREADABLE.start, mapped)?;
-                Ok(Seen { access, ..Seen::default() })
+                Ok(Observation { access, ..Observation::default() })
             }
             Task::Cut { path, mapped } => {
                 let file = File::options().read(true).write(true).open(path)?;
@@ -67,9 +67,9 @@ impl Measurement for Task {
                 if mapped {
                     // This access kills the process.
                     std::hint::black_box(map[0]);
-                    return Ok(Seen::default());
+                    return Ok(Observation::default());
                 }
-                Ok(Seen { access: error(file.read_exact_at(&mut [0; 4096], 0)), ..Seen::default() })
+                Ok(Observation { access: error(file.read_exact_at(&mut [0; 4096], 0)), ..Observation::default() })
             }
             Task::Write { path, mapped: true } => {
                 let file = File::options().read(true).write(true).open(&path)?;
@@ -77,14 +77,14 @@ impl Measurement for Task {
                 map[UNWRITABLE].fill(super::CHANGED);
                 let (first_sync, second_sync) = (error(file.sync_all()), error(file.sync_all()));
                 let is_lost = second_sync.is_none() && is_unchanged(&path)?;
-                Ok(Seen { access: None, first_sync, second_sync, is_lost })
+                Ok(Observation { access: None, first_sync, second_sync, is_lost })
             }
             Task::Write { path, mapped: false } => {
                 let file = temp_folder::open_direct(&path, true)?;
                 let mut block = AlignedBuffer::zeroed(UNWRITABLE.len());
                 block.fill(super::CHANGED);
                 let access = error(file.write_all_at(&block, UNWRITABLE.start as u64));
-                Ok(Seen { access, first_sync: error(file.sync_all()), ..Seen::default() })
+                Ok(Observation { access, first_sync: error(file.sync_all()), ..Observation::default() })
             }
         }
     }
@@ -111,7 +111,7 @@ fn access(file: &File, bytes: usize, place: usize, mapped: bool) -> io::Result<O
 
 pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table, rounds: u64) -> io::Result<()> {
     session.step("hazards: errors of a drive", 2.0);
-    let failing = FailingFile::mount(&session.room.path().join("bad-blocks"));
+    let failing = FailingFile::mount(&session.temp_folder.path().join("bad-blocks"));
     let (mut read, mut write) = ([Endings::default(), Endings::default()], [Endings::default(), Endings::default()]);
     if let Ok(failing) = &failing {
         for _ in 0..rounds {
@@ -149,17 +149,17 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
 }
 
 /// Describes the end of the first round, and tells in how many rounds it was the same.
-fn words(rounds: &Endings<Seen>, missing: impl Fn() -> String) -> String {
+fn words(rounds: &Endings<Observation>, missing: impl Fn() -> String) -> String {
     let Some(first) = rounds.endings.first() else { return missing() };
-    let text = |ending: &Ending<Seen>| match ending {
+    let text = |ending: &Ending<Observation>| match ending {
         Ending::Done(seen) => seen.words(),
-        other => told(other),
+        other => end_text(other),
     };
     let same = rounds.endings.iter().filter(|ending| text(ending) == text(first)).count();
     format!("{} ({same} of {})", text(first), rounds.endings.len())
 }
 
-impl Seen {
+impl Observation {
     fn words(&self) -> String {
         let sync =
             |error: &Option<String>| error.as_ref().map_or("fine".to_owned(), |error| format!("an error ({error})"));
@@ -177,7 +177,7 @@ impl Seen {
 }
 
 /// The rounds of a failing access: through a mapping, and by a call.
-type Pair = [Endings<Seen>; 2];
+type Pair = [Endings<Observation>; 2];
 
 const NO_FUSE: &str = "a drive that fails: no FUSE file can be served";
 
@@ -190,17 +190,18 @@ const READS_KILL: Claim<(Pair, Pair)> = Claim {
 
 /// Judges the reads of a bad block and of a truncated file, each mapped and by call.
 fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
-    let is_killed = |ending: &Ending<Seen>| matches!(ending, Ending::Killed(libc::SIGBUS));
-    let is_told = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.access.is_some());
+    let is_killed = |ending: &Ending<Observation>| matches!(ending, Ending::Killed(libc::SIGBUS));
+    let is_reported = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.access.is_some());
     if read[0].endings.is_empty() {
         let cut = format!(
             "A file cut short: SIGBUS {}, an error by call {}.",
             cut[0].count(is_killed),
-            cut[1].count(is_told)
+            cut[1].count(is_reported)
         );
-        return Judgement::cannot_tell(NO_FUSE, cut);
+        return Judgement::inconclusive(NO_FUSE, cut);
     }
-    let counts = [read[0].count(is_killed), read[1].count(is_told), cut[0].count(is_killed), cut[1].count(is_told)];
+    let counts =
+        [read[0].count(is_killed), read[1].count(is_reported), cut[0].count(is_killed), cut[1].count(is_reported)];
     let why = format!(
         "Bad block: SIGBUS {}, an error by call {}; file cut short: SIGBUS {}, an error by call {}.",
         counts[0], counts[1], counts[2], counts[3]
@@ -211,7 +212,7 @@ fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
 /// S1 covers errors of reads only, so this claim is the lab's own.
 const WRITES_FAIL_LATE: Claim<Pair> = Claim {
     source: "Drumlin",
-    text: "A store into a mapping can't fail; the error of its write is told later, once, without a place, by the \
+    text: "A store into a mapping can't fail; the error of its write is reported later, once, without a place, by the \
            first sync.",
     judge: writes_fail_late,
 };
@@ -219,15 +220,15 @@ const WRITES_FAIL_LATE: Claim<Pair> = Claim {
 /// Judges the writes of a bad block, mapped and by call.
 fn writes_fail_late(write: &Pair) -> Judgement {
     if write[0].endings.is_empty() {
-        return Judgement::cannot_tell(NO_FUSE, "");
+        return Judgement::inconclusive(NO_FUSE, "");
     }
-    let is_late = |ending: &Ending<Seen>| match ending {
+    let is_late = |ending: &Ending<Observation>| match ending {
         Ending::Done(seen) => seen.access.is_none() && seen.first_sync.is_some(),
         _ => false,
     };
-    let is_forgotten = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.is_lost);
-    let is_told = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.access.is_some());
-    let counts = [write[0].count(is_late), write[1].count(is_told)];
+    let is_forgotten = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.is_lost);
+    let is_reported = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.access.is_some());
+    let counts = [write[0].count(is_late), write[1].count(is_reported)];
     let why = format!(
         "Mapped: the store was fine and the sync failed {}; a second sync was fine, the change gone, {}. By a direct \
          write: an error from the write {}.",
@@ -243,36 +244,41 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    fn rounds(endings: Vec<Ending<Seen>>) -> Endings<Seen> {
+    fn rounds(endings: Vec<Ending<Observation>>) -> Endings<Observation> {
         Endings { endings }
     }
 
-    fn done(access: Option<&str>, first_sync: Option<&str>) -> Ending<Seen> {
+    fn done(access: Option<&str>, first_sync: Option<&str>) -> Ending<Observation> {
         let text = |text: Option<&str>| text.map(str::to_owned);
-        Ending::Done(Seen { access: text(access), first_sync: text(first_sync), second_sync: None, is_lost: true })
+        Ending::Done(Observation {
+            access: text(access),
+            first_sync: text(first_sync),
+            second_sync: None,
+            is_lost: true,
+        })
     }
 
     /// The claim about reads can get every verdict.
     #[test]
     fn reads_are_judged() {
         let killed = || rounds(vec![Ending::Killed(libc::SIGBUS)]);
-        let told = || rounds(vec![done(Some("EIO"), None)]);
+        let reported = || rounds(vec![done(Some("EIO"), None)]);
         let fine = || rounds(vec![done(None, None)]);
-        assert_eq!(reads_kill(&([killed(), told()], [killed(), told()])).holds, Holds::Yes);
+        assert_eq!(reads_kill(&([killed(), reported()], [killed(), reported()])).holds, Holds::Yes);
         assert_eq!(reads_kill(&([fine(), fine()], [fine(), fine()])).holds, Holds::No);
-        assert_eq!(reads_kill(&([killed(), told()], [fine(), told()])).holds, Holds::Partly);
-        assert_eq!(reads_kill(&(Pair::default(), [killed(), told()])).holds, Holds::CannotTell);
+        assert_eq!(reads_kill(&([killed(), reported()], [fine(), reported()])).holds, Holds::Partly);
+        assert_eq!(reads_kill(&(Pair::default(), [killed(), reported()])).holds, Holds::Inconclusive);
     }
 
     /// The claim about writes can get every verdict.
     #[test]
     fn writes_are_judged() {
         let late = || rounds(vec![done(None, Some("EIO"))]);
-        let told = || rounds(vec![done(Some("EIO"), None)]);
-        assert_eq!(writes_fail_late(&[late(), told()]).holds, Holds::Yes);
-        assert_eq!(writes_fail_late(&[told(), late()]).holds, Holds::No);
+        let reported = || rounds(vec![done(Some("EIO"), None)]);
+        assert_eq!(writes_fail_late(&[late(), reported()]).holds, Holds::Yes);
+        assert_eq!(writes_fail_late(&[reported(), late()]).holds, Holds::No);
         assert_eq!(writes_fail_late(&[late(), late()]).holds, Holds::Partly);
-        assert_eq!(writes_fail_late(&Default::default()).holds, Holds::CannotTell);
+        assert_eq!(writes_fail_late(&Default::default()).holds, Holds::Inconclusive);
         assert_eq!(WRITES_FAIL_LATE.source, "Drumlin", "S1 has the errors of reads alone");
     }
 

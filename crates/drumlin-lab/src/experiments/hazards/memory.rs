@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use drumlin_io::AlignedBuffer;
 use serde::{Deserialize, Serialize};
 
-use super::{CHANGED, Endings, of_counts, told};
+use super::{CHANGED, Endings, end_text, of_counts};
 use crate::compare::Claim;
 use crate::counters;
 use crate::figures;
@@ -113,7 +113,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
         std::fs::remove_file(path)?;
         for ((kind, found), used) in Kind::ALL.into_iter().zip(&all).zip(used) {
             let Some(first) = found.endings.first() else { continue };
-            let end = if matches!(first, Ending::Done(())) { "survived".to_owned() } else { told(first) };
+            let end = if matches!(first, Ending::Done(())) { "survived".to_owned() } else { end_text(first) };
             let used = used.map_or(String::new(), |bytes| format!(", {} used at most", figures::bytes(bytes as f64)));
             let (dirt, limit) = (figures::size(DIRT_BYTES as u64), figures::size(LIMIT_BYTES));
             table.row(vec![
@@ -139,10 +139,13 @@ fn judge((all, swap_bytes): &([Endings<()>; 4], u64)) -> Judgement {
     let killed = |ending: &Ending<()>| matches!(ending, Ending::Killed(libc::SIGKILL));
     let [shared, private, anonymous, written] = all;
     if shared.endings.is_empty() {
-        return Judgement::cannot_tell("a control group that makes memory short", "");
+        return Judgement::inconclusive("a control group that makes memory short", "");
     }
     if written.count(lived).seen < written.count(lived).of {
-        return Judgement::cannot_tell("a control that survives: direct writes from a small buffer did not either", "");
+        return Judgement::inconclusive(
+            "a control that survives: direct writes from a small buffer did not either",
+            "",
+        );
     }
     let counts = [shared.count(lived), private.count(killed), anonymous.count(killed)];
     let why = format!(
@@ -154,7 +157,7 @@ fn judge((all, swap_bytes): &([Endings<()>; 4], u64)) -> Judgement {
     );
     if counts[1].seen == 0 && *swap_bytes > 0 {
         let swap = figures::bytes(*swap_bytes as f64);
-        return Judgement::cannot_tell(format!("a limit that counts swap, of which {swap} are free"), why);
+        return Judgement::inconclusive(format!("a limit that counts swap, of which {swap} are free"), why);
     }
     of_counts(&counts, why)
 }
@@ -173,8 +176,8 @@ mod tests {
         assert_eq!(judged([lived(), killed(), killed(), lived()], 0), Holds::Yes);
         assert_eq!(judged([lived(), lived(), lived(), lived()], 0), Holds::Partly);
         assert_eq!(judged([killed(), lived(), lived(), lived()], 0), Holds::No);
-        assert_eq!(judged([lived(), lived(), lived(), lived()], 1 << 30), Holds::CannotTell);
-        assert_eq!(judged([lived(), killed(), killed(), killed()], 0), Holds::CannotTell);
-        assert_eq!(judged(Default::default(), 0), Holds::CannotTell);
+        assert_eq!(judged([lived(), lived(), lived(), lived()], 1 << 30), Holds::Inconclusive);
+        assert_eq!(judged([lived(), killed(), killed(), killed()], 0), Holds::Inconclusive);
+        assert_eq!(judged(Default::default(), 0), Holds::Inconclusive);
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! | claim | source | judged by |
 //! | --- | --- | --- |
-//! | dirty pages are written before their transaction commits (`early`) | S1 | the device, after another process's sync |
+//! | dirty pages are written before their transaction commits (`early`) | S1 | the device, after another process's sync
+//! |
 //! | a drive's errors arrive as signals (`errors`) | S1 | a FUSE file with bad blocks; a truncated file |
 //! | errors of writes are reported late (`errors`) | Drumlin | the same FUSE file |
 //! | a stray pointer changes the file (`stray`) | S1 | the file, after a store at a wrong address |
 //! | private dirty pages are deadly, shared ones are not (`memory`) | S3 | processes under a memory limit |
-//! | a safe update needs one of three protocols (`updates`) | S1 | the file, after a process died during a transaction |
+//! | a safe update needs one of three protocols (`updates`) | S1 | the file, after a process died during a transaction
+//! |
 //!
 //! Each case is repeated. A claim that is seen in some of the rounds holds partly.
 
@@ -70,11 +72,11 @@ impl fmt::Display for Count {
     }
 }
 
-/// Judges a claim by whether its effect was seen in all rounds, in some, or in none. Without any round it cannot be
-/// told.
+/// Judges a claim by whether its effect was seen in all rounds, in some, or in none. Without any round it is
+/// inconclusive.
 fn of_counts(counts: &[Count], why: String) -> Judgement {
     if counts.iter().any(|count| count.of == 0) {
-        Judgement::cannot_tell("rounds that ran", why)
+        Judgement::inconclusive("rounds that ran", why)
     } else if counts.iter().all(|count| count.seen == count.of) {
         Judgement::new(Holds::Yes, why)
     } else if counts.iter().all(|count| count.seen == 0) {
@@ -85,7 +87,7 @@ fn of_counts(counts: &[Count], why: String) -> Judgement {
 }
 
 /// Describes how a process ended that returned nothing.
-fn told<T>(ending: &Ending<T>) -> String {
+fn end_text<T>(ending: &Ending<T>) -> String {
     match ending {
         Ending::Done(_) => "survived".to_owned(),
         Ending::Failed(error) => format!("failed: {error}"),
@@ -133,7 +135,7 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
 
 /// Creates a file of the lab's own, filled and synced.
 fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<PathBuf> {
-    let (path, file) = session.room.file(name, bytes)?;
+    let (path, file) = session.temp_folder.file(name, bytes)?;
     let block = vec![BEFORE; 1 << 20];
     let mut offset = 0;
     while offset < bytes {
@@ -151,13 +153,13 @@ fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<Path
 mod tests {
     use super::*;
 
-    /// If rounds end differently, the claim holds partly. Without any round it cannot be told.
+    /// If rounds end differently, the claim holds partly. Without any round it is inconclusive.
     #[test]
     fn counts_are_judged() {
         let count = |seen, of| Count { seen, of };
         assert_eq!(of_counts(&[count(3, 3), count(3, 3)], String::new()).holds, Holds::Yes);
         assert_eq!(of_counts(&[count(0, 3), count(0, 3)], String::new()).holds, Holds::No);
         assert_eq!(of_counts(&[count(3, 3), count(2, 3)], String::new()).holds, Holds::Partly);
-        assert_eq!(of_counts(&[count(3, 3), count(0, 0)], String::new()).holds, Holds::CannotTell);
+        assert_eq!(of_counts(&[count(3, 3), count(0, 0)], String::new()).holds, Holds::Inconclusive);
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use drumlin_io::AlignedBuffer;
 use serde::{Deserialize, Serialize};
 
-use super::{BEFORE, CHANGED, Endings, of_counts, told};
+use super::{BEFORE, CHANGED, Endings, end_text, of_counts};
 use crate::compare::Claim;
 use crate::map::{self, Map, Mode};
 use crate::measure::Sample;
@@ -41,16 +41,16 @@ pub(crate) struct Task {
 
 /// The observations of a process that survived to report them.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     /// A read by a call finds the stray byte in the file.
     is_in_file: bool,
 }
 
 impl Measurement for Task {
     const NAME: &'static str = "hazards: stray stores";
-    type Result = Seen;
+    type Result = Observation;
 
-    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Observation> {
         let file = File::options().read(true).write(true).open(&self.path)?;
         match self.place {
             Place::Frame => {
@@ -68,7 +68,7 @@ impl Measurement for Task {
         }
         let mut byte = [0];
         file.read_exact_at(&mut byte, STRAY as u64)?;
-        Ok(Seen { is_in_file: byte[0] != BEFORE })
+        Ok(Observation { is_in_file: byte[0] != BEFORE })
     }
 }
 
@@ -88,11 +88,11 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
             Place::Frame => "The same into a frame of the program's own",
         };
         let text = match found.endings.first() {
-            Some(Ending::Done(Seen { is_in_file: true })) => "no error; the byte is in the file".to_owned(),
-            Some(Ending::Done(Seen { is_in_file: false })) => {
+            Some(Ending::Done(Observation { is_in_file: true })) => "no error; the byte is in the file".to_owned(),
+            Some(Ending::Done(Observation { is_in_file: false })) => {
                 "no error; the file is as it was: a clean frame is not written".to_owned()
             }
-            Some(other) => told(other),
+            Some(other) => end_text(other),
             None => continue,
         };
         table.row(vec![name.into(), text.into()]);
@@ -101,13 +101,13 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     Ok(())
 }
 
-const CLAIM: Claim<[Endings<Seen>; 3]> =
+const CLAIM: Claim<[Endings<Observation>; 3]> =
     Claim { source: "S1", text: "A stray pointer into a writable mapping changes the file, and nothing tells.", judge };
 
 /// Judges the rounds of a writable mapping, of a read-only mapping, and of a frame.
-fn judge(all: &[Endings<Seen>; 3]) -> Judgement {
-    let is_in_file = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.is_in_file);
-    let is_killed = |ending: &Ending<Seen>| matches!(ending, Ending::Killed(_));
+fn judge(all: &[Endings<Observation>; 3]) -> Judgement {
+    let is_in_file = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.is_in_file);
+    let is_killed = |ending: &Ending<Observation>| matches!(ending, Ending::Killed(_));
     let [mapping, read_only, frame] = all;
     let changed = mapping.count(is_in_file);
     let why = format!(
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn stray_stores_are_judged() {
         let rounds = |endings| Endings { endings };
-        let seen = |is_in_file| Ending::Done(Seen { is_in_file });
+        let seen = |is_in_file| Ending::Done(Observation { is_in_file });
         let others = || (rounds(vec![Ending::Killed(libc::SIGSEGV)]), rounds(vec![seen(false)]));
         let judged = |endings| {
             let (read_only, frame) = others();
@@ -148,6 +148,6 @@ mod tests {
         assert_eq!(judged(vec![seen(true), seen(true)]), Holds::Yes);
         assert_eq!(judged(vec![seen(false)]), Holds::No);
         assert_eq!(judged(vec![seen(true), Ending::Killed(libc::SIGSEGV)]), Holds::Partly);
-        assert_eq!(judged(vec![]), Holds::CannotTell);
+        assert_eq!(judged(vec![]), Holds::Inconclusive);
     }
 }

@@ -1,6 +1,6 @@
-//! S1's three ways of updating a mapped file safely, in small form, compared with updating it in place.
+//! S1's three methods of updating a mapped file safely, in small form, compared with updating it in place.
 //!
-//! A store has [`PAGES`] pages. A transaction writes its number into [`TOUCHED`] of them. Each way is timed. Then a
+//! A store has [`PAGES`] pages. A transaction writes its number into [`TOUCHED`] of them. Each method is timed. Then a
 //! process commits, begins another transaction, changes half of its pages and dies. Another process (the lab's) syncs
 //! the file system, as any process may at any time, and compares what recovery finds on the device with what was
 //! committed.
@@ -43,37 +43,37 @@ const FILE_BYTES: usize = PAGES * PAGE_BYTES;
 const RECORD_BYTES: usize = 8 * (TOUCHED + 2);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Way {
+pub(crate) enum Method {
     InPlace,
     SystemCopies,
     ProgramCopies,
     ShadowPages,
 }
 
-impl Way {
-    const ALL: [Way; 4] = [Way::InPlace, Way::SystemCopies, Way::ProgramCopies, Way::ShadowPages];
+impl Method {
+    const ALL: [Method; 4] = [Method::InPlace, Method::SystemCopies, Method::ProgramCopies, Method::ShadowPages];
 
     fn name(self) -> &'static str {
         match self {
-            Way::InPlace => "in place, msync",
-            Way::SystemCopies => "copy-on-write by the system",
-            Way::ProgramCopies => "copy-on-write by the program",
-            Way::ShadowPages => "shadow paging",
+            Method::InPlace => "in place, msync",
+            Method::SystemCopies => "copy-on-write by the system",
+            Method::ProgramCopies => "copy-on-write by the program",
+            Method::ShadowPages => "shadow paging",
         }
     }
 
     fn users(self) -> &'static str {
         match self {
-            Way::InPlace => "",
-            Way::SystemCopies => "MongoDB (MMAPv1)",
-            Way::ProgramCopies => "SQLite, MonetDB, RavenDB",
-            Way::ShadowPages => "LMDB",
+            Method::InPlace => "",
+            Method::SystemCopies => "MongoDB (MMAPv1)",
+            Method::ProgramCopies => "SQLite, MonetDB, RavenDB",
+            Method::ShadowPages => "LMDB",
         }
     }
 
     /// Returns the number of syncs that a commit waits for.
     fn syncs(self) -> u64 {
-        if self == Way::ShadowPages { 2 } else { 1 }
+        if self == Method::ShadowPages { 2 } else { 1 }
     }
 }
 
@@ -81,14 +81,14 @@ impl Way {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
-    way: Way,
+    method: Method,
     commits: u64,
     dies: bool,
 }
 
 /// The cost of the commits.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     latency: Summary,
     /// Pages that all commits together wrote or dirtied.
     written_pages: u64,
@@ -119,10 +119,10 @@ fn value_of(page: &[u8]) -> u64 {
 
 impl Measurement for Task {
     const NAME: &'static str = "hazards: updates";
-    type Result = Seen;
+    type Result = Observation;
 
-    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
-        let mut store = Store::open(&self.folder, self.way)?;
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Observation> {
+        let mut store = Store::open(&self.folder, self.method)?;
         let mut latencies = Latencies::new();
         for transaction in 1..=self.commits {
             let start = Instant::now();
@@ -138,13 +138,17 @@ impl Measurement for Task {
             }
             std::process::abort();
         }
-        Ok(Seen { latency: latencies.summary(), written_pages: store.written_pages, own_bytes: store.own_bytes() })
+        Ok(Observation {
+            latency: latencies.summary(),
+            written_pages: store.written_pages,
+            own_bytes: store.own_bytes(),
+        })
     }
 }
 
-/// A mapped store and the way in which it is updated.
+/// A mapped store and the method by which it is updated.
 struct Store {
-    way: Way,
+    method: Method,
     data: File,
     log: File,
     log_bytes: u64,
@@ -164,11 +168,11 @@ struct Store {
 const PLACES: usize = 2 + 2 * PAGES;
 
 impl Store {
-    fn open(folder: &Path, way: Way) -> io::Result<Store> {
+    fn open(folder: &Path, method: Method) -> io::Result<Store> {
         let open =
             |name: &str| File::options().read(true).write(true).create(true).truncate(false).open(folder.join(name));
         let (data, log) = (open("data")?, open("log")?);
-        let bytes = if way == Way::ShadowPages { PLACES * PAGE_BYTES } else { FILE_BYTES };
+        let bytes = if method == Method::ShadowPages { PLACES * PAGE_BYTES } else { FILE_BYTES };
         data.set_len(bytes as u64)?;
         // Write all blocks in advance, so that commits time the protocol and not the allocation of blocks.
         for place in 0..bytes / PAGE_BYTES {
@@ -177,11 +181,15 @@ impl Store {
         log.write_all_at(&vec![0; 1 << 20], 0)?;
         data.sync_all()?;
         log.sync_all()?;
-        let mode = if way == Way::ProgramCopies || way == Way::ShadowPages { Mode::ReadOnly } else { Mode::Shared };
+        let mode = if method == Method::ProgramCopies || method == Method::ShadowPages {
+            Mode::ReadOnly
+        } else {
+            Mode::Shared
+        };
         let shared = Map::new(&data, bytes, mode)?;
-        let private = if way == Way::SystemCopies { Some(Map::new(&data, bytes, Mode::Private)?) } else { None };
+        let private = if method == Method::SystemCopies { Some(Map::new(&data, bytes, Mode::Private)?) } else { None };
         Ok(Store {
-            way,
+            method,
             data,
             log,
             log_bytes: 0,
@@ -197,15 +205,16 @@ impl Store {
     /// Changes a page in the current transaction.
     fn change(&mut self, page: usize, transaction: u64) -> io::Result<()> {
         let at = page * PAGE_BYTES;
-        match self.way {
-            Way::InPlace => self.shared[at..at + 8].copy_from_slice(&transaction.to_le_bytes()),
-            Way::SystemCopies => {
+        match self.method {
+            Method::InPlace => self.shared[at..at + 8].copy_from_slice(&transaction.to_le_bytes()),
+            Method::SystemCopies => {
                 let private = self.private.as_mut().ok_or_else(|| io::Error::other("no private mapping"))?;
                 private[at..at + 8].copy_from_slice(&transaction.to_le_bytes());
                 self.copies.push((page, Vec::new()));
             }
-            Way::ProgramCopies | Way::ShadowPages => {
-                let at = if self.way == Way::ShadowPages { usize::from(self.places[page]) * PAGE_BYTES } else { at };
+            Method::ProgramCopies | Method::ShadowPages => {
+                let at =
+                    if self.method == Method::ShadowPages { usize::from(self.places[page]) * PAGE_BYTES } else { at };
                 let mut copy = self.shared[at..at + PAGE_BYTES].to_vec();
                 copy[..8].copy_from_slice(&transaction.to_le_bytes());
                 self.copies.push((page, copy));
@@ -216,9 +225,9 @@ impl Store {
 
     fn commit(&mut self, transaction: u64) -> io::Result<()> {
         self.written_pages += TOUCHED as u64;
-        match self.way {
-            Way::InPlace => self.data.sync_data(),
-            Way::SystemCopies => {
+        match self.method {
+            Method::InPlace => self.data.sync_data(),
+            Method::SystemCopies => {
                 self.append_record(transaction)?;
                 for (page, _) in std::mem::take(&mut self.copies) {
                     let at = page * PAGE_BYTES;
@@ -226,14 +235,14 @@ impl Store {
                 }
                 Ok(())
             }
-            Way::ProgramCopies => {
+            Method::ProgramCopies => {
                 self.append_record(transaction)?;
                 for (page, copy) in std::mem::take(&mut self.copies) {
                     self.data.write_all_at(&copy, (page * PAGE_BYTES) as u64)?;
                 }
                 Ok(())
             }
-            Way::ShadowPages => self.switch_root(transaction),
+            Method::ShadowPages => self.switch_root(transaction),
         }
     }
 
@@ -282,7 +291,7 @@ impl Store {
     /// Returns the private memory that changed pages occupy.
     fn own_bytes(&self) -> u64 {
         let Some(private) = &self.private else {
-            return (TOUCHED * PAGE_BYTES) as u64 * u64::from(self.way != Way::InPlace);
+            return (TOUCHED * PAGE_BYTES) as u64 * u64::from(self.method != Method::InPlace);
         };
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
         let start = format!("{:x}-", private.address());
@@ -292,7 +301,7 @@ impl Store {
 }
 
 /// Returns the transaction number that each page has on the device after recovery.
-fn recover(folder: &Path, way: Way) -> io::Result<Vec<u64>> {
+fn recover(folder: &Path, method: Method) -> io::Result<Vec<u64>> {
     let read = |name: &str| -> io::Result<AlignedBuffer> {
         let path = folder.join(name);
         let bytes = std::fs::metadata(&path)?.len() as usize;
@@ -304,7 +313,7 @@ fn recover(folder: &Path, way: Way) -> io::Result<Vec<u64>> {
     };
     let data = read("data")?;
     let at = |place: usize| &data[place * PAGE_BYTES..(place + 1) * PAGE_BYTES];
-    if way == Way::ShadowPages {
+    if method == Method::ShadowPages {
         let meta = |index: usize| {
             let (transaction, sum) = (value_of(at(index)), value_of(&at(index)[16..]));
             let place = u16::from_le_bytes([at(index)[8], at(index)[9]]);
@@ -346,18 +355,18 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, rounds: u64) ->
         ],
     );
     let mut wholes = Vec::new();
-    for way in Way::ALL {
-        session.step(&format!("hazards: {}", way.name()), 1.0);
+    for method in Method::ALL {
+        session.step(&format!("hazards: {}", method.name()), 1.0);
         let (mut costs, mut wrong) = (Endings::default(), Vec::new());
         for round in 0..rounds {
             for dies in [false, true] {
-                let folder = session.room.path().join(format!("updates-{way:?}-{round}-{dies}"));
+                let folder = session.temp_folder.path().join(format!("updates-{method:?}-{round}-{dies}"));
                 std::fs::create_dir(&folder)?;
                 let commits = if dies { 20 } else { commits };
-                let (outcome, _) = session.job(Task { folder: folder.clone(), way, commits, dies }, None)?;
+                let (outcome, _) = session.job(Task { folder: folder.clone(), method, commits, dies }, None)?;
                 if dies && matches!(outcome.ending, Ending::Killed(_)) {
                     rustix::fs::syncfs(File::open(&folder)?)?;
-                    let found = recover(&folder, way)?;
+                    let found = recover(&folder, method)?;
                     wrong
                         .push(found.iter().zip(expected(commits)).filter(|(found, wanted)| **found != *wanted).count());
                 } else if !dies {
@@ -366,27 +375,27 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, rounds: u64) ->
                 std::fs::remove_dir_all(&folder)?;
             }
         }
-        table.row(row(way, &costs, &wrong, commits));
+        table.row(row(method, &costs, &wrong, commits));
         wholes.push(wrong);
     }
     chapter.tables.push(table);
     if commits < 1000 {
-        chapter.note(format!("{} a way: no steady state.", figures::plural(commits, "commit")));
+        chapter.note(format!("{} a method: no steady state.", figures::plural(commits, "commit")));
     }
     CLAIM.put(chapter, wholes.as_slice());
     Ok(())
 }
 
-fn row(way: Way, costs: &Endings<Seen>, wrong: &[usize], commits: u64) -> Vec<Cell> {
+fn row(method: Method, costs: &Endings<Observation>, wrong: &[usize], commits: u64) -> Vec<Cell> {
     let seen =
         || costs.endings.iter().filter_map(|ending| if let Ending::Done(seen) = ending { Some(seen) } else { None });
-    let median = |figure: &dyn Fn(&Seen) -> f64| crate::measure::median(seen().map(figure).collect());
+    let median = |figure: &dyn Fn(&Observation) -> f64| crate::measure::median(seen().map(figure).collect());
     let worst = wrong.iter().max().copied().unwrap_or(0);
     vec![
-        way.name().into(),
-        way.users().into(),
+        method.name().into(),
+        method.users().into(),
         median(&|seen| seen.latency.p50_us).into(),
-        way.syncs().into(),
+        method.syncs().into(),
         median(&|seen| seen.written_pages as f64 / commits as f64).into(),
         median(&|seen| seen.own_bytes as f64).into(),
         match (wrong.is_empty(), worst) {
@@ -404,13 +413,14 @@ const CLAIM: Claim<[Vec<usize>]> = Claim {
     judge,
 };
 
-/// Judges the numbers of wrong pages, one list for each way in the order of `Way::ALL`, one number for each round.
+/// Judges the numbers of wrong pages, one list for each method in the order of `Method::ALL`, one number for each
+/// round.
 fn judge(wrong: &[Vec<usize>]) -> Judgement {
     let count = |is_seen: &dyn Fn(usize) -> bool, rounds: &Vec<usize>| super::Count {
         seen: rounds.iter().filter(|wrong| is_seen(**wrong)).count(),
         of: rounds.len(),
     };
-    let [in_place, protocols @ ..] = wrong else { return Judgement::cannot_tell("rounds that ran", "") };
+    let [in_place, protocols @ ..] = wrong else { return Judgement::inconclusive("rounds that ran", "") };
     let broken = count(&|wrong| wrong > 0, in_place);
     let whole: Vec<super::Count> = protocols.iter().map(|rounds| count(&|wrong| wrong == 0, rounds)).collect();
     let wholes = whole.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -427,13 +437,13 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Recovery finds what each way committed. An unfinished transaction is visible after updates in place, and after
-    /// none of the protocols.
+    /// Recovery finds what each method committed. An unfinished transaction is visible after updates in place, and
+    /// after none of the protocols.
     #[test]
     fn protocols_keep_what_was_committed_and_no_more() {
-        for way in Way::ALL {
+        for method in Method::ALL {
             let folder = tempfile::tempdir().unwrap();
-            let mut store = Store::open(folder.path(), way).unwrap();
+            let mut store = Store::open(folder.path(), method).unwrap();
             for transaction in 1..=300 {
                 for page in pages_of(transaction) {
                     store.change(page, transaction).unwrap();
@@ -445,8 +455,8 @@ mod tests {
             }
             drop(store);
             rustix::fs::syncfs(File::open(folder.path()).unwrap()).unwrap();
-            let found = recover(folder.path(), way).unwrap();
-            assert_eq!(found == expected(300), way != Way::InPlace, "{way:?}");
+            let found = recover(folder.path(), method).unwrap();
+            assert_eq!(found == expected(300), method != Method::InPlace, "{method:?}");
         }
     }
 
@@ -458,6 +468,6 @@ mod tests {
         assert_eq!(judged(0, 0), Holds::Partly);
         assert_eq!(judged(2, 1), Holds::Partly);
         assert_eq!(judge(&[vec![0], vec![1], vec![1], vec![1]]).holds, Holds::No);
-        assert_eq!(judge(&[vec![2], vec![], vec![0], vec![0]]).holds, Holds::CannotTell);
+        assert_eq!(judge(&[vec![2], vec![], vec![0], vec![0]]).holds, Holds::Inconclusive);
     }
 }

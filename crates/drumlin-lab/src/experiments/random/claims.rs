@@ -11,7 +11,7 @@ use crate::machine::Machine;
 use crate::measure::{Load, Sample, median};
 use crate::regime::Regime;
 use crate::report::{Chapter, Holds, Judgement};
-use crate::session::{Rounds, Turns};
+use crate::session::{Rounds, Trials};
 
 /// The figures by which a run's claims are judged. Those that were not measured are `None`.
 #[derive(Clone, Debug, Default)]
@@ -80,9 +80,9 @@ pub(super) fn late_rate(samples: &[Sample]) -> f64 {
     rates.iter().sum::<f64>() / rates.len().max(1) as f64
 }
 
-/// Returns the [`late_rate`] of each turn.
-pub(super) fn late_rates(turns: &Turns<Load>) -> Vec<f64> {
-    turns.samples.iter().map(|samples| late_rate(samples)).collect()
+/// Returns the [`late_rate`] of each trial.
+pub(super) fn late_rates(trials: &Trials<Load>) -> Vec<f64> {
+    trials.samples.iter().map(|samples| late_rate(samples)).collect()
 }
 
 /// Returns the mean rate of the slowest fifth of the run over the median of its samples.
@@ -92,8 +92,8 @@ fn steadiness(samples: &[Sample]) -> f64 {
     fifths.fold(f64::INFINITY, f64::min) / median(rates).max(1e-9)
 }
 
-fn spread_of(turns: &Turns<Load>, figure: fn(&[Sample]) -> f64) -> Option<Spread> {
-    let figures: Vec<f64> = turns.samples.iter().map(|samples| figure(samples)).collect();
+fn spread_of(trials: &Trials<Load>, figure: fn(&[Sample]) -> f64) -> Option<Spread> {
+    let figures: Vec<f64> = trials.samples.iter().map(|samples| figure(samples)).collect();
     Spread::of(&figures).filter(|spread| spread.most.is_finite())
 }
 
@@ -212,17 +212,17 @@ impl Figures {
         let missing = self.missing(regime).or(Some(NEVER_FULL));
         measured(self.fall(regime), missing, |ratio| {
             let rate = self.direct_rate(regime).map_or(String::new(), |rate| format!(" ({}/s)", Form::Rate.show(rate)));
-            let mut told =
+            let mut figures_text =
                 format!("With memory full direct reads{rate} brought {} as much from the device.", ratio.show());
             if let Some(cpu) = of(&self.mapped_cpu, regime) {
-                told += &format!(" A mapped read took {} their processor time.", cpu.show());
+                figures_text += &format!(" A mapped read took {} their processor time.", cpu.show());
             }
             match condition::all([condition::processors(self.processors), needed]) {
                 Some(needed) => {
                     let missing = condition::all([Some(needed), others]).expect("one is missing");
-                    Judgement::cannot_tell(missing, told)
+                    Judgement::inconclusive(missing, figures_text)
                 }
-                None => ratio.judge_at_least(HALF, told).unless_lacking(others),
+                None => ratio.judge_at_least(HALF, figures_text).unless_lacking(others),
             }
         })
     }
@@ -250,23 +250,23 @@ fn own_thread() -> Option<String> {
 
 /// Judges the claim that a figure stays below a bound. The claim holds if all rounds are below it, and fails if none
 /// is.
-fn below(spread: Spread, bound: f64, told: String) -> Judgement {
+fn below(spread: Spread, bound: f64, figures_text: String) -> Judgement {
     match () {
-        () if spread.most < bound => Judgement::new(Holds::Yes, told),
-        () if spread.least >= bound => Judgement::new(Holds::No, told),
-        () => Judgement::cannot_tell("a quieter machine (the rounds do not agree)", told),
+        () if spread.most < bound => Judgement::new(Holds::Yes, figures_text),
+        () if spread.least >= bound => Judgement::new(Holds::No, figures_text),
+        () => Judgement::inconclusive("a quieter machine (the rounds do not agree)", figures_text),
     }
 }
 
 /// Judges the claim that one case is not slower than the other: it has at least `share` of the other's rate.
-fn not_below(ratio: Ratio, share: f64, told: String) -> Judgement {
+fn not_below(ratio: Ratio, share: f64, figures_text: String) -> Judgement {
     let (low, high) = ratio.interval();
     let holds = match () {
         () if low >= share => Holds::Yes,
         () if high < share => Holds::No,
-        () => Holds::CannotTell,
+        () => Holds::Inconclusive,
     };
-    ratio.judge(holds, told)
+    ratio.judge(holds, figures_text)
 }
 
 const CLAIMS: [Claim<Figures>; 17] = [
@@ -275,9 +275,10 @@ const CLAIMS: [Claim<Figures>; 17] = [
         text: "Direct reads keep a steady rate.",
         judge: |figures| {
             measured(figures.steadiness, figures.missing(Regime::Device), |least| {
-                let told = format!("The least fifth of a run had {} of its median.", least.show(Form::Share, ""));
+                let figures_text =
+                    format!("The least fifth of a run had {} of its median.", least.show(Form::Share, ""));
                 // The claim is that no rate is below the bound, so reverse the verdict.
-                let falls = below(least, 0.6, told);
+                let falls = below(least, 0.6, figures_text);
                 match falls.holds {
                     Holds::Yes => Judgement { holds: Holds::No, ..falls },
                     Holds::No => Judgement { holds: Holds::Yes, ..falls },
@@ -321,10 +322,10 @@ const CLAIMS: [Claim<Figures>; 17] = [
         judge: |figures| {
             let missing = figures.missing(Regime::Pressure).or(Some(NEVER_FULL));
             measured(figures.collapse, missing, |lowest| {
-                let told =
+                let figures_text =
                     format!("The lowest sample had {} of the rate while memory filled.", lowest.show(Form::Share, ""));
                 let drives = figures.direct_rate(Regime::Pressure).and_then(condition::read_rate);
-                below(lowest, 0.25, told)
+                below(lowest, 0.25, figures_text)
                     .unless_lacking(condition::all([condition::processors(figures.processors), drives]))
             })
         },
@@ -342,19 +343,19 @@ const CLAIMS: [Claim<Figures>; 17] = [
                         figures::digits(sequential.median)
                     )
                 });
-                let told = format!(
+                let figures_text = format!(
                     "With 128 KiB, RANDOM has {} the rate of NORMAL, {} that of SEQUENTIAL.{own}",
                     normal.show(),
                     sequential.show()
                 );
                 let parts = [normal, sequential].map(|ratio| (ratio, ratio.at_least(Size::bound(1.5))));
                 match compare::all(parts.map(|(_, holds)| holds)) {
-                    Holds::CannotTell => {
+                    Holds::Inconclusive => {
                         let (unsure, holds) =
-                            parts.into_iter().find(|(_, holds)| *holds == Holds::CannotTell).expect("one is");
-                        unsure.judge(holds, told)
+                            parts.into_iter().find(|(_, holds)| *holds == Holds::Inconclusive).expect("one is");
+                        unsure.judge(holds, figures_text)
                     }
-                    holds => Judgement::new(holds, told),
+                    holds => Judgement::new(holds, figures_text),
                 }
             })
         },
@@ -365,18 +366,22 @@ const CLAIMS: [Claim<Figures>; 17] = [
         judge: |figures| {
             let both = figures.shootdowns_mapped.zip(figures.shootdowns_direct);
             measured(both, figures.missing(Regime::Device), |(mapped, direct)| {
-                let told = format!(
+                let figures_text = format!(
                     "{} per read mapped, {} direct.",
                     mapped.show(Form::Ratio, ""),
                     direct.show(Form::Ratio, "")
                 );
                 match () {
-                    () if mapped.least > 0.01 && mapped.least > 10.0 * direct.most => Judgement::new(Holds::Yes, told),
-                    () if mapped.least > direct.most && mapped.least > 0.001 => Judgement::new(Holds::Partly, told),
-                    () if figures.is_virtual => {
-                        Judgement::cannot_tell("a machine whose shootdowns no hypervisor does", told)
+                    () if mapped.least > 0.01 && mapped.least > 10.0 * direct.most => {
+                        Judgement::new(Holds::Yes, figures_text)
                     }
-                    () => Judgement::new(Holds::No, told),
+                    () if mapped.least > direct.most && mapped.least > 0.001 => {
+                        Judgement::new(Holds::Partly, figures_text)
+                    }
+                    () if figures.is_virtual => {
+                        Judgement::inconclusive("a machine whose shootdowns no hypervisor does", figures_text)
+                    }
+                    () => Judgement::new(Holds::No, figures_text),
                 }
             })
         },
@@ -391,7 +396,7 @@ const CLAIMS: [Claim<Figures>; 17] = [
                 figures.missing(Regime::Device).or(Some("a time of single shootdowns (too few were counted)"));
             measured(all, missing, |(count, micros, cost)| {
                 let share = count * cost / micros.max(1e-9);
-                let told = format!(
+                let figures_text = format!(
                     "One takes the thread that causes it {}, so all of them take {} of a mapped read's {} of processor \
                      time.",
                     Form::Micros.show(cost),
@@ -404,7 +409,7 @@ const CLAIMS: [Claim<Figures>; 17] = [
                     _ => Holds::NotInSize,
                 };
                 // A shootdown interrupts every other processor that runs the process.
-                Judgement::new(holds, told).unless_lacking(condition::processors(figures.processors))
+                Judgement::new(holds, figures_text).unless_lacking(condition::processors(figures.processors))
             })
         },
     },
@@ -413,8 +418,8 @@ const CLAIMS: [Claim<Figures>; 17] = [
         text: "Within memory the page cache is only a quarter faster than direct reads.",
         judge: |figures| {
             measured(figures.cached_over_direct, None, |ratio| {
-                let told = format!("It has {} their rate, both 20 at once.", ratio.show());
-                ratio.judge(ratio.alike(1.5), told).unless_lacking(figures.fast_drive())
+                let figures_text = format!("It has {} their rate, both 20 at once.", ratio.show());
+                ratio.judge(ratio.alike(1.5), figures_text).unless_lacking(figures.fast_drive())
             })
         },
     },
@@ -425,14 +430,14 @@ const CLAIMS: [Claim<Figures>; 17] = [
             let missing = Some("a control group, which counts memory");
             measured(figures.within_memory, missing, |(buffered, direct, range)| {
                 let show = |bytes| Form::Bytes.show(bytes);
-                let told = format!(
+                let figures_text = format!(
                     "Of a range of {} they hold {}, direct ones {}, their program included.",
                     show(range),
                     show(buffered),
                     show(direct)
                 );
                 let parts = [buffered >= 0.9 * range, direct < 0.1 * range];
-                Judgement::new(compare::all(parts.map(Holds::of)), told)
+                Judgement::new(compare::all(parts.map(Holds::of)), figures_text)
             })
         },
     },
@@ -449,26 +454,26 @@ const CLAIMS: [Claim<Figures>; 17] = [
         source: "S4",
         text: "Beyond memory direct reads have 2.3 times the rate of buffered ones.",
         judge: |figures| {
-            figures.beyond(|ratio, told| {
-                ratio.judge_at_least(Size::of(2.3).from(1.8), told).unless_lacking(figures.fast_drive())
+            figures.beyond(|ratio, figures_text| {
+                ratio.judge_at_least(Size::of(2.3).from(1.8), figures_text).unless_lacking(figures.fast_drive())
             })
         },
     },
     Claim {
         source: "S4",
         text: "It is a misconception that direct reads are slow for a program without a cache of its own.",
-        judge: |figures| figures.beyond(|ratio, told| not_below(ratio, 0.9, told)),
+        judge: |figures| figures.beyond(|ratio, figures_text| not_below(ratio, 0.9, figures_text)),
     },
     Claim {
         source: "S4",
         text: "It is a misconception that many files are slow because they are read at random.",
         judge: |figures| {
             measured(figures.files_over_file, None, |ratio| {
-                let told = format!(
+                let figures_text = format!(
                     "Small files, each opened for its row, come at {} the rate of rows of one file by direct reads.",
                     ratio.show()
                 );
-                not_below(ratio, 2.0 / 3.0, told)
+                not_below(ratio, 2.0 / 3.0, figures_text)
             })
         },
     },
@@ -477,11 +482,11 @@ const CLAIMS: [Claim<Figures>; 17] = [
         text: "Less than half of a read's time is the device's.",
         judge: |figures| {
             measured(figures.device_share, None, |share| {
-                let told = format!(
+                let figures_text = format!(
                     "One at a time, for {} of a direct read's time no processor works for it.",
                     share.show(Form::Share, "")
                 );
-                below(share, 0.5, told).unless_lacking(figures.fast_drive())
+                below(share, 0.5, figures_text).unless_lacking(figures.fast_drive())
             })
         },
     },
@@ -490,13 +495,13 @@ const CLAIMS: [Claim<Figures>; 17] = [
         text: "Of what the page cache reads for small rows, 87 % are thrown away, with read-ahead 99 %.",
         judge: |figures| {
             measured(figures.wasted, None, |(buffered, ahead)| {
-                let told = format!(
+                let figures_text = format!(
                     "For rows of 512 bytes at random {} of what came from the device, with the read-ahead of a fault {}.",
                     buffered.show(Form::Share, ""),
                     ahead.show(Form::Share, "")
                 );
                 let parts = [(0.82..0.93).contains(&buffered.median), ahead.least >= 0.985];
-                Judgement::new(compare::all(parts.map(Holds::of)), told)
+                Judgement::new(compare::all(parts.map(Holds::of)), figures_text)
             })
         },
     },
@@ -530,13 +535,16 @@ impl Figures {
             let hits = self.hits.map_or(String::new(), |hits| {
                 format!(" {} of the buffered ones were answered by the page cache.", Form::Share.show(hits))
             });
-            let told = format!("They have {} the rate, both 20 at once.{hits}", ratio.show());
+            let figures_text = format!("They have {} the rate, both 20 at once.{hits}", ratio.show());
             match self.cache_filled {
                 Some(filled) if filled < CACHE_FULL => {
                     let here = Form::Share.show(filled);
-                    Judgement::cannot_tell(format!("a page cache that was full ({here} of its limit were used)"), told)
+                    Judgement::inconclusive(
+                        format!("a page cache that was full ({here} of its limit were used)"),
+                        figures_text,
+                    )
                 }
-                _ => judge(ratio, told),
+                _ => judge(ratio, figures_text),
             }
         })
     }
@@ -551,7 +559,7 @@ pub(super) fn judge(chapter: &mut Chapter, figures: &Figures) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Holds::{CannotTell, No, NotInSize, Partly, Yes};
+    use Holds::{Inconclusive, No, NotInSize, Partly, Yes};
 
     fn ratio(median: f64) -> Ratio {
         Ratio { median, least: median * 0.97, most: median * 1.03, noise: 1.01 }
@@ -618,23 +626,23 @@ mod tests {
         BY_RATIO.map(|claim| judged(claim, figures).holds)
     }
 
-    /// Each claim with a ratio can hold, hold partly if it has a size, fail, and be impossible to tell.
+    /// Each claim with a ratio can hold, hold partly if it has a size, fail, and be inconclusive.
     #[test]
     fn claims_with_a_ratio_come_out_each_way() {
         assert_eq!(by_ratio(&all_at(ratio(2.3))), [Yes, Yes, Yes, Yes, No, No, Yes, Yes, Yes, Yes]);
         let same = by_ratio(&all_at(ratio(1.0)));
         // Under a control group the faulting threads evict, so a missing fall says nothing of the kernel's thread.
-        assert_eq!(same, [CannotTell, CannotTell, No, No, Yes, Yes, No, Yes, Yes, No]);
+        assert_eq!(same, [Inconclusive, Inconclusive, No, No, Yes, Yes, No, Yes, Yes, No]);
         let between = by_ratio(&all_at(ratio(1.4)));
         assert_eq!(between, [Partly, Partly, Partly, Partly, Yes, No, Partly, Yes, Yes, Partly]);
         let little = by_ratio(&all_at(ratio(1.1)));
         let far = NotInSize;
-        assert_eq!(little, [CannotTell, CannotTell, far, far, Yes, Yes, far, Yes, Yes, far]);
+        assert_eq!(little, [Inconclusive, Inconclusive, far, far, Yes, Yes, far, Yes, Yes, far]);
         let slower = by_ratio(&all_at(ratio(0.5)));
-        assert_eq!(slower, [CannotTell, CannotTell, No, No, No, No, No, No, No, No]);
+        assert_eq!(slower, [Inconclusive, Inconclusive, No, No, No, No, No, No, No, No]);
         let noisy = by_ratio(&all_at(Ratio { noise: 9.0, ..ratio(2.0) }));
-        assert_eq!(noisy, [CannotTell; 10]);
-        assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Figures::default()).holds == CannotTell));
+        assert_eq!(noisy, [Inconclusive; 10]);
+        assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Figures::default()).holds == Inconclusive));
     }
 
     /// The claims without a ratio can get every verdict too.
@@ -648,11 +656,11 @@ mod tests {
         let steady =
             |least: [f64; 3]| judged("steady rate", &with(&|figures| figures.steadiness = Spread::of(&least))).holds;
         assert_eq!(steady([0.9, 0.95, 0.97]), Yes);
-        assert_eq!((steady([0.1, 0.2, 0.1]), steady([0.1, 0.9, 0.9])), (No, CannotTell));
+        assert_eq!((steady([0.1, 0.2, 0.1]), steady([0.1, 0.9, 0.9])), (No, Inconclusive));
         let stop =
             |lowest: [f64; 3]| judged("near stop", &with(&|figures| figures.collapse = Spread::of(&lowest))).holds;
         assert_eq!(stop([0.01, 0.1, 0.05]), Yes);
-        assert_eq!((stop([0.8, 0.9, 0.9]), stop([0.1, 0.9, 0.9])), (No, CannotTell));
+        assert_eq!((stop([0.8, 0.9, 0.9]), stop([0.1, 0.9, 0.9])), (No, Inconclusive));
         let shot = |count: f64, is_virtual: bool| {
             let change = |figures: &mut Figures| {
                 (figures.shootdowns_mapped, figures.is_virtual) = (Spread::of(&[count; 3]), is_virtual);
@@ -662,14 +670,14 @@ mod tests {
         };
         assert_eq!(
             [shot(0.05, true), shot(0.005, true), shot(0.0, false), shot(0.0, true)],
-            [Yes, Partly, No, CannotTell]
+            [Yes, Partly, No, Inconclusive]
         );
         let memory = |buffered, direct| {
             judged("80 KB", &with(&|figures| figures.within_memory = Some((buffered, direct, 134e6)))).holds
         };
         assert_eq!([memory(140e6, 0.8e6), memory(140e6, 100e6), memory(50e6, 100e6)], [Yes, Partly, No]);
         let device = |share| judged("Less than half", &with(&|figures| figures.device_share = spread(share))).holds;
-        assert_eq!([device(0.4), device(0.5), device(0.8)], [Yes, CannotTell, No]);
+        assert_eq!([device(0.4), device(0.5), device(0.8)], [Yes, Inconclusive, No]);
         let wasted = |small, ahead| {
             judged("87 %", &with(&|figures| figures.wasted = spread(small).zip(Spread::of(&[ahead; 3])))).holds
         };
@@ -691,7 +699,7 @@ mod tests {
         (report.shootdowns_mapped, report.mapped_micros) = (Spread::of(&[0.023, 0.024, 0.024]), Some(12.3));
         (report.shootdown, report.processors) = (Some(4.0), 2);
         let judged = judged("significantly", &report);
-        assert_eq!(judged.holds, CannotTell);
+        assert_eq!(judged.holds, Inconclusive);
         assert!(judged.why.contains("0.8 %") && judged.missing.unwrap().contains("64 processors"), "{}", judged.why);
     }
 
@@ -708,23 +716,27 @@ mod tests {
             ..all_at(ratio)
         };
         let range = |median, least, most| Ratio { median, least, most, noise: 1.01 };
-        let told = |claim: &str, figures: &Figures, parts: &[&str]| {
+        let has_conditions = |claim: &str, figures: &Figures, parts: &[&str]| {
             let judged = judged(claim, figures);
             let missing = judged.missing.unwrap_or_default();
-            assert_eq!(judged.holds, CannotTell, "{claim}");
+            assert_eq!(judged.holds, Inconclusive, "{claim}");
             assert!(parts.iter().all(|part| missing.contains(part)), "{claim}: {missing}");
         };
         let drive = report(range(1.26, 1.19, 1.34));
-        told("on this drive", &drive, &["64 processors (here 2)", "the faulting threads evict"]);
+        has_conditions("on this drive", &drive, &["64 processors (here 2)", "the faulting threads evict"]);
         let memory = report(range(1.69, 1.55, 1.78));
-        told("medium faster", &memory, &["64 processors (here 2)", "the faulting threads evict"]);
+        has_conditions("medium faster", &memory, &["64 processors (here 2)", "the faulting threads evict"]);
         assert!(judged("medium faster", &memory).why.contains("1.69 times (1.55 to 1.78) their processor time"));
-        told("whole machine", &report(range(1.30, 1.12, 1.52)), &["64 processors", "900 k reads/s (here 101 k)"]);
-        told("near stop", &drive, &["64 processors (here 2)", "900 k reads/s (here 101 k)"]);
-        told("a quarter faster", &report(range(17.2, 16.4, 18.4)), &["in 8.85 us (here 92.0 us)"]);
+        has_conditions(
+            "whole machine",
+            &report(range(1.30, 1.12, 1.52)),
+            &["64 processors", "900 k reads/s (here 101 k)"],
+        );
+        has_conditions("near stop", &drive, &["64 processors (here 2)", "900 k reads/s (here 101 k)"]);
+        has_conditions("a quarter faster", &report(range(17.2, 16.4, 18.4)), &["in 8.85 us (here 92.0 us)"]);
         let mut unfilled = report(range(1.26, 1.07, 1.33));
         unfilled.cache_filled = Some(225.0 / 537.0);
-        told("2.3 times", &unfilled, &["a page cache that was full (42 % of its limit were used)"]);
+        has_conditions("2.3 times", &unfilled, &["a page cache that was full (42 % of its limit were used)"]);
     }
 
     /// The verdict names the source's conditions that this machine does not meet.

@@ -40,7 +40,7 @@ use crate::regime::{self, Place, Regime};
 use crate::report::Chapter;
 use crate::ring::RingOptions;
 use crate::session::{Rounds, Session};
-use updates::Way;
+use updates::Method as UpdateMethod;
 
 use task::SMALL_FILES;
 pub(crate) use task::{BLOCK_BYTES, Method, Task};
@@ -248,13 +248,13 @@ fn updates_limit_bytes(session: &Session<'_>) -> u64 {
     (session.memory_bytes() / 4).max(64 << 20)
 }
 
-/// The indexes of the ways of updating.
+/// The indexes of the methods of updating.
 const POOL: usize = 0;
 const UPDATED_MAPPED: usize = 1;
 
-fn update_ways(session: &Session<'_>) -> [(&'static str, Way); 2] {
-    let pool = Way::Pool { bytes: updates_limit_bytes(session) / 4 * 3 };
-    [("a pool, direct reads and writes", pool), ("mmap, MADV_RANDOM", Way::Mapped)]
+fn update_methods(session: &Session<'_>) -> [(&'static str, UpdateMethod); 2] {
+    let pool = UpdateMethod::Pool { bytes: updates_limit_bytes(session) / 4 * 3 };
+    [("a pool, direct reads and writes", pool), ("mmap, MADV_RANDOM", UpdateMethod::Mapped)]
 }
 
 fn updates_timing(session: &Session<'_>) -> Timing {
@@ -282,8 +282,8 @@ pub(super) fn seconds(session: &Session<'_>) -> f64 {
     let others = [ladder_cases(session).len(), range_cases(session).len(), amplification_cases(session).len()];
     let slice = slice_timing(session).seconds + START_SECONDS;
     courses * rounds as f64
-        + Session::turns_seconds(update_ways(session).len(), rounds, updates)
-        + others.map(|count| Session::turns_seconds(count, rounds, slice)).iter().sum::<f64>()
+        + Session::rounds_seconds(update_methods(session).len(), rounds, updates)
+        + others.map(|count| Session::rounds_seconds(count, rounds, slice)).iter().sum::<f64>()
         + regime::pressure_seconds(session)
 }
 
@@ -334,7 +334,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     }
     if session.is_limited() && !session.interrupted() {
         let updates = run_updates(session)?;
-        show::updates(chapter, &update_ways(session), &updates);
+        show::updates(chapter, &update_methods(session), &updates);
         found.add_updates(&updates);
     }
     found.shootdown = run_shootdowns(session, machine);
@@ -356,14 +356,14 @@ fn run_courses(session: &Session<'_>, regime: Regime) -> io::Result<Result<Round
         },
         _ => None,
     };
-    let rounds = session.turns(
+    let rounds = session.run_rounds(
         &courses(session, regime),
         session.pacing.rounds,
         courses_seconds(session, regime),
         |case| format!("random: {}: {}", regime.name(), case.name),
         |case, seed| (case.task(&place.path, course_timing(session, regime, case), seed), place.limit_bytes),
     );
-    if balloon.as_mut().is_some_and(|balloon| !balloon.lives()) {
+    if balloon.as_mut().is_some_and(|balloon| !balloon.is_running()) {
         return Ok(Err("memory to hold (the kernel ended the process that held it)".to_owned()));
     }
     Ok(Ok(rounds))
@@ -371,7 +371,7 @@ fn run_courses(session: &Session<'_>, regime: Regime) -> io::Result<Result<Round
 
 fn slices(session: &Session<'_>, cases: &[Case], place: &Place) -> Rounds<Load> {
     let timing = slice_timing(session);
-    session.turns(
+    session.run_rounds(
         cases,
         session.pacing.rounds,
         timing.seconds + START_SECONDS,
@@ -382,43 +382,43 @@ fn slices(session: &Session<'_>, cases: &[Case], place: &Place) -> Rounds<Load> 
 
 fn run_updates(session: &Session<'_>) -> io::Result<Rounds<Load>> {
     let (path, timing) = (session.file()?, updates_timing(session));
-    let task = |way, seed| updates::Task {
+    let task = |method, seed| updates::Task {
         path: path.to_owned(),
         range_bytes: session.file_bytes(),
-        way,
+        method,
         threads: UPDATERS,
         timing,
         seed,
     };
-    Ok(session.turns(
-        &update_ways(session),
+    Ok(session.run_rounds(
+        &update_methods(session),
         session.pacing.rounds,
         timing.seconds + START_SECONDS + SETTLE_SECONDS,
         |(name, _)| format!("random: updates: {name}"),
-        |(_, way), seed| (task(*way, seed), Some(updates_limit_bytes(session))),
+        |(_, method), seed| (task(*method, seed), Some(updates_limit_bytes(session))),
     ))
 }
 
 /// Returns the median cost of a shootdown in microseconds, or `None` if it can't be measured.
 fn run_shootdowns(session: &Session<'_>, machine: &Machine) -> Option<f64> {
     let path = session.file().ok()?;
-    let turn = |_| {
+    let trial = |_| {
         let task = shootdown::Task { path: path.to_owned(), others: machine.processors.saturating_sub(1) };
         session.job(task, None).ok()?.0.result().ok()?.micros()
     };
-    Spread::of(&(0..session.pacing.rounds).filter_map(turn).collect::<Vec<_>>()).map(|cost| cost.median)
+    Spread::of(&(0..session.pacing.rounds).filter_map(trial).collect::<Vec<_>>()).map(|cost| cost.median)
 }
 
 fn run_amplification(session: &Session<'_>) -> io::Result<(Vec<Case>, Rounds<Load>)> {
     let path = session.file()?.to_owned();
-    let files = session.room.path().join("small");
+    let files = session.temp_folder.path().join("small");
     std::fs::create_dir(&files)?;
     for index in 0..SMALL_FILES {
         std::fs::write(files.join(index.to_string()), [index as u8; ROW_BYTES])?;
     }
     rustix::fs::syncfs(File::open(&files)?)?;
     let (cases, timing) = (amplification_cases(session), slice_timing(session));
-    let rows = session.turns(
+    let rows = session.run_rounds(
         &cases,
         session.pacing.rounds,
         timing.seconds + START_SECONDS,

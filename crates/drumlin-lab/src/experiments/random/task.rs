@@ -23,7 +23,7 @@ pub(crate) const BLOCK_BYTES: usize = 4096;
 /// The number of files for [`Method::SmallFiles`]; a power of two.
 pub(super) const SMALL_FILES: u64 = 2048;
 
-/// A way of reading a block.
+/// A method of reading a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Mapped(Advice),
@@ -262,8 +262,8 @@ mod tests {
     #[test]
     fn every_method_reads() {
         let folder = tempfile::tempdir().unwrap();
-        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
-        let path = room.filled("data", 1 << 20, |_| true).unwrap();
+        let temp_folder = temp_folder::TempFolder::create(folder.path()).unwrap();
+        let path = temp_folder.filled("data", 1 << 20, |_| true).unwrap();
         let ring =
             |registered| Method::Ring { depth: 4, options: RingOptions { registered, ..RingOptions::default() } };
         for method in [Method::Mapped(Advice::Random), Method::Buffered, Method::Direct, ring(false), ring(true)] {
@@ -281,8 +281,8 @@ mod tests {
     #[test]
     fn small_rows_are_read() {
         let folder = tempfile::tempdir().unwrap();
-        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
-        let path = room.filled("data", 1 << 20, |_| true).unwrap();
+        let temp_folder = temp_folder::TempFolder::create(folder.path()).unwrap();
+        let path = temp_folder.filled("data", 1 << 20, |_| true).unwrap();
         for method in [Method::Mapped(Advice::Normal), Method::Buffered, Method::Direct] {
             let rows = Task { ask_bytes: ROW_BYTES, ..task(&path, method) };
             match rows.perform(|_| {}) {
@@ -292,12 +292,12 @@ mod tests {
         }
     }
 
-    /// Direct reads reach the rate that fio measures for the same file, depth and size: medians of short turns, within
+    /// Direct reads reach the rate that fio measures for the same file, depth and size: medians of short trials, within
     /// 5 %. The test is timed, so it is run on request only: `cargo test -p drumlin-lab -- --ignored fio --nocapture`.
     #[test]
     #[ignore = "times a drive for two minutes, beside fio"]
     fn agrees_with_fio() {
-        /// The rate of a shared drive changes within seconds. With many short turns, both programs get the same share
+        /// The rate of a shared drive changes within seconds. With many short trials, both programs get the same share
         /// of that.
         const TURNS: u64 = 20;
         const SECONDS: f64 = 1.0;
@@ -306,9 +306,9 @@ mod tests {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
-        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
+        let temp_folder = temp_folder::TempFolder::create(folder.path()).unwrap();
         let bytes = 1 << 30;
-        let path = room.filled("data", bytes, |_| true).unwrap();
+        let path = temp_folder.filled("data", bytes, |_| true).unwrap();
         let ring = Method::Ring { depth: 32, options: RingOptions::default() };
         for (method, engine, depth) in [(Method::Direct, "psync", 1), (ring, "io_uring", 32)] {
             let by_lab = |seed| {
@@ -338,11 +338,11 @@ mod tests {
                 json["jobs"][0]["read"]["iops"].as_f64().unwrap()
             };
             let mut rates: [Vec<f64>; 2] = Default::default();
-            for turn in 0..TURNS {
-                // Each program goes first in half of the turns.
-                let before = turn.is_multiple_of(2).then(|| by_lab(turn));
+            for trial in 0..TURNS {
+                // Each program goes first in half of the trials.
+                let before = trial.is_multiple_of(2).then(|| by_lab(trial));
                 rates[1].push(by_fio());
-                rates[0].push(before.unwrap_or_else(|| by_lab(turn)));
+                rates[0].push(before.unwrap_or_else(|| by_lab(trial)));
             }
             let [ours, fio] = rates.map(median);
             println!(

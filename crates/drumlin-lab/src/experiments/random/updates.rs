@@ -23,7 +23,7 @@ use crate::temp_folder;
 use crate::worker::Measurement;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Way {
+pub(crate) enum Method {
     Mapped,
     /// The pool's frames take this much memory together.
     Pool {
@@ -36,7 +36,7 @@ pub(crate) enum Way {
 pub(crate) struct Task {
     pub(super) path: PathBuf,
     pub(super) range_bytes: u64,
-    pub(super) way: Way,
+    pub(super) method: Method,
     pub(super) threads: usize,
     pub(super) timing: Timing,
     pub(super) seed: u64,
@@ -51,8 +51,8 @@ impl Measurement for Task {
         temp_folder::forget_cached(&file)?;
         let part_bytes = self.range_bytes / self.threads as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
         let places = |thread: usize| Places::new(self.seed * 1000 + thread as u64, part_bytes, BLOCK_BYTES as u64);
-        let done = match self.way {
-            Way::Mapped => {
+        let done = match self.method {
+            Method::Mapped => {
                 let map = Map::new(&file, self.range_bytes as usize, Mode::Shared)?;
                 map.advise(Advice::Random)?;
                 load(self.threads, self.timing, observe, |thread, pace| {
@@ -65,7 +65,7 @@ impl Measurement for Task {
                     Ok(())
                 })?
             }
-            Way::Pool { bytes } => {
+            Method::Pool { bytes } => {
                 let direct = temp_folder::open_direct(&self.path, true)?;
                 let frames = (bytes / self.threads as u64 / BLOCK_BYTES as u64).max(1) as usize;
                 load(self.threads, self.timing, observe, |thread, pace| {
@@ -74,7 +74,7 @@ impl Measurement for Task {
                 })?
             }
         };
-        // Write back now, so that the next turn does not wait for pages that this one dirtied.
+        // Write back now, so that the next trial does not wait for pages that this one dirtied.
         file.sync_data()?;
         temp_folder::forget_cached(&file)?;
         Ok(done)
@@ -144,18 +144,18 @@ mod tests {
         }
     }
 
-    /// Both ways complete updates.
+    /// Both methods complete updates.
     #[test]
     fn both_ways_update() {
         let folder = tempfile::tempdir().unwrap();
-        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
-        let path = room.filled("data", 1 << 20, |_| true).unwrap();
+        let temp_folder = temp_folder::TempFolder::create(folder.path()).unwrap();
+        let path = temp_folder.filled("data", 1 << 20, |_| true).unwrap();
         let timing = Timing { seconds: 0.02, sample_seconds: 0.0 };
-        for way in [Way::Mapped, Way::Pool { bytes: 64 << 10 }] {
-            let task = Task { path: path.clone(), range_bytes: 1 << 20, way, threads: 2, timing, seed: 1 };
+        for method in [Method::Mapped, Method::Pool { bytes: 64 << 10 }] {
+            let task = Task { path: path.clone(), range_bytes: 1 << 20, method, threads: 2, timing, seed: 1 };
             match task.perform(|_| {}) {
-                Ok(load) => assert!(load.operations > 0, "{way:?}"),
-                Err(error) => assert_ne!(way, Way::Mapped, "{error}"),
+                Ok(load) => assert!(load.operations > 0, "{method:?}"),
+                Err(error) => assert_ne!(method, Method::Mapped, "{error}"),
             }
         }
     }

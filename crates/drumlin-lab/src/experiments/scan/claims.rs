@@ -10,7 +10,7 @@ use crate::figures::{self, Form};
 use crate::machine::Machine;
 use crate::measure::Load;
 use crate::report::{Chapter, Holds, Judgement};
-use crate::session::{Rounds, Turns};
+use crate::session::{Rounds, Trials};
 
 /// The figures by which a run's claims are judged. Those that were not measured are `None`.
 #[derive(Clone, Debug, Default)]
@@ -98,9 +98,9 @@ impl Figures {
     }
 }
 
-/// Returns the rate while memory filled over that after it was full, or `None` if a turn lacked one of these phases.
-fn fall(turns: &Turns<Load>, noise: f64) -> Option<Ratio> {
-    let rates = turns.samples.iter().map(|samples| {
+/// Returns the rate while memory filled over that after it was full, or `None` if a trial lacked one of these phases.
+fn fall(trials: &Trials<Load>, noise: f64) -> Option<Ratio> {
+    let rates = trials.samples.iter().map(|samples| {
         let phases = condition::phases(samples, 1.0)?;
         Some((phases.filling?, phases.full))
     });
@@ -120,8 +120,8 @@ const CLAIMS: [Claim<Figures>; 9] = [
         text: "Direct reads of 4 KiB, one at a time, have half of the rate of the kernel's read-ahead.",
         judge: |figures| {
             measured(figures.kernel_over_small, figures.missing.as_deref(), |ratio| {
-                let told = format!("The kernel's read-ahead has {} their rate.", ratio.show());
-                ratio.judge_about(HALF, told).unless_lacking(figures.fast_drive())
+                let figures_text = format!("The kernel's read-ahead has {} their rate.", ratio.show());
+                ratio.judge_about(HALF, figures_text).unless_lacking(figures.fast_drive())
             })
         },
     },
@@ -170,7 +170,7 @@ const CLAIMS: [Claim<Figures>; 9] = [
             let missing = figures.missing.as_deref().or(Some("a control group, which counts memory"));
             measured(figures.memory, missing, |[small, huge, least]| {
                 let (more, show) = ((small - least).max(0.0), |bytes| Form::Bytes.show(bytes));
-                let told = format!(
+                let figures_text = format!(
                     "{} more than reads of 4 KiB, one at a time, hold; in huge pages {} more.",
                     show(more),
                     show((huge - least).max(0.0))
@@ -180,7 +180,7 @@ const CLAIMS: [Claim<Figures>; 9] = [
                     ..25e6 => Holds::Partly,
                     _ => Holds::No,
                 };
-                Judgement::new(holds, told)
+                Judgement::new(holds, figures_text)
             })
         },
     },
@@ -190,11 +190,13 @@ const CLAIMS: [Claim<Figures>; 9] = [
         judge: |figures| {
             let missing = figures.missing.as_deref().or(Some("a run in which memory fills, and stays full"));
             measured(figures.mapped_fall, missing, |ratio| {
-                let told = format!("While memory filled it had {} the rate of later.", ratio.show());
+                let figures_text = format!("While memory filled it had {} the rate of later.", ratio.show());
                 // On few processors, eviction slows the reading threads even if another thread evicts.
                 match condition::processors(figures.processors).and(figures.large_machine()) {
-                    Some(missing) => Judgement::cannot_tell(missing, told),
-                    None => ratio.judge_at_least(Size::bound(1.5), told).unless_lacking(figures.large_machine()),
+                    Some(missing) => Judgement::inconclusive(missing, figures_text),
+                    None => {
+                        ratio.judge_at_least(Size::bound(1.5), figures_text).unless_lacking(figures.large_machine())
+                    }
                 }
             })
         },
@@ -226,12 +228,13 @@ const CLAIMS: [Claim<Figures>; 9] = [
         text: "Over ten drives, direct reads have 20 times the rate of a mapping (figure 4).",
         judge: |figures| {
             measured(figures.fio_over_mapped.zip(figures.fio_rate), figures.missing.as_deref(), |(ratio, rate)| {
-                let told = format!("Direct {}, {} the mapping's rate.", rate.show(Form::Bandwidth, ""), ratio.show());
+                let figures_text =
+                    format!("Direct {}, {} the mapping's rate.", rate.show(Form::Bandwidth, ""), ratio.show());
                 if rate.median < SEVERAL_DRIVES {
                     let needed = Form::Bandwidth.show(SEVERAL_DRIVES);
-                    return Judgement::cannot_tell(format!("several drives as one ({needed} or more)"), told);
+                    return Judgement::inconclusive(format!("several drives as one ({needed} or more)"), figures_text);
                 }
-                ratio.judge_at_least(Size::of(20.0).from(10.0), told)
+                ratio.judge_at_least(Size::of(20.0).from(10.0), figures_text)
             })
         },
     },
@@ -246,7 +249,7 @@ pub(super) fn judge(chapter: &mut Chapter, figures: &Figures) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Holds::{CannotTell, No, NotInSize, Partly, Yes};
+    use Holds::{Inconclusive, No, NotInSize, Partly, Yes};
 
     fn ratio(median: f64) -> Option<Ratio> {
         Some(Ratio { median, least: median * 0.97, most: median * 1.03, noise: 1.01 })
@@ -284,7 +287,7 @@ mod tests {
         [0, 1, 2, 3, 5, 6, 7, 8].map(|index: usize| (CLAIMS[index].judge)(figures).holds)
     }
 
-    /// Each claim can hold, hold partly, fail, and be impossible to tell.
+    /// Each claim can hold, hold partly, fail, and be inconclusive.
     #[test]
     fn every_claim_comes_out_each_way() {
         // A thirtieth is not half.
@@ -293,8 +296,8 @@ mod tests {
         assert_eq!(verdicts(&all_at(ratio(0.5), 70e9)), [No; 8]);
         let little = verdicts(&all_at(ratio(1.3), 70e9));
         assert_eq!(little, [NotInSize, NotInSize, NotInSize, Yes, Partly, Partly, Partly, NotInSize]);
-        assert_eq!(verdicts(&all_at(unsure(3.0), 70e9)), [CannotTell; 8]);
-        assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Figures::default()).holds == CannotTell));
+        assert_eq!(verdicts(&all_at(unsure(3.0), 70e9)), [Inconclusive; 8]);
+        assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Figures::default()).holds == Inconclusive));
         let copy = Figures {
             copy_cpu: Some(Ratio { median: 1.03, least: 1.02, most: 1.05, noise: 1.0 }),
             ..all_at(ratio(1.3), 1e9)
@@ -309,7 +312,7 @@ mod tests {
     #[test]
     fn ten_drives_are_needed() {
         let judged = (CLAIMS[8].judge)(&all_at(ratio(30.0), 7e9));
-        assert_eq!(judged.holds, CannotTell);
+        assert_eq!(judged.holds, Inconclusive);
         assert!(judged.missing.unwrap().contains("several drives"));
     }
 
@@ -333,13 +336,13 @@ mod tests {
             [(0, "8.85 us (here 92.0 us)"), (1, "8.85 us"), (5, "64 processors"), (6, "7.00 GB/s (here")]
         {
             let judged = (CLAIMS[index].judge)(&report);
-            assert_eq!(judged.holds, CannotTell, "{}", CLAIMS[index].text);
+            assert_eq!(judged.holds, Inconclusive, "{}", CLAIMS[index].text);
             assert!(judged.missing.as_ref().unwrap().contains(part), "{judged:?}");
         }
         assert!((CLAIMS[0].judge)(&report).why.ends_with("That is far more than claimed."));
         // The fall that was seen may come from the lack of processor time.
         let fallen = Figures { mapped_fall: ratio(1.98), ..report.clone() };
-        assert_eq!((CLAIMS[5].judge)(&fallen).holds, CannotTell);
+        assert_eq!((CLAIMS[5].judge)(&fallen).holds, Inconclusive);
         // On a machine like the sources', the same figures refute the claims.
         let large = Figures { processors: 64, read_micros: Some(9.0), fio_rate: Spread::of(&[6.8e9]), ..report };
         let judged = [0, 1, 5, 6].map(|index: usize| (CLAIMS[index].judge)(&large).holds);

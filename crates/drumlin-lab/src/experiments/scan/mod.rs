@@ -7,10 +7,12 @@
 //! | S4 | 5 x 512 KiB, registered: 7.7 times | the same rates, in huge pages as in Glommio's pool |
 //! | S4 | leaving out the copy helps a little | processor time per byte |
 //! | S4 | 5 x 512 KiB need 2.5 MB of memory | the control group's memory, less that of reads of 4 KiB |
-//! | S1 | a mapping by 20 threads falls once memory is full (figure 3) | its rate while memory fills and when it is full |
+//! | S1 | a mapping by 20 threads falls once memory is full (figure 3) | its rate while memory fills and when it is
+//! full |
 //! | S1 | 256 requests in flight reach the drive's rate, a mapping does not | rates of whole scans, 20 threads mapped |
 //! | S1 | RANDOM is worse than the other hints | rates of whole scans by 20 threads |
-//! | S1 | over ten drives the difference is twentyfold (figure 4) | only if direct reads deliver what several drives do |
+//! | S1 | over ten drives the difference is twentyfold (figure 4) | only if direct reads deliver what several drives do
+//! |
 
 mod claims;
 mod task;
@@ -25,7 +27,7 @@ use crate::measure::{Load, Timing};
 use crate::regime::{self, Place, Regime};
 use crate::report::{Cell, Chapter, MIDDLE_ROUND, Plot, Scale, Table};
 use crate::ring::RingOptions;
-use crate::session::{Rounds, Session, Turns};
+use crate::session::{Rounds, Session, Trials};
 
 use task::STEP_BYTES;
 pub(crate) use task::{Method, Task};
@@ -156,7 +158,7 @@ fn timing(session: &Session<'_>, case: &Case) -> Timing {
     Timing { seconds, sample_seconds: (seconds / 160.0).clamp(0.01, 0.1) }
 }
 
-/// Estimates the mean time of a turn. A case ends early once it has read the whole file, at 1.7 GB/s on average.
+/// Estimates the mean time of a trial. A case ends early once it has read the whole file, at 1.7 GB/s on average.
 fn turn_seconds(session: &Session<'_>, cases: &[Case]) -> f64 {
     let all = session.file_bytes() as f64 / 1.7e9;
     let seconds: f64 = cases
@@ -167,9 +169,9 @@ fn turn_seconds(session: &Session<'_>, cases: &[Case]) -> f64 {
 }
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
-    let turns =
-        |cases: &[Case]| Session::turns_seconds(cases.len(), session.pacing.rounds, turn_seconds(session, cases));
-    cases(session).iter().map(|(_, cases)| turns(cases)).sum()
+    let trials =
+        |cases: &[Case]| Session::rounds_seconds(cases.len(), session.pacing.rounds, turn_seconds(session, cases));
+    cases(session).iter().map(|(_, cases)| trials(cases)).sum()
 }
 
 pub(super) fn chapter() -> Chapter {
@@ -216,7 +218,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
 }
 
 fn measure(session: &Session<'_>, regime: Regime, place: &Place, cases: &[Case]) -> Rounds<Load> {
-    session.turns(
+    session.run_rounds(
         cases,
         session.pacing.rounds,
         turn_seconds(session, cases),
@@ -252,23 +254,23 @@ fn show(chapter: &mut Chapter, regime: Regime, cases: &[Case], rounds: &Rounds<L
         ("rate", Form::Bandwidth, Scale::Linear),
     )
     .drawing(MIDDLE_ROUND);
-    let mut row = |name: String, turns: &Turns<Load>, source: Option<&str>| {
-        let rate = turns.spread(Load::bytes_per_second);
+    let mut row = |name: String, trials: &Trials<Load>, source: Option<&str>| {
+        let rate = trials.spread(Load::bytes_per_second);
         let cells: Vec<Cell> = vec![
             name.into(),
             rate.map(|rate| rate.median).into(),
             rate.map(|rate| rate.least).into(),
             rate.map(|rate| rate.most).into(),
-            turns.median(cpu_seconds_per_gb).into(),
-            turns.memory_bytes_max().into(),
-            turns.median(Load::read_amplification).into(),
+            trials.median(cpu_seconds_per_gb).into(),
+            trials.memory_bytes_max().into(),
+            trials.median(Load::read_amplification).into(),
         ];
-        let refused = turns.failure.as_ref().map(|failure| format!("not possible here: {failure}"));
+        let refused = trials.failure.as_ref().map(|failure| format!("not possible here: {failure}"));
         table.row(cells).source = refused.or(source.map(str::to_owned));
     };
-    for (case, turns) in cases.iter().zip(rounds) {
-        row(turns.label(case.name), turns, case.source);
-        if let Some(samples) = turns.middle_samples(Load::bytes_per_second).filter(|_| case.drawn) {
+    for (case, trials) in cases.iter().zip(rounds) {
+        row(trials.label(case.name), trials, case.source);
+        if let Some(samples) = trials.middle_samples(Load::bytes_per_second).filter(|_| case.drawn) {
             plot.line(case.name, samples.iter().map(|each| (each.at_seconds, each.bytes_per_second)).collect());
         }
     }

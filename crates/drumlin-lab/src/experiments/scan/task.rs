@@ -22,7 +22,7 @@ const PAGE_BYTES: usize = 4096;
 /// The bytes that a scan of a mapping counts as one operation, so that its rate over time can be shown.
 pub(super) const STEP_BYTES: usize = 128 << 10;
 
-/// A way of reading a file sequentially.
+/// A method of reading a file sequentially.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Mapped(Advice),
@@ -184,8 +184,8 @@ mod tests {
     #[test]
     fn every_method_reads_all() {
         let folder = tempfile::tempdir().unwrap();
-        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
-        let path = room.filled("data", 4 << 20, |_| true).unwrap();
+        let temp_folder = temp_folder::TempFolder::create(folder.path()).unwrap();
+        let path = temp_folder.filled("data", 4 << 20, |_| true).unwrap();
         let ring = |options| Method::Ring { depth: 3, options };
         let methods = [
             (Method::Buffered, 1),

@@ -91,22 +91,22 @@ pub(super) fn put(chapter: &mut Chapter, measured: &[Measured]) {
 
 /// Judges by the rate of eight writers over that of one: they queue if it is below 1.5 times, and not from 3 times on.
 fn queue(figures: &Figures) -> Judgement {
-    let Some(gain) = figures.nebari_gain else { return Judgement::cannot_tell(PEERS, "") };
+    let Some(gain) = figures.nebari_gain else { return Judgement::inconclusive(PEERS, "") };
     let (low, high) = gain.interval();
     let holds = match () {
         () if high < 1.5 => Holds::Yes,
         () if low >= 3.0 => Holds::No,
         () if low >= 1.5 && high < 3.0 => Holds::Partly,
-        () => Holds::CannotTell,
+        () => Holds::Inconclusive,
     };
     gain.judge(holds, format!("Eight writers reach {} the rate of one, on {}.", gain.show(), figures.place))
 }
 
 fn two_syncs(figures: &Figures) -> Judgement {
     if figures.nebari_gain.is_none() {
-        return Judgement::cannot_tell(PEERS, "");
+        return Judgement::inconclusive(PEERS, "");
     }
-    let Some(calls) = figures.nebari_calls else { return Judgement::cannot_tell(COUNTS, "") };
+    let Some(calls) = figures.nebari_calls else { return Judgement::inconclusive(COUNTS, "") };
     let count = calls.syncs + calls.durable_writes;
     let holds = match () {
         () if (1.9..2.5).contains(&count) => Holds::Yes,
@@ -117,16 +117,16 @@ fn two_syncs(figures: &Figures) -> Judgement {
 }
 
 fn sqlite_is_slower(figures: &Figures) -> Judgement {
-    let Some(ratio) = figures.sqlite_to_nebari else { return Judgement::cannot_tell(PEERS, "") };
+    let Some(ratio) = figures.sqlite_to_nebari else { return Judgement::inconclusive(PEERS, "") };
     let sentence = format!("SQLite's mean is {} Nebari's, on {}.", ratio.show(), figures.place);
     ratio.judge_at_least(Size::of(1.5).from(1.4), sentence)
 }
 
 fn sled_flushes_nothing(figures: &Figures) -> Judgement {
     if figures.nebari_gain.is_none() {
-        return Judgement::cannot_tell(PEERS, "");
+        return Judgement::inconclusive(PEERS, "");
     }
-    let Some(calls) = figures.sled_calls else { return Judgement::cannot_tell(COUNTS, "") };
+    let Some(calls) = figures.sled_calls else { return Judgement::inconclusive(COUNTS, "") };
     let durable = calls.syncs + calls.durable_writes;
     let holds = match () {
         () if calls.ranges >= 0.9 && durable < 0.1 => Holds::Yes,
@@ -140,9 +140,9 @@ fn sled_flushes_nothing(figures: &Figures) -> Judgement {
 /// rate has grown for another reason.
 fn shared_syncs(figures: &Figures) -> Judgement {
     let Some(gain) = figures.drumlin_gain else {
-        return Judgement::cannot_tell("commits by eight writers", "");
+        return Judgement::inconclusive("commits by eight writers", "");
     };
-    let Some(calls) = figures.drumlin_calls else { return Judgement::cannot_tell(COUNTS, "") };
+    let Some(calls) = figures.drumlin_calls else { return Judgement::inconclusive(COUNTS, "") };
     let each = calls.syncs + calls.durable_writes;
     let shared = if each < 0.75 { Holds::Yes } else { Holds::No };
     let holds = crate::compare::all([gain.at_least(Size::bound(1.5)), shared]);
@@ -157,7 +157,7 @@ fn shared_syncs(figures: &Figures) -> Judgement {
 
 #[cfg(test)]
 mod tests {
-    use Holds::{CannotTell, No, Partly, Yes};
+    use Holds::{Inconclusive, No, Partly, Yes};
 
     use super::*;
 
@@ -165,18 +165,18 @@ mod tests {
         Some(Ratio { median, least, most, noise: 1.05 })
     }
 
-    /// Writers queue, partly queue, or do not. Without Nebari, or with too much noise, the claim cannot be told.
+    /// Writers queue, partly queue, or do not. Without Nebari, or with too much noise, the claim is inconclusive.
     #[test]
     fn queueing_comes_out_each_way() {
         let judge = |nebari_gain| queue(&Figures { nebari_gain, ..Figures::default() }).holds;
         assert_eq!(judge(ratio(0.9, 1.0, 1.1)), Yes);
         assert_eq!(judge(ratio(1.7, 2.0, 2.2)), Partly);
         assert_eq!(judge(ratio(3.5, 4.0, 4.2)), No);
-        assert_eq!(judge(ratio(1.0, 2.0, 4.2)), CannotTell);
-        assert_eq!(judge(None), CannotTell);
+        assert_eq!(judge(ratio(1.0, 2.0, 4.2)), Inconclusive);
+        assert_eq!(judge(None), Inconclusive);
     }
 
-    /// Commits make two syncs, one and a half, or one. Without a count the claim cannot be told.
+    /// Commits make two syncs, one and a half, or one. Without a count the claim is inconclusive.
     #[test]
     fn two_syncs_come_out_each_way() {
         let calls = |syncs| Some(Calls { syncs, ..Calls::default() });
@@ -184,7 +184,7 @@ mod tests {
             two_syncs(&Figures { nebari_gain: ratio(1.0, 1.0, 1.0), nebari_calls, ..Figures::default() }).holds
         };
         assert_eq!((judge(calls(2.0)), judge(calls(1.5))), (Yes, Partly));
-        assert_eq!((judge(calls(1.0)), judge(calls(3.0)), judge(None)), (No, No, CannotTell));
+        assert_eq!((judge(calls(1.0)), judge(calls(3.0)), judge(None)), (No, No, Inconclusive));
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!((judge(ratio(1.5, 1.6, 1.7)), judge(ratio(1.2, 1.3, 1.35))), (Yes, Partly));
         assert_eq!(
             (judge(ratio(0.5, 0.6, 0.7)), judge(ratio(0.5, 1.3, 1.7)), judge(None)),
-            (No, CannotTell, CannotTell)
+            (No, Inconclusive, Inconclusive)
         );
     }
 
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(judge(Some(Calls { ranges: 1.0, ..Calls::default() })), Yes);
         assert_eq!(judge(Some(Calls { ranges: 1.0, syncs: 1.0, ..Calls::default() })), No);
         assert_eq!(judge(Some(Calls { ranges: 0.2, ..Calls::default() })), Partly);
-        assert_eq!(judge(None), CannotTell);
+        assert_eq!(judge(None), Inconclusive);
     }
 
     /// The claim holds with shared syncs and a higher rate, partly with one of them, and not with neither.
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(judge(ratio(2.0, 2.2, 2.4), 0.3), Yes);
         assert_eq!(judge(ratio(2.0, 2.2, 2.4), 1.0), Partly);
         assert_eq!(judge(ratio(0.9, 1.0, 1.1), 1.0), No);
-        assert_eq!(judge(ratio(0.9, 1.4, 2.4), 0.3), CannotTell);
-        assert_eq!(judge(None, 0.3), CannotTell);
+        assert_eq!(judge(ratio(0.9, 1.4, 2.4), 0.3), Inconclusive);
+        assert_eq!(judge(None, 0.3), Inconclusive);
     }
 }

@@ -1,7 +1,7 @@
 //! Commits of 1 KiB by store (S2's first table): Drumlin, and other stores if they are built in.
 //!
-//! Each turn opens a new store in a folder of its own. The calls that ask for durability are counted in a separate run,
-//! because counting slows them down. Flushes are counted at the device while commits are timed.
+//! Each trial opens a new store in a folder of its own. The calls that ask for durability are counted in a separate
+//! run, because counting slows them down. Flushes are counted at the device while commits are timed.
 
 mod claims;
 #[cfg(feature = "peers")]
@@ -152,7 +152,7 @@ impl Measurement for Task {
 impl Task {
     fn time(&self, candidate: &Candidate) -> io::Result<Committed> {
         let store = (candidate.open)(&self.folder).map_err(io::Error::other)?;
-        self.commit_by_turns(store.as_ref(), 0, WARM_COMMITS).map_err(io::Error::other)?;
+        self.commit_concurrently(store.as_ref(), 0, WARM_COMMITS).map_err(io::Error::other)?;
         let taken = AtomicU64::new(0);
         let recorded = std::sync::Mutex::new(Latencies::new());
         let counts = || self.disk.as_deref().and_then(BlockCounts::of);
@@ -182,9 +182,9 @@ impl Task {
     fn count(&self, candidate: &Candidate) -> io::Result<Committed> {
         let calls = sync_calls::count(|calls| {
             let store = (candidate.open_counted)(&self.folder)?;
-            self.commit_by_turns(store.as_ref(), 0, WARM_COMMITS)?;
+            self.commit_concurrently(store.as_ref(), 0, WARM_COMMITS)?;
             let before = calls.now();
-            self.commit_by_turns(store.as_ref(), WARM_COMMITS, COUNTED_COMMITS)?;
+            self.commit_concurrently(store.as_ref(), WARM_COMMITS, COUNTED_COMMITS)?;
             Ok::<_, String>(calls.now().since(before))
         })?;
         let calls = calls.map_err(io::Error::other)?;
@@ -192,7 +192,7 @@ impl Task {
     }
 
     /// Commits this many rows by each writer, with all writers running concurrently.
-    fn commit_by_turns(&self, store: &dyn Store, first: u64, commits: u64) -> Result<(), String> {
+    fn commit_concurrently(&self, store: &dyn Store, first: u64, commits: u64) -> Result<(), String> {
         std::thread::scope(|scope| {
             let write = |index: usize| {
                 let mut commit = store.writer()?;
@@ -220,14 +220,14 @@ fn cases() -> Vec<Case> {
     WRITERS.into_iter().flat_map(|writers| (0..STORES.len()).map(move |store| Case { store, writers })).collect()
 }
 
-fn turn_seconds(session: &Session<'_>) -> f64 {
+fn trial_seconds(session: &Session<'_>) -> f64 {
     session.pacing.slice.seconds
 }
 
 /// Estimates the time for one place.
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
     let cases = cases().len();
-    Session::turns_seconds(cases, session.pacing.rounds, turn_seconds(session)) + cases as f64 * COUNT_SECONDS
+    Session::rounds_seconds(cases, session.pacing.rounds, trial_seconds(session)) + cases as f64 * COUNT_SECONDS
 }
 
 /// The approximate seconds of counting the calls of one store.
@@ -265,8 +265,8 @@ impl Calls {
     /// Formats the calls like `2 sync + 0.12 durable write`.
     fn show(&self) -> String {
         let kinds = [(self.syncs, "sync"), (self.durable_writes, "durable write"), (self.ranges, "range")];
-        let told = kinds.into_iter().filter(|(count, _)| *count >= 0.005);
-        let words: Vec<String> = told.map(|(count, kind)| format!("{} {kind}", two_digits(count))).collect();
+        let shown = kinds.into_iter().filter(|(count, _)| *count >= 0.005);
+        let words: Vec<String> = shown.map(|(count, kind)| format!("{} {kind}", two_digits(count))).collect();
         if words.is_empty() { "none".to_owned() } else { words.join(" + ") }
     }
 }
@@ -280,11 +280,11 @@ fn two_digits(number: f64) -> String {
 /// Measures all stores on a file system and adds their tables.
 pub(super) fn run(session: &Session<'_>, place: &Place, chapter: &mut Chapter) -> Measured {
     let cases = cases();
-    let timing = Timing { seconds: turn_seconds(session), sample_seconds: 0.0 };
+    let timing = Timing { seconds: trial_seconds(session), sample_seconds: 0.0 };
     let number = AtomicU64::new(0);
     let folder = || {
         let number = number.fetch_add(1, Ordering::Relaxed);
-        // No process uses the previous turn's store any longer.
+        // No process uses the previous trial's store any longer.
         let _ = std::fs::remove_dir_all(place.path(&format!("store-{}", number.wrapping_sub(1))));
         place.path(&format!("store-{number}"))
     };
@@ -299,7 +299,7 @@ pub(super) fn run(session: &Session<'_>, place: &Place, chapter: &mut Chapter) -
     };
     let name = |case: &Case| format!("sync: commits by {} on {}", STORES[case.store].name, place.name);
     let rounds =
-        session.turns(&cases, session.pacing.rounds, timing.seconds, name, |case, _| (task(case, false), None));
+        session.run_rounds(&cases, session.pacing.rounds, timing.seconds, name, |case, _| (task(case, false), None));
     let count = |case: &Case| {
         session.step(&format!("sync: counting the syncs of {}", STORES[case.store].name), COUNT_SECONDS);
         let (outcome, _) = session.job(task(case, true), None).ok()?;
@@ -330,18 +330,18 @@ fn show(chapter: &mut Chapter, measured: &Measured) {
         );
         for (index, case) in cases().iter().enumerate().filter(|(_, case)| case.writers == writers) {
             let candidate = &STORES[case.store];
-            let turns = &measured.rounds[index];
-            if let Some(failure) = &turns.failure {
+            let trials = &measured.rounds[index];
+            if let Some(failure) = &trials.failure {
                 chapter.note(format!("{} could not be measured on {}: {failure}.", candidate.name, measured.place));
             }
-            let latency = Latencies::of_buckets(turns.results.iter().map(|result| &result.latencies)).summary();
+            let latency = Latencies::of_buckets(trials.results.iter().map(|result| &result.latencies)).summary();
             if latency.count == 0 {
                 continue;
             }
-            let flushes = turns.median(|result| result.flushes_per_commit().unwrap_or(f64::NAN));
+            let flushes = trials.median(|result| result.flushes_per_commit().unwrap_or(f64::NAN));
             let row = table.row(vec![
-                turns.label(candidate.name).into(),
-                turns.median(|result| result.load.operations_per_second()).into(),
+                trials.label(candidate.name).into(),
+                trials.median(|result| result.load.operations_per_second()).into(),
                 latency.mean_us.into(),
                 latency.p50_us.into(),
                 latency.p99_us.into(),
@@ -415,7 +415,7 @@ mod tests {
 
     /// Calls are described by kind, and only the kinds that occurred.
     #[test]
-    fn calls_are_told_by_kind() {
+    fn calls_are_counted_by_kind() {
         let counts = SyncCounts { syncs: 400, durable_writes: 25, ranges: 0, rings: 0 };
         assert_eq!(Calls::of((counts, 200)).show(), "2 sync + 0.12 durable write");
         assert_eq!(Calls::of((SyncCounts::default(), 200)).show(), "none");

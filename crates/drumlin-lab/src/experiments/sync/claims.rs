@@ -88,7 +88,7 @@ const CLAIMS: [Claim<Figures>; 10] = [
     Claim {
         source: "S2",
         text: "On zfs sync_file_range loses records, zeros or not.",
-        judge: |_| Judgement::cannot_tell(ZFS, ""),
+        judge: |_| Judgement::inconclusive(ZFS, ""),
     },
     Claim {
         source: "S2",
@@ -140,8 +140,8 @@ impl PlaceFigures {
             sync_to_range: measured.ratio(Method::Truncated, Method::TruncatedRange, 1024),
             sync_flushes: measured.flushes(Method::Truncated),
             range_flushes: measured.flushes(Method::TruncatedRange),
-            rounds: range.map_or_else(Vec::new, |turns| turns.results.iter().map(round).collect()),
-            range_writes: range.map_or(0, crate::session::Turns::operations),
+            rounds: range.map_or_else(Vec::new, |trials| trials.results.iter().map(round).collect()),
+            range_writes: range.map_or(0, crate::session::Trials::operations),
         }
     }
 }
@@ -153,7 +153,7 @@ const JOURNAL: &str = "a file system with a journal (as root the lab makes ext4 
 /// need no new block.
 fn growing_ahead(figures: &Figures) -> Judgement {
     let Some((place, ratio)) = figures.journalled().and_then(|place| Some((place, place.append_to_truncated?))) else {
-        return Judgement::cannot_tell(JOURNAL, "");
+        return Judgement::inconclusive(JOURNAL, "");
     };
     let mut sentence = format!("On {} an append takes {} as long", place.name, ratio.show());
     if let Some(blocks) = place.append_to_truncated_blocks {
@@ -171,15 +171,15 @@ fn growing_ahead(figures: &Figures) -> Judgement {
 fn range_is_fast(figures: &Figures) -> Judgement {
     let place = figures.journalled().or(figures.places.first());
     let Some((place, ratio)) = place.and_then(|place| Some((place, place.sync_to_range?))) else {
-        return Judgement::cannot_tell("writes by both methods", "");
+        return Judgement::inconclusive("writes by both methods", "");
     };
     let mut sentence = format!("On {} fdatasync takes {} as long", place.name, ratio.show());
     let (Some(sync), Some(range)) = (place.sync_flushes, place.range_flushes) else {
-        return Judgement::cannot_tell("a count of the device's flushes (Linux 5.5)", sentence + ".");
+        return Judgement::inconclusive("a count of the device's flushes (Linux 5.5)", sentence + ".");
     };
     sentence += &format!(", with {} flushes a write against {}.", figures::digits(sync), figures::digits(range));
     if !place.is_flushed || sync < 0.5 {
-        return Judgement::cannot_tell("a device whose cache the kernel flushes, and counts", sentence);
+        return Judgement::inconclusive("a device whose cache the kernel flushes, and counts", sentence);
     }
     let cause = if range < 0.1 * sync { Holds::Yes } else { Holds::No };
     ratio.judge(compare::all([ratio.at_least(Size::of(6.6).from(2.0)), cause]), sentence)
@@ -190,10 +190,10 @@ fn range_is_fast(figures: &Figures) -> Judgement {
 fn cache_off(figures: &Figures) -> Judgement {
     let off = figures.places.iter().find(|place| place.is_cacheless).and_then(|place| place.sync_to_range);
     let Some(off) = off else {
-        return Judgement::cannot_tell("a device without a volatile cache (as root the lab makes one)", "");
+        return Judgement::inconclusive("a device without a volatile cache (as root the lab makes one)", "");
     };
     let Some(on) = figures.journalled().and_then(|place| place.sync_to_range) else {
-        return Judgement::cannot_tell(JOURNAL, "");
+        return Judgement::inconclusive(JOURNAL, "");
     };
     let sentence = format!(
         "fdatasync takes {} as long as sync_file_range on ext4 without a volatile cache, {} with one.",
@@ -202,8 +202,8 @@ fn cache_off(figures: &Figures) -> Judgement {
     );
     match on.at_least(Size::bound(1.5)) {
         Holds::Yes => {}
-        Holds::CannotTell => return on.judge(Holds::CannotTell, sentence),
-        _ => return Judgement::cannot_tell("an advantage with the cache on", sentence),
+        Holds::Inconclusive => return on.judge(Holds::Inconclusive, sentence),
+        _ => return Judgement::inconclusive("an advantage with the cache on", sentence),
     }
     let ((off_low, off_high), (on_low, on_high)) = (off.interval(), on.interval());
     let is_smaller = off_high < on_low;
@@ -214,7 +214,7 @@ fn cache_off(figures: &Figures) -> Judgement {
             Judgement::new(if is_smaller { Holds::NotInSize } else { Holds::No }, sentence)
         }
         () if is_smaller => Judgement::new(Holds::Partly, sentence),
-        () => off.judge(Holds::CannotTell, sentence),
+        () => off.judge(Holds::Inconclusive, sentence),
     }
 }
 
@@ -236,11 +236,11 @@ fn percent(share: f64) -> String {
 }
 
 fn zeros(figures: &Figures, file_system: FileSystem) -> Judgement {
-    let Some(left) = figures.left_on(file_system) else { return Judgement::cannot_tell(power_off(file_system), "") };
+    let Some(left) = figures.left_on(file_system) else { return Judgement::inconclusive(power_off(file_system), "") };
     let [filled, new] = [Method::FilledRange, Method::TruncatedRange].map(|method| left.share(Run::First, method));
     let sentence = format!("{} left on zeros, {} on new blocks.", percent(filled), percent(new));
     if !left.is_sound(Run::First) {
-        return Judgement::cannot_tell(SOUND, sentence);
+        return Judgement::inconclusive(SOUND, sentence);
     }
     Judgement::new(compare::all([Holds::of(filled == 1.0), Holds::of(new < 1.0)]), sentence)
 }
@@ -249,7 +249,7 @@ fn zeros(figures: &Figures, file_system: FileSystem) -> Judgement {
 /// second run still loses records, and a run after the metadata were written back does not, then the metadata matter
 /// and not the number of runs.
 fn later_runs(figures: &Figures, file_system: FileSystem) -> Judgement {
-    let Some(left) = figures.left_on(file_system) else { return Judgement::cannot_tell(power_off(file_system), "") };
+    let Some(left) = figures.left_on(file_system) else { return Judgement::inconclusive(power_off(file_system), "") };
     let [first, second, settled] = Run::ALL.map(|run| left.share(run, Method::TruncatedRange));
     let sentence = format!(
         "{} left of the first run, {} of a second right after it, {} of one after the metadata of these blocks were \
@@ -259,22 +259,22 @@ fn later_runs(figures: &Figures, file_system: FileSystem) -> Judgement {
         percent(settled)
     );
     match () {
-        () if !Run::ALL.iter().all(|run| left.is_sound(*run)) => Judgement::cannot_tell(SOUND, sentence),
-        () if first == 1.0 => Judgement::cannot_tell("a first run that loses records", sentence),
+        () if !Run::ALL.iter().all(|run| left.is_sound(*run)) => Judgement::inconclusive(SOUND, sentence),
+        () if first == 1.0 => Judgement::inconclusive("a first run that loses records", sentence),
         () => Judgement::new(compare::all([Holds::of(second == 1.0), Holds::of(settled == 1.0)]), sentence),
     }
 }
 
 fn btrfs_loses(figures: &Figures) -> Judgement {
     let Some(left) = figures.left_on(FileSystem::Btrfs) else {
-        return Judgement::cannot_tell(power_off(FileSystem::Btrfs), "");
+        return Judgement::inconclusive(power_off(FileSystem::Btrfs), "");
     };
     let of = |method| Run::ALL.map(|run| left.share(run, method));
     let [filled, new] = [Method::FilledRange, Method::TruncatedRange].map(of);
     let each = |shares: [f64; 3]| shares.map(percent).join(", ");
     let sentence = format!("Of three runs {} left on zeros, {} on new blocks.", each(filled), each(new));
     if !Run::ALL.iter().all(|run| left.is_sound(*run)) {
-        return Judgement::cannot_tell(SOUND, sentence);
+        return Judgement::inconclusive(SOUND, sentence);
     }
     let parts = filled.into_iter().chain(new).map(|share| Holds::of(share < 1.0));
     Judgement::new(compare::all(parts), sentence)
@@ -289,7 +289,7 @@ const WRITES_MIN: u64 = 5000;
 fn means_hide(figures: &Figures) -> Judgement {
     let place = figures.journalled().or(figures.places.first());
     let Some(place) = place.filter(|place| !place.rounds.is_empty()) else {
-        return Judgement::cannot_tell("writes by sync_file_range", "");
+        return Judgement::inconclusive("writes by sync_file_range", "");
     };
     let us = figures::micros;
     let middle = |of: fn(&Round) -> f64| crate::measure::median(place.rounds.iter().map(of).collect());
@@ -306,7 +306,7 @@ fn means_hide(figures: &Figures) -> Judgement {
             figures::count(WRITES_MIN as f64),
             figures::count(place.range_writes as f64)
         );
-        return Judgement::cannot_tell(missing, sentence);
+        return Judgement::inconclusive(missing, sentence);
     }
     let judge = |round: &Round| {
         let by_mean = Holds::of(round.slowest >= 5.0 * round.mean);
@@ -314,14 +314,14 @@ fn means_hide(figures: &Figures) -> Judgement {
     };
     let rounds: Vec<Holds> = place.rounds.iter().map(judge).collect();
     if rounds.iter().any(|holds| *holds != rounds[0]) {
-        return Judgement::cannot_tell("rounds that agree", sentence);
+        return Judgement::inconclusive("rounds that agree", sentence);
     }
     Judgement::new(rounds[0], sentence)
 }
 
 #[cfg(test)]
 mod tests {
-    use Holds::{CannotTell, No, NotInSize, Partly, Yes};
+    use Holds::{Inconclusive, No, NotInSize, Partly, Yes};
 
     use super::super::power_off::METHODS;
     use super::*;
@@ -338,19 +338,19 @@ mod tests {
         Figures { places, left: Vec::new() }
     }
 
-    /// Growing ahead halves the mean, reduces it less, or does not reduce it. Without a journal the claim cannot be
-    /// told.
+    /// Growing ahead halves the mean, reduces it less, or does not reduce it. Without a journal the claim is
+    /// inconclusive.
     #[test]
     fn growing_ahead_comes_out_each_way() {
         let judge = |factor| growing_ahead(&with(vec![PlaceFigures { append_to_truncated: factor, ..ext4() }])).holds;
         assert_eq!((judge(ratio(2.1)), judge(ratio(1.4)), judge(ratio(1.0))), (Yes, Partly, No));
-        assert_eq!(judge(Some(Ratio { median: 1.5, least: 0.9, most: 2.5, noise: 1.1 })), CannotTell);
+        assert_eq!(judge(Some(Ratio { median: 1.5, least: 0.9, most: 2.5, noise: 1.1 })), Inconclusive);
         let bare = PlaceFigures { append_to_truncated: ratio(2.1), has_journal: false, ..ext4() };
         assert_eq!(growing_ahead(&with(vec![bare])).missing.as_deref(), Some(JOURNAL));
     }
 
     /// The claim holds if the range call is faster and does not flush. It holds partly if the call flushes. A device
-    /// that counts no flushes cannot tell.
+    /// that counts no flushes leaves the claim inconclusive.
     #[test]
     fn a_range_comes_out_each_way() {
         let judge = |factor, sync, range| {
@@ -362,11 +362,11 @@ mod tests {
         assert_eq!(judge(6.6, Some(1.2), Some(1.2)), Partly);
         assert_eq!(judge(1.3, Some(1.2), Some(0.0)), Partly);
         assert_eq!(judge(1.0, Some(1.2), Some(1.2)), No);
-        assert_eq!(judge(6.6, Some(0.0), Some(0.0)), CannotTell);
-        assert_eq!(judge(6.6, None, None), CannotTell);
+        assert_eq!(judge(6.6, Some(0.0), Some(0.0)), Inconclusive);
+        assert_eq!(judge(6.6, None, None), Inconclusive);
     }
 
-    /// The advantage diminishes, hardly does, or stays. If there is no advantage, the claim cannot be told.
+    /// The advantage diminishes, hardly does, or stays. If there is no advantage, the claim is inconclusive.
     #[test]
     fn the_cache_comes_out_each_way() {
         let judge = |off, on| {
@@ -382,9 +382,9 @@ mod tests {
         assert_eq!((judge(ratio(1.0), ratio(6.6)), judge(ratio(5.0), ratio(6.6))), (Yes, NotInSize));
         assert_eq!((judge(ratio(6.5), ratio(6.6)), judge(ratio(9.0), ratio(6.6))), (No, No));
         assert_eq!(judge(example(3.8, 2.0, 4.0), ratio(6.6)), Partly);
-        assert_eq!(judge(example(3.0, 1.5, 7.0), ratio(6.6)), CannotTell);
-        assert_eq!(judge(ratio(1.0), ratio(1.1)), CannotTell);
-        assert_eq!(cache_off(&with(vec![ext4()])).holds, CannotTell);
+        assert_eq!(judge(example(3.0, 1.5, 7.0), ratio(6.6)), Inconclusive);
+        assert_eq!(judge(ratio(1.0), ratio(1.1)), Inconclusive);
+        assert_eq!(cache_off(&with(vec![ext4()])).holds, Inconclusive);
     }
 
     /// Returns the shares left on zeros, the same in all runs, and on new blocks for each run.
@@ -405,7 +405,7 @@ mod tests {
     }
 
     /// Zeros keep records and new blocks lose them, or only one of both, or the reverse. A power-off that loses synced
-    /// records cannot tell, and a file system that was not available is reported, whatever the other one showed.
+    /// records is inconclusive, and a file system that was not available is reported, whatever the other one showed.
     #[test]
     fn zeros_come_out_each_way() {
         for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
@@ -413,7 +413,7 @@ mod tests {
             assert_eq!((judge(1.0, 0.005), judge(1.0, 1.0), judge(0.5, 1.0)), (Yes, Partly, No));
             let mut unsound = left(file_system, 1.0, [0.0; 3]);
             unsound.shares[0][0] = 0.9;
-            assert_eq!(zeros(&after(unsound), file_system).holds, CannotTell);
+            assert_eq!(zeros(&after(unsound), file_system).holds, Inconclusive);
         }
         let ext4_alone = after(left(FileSystem::Ext4, 1.0, [0.005; 3]));
         let of_xfs = CLAIMS.iter().filter(|claim| claim.text.contains("xfs"));
@@ -427,10 +427,10 @@ mod tests {
     fn later_runs_come_out_each_way() {
         let judge = |new| later_runs(&after(left(FileSystem::Ext4, 1.0, new)), FileSystem::Ext4).holds;
         assert_eq!((judge([0.005, 1.0, 1.0]), judge([0.005, 0.005, 1.0]), judge([0.0; 3])), (Yes, Partly, No));
-        assert_eq!(judge([1.0; 3]), CannotTell);
+        assert_eq!(judge([1.0; 3]), Inconclusive);
         let mut unsound = left(FileSystem::Ext4, 1.0, [0.0, 1.0, 1.0]);
         unsound.shares[2][0] = 0.9;
-        assert_eq!(later_runs(&after(unsound), FileSystem::Ext4).holds, CannotTell);
+        assert_eq!(later_runs(&after(unsound), FileSystem::Ext4).holds, Inconclusive);
     }
 
     #[test]
@@ -441,7 +441,7 @@ mod tests {
     }
 
     /// Slow writes are hidden by mean and batches, by the mean alone, or by neither. Few writes, or rounds that differ,
-    /// cannot tell.
+    /// leave the claim inconclusive.
     #[test]
     fn hiding_comes_out_each_way() {
         let round = |slowest, slowest_batch| Round { mean: 100.0, slowest, slowest_batch };
@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(judge(&[round(2000.0, 150.0); 3], 5000), Yes);
         assert_eq!(judge(&[round(2000.0, 1900.0); 3], 5000), Partly);
         assert_eq!(judge(&[round(120.0, 110.0); 3], 5000), No);
-        assert_eq!(judge(&[round(2000.0, 150.0); 3], 999), CannotTell);
-        assert_eq!(judge(&[round(2000.0, 150.0), round(120.0, 110.0)], 5000), CannotTell);
+        assert_eq!(judge(&[round(2000.0, 150.0); 3], 999), Inconclusive);
+        assert_eq!(judge(&[round(2000.0, 150.0), round(120.0, 110.0)], 5000), Inconclusive);
     }
 }

@@ -3,9 +3,11 @@
 //! | S2 says | judged by |
 //! | --- | --- |
 //! | growing the file ahead of need halves a durable append | the means of both on ext4 with a journal |
-//! | sync_file_range is many times faster, because it flushes nothing | the means, and the flushes counted at the device |
+//! | sync_file_range is many times faster, because it flushes nothing | the means, and the flushes counted at the
+//! device |
 //! | with the drive's cache off the advantage diminishes | the means on a device that has no volatile cache |
-//! | it keeps records on real zeros and loses them on new blocks in the first run; on btrfs it loses both | power-offs |
+//! | it keeps records on real zeros and loses them on new blocks in the first run; on btrfs it loses both | power-offs
+//! |
 //! | a mean hides the slow sync, and so do batches | the slowest write against the mean and the slowest batch |
 //!
 //! The claims about stores, including those about commits that queue, are in `stores`.
@@ -29,7 +31,7 @@ use crate::machine::Machine;
 use crate::measure::Timing;
 use crate::mount::{DeviceCache, FileSystem};
 use crate::report::Chapter;
-use crate::session::{Rounds, Session, Turns};
+use crate::session::{Rounds, Session, Trials};
 
 /// One method with one size of write.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +75,7 @@ impl Measured {
         self.cases.iter().position(|case| case.method == method && case.bytes == bytes)
     }
 
-    fn of(&self, method: Method, bytes: usize) -> Option<&Turns<Written>> {
+    fn of(&self, method: Method, bytes: usize) -> Option<&Trials<Written>> {
         Some(&self.rounds[self.index(method, bytes)?])
     }
 
@@ -85,8 +87,8 @@ impl Measured {
 
     /// Returns the device's flushes for each write of 1 KiB.
     fn flushes(&self, method: Method) -> Option<f64> {
-        let turns = self.of(method, 1024)?;
-        turns.median(|written| written.flushes_per_write().unwrap_or(f64::NAN)).filter(|flushes| flushes.is_finite())
+        let trials = self.of(method, 1024)?;
+        trials.median(|written| written.flushes_per_write().unwrap_or(f64::NAN)).filter(|flushes| flushes.is_finite())
     }
 }
 
@@ -103,13 +105,13 @@ impl Writers {
         Self::METHODS.into_iter().flat_map(of).collect()
     }
 
-    fn of(&self, method: Method, writers: usize) -> &Turns<Written> {
+    fn of(&self, method: Method, writers: usize) -> &Trials<Written> {
         let is_it = |case: &Case| case.method == method && case.writers == writers;
         &self.0[Self::cases().iter().position(is_it).expect("one of METHODS and COUNTS")]
     }
 }
 
-/// Returns the maximum time of a turn. A turn ends early after enough writes: at least five thousand in all rounds.
+/// Returns the maximum time of a trial. A trial ends early after enough writes: at least five thousand in all rounds.
 fn timing(session: &Session<'_>) -> Timing {
     Timing { seconds: session.pacing.slice.seconds * 1.5, sample_seconds: 0.0 }
 }
@@ -118,14 +120,14 @@ fn writes_max(session: &Session<'_>) -> u64 {
     if session.settings.quick { 1700 } else { 10_000 }
 }
 
-/// Estimates the time of a turn, including its worker and file. Most methods run out of time before they reach their
+/// Estimates the time of a trial, including its worker and file. Most methods run out of time before they reach their
 /// number of writes.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     timing(session).seconds * 0.8 + 0.05
 }
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
-    let each = |cases: usize| Session::turns_seconds(cases, session.pacing.rounds, turn_seconds(session));
+    let each = |cases: usize| Session::rounds_seconds(cases, session.pacing.rounds, turn_seconds(session));
     let is_quick = session.settings.quick;
     let made = places::wanted(session);
     let of_made = made.iter().map(|(file_system, cache)| {
@@ -191,7 +193,7 @@ fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Writt
         let _ = std::fs::remove_file(place.path(&format!("sync-{}", number.wrapping_sub(1))));
         place.path(&format!("sync-{number}"))
     };
-    let rounds = session.turns(
+    let rounds = session.run_rounds(
         cases,
         session.pacing.rounds,
         turn_seconds(session),

@@ -99,7 +99,7 @@ pub(super) fn run(session: &Session<'_>, place: Place) -> io::Result<Option<Left
             rustix::fs::syncfs(File::open(mounted.folder())?)?;
         }
         write(mounted.folder(), run, run as u64)?;
-        mounted = mounted.power_off(&session.room)?;
+        mounted = mounted.power_off(&session.temp_folder)?;
         shares[run as usize] =
             (0..METHODS.len()).map(|index| share_left(&mounted.folder().join(name(index)), run as u64)).collect();
     }

@@ -8,22 +8,22 @@ use crate::experiments::places::{Cache, Place};
 use crate::figures::{self, Form};
 use crate::measure::{Latencies, Load, Summary};
 use crate::report::{ALL_ROUNDS, Cell, Chapter, Plot, Scale, Table};
-use crate::session::Turns;
+use crate::session::Trials;
 
 /// The minimum number of writes for which a 99.9th percentile is shown: at least five of them lie beyond it.
 const P999_WRITES_MIN: u64 = 5000;
 
 /// Summarises the latencies of single writes over all rounds.
-fn singles(turns: &Turns<Written>) -> Summary {
-    Latencies::of_buckets(turns.results.iter().map(|written| &written.singles)).summary()
+fn singles(trials: &Trials<Written>) -> Summary {
+    Latencies::of_buckets(trials.results.iter().map(|written| &written.singles)).summary()
 }
 
-fn batches(turns: &Turns<Written>) -> Summary {
-    Latencies::of_buckets(turns.results.iter().map(|written| &written.batches)).summary()
+fn batches(trials: &Trials<Written>) -> Summary {
+    Latencies::of_buckets(trials.results.iter().map(|written| &written.batches)).summary()
 }
 
-fn flushes(turns: &Turns<Written>) -> Cell {
-    turns.median(|written| written.flushes_per_write().unwrap_or(f64::NAN)).into()
+fn flushes(trials: &Trials<Written>) -> Cell {
+    trials.median(|written| written.flushes_per_write().unwrap_or(f64::NAN)).into()
 }
 
 /// Adds the table of every method on one place with one write at a time, and the table of batches.
@@ -49,11 +49,11 @@ pub(super) fn show(chapter: &mut Chapter, place: &Place, measured: &Measured) {
         ("latency", Form::Micros, Scale::Logarithmic),
     )
     .drawing(ALL_ROUNDS);
-    for (case, turns) in measured.cases.iter().zip(&measured.rounds) {
+    for (case, trials) in measured.cases.iter().zip(&measured.rounds) {
         let name = format!("{}, {}", case.method.name(), figures::size(case.bytes as u64));
-        let single = singles(turns);
+        let single = singles(trials);
         if single.count == 0 {
-            if let Some(failure) = &turns.failure {
+            if let Some(failure) = &trials.failure {
                 let mut cells = vec![Cell::from(name)];
                 cells.resize(table.columns.len(), Cell::Missing);
                 table.row(cells).source(format!("not possible here: {failure}"));
@@ -62,8 +62,8 @@ pub(super) fn show(chapter: &mut Chapter, place: &Place, measured: &Measured) {
         }
         let p999 = (single.count >= P999_WRITES_MIN).then_some(single.p999_us);
         let row = table.row(vec![
-            turns.label(&name).into(),
-            turns.median(|written| written.load.operations_per_second()).into(),
+            trials.label(&name).into(),
+            trials.median(|written| written.load.operations_per_second()).into(),
             single.mean_us.into(),
             single.min_us.into(),
             single.p50_us.into(),
@@ -98,8 +98,8 @@ fn batch_table(place: &Place, measured: &Measured) -> Table {
             ("of writes", Form::Share),
         ],
     );
-    for (case, turns) in measured.cases.iter().zip(&measured.rounds).filter(|(case, _)| case.bytes == 1024) {
-        let (single, batch) = (singles(turns), batches(turns));
+    for (case, trials) in measured.cases.iter().zip(&measured.rounds).filter(|(case, _)| case.bytes == 1024) {
+        let (single, batch) = (singles(trials), batches(trials));
         if batch.count > 0 {
             table.row(vec![
                 case.method.name().into(),
@@ -119,7 +119,7 @@ fn batch_table(place: &Place, measured: &Measured) -> Table {
 /// Compares the mean and the flushes of each method over all places.
 pub(super) fn compare(chapter: &mut Chapter, places: &[Place], measured: &[Measured]) {
     let labels: Vec<&'static str> = places.iter().map(label).collect();
-    let table = |title: &str, form: Form, figure: &dyn Fn(&Turns<Written>) -> Cell| {
+    let table = |title: &str, form: Form, figure: &dyn Fn(&Trials<Written>) -> Cell| {
         let mut columns = vec![("", Form::Text)];
         columns.extend(labels.iter().map(|label| (*label, form)));
         let mut table = Table::new(title, &columns);
@@ -130,8 +130,8 @@ pub(super) fn compare(chapter: &mut Chapter, places: &[Place], measured: &[Measu
         }
         table
     };
-    let mean = table("The mean of a write of 1 KiB, by file system", Form::Micros, &|turns| {
-        let single = singles(turns);
+    let mean = table("The mean of a write of 1 KiB, by file system", Form::Micros, &|trials| {
+        let single = singles(trials);
         if single.count > 0 { single.mean_us.into() } else { Cell::Missing }
     });
     let flushed = table("Flushes of the device for each write of 1 KiB, by file system", Form::Ratio, &flushes);
@@ -169,7 +169,7 @@ pub(super) fn show_writers(chapter: &mut Chapter, place: &Place, writers: &Write
     );
     for method in Writers::METHODS {
         let [one, eight, many] = Writers::COUNTS.map(|count| writers.of(method, count));
-        let rate = |turns: &Turns<Written>| turns.median(|written| Load::operations_per_second(&written.load));
+        let rate = |trials: &Trials<Written>| trials.median(|written| Load::operations_per_second(&written.load));
         let last = singles(many);
         table.row(vec![
             method.name().into(),

@@ -83,7 +83,7 @@ impl Store {
             return None;
         }
         let is_large = || ready(open.tree.has_many_leaves(WaitMode::Blocking, &[], None)).unwrap_or(false);
-        let begin = || open.tree.keep_counts(&self.engine.budget, || self.engine.clock.published());
+        let begin = || open.tree.keep_counts(&self.engine.budget, false, || self.engine.clock.published());
         open.tree.counts.kept().or_else(|| if is_large() { begin() } else { None })
     }
 

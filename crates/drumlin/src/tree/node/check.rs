@@ -17,7 +17,6 @@ pub(crate) enum NodeError {
     Level(u8),
     FenceBytes,
     FenceOrder,
-    FenceOther,
     Prefix,
     Heap,
     Childless,
@@ -42,7 +41,6 @@ impl std::fmt::Display for NodeError {
             NodeError::Level(value) => write!(f, "a node of level {value}, which is not the one expected"),
             NodeError::FenceBytes => f.write_str("its fences are longer than keys may be"),
             NodeError::FenceOrder => f.write_str("its fences are out of order"),
-            NodeError::FenceOther => f.write_str("its fences are not the ones expected"),
             NodeError::Prefix => f.write_str("its prefix is not what its fences have in common"),
             NodeError::Heap => f.write_str("its slots and its heap overlap"),
             NodeError::Childless => f.write_str("it has no children"),
@@ -93,20 +91,6 @@ pub(crate) fn check(page: &[u8]) -> Result<(), NodeError> {
 fn is_zero(bytes: &[u8]) -> bool {
     // No early exit, so that the compiler can vectorise the loop.
     bytes.iter().fold(0, |all, byte| all | byte) == 0
-}
-
-/// Verifies a node like [`check`], and also that it has the expected level and fences.
-#[cfg_attr(not(test), expect(dead_code, reason = "for checking a child against its parent"))]
-pub(crate) fn check_as(page: &[u8], level: u8, lower: Option<&[u8]>, upper: Option<&[u8]>) -> Result<(), NodeError> {
-    check(page)?;
-    let node = Node::new(page);
-    if node.level() != level {
-        return Err(NodeError::Level(node.level()));
-    }
-    if node.lower_fence() != lower || node.upper_fence() != upper {
-        return Err(NodeError::FenceOther);
-    }
-    Ok(())
 }
 
 /// Verifies that both fences lie within the page and in order, and that the prefix is what they have in common.

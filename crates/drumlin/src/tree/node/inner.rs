@@ -44,11 +44,11 @@ impl<'a> Inner<'a> {
     /// Returns the child that covers `key`. For keys outside the node's fences, returns the first or the last child.
     #[inline]
     pub(crate) fn child_for(&self, key: &[u8]) -> usize {
-        let child = self.find(1, key).unwrap_or_else(|behind| behind - 1);
+        let child = self.find(1, key).unwrap_or_else(|above| above - 1);
         debug_assert!(child == 0 || self.compare_key(child, key).is_le(), "a key lies before its child");
         debug_assert!(
             child + 1 >= self.len() || self.compare_key(child + 1, key).is_gt(),
-            "a key lies behind its child"
+            "a key lies after its child"
         );
         child
     }
@@ -56,7 +56,7 @@ impl<'a> Inner<'a> {
     /// Returns the child with the greatest keys strictly below `key`, or the first child if the node has no such keys.
     #[inline]
     pub(crate) fn child_below(&self, key: &[u8]) -> usize {
-        self.find(1, key).unwrap_or_else(|behind| behind) - 1
+        self.find(1, key).unwrap_or_else(|above| above) - 1
     }
 
     #[inline]

@@ -404,13 +404,6 @@ impl<'a> LeafMut<'a> {
         Ok(())
     }
 
-    /// Inserts a row after all others.
-    #[inline]
-    #[cfg_attr(not(test), expect(dead_code, reason = "bulk loading will use it"))]
-    pub(crate) fn append(&mut self, key: &[u8], value: RowValue<'_>) -> Result<(), PageFull> {
-        self.insert(self.as_leaf().len(), key, value)
-    }
-
     #[inline]
     fn write_value(&mut self, rest: usize, value: &[u8]) {
         let to = &mut self.0.page[rest..rest + VALUE_LENGTH_BYTES + value.len()];

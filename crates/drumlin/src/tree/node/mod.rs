@@ -47,8 +47,6 @@ use crate::format::node::{
 };
 use crate::format::{get_u16, get_u64, put_u16, put_u32, put_u64};
 
-#[cfg(test)]
-use check::check_as;
 pub(crate) use check::{NodeError, check};
 pub(crate) use inner::{Inner, InnerMut};
 #[cfg(test)]
@@ -453,17 +451,17 @@ impl<'a> Node<'a> {
                 Ordering::Equal => Ok(low),
                 Ordering::Greater => Err(low),
                 Ordering::Less => {
-                    let behind = low + 1;
-                    if behind == slots.len() || head_at(behind) != head {
-                        return Err(behind);
+                    let next = low + 1;
+                    if next == slots.len() || head_at(next) != head {
+                        return Err(next);
                     }
-                    slots[behind..]
+                    slots[next..]
                         .binary_search_by(|slot| {
                             let slot = Slot(u64::from_le_bytes(*slot));
                             slot.head().cmp(&head).then_with(|| compare(slot))
                         })
-                        .map(|found| behind + found)
-                        .map_err(|found| behind + found)
+                        .map(|found| next + found)
+                        .map_err(|found| next + found)
                 }
             },
             _ => Err(low),

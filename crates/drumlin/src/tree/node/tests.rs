@@ -116,11 +116,24 @@ fn key_at(node: &Node<'_>, index: usize) -> Vec<u8> {
     key
 }
 
+/// Asserts that a node passes its check, and has this level and these fences.
+#[track_caller]
+fn assert_sound(page: &[u8], level: u8, lower: Option<&[u8]>, upper: Option<&[u8]>) {
+    assert_eq!(check(page), Ok(()));
+    let node = Node::new(page);
+    assert_eq!((node.level(), node.lower_fence(), node.upper_fence()), (level, lower, upper));
+}
+
+/// Inserts a row after all others.
+fn append(leaf: &mut LeafMut<'_>, key: &[u8], value: RowValue<'_>) -> Result<(), PageFull> {
+    leaf.insert(leaf.as_leaf().len(), key, value)
+}
+
 /// Asserts that a leaf passes its check, holds exactly the rows of the model, finds each, and takes as many bytes as
 /// they do.
 #[track_caller]
 fn assert_leaf(page: &[u8], model: &Model, lower: Option<&[u8]>, upper: Option<&[u8]>) {
-    assert_eq!(check_as(page, 0, lower, upper), Ok(()), "{:?}", Leaf::new(page));
+    assert_sound(page, 0, lower, upper);
     assert_eq!(page[..HEADER_BYTES], EXTENT_HEADER);
     let leaf = Leaf::new(page);
     assert_eq!(leaf.len(), model.len());
@@ -240,16 +253,16 @@ fn fragmented_space_is_used_up() {
     let value = |length: usize| RowValue::Inline(&[b'v'; 54][..length]);
     // 64 + 8 * (8 + 1 + 2 + 45) = 512.
     for key in b'a'..=b'h' {
-        leaf.append(&[key], value(45)).unwrap();
+        append(&mut leaf, &[key], value(45)).unwrap();
     }
     assert_eq!(leaf.as_leaf().free_bytes(), 0);
-    assert_eq!(leaf.append(b"i", value(0)), Err(PageFull));
+    assert_eq!(append(&mut leaf, b"i", value(0)), Err(PageFull));
     assert_eq!(leaf.replace(4, value(46)), Err(PageFull));
     // Removing two rows of 56 bytes makes room, in three pieces, for a row of 65 and 9 more bytes of a value; 38 bytes
     // remain.
     leaf.remove(1);
     leaf.remove(3);
-    assert_eq!(leaf.append(b"i", value(54)), Ok(()));
+    assert_eq!(append(&mut leaf, b"i", value(54)), Ok(()));
     assert_eq!(leaf.replace(0, value(54)), Ok(()));
     assert_eq!(leaf.as_leaf().free_bytes(), 38);
     leaf.replace(2, value(18)).unwrap();
@@ -533,7 +546,7 @@ type Children = Vec<(Vec<u8>, PageId)>;
 
 #[track_caller]
 fn assert_inner(page: &[u8], level: u8, children: &Children, lower: Option<&[u8]>, upper: Option<&[u8]>) {
-    assert_eq!(check_as(page, level, lower, upper), Ok(()), "{:?}", Inner::new(page));
+    assert_sound(page, level, lower, upper);
     assert_eq!(page[..HEADER_BYTES], EXTENT_HEADER);
     let inner = Inner::new(page);
     assert_eq!(inner.len(), children.len());
@@ -887,12 +900,9 @@ fn damaged_pages_are_recognised() {
 fn node_errors_are_named() {
     let mut page = new_leaf(512, Some(b"kb"), Some(b"kx"));
     for key in [b"kd", b"kf", b"kh"] {
-        LeafMut::new(&mut page).append(key, RowValue::Inline(b"value")).unwrap();
+        append(&mut LeafMut::new(&mut page), key, RowValue::Inline(b"value")).unwrap();
     }
-    assert_eq!(check_as(&page, 0, Some(b"kb"), Some(b"kx")), Ok(()));
-    assert_eq!(check_as(&page, 1, Some(b"kb"), Some(b"kx")), Err(NodeError::Level(0)));
-    assert_eq!(check_as(&page, 0, Some(b"kb"), None), Err(NodeError::FenceOther));
-    assert_eq!(check_as(&page, 0, Some(b"ka"), Some(b"kx")), Err(NodeError::FenceOther));
+    assert_sound(&page, 0, Some(b"kb"), Some(b"kx"));
     let row = Node::new(&page).slot(1).row();
     let with = |offset: usize, value: u16| {
         let mut damaged = page.clone();
@@ -935,7 +945,7 @@ fn node_errors_are_named() {
     let names = |length: u64, first_page: u32, chunk_count: u32| {
         let mut leaf = new_leaf(512, None, None);
         let reference = LargeRef { length, id: ValueId(9), first_page: PageId(first_page), chunk_count };
-        LeafMut::new(&mut leaf).append(b"k", RowValue::Large(reference)).unwrap();
+        append(&mut LeafMut::new(&mut leaf), b"k", RowValue::Large(reference)).unwrap();
         check(&leaf)
     };
     assert_eq!(names(100_000, 1, 2), Ok(()));

@@ -135,7 +135,7 @@ impl Engine {
     /// Encodes the record of a commit into `body`, an empty vector with enough capacity.
     pub(super) fn encode(&self, rows: &[Row<'_>], mut body: Vec<u8>) -> Result<Body> {
         let body_capacity = body.capacity();
-        assert!(body.is_empty(), "a record is encoded behind another");
+        assert!(body.is_empty(), "a record is appended to another");
         let mut names_extents = false;
         for row in rows {
             let operation = match row.change {

@@ -5,6 +5,14 @@ use crate::format::KeyspaceId;
 use crate::format::node::LargeRef;
 use crate::txn::values;
 
+/// The versions in memory at which a spill begins, in addition to three quarters of their memory; a spill leaves half
+/// of it. Simulated databases have few versions, so they spill earlier.
+const UNSPILLED_BYTES_MAX: u64 = if cfg!(feature = "sim") { 8 << 10 } else { u64::MAX };
+
+/// The most changes of page tables in an epoch at which values are freed, in addition to what their memory allows.
+/// Simulations free few values.
+const FREED_CHANGES_MAX: u64 = if cfg!(feature = "sim") { 32 } else { u64::MAX };
+
 /// The outcome of an attempt to spill versions.
 enum Spill {
     /// Versions left memory.
@@ -42,9 +50,7 @@ impl Engine {
     fn request_spill_of_many(&self) {
         let most = self.budget.version_bytes_max();
         let (high, low) = match self.spilled.is_on() {
-            // Simulated databases have few versions, so they spill at lower limits.
-            true if cfg!(feature = "sim") => (8 << 10, 4 << 10),
-            true => (most / 4 * 3, most / 2),
+            true => ((most / 4 * 3).min(UNSPILLED_BYTES_MAX), (most / 2).min(UNSPILLED_BYTES_MAX / 2)),
             false => (most, most),
         };
         if self.versions.memory_bytes() > high {
@@ -59,9 +65,9 @@ impl Engine {
         self.free_values(unfreed, self.changes_max_of_frees());
     }
 
-    /// The most changes of page tables in an epoch at which values are freed. Simulations free few values.
+    /// The most changes of page tables in an epoch at which values are freed.
     fn changes_max_of_frees(&self) -> u64 {
-        if cfg!(feature = "sim") { 32 } else { self.budget.epoch_changes_max() }
+        self.budget.epoch_changes_max().min(FREED_CHANGES_MAX)
     }
 
     /// Frees values that had to wait for this epoch. Leaves commits half of the memory for its changes.

@@ -86,7 +86,7 @@ pub(crate) trait Destination: Send {
 impl Destination for Vec<u8> {
     #[inline]
     fn copy(&mut self, value: &[u8]) {
-        debug_assert!(self.is_empty(), "a value is put behind another");
+        debug_assert!(self.is_empty(), "a value is appended to another");
         self.extend_from_slice(value);
     }
 
@@ -156,14 +156,41 @@ impl Engine {
         read_at: ReadAt,
         mut take: impl FnMut(&[u8]) -> T + Send,
     ) -> Result<Option<Found<T>>> {
-        let stop = match self.try_find(tree, PageId::ROOT, key, read_at, &mut take) {
-            Ok(Lookup::Row(found)) => return Ok(found),
-            Ok(Lookup::Spilled) => None,
-            Err(stop) => Some(stop),
-        };
+        match self.try_find(tree, PageId::ROOT, key, read_at, &mut take) {
+            Ok(Lookup::Row(found)) => Ok(found),
+            stopped => ready(self.find_stopped(WaitMode::Blocking, tree, key, read_at, stopped.err(), take)),
+        }
+    }
+
+    /// Like [`find`](Self::find), waiting as `mode` says.
+    pub(crate) async fn find_in<T: Send>(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        key: &[u8],
+        read_at: ReadAt,
+        mut take: impl FnMut(&[u8]) -> T + Send,
+    ) -> Result<Option<Found<T>>> {
+        mode.work(turn::LEAF_UNITS).await;
+        match self.try_find(tree, PageId::ROOT, key, read_at, &mut take) {
+            Ok(Lookup::Row(found)) => Ok(found),
+            stopped => self.find_stopped(mode, tree, key, read_at, stopped.err(), take).await,
+        }
+    }
+
+    /// Like [`find_waiting`](Self::find_waiting), for any `take`.
+    async fn find_stopped<T: Send>(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        key: &[u8],
+        read_at: ReadAt,
+        stop: Option<Stop>,
+        mut take: impl FnMut(&[u8]) -> T + Send,
+    ) -> Result<Option<Found<T>>> {
         let mut taken = None;
         let mut take_one = |value: &[u8]| taken = Some(take(value));
-        let found = ready(self.find_waiting(WaitMode::Blocking, tree, key, read_at, stop, &mut take_one))?;
+        let found = self.find_waiting(mode, tree, key, read_at, stop, &mut take_one).await?;
         Ok(found.map(|found| found.with(taken)))
     }
 
@@ -286,27 +313,6 @@ impl Engine {
                 ready(self.get_large(WaitMode::Blocking, tree, key, read_at, reference, to))
             }
         }
-    }
-
-    /// Like [`find`](Self::find), waiting as `mode` says.
-    pub(crate) async fn find_in<T: Send>(
-        &self,
-        mode: WaitMode<'_>,
-        tree: &Tree,
-        key: &[u8],
-        read_at: ReadAt,
-        mut take: impl FnMut(&[u8]) -> T + Send,
-    ) -> Result<Option<Found<T>>> {
-        mode.work(turn::LEAF_UNITS).await;
-        let stop = match self.try_find(tree, PageId::ROOT, key, read_at, &mut take) {
-            Ok(Lookup::Row(found)) => return Ok(found),
-            Ok(Lookup::Spilled) => None,
-            Err(stop) => Some(stop),
-        };
-        let mut taken = None;
-        let mut take_one = |value: &[u8]| taken = Some(take(value));
-        let found = self.find_waiting(mode, tree, key, read_at, stop, &mut take_one).await?;
-        Ok(found.map(|found| found.with(taken)))
     }
 
     /// Like [`get`](Self::get), waiting as `mode` says.

@@ -101,7 +101,7 @@ impl BlockBuffer {
         };
         put_u32(&mut self.block, at + 16, length);
         self.end += row.bytes();
-        assert!(self.end <= BLOCK_BYTES, "rows end behind their block");
+        assert!(self.end <= BLOCK_BYTES, "rows reach beyond their block");
         debug_assert_eq!(Rows { rest: &self.block[at..self.end] }.next(), Some(row), "a row can't be read as written");
         true
     }

@@ -3,6 +3,9 @@
 //! Most structures carry a checksum, which random bytes never pass. So each is decoded as it is, and again with a
 //! corrected checksum: a decoder must also withstand corruption that the checksum does not reveal. Encoding a decoded
 //! structure must return the same bytes.
+//!
+//! This file is not a module of this crate. The engine's decoders are private, so the engine compiles it as its own
+//! module `fuzzing` if its feature `fuzzing` is on.
 
 use crate::format::extent::{self, Header, Origin};
 use crate::format::log::{self, RecordHeader, SegmentHeader};
