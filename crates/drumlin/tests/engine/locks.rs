@@ -24,7 +24,7 @@ fn begin(db: &Database, isolation: Isolation) -> Transaction {
     db.begin_with(TxOptions { isolation, lock_timeout: Duration::ZERO, ..db.tx_options() }).unwrap()
 }
 
-fn is_timeout<T>(result: Result<T, Error>) -> bool {
+fn is_timeout<T>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(Error::LockTimeout { .. }))
 }
 
@@ -41,11 +41,11 @@ fn shared_locks_exclude_writers_only() {
             let found = first.get_for_share(&k, key).unwrap();
             assert_eq!(found.as_deref(), (key == "a").then_some(&b"0"[..]));
             assert_eq!(block_on(second.get_for_share_async(&k, key)).unwrap(), found);
-            assert!(is_timeout(third.insert(&k, key, "1")) && is_timeout(third.get_for_update(&k, key)));
-            assert!(is_timeout(first.insert(&k, key, "1")), "it overtook another holder");
+            assert!(is_timeout(&third.insert(&k, key, "1")) && is_timeout(&third.get_for_update(&k, key)));
+            assert!(is_timeout(&first.insert(&k, key, "1")), "it overtook another holder");
             drop(second);
             first.insert(&k, key, "1").unwrap();
-            assert!(is_timeout(third.get_for_share(&k, key)));
+            assert!(is_timeout(&third.get_for_share(&k, key)));
             first.commit().unwrap();
             assert_eq!(k.get(key).unwrap().as_deref(), Some(&b"1"[..]));
             assert!(db.locks().unwrap().is_empty());
@@ -62,7 +62,7 @@ fn a_shared_lock_replaces_validation() {
     tx.get_for_share(&k, "a").unwrap();
     tx.insert(&k, "b", "1").unwrap();
     let mut other = begin(&db, Isolation::Serializable);
-    assert!(is_timeout(other.insert(&k, "a", "1")));
+    assert!(is_timeout(&other.insert(&k, "a", "1")));
     other.get(&k, "b").unwrap();
     other.insert(&k, "c", "1").unwrap();
     tx.commit().unwrap();
@@ -116,9 +116,9 @@ fn a_dropped_upgrade_keeps_the_shared_lock() {
         let mut future = Box::pin(first.insert_async(&k, "a", "1"));
         assert!(block_on(futures_util::future::poll_immediate(&mut future)).is_none());
         if is_leaked {
-            std::mem::forget(future)
+            std::mem::forget(future);
         } else {
-            drop(future)
+            drop(future);
         };
         first.get_for_share(&k, "a").unwrap();
         assert!(first.try_lock_row(&k, "b", LockMode::Shared).unwrap());
@@ -159,7 +159,7 @@ fn waits_are_interrupted() {
         interrupter.interrupt();
         assert!(matches!(tx.insert(&k, "a", "2"), Err(Error::Interrupted { .. })));
         tx.set_lock_timeout(Duration::from_millis(1));
-        assert!(is_timeout(tx.insert(&k, "a", "2")));
+        assert!(is_timeout(&tx.insert(&k, "a", "2")));
         drop(holder);
         tx.insert(&k, "a", "2").unwrap();
         tx.commit().unwrap();
