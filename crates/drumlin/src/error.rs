@@ -147,6 +147,14 @@ pub enum Error {
         /// The transaction that has locked the row.
         holder: LockHolder,
     },
+    /// Another thread ended the wait for a row lock, by [`Interrupter::interrupt`](crate::Interrupter::interrupt). The
+    /// transaction is as it was before the call.
+    Interrupted {
+        /// The name of the row's keyspace.
+        keyspace: String,
+        /// The row's key.
+        key: Vec<u8>,
+    },
     /// A transaction's writes or reads exceed what one transaction may have. What it contains so far can still be
     /// committed, unless the commit itself failed. The limits are:
     ///
@@ -321,6 +329,13 @@ impl std::fmt::Display for Error {
             Error::LockTimeout { keyspace, key, waited, holder } => {
                 write!(f, "{}", lock_timeout(keyspace, key, *waited, *holder))
             }
+            Error::Interrupted { keyspace, key } => write!(
+                f,
+                "interrupted: another thread ended the wait for the row {:?} of keyspace {}. Go on with the \
+                 transaction or drop it",
+                QuotedKey(key),
+                quoted(keyspace)
+            ),
             Error::TransactionTooLarge { what, row_count, bytes, limit_bytes, remedy } => write!(
                 f,
                 "transaction too large: {what} take {bytes} bytes{}, and may take {limit_bytes}. {remedy}",
@@ -563,6 +578,7 @@ impl From<Error> for std::io::Error {
             Error::Locked { .. } => ErrorKind::ResourceBusy,
             Error::ReadOnly { .. } => ErrorKind::ReadOnlyFilesystem,
             Error::LockTimeout { .. } => ErrorKind::TimedOut,
+            Error::Interrupted { .. } => ErrorKind::Interrupted,
             Error::KeyTooLong { .. } | Error::Invalid(_) => ErrorKind::InvalidInput,
             _ => ErrorKind::Other,
         };

@@ -108,6 +108,7 @@ impl Settings {
 
     pub(super) fn config(&self, place: &Place) -> Config {
         let config = call!("Config::new", Config::new());
+        let config = call!("Config::on_lock_wait", config.on_lock_wait(|wait| assert!(!wait.holders.is_empty())));
         let config = call!("Config::memory", config.memory(self.memory_bytes));
         let config = call!("Config::page_bytes", config.page_bytes(self.page_bytes));
         let config = call!("Config::segment_bytes", config.segment_bytes(self.segment_bytes));

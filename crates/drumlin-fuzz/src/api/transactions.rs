@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drumlin::{Error, Isolation, Keyspace, Result, Savepoint, Transaction, TxOptions};
+use drumlin::{Error, Isolation, Keyspace, LockMode, Result, Savepoint, Transaction, TxOptions};
 
 use super::answers::{ON_PURPOSE, checked, is_short_of_memory, must, panics, refused};
 use super::calls::call;
@@ -34,13 +34,38 @@ fn statement(
         }
         done.is_some()
     };
-    match script.byte() % 20 {
+    match script.byte() % 24 {
         0 | 1 | 13 | 14 => read_by(tx, k, &models[which], &key, may, script),
         15 | 16 => change_row(tx, k, &mut models[which], &key, script),
         2 => drop(poll_some(tx.get_async(k, &key), fate(script))),
         3 => {
             let found = checked(call!("Transaction::get_for_update", tx.get_for_update(k, &key)), may);
             found.into_iter().for_each(|found| is_it(models, found));
+        }
+        20 => {
+            let found = checked(call!("Transaction::get_for_share", tx.get_for_share(k, &key)), may);
+            found.into_iter().for_each(|found| is_it(models, found));
+        }
+        21 => {
+            let found = call!("Transaction::get_for_share_async", tx.get_for_share_async(k, &key));
+            drop(poll_some(found, fate(script)));
+            call!("Transaction::set_lock_timeout", tx.set_lock_timeout(Duration::from_millis(1)));
+            assert!(call!("Transaction::number", tx.number()) > 0);
+        }
+        22 => {
+            let mode = lock_mode(script);
+            let _ = checked(call!("Transaction::lock_row", tx.lock_row(k, &key, mode)), may);
+            let locked = call!("Transaction::lock_row_async", tx.lock_row_async(k, &key, mode));
+            drop(poll_some(locked, fate(script)));
+        }
+        23 => {
+            let mode = lock_mode(script);
+            let _ = checked(call!("Transaction::try_lock_row", tx.try_lock_row(k, &key, mode)), may);
+            let locked = call!("Transaction::try_lock_row_async", tx.try_lock_row_async(k, &key, mode));
+            drop(poll_some(locked, fate(script)));
+            // Nobody else writes, so a new snapshot sees the same rows.
+            let renewed = call!("Transaction::renew_snapshot", tx.renew_snapshot());
+            let _ = checked(renewed, |error| matches!(error, Error::Invalid(_)));
         }
         4 => {
             let found = call!("Transaction::get_for_update_async", tx.get_for_update_async(k, &key));
@@ -107,6 +132,10 @@ fn statement(
         }
     }
     true
+}
+
+fn lock_mode(script: &mut Script<'_>) -> LockMode {
+    if script.byte().is_multiple_of(2) { LockMode::Shared } else { LockMode::Exclusive }
 }
 
 impl Peer {
@@ -178,6 +207,12 @@ impl Peer {
         for key in ["a", "b", "a"] {
             assert!(poll_some(tx.get_for_update_async(k, key), fate(script)).is_none(), "a row that is held was got");
         }
+        let rows = must(call!("Database::locks", self.db().locks()));
+        assert!(rows.len() == 2 && rows.iter().all(|row| row.holders == [holder.number()]), "{rows:?}");
+        let interrupter = call!("Transaction::interrupter", tx.interrupter());
+        call!("Interrupter::interrupt", interrupter.interrupt());
+        let interrupted = tx.insert(k, "b", "interrupted");
+        assert!(matches!(interrupted, Err(Error::Interrupted { .. })), "{interrupted:?}");
         if script.byte().is_multiple_of(2) {
             drop(holder);
             must(tx.insert(k, "a", "contended"));

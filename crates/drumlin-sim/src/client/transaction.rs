@@ -288,7 +288,14 @@ impl Client {
     async fn tx_lock(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
         let &RowTarget { ref keyspace, space, ref key } = target;
         let (api, tx) = (self.api, &mut running.tx);
-        let found = async { by_api!(api, tx.get_for_update(keyspace, key), tx.get_for_update_async(keyspace, key)) };
+        // Not drawn, so that the worlds of earlier seeds stay as they are.
+        let is_shared = key.last().is_some_and(|last| last % 5 < 2);
+        let found = async {
+            match is_shared {
+                true => by_api!(api, tx.get_for_share(keyspace, key), tx.get_for_share_async(keyspace, key)),
+                false => by_api!(api, tx.get_for_update(keyspace, key), tx.get_for_update_async(keyspace, key)),
+            }
+        };
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
         let found = found?;
         self.session.counts.add(Count::Reads);

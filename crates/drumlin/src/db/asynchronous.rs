@@ -28,7 +28,7 @@ use super::range::{Keys, Readers, Steps, Values, step};
 use super::reader::Reader;
 use super::reducer::Reducer;
 use super::{
-    AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, Range, Transaction, Value,
+    AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, LockMode, Range, Transaction, Value,
 };
 use crate::error::Result;
 use crate::format::Timestamp;
@@ -413,7 +413,13 @@ impl Reader {
 async_forms! { keyspace.store()?;
 impl Transaction {
     pub async fn get_for_update_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Option<Value>
-        = get_for_update(|mode| self.get_for_update_in(mode, keyspace, key.as_ref()));
+        = get_for_update(|mode| self.get_locked_in(mode, keyspace, key.as_ref(), LockMode::Exclusive));
+    pub async fn get_for_share_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Option<Value>
+        = get_for_share(|mode| self.get_locked_in(mode, keyspace, key.as_ref(), LockMode::Shared));
+    pub async fn lock_row_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, lock_mode: LockMode) -> ()
+        = lock_row(|mode| self.lock_row_in(mode, keyspace, key.as_ref(), lock_mode));
+    pub async fn try_lock_row_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, lock_mode: LockMode) -> bool
+        = try_lock_row(|mode| self.try_lock_row_in(mode, keyspace, key.as_ref(), lock_mode));
     pub async fn insert_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> ()
         = insert(|mode| self.insert_in(mode, keyspace, key.as_ref(), value.as_ref()));
     /// The reader is asynchronous. The future holds 320 KiB of the thirty-second of the memory budget that such

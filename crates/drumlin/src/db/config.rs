@@ -7,7 +7,7 @@ use crate::format::LOG_STREAM_COUNT_MAX;
 use crate::format::node::is_page_bytes;
 use crate::io::IoBackend;
 use crate::memory::Budget;
-use crate::store::{CheckProgress, CheckReport, Settings, check};
+use crate::store::{CheckProgress, CheckReport, LockWait, LockWaitHook, Settings, check};
 use crate::txn::commit::Durability;
 use crate::txn::spilled::{SpillLimit, VersionOverflow};
 
@@ -50,6 +50,7 @@ impl Default for Config {
             warm_start: true,
             spill_limit: SpillLimit::default(),
             salvage: false,
+            on_lock_wait: None,
             backend: None,
         };
         Config { settings }
@@ -106,6 +107,33 @@ impl Config {
     #[must_use]
     pub fn version_disk_bytes(mut self, bytes: u64) -> Config {
         self.settings.spill_limit.bytes = Some(bytes);
+        self
+    }
+
+    /// Sets a function that is called before each wait for a row lock, by the thread that will wait, or that polls the
+    /// task. It learns who waits and who holds the lock. It must be quick, and must not call the database. Default:
+    /// none.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use std::time::Duration;
+    ///
+    /// let waits = Arc::new(AtomicU64::new(0));
+    /// let counted = Arc::clone(&waits);
+    /// let config = drumlin::Config::in_memory();
+    /// let db = config.on_lock_wait(move |_| drop(counted.fetch_add(1, Ordering::Relaxed))).open("")?;
+    /// let k = db.keyspace("k")?;
+    /// let (mut first, mut second) = (db.begin()?, db.begin()?);
+    /// first.insert(&k, "a", "1")?;
+    /// second.set_lock_timeout(Duration::from_millis(1));
+    /// assert!(second.insert(&k, "a", "2").is_err());
+    /// assert_eq!(waits.load(Ordering::Relaxed), 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn on_lock_wait(mut self, hook: impl Fn(&LockWait<'_>) + Send + Sync + 'static) -> Config {
+        self.settings.on_lock_wait = Some(LockWaitHook(std::sync::Arc::new(hook)));
         self
     }
 

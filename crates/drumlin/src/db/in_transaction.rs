@@ -7,7 +7,7 @@ use std::ops::Bound;
 use super::bounds::{KeyRange, OwnedBounds};
 use super::range::Steps;
 use super::transaction::Transaction;
-use super::{Keyspace, Value, bounds};
+use super::{Keyspace, LockMode, Value, bounds};
 use crate::error::Result;
 use crate::task::{Rooted, WaitMode, ready};
 use crate::tree::Direction;
@@ -44,7 +44,7 @@ impl Transaction {
         key: &[u8],
     ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
         Rooted::new(async move {
-            let found = self.get_for_update_in(mode, keyspace, key).await?;
+            let found = self.get_locked_in(mode, keyspace, key, LockMode::Exclusive).await?;
             if found.is_some() {
                 self.remove_in(mode, keyspace, key).await?;
             }
@@ -83,7 +83,7 @@ impl Transaction {
         value: &[u8],
     ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
         Rooted::new(async move {
-            let before = self.get_for_update_in(mode, keyspace, key).await?;
+            let before = self.get_locked_in(mode, keyspace, key, LockMode::Exclusive).await?;
             self.insert_in(mode, keyspace, key, value).await?;
             Ok(before)
         })
@@ -158,7 +158,7 @@ impl Transaction {
         key: &[u8],
         change: impl FnOnce(Option<&[u8]>) -> Option<V>,
     ) -> Result<Option<V>> {
-        let before = self.get_for_update_in(mode, keyspace, key).await?;
+        let before = self.get_locked_in(mode, keyspace, key, LockMode::Exclusive).await?;
         let after = {
             let _running = self.body().enter();
             change(before.as_deref())
@@ -205,7 +205,7 @@ impl Transaction {
         new: Option<&[u8]>,
     ) -> Rooted<impl Future<Output = Result<Result<(), Option<Value>>>>> {
         Rooted::new(async move {
-            let found = self.get_for_update_in(mode, keyspace, key).await?;
+            let found = self.get_locked_in(mode, keyspace, key, LockMode::Exclusive).await?;
             if found.as_deref() != expected {
                 return Ok(Err(found));
             }

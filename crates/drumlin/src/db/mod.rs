@@ -15,6 +15,8 @@ mod in_transaction;
 mod keyspace;
 mod leaf_copy;
 mod limits;
+mod locking;
+mod locks;
 mod range;
 mod reader;
 mod reducer;
@@ -33,7 +35,8 @@ mod value_reader;
 #[cfg(test)]
 mod tests;
 
-pub use crate::store::{MemoryPart, Stats};
+pub use crate::store::{LockWait, MemoryPart, Stats};
+pub use crate::txn::locks::LockMode;
 pub use batch::Batch;
 pub use bounds::KeyRange;
 pub use bulk_load::{BulkLoad, LoadReport};
@@ -41,6 +44,7 @@ pub use config::Config;
 pub use database::Database;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
 pub use limits::Limits;
+pub use locks::{Interrupter, LockWaiter, LockedRow};
 pub use range::{Keys, Range, Readers, Salvage, Values};
 pub use reader::Reader;
 pub use reducer::{Field, Max, Min, Number, ReduceError, Reducer, Sum};

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use super::Keyspace;
 use super::handle::Handle;
 use super::keyspace::WithHead;
 use super::reader::Reader;
 use super::rows::{Horizon, ReadView, Rows};
 use super::shortage::Shortage;
-use super::{Keyspace, Value};
 use crate::coverage;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
@@ -20,14 +20,13 @@ use crate::memory::{Account, Grant};
 use crate::seglog::Appended;
 use crate::store::{LOCK_TIMEOUT, OpenKeyspace, Store};
 use crate::sync::Mutex;
-use crate::task::{Rooted, WaitMode, ready, turn};
+use crate::task::{Rooted, WaitMode, ready};
 use crate::txn::TransactionId;
 use crate::txn::commit::{Durability, Row};
-use crate::txn::locks::{Granted, HeldBy};
+use crate::txn::interrupt::Interrupt;
 use crate::txn::read_set::{ReadSet, Reads};
-use crate::txn::row_locks::{Planned, RowLock, RowLocks};
+use crate::txn::row_locks::{Planned, RowLocks};
 use crate::txn::running::BodyOf;
-use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, SharedWrites};
 
@@ -147,15 +146,17 @@ impl Default for TxOptions {
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 pub struct Transaction {
-    reader: Reader,
-    id: TransactionId,
-    options: TxOptions,
-    locks: RowLocks,
+    pub(super) reader: Reader,
+    pub(super) id: TransactionId,
+    pub(super) options: TxOptions,
+    pub(super) locks: RowLocks,
     /// Memory of the row locks. The write set and the read set have their own grants.
     memory: Grant,
     roll_backs: RollBacks,
     /// The reason for the conflict that has ended the transaction.
-    conflict: Option<&'static str>,
+    pub(super) conflict: Option<&'static str>,
+    /// Set once another thread may end its waits.
+    pub(super) interrupt: Option<Arc<Interrupt>>,
 }
 
 impl std::fmt::Debug for Transaction {
@@ -240,7 +241,16 @@ impl Transaction {
         let memory = budget.grant(Account::Transactions);
         let view = ReadView { horizon, own, reads, shortage: Shortage::watched() };
         let reader = Reader { handle: Arc::clone(handle), view, kind: "transaction" };
-        Ok(Transaction { reader, id, options, locks, memory, roll_backs: RollBacks::default(), conflict: None })
+        Ok(Transaction {
+            reader,
+            id,
+            options,
+            locks,
+            memory,
+            roll_backs: RollBacks::default(),
+            conflict: None,
+            interrupt: None,
+        })
     }
 
     pub(crate) fn store(&self) -> Result<&Arc<Store>> {
@@ -248,7 +258,7 @@ impl Transaction {
     }
 
     /// Returns the open keyspace. Fails if it belongs to another database.
-    fn open<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k OpenKeyspace> {
+    pub(super) fn open<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k OpenKeyspace> {
         keyspace.named_in(&self.reader.handle, self.reader.kind)
     }
 
@@ -263,50 +273,6 @@ impl Transaction {
 
     fn writes_mut(&mut self) -> &mut Arc<SharedWrites> {
         self.reader.view.own.as_mut().expect("a transaction has writes")
-    }
-
-    /// Like [`get`](Reader::get), but also locks the row: no other transaction can change it until this one ends. With
-    /// a [`lock_timeout`](TxOptions::lock_timeout) of zero, rows that other transactions have locked can be skipped:
-    /// [`LockHolder`](crate::LockHolder) has an example.
-    ///
-    /// # Errors
-    /// Those of [`get`](Reader::get) and of [`insert`](Transaction::insert).
-    pub fn get_for_update(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        ready(self.get_for_update_in(WaitMode::Blocking, keyspace, key.as_ref()))
-    }
-
-    #[inline(never)]
-    pub(crate) fn get_for_update_in(
-        &mut self,
-        mode: WaitMode<'_>,
-        keyspace: &Keyspace,
-        key: &[u8],
-    ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
-        Rooted::new(async move {
-            let open = self.open(keyspace)?;
-            self.secure_memory(key, None)?;
-            self.lock(mode, open, key).await?;
-            // The lock keeps the row unchanged, so the commit need not validate this read.
-            self.reader.rows(keyspace)?.get_unrecorded(mode, key).await
-        })
-    }
-
-    /// Locks a row, and fails if another transaction has changed it since this one's snapshot. Remembers the conflict,
-    /// because it ends the transaction.
-    async fn lock(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
-        self.check_conflict()?;
-        if let Some(planned) = &mut self.locks.planned {
-            planned.add(key);
-            return self.reader.store()?.check_write(open, key);
-        }
-        let timeout = Some(self.options.lock_timeout);
-        let result =
-            self.try_lock(mode, open, key, timeout).await.map(|is_locked| debug_assert!(is_locked, "it waited"));
-        let result = self.reader.store()?.contention.noting(result);
-        if let Err(Error::Conflict { reason }) = result {
-            self.conflict = Some(reason);
-        }
-        self.reader.view.shortage.noting(result)
     }
 
     /// Ends the transaction with a conflict of the caller's own. As after a conflict with another transaction, its
@@ -347,108 +313,13 @@ impl Transaction {
         self.conflict.is_some() || self.is_too_old() || view.shortage.was_met()
     }
 
-    fn check_conflict(&self) -> Result<()> {
+    pub(super) fn check_conflict(&self) -> Result<()> {
         self.conflict.map_or(Ok(()), |reason| Err(Error::Conflict { reason }))
-    }
-
-    /// Locks a row, waiting up to `timeout`. Without a timeout, returns `false` if another transaction has locked the
-    /// row.
-    async fn try_lock(
-        &mut self,
-        mode: WaitMode<'_>,
-        open: &OpenKeyspace,
-        key: &[u8],
-        timeout: Option<Duration>,
-    ) -> Result<bool> {
-        // Nothing here may clone a handle of the database, because a leaked future would keep it for ever.
-        let Transaction { reader, id, locks, .. } = self;
-        let store = reader.store()?;
-        store.check_write(open, key)?;
-        let tree = &open.tree;
-        locks.end_pending();
-        let tried = store.engine.locks.try_lock(*id, tree.pages.id, key);
-        let snapshot = reader.view.horizon.snapshot();
-        let may_have_changed = |snapshot: &Arc<SnapshotHandle>| store.engine.may_have_changed(tree, snapshot.timestamp);
-        match tried {
-            Ok(Granted::AlreadyHeld) => return Ok(true),
-            Ok(Granted::Acquired) if !snapshot.is_some_and(may_have_changed) => {
-                locks.add(tree.pages.id, key);
-                return Ok(true);
-            }
-            Err(HeldBy(_)) if timeout.is_none() => return Ok(false),
-            Ok(Granted::Acquired) | Err(HeldBy(_)) => {}
-        }
-        locks.pending = Some((tree.pages.id, key.into()));
-        if tried.is_err() {
-            store.lock_row(mode, *id, tree.pages.id, key, timeout.unwrap_or_default()).await?;
-        }
-        // Until the check below has passed, the lock proves nothing. If it were kept after a failure, the next call
-        // would skip the check.
-        let lock = RowLock::of_held(&store.engine.locks, *id, tree.pages.id, key);
-        if let Some(snapshot) = snapshot.filter(|snapshot| may_have_changed(snapshot)) {
-            let changed = store.engine.changed_since(mode, tree, key, snapshot.timestamp).await?;
-            snapshot.check()?;
-            if changed {
-                return Err(Error::Conflict { reason: "another transaction changed a row after this one began" });
-            }
-        }
-        locks.pending = None;
-        locks.take(lock);
-        Ok(true)
-    }
-
-    /// Locks a row and returns `true`. Returns `false` if another transaction has locked it, or has changed it since
-    /// this transaction's snapshot.
-    pub(super) async fn lock_if_free(&mut self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
-        self.check_conflict()?;
-        let open = self.open(keyspace)?;
-        self.secure_memory(key, Some(0))?;
-        match self.try_lock(mode, open, key, None).await {
-            Err(Error::Conflict { .. }) => Ok(false),
-            locked => self.reader.view.shortage.noting(locked),
-        }
-    }
-
-    /// Takes the locks of a batch in the order of its rows. Because a batch has read nothing, a batch that runs into a
-    /// deadlock releases its locks and begins again.
-    async fn lock_planned(&mut self, mode: WaitMode<'_>) -> Result<()> {
-        let Some(planned) = self.locks.planned.take() else { return Ok(()) };
-        let store = Arc::clone(self.store()?);
-        let deadline = store.now().saturating_add(self.options.lock_timeout);
-        let mut attempt = 0;
-        loop {
-            self.locks.reserve(&planned);
-            match self.lock_rows(mode, &store, deadline).await {
-                Err(Error::Conflict { .. }) if store.now() < deadline => {
-                    self.locks = RowLocks::new(&store.engine, self.id);
-                    attempt += 1;
-                    self.reader.handle.pause(mode, attempt).await;
-                }
-                locked => return locked,
-            }
-        }
-    }
-
-    async fn lock_rows(&mut self, mode: WaitMode<'_>, store: &Store, deadline: Duration) -> Result<()> {
-        let Transaction { reader, id, locks, .. } = self;
-        let writes = reader.view.own.as_ref().expect("a transaction has writes");
-        for (tree, key, _) in writes.set.rows() {
-            let keyspace = tree.pages.id;
-            mode.work(turn::LOCK_UNITS).await;
-            if store.engine.locks.try_lock(*id, keyspace, key).is_err() {
-                locks.pending = Some((keyspace, key.into()));
-                let timeout = deadline.saturating_sub(store.now());
-                store.lock_row(mode, *id, keyspace, key, timeout).await?;
-                locks.pending = None;
-            }
-            locks.add(keyspace, key);
-        }
-        Ok(())
     }
 
     /// Reserves memory for locking a row. With `value_bytes`, also reserves memory for writing the row with a value of
     /// that length; a removal passes 0.
-    fn secure_memory(&mut self, key: &[u8], value_bytes: Option<usize>) -> Result<()> {
+    pub(super) fn secure_memory(&mut self, key: &[u8], value_bytes: Option<usize>) -> Result<()> {
         let limit_bytes = self.store()?.engine.budget.transaction_memory_max();
         let writes = &self.writes().set;
         let write_bytes = writes.memory_bytes_with(key, value_bytes.unwrap_or(0));
@@ -617,19 +488,6 @@ impl Transaction {
             self.remove_in(mode, keyspace, key).await?;
         }
         Ok(is_there)
-    }
-
-    /// Locks the row and returns `true` if it exists. Reads no value.
-    pub(super) async fn contains_for_update_in(
-        &mut self,
-        mode: WaitMode<'_>,
-        keyspace: &Keyspace,
-        key: &[u8],
-    ) -> Result<bool> {
-        let open = self.open(keyspace)?;
-        self.secure_memory(key, None)?;
-        self.lock(mode, open, key).await?;
-        self.reader.rows(keyspace)?.contains_unrecorded(mode, key).await
     }
 
     /// Returns a point to which the transaction can be rolled back.

@@ -29,7 +29,8 @@ pub use reclaim::CompactReport;
 pub(crate) use stats::Contention;
 pub use stats::{MemoryPart, Stats};
 
-pub(crate) use row_locks::{LockedRow, NotFree};
+pub use row_locks::LockWait;
+pub(crate) use row_locks::{LockWaitHook, LockedRow, NotFree};
 
 pub(crate) use crate::txn::LOCK_TIMEOUT;
 pub(crate) use crate::txn::keyspace::OpenKeyspace;
@@ -109,6 +110,8 @@ pub(crate) struct Settings {
     pub(crate) spill_limit: SpillLimit,
     /// Opens for reading only, and skips whatever is corrupted.
     pub(crate) salvage: bool,
+    /// Called before each wait for a row lock.
+    pub(crate) on_lock_wait: Option<LockWaitHook>,
     pub(crate) backend: Option<Arc<dyn Backend>>,
 }
 
@@ -142,6 +145,7 @@ pub(crate) struct Store {
     is_salvage: bool,
     checkpoints: AtomicU64,
     pub(crate) contention: Contention,
+    on_lock_wait: Option<LockWaitHook>,
     /// The result of closing. Locked while the database is being closed, so that a second close waits.
     closed: Mutex<Option<Result<()>>>,
 }

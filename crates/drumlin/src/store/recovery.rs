@@ -469,6 +469,7 @@ impl Replayed<'_> {
             is_salvage: opener.settings.salvage,
             checkpoints: AtomicU64::new(0),
             contention: Contention::default(),
+            on_lock_wait: opener.settings.on_lock_wait.clone(),
             closed: Mutex::default(),
         })
     }

@@ -1,9 +1,11 @@
 //! Locking rows: waiting for a lock and for its memory, and changes of a locked row outside of transactions.
 
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use super::{LOCK_TIMEOUT, Store};
@@ -15,64 +17,105 @@ use crate::task::{Boxed, WaitMode};
 use crate::txn::TransactionId;
 use crate::txn::commit::{Durability, Row};
 use crate::txn::engine::{OwnedValue, ReadAt};
-use crate::txn::locks::{Granted, HeldBy, LockError, WAITING_BYTES, lock_bytes};
+use crate::txn::interrupt::Interrupt;
+use crate::txn::locks::{Granted, HeldBy, LockError, LockMode, LockRequest, Unpark, WAITING_BYTES, lock_bytes};
 use crate::txn::row_locks::RowLock;
 use crate::txn::running::{BodyOf, RunningBody};
 use crate::txn::write_set::Change;
+
+/// A wait for a row lock that is about to begin, for [`Config::on_lock_wait`](crate::Config::on_lock_wait).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct LockWait<'w> {
+    /// The [number](crate::Transaction::number) of the transaction that will wait.
+    pub waiter: u64,
+    /// The transactions that hold the lock.
+    pub holders: &'w [u64],
+    /// The name of the row's keyspace.
+    pub keyspace: &'w str,
+    /// The row's key.
+    pub key: &'w [u8],
+    /// The lock that is requested.
+    pub mode: LockMode,
+}
+
+/// The function to call before each wait for a row lock.
+#[derive(Clone)]
+pub(crate) struct LockWaitHook(pub(crate) Arc<dyn Fn(&LockWait<'_>) + Send + Sync>);
+
+impl fmt::Debug for LockWaitHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LockWaitHook")
+    }
+}
+
 impl Store {
-    /// Locks a row, waiting up to `timeout`. Does not wait at all if the call comes from the body of the transaction
-    /// that holds the lock.
+    /// Locks a row, waiting up to `timeout`, or until `interrupt` ends the wait. Does not wait at all if the call comes
+    /// from the body of a transaction that holds the lock.
     pub(crate) async fn lock_row(
         &self,
         mode: WaitMode<'_>,
-        owner: TransactionId,
-        keyspace: KeyspaceId,
-        key: &[u8],
+        request: &LockRequest<'_>,
         timeout: Duration,
+        interrupt: Option<&Interrupt>,
     ) -> Result<Granted> {
-        let locks = &self.engine.locks;
-        let HeldBy(holder) = match locks.try_lock(owner, keyspace, key) {
-            Ok(granted) => return Ok(granted),
-            Err(held) => held,
-        };
-        self.wait_for_row(mode, owner, holder, keyspace, key, timeout).await
+        match self.engine.locks.try_request(request) {
+            Ok(granted) => Ok(granted),
+            Err(HeldBy(_)) => self.wait_for_row(mode, request, timeout, interrupt).await,
+        }
     }
 
     /// Waits for a row lock that another transaction holds.
     fn wait_for_row<'a>(
         &'a self,
         mode: WaitMode<'a>,
-        owner: TransactionId,
-        holder: TransactionId,
-        keyspace: KeyspaceId,
-        key: &'a [u8],
+        request: &'a LockRequest<'a>,
         timeout: Duration,
+        interrupt: Option<&'a Interrupt>,
     ) -> Boxed<'a, Result<Granted>> {
         Box::pin(async move {
             let locks = &self.engine.locks;
-            if BodyOf::new(locks, holder).is_running() {
+            let LockRequest { owner, keyspace, key, .. } = *request;
+            let mut holders = locks.holders(keyspace, key);
+            holders.retain(|holder| *holder != owner);
+            if holders.iter().any(|holder| BodyOf::new(locks, *holder).is_running()) {
                 return Err(self.lock_timeout(keyspace, key, Duration::ZERO, LockHolder::OwnBody));
             }
+            self.report_wait(request, &holders);
             let since = self.now();
             let deadline = since.saturating_add(timeout);
             self.contention.lock_waits.fetch_add(1, Ordering::Relaxed);
+            let remaining = |waker: &Waker| match deadline.checked_sub(self.now()) {
+                _ if interrupt.is_some_and(|interrupt| interrupt.take(waker)) => Err(LockError::Interrupted),
+                Some(left) if !left.is_zero() => Ok(left),
+                _ => Err(LockError::Timeout),
+            };
             let locked = match mode {
-                WaitMode::Blocking => locks.lock(owner, keyspace, key, deadline, &|| self.now()),
+                WaitMode::Blocking => {
+                    let waker = Waker::from(Arc::new(Unpark(crate::sync::current())));
+                    locks.lock_blocking(request, since, &waker, &|| remaining(&waker))
+                }
                 WaitMode::Tasks(tasks) => {
-                    let mut acquire = pin!(locks.acquire(owner, keyspace, key));
+                    let mut acquire = pin!(locks.acquire(*request, since));
                     let mut alarm = None;
                     let acquired = poll_fn(|context| match acquire.as_mut().poll(context) {
                         Poll::Ready(locked) => Poll::Ready(locked),
-                        // Dropping the future gives up its place in the queue, and a lock that was just handed to it.
-                        Poll::Pending if self.now() >= deadline => Poll::Ready(Err(LockError::Timeout)),
-                        Poll::Pending => {
-                            alarm = Some(tasks.timer.wake_at(deadline, context.waker().clone()));
-                            Poll::Pending
-                        }
+                        // After an error, dropping the future gives up its place in the queue, and a lock that was just
+                        // handed to it.
+                        Poll::Pending => match remaining(context.waker()) {
+                            Err(error) => Poll::Ready(Err(error)),
+                            Ok(_) => {
+                                alarm = Some(tasks.timer.wake_at(deadline, context.waker().clone()));
+                                Poll::Pending
+                            }
+                        },
                     });
                     acquired.await
                 }
             };
+            if let Some(interrupt) = interrupt {
+                interrupt.end_wait();
+            }
             let waited_ns = self.now().saturating_sub(since).as_nanos() as u64;
             self.contention.lock_wait_ns.fetch_add(waited_ns, Ordering::Relaxed);
             locked.map_err(|error| match error {
@@ -85,14 +128,31 @@ impl Store {
                 LockError::Deadlock => {
                     Error::Conflict { reason: "two transactions wait for rows that the other has locked" }
                 }
+                LockError::Interrupted => {
+                    Error::Interrupted { keyspace: self.keyspace_name(keyspace), key: key.to_vec() }
+                }
             })
         })
     }
 
+    /// Calls the user's function for a wait that is about to begin.
+    fn report_wait(&self, request: &LockRequest<'_>, holders: &[TransactionId]) {
+        let Some(LockWaitHook(hook)) = &self.on_lock_wait else { return };
+        let holders: Vec<u64> = holders.iter().map(|holder| holder.0).collect();
+        let keyspace = &self.keyspace_name(request.keyspace);
+        let LockRequest { owner, key, mode, .. } = *request;
+        hook(&LockWait { waiter: owner.0, holders: &holders, keyspace, key, mode });
+    }
+
+    /// Returns the name of a keyspace, which may have been dropped.
+    pub(crate) fn keyspace_name(&self, keyspace: KeyspaceId) -> String {
+        let pages = self.engine.space.page_space(keyspace);
+        pages.map_or_else(|| format!("number {keyspace}"), |pages| pages.name.to_string())
+    }
+
     fn lock_timeout(&self, keyspace: KeyspaceId, key: &[u8], waited: Duration, holder: LockHolder) -> Error {
         self.contention.lock_timeouts.fetch_add(1, Ordering::Relaxed);
-        let pages = self.engine.space.page_space(keyspace);
-        let keyspace = pages.map_or_else(|| format!("number {keyspace}"), |pages| pages.name.to_string());
+        let keyspace = self.keyspace_name(keyspace);
         Error::LockTimeout { keyspace, key: key.to_vec(), waited, holder }
     }
 
@@ -107,8 +167,9 @@ impl Store {
     ) -> Result<(RowLock<'a>, Grant)> {
         let engine = &self.engine;
         let memory = self.lock_memory(mode, key).await?;
-        self.lock_row(mode, owner, tree.pages.id, key, LOCK_TIMEOUT).await?;
-        Ok((RowLock::of_held(&engine.locks, owner, tree.pages.id, key), memory))
+        let request = LockRequest { owner, keyspace: tree.pages.id, key, mode: LockMode::Exclusive };
+        self.lock_row(mode, &request, LOCK_TIMEOUT, None).await?;
+        Ok((RowLock::of_held(&engine.locks, &request), memory))
     }
 
     /// Reserves memory for a row lock that may have to be waited for. Waits for the memory in the order of asking.

@@ -1,28 +1,33 @@
-//! Row locks: the right to write a row until the transaction ends.
+//! Row locks: the right to read or write a row until the transaction ends.
 //!
-//! A lock is exclusive and exists only while it is held. The table has an entry for each row that a running transaction
-//! has written or waits to write, found by keyspace and key. A transaction that finds a row locked waits in the row's
-//! queue, as a blocked thread or as a future; the table knows only wakers.
+//! A lock is shared, and then any number of transactions may hold it, or exclusive. It exists only while it is held. The
+//! table has an entry for each row that a running transaction has locked or waits to lock, found by keyspace and key. A
+//! transaction that finds a row locked waits in the row's queue, as a blocked thread or as a future; the table knows
+//! only wakers.
 //!
 //! ```text
 //!              claim                    claim by another
 //!   (no entry) ------> held, no queue ------------------> held, queue
 //!       ^                    |  ^                            |   |
-//!       +------ release -----+  +--- last waiter is handed --+   +-- release: the first waiter is the owner (handed
-//!                                    the lock or gives up            over), and learns of it when it polls
+//!       +------ release -----+  +--- last waiter is handed --+   +-- release: the first waiters hold the lock
+//!                                    the lock or gives up            (handed over), and learn of it when they poll
 //! ```
 //!
 //! # Invariants
-//! 1. An entry has one owner, and a queue only while it has waiters.
-//! 2. A released lock belongs to the first waiter in its queue at once. So no transaction overtakes another, each
-//!    release wakes one waiter, and a waiter that gives up at that moment finds that it owns the lock.
-//! 3. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its turn in
+//! 1. An entry has one holder of an exclusive lock, or at least one of a shared lock, and a queue only while it has
+//!    waiters.
+//! 2. A released lock belongs to the first waiter in its queue at once, or to all shared requests at its front. So no
+//!    transaction overtakes another, each release wakes only those that it serves, and a waiter that gives up at that
+//!    moment finds that it holds the lock. Shared requests queue behind an exclusive one, so it does not starve.
+//! 3. A holder of a shared lock that requests the exclusive one overtakes the others: it waits at the front of the queue
+//!    for the other holders to release it.
+//! 4. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its turn in
 //!    the queue before the transaction waits again.
-//! 4. The graph of waits, from each transaction to the owner of the lock that it waits for, has no cycle: a transaction
-//!    that would close a cycle gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that
-//!    begins to wait can close a cycle. When a lock is handed over, the remaining waiters wait for an owner that waits
-//!    for nothing.
-//! 5. No waker is called or dropped under a mutex, because its task may be waiting for that mutex.
+//! 5. The [graph of waits](WaitGraph), from each transaction to the holders of the lock that it waits for, has no cycle:
+//!    a transaction that would close a cycle gets [`LockError::Deadlock`] instead of a place in the queue. Only a
+//!    transaction that begins to wait can close a cycle. When a lock is handed over, the remaining waiters wait for new
+//!    holders that wait for nothing.
+//! 6. No waker is called or dropped under a mutex, because its task may be waiting for that mutex.
 //!
 //! Lock order: a shard, then the graph. The graph is locked only if there are waiters.
 
@@ -39,11 +44,35 @@ use crate::sync::{Mutex, MutexGuard, ThreadTag, thread_tag};
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
+mod graph;
+
+use graph::WaitGraph;
+
 use super::TransactionId;
 use crate::format::{KeyspaceId, checksum};
-use crate::hash::HashMap;
 use crate::io::Process;
 use crate::memory::heap_bytes;
+
+/// What a row lock permits.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// use drumlin::LockMode;
+///
+/// # let k = db.keyspace("k")?;
+/// let (mut first, mut second) = (db.begin()?, db.begin()?);
+/// assert!(first.try_lock_row(&k, "a", LockMode::Shared)?);
+/// assert!(second.try_lock_row(&k, "a", LockMode::Shared)?);
+/// assert!(!second.try_lock_row(&k, "a", LockMode::Exclusive)?);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LockMode {
+    /// Several transactions may hold it at once. While one does, no other can change the row.
+    Shared,
+    /// One transaction holds it, and may change the row.
+    Exclusive,
+}
 
 /// The way in which a lock was acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +96,27 @@ pub(crate) struct LockHash(u64);
 pub(crate) enum LockError {
     Timeout,
     Deadlock,
+    /// Another thread ended the wait.
+    Interrupted,
+}
+
+/// A request for the lock of a row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockRequest<'k> {
+    pub(crate) owner: TransactionId,
+    pub(crate) keyspace: KeyspaceId,
+    pub(crate) key: &'k [u8],
+    pub(crate) mode: LockMode,
+}
+
+/// A locked row, with the transactions that hold the lock and those that wait for it.
+pub(crate) struct LockedRowState {
+    pub(crate) keyspace: KeyspaceId,
+    pub(crate) key: Box<[u8]>,
+    pub(crate) mode: LockMode,
+    pub(crate) holders: Vec<TransactionId>,
+    /// In the order in which they will get the lock, with the time at which each began to wait.
+    pub(crate) waiters: Vec<(TransactionId, LockMode, Duration)>,
 }
 
 /// A row's key. Keys are usually short, and then stored in the entry.
@@ -109,71 +159,66 @@ impl LockKey {
 }
 
 struct Lock {
+    /// The holder; of a shared lock, one of them.
     owner: TransactionId,
-    queue: Option<Box<Queue>>,
+    /// `None` if there are no other holders and no waiters.
+    others: Option<Box<Others>>,
     key: LockKey,
     keyspace: KeyspaceId,
-    /// The thread that acquired it.
+    /// The thread that acquired it for `owner`.
     thread: ThreadTag,
-    /// The previous owner has handed the lock over, and the new owner has not noticed yet.
+    mode: LockMode,
+    /// The lock was handed to `owner`, which has not noticed yet.
     handed_over: bool,
 }
 
 const _: () = assert!(mem::size_of::<Lock>() <= 48);
 
-/// The waiters for a lock, in the order of arrival.
-struct Queue {
-    /// The lock's number in the graph.
+/// The holders of a shared lock except the first, and the waiters.
+#[derive(Default)]
+struct Others {
+    sharers: Vec<Sharer>,
+    /// The lock's number in the graph while it has waiters; otherwise 0.
     number: u64,
+    /// In the order in which they will get the lock.
     waiters: VecDeque<Waiter>,
+}
+
+/// A holder of a shared lock.
+struct Sharer {
+    owner: TransactionId,
+    thread: ThreadTag,
+    handed_over: bool,
 }
 
 struct Waiter {
     owner: TransactionId,
     waker: Waker,
+    since: Duration,
+    mode: LockMode,
 }
 
-/// Memory of a waiter: its place in the queue and its entries in the graph's two maps, each at least half full. The
-/// executor owns the waker.
+/// Memory of a waiter: its place in the queue and its entries in the graph, each at least half full. The executor owns
+/// the waker.
 const WAITER_BYTES: usize = 2 * (mem::size_of::<Waiter>() + 2 * mem::size_of::<(u64, u64)>());
 
+/// Memory of a holder of a shared lock beyond that of an entry: its place among the others, and in the graph.
+pub(crate) const SHARER_BYTES: usize =
+    mem::size_of::<Others>() + 2 * (mem::size_of::<Sharer>() + mem::size_of::<(u64, u64)>());
+
 /// Memory that a transaction needs in order to wait. It waits for one lock at a time.
-pub(crate) const WAITING_BYTES: usize = WAITER_BYTES + mem::size_of::<Queue>();
+pub(crate) const WAITING_BYTES: usize = WAITER_BYTES + mem::size_of::<Others>();
 
 #[derive(Default)]
 struct Shard {
     locks: HashTable<Lock>,
-    /// Long keys, queues and waiters.
+    /// Long keys, further holders and waiters.
     heap_bytes: usize,
 }
 
 /// If fewer than an eighth of the buckets of a shard's table are in use, the table shrinks, but not below this number
 /// of buckets: 3 KiB.
 const SHARD_BUCKETS_KEPT: usize = 64;
-
-/// The graph of waits; see invariant 4.
-#[derive(Default)]
-struct Graph {
-    locks_count: u64,
-    /// The number of the lock that a transaction waits for.
-    awaited: HashMap<TransactionId, u64>,
-    /// The owner of a lock with a queue, by the lock's number.
-    owners: HashMap<u64, TransactionId>,
-}
-
-impl Graph {
-    /// Returns `true` if `owner` waits for `requester`, directly or through others.
-    fn leads(&self, mut owner: TransactionId, requester: TransactionId) -> bool {
-        let mut step_count = 0;
-        while owner != requester {
-            let Some(lock) = self.awaited.get(&owner) else { return false };
-            step_count += 1;
-            assert!(step_count <= self.awaited.len(), "the graph of waits has a cycle");
-            owner = self.owners[lock];
-        }
-        true
-    }
-}
 
 /// Memory of a lock: its entry in a table that has just doubled, and a long key.
 pub(crate) fn lock_bytes(key: &[u8]) -> usize {
@@ -183,7 +228,7 @@ pub(crate) fn lock_bytes(key: &[u8]) -> usize {
 /// The locks of a database.
 pub(crate) struct LockTable {
     shards: Box<[CachePadded<Mutex<Shard>>]>,
-    graph: Mutex<Graph>,
+    graph: Mutex<WaitGraph>,
     /// Random, so that keys can't be chosen to collide.
     seed: u64,
     /// The process that created the table. A fork of it releases no locks, because a shard may be locked by a thread
@@ -212,19 +257,13 @@ impl LockTable {
         self.shards[(hash >> 40) as usize & (self.shards.len() - 1)].lock()
     }
 
-    /// Acquires the lock of a row unless another transaction has it.
-    #[inline]
-    pub(crate) fn try_lock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> Result<Granted, HeldBy> {
-        self.try_lock_at(self.lock_hash(keyspace, key), owner, keyspace, key)
-    }
-
     /// Returns the hash of a row in this table, for callers that need it more than once.
     #[inline]
     pub(crate) fn lock_hash(&self, keyspace: KeyspaceId, key: &[u8]) -> LockHash {
         LockHash(self.hash(keyspace, key))
     }
 
-    /// Like [`try_lock`](Self::try_lock), for a row whose hash is known.
+    /// Acquires the exclusive lock of a row, whose hash is known, unless another transaction holds a lock of it.
     #[inline]
     pub(crate) fn try_lock_at(
         &self,
@@ -235,148 +274,171 @@ impl LockTable {
     ) -> Result<Granted, HeldBy> {
         let LockHash(hash) = lock_hash;
         debug_assert_eq!(hash, self.hash(keyspace, key), "a row is locked by the hash of another");
-        self.shard(hash).claim(self.seed, hash, owner, keyspace, key).map_err(|lock| HeldBy(lock.owner))
+        let request = LockRequest { owner, keyspace, key, mode: LockMode::Exclusive };
+        self.shard(hash).claim(self.seed, hash, &request).map_err(|lock| HeldBy(lock.owner))
     }
 
-    /// Acquires the lock of a row, or a place in its queue.
+    /// Acquires the lock of a row unless another transaction holds a lock that excludes it, or waits for one.
+    #[inline]
+    pub(crate) fn try_request(&self, request: &LockRequest<'_>) -> Result<Granted, HeldBy> {
+        let hash = self.hash(request.keyspace, request.key);
+        self.shard(hash).claim(self.seed, hash, request).map_err(|lock| HeldBy(lock.owner))
+    }
+
+    /// Acquires the lock of a row, or a place in its queue. `now` is kept as the time at which the wait began.
     ///
     /// When the lock has become the caller's, the table calls the waker, and the caller learns about the lock by
     /// polling again. A caller that no longer wants the lock calls [`cancel`](Self::cancel). [`acquire`](Self::acquire)
     /// does both.
     pub(crate) fn poll_lock(
         &self,
-        owner: TransactionId,
-        keyspace: KeyspaceId,
-        key: &[u8],
+        request: &LockRequest<'_>,
+        now: Duration,
         waker: &Waker,
     ) -> Poll<Result<Granted, LockError>> {
+        let LockRequest { owner, keyspace, key, mode } = *request;
         let hash = self.hash(keyspace, key);
         let mut shard = self.shard(hash);
-        let lock = match shard.claim(self.seed, hash, owner, keyspace, key) {
+        let lock = match shard.claim(self.seed, hash, request) {
             Ok(granted) => return Poll::Ready(Ok(granted)),
             Err(lock) => lock,
         };
-        assert!(lock.owner != owner, "a transaction waits for itself");
-        if let Some(waiter) = lock.queue.iter_mut().flat_map(|queue| &mut queue.waiters).find(|w| w.owner == owner) {
-            let before = mem::replace(&mut waiter.waker, waker.clone());
+        let waiter = lock.waiters_mut().find(|waiter| waiter.owner == owner);
+        let replaced = waiter.map(|waiter| (mem::replace(&mut waiter.waker, waker.clone()), waiter.mode));
+        if let Some((before, waits_for)) = replaced {
+            assert!(waits_for == mode, "a transaction waits for another lock of the row than it asks for");
             drop(shard);
             drop(before);
             return Poll::Pending;
         }
 
         let mut graph = self.graph.lock();
-        if graph.leads(lock.owner, owner) {
+        if graph.leads(lock.holders(), owner) {
             crate::coverage::mark!("a deadlock between rows was found");
             return Poll::Ready(Err(LockError::Deadlock));
         }
-        assert!(!graph.awaited.contains_key(&owner), "a transaction waits for two locks");
-        let mut heap_bytes = WAITER_BYTES;
-        let queue = lock.queue.get_or_insert_with(|| {
-            heap_bytes += mem::size_of::<Queue>();
-            graph.locks_count += 1;
-            Box::new(Queue { number: graph.locks_count, waiters: VecDeque::new() })
-        });
-        queue.waiters.push_back(Waiter { owner, waker: waker.clone() });
-        let known = graph.owners.insert(queue.number, lock.owner);
-        assert!(known.is_none_or(|known| known == lock.owner), "the graph of waits knows another owner of a lock");
-        graph.awaited.insert(owner, queue.number);
+        let is_upgrade = lock.holders().any(|holder| holder == owner);
+        assert!(!is_upgrade || mode == LockMode::Exclusive && lock.mode == LockMode::Shared, "it waits for itself");
+        let before = lock.heap_bytes();
+        let others = lock.others.get_or_insert_default();
+        if others.number == 0 {
+            let sharers = others.sharers.iter().map(|sharer| sharer.owner);
+            others.number = graph.add_lock(std::iter::once(lock.owner).chain(sharers));
+        }
+        let waiter = Waiter { owner, waker: waker.clone(), since: now, mode };
+        match is_upgrade {
+            true => others.waiters.push_front(waiter),
+            false => others.waiters.push_back(waiter),
+        }
+        graph.begin_wait(owner, others.number);
         drop(graph);
-        shard.heap_bytes += heap_bytes;
+        let taken_bytes = lock.heap_bytes() - before;
+        shard.heap_bytes += taken_bytes;
         Poll::Pending
     }
 
     /// Gives up waiting. Returns `true` if the lock has become the caller's in the meantime; then the caller has to
-    /// release it.
+    /// release it. An exclusive lock that replaced the caller's shared one is no reason to: the caller had a lock, and
+    /// still has one.
     pub(crate) fn cancel(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
         let hash = self.hash(keyspace, key);
         let mut shard = self.shard(hash);
         let Some(lock) = shard.find(hash, keyspace, key) else { return false };
-        if lock.owner == owner {
-            let waits = |waiter: &Waiter| waiter.owner == owner;
-            debug_assert!(!lock.queue.iter().flat_map(|queue| &queue.waiters).any(waits), "an owner waits for itself");
-            return mem::take(&mut lock.handed_over);
-        }
-        let Some(queue) = &mut lock.queue else { return false };
-        let Some(position) = queue.waiters.iter().position(|waiter| waiter.owner == owner) else { return false };
-        let waiter = queue.waiters.remove(position);
+        let position = lock.waiters_mut().position(|waiter| waiter.owner == owner);
+        let Some(position) = position else {
+            return lock.notice(owner) == Some(Granted::Acquired);
+        };
+        let before = lock.heap_bytes();
+        let others = lock.others.as_mut().expect("it has a waiter");
+        let waiter = others.waiters.remove(position).expect("found a moment ago");
         let mut graph = self.graph.lock();
-        let awaited = graph.awaited.remove(&owner);
-        assert_eq!(awaited, Some(queue.number), "a transaction is in the queue of another lock than it waits for");
-        let emptied = lock.close_empty_queue(&mut graph);
+        graph.end_wait(owner, others.number);
+        // Those behind an exclusive request may now share the lock with its holders.
+        let wakers = lock.serve(&mut graph);
         drop(graph);
-        shard.heap_bytes -= WAITER_BYTES + if emptied { mem::size_of::<Queue>() } else { 0 };
+        let freed_bytes = before - lock.heap_bytes();
+        shard.heap_bytes -= freed_bytes;
         drop(shard);
         drop(waiter);
+        wakers.into_iter().for_each(Waker::wake);
         false
     }
 
     /// Cleans up after a call of `owner` that was leaked, so that it neither learned about its lock nor was dropped.
-    /// Gives up its place in the queue, or releases the lock.
-    pub(crate) fn abandon(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
-        if self.cancel(owner, keyspace, key) || self.is_held_by(owner, keyspace, key) {
+    /// Gives up its place in the queue, or releases the lock. If the transaction held a lock of the row before the call,
+    /// `keeps` is set, and it keeps that.
+    pub(crate) fn abandon(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8], keeps: bool) {
+        if (self.cancel(owner, keyspace, key) || self.is_held_by(owner, keyspace, key)) && !keeps {
             self.unlock(owner, keyspace, key);
         }
     }
 
     /// Returns `true` if the current thread has locked the row, for any transaction.
     pub(crate) fn is_of_this_thread(&self, keyspace: KeyspaceId, key: &[u8]) -> bool {
-        let hash = self.hash(keyspace, key);
-        let is_of = |lock: &mut Lock| lock.thread == thread_tag() && !lock.handed_over;
+        let (hash, tag) = (self.hash(keyspace, key), thread_tag());
+        let is_of = |lock: &mut Lock| {
+            let mut sharers = lock.others.iter().flat_map(|others| &others.sharers);
+            lock.thread == tag && !lock.handed_over || sharers.any(|sharer| sharer.thread == tag && !sharer.handed_over)
+        };
         self.shard(hash).find(hash, keyspace, key).is_some_and(is_of)
     }
 
-    fn is_held_by(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
+    pub(crate) fn is_held_by(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        self.holders(keyspace, key).contains(&owner)
+    }
+
+    /// Returns the transactions that hold a lock of the row.
+    pub(crate) fn holders(&self, keyspace: KeyspaceId, key: &[u8]) -> Vec<TransactionId> {
         let hash = self.hash(keyspace, key);
-        self.shard(hash).find(hash, keyspace, key).is_some_and(|lock| lock.owner == owner)
+        self.shard(hash).find(hash, keyspace, key).map(|lock| lock.holders().collect()).unwrap_or_default()
     }
 
-    /// Acquires the lock of a row. Blocks the thread until then, or until `clock` shows `deadline`. The thread sleeps
-    /// in real time; with a simulated clock, use [`acquire`](Self::acquire).
-    #[inline]
-    pub(crate) fn lock(
-        &self,
-        owner: TransactionId,
-        keyspace: KeyspaceId,
-        key: &[u8],
-        deadline: Duration,
-        clock: &dyn Fn() -> Duration,
-    ) -> Result<Granted, LockError> {
-        match self.try_lock(owner, keyspace, key) {
-            Ok(granted) => Ok(granted),
-            Err(HeldBy(_)) => self.lock_blocking(owner, keyspace, key, deadline, clock),
+    /// Returns all locked rows. Each is as it was at one moment during the call, but not all at the same. O(locks).
+    pub(crate) fn all(&self) -> Vec<LockedRowState> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            all.extend(shard.lock().locks.iter().map(|lock| LockedRowState {
+                keyspace: lock.keyspace,
+                key: lock.key.as_bytes().into(),
+                mode: lock.mode,
+                holders: lock.holders().collect(),
+                waiters: lock.waiters().map(|waiter| (waiter.owner, waiter.mode, waiter.since)).collect(),
+            }));
         }
+        all
     }
 
-    #[cold]
-    fn lock_blocking(
+    /// Acquires the lock of a row. Blocks the thread until then, or until `remaining`, which returns the time left to
+    /// wait, returns an error. It is called after each wake-up by `waker`. The thread sleeps in real time; with a
+    /// simulated clock, use [`acquire`](Self::acquire).
+    pub(crate) fn lock_blocking(
         &self,
-        owner: TransactionId,
-        keyspace: KeyspaceId,
-        key: &[u8],
-        deadline: Duration,
-        clock: &dyn Fn() -> Duration,
+        request: &LockRequest<'_>,
+        now: Duration,
+        waker: &Waker,
+        remaining: &dyn Fn() -> Result<Duration, LockError>,
     ) -> Result<Granted, LockError> {
-        let waker = Waker::from(Arc::new(Unpark(crate::sync::current())));
         loop {
-            if let Poll::Ready(result) = self.poll_lock(owner, keyspace, key, &waker) {
+            if let Poll::Ready(result) = self.poll_lock(request, now, waker) {
                 return result;
             }
-            let now = clock();
-            if now >= deadline {
-                let is_acquired = self.cancel(owner, keyspace, key);
-                if is_acquired {
-                    crate::coverage::mark!("a lock was handed over to a transaction that had just given up");
+            match remaining() {
+                Ok(left) => crate::sync::park_timeout(left),
+                Err(error) => {
+                    let is_acquired = self.cancel(request.owner, request.keyspace, request.key);
+                    if is_acquired {
+                        crate::coverage::mark!("a lock was handed over to a transaction that had just given up");
+                    }
+                    return if is_acquired { Ok(Granted::Acquired) } else { Err(error) };
                 }
-                return if is_acquired { Ok(Granted::Acquired) } else { Err(LockError::Timeout) };
             }
-            crate::sync::park_timeout(deadline - now);
         }
     }
 
     /// Returns a future that acquires the lock of a row. Dropping it gives up waiting; if the lock was handed over but
     /// the future has not been polled since, it releases the lock.
-    pub(crate) fn acquire<'a>(&'a self, owner: TransactionId, keyspace: KeyspaceId, key: &'a [u8]) -> Acquire<'a> {
-        Acquire { table: self, owner, keyspace, key, waiting: false }
+    pub(crate) fn acquire<'a>(&'a self, request: LockRequest<'a>, now: Duration) -> Acquire<'a> {
+        Acquire { table: self, request, now, waiting: false }
     }
 
     /// Returns `true` if a row of the keyspace is locked. O(locks).
@@ -398,36 +460,50 @@ impl LockTable {
         let Ok(entry) = shard.locks.find_entry(hash, |lock| lock.is_of(keyspace, key)) else {
             panic!("a lock that is released is held");
         };
-        assert_eq!(entry.get().owner, owner, "a lock is released by its owner");
-        if entry.get().queue.is_some() {
-            return self.hand_over(shard, hash, keyspace, key);
+        if entry.get().others.is_some() {
+            return self.release(shard, hash, owner, keyspace, key);
         }
+        assert_eq!(entry.get().owner, owner, "a lock is released by its owner");
         let (lock, _) = entry.remove();
-        shard.heap_bytes -= lock.key.heap_bytes();
+        shard.heap_bytes -= lock.heap_bytes();
         debug_assert!(!shard.locks.is_empty() || shard.heap_bytes == 0, "{} bytes of no locks", shard.heap_bytes);
         shard.shrink(self.seed);
         drop(shard);
         drop(lock);
     }
 
+    /// Releases a lock that has other holders or waiters.
     #[cold]
-    fn hand_over(&self, mut shard: MutexGuard<'_, Shard>, hash: u64, keyspace: KeyspaceId, key: &[u8]) {
+    fn release(
+        &self,
+        mut shard: MutexGuard<'_, Shard>,
+        hash: u64,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        key: &[u8],
+    ) {
         let lock = shard.find(hash, keyspace, key).expect("found a moment ago");
-        let queue = lock.queue.as_mut().expect("has a queue");
-        let Waiter { owner, waker } = queue.waiters.pop_front().expect("a queue has somebody in it");
-        let mut graph = self.graph.lock();
-        let awaited = graph.awaited.remove(&owner);
-        assert_eq!(awaited, Some(queue.number), "a lock is handed to a transaction that waits for another");
-        let before = graph.owners.insert(queue.number, owner);
-        assert_eq!(before, Some(lock.owner), "the graph of waits knows another owner of a lock");
-        assert!(lock.owner != owner, "a lock is handed to its owner");
-        lock.owner = owner;
-        lock.handed_over = true;
-        let emptied = lock.close_empty_queue(&mut graph);
-        drop(graph);
-        shard.heap_bytes -= WAITER_BYTES + if emptied { mem::size_of::<Queue>() } else { 0 };
+        let before = lock.heap_bytes();
+        let is_held = lock.remove_holder(owner);
+        let others = lock.others.as_mut().expect("it has other holders or waiters");
+        let mut wakers = Vec::new();
+        if others.number != 0 {
+            let mut graph = self.graph.lock();
+            graph.remove_holder(others.number, owner);
+            if !is_held {
+                let Waiter { owner, waker, mode, .. } = others.waiters.pop_front().expect("a queue has a waiter");
+                graph.end_wait(owner, others.number);
+                graph.add_holder(others.number, owner);
+                (lock.owner, lock.mode, lock.handed_over) = (owner, mode, true);
+                wakers.push(waker);
+            }
+            wakers.extend(lock.serve(&mut graph));
+        }
+        lock.drop_empty();
+        let freed_bytes = before - lock.heap_bytes();
+        shard.heap_bytes -= freed_bytes;
         drop(shard);
-        waker.wake();
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Releases all locks of a transaction that has ended.
@@ -462,22 +538,16 @@ impl Shard {
         self.locks.find_mut(hash, |lock| lock.is_of(keyspace, key))
     }
 
-    /// Gives the lock to `owner`. If another transaction has it, returns the lock.
+    /// Grants the request. If it has to wait for another transaction, returns the lock.
     #[inline]
-    fn claim(
-        &mut self,
-        seed: u64,
-        hash: u64,
-        owner: TransactionId,
-        keyspace: KeyspaceId,
-        key: &[u8],
-    ) -> Result<Granted, &mut Lock> {
+    fn claim(&mut self, seed: u64, hash: u64, request: &LockRequest<'_>) -> Result<Granted, &mut Lock> {
+        let LockRequest { owner, keyspace, key, mode } = *request;
         let is_it = |lock: &Lock| lock.is_of(keyspace, key);
         match self.locks.entry(hash, is_it, |lock| lock.hash(seed)) {
             Entry::Vacant(entry) => {
                 let (key_bytes, thread) = (key, thread_tag());
                 let key = LockKey::new(key_bytes);
-                let lock = Lock { owner, queue: None, key, keyspace, thread, handed_over: false };
+                let lock = Lock { owner, others: None, key, keyspace, thread, mode, handed_over: false };
                 debug_assert_eq!(lock.key.as_bytes(), key_bytes, "a key can't be read as it was put");
                 self.heap_bytes += lock.key.heap_bytes();
                 entry.insert(lock);
@@ -485,16 +555,13 @@ impl Shard {
             }
             Entry::Occupied(entry) => {
                 let lock = entry.into_mut();
-                let has_waiters = |queue: &Queue| !queue.waiters.is_empty();
-                debug_assert!(lock.queue.as_deref().is_none_or(has_waiters), "a lock has a queue of nobody");
-                if lock.owner != owner {
-                    Err(lock)
-                } else if mem::take(&mut lock.handed_over) {
-                    lock.thread = thread_tag();
-                    Ok(Granted::Acquired)
-                } else {
-                    Ok(Granted::AlreadyHeld)
+                if mode == LockMode::Exclusive && lock.mode == LockMode::Exclusive {
+                    return if lock.owner == owner { Ok(lock.notice_owner()) } else { Err(lock) };
                 }
+                let before = lock.heap_bytes();
+                let granted = lock.share(owner, mode);
+                self.heap_bytes = self.heap_bytes + lock.heap_bytes() - before;
+                granted.ok_or(lock)
             }
         }
     }
@@ -519,21 +586,126 @@ impl Lock {
         hash(seed, self.keyspace, self.key.as_bytes())
     }
 
-    /// Drops the queue if it has no more waiters.
-    fn close_empty_queue(&mut self, graph: &mut Graph) -> bool {
-        let Some(queue) = self.queue.take_if(|queue| queue.waiters.is_empty()) else { return false };
-        let owner = graph.owners.remove(&queue.number);
-        assert_eq!(owner, Some(self.owner), "the graph of waits knows another owner of a lock");
-        debug_assert!(
-            !graph.awaited.values().any(|lock| *lock == queue.number),
-            "a transaction waits for a lock that has no queue"
-        );
+    /// Bytes allocated outside the entry: a long key, further holders and waiters.
+    fn heap_bytes(&self) -> usize {
+        let others = self.others.as_ref().map_or(0, |others| {
+            mem::size_of::<Others>()
+                + others.sharers.len() * mem::size_of::<Sharer>()
+                + others.waiters.len() * WAITER_BYTES
+        });
+        self.key.heap_bytes() + others
+    }
+
+    fn holders(&self) -> impl Iterator<Item = TransactionId> {
+        let sharers = self.others.iter().flat_map(|others| &others.sharers);
+        std::iter::once(self.owner).chain(sharers.map(|sharer| sharer.owner))
+    }
+
+    fn waiters(&self) -> impl Iterator<Item = &Waiter> {
+        self.others.iter().flat_map(|others| &others.waiters)
+    }
+
+    fn waiters_mut(&mut self) -> impl Iterator<Item = &mut Waiter> {
+        self.others.iter_mut().flat_map(|others| &mut others.waiters)
+    }
+
+    /// Returns whether `owner`, to which the lock was handed over, learns so from this call. `None` if it does not hold
+    /// the lock.
+    fn notice(&mut self, owner: TransactionId) -> Option<Granted> {
+        if self.owner == owner {
+            return Some(self.notice_owner());
+        }
+        let mut sharers = self.others.iter_mut().flat_map(|others| &mut others.sharers);
+        let sharer = sharers.find(|sharer| sharer.owner == owner)?;
+        if !mem::take(&mut sharer.handed_over) {
+            return Some(Granted::AlreadyHeld);
+        }
+        sharer.thread = thread_tag();
+        Some(Granted::Acquired)
+    }
+
+    #[inline]
+    fn notice_owner(&mut self) -> Granted {
+        if !mem::take(&mut self.handed_over) {
+            return Granted::AlreadyHeld;
+        }
+        self.thread = thread_tag();
+        Granted::Acquired
+    }
+
+    /// Grants a request if the lock or the request is shared and nothing has to be waited for.
+    #[cold]
+    fn share(&mut self, owner: TransactionId, mode: LockMode) -> Option<Granted> {
+        let is_held = self.holders().any(|holder| holder == owner);
+        let is_alone = self.holders().nth(1).is_none();
+        match (is_held, mode) {
+            (true, LockMode::Shared) => self.notice(owner),
+            (true, LockMode::Exclusive) if is_alone => {
+                self.mode = LockMode::Exclusive;
+                self.notice(owner)
+            }
+            (false, LockMode::Shared) if self.mode == LockMode::Shared && self.waiters().next().is_none() => {
+                let sharer = Sharer { owner, thread: thread_tag(), handed_over: false };
+                self.others.get_or_insert_default().sharers.push(sharer);
+                Some(Granted::Acquired)
+            }
+            _ => None,
+        }
+    }
+
+    /// Removes a holder. Returns `false` if none is left; then the caller appoints another or removes the lock.
+    fn remove_holder(&mut self, owner: TransactionId) -> bool {
+        let sharers = self.others.as_mut().map(|others| &mut others.sharers).expect("it has others");
+        if self.owner != owner {
+            let position = sharers.iter().position(|sharer| sharer.owner == owner);
+            sharers.swap_remove(position.expect("a lock is released by its owner"));
+            return true;
+        }
+        let Some(Sharer { owner, thread, handed_over }) = sharers.pop() else { return false };
+        (self.owner, self.thread, self.handed_over) = (owner, thread, handed_over);
         true
+    }
+
+    /// Hands the lock to the waiters at the front that no longer have to wait, and returns their wakers.
+    fn serve(&mut self, graph: &mut WaitGraph) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        let Some(others) = &mut self.others else { return wakers };
+        while let Some(first) = others.waiters.front() {
+            let is_upgrade =
+                self.owner == first.owner || others.sharers.iter().any(|sharer| sharer.owner == first.owner);
+            let is_free = match is_upgrade {
+                true => others.sharers.is_empty(),
+                false => first.mode == LockMode::Shared && self.mode == LockMode::Shared,
+            };
+            if !is_free {
+                break;
+            }
+            let Waiter { owner, waker, .. } = others.waiters.pop_front().expect("it is the first");
+            graph.end_wait(owner, others.number);
+            if is_upgrade {
+                self.mode = LockMode::Exclusive;
+            } else {
+                graph.add_holder(others.number, owner);
+                others.sharers.push(Sharer { owner, thread: self.thread, handed_over: true });
+            }
+            wakers.push(waker);
+        }
+        if others.waiters.is_empty() && others.number != 0 {
+            graph.remove_lock(mem::take(&mut others.number));
+        }
+        self.drop_empty();
+        wakers
+    }
+
+    /// Drops what is allocated for other holders and waiters if there are none.
+    fn drop_empty(&mut self) {
+        drop(self.others.take_if(|others| others.sharers.is_empty() && others.waiters.is_empty()));
+        debug_assert!(self.mode == LockMode::Shared || self.holders().count() == 1, "an exclusive lock is shared");
     }
 }
 
 /// Wakes the blocked thread to which a lock was handed over.
-struct Unpark(Thread);
+pub(crate) struct Unpark(pub(crate) Thread);
 
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
@@ -545,9 +717,8 @@ impl Wake for Unpark {
 #[must_use = "futures do nothing unless polled"]
 pub(crate) struct Acquire<'a> {
     table: &'a LockTable,
-    owner: TransactionId,
-    keyspace: KeyspaceId,
-    key: &'a [u8],
+    request: LockRequest<'a>,
+    now: Duration,
     waiting: bool,
 }
 
@@ -555,7 +726,7 @@ impl Future for Acquire<'_> {
     type Output = Result<Granted, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let poll = self.table.poll_lock(self.owner, self.keyspace, self.key, context.waker());
+        let poll = self.table.poll_lock(&self.request, self.now, context.waker());
         self.waiting = poll.is_pending();
         poll
     }
@@ -563,8 +734,9 @@ impl Future for Acquire<'_> {
 
 impl Drop for Acquire<'_> {
     fn drop(&mut self) {
-        if self.waiting && self.table.cancel(self.owner, self.keyspace, self.key) {
-            self.table.unlock(self.owner, self.keyspace, self.key);
+        let LockRequest { owner, keyspace, key, .. } = self.request;
+        if self.waiting && self.table.cancel(owner, keyspace, key) {
+            self.table.unlock(owner, keyspace, key);
         }
     }
 }

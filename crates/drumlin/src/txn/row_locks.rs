@@ -7,7 +7,9 @@ use crate::format::KeyspaceId;
 use crate::memory::{grown_capacity, reserve};
 use crate::txn::TransactionId;
 use crate::txn::engine::Engine;
-use crate::txn::locks::{Granted, HeldBy, LockHash, LockTable, WAITING_BYTES, lock_bytes};
+use crate::txn::locks::{
+    Granted, HeldBy, LockHash, LockMode, LockRequest, LockTable, SHARER_BYTES, WAITING_BYTES, lock_bytes,
+};
 
 /// The lock of one row, released on drop.
 pub(crate) struct RowLock<'a> {
@@ -32,16 +34,12 @@ impl<'a> RowLock<'a> {
         Ok(RowLock { table, owner, keyspace, key, lock_hash })
     }
 
-    /// Takes charge of a lock that the owner has.
-    pub(crate) fn of_held(
-        table: &'a LockTable,
-        owner: TransactionId,
-        keyspace: KeyspaceId,
-        key: &'a [u8],
-    ) -> RowLock<'a> {
+    /// Takes charge of a lock that was granted.
+    pub(crate) fn of_held(table: &'a LockTable, request: &LockRequest<'a>) -> RowLock<'a> {
+        let LockRequest { owner, keyspace, key, .. } = *request;
         let lock_hash = table.lock_hash(keyspace, key);
         debug_assert_eq!(
-            table.try_lock_at(lock_hash, owner, keyspace, key),
+            table.try_request(request),
             Ok(Granted::AlreadyHeld),
             "a row is not locked by the owner of its lock"
         );
@@ -64,11 +62,19 @@ pub(crate) struct RowLocks {
     /// The keyspace of each key, and the end of the key in `key_bytes`.
     keys: Vec<(KeyspaceId, usize)>,
     /// The row of a call that waits for its lock, or holds it but has not checked for a conflict yet.
-    pub(crate) pending: Option<(KeyspaceId, Box<[u8]>)>,
+    pub(crate) pending: Option<PendingLock>,
     /// Memory of the locks in the lock table.
     table_bytes: usize,
     /// The locks that a batch will take when it is committed. `None` in a transaction, which takes them at each write.
     pub(crate) planned: Option<Planned>,
+}
+
+/// A row whose lock was requested.
+pub(crate) struct PendingLock {
+    pub(crate) keyspace: KeyspaceId,
+    pub(crate) key: Box<[u8]>,
+    /// The transaction already has a shared lock of the row, and requests the exclusive one.
+    pub(crate) is_upgrade: bool,
 }
 
 /// Locks that will be taken later.
@@ -100,26 +106,26 @@ impl RowLocks {
         let planned = self.planned.unwrap_or_default();
         let key_bytes = planned.key_bytes + grown_capacity(&self.key_bytes, key.len());
         let key_count = planned.key_count + grown_capacity(&self.keys, 1);
-        let table_bytes = self.table_bytes + planned.table_bytes + lock_bytes(key);
+        let table_bytes = self.table_bytes + planned.table_bytes + lock_bytes(key) + SHARER_BYTES;
         key_bytes + key_count * size_of::<(KeyspaceId, usize)>() + table_bytes + WAITING_BYTES + key.len()
     }
 
     /// Takes over the lock of a row.
-    pub(crate) fn take(&mut self, lock: RowLock<'_>) {
+    pub(crate) fn take(&mut self, lock: RowLock<'_>, mode: LockMode) {
         let lock = ManuallyDrop::new(lock);
         assert_eq!(lock.owner, self.owner, "a transaction takes the lock of another");
-        self.add(lock.keyspace, lock.key);
+        self.add(lock.keyspace, lock.key, mode);
     }
 
     /// Records that the lock of a row is held.
-    pub(crate) fn add(&mut self, keyspace: KeyspaceId, key: &[u8]) {
+    pub(crate) fn add(&mut self, keyspace: KeyspaceId, key: &[u8], mode: LockMode) {
         let end = self.keys.last().map_or(0, |(_, end)| *end);
         debug_assert_eq!(end, self.key_bytes.len(), "the key of a lock is not after the one before");
         reserve(&mut self.key_bytes, key.len());
         self.key_bytes.extend_from_slice(key);
         reserve(&mut self.keys, 1);
         self.keys.push((keyspace, self.key_bytes.len()));
-        self.table_bytes += lock_bytes(key);
+        self.table_bytes += lock_bytes(key) + if mode == LockMode::Shared { SHARER_BYTES } else { 0 };
     }
 
     /// Makes room for planned locks.
@@ -130,8 +136,8 @@ impl RowLocks {
 
     /// Releases the lock of a call whose future was leaked.
     pub(crate) fn end_pending(&mut self) {
-        if let Some((keyspace, key)) = self.pending.take() {
-            self.engine.locks.abandon(self.owner, keyspace, &key);
+        if let Some(PendingLock { keyspace, key, is_upgrade }) = self.pending.take() {
+            self.engine.locks.abandon(self.owner, keyspace, &key, is_upgrade);
         }
     }
 }

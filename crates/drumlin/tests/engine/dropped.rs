@@ -14,8 +14,8 @@ use std::path::Path;
 use crate::support;
 
 use drumlin::{
-    AsyncValueReader, Config, Database, Durability, Error, Field, Keyspace, KeyspaceOptions, Reader, Salvaged, Sum,
-    Transaction, TxOptions, Value,
+    AsyncValueReader, Config, Database, Durability, Error, Field, Keyspace, KeyspaceOptions, LockMode, Reader,
+    Salvaged, Sum, Transaction, TxOptions, Value,
 };
 use drumlin_testing::futures::{async_methods, block_on, within_polls};
 use futures_util::{FutureExt, TryStreamExt};
@@ -446,6 +446,14 @@ fn transactions_change_whole_rows(trial: &Trial) {
         |tx| tx.get_for_update(k, b"large").unwrap(),
         call,
     );
+    let call = async |tx: &mut Transaction| tx.get_for_share_async(k, b"large").await.unwrap();
+    trial.changes_in_transaction("Transaction::get_for_share_async", |tx| tx.get_for_share(k, b"large").unwrap(), call);
+    let call = async |tx: &mut Transaction| tx.lock_row_async(k, b"large", LockMode::Exclusive).await.unwrap();
+    let blocking = |tx: &mut Transaction| tx.lock_row(k, b"large", LockMode::Exclusive).unwrap();
+    trial.changes_in_transaction("Transaction::lock_row_async", blocking, call);
+    let call = async |tx: &mut Transaction| tx.try_lock_row_async(k, b"large", LockMode::Shared).await.unwrap();
+    let blocking = |tx: &mut Transaction| tx.try_lock_row(k, b"large", LockMode::Shared).unwrap();
+    trial.changes_in_transaction("Transaction::try_lock_row_async", blocking, call);
     let call = async |tx: &mut Transaction| tx.insert_async(k, key(7), new).await.unwrap();
     trial.changes_in_transaction("Transaction::insert_async", |tx| tx.insert(k, key(7), new).unwrap(), call);
     let call = async |tx: &mut Transaction| tx.insert_from_async(k, b"large", source).await.unwrap();

@@ -6,7 +6,8 @@ use crate::support;
 use std::io::Read;
 
 use drumlin::{
-    Config, Database, Durability, Error, Isolation, Keyspace, Recourse, Result, Snapshot, Transaction, TxOptions,
+    Config, Database, Durability, Error, Isolation, Keyspace, LockMode, Recourse, Result, Snapshot, Transaction,
+    TxOptions,
 };
 use smol::block_on;
 
@@ -93,11 +94,17 @@ fn ask_transaction(tx: &mut Transaction, k: &Keyspace) {
         refused(tx.get(k, key));
         refused(tx.read(k, key));
         refused(tx.get_for_update(k, key));
+        refused(tx.get_for_share(k, key));
+        refused(tx.lock_row(k, key, LockMode::Shared));
+        refused(tx.try_lock_row(k, key, LockMode::Exclusive));
         refused(tx.remove(k, key));
         refused(tx.insert_from(k, key, Untouched));
         refused(block_on(tx.get_async(k, key)));
         refused(block_on(tx.read_async(k, key)));
         refused(block_on(tx.get_for_update_async(k, key)));
+        refused(block_on(tx.get_for_share_async(k, key)));
+        refused(block_on(tx.lock_row_async(k, key, LockMode::Shared)));
+        refused(block_on(tx.try_lock_row_async(k, key, LockMode::Exclusive)));
         refused(block_on(tx.remove_async(k, key)));
         refused(block_on(tx.insert_from_async(k, key, Untouched)));
         for value in [vec![1], vec![1; 100_000], vec![1; 60_000]] {

@@ -83,6 +83,13 @@ impl Tx {
         }
     }
 
+    async fn get_for_share(&mut self, rows: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
+        match self.1 {
+            Api::Blocking => self.0.get_for_share(rows, key),
+            Api::Tasks => self.0.get_for_share_async(rows, key).await,
+        }
+    }
+
     async fn get_for_update(&mut self, rows: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
         match self.1 {
             Api::Blocking => self.0.get_for_update(rows, key),
@@ -182,7 +189,11 @@ impl Stage {
             let key = key(row);
             match random.below(10) {
                 0..3 => {
-                    let found = tx.get(&self.rows, &key).await?.map(|value| version(&value));
+                    let found = match random.chance(20) {
+                        true => tx.get_for_share(&self.rows, &key).await?,
+                        false => tx.get(&self.rows, &key).await?,
+                    };
+                    let found = found.map(|value| version(&value));
                     steps.push(Step::Read { key: row, found });
                 }
                 3..5 => self.scan(&tx, row, steps, random).await?,

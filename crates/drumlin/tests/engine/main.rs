@@ -26,6 +26,7 @@ mod isolation;
 mod kept_counts;
 mod kill;
 mod lifetime;
+mod locks;
 mod many_reads;
 mod memory;
 mod model;

@@ -20,9 +20,49 @@ fn table() -> LockTable {
     LockTable::new(4, 42)
 }
 
-/// Polls without a waker.
+impl LockTable {
+    /// Acquires the exclusive lock of a row unless another transaction holds a lock of it.
+    fn try_lock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> Result<Granted, HeldBy> {
+        self.try_lock_at(self.lock_hash(keyspace, key), owner, keyspace, key)
+    }
+}
+
+fn exclusive(owner: TransactionId, key: &[u8]) -> LockRequest<'_> {
+    LockRequest { owner, keyspace: ROWS, key, mode: LockMode::Exclusive }
+}
+
+fn shared(owner: TransactionId, key: &[u8]) -> LockRequest<'_> {
+    LockRequest { mode: LockMode::Shared, ..exclusive(owner, key) }
+}
+
+fn poll_request(table: &LockTable, request: &LockRequest<'_>, waker: &Waker) -> Poll<Result<Granted, LockError>> {
+    table.poll_lock(request, Duration::ZERO, waker)
+}
+
+/// Requests an exclusive lock, without a waker.
 fn poll(table: &LockTable, owner: TransactionId, key: &[u8]) -> Poll<Result<Granted, LockError>> {
-    table.poll_lock(owner, ROWS, key, Waker::noop())
+    poll_request(table, &exclusive(owner, key), Waker::noop())
+}
+
+/// Requests a shared lock, without a waker.
+fn poll_shared(table: &LockTable, owner: TransactionId, key: &[u8]) -> Poll<Result<Granted, LockError>> {
+    poll_request(table, &shared(owner, key), Waker::noop())
+}
+
+/// Blocks until the exclusive lock is granted or the clock has reached the deadline.
+fn lock(
+    table: &LockTable,
+    owner: TransactionId,
+    key: &[u8],
+    deadline: Duration,
+    clock: &dyn Fn() -> Duration,
+) -> Result<Granted, LockError> {
+    let waker = Waker::from(Arc::new(Unpark(crate::sync::current())));
+    let remaining = || match deadline.checked_sub(clock()) {
+        Some(left) if !left.is_zero() => Ok(left),
+        _ => Err(LockError::Timeout),
+    };
+    table.lock_blocking(&exclusive(owner, key), Duration::ZERO, &waker, &remaining)
 }
 
 /// A waker that counts its calls.
@@ -77,13 +117,13 @@ fn waiters_are_served_in_order() {
     let (wakes_b, waker_b) = count_wakes();
     let (wakes_c, waker_c) = count_wakes();
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
-    assert_eq!(table.poll_lock(B, ROWS, b"key", &waker_b), Pending);
-    assert_eq!(table.poll_lock(C, ROWS, b"key", &waker_c), Pending);
-    assert_eq!(table.poll_lock(B, ROWS, b"key", &waker_b), Pending);
+    assert_eq!(poll_request(&table, &exclusive(B, b"key"), &waker_b), Pending);
+    assert_eq!(poll_request(&table, &exclusive(C, b"key"), &waker_c), Pending);
+    assert_eq!(poll_request(&table, &exclusive(B, b"key"), &waker_b), Pending);
     table.unlock(A, ROWS, b"key");
     assert_eq!((wakes_b.0.load(Ordering::SeqCst), wakes_c.0.load(Ordering::SeqCst)), (1, 0));
     assert_eq!(table.try_lock(A, ROWS, b"key"), Err(HeldBy(B)));
-    assert_eq!(table.poll_lock(C, ROWS, b"key", &waker_c), Pending);
+    assert_eq!(poll_request(&table, &exclusive(C, b"key"), &waker_c), Pending);
     assert_eq!(poll(&table, A, b"key"), Pending);
     assert_eq!(poll(&table, B, b"key"), ACQUIRED);
     assert_eq!(poll(&table, B, b"key"), Ready(Ok(Granted::AlreadyHeld)));
@@ -103,7 +143,7 @@ fn a_deadlock_of_two_is_found() {
     assert_eq!(poll(&table, B, b"y"), ACQUIRED);
     assert_eq!(poll(&table, A, b"y"), Pending);
     assert_eq!(poll(&table, B, b"x"), DEADLOCK);
-    assert_eq!(table.lock(B, ROWS, b"x", Duration::MAX, &|| Duration::ZERO), Err(LockError::Deadlock));
+    assert_eq!(lock(&table, B, b"x", Duration::MAX, &|| Duration::ZERO), Err(LockError::Deadlock));
     assert_eq!(table.try_lock(C, ROWS, b"y"), Err(HeldBy(B)));
     table.unlock(B, ROWS, b"y");
     assert_eq!(poll(&table, A, b"y"), ACQUIRED);
@@ -158,10 +198,10 @@ fn waiting_ends_at_the_deadline() {
     let clock = || Duration::from_micros(calls.fetch_add(1, Ordering::SeqCst));
     let deadline = Duration::from_micros(20);
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
-    assert_eq!(table.lock(B, ROWS, b"key", deadline, &clock), Err(LockError::Timeout));
+    assert_eq!(lock(&table, B, b"key", deadline, &clock), Err(LockError::Timeout));
     assert!(calls.load(Ordering::SeqCst) >= 20);
     assert_eq!(poll(&table, C, b"key"), Pending);
-    assert_eq!(table.lock(B, ROWS, b"key", Duration::ZERO, &clock), Err(LockError::Timeout));
+    assert_eq!(lock(&table, B, b"key", Duration::ZERO, &clock), Err(LockError::Timeout));
     table.unlock(A, ROWS, b"key");
     assert_eq!(poll(&table, C, b"key"), ACQUIRED);
 }
@@ -176,7 +216,7 @@ fn a_lock_got_at_the_deadline_counts() {
         table.unlock(A, ROWS, b"key");
         Duration::MAX
     };
-    assert_eq!(table.lock(B, ROWS, b"key", Duration::ZERO, &clock), Ok(Granted::Acquired));
+    assert_eq!(lock(&table, B, b"key", Duration::ZERO, &clock), Ok(Granted::Acquired));
     assert_eq!(table.try_lock(A, ROWS, b"key"), Err(HeldBy(B)));
     assert!(!table.cancel(B, ROWS, b"key"));
 }
@@ -188,9 +228,9 @@ fn a_dropped_future_leaves_nothing_behind() {
     let (wakes, waker) = count_wakes();
     let mut context = Context::from_waker(&waker);
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
-    let mut first = Box::pin(table.acquire(B, ROWS, b"key"));
-    let mut second = Box::pin(table.acquire(C, ROWS, b"key"));
-    let mut third = Box::pin(table.acquire(D, ROWS, b"key"));
+    let mut first = Box::pin(table.acquire(exclusive(B, b"key"), Duration::ZERO));
+    let mut second = Box::pin(table.acquire(exclusive(C, b"key"), Duration::ZERO));
+    let mut third = Box::pin(table.acquire(exclusive(D, b"key"), Duration::ZERO));
     for future in [&mut first, &mut second, &mut third] {
         assert_eq!(future.as_mut().poll(&mut context), Pending);
     }
@@ -203,7 +243,7 @@ fn a_dropped_future_leaves_nothing_behind() {
     drop(third);
     assert_eq!(table.try_lock(A, ROWS, b"key"), Err(HeldBy(D)));
     table.unlock(D, ROWS, b"key");
-    drop(table.acquire(A, ROWS, b"key"));
+    drop(table.acquire(exclusive(A, b"key"), Duration::ZERO));
     assert_eq!(table.try_lock(B, ROWS, b"key"), Ok(Granted::Acquired));
 }
 
@@ -305,9 +345,9 @@ fn the_table_behaves_as_lists() {
                     }
                 }
             }
-            let graph = table.graph.lock();
-            assert_eq!(graph.awaited.len(), model.values().map(|queue| queue.len() - 1).sum::<usize>());
-            assert_eq!(graph.owners.len(), model.values().filter(|queue| queue.len() > 1).count());
+            let waiting = model.values().map(|queue| queue.len() - 1).sum::<usize>();
+            let awaited = model.values().filter(|queue| queue.len() > 1).count();
+            assert_eq!(table.graph.lock().counts(), (waiting, awaited));
         }
     }
     assert!(deadlocks > 100 && hand_overs > 100, "{deadlocks} deadlocks, {hand_overs} hand-overs");
@@ -337,15 +377,15 @@ fn threads_exclude_each_other() {
                         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                         let key = [(state >> 33) as u8 % 5];
                         let result = if thread % 2 == 0 {
-                            table.lock(owner, ROWS, &key, clock() + Duration::from_secs(60), &clock)
+                            lock(table, owner, &key, clock() + Duration::from_secs(60), &clock)
                         } else {
-                            block_on(table.acquire(owner, ROWS, &key))
+                            block_on(table.acquire(exclusive(owner, &key), Duration::ZERO))
                         };
                         match result {
                             Ok(Granted::Acquired) => held.push(key),
                             Ok(Granted::AlreadyHeld) => assert!(held.contains(&key)),
                             Err(LockError::Deadlock) => break,
-                            Err(LockError::Timeout) => panic!("a wake-up was lost"),
+                            Err(LockError::Timeout | LockError::Interrupted) => panic!("a wake-up was lost"),
                         }
                         let row = &rows[usize::from(key[0])];
                         let before = row.load(Ordering::Relaxed);
@@ -363,7 +403,7 @@ fn threads_exclude_each_other() {
     let sum: u64 = rows.iter().map(|row| row.load(Ordering::Relaxed)).sum();
     assert_eq!(sum, counted.load(Ordering::Relaxed));
     assert!(sum >= THREADS * ROUNDS);
-    assert_eq!(table.graph.lock().awaited.len(), 0);
+    assert_eq!(table.graph.lock().counts(), (0, 0));
     assert!(table.shards.iter().all(|shard| shard.lock().locks.is_empty() && shard.lock().heap_bytes == 0));
 }
 
@@ -379,4 +419,269 @@ fn block_on<F: Future>(future: F) -> F::Output {
         thread::park_timeout(Duration::from_secs(60));
         assert!(start.elapsed() < Duration::from_secs(60), "a wake-up was lost");
     }
+}
+
+// ── shared locks ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Any number of transactions share a lock, and none of them excludes itself. The exclusive lock waits for all of them.
+#[test]
+fn shared_locks_are_shared() {
+    let table = table();
+    let empty = table.bytes();
+    for owner in [A, B, C] {
+        assert_eq!(poll_shared(&table, owner, b"key"), ACQUIRED);
+        assert_eq!(poll_shared(&table, owner, b"key"), Ready(Ok(Granted::AlreadyHeld)));
+    }
+    let (wakes, waker) = count_wakes();
+    assert_eq!(poll_request(&table, &exclusive(D, b"key"), &waker), Pending);
+    for owner in [B, A] {
+        table.unlock(owner, ROWS, b"key");
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
+    }
+    table.unlock(C, ROWS, b"key");
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+    assert_eq!(poll(&table, D, b"key"), ACQUIRED);
+    table.unlock(D, ROWS, b"key");
+    assert!(table.shards.iter().all(|shard| shard.lock().heap_bytes == 0));
+    assert!(table.bytes() <= empty + 4 * 64 * 49);
+}
+
+/// A shared request waits behind an exclusive one. Once that is granted and released, all shared requests at the front
+/// are granted together; if it gives up, at once.
+#[test]
+fn shared_requests_do_not_overtake() {
+    for gives_up in [false, true] {
+        let table = table();
+        let [(wakes_c, waker_c), (wakes_d, waker_d)] = [count_wakes(), count_wakes()];
+        assert_eq!(poll_shared(&table, A, b"key"), ACQUIRED);
+        assert_eq!(poll(&table, B, b"key"), Pending);
+        assert_eq!(poll_request(&table, &shared(C, b"key"), &waker_c), Pending);
+        assert_eq!(poll_request(&table, &shared(D, b"key"), &waker_d), Pending);
+        if gives_up {
+            assert!(!table.cancel(B, ROWS, b"key"));
+        } else {
+            table.unlock(A, ROWS, b"key");
+            assert_eq!(poll(&table, B, b"key"), ACQUIRED);
+            assert_eq!(wakes_c.0.load(Ordering::SeqCst), 0);
+            table.unlock(B, ROWS, b"key");
+        }
+        assert_eq!((wakes_c.0.load(Ordering::SeqCst), wakes_d.0.load(Ordering::SeqCst)), (1, 1));
+        assert_eq!(poll_shared(&table, D, b"key"), ACQUIRED);
+        // C gives up without having noticed its lock.
+        assert!(table.cancel(C, ROWS, b"key"));
+        table.unlock(C, ROWS, b"key");
+        table.unlock(D, ROWS, b"key");
+        if gives_up {
+            table.unlock(A, ROWS, b"key");
+        }
+        assert!(table.all().is_empty());
+        assert_eq!(table.graph.lock().counts(), (0, 0));
+    }
+}
+
+/// A holder of a shared lock gets the exclusive one at once if it is alone. Otherwise it waits for the other holders,
+/// in front of everyone else, and keeps its shared lock if it gives up.
+#[test]
+fn a_shared_lock_becomes_exclusive() {
+    let table = table();
+    assert_eq!(poll_shared(&table, A, b"key"), ACQUIRED);
+    assert_eq!(poll(&table, B, b"key"), Pending);
+    assert_eq!(poll(&table, A, b"key"), Ready(Ok(Granted::AlreadyHeld)));
+    assert_eq!(table.all()[0].mode, LockMode::Exclusive);
+    table.unlock(A, ROWS, b"key");
+    assert_eq!(poll(&table, B, b"key"), ACQUIRED);
+    table.unlock(B, ROWS, b"key");
+
+    assert_eq!(poll_shared(&table, A, b"key"), ACQUIRED);
+    assert_eq!(poll_shared(&table, B, b"key"), ACQUIRED);
+    assert_eq!(poll(&table, C, b"key"), Pending);
+    for gives_up in [true, false] {
+        let mut future = Box::pin(table.acquire(exclusive(B, b"key"), Duration::ZERO));
+        assert_eq!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())), Pending);
+        assert_eq!(table.all()[0].waiters.iter().map(|waiter| waiter.0).collect::<Vec<_>>(), [B, C]);
+        if gives_up {
+            drop(future);
+            assert_eq!(poll_shared(&table, B, b"key"), Ready(Ok(Granted::AlreadyHeld)));
+        } else {
+            table.unlock(A, ROWS, b"key");
+            assert_eq!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())), Ready(Ok(Granted::AlreadyHeld)));
+        }
+    }
+    assert_eq!(poll_shared(&table, A, b"key"), Pending);
+    table.unlock(B, ROWS, b"key");
+    assert_eq!(poll(&table, C, b"key"), ACQUIRED);
+}
+
+/// If two holders of a shared lock both request the exclusive one, the second gets the error. A cycle through any of
+/// the holders of a shared lock is found.
+#[test]
+fn deadlocks_through_shared_locks_are_found() {
+    let table = table();
+    assert_eq!(poll_shared(&table, A, b"x"), ACQUIRED);
+    assert_eq!(poll_shared(&table, B, b"x"), ACQUIRED);
+    assert_eq!(poll(&table, A, b"x"), Pending);
+    assert_eq!(poll(&table, B, b"x"), DEADLOCK);
+    assert!(!table.cancel(A, ROWS, b"x"));
+    assert_eq!(poll(&table, C, b"y"), ACQUIRED);
+    assert_eq!(poll(&table, C, b"x"), Pending);
+    for holder in [A, B] {
+        assert_eq!(poll(&table, holder, b"y"), DEADLOCK);
+        assert_eq!(poll_shared(&table, holder, b"y"), DEADLOCK);
+    }
+    assert_eq!(poll_shared(&table, D, b"x"), Pending);
+    assert_eq!(poll(&table, A, b"z"), ACQUIRED);
+}
+
+/// Any sequence of requests, cancellations and releases of both kinds agrees with a model that is a list of holders and
+/// a list of waiters for each row. Two holders of an exclusive lock, an error without a cycle, and a cycle without an
+/// error would each show.
+#[test]
+fn shared_and_exclusive_locks_behave_as_lists() {
+    #[derive(Default)]
+    struct Row {
+        holders: Vec<TransactionId>,
+        is_exclusive: bool,
+        waiters: Vec<(TransactionId, LockMode)>,
+    }
+    impl Row {
+        /// Grants what need not wait, and returns to whom; upgrades are not among them.
+        fn serve(&mut self) -> Vec<TransactionId> {
+            let mut granted = Vec::new();
+            while let Some(&(owner, mode)) = self.waiters.first() {
+                let is_upgrade = self.holders.contains(&owner);
+                let is_free = match mode {
+                    _ if self.holders.is_empty() => true,
+                    LockMode::Exclusive => self.holders == [owner],
+                    LockMode::Shared => !self.is_exclusive,
+                };
+                if !is_free {
+                    break;
+                }
+                self.waiters.remove(0);
+                self.is_exclusive = mode == LockMode::Exclusive;
+                if !is_upgrade {
+                    self.holders.push(owner);
+                    granted.push(owner);
+                }
+            }
+            granted
+        }
+    }
+    fn leads(rows: &[Row], from: &[TransactionId], to: TransactionId) -> bool {
+        let mut seen: Vec<TransactionId> = Vec::new();
+        let mut next: Vec<TransactionId> = from.iter().copied().filter(|one| *one != to).collect();
+        while let Some(one) = next.pop() {
+            if one == to {
+                return true;
+            }
+            if !seen.contains(&one) {
+                seen.push(one);
+                let waited = rows.iter().filter(|row| row.waiters.iter().any(|(waiter, _)| *waiter == one));
+                // Those in front in the queue are waited for too.
+                next.extend(waited.flat_map(|row| {
+                    let position = row.waiters.iter().position(|(waiter, _)| *waiter == one).unwrap();
+                    row.holders.iter().copied().chain(row.waiters[..position].iter().map(|(waiter, _)| *waiter))
+                }));
+            }
+        }
+        false
+    }
+
+    let mut state = 7u64;
+    let mut below = |end: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize % end
+    };
+    let (mut deadlocks, mut upgrades, mut together) = (0, 0, 0);
+    for _ in 0..400 {
+        let table = table();
+        let mut rows: Vec<Row> = (0..4).map(|_| Row::default()).collect();
+        let mut unaware: Vec<(usize, TransactionId)> = Vec::new();
+        for _ in 0..300 {
+            let (number, owner) = (below(4), TransactionId(below(6) as u64));
+            let name = [b'r', number as u8];
+            let mode = if below(2) == 0 { LockMode::Shared } else { LockMode::Exclusive };
+            let awaited = rows.iter().position(|row| row.waiters.iter().any(|(waiter, _)| *waiter == owner));
+            let is_holder = rows[number].holders.contains(&owner);
+            if awaited.is_some_and(|awaited| awaited != number) {
+                continue;
+            }
+            match below(3) {
+                0 if is_holder && awaited.is_none() => {
+                    table.unlock(owner, ROWS, &name);
+                    unaware.retain(|one| *one != (number, owner));
+                    rows[number].holders.retain(|holder| *holder != owner);
+                    let granted = rows[number].serve();
+                    together += usize::from(granted.len() > 1);
+                    unaware.extend(granted.into_iter().map(|owner| (number, owner)));
+                }
+                1 => {
+                    let is_unaware = unaware.contains(&(number, owner));
+                    assert_eq!(table.cancel(owner, ROWS, &name), is_unaware);
+                    unaware.retain(|one| *one != (number, owner));
+                    if awaited.is_some() {
+                        rows[number].waiters.retain(|(waiter, _)| *waiter != owner);
+                        let granted = rows[number].serve();
+                        unaware.extend(granted.into_iter().map(|owner| (number, owner)));
+                    }
+                }
+                _ => {
+                    let waits_as = rows[number].waiters.iter().find(|(waiter, _)| *waiter == owner).map(|one| one.1);
+                    let mode = waits_as.unwrap_or(mode);
+                    let request = LockRequest { mode, ..exclusive(owner, &name) };
+                    let expected = if unaware.contains(&(number, owner)) {
+                        // A call that was handed a lock asks for the same one again.
+                        let mode = if rows[number].is_exclusive { LockMode::Exclusive } else { LockMode::Shared };
+                        let request = LockRequest { mode, ..request };
+                        assert_eq!(poll_request(&table, &request, Waker::noop()), ACQUIRED);
+                        unaware.retain(|one| *one != (number, owner));
+                        continue;
+                    } else if waits_as.is_some() {
+                        Pending
+                    } else if is_holder && (mode == LockMode::Shared || rows[number].is_exclusive) {
+                        Ready(Ok(Granted::AlreadyHeld))
+                    } else if is_holder && rows[number].holders.len() == 1 {
+                        upgrades += 1;
+                        rows[number].is_exclusive = true;
+                        Ready(Ok(Granted::AlreadyHeld))
+                    } else if !is_holder
+                        && rows[number].waiters.is_empty()
+                        && (rows[number].holders.is_empty() || mode == LockMode::Shared && !rows[number].is_exclusive)
+                    {
+                        rows[number].is_exclusive = mode == LockMode::Exclusive;
+                        rows[number].holders.push(owner);
+                        ACQUIRED
+                    } else {
+                        let mut awaits = rows[number].holders.clone();
+                        if !is_holder {
+                            awaits.extend(rows[number].waiters.iter().map(|(waiter, _)| *waiter));
+                        }
+                        if leads(&rows, &awaits, owner) {
+                            deadlocks += 1;
+                            DEADLOCK
+                        } else {
+                            let position = if is_holder { 0 } else { rows[number].waiters.len() };
+                            rows[number].waiters.insert(position, (owner, mode));
+                            Pending
+                        }
+                    };
+                    assert_eq!(poll_request(&table, &request, Waker::noop()), expected, "{mode:?}");
+                }
+            }
+            let mut all = table.all();
+            all.sort_by_key(|row| row.key.clone());
+            let held = rows.iter().filter(|row| !row.holders.is_empty());
+            assert!(all.len() == held.clone().count());
+            for (state, row) in all.iter_mut().zip(held) {
+                state.holders.sort();
+                let mut holders = row.holders.clone();
+                holders.sort();
+                assert_eq!((&state.holders, state.mode == LockMode::Exclusive), (&holders, row.is_exclusive));
+                let waiters: Vec<_> = state.waiters.iter().map(|(owner, mode, _)| (*owner, *mode)).collect();
+                assert_eq!(waiters, row.waiters);
+            }
+        }
+    }
+    let counts = (deadlocks, upgrades, together);
+    assert!(deadlocks > 1000 && upgrades > 200 && together > 100, "{counts:?}");
 }

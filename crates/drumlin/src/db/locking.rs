@@ -1,0 +1,351 @@
+//! Locking rows within a transaction.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::locks::Interrupter;
+use super::rows::Horizon;
+use super::transaction::Transaction;
+use super::{Keyspace, Value};
+#[cfg(doc)]
+use super::{Reader, TxOptions};
+use crate::error::{Error, Result};
+use crate::store::{OpenKeyspace, Store};
+use crate::task::{Rooted, WaitMode, ready, turn};
+use crate::txn::locks::{Granted, HeldBy, LockMode, LockRequest};
+use crate::txn::row_locks::{PendingLock, RowLock, RowLocks};
+use crate::txn::snapshots::SnapshotHandle;
+
+impl Transaction {
+    /// Like [`get`](Reader::get), but also locks the row: no other transaction can change it until this one ends. With
+    /// a [`lock_timeout`](TxOptions::lock_timeout) of zero, rows that other transactions have locked can be skipped:
+    /// [`LockHolder`](crate::LockHolder) has an example.
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get) and of [`insert`](Transaction::insert).
+    pub fn get_for_update(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        ready(self.get_locked_in(WaitMode::Blocking, keyspace, key.as_ref(), LockMode::Exclusive))
+    }
+
+    /// Like [`get`](Reader::get), but also takes a shared lock of the row: until this transaction ends, no other can
+    /// change it, while others can still share its lock. A transaction that holds a shared lock may write the row: its
+    /// write waits for the other holders. If two of them write, one fails with [`Error::Conflict`].
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let (customers, orders) = (db.keyspace("customers")?, db.keyspace("orders")?);
+    /// customers.insert("ann", "")?;
+    /// // The customer can't be removed before the order is committed, and others may order at the same time.
+    /// db.transact(|tx| match tx.get_for_share(&customers, "ann")? {
+    ///     Some(_) => tx.insert(&orders, "1", "ann"),
+    ///     None => Ok(()),
+    /// })?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get_for_update`](Transaction::get_for_update).
+    pub fn get_for_share(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        ready(self.get_locked_in(WaitMode::Blocking, keyspace, key.as_ref(), LockMode::Shared))
+    }
+
+    /// Locks a row, whether it exists or not, without reading it. Waits up to
+    /// [`lock_timeout`](TxOptions::lock_timeout) while another transaction holds a lock that excludes this one.
+    ///
+    /// # Errors
+    /// Those of [`insert`](Transaction::insert).
+    pub fn lock_row(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, lock_mode: LockMode) -> Result<()> {
+        ready(self.lock_row_in(WaitMode::Blocking, keyspace, key.as_ref(), lock_mode))
+    }
+
+    pub(crate) async fn lock_row_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        lock_mode: LockMode,
+    ) -> Result<()> {
+        let open = self.open(keyspace)?;
+        self.secure_memory(key, None)?;
+        self.lock_as(mode, open, key, lock_mode).await
+    }
+
+    /// Locks a row like [`lock_row`](Transaction::lock_row) and returns `true`, or returns `false` at once if it would
+    /// have to wait for another transaction.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// use drumlin::LockMode;
+    ///
+    /// # let jobs = db.keyspace("jobs")?;
+    /// # ["a", "b"].into_iter().try_for_each(|job| jobs.insert(job, "open"))?;
+    /// // Each transaction takes the first job that no other has.
+    /// let mut transactions = [db.begin()?, db.begin()?];
+    /// for tx in &mut transactions {
+    ///     for job in jobs.range(..) {
+    ///         if tx.try_lock_row(&jobs, job?.0, LockMode::Exclusive)? { break }
+    ///     }
+    /// }
+    /// assert_eq!(db.locks()?.len(), 2);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`insert`](Transaction::insert), except [`Error::LockTimeout`].
+    pub fn try_lock_row(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, lock_mode: LockMode) -> Result<bool> {
+        ready(self.try_lock_row_in(WaitMode::Blocking, keyspace, key.as_ref(), lock_mode))
+    }
+
+    pub(crate) async fn try_lock_row_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        lock_mode: LockMode,
+    ) -> Result<bool> {
+        self.check_conflict()?;
+        let open = self.open(keyspace)?;
+        self.secure_memory(key, None)?;
+        let result = self.try_lock(mode, open, key, lock_mode, None).await;
+        self.remember(result)
+    }
+
+    /// Sets the [`lock_timeout`](TxOptions::lock_timeout) of the calls to come.
+    pub fn set_lock_timeout(&mut self, timeout: Duration) {
+        self.options.lock_timeout = timeout;
+    }
+
+    /// Returns the transaction's number, by which [`Database::locks`](crate::Database::locks) and
+    /// [`Config::on_lock_wait`](crate::Config::on_lock_wait) name it. It is unique until the database is closed.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.id.0
+    }
+
+    /// Returns a handle by which other threads end this transaction's waits for row locks.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// use drumlin::Error;
+    ///
+    /// # let k = db.keyspace("k")?;
+    /// let (mut holder, mut waiter) = (db.begin()?, db.begin()?);
+    /// holder.insert(&k, "a", "1")?;
+    /// let interrupter = waiter.interrupter();
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(move || interrupter.interrupt());
+    ///     assert!(matches!(waiter.insert(&k, "a", "2"), Err(Error::Interrupted { .. })));
+    /// });
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn interrupter(&mut self) -> Interrupter {
+        Interrupter { interrupt: Arc::clone(self.interrupt.get_or_insert_default()) }
+    }
+
+    /// Takes a new snapshot of the newest commits, and keeps the transaction's changes, locks and savepoints. Later
+    /// reads see that snapshot, and later writes have a conflict only if another transaction has changed the row since.
+    /// Ranges and value readers that are open keep the old one. With a new snapshot for each statement, a transaction
+    /// of the level [`Snapshot`](crate::Isolation::Snapshot) is one of the SQL level `READ COMMITTED`, whose statements
+    /// each see one state.
+    ///
+    /// At [`ReadCommitted`](crate::Isolation::ReadCommitted) each read sees the newest commits anyway, and this does
+    /// nothing.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let mut tx = db.begin()?;
+    /// tx.insert(&k, "a", "1")?;
+    /// k.insert("b", "2")?;
+    /// assert!(!tx.contains_key(&k, "b")?);
+    /// tx.renew_snapshot()?;
+    /// assert!(tx.contains_key(&k, "a")? && tx.contains_key(&k, "b")?);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a [serializable](crate::Isolation::Serializable) transaction, which reads at one snapshot;
+    /// [`Error::Closed`].
+    pub fn renew_snapshot(&mut self) -> Result<()> {
+        if self.reader.view.reads.is_some() {
+            return Err(Error::Invalid(
+                "a serializable transaction reads at one snapshot, and can't take a new one. Begin it with \
+                 Isolation::Snapshot"
+                    .into(),
+            ));
+        }
+        if self.reader.view.horizon.snapshot().is_some() {
+            let store = self.store()?;
+            let renewed = store.open_snapshot(|| store.engine.clock.published());
+            self.reader.view.horizon = Horizon::Fixed(renewed);
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    pub(crate) fn get_locked_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        lock_mode: LockMode,
+    ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
+        Rooted::new(async move {
+            self.lock_row_in(mode, keyspace, key, lock_mode).await?;
+            // The lock keeps the row unchanged, so the commit need not validate this read.
+            self.reader.rows(keyspace)?.get_unrecorded(mode, key).await
+        })
+    }
+
+    /// Takes the exclusive lock of a row, as [`lock_as`](Self::lock_as) does.
+    pub(super) async fn lock(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
+        self.lock_as(mode, open, key, LockMode::Exclusive).await
+    }
+
+    /// Locks a row, and fails if another transaction has changed it since this one's snapshot. Remembers the conflict,
+    /// because it ends the transaction.
+    async fn lock_as(
+        &mut self,
+        mode: WaitMode<'_>,
+        open: &OpenKeyspace,
+        key: &[u8],
+        lock_mode: LockMode,
+    ) -> Result<()> {
+        self.check_conflict()?;
+        if let Some(planned) = &mut self.locks.planned {
+            planned.add(key);
+            return self.reader.store()?.check_write(open, key);
+        }
+        let timeout = Some(self.options.lock_timeout);
+        let result = self.try_lock(mode, open, key, lock_mode, timeout).await;
+        self.remember(result).map(|is_locked| debug_assert!(is_locked, "it waited"))
+    }
+
+    /// Remembers a conflict, which ends the transaction, and a shortage of memory.
+    fn remember<T>(&mut self, result: Result<T>) -> Result<T> {
+        let result = self.reader.store()?.contention.noting(result);
+        if let Err(Error::Conflict { reason }) = result {
+            self.conflict = Some(reason);
+        }
+        self.reader.view.shortage.noting(result)
+    }
+
+    /// Locks a row, waiting up to `timeout`. Without a timeout, returns `false` if another transaction has locked the
+    /// row.
+    async fn try_lock(
+        &mut self,
+        mode: WaitMode<'_>,
+        open: &OpenKeyspace,
+        key: &[u8],
+        lock_mode: LockMode,
+        timeout: Option<Duration>,
+    ) -> Result<bool> {
+        // Nothing here may clone a handle of the database, because a leaked future would keep it for ever.
+        let Transaction { reader, id, locks, interrupt, .. } = self;
+        let store = reader.store()?;
+        store.check_write(open, key)?;
+        let tree = &open.tree;
+        locks.end_pending();
+        let request = LockRequest { owner: *id, keyspace: tree.pages.id, key, mode: lock_mode };
+        let tried = store.engine.locks.try_request(&request);
+        let snapshot = reader.view.horizon.snapshot();
+        let may_have_changed = |snapshot: &Arc<SnapshotHandle>| store.engine.may_have_changed(tree, snapshot.timestamp);
+        match tried {
+            Ok(Granted::AlreadyHeld) => return Ok(true),
+            Ok(Granted::Acquired) if !snapshot.is_some_and(may_have_changed) => {
+                locks.add(tree.pages.id, key, lock_mode);
+                return Ok(true);
+            }
+            Err(HeldBy(_)) if timeout.is_none() => return Ok(false),
+            Ok(Granted::Acquired) | Err(HeldBy(_)) => {}
+        }
+        let is_upgrade = tried.is_err() && store.engine.locks.is_held_by(*id, tree.pages.id, key);
+        locks.pending = Some(PendingLock { keyspace: tree.pages.id, key: key.into(), is_upgrade });
+        if tried.is_err() {
+            store.lock_row(mode, &request, timeout.unwrap_or_default(), interrupt.as_deref()).await?;
+        }
+        if is_upgrade {
+            // The shared lock has kept the row unchanged since its check.
+            locks.pending = None;
+            return Ok(true);
+        }
+        // Until the check below has passed, the lock proves nothing. If it were kept after a failure, the next call
+        // would skip the check.
+        let lock = RowLock::of_held(&store.engine.locks, &request);
+        if let Some(snapshot) = snapshot.filter(|snapshot| may_have_changed(snapshot)) {
+            let changed = store.engine.changed_since(mode, tree, key, snapshot.timestamp).await?;
+            snapshot.check()?;
+            if changed {
+                return Err(Error::Conflict { reason: "another transaction changed a row after this one began" });
+            }
+        }
+        locks.pending = None;
+        locks.take(lock, lock_mode);
+        Ok(true)
+    }
+
+    /// Locks a row and returns `true`. Returns `false` if another transaction has locked it, or has changed it since
+    /// this transaction's snapshot.
+    pub(super) async fn lock_if_free(&mut self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
+        self.check_conflict()?;
+        let open = self.open(keyspace)?;
+        self.secure_memory(key, Some(0))?;
+        match self.try_lock(mode, open, key, LockMode::Exclusive, None).await {
+            Err(Error::Conflict { .. }) => Ok(false),
+            locked => self.reader.view.shortage.noting(locked),
+        }
+    }
+
+    /// Takes the locks of a batch in the order of its rows. Because a batch has read nothing, a batch that runs into a
+    /// deadlock releases its locks and begins again.
+    pub(super) async fn lock_planned(&mut self, mode: WaitMode<'_>) -> Result<()> {
+        let Some(planned) = self.locks.planned.take() else { return Ok(()) };
+        let store = Arc::clone(self.store()?);
+        let deadline = store.now().saturating_add(self.options.lock_timeout);
+        let mut attempt = 0;
+        loop {
+            self.locks.reserve(&planned);
+            match self.lock_rows(mode, &store, deadline).await {
+                Err(Error::Conflict { .. }) if store.now() < deadline => {
+                    self.locks = RowLocks::new(&store.engine, self.id);
+                    attempt += 1;
+                    self.reader.handle.pause(mode, attempt).await;
+                }
+                locked => return locked,
+            }
+        }
+    }
+
+    async fn lock_rows(&mut self, mode: WaitMode<'_>, store: &Store, deadline: Duration) -> Result<()> {
+        let Transaction { reader, id, locks, .. } = self;
+        let writes = reader.view.own.as_ref().expect("a transaction has writes");
+        for (tree, key, _) in writes.set.rows() {
+            let keyspace = tree.pages.id;
+            mode.work(turn::LOCK_UNITS).await;
+            let request = LockRequest { owner: *id, keyspace, key, mode: LockMode::Exclusive };
+            if store.engine.locks.try_request(&request).is_err() {
+                locks.pending = Some(PendingLock { keyspace, key: key.into(), is_upgrade: false });
+                let timeout = deadline.saturating_sub(store.now());
+                store.lock_row(mode, &request, timeout, None).await?;
+                locks.pending = None;
+            }
+            locks.add(keyspace, key, LockMode::Exclusive);
+        }
+        Ok(())
+    }
+
+    /// Locks the row and returns `true` if it exists. Reads no value.
+    pub(super) async fn contains_for_update_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+    ) -> Result<bool> {
+        let open = self.open(keyspace)?;
+        self.secure_memory(key, None)?;
+        self.lock(mode, open, key).await?;
+        self.reader.rows(keyspace)?.contains_unrecorded(mode, key).await
+    }
+}

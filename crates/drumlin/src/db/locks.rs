@@ -1,0 +1,94 @@
+//! The row locks of a database as its users see them: who holds them and who waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Database;
+use crate::error::Result;
+use crate::txn::interrupt::Interrupt;
+use crate::txn::locks::LockMode;
+
+/// A row that is locked; see [`Database::locks`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LockedRow {
+    /// The name of the row's keyspace.
+    pub keyspace: String,
+    /// The row's key.
+    pub key: Vec<u8>,
+    /// The lock that the holders have.
+    pub mode: LockMode,
+    /// The [numbers](crate::Transaction::number) of the transactions that hold the lock. Writes outside of transactions
+    /// have numbers too.
+    pub holders: Vec<u64>,
+    /// Those who wait, in the order in which they will get the lock.
+    pub waiters: Vec<LockWaiter>,
+}
+
+/// A transaction that waits for a row lock.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LockWaiter {
+    /// The transaction's [number](crate::Transaction::number).
+    pub transaction: u64,
+    /// The lock that it waits for.
+    pub mode: LockMode,
+    /// The time since it began to wait.
+    pub waited: Duration,
+}
+
+/// Ends a transaction's waits for row locks, from any thread. Made by
+/// [`Transaction::interrupter`](crate::Transaction::interrupter), whose documentation has an example.
+#[derive(Clone, Debug)]
+pub struct Interrupter {
+    pub(super) interrupt: Arc<Interrupt>,
+}
+
+impl Interrupter {
+    /// Ends the wait for a row lock that the transaction is in: it fails with
+    /// [`Interrupted`](crate::Error::Interrupted). If the transaction does not wait, its next wait fails. Each call of
+    /// this ends at most one wait, and does nothing after the transaction has ended.
+    pub fn interrupt(&self) {
+        self.interrupt.request();
+    }
+}
+
+impl Database {
+    /// Returns the rows that are locked, in the order of keyspaces and keys, with those who hold and await the locks.
+    /// Writers continue during the call, so the rows may be from slightly different moments. O(locks).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// use drumlin::LockMode;
+    ///
+    /// # let k = db.keyspace("k")?;
+    /// let mut tx = db.begin()?;
+    /// tx.insert(&k, "a", "1")?;
+    /// let locks = db.locks()?;
+    /// assert_eq!((&locks[0].key[..], locks[0].mode), (&b"a"[..], LockMode::Exclusive));
+    /// assert_eq!(locks[0].holders, [tx.number()]);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Closed`](crate::Error::Closed).
+    pub fn locks(&self) -> Result<Vec<LockedRow>> {
+        let store = self.store()?;
+        let now = store.now();
+        let of_waiter = |(transaction, mode, since): (crate::txn::TransactionId, LockMode, Duration)| LockWaiter {
+            transaction: transaction.0,
+            mode,
+            waited: now.saturating_sub(since),
+        };
+        let rows = store.engine.locks.all().into_iter().map(|row| LockedRow {
+            keyspace: store.keyspace_name(row.keyspace),
+            key: row.key.into_vec(),
+            mode: row.mode,
+            holders: row.holders.into_iter().map(|holder| holder.0).collect(),
+            waiters: row.waiters.into_iter().map(of_waiter).collect(),
+        });
+        let mut rows: Vec<LockedRow> = rows.collect();
+        rows.sort_unstable_by(|left, right| (&left.keyspace, &left.key).cmp(&(&right.keyspace, &right.key)));
+        Ok(rows)
+    }
+}

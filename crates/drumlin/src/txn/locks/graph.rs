@@ -1,0 +1,87 @@
+//! The graph of waits, in which a cycle is a deadlock.
+//!
+//! A transaction that waits for a lock waits for every other holder of the lock. It also waits for those in front of it
+//! in the queue, but they wait for the same holders, so no edges are needed for them.
+
+use std::collections::BTreeSet;
+
+use crate::hash::{HashMap, HashSet};
+use crate::txn::TransactionId;
+
+/// The graph of waits.
+#[derive(Default)]
+pub(super) struct WaitGraph {
+    locks_count: u64,
+    /// The number of the lock that a transaction waits for.
+    awaited: HashMap<TransactionId, u64>,
+    /// The holders of each lock that has a queue: the lock's number and a holder.
+    holders: BTreeSet<(u64, TransactionId)>,
+}
+
+impl WaitGraph {
+    /// Adds a lock that gets a queue, and returns its number, which is not 0.
+    pub(super) fn add_lock(&mut self, holders: impl Iterator<Item = TransactionId>) -> u64 {
+        self.locks_count += 1;
+        let number = self.locks_count;
+        self.holders.extend(holders.map(|holder| (number, holder)));
+        number
+    }
+
+    /// Removes a lock whose queue is empty.
+    pub(super) fn remove_lock(&mut self, number: u64) {
+        debug_assert!(
+            !self.awaited.values().any(|awaited| *awaited == number),
+            "a transaction waits for a lock that has no queue"
+        );
+        let holders: Vec<TransactionId> = self.holders_of(number).collect();
+        for holder in holders {
+            self.remove_holder(number, holder);
+        }
+    }
+
+    pub(super) fn add_holder(&mut self, number: u64, holder: TransactionId) {
+        self.holders.insert((number, holder));
+    }
+
+    pub(super) fn remove_holder(&mut self, number: u64, holder: TransactionId) {
+        let was_there = self.holders.remove(&(number, holder));
+        assert!(was_there, "the graph of waits does not know a holder of a lock");
+    }
+
+    pub(super) fn begin_wait(&mut self, waiter: TransactionId, number: u64) {
+        let before = self.awaited.insert(waiter, number);
+        assert_eq!(before, None, "a transaction waits for two locks");
+    }
+
+    pub(super) fn end_wait(&mut self, waiter: TransactionId, number: u64) {
+        let awaited = self.awaited.remove(&waiter);
+        assert_eq!(awaited, Some(number), "a transaction is in the queue of another lock than it waits for");
+    }
+
+    fn holders_of(&self, number: u64) -> impl Iterator<Item = TransactionId> {
+        let all = (number, TransactionId(0))..=(number, TransactionId(u64::MAX));
+        self.holders.range(all).map(|(_, holder)| *holder)
+    }
+
+    /// Returns `true` if one of the holders waits for `requester`, directly or through others. O(transactions that
+    /// wait).
+    pub(super) fn leads(&self, holders: impl Iterator<Item = TransactionId>, requester: TransactionId) -> bool {
+        let mut pending: Vec<TransactionId> = holders.filter(|holder| *holder != requester).collect();
+        let mut seen: HashSet<TransactionId> = pending.iter().copied().collect();
+        while let Some(holder) = pending.pop() {
+            if holder == requester {
+                return true;
+            }
+            if let Some(number) = self.awaited.get(&holder) {
+                pending.extend(self.holders_of(*number).filter(|next| seen.insert(*next)));
+            }
+        }
+        false
+    }
+
+    /// Returns the numbers of transactions that wait, and of locks with a queue.
+    #[cfg(test)]
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.awaited.len(), self.holders.iter().map(|(number, _)| number).collect::<BTreeSet<_>>().len())
+    }
+}
