@@ -1,4 +1,4 @@
-//! What counts remember for a capture: whether one is open, and the pages that it must not take.
+//! The memory of counts for a capture: whether one is open, and which pages it must not take.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// Limit on noted pages: a set of 64 KiB. A capture of 200 MB of counts lasts for a second.
 const CHANGED_PAGES_MAX: usize = if cfg!(feature = "sim") { 16 } else { 4096 };
 
-/// The fields of [`KeptCounts`] that captures need.
+/// The fields of [`KeptCounts`](super::KeptCounts) that captures need.
 #[derive(Debug)]
 pub(super) struct CaptureState {
     pub(super) is_open: AtomicBool,

@@ -49,19 +49,19 @@ pub(crate) mod reduce_range;
 use std::ops::{Bound, Deref};
 use std::sync::Arc;
 
-use self::kept::CountState;
-use self::loaded::LoadedCounts;
-use self::page_entries::CountEntries;
-use self::page_states::Reductions;
 use crate::format::{PageId, Timestamp};
 use crate::memory::{Account, Budget};
 use crate::space::EpochGuard;
 use crate::sync::RwLock;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::tree::Tree;
+use kept::CountState;
+use loaded::LoadedCounts;
+use page_entries::CountEntries;
+use page_states::Reductions;
 
-pub(crate) use self::change_list::RowChange;
-pub(crate) use self::kept::{KeptCounts, NoAnswer, UNSORTED_CHANGES_MAX};
+pub(crate) use change_list::RowChange;
+pub(crate) use kept::{KeptCounts, NoAnswer, UNSORTED_CHANGES_MAX};
 
 /// The B+tree of a keyspace, and the counts of its rows. Cheap to clone. See the module.
 #[derive(Clone, Debug)]
