@@ -527,14 +527,8 @@ fn circles<'f>(arrows: &BTreeMap<&'f str, BTreeSet<&'f str>>) -> Vec<(&'f str, &
 }
 
 /// The folders whose files still form circles.
-const CIRCLES: [&str; 6] = [
-    "drumlin/space/",
-    "drumlin/store/",
-    "drumlin/tree/node/",
-    "drumlin-io/backend/",
-    "drumlin-io/driver/",
-    "drumlin-io/file/",
-];
+const CIRCLES: [&str; 5] =
+    ["drumlin/store/", "drumlin/tree/node/", "drumlin-io/backend/", "drumlin-io/driver/", "drumlin-io/file/"];
 
 /// Returns `true` if both files are in one of the listed folders.
 fn is_known(krate: &str, file: &str, other: &str) -> bool {
