@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::OpenKeyspace;
 use super::keyspaces::Keyspaces;
 use crate::error::{Error, Result};
 use crate::format::node::is_page_bytes;
@@ -20,6 +19,7 @@ use crate::space::{ChunkImage, PageSpace, Purpose};
 use crate::sync::Mutex;
 use crate::txn::commit::Row;
 use crate::txn::engine::{Engine, Replaying};
+use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::LargeValue;
 use crate::txn::write_set::Change;
 

@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::{LOCK_TIMEOUT, Store};
+use super::state::Store;
 use crate::counts::CountedTree;
 use crate::error::{Error, LockHolder, Result};
 use crate::format::KeyspaceId;
 use crate::memory::{Account, Grant};
 use crate::task::{Boxed, WaitMode};
+use crate::txn::LOCK_TIMEOUT;
 use crate::txn::TransactionId;
 use crate::txn::commit::{Durability, Row};
 use crate::txn::engine::{OwnedValue, ReadAt};
