@@ -46,7 +46,7 @@ use crate::error::{Error, Result, quoted};
 use crate::format::catalogue::Catalogue;
 use crate::format::record::{self, Operation};
 use crate::format::{Timestamp, ValueId};
-use crate::io::{Backend, Process};
+use crate::io::Process;
 use crate::load::{LoadMemory, Loader};
 use crate::memory::{Account, Grant, heap_bytes};
 use crate::seglog::{Appended, Body};
