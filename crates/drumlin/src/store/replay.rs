@@ -13,7 +13,7 @@ use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, Timestamp};
 use crate::load::LoadTables;
 use crate::memory::Account;
 use crate::seglog::Scan;
-use crate::space::checkpoint::read_image;
+use crate::space::loading::read_image;
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{ChunkImage, PageSpace, Purpose};
 use crate::sync::Mutex;
