@@ -52,8 +52,9 @@ mod workers;
 mod tests;
 
 pub use backend::{
-    AlignedBuffer, BACKEND_VARIABLE, Backend, BackendFile, Completion, FileRef, Folder, FolderRef, IoBackend, Lock,
-    OpenIn, OpenOptions, Persist, Process, Queue, QueueOptions, SyncMethod, backend, in_memory, open_folder,
+    AlignedBuffer, BACKEND_VARIABLE, BLOCK_BYTES, Backend, BackendFile, Completion, FileRef, Folder, FolderRef,
+    IoBackend, Lock, OpenIn, OpenOptions, Persist, Process, Queue, QueueOptions, SyncMethod, backend, in_memory,
+    open_folder,
 };
 pub use capabilities::Capabilities;
 pub use driver::{Driver, DriverOptions, Operation};
@@ -69,6 +70,3 @@ pub use workers::Workers;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-/// The unit of direct I/O, in bytes: a multiple of the alignment that any device asks for.
-pub const BLOCK_BYTES: usize = 4096;

@@ -7,7 +7,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-use crate::BLOCK_BYTES;
+/// The unit of direct I/O, in bytes: a multiple of the alignment that any device asks for.
+pub const BLOCK_BYTES: usize = 4096;
 
 /// An owned, zero-initialised buffer whose address is a multiple of 4,096.
 pub struct AlignedBuffer {

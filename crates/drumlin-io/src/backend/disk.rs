@@ -25,12 +25,10 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
-use super::AlignedBuffer;
+use super::buffer::{AlignedBuffer, BLOCK_BYTES};
 use super::{
     Backend, BackendFile, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist, Queue, QueueOptions, SyncMethod,
 };
-#[cfg(all(target_os = "linux", not(drumlin_portable)))]
-use crate::BLOCK_BYTES;
 
 /// The smallest logical block of any device. Some file systems report a smaller alignment for memory.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]

@@ -1,58 +1,12 @@
-//! Open folders. Names are looked up in the folder itself, even if it has been moved or the process's working directory
-//! has changed.
+//! Opening a folder on any backend: names are looked up in the folder itself if the backend has handles of folders,
+//! otherwise by path.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Backend, FileRef, Lock, OpenOptions};
-
-/// A shared handle of an open folder.
-pub type FolderRef = Arc<dyn Folder>;
-
-/// An open folder. Names refer to files directly in it.
-pub trait Folder: Send + Sync + fmt::Debug {
-    /// Returns the path that the folder was opened by, for messages: the folder may have been moved since.
-    fn path(&self) -> &Path;
-    /// Opens a file. Anything else of that name is an error. With [`OpenOptions::create`] a symbolic link is an error
-    /// too, so that a file created in this folder is really in this folder.
-    fn open(&self, name: &str, options: OpenOptions) -> io::Result<FileRef>;
-    /// Opens a folder in this folder.
-    fn folder(&self, name: &str) -> io::Result<FolderRef>;
-    /// Creates a folder in this folder. An existing folder is no error.
-    fn create_folder(&self, name: &str) -> io::Result<()>;
-    /// Returns the names of the files and folders in this folder, in no particular order. In a name that is not UTF-8,
-    /// replacement characters stand for the invalid bytes.
-    fn list(&self) -> io::Result<Vec<String>>;
-    /// Returns `true` if the name refers to a file or folder.
-    fn exists(&self, name: &str) -> io::Result<bool>;
-    /// Renames a file, replacing any file of that name.
-    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
-    /// Removes a file.
-    fn remove(&self, name: &str) -> io::Result<()>;
-    /// Makes the names that were created, renamed or removed in this folder durable.
-    fn sync(&self) -> io::Result<()>;
-    /// Locks the folder like [`BackendFile::try_lock`](super::BackendFile::try_lock). A backend that cannot lock
-    /// folders returns `true`, since it can lock files.
-    fn try_lock(&self, lock: Lock) -> io::Result<bool> {
-        let _ = lock;
-        Ok(true)
-    }
-    /// Releases the lock like [`BackendFile::unlock`](super::BackendFile::unlock).
-    fn unlock(&self) -> io::Result<()> {
-        Ok(())
-    }
-    /// Returns the size of the file system that the folder is on, in bytes, or `u64::MAX` if there is none.
-    fn capacity_bytes(&self) -> io::Result<u64> {
-        Ok(u64::MAX)
-    }
-    /// Returns `true` if the name still refers to `file`. A backend that cannot find out returns `true`.
-    fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
-        let _ = (name, file);
-        Ok(true)
-    }
-}
+use super::{Backend, FileRef, Folder, FolderRef, OpenOptions};
 
 /// Opens a folder: by a handle if the backend has handles, otherwise by its path.
 ///

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use buffer::AlignedBuffer;
-pub use folder::{Folder, FolderRef, open_folder};
+pub use buffer::{AlignedBuffer, BLOCK_BYTES};
+pub use folder::open_folder;
 pub use lock::Lock;
 pub use memory::in_memory;
 pub use process::{OpenIn, Process};
@@ -137,6 +137,52 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
     }
     /// Returns the backend's own type of the file, for its queue.
     fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// A shared handle of an open folder.
+pub type FolderRef = Arc<dyn Folder>;
+
+/// An open folder. Names refer to files directly in it.
+pub trait Folder: Send + Sync + fmt::Debug {
+    /// Returns the path that the folder was opened by, for messages: the folder may have been moved since.
+    fn path(&self) -> &Path;
+    /// Opens a file. Anything else of that name is an error. With [`OpenOptions::create`] a symbolic link is an error
+    /// too, so that a file created in this folder is really in this folder.
+    fn open(&self, name: &str, options: OpenOptions) -> io::Result<FileRef>;
+    /// Opens a folder in this folder.
+    fn folder(&self, name: &str) -> io::Result<FolderRef>;
+    /// Creates a folder in this folder. An existing folder is no error.
+    fn create_folder(&self, name: &str) -> io::Result<()>;
+    /// Returns the names of the files and folders in this folder, in no particular order. In a name that is not UTF-8,
+    /// replacement characters stand for the invalid bytes.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// Returns `true` if the name refers to a file or folder.
+    fn exists(&self, name: &str) -> io::Result<bool>;
+    /// Renames a file, replacing any file of that name.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Makes the names that were created, renamed or removed in this folder durable.
+    fn sync(&self) -> io::Result<()>;
+    /// Locks the folder like [`BackendFile::try_lock`]. A backend that cannot lock folders returns `true`, since it can
+    /// lock files.
+    fn try_lock(&self, lock: Lock) -> io::Result<bool> {
+        let _ = lock;
+        Ok(true)
+    }
+    /// Releases the lock like [`BackendFile::unlock`].
+    fn unlock(&self) -> io::Result<()> {
+        Ok(())
+    }
+    /// Returns the size of the file system that the folder is on, in bytes, or `u64::MAX` if there is none.
+    fn capacity_bytes(&self) -> io::Result<u64> {
+        Ok(u64::MAX)
+    }
+    /// Returns `true` if the name still refers to `file`. A backend that cannot find out returns `true`.
+    fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
+        let _ = (name, file);
+        Ok(true)
+    }
 }
 
 /// A finished request.

@@ -4,7 +4,6 @@ mod read_many;
 
 use std::fmt;
 use std::io;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -172,12 +171,6 @@ impl File {
         let (direction, file) = (Direction::Read, FileRef::clone(&self.file));
         let transfer = Transfer { direction, file, offset: offset - before as u64, buffer, outcome };
         Operation::transfer(self.driver.clone(), transfer)
-    }
-
-    /// Reads many ranges at once, in any order. Ranges that are close to each other are read by one request. See
-    /// [`ReadMany`].
-    pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>, options: ReadManyOptions) -> ReadMany {
-        ReadMany::new(self.clone(), ranges.into_iter().collect(), options)
     }
 
     /// Fills the caller's own buffer from `offset`, without a copy: offset and length must be multiples of

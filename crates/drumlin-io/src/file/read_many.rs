@@ -37,6 +37,14 @@ impl Default for ReadManyOptions {
     }
 }
 
+impl File {
+    /// Reads many ranges at once, in any order. Ranges that are close to each other are read by one request. See
+    /// [`ReadMany`].
+    pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>, options: ReadManyOptions) -> ReadMany {
+        ReadMany::new(self.clone(), ranges.into_iter().collect(), options)
+    }
+}
+
 /// Many reads of a file. A [`Stream`] whose items are the index of a range and its bytes, in the order in which the
 /// requests finish. Several ranges that were read by one request share its buffer.
 ///

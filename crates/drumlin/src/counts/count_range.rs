@@ -7,7 +7,9 @@
 
 use std::sync::Arc;
 
-use super::{CountEntry, CountState, CountedTree, KeptCounts};
+use super::CountedTree;
+use super::kept::{CountState, KeptCounts};
+use super::page_entries::CountEntry;
 use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::format::{PageId, Timestamp};

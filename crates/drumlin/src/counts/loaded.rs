@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::KeptCounts;
+use super::kept::KeptCounts;
 use super::page_entries::CountEntries;
 use crate::format::{PageId, Timestamp};
 use crate::memory::Budget;

@@ -197,3 +197,145 @@ mod tests {
         }
     }
 }
+
+#[cfg(all(test, drumlin_loom))]
+mod models {
+    use loom::sync::{Arc, Mutex};
+    use loom::thread;
+
+    use super::*;
+
+    const PARENT: PageId = PageId(1);
+    const LEFT: PageId = PageId(2);
+    const RIGHT: PageId = PageId(3);
+
+    /// The part of the protocol that a run of the model leaves out.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Without {
+        Nothing,
+        /// A count is stored without comparing the stamp.
+        Stamps,
+        /// A leaf keeps its count while it is split.
+        Voiding,
+        /// The counting thread does not check that the parent is still current.
+        Revalidation,
+    }
+
+    /// A parent whose only child is split. The left leaf has two rows, one of which moves to the right leaf.
+    struct Leaves {
+        entries: CountEntries,
+        /// The version of the parent: 1 has one child, 2 has two.
+        parent: AtomicU64,
+        left: Mutex<u64>,
+        right: Mutex<u64>,
+        without: Without,
+    }
+
+    impl Leaves {
+        fn split(&self) {
+            let mut left = self.left.lock().unwrap();
+            if self.without != Without::Voiding {
+                self.entries.begin_change(LEFT, drop);
+            }
+            *left = 1;
+            *self.right.lock().unwrap() = 1;
+            self.parent.store(2, Ordering::Release);
+            drop(left);
+            if self.without != Without::Voiding {
+                self.entries.end_change(LEFT);
+            }
+        }
+
+        fn store(&self, page: PageId, stamp: u64, rows: u64) -> bool {
+            if self.without == Without::Stamps {
+                self.entries.cell_or_new(page, drop).store(COUNTED_BIT | rows, Ordering::Release);
+                return true;
+            }
+            self.entries.store(page, stamp, rows, drop)
+        }
+
+        fn leaf(&self, page: PageId) -> Option<u64> {
+            match self.entries.load(page) {
+                CountEntry::Rows(rows) => Some(rows),
+                CountEntry::Changing => None,
+                CountEntry::Unknown(stamp) => {
+                    let rows = *if page == LEFT { &self.left } else { &self.right }.lock().unwrap();
+                    self.store(page, stamp, rows).then_some(rows)
+                }
+            }
+        }
+
+        /// Returns the number of rows beneath the parent, unless another thread interfered.
+        fn count(&self) -> Option<u64> {
+            let stamp = match self.entries.load(PARENT) {
+                CountEntry::Rows(rows) => return Some(rows),
+                CountEntry::Changing => unreachable!("the parent keeps its fences"),
+                CountEntry::Unknown(stamp) => stamp,
+            };
+            let parent = self.parent.load(Ordering::Acquire);
+            let mut rows = self.leaf(LEFT)?;
+            if parent == 2 {
+                rows += self.leaf(RIGHT)?;
+            }
+            if self.without != Without::Revalidation && self.parent.load(Ordering::Acquire) != parent {
+                return None;
+            }
+            self.store(PARENT, stamp, rows).then_some(rows)
+        }
+    }
+
+    /// Two threads count while a leaf is split. Every count that they return or store must be two.
+    fn count_beside_split(without: Without) {
+        loom::model(move || {
+            let leaves = Arc::new(Leaves {
+                entries: CountEntries::new(),
+                parent: AtomicU64::new(1),
+                left: Mutex::new(2),
+                right: Mutex::new(0),
+                without,
+            });
+            // Allocate the levels before the threads start; allocation is not part of the protocol.
+            leaves.entries.cell_or_new(PARENT, drop);
+            let counting = {
+                let leaves = Arc::clone(&leaves);
+                thread::spawn(move || leaves.count())
+            };
+            let splitting = {
+                let leaves = Arc::clone(&leaves);
+                thread::spawn(move || leaves.split())
+            };
+            let found = leaves.count();
+            let counted = counting.join().unwrap();
+            splitting.join().unwrap();
+            assert!([found, counted, leaves.count()].into_iter().flatten().all(|rows| rows == 2), "a wrong count");
+            let leaf = leaves.leaf(LEFT).unwrap() + leaves.leaf(RIGHT).unwrap();
+            assert_eq!(leaf, 2, "a wrong count of a leaf is kept");
+        });
+    }
+
+    #[test]
+    fn loom_counts_during_a_split_are_right() {
+        count_beside_split(Without::Nothing);
+    }
+
+    /// Shows that the model detects a count that is stored while the fences change.
+    #[test]
+    #[should_panic(expected = "ends twice")]
+    fn loom_counts_stored_without_their_stamp_are_wrong() {
+        count_beside_split(Without::Stamps);
+    }
+
+    /// Shows that the model detects a count that is kept over a split.
+    #[test]
+    #[should_panic(expected = "a wrong count")]
+    fn loom_counts_kept_over_a_split_are_wrong() {
+        count_beside_split(Without::Voiding);
+    }
+
+    /// Shows that the model detects counts that were summed below an outdated parent.
+    #[test]
+    #[should_panic(expected = "a wrong count")]
+    fn loom_counts_of_an_outdated_parent_are_wrong() {
+        count_beside_split(Without::Revalidation);
+    }
+}

@@ -6,9 +6,10 @@
 //! it stays valid if changes are folded afterwards. Changes are looked up in the list that all readers share, never
 //! copied from it, because the list may be long.
 
+use super::CountedTree;
 use super::count_range::{StepError, begins_at, child_end};
+use super::kept::{CountState, KeptCounts};
 use super::page_states::{KeptReduction, Reductions, StateLevel, States};
-use super::{CountState, CountedTree, KeptCounts};
 use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::format::{PageId, Timestamp};

@@ -11,7 +11,7 @@ use crate::format::extent::VALUE_BYTES_OFFSET;
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, PageId};
 use crate::pool::Pool;
-use crate::space::checkpoint::{open_extent, read_extent};
+use crate::space::extents::{open_extent, read_extent};
 use crate::tree::node::{Inner, Leaf, Node, RowValue};
 use crate::txn::keyspace::OpenKeyspace;
 

@@ -18,7 +18,8 @@ pub(super) struct LogBuffer {
     pub(super) used: usize,
     /// Records before these in the first block are on the medium, and are written again with the same bytes.
     pub(super) pending: Option<UnwrittenRecords>,
-    /// One of the pending records names values in extents; see [`Body::naming_extents`](super::Body::naming_extents).
+    /// One of the pending records names values in extents; see
+    /// [`Body::naming_extents`](super::record::Body::naming_extents).
     pub(super) names_extents: bool,
 }
 

@@ -16,12 +16,13 @@ use std::task::{Poll, Waker};
 use crate::sync::MutexGuard;
 
 use super::buffers::{Buffers, LogBuffer};
-use super::prepare::Urgency;
 use super::queue::Ticket;
+use super::reservation::Reservation;
 use super::segment::Segment;
+use super::shared::SharedLog;
+use super::signal::Urgency;
 use super::stream::Tail;
 use super::wait::{self, Waiter};
-use super::{Reservation, SharedLog};
 use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 use crate::format::{BLOCK_BYTES, Timestamp};

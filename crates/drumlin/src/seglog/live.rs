@@ -5,12 +5,22 @@ use std::sync::atomic::Ordering;
 
 use super::reader::{self, Bodies, Merge, Reader, Records};
 use super::segment::{Segment, Spare};
+use super::shared::SharedLog;
 use super::windows::Window;
-use super::{SharedLog, Verified};
 use crate::error::{Error, Result};
 use crate::format::log::SegmentHeader;
 use crate::format::{BLOCK_BYTES, CheckpointNumber, StreamId, StreamPosition, Timestamp};
 use crate::io::AlignedBuffer;
+
+/// The result of [`Log::verify`](super::Log::verify).
+#[derive(Debug, Default)]
+pub(crate) struct Verified {
+    pub(crate) segment_count: u64,
+    pub(crate) record_count: u64,
+    pub(crate) record_bytes: u64,
+    /// Each is an [`Error::Corrupted`] or a read error.
+    pub(crate) corruption: Vec<Error>,
+}
 
 impl SharedLog {
     pub(super) fn truncate(&self, covered: Timestamp, checkpoint: CheckpointNumber) {

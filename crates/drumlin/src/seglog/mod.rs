@@ -58,13 +58,19 @@
 
 mod buffers;
 mod commit;
+mod hooks;
 mod horizon;
 mod live;
+mod options;
 mod prepare;
 mod queue;
 mod reader;
+mod record;
+mod reservation;
 mod scan;
 mod segment;
+mod shared;
+mod signal;
 mod spares;
 mod stream;
 #[cfg(test)]
@@ -72,310 +78,41 @@ mod tests;
 mod wait;
 mod windows;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
-use crate::sync::Mutex;
-
-pub(crate) use reader::Records;
-pub(crate) use scan::Scan;
-
 use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 use crate::format::superblock::LogRange;
-use crate::format::{
-    BLOCK_BYTES, CheckpointNumber, DatabaseId, Incarnation, SlotNumber, StreamId, StreamPosition, Timestamp, UseNumber,
-    checksum,
-};
-use crate::io::{Backend, FolderRef, Persist, SyncMethod};
-use buffers::Buffers;
+use crate::format::{BLOCK_BYTES, CheckpointNumber, Incarnation, SlotNumber, StreamPosition, Timestamp, UseNumber};
+use crate::io::{Backend, FolderRef};
+use crate::sync::Mutex;
 use horizon::Horizon;
-use prepare::{Call, Refusal, Signal, Urgency};
+use prepare::Refusal;
 use reader::History;
-use segment::{BLOCK, Spare};
+use segment::Spare;
+use shared::SharedLog;
+use signal::{Call, Signal, Urgency};
 use spares::Spares;
-use stream::{Stream, Tail};
-use wait::Waiter;
+use stream::Stream;
 use windows::Window;
 
-/// The minimum size of a stream's buffer. Each stream has two.
-const BUFFER_BYTES_MIN: usize = 4 * BLOCK_BYTES;
-
-const _: () = assert!(BUFFER_BYTES_MIN >= 2 * BLOCK_BYTES + record_bytes(0), "the least buffer has room for no record");
-
-/// The settings of a log.
-#[derive(Clone, Debug)]
-pub(crate) struct LogOptions {
-    pub(crate) streams: u16,
-    /// Bytes of a segment file, header included; a multiple of 4,096.
-    pub(crate) segment_bytes: u64,
-    /// Memory for the append buffers of all streams: at least 32 KiB each.
-    pub(crate) buffer_bytes: usize,
-    /// Memory for reading the log while it is open.
-    pub(crate) reader_bytes: usize,
-    /// The longest body that must fit. The first stream gets larger buffers if it needs them for this.
-    pub(crate) body_bytes: usize,
-    pub(crate) sync: SyncMethod,
-    /// The database's id, in every header.
-    pub(crate) database: DatabaseId,
-}
-
-impl LogOptions {
-    fn check(&self) -> Result<()> {
-        if self.streams == 0 {
-            return Err(Error::Invalid("a log needs at least one stream".into()));
-        }
-        if !self.segment_bytes.is_multiple_of(BLOCK) || self.segment_bytes < 2 * BLOCK {
-            let given = self.segment_bytes;
-            return Err(Error::Invalid(format!(
-                "log segments of {given} bytes are not allowed: use a multiple of 4096, at least 8192"
-            )));
-        }
-        let others = usize::from(self.streams) - 1;
-        let minimum_bytes = 2 * (self.first_buffer_bytes_min() + others * BUFFER_BYTES_MIN);
-        if self.buffer_bytes < minimum_bytes {
-            return Err(Error::BudgetTooSmall {
-                given_bytes: self.buffer_bytes as u64,
-                minimum_bytes: minimum_bytes as u64,
-            });
-        }
-        Ok(())
-    }
-
-    /// Returns the minimum size of the first stream's buffers, which have to hold the longest record.
-    fn first_buffer_bytes_min(&self) -> usize {
-        Buffers::buffer_bytes_for(record_bytes(self.body_bytes)).max(BUFFER_BYTES_MIN)
-    }
-
-    /// Returns the length of a stream's two buffers. One can be filled while the other is written.
-    fn stream_buffer_bytes(&self, stream: usize) -> usize {
-        let streams = usize::from(self.streams);
-        let share = self.buffer_bytes / streams / 2;
-        let first = share.max(self.first_buffer_bytes_min());
-        let bytes = match stream {
-            0 => first,
-            _ => (self.buffer_bytes / 2 - first) / (streams - 1),
-        };
-        let bytes = bytes / BLOCK_BYTES * BLOCK_BYTES;
-        debug_assert!(bytes >= BUFFER_BYTES_MIN, "stream {stream} has buffers of {bytes} bytes");
-        bytes
-    }
-
-    /// Returns the length of the longest body that a stream takes.
-    fn body_bytes_max(&self, stream: usize) -> usize {
-        let record_max = Buffers::record_bytes_max(self.stream_buffer_bytes(stream));
-        (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
-    }
-
-    fn window_bytes(&self) -> u64 {
-        self.segment_bytes - BLOCK
-    }
-}
-
-/// The facts about the log that the superblock has.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SuperblockLogState<'a> {
-    /// The openings of the database, each with its first timestamp. Records of openings older than the first listed one
-    /// count if they are below its start.
-    pub(crate) incarnations: &'a [(Incarnation, Timestamp)],
-    /// Sequence number of the newest valid superblock.
-    pub(crate) checkpoint: CheckpointNumber,
-    /// Everything up to this timestamp is in the checkpoint.
-    pub(crate) covered: Timestamp,
-    /// The log ranges that must exist.
-    pub(crate) ranges: &'a [LogRange],
-    /// The database was closed, so no record is above `covered` unless a superblock is lost.
-    pub(crate) is_closed: bool,
-}
-
-/// Called at a step of writing; see [`Hooks`].
-pub(crate) type BeforeWrite = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
-/// Called when the horizon has moved; see [`Hooks`].
-pub(crate) type OnDurable = Box<dyn Fn(Timestamp) + Send + Sync>;
-
-/// Called when the ranges that must exist change; see [`Hooks`].
-pub(crate) type List = Box<dyn Fn(&[LogRange]) -> io::Result<()> + Send + Sync>;
-
-/// Callbacks of the log. Called with none of its locks held, except those that its background work takes.
-pub(crate) struct Hooks {
-    /// Called before the log prepares a window. Records the opening durably, if that was deferred. If it fails, the log
-    /// fails.
-    pub(crate) before_window: BeforeWrite,
-    /// Called before the log writes a record that names extents. Makes the extents of large values durable. If it
-    /// fails, the log fails.
-    pub(crate) before_write: BeforeWrite,
-    /// Called when the durable horizon has moved to this timestamp. Several threads may call it at once, and so out of
-    /// order: the receiver keeps the maximum.
-    pub(crate) on_durable: OnDurable,
-    /// Records durably which ranges must exist when the log is opened again. Called before records are put into a new
-    /// window, and before the file of an unneeded window is reused. If it fails, the log fails.
-    pub(crate) list: List,
-    /// Records durably that the log is closed: nothing in it is needed, and nothing more is written to it.
-    pub(crate) on_closed: BeforeWrite,
-}
-
-impl Hooks {
-    /// Hooks that do nothing.
-    pub(crate) fn none() -> Hooks {
-        Hooks {
-            before_window: Box::new(|| Ok(())),
-            before_write: Box::new(|| Ok(())),
-            on_durable: Box::new(|_| {}),
-            list: Box::new(|_| Ok(())),
-            on_closed: Box::new(|| Ok(())),
-        }
-    }
-}
-
-impl std::fmt::Debug for Hooks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Hooks")
-    }
-}
-
-/// The body of a record with its checksum, which is computed outside of any lock.
-#[derive(Clone, Debug)]
-pub(crate) struct Body {
-    bytes: Vec<u8>,
-    checksum: u64,
-    names_extents: bool,
-}
-
-impl Body {
-    pub(crate) fn new(bytes: Vec<u8>) -> Body {
-        let checksum = checksum(&bytes, 0);
-        Body { bytes, checksum, names_extents: false }
-    }
-
-    /// Creates the body of a record that names values in extents. The extents must be durable before the record. See
-    /// [`Hooks::before_write`].
-    pub(crate) fn naming_extents(bytes: Vec<u8>) -> Body {
-        Body { names_extents: true, ..Body::new(bytes) }
-    }
-
-    fn names_extents(&self) -> bool {
-        self.names_extents
-    }
-
-    /// Returns the vector that the body was made from, for reuse.
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
-        self.bytes
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    fn checksum(&self) -> u64 {
-        self.checksum
-    }
-}
-
-/// The position of an appended record.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Appended {
-    pub(crate) timestamp: Timestamp,
-    pub(crate) stream: StreamId,
-    /// The position after the record in its stream.
-    pub(crate) end: StreamPosition,
-    /// The stream's buffer is filling up.
-    pub(crate) is_near_full: bool,
-    /// The stream needs its next window prepared, and the caller has to request this.
-    pub(crate) wants_preparation: bool,
-}
+pub(crate) use hooks::Hooks;
+pub(crate) use live::Verified;
+pub(crate) use options::LogOptions;
+pub(crate) use reader::Records;
+pub(crate) use record::{Appended, Body};
+pub(crate) use reservation::Reservation;
+pub(crate) use scan::{Scan, SuperblockLogState};
 
 /// An open log.
 #[derive(Debug)]
 pub(crate) struct Log {
     shared: Arc<SharedLog>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-}
-
-#[derive(Debug)]
-struct SharedLog {
-    backend: Arc<dyn Backend>,
-    folder: FolderRef,
-    options: LogOptions,
-    incarnation: Incarnation,
-    history: History,
-    hooks: Hooks,
-    horizon: Horizon,
-    streams: Box<[Stream]>,
-    /// Windows of earlier openings that no checkpoint covers yet. Those of a stream are ordered by use number.
-    old: Mutex<Vec<Window>>,
-    /// Records at or below this timestamp may be gone.
-    truncated: AtomicU64,
-    checkpoint: AtomicU64,
-    failure: OnceLock<Arc<str>>,
-    sync_count: AtomicU64,
-    /// Bytes written to the log's files: blocks of records, headers, zeros.
-    write_bytes: AtomicU64,
-    /// Tasks that wait for a timestamp. `tasks_count` is checked whenever the horizon moves.
-    tasks: Mutex<Vec<(Timestamp, Waker)>>,
-    tasks_count: AtomicUsize,
-    signal: Signal,
-    /// Held while segments are prepared or removed.
-    preparing: Mutex<()>,
-    /// The ranges that were last listed. See [`Hooks::list`].
-    listed: Mutex<Vec<LogRange>>,
-    doomed: Mutex<Vec<Spare>>,
-    /// A full disk has been reported, and no segment has been made since.
-    is_shortage_logged: AtomicBool,
-    /// `true` if the background threads run. Otherwise callers do their work.
-    has_threads: AtomicBool,
-}
-
-/// Space reserved in a stream for one record. Its owner must not reserve again in the same stream, nor wait for a
-/// thread that might, because the second reservation may have to wait for the first.
-#[derive(Debug)]
-pub(crate) struct Reservation<'a> {
-    log: &'a SharedLog,
-    stream: usize,
-    bytes: usize,
-}
-
-impl Reservation<'_> {
-    /// Appends the record and gives it its timestamp.
-    ///
-    /// # Errors
-    /// [`Error::Failed`] if the log was sealed or has failed since the reservation: there is no timestamp and no
-    /// record.
-    ///
-    /// # Panics
-    /// If the body is longer than what was reserved.
-    pub(crate) fn append(mut self, body: &Body) -> Result<Appended> {
-        assert!(record_bytes(body.bytes().len()) <= self.bytes, "a record is longer than its reservation");
-        let shared = self.log;
-        let stream = &shared.streams[self.stream];
-        let mut tail = stream.tail.lock();
-        tail.release(std::mem::take(&mut self.bytes));
-        let appended = shared.check_open(&tail).map(|()| shared.append(self.stream, &mut tail, body));
-        let has_waiters = tail.is_contended();
-        drop(tail);
-        if has_waiters {
-            stream.announce_space();
-        }
-        appended
-    }
-}
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        if self.bytes > 0 {
-            let stream = &self.log.streams[self.stream];
-            let mut tail = stream.tail.lock();
-            tail.release(self.bytes);
-            let has_waiters = tail.is_contended();
-            drop(tail);
-            if has_waiters {
-                stream.announce_space();
-            }
-        }
-    }
 }
 
 /// The origin of a log.
@@ -407,16 +144,6 @@ struct LogParts {
     doomed: Vec<Spare>,
     listed: Vec<LogRange>,
     hooks: Hooks,
-}
-
-/// The result of [`Log::verify`].
-#[derive(Debug, Default)]
-pub(crate) struct Verified {
-    pub(crate) segment_count: u64,
-    pub(crate) record_count: u64,
-    pub(crate) record_bytes: u64,
-    /// Each is an [`Error::Corrupted`] or a read error.
-    pub(crate) corruption: Vec<Error>,
 }
 
 impl Log {
@@ -752,97 +479,5 @@ impl Log {
 impl Drop for Log {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-impl SharedLog {
-    fn persist(&self) -> Persist {
-        Persist::Now(self.options.sync)
-    }
-
-    fn has_threads(&self) -> bool {
-        self.has_threads.load(Ordering::Acquire)
-    }
-
-    fn disk_full(&self) -> Error {
-        Error::DiskFull { path: self.folder.path().to_path_buf(), needed_bytes: self.options.segment_bytes }
-    }
-
-    /// Returns the log ranges that must exist when the log is reopened.
-    fn ranges(&self) -> Vec<LogRange> {
-        let old = self.old.lock();
-        let mut ranges: BTreeMap<StreamId, LogRange> = BTreeMap::new();
-        for window in old.iter() {
-            let (stream, from, to) = (window.segment.header.stream, window.segment.start(), window.end());
-            let range = ranges.entry(stream).or_insert(LogRange { stream, from, to });
-            *range = LogRange { stream, from: range.from.min(from), to: range.to.max(to) };
-        }
-        for (index, stream) in self.streams.iter().enumerate() {
-            let tail = stream.tail.lock();
-            let (from, to) = (tail.windows.start(), tail.windows.end());
-            assert!(from <= to, "a stream ends before it begins");
-            let durable = tail.durable_position();
-            assert!((from..=to).contains(&durable), "stream {index} has records outside of its windows");
-            let number = StreamId::of_index(index);
-            let range = ranges.entry(number).or_insert(LogRange { stream: number, from, to });
-            assert!(range.from == from || range.to == from, "windows of a stream abut");
-            range.to = to;
-        }
-        ranges.into_values().filter(|range| range.from < range.to).collect()
-    }
-
-    /// Lists the ranges that must exist durably, if they have changed.
-    fn list(&self) -> io::Result<()> {
-        // Hold the lock during the call, so that a later list is a newer one.
-        let mut listed = self.listed.lock();
-        let ranges = self.ranges();
-        if *listed != ranges {
-            (self.hooks.list)(&ranges)?;
-            *listed = ranges;
-        }
-        Ok(())
-    }
-
-    fn failure(&self) -> Option<Arc<str>> {
-        self.failure.get().cloned()
-    }
-
-    /// Appends a record that the stream has room for.
-    fn append(&self, stream: usize, tail: &mut Tail, body: &Body) -> Appended {
-        let floor = tail.floor();
-        // No other thread changes the counter, because the tail is locked.
-        let appended_bytes = &self.streams[stream].appended_bytes;
-        appended_bytes.store(appended_bytes.load(Ordering::Relaxed) + body.bytes().len() as u64, Ordering::Relaxed);
-        let (timestamp, end) = tail.append(body, self.incarnation, || self.horizon.take(stream, floor));
-        Appended {
-            timestamp,
-            stream: StreamId::of_index(stream),
-            end,
-            is_near_full: tail.is_near_full(),
-            wants_preparation: false,
-        }
-    }
-
-    /// Fails if records must not be appended to the stream with this tail.
-    fn check_open(&self, tail: &Tail) -> Result<()> {
-        match self.failure.get() {
-            Some(reason) => Err(Error::Failed { reason: Arc::clone(reason) }),
-            None if tail.is_sealed() => Err(Error::Closed),
-            None => Ok(()),
-        }
-    }
-
-    fn fail(&self, reason: &str) {
-        if self.failure.set(reason.into()).is_err() {
-            return;
-        }
-        crate::coverage::mark!("the log failed");
-        log::error!("the log in {} failed: {reason}", self.folder.path().display());
-        for stream in &self.streams {
-            let waiters = stream.tail.lock().waiters.take_all();
-            stream.announce_end();
-            waiters.iter().for_each(Waiter::wake);
-        }
-        self.wake_tasks(Timestamp(u64::MAX));
     }
 }

@@ -90,7 +90,7 @@ pub(super) struct FoundRecord {
     pub(super) end: StreamPosition,
     pub(super) body_bytes: u32,
     body_checksum: u64,
-    /// The record names extents. See [`Body::naming_extents`](super::Body::naming_extents).
+    /// The record names extents. See [`Body::naming_extents`](super::record::Body::naming_extents).
     pub(super) names_extents: bool,
     /// The index of the segment, among the reader's, that the record starts in.
     pub(super) segment: usize,

@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use super::hooks::Hooks;
+use super::options::LogOptions;
 use super::reader::{Bodies, History, Merge, Reader, Records, chunk_bytes, missing};
 use super::segment::{self, BLOCK, Segment, Spare};
 use super::spares::Spares;
 use super::stream::Stream;
 use super::windows::Window;
-use super::{Hooks, Log, LogOptions, LogParts, Origin, SuperblockLogState};
+use super::{Log, LogParts, Origin};
 use crate::error::{Error, OnCorruption, Result, sound};
 use crate::format::log::RECORD_HEADER_BYTES;
 use crate::format::superblock::LogRange;
@@ -16,6 +18,22 @@ use crate::format::{
     CheckpointNumber, Incarnation, LOG_STREAM_COUNT_MAX, SlotNumber, StreamId, StreamPosition, Timestamp, UseNumber,
 };
 use crate::io::{AlignedBuffer, Backend, FolderRef, OpenOptions, Persist};
+
+/// The facts about the log that the superblock has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SuperblockLogState<'a> {
+    /// The openings of the database, each with its first timestamp. Records of openings older than the first listed one
+    /// count if they are below its start.
+    pub(crate) incarnations: &'a [(Incarnation, Timestamp)],
+    /// Sequence number of the newest valid superblock.
+    pub(crate) checkpoint: CheckpointNumber,
+    /// Everything up to this timestamp is in the checkpoint.
+    pub(crate) covered: Timestamp,
+    /// The log ranges that must exist.
+    pub(crate) ranges: &'a [LogRange],
+    /// The database was closed, so no record is above `covered` unless a superblock is lost.
+    pub(crate) is_closed: bool,
+}
 
 /// The part of a window that is searched for its first record, to decide whether the previous window is still needed.
 const PROBE_BYTES: u64 = 64 << 10;

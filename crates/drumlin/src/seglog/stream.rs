@@ -7,9 +7,9 @@ use std::task::Waker;
 
 use crate::sync::{CachePadded, Condvar, Mutex};
 
-use super::Body;
 use super::buffers::{Buffers, LogBuffer};
 use super::queue::Queue;
+use super::record::Body;
 use super::segment::{BLOCK, Segment, Spare, SpareSize};
 use super::spares::Spares;
 use super::wait::{Waiter, Waiters};
@@ -69,7 +69,7 @@ pub(super) struct Tail {
 /// A stream of the log.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write, or 0 if it was not
+    /// The [`Urgency`](super::signal::Urgency) with which the background thread was asked to write, or 0 if it was not
     /// asked.
     pub(super) flush_requested: CachePadded<AtomicU8>,
     pub(super) tail: Mutex<Tail>,

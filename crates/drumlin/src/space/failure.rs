@@ -1,18 +1,9 @@
 //! Why a database accepts no more commits: the first failed write or sync, or closing.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::Space;
 use crate::error::{Error, Result, Stopped};
-
-/// The first reason to stop, if there is one.
-#[derive(Debug, Default)]
-pub(super) struct Failure {
-    stopped: OnceLock<Stopped>,
-    /// The database was closed, possibly after a failure. Nothing more is read.
-    is_closed: AtomicBool,
-}
 
 impl Space {
     /// Records that a write or sync failed, after which nothing more is written. Returns the error for the caller.

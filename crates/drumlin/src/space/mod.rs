@@ -19,153 +19,48 @@
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
+mod data_file;
 mod debt;
 mod epoch;
+pub(crate) mod extents;
 mod failure;
 mod load_gate;
+pub(crate) mod loading;
 mod neighbours;
 mod page_space;
 mod policy;
 pub(crate) mod reservation;
+mod reservation_sums;
 pub(crate) mod segments;
 pub(crate) mod superblocks;
 pub(crate) mod table;
 mod table_log;
 mod values;
 mod write_jobs;
+mod write_queue;
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use crate::sync::{Mutex, RwLock};
+use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::format::catalogue;
-use crate::format::extent::{Encoder, ExtentError, Header, Kind, PageKey};
-use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
-use crate::hash::HashMap;
-use crate::io::{FileRef, Persist};
-use crate::memory::{Budget, ENCODER_BYTES_MAX, ENCODER_COUNT};
-use appender::{Appender, WriteBuffers};
+use crate::format::extent::{ExtentError, Header, Kind, PageKey};
+use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
+use crate::io::Persist;
+use crate::memory::{ENCODER_BYTES_MAX, ENCODER_COUNT};
+use crate::sync::Mutex;
+use appender::Appender;
+pub(crate) use data_file::Space;
 pub(crate) use debt::CheckpointDebt;
-pub(crate) use epoch::{EpochGuard, EpochLatch};
-use failure::Failure;
+pub(crate) use epoch::EpochGuard;
 pub(crate) use page_space::PageSpace;
 pub(crate) use policy::{Margin, Purpose, Reclaims};
-use reservation::Reservations;
 pub(crate) use reservation::SpaceReservation;
-use segments::Segments;
-use superblocks::Superblocks;
 pub(crate) use table::{FrameIndex, PageEntry, PageTable};
 pub(crate) use table_log::ChunkImage;
-use table_log::TableLog;
-use values::ValueSegment;
-use write_jobs::WriteJobs;
-
-/// Bytes and requests read and written so far.
-#[derive(Debug, Default)]
-pub(crate) struct Traffic {
-    pub(crate) reads: AtomicU64,
-    pub(crate) read_bytes: AtomicU64,
-    pub(crate) writes: AtomicU64,
-    pub(crate) write_bytes: AtomicU64,
-}
-
-/// The data file of a database. See the module.
-#[derive(Debug)]
-pub(crate) struct Space {
-    path: PathBuf,
-    file: FileRef,
-    pub(crate) segments: Segments,
-    pub(crate) epoch_latch: EpochLatch,
-    /// Indexed by the parity of the epoch.
-    appenders: [Mutex<Appender>; 2],
-    table_log: TableLog,
-    /// Encoders not in use.
-    encoders: Mutex<Vec<Encoder>>,
-    write_jobs: WriteJobs,
-    values: ValueSegment,
-    /// Appender for extents that the reclaimer moves, and the epoch in which they are moved.
-    mover: Mutex<(Appender, Epoch)>,
-    /// Bytes have been written to the file since the last sync began.
-    unsynced: AtomicBool,
-    syncing: Mutex<()>,
-    page_spaces: RwLock<HashMap<KeyspaceId, Arc<PageSpace>>>,
-    /// Bytes of the catalogue's entries for keyspaces, not counting the lists of their tables' chunks, and bytes of its
-    /// list of summaries.
-    keyspace_bytes: AtomicU64,
-    summary_list_bytes: AtomicU64,
-    failure: Failure,
-    pub(crate) traffic: Traffic,
-    reservations: Reservations,
-    /// The memory that the database may use.
-    budget: Arc<Budget>,
-    /// Records this opening before the first write; `None` if that is not needed.
-    superblocks: Option<Arc<Superblocks>>,
-}
 
 impl Space {
-    pub(crate) fn new(
-        path: &Path,
-        file: FileRef,
-        database: DatabaseId,
-        segment_bytes: u64,
-        segment_count: u32,
-        epoch: Epoch,
-        budget: Arc<Budget>,
-    ) -> Space {
-        let buffers = Arc::new(WriteBuffers::new(budget.write_buffer_bytes().min(segment_bytes as usize)));
-        let appender = || Appender::new(Arc::clone(&buffers));
-        Space {
-            path: path.to_path_buf(),
-            segments: Segments::new(
-                Arc::clone(&file),
-                database,
-                segment_bytes,
-                segment_count,
-                SegmentUse::first_of(epoch.incarnation()),
-            ),
-            file,
-            epoch_latch: EpochLatch::new(epoch),
-            appenders: [Mutex::new(appender()), Mutex::new(appender())],
-            table_log: TableLog::default(),
-            encoders: Mutex::default(),
-            write_jobs: WriteJobs::default(),
-            values: ValueSegment::default(),
-            mover: Mutex::new((appender(), Epoch(0))),
-            unsynced: AtomicBool::new(false),
-            syncing: Mutex::default(),
-            page_spaces: RwLock::default(),
-            keyspace_bytes: AtomicU64::new(0),
-            summary_list_bytes: AtomicU64::new(0),
-            failure: Failure::default(),
-            traffic: Traffic::default(),
-            reservations: Reservations::new(),
-            budget,
-            superblocks: None,
-        }
-    }
-
-    /// Sets the superblocks of this data file. They record the opening when the first segment is taken.
-    pub(crate) fn with_superblocks(self, superblocks: Arc<Superblocks>) -> Space {
-        Space { superblocks: Some(superblocks), ..self }
-    }
-
-    /// Returns the counters of bytes in memory that the next checkpoint has to write.
-    pub(crate) fn debt(&self) -> Arc<CheckpointDebt> {
-        Arc::clone(&self.reservations.debt)
-    }
-
-    pub(crate) fn file(&self) -> &FileRef {
-        &self.file
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     // ── the epoch ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Latches the epoch exclusively, calls `at_start` with the epoch that ends, and begins the next epoch.
@@ -538,9 +433,14 @@ impl Space {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::format::DatabaseId;
+    use crate::format::extent::Encoder;
     use crate::io::fault::FaultyBackend;
     use crate::io::{Backend, OpenOptions};
+    use crate::memory::Budget;
 
     /// A write of the next epoch can't take the last segment, because the checkpoint in progress has taken it already.
     #[test]

@@ -2,15 +2,8 @@
 
 use super::{Purpose, Space};
 use crate::error::Result;
-use crate::format::{BLOCK_BYTES, ExtentAddress, SegmentId, SegmentUse, extent};
+use crate::format::{BLOCK_BYTES, ExtentAddress, SegmentUse, extent};
 use crate::io::AlignedBuffer;
-use crate::sync::Mutex;
-
-/// The segment that chunks of large values are written to, and the position of the next one.
-#[derive(Debug, Default)]
-pub(super) struct ValueSegment {
-    open: Mutex<Option<(SegmentId, u64)>>,
-}
 
 impl Space {
     /// Returns the maximum size of a large value's extent, including its header and the value's identity: 256 KiB, or

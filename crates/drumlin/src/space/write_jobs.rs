@@ -1,65 +1,9 @@
 //! Full buffers on their way to the disk. A thread that fills a buffer, or waits for one, writes all that wait.
 
-use std::collections::VecDeque;
-
-use super::appender::WriteJob;
+use super::write_queue::overlap;
 use super::{FrameIndex, Space};
 use crate::error::Result;
-use crate::format::{BLOCK_BYTES, ExtentAddress};
-use crate::memory::WRITE_BUFFER_COUNT;
-use crate::sync::{Condvar, Mutex};
-
-/// The write jobs of a data file. The lock is a leaf.
-#[derive(Debug, Default)]
-pub(super) struct WriteJobs {
-    jobs: Mutex<Jobs>,
-    done: Condvar,
-}
-
-/// The state that the lock of [`WriteJobs`] guards.
-#[derive(Debug, Default)]
-struct Jobs {
-    waiting: VecDeque<WriteJob>,
-    /// Ranges of the file that are being written.
-    running: Vec<std::ops::Range<u64>>,
-    /// Ranges that could not be written, so their content on disk is wrong.
-    failed: Vec<std::ops::Range<u64>>,
-}
-
-impl Jobs {
-    /// Returns `true` if half of the buffers or more are waiting or being written. The others are being filled.
-    fn is_near_full(&self) -> bool {
-        self.waiting.len() + self.running.len() >= WRITE_BUFFER_COUNT / 2
-    }
-
-    /// Returns `true` if writing the extent at this address failed.
-    fn have_failed(&self, address: ExtentAddress) -> bool {
-        self.failed.iter().any(|range| range.contains(&address.start()))
-    }
-
-    /// Returns `true` if the extent at this address waits to be written or is being written.
-    fn contain(&self, address: ExtentAddress) -> bool {
-        let waiting = self.waiting.iter().map(WriteJob::range);
-        waiting.chain(self.running.iter().cloned()).any(|range| range.contains(&address.start()))
-    }
-}
-
-fn overlap(one: &std::ops::Range<u64>, other: &std::ops::Range<u64>) -> bool {
-    one.start < other.end && other.start < one.end
-}
-
-impl WriteJobs {
-    pub(super) fn enqueue(&self, jobs: Vec<WriteJob>) {
-        if !jobs.is_empty() {
-            let is_whole = |job: &WriteJob| job.bytes().len().is_multiple_of(BLOCK_BYTES);
-            assert!(jobs.iter().all(is_whole), "a buffer ends within a block");
-            let mut queue = self.jobs.lock();
-            let overlaps = |job: &WriteJob| queue.waiting.iter().any(|other| overlap(&job.range(), &other.range()));
-            debug_assert!(!jobs.iter().any(overlaps), "two jobs wait to write at the same place");
-            queue.waiting.extend(jobs);
-        }
-    }
-}
+use crate::format::ExtentAddress;
 
 impl Space {
     /// Returns `true` if the buffers that wait or are being written use up their part of the budget.

@@ -4,8 +4,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::Store;
 use super::kept_counts::CountedCheckpoint;
+use super::state::Store;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::space::checkpoint::PageTableStore;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Settings;
 use super::advice::{self, COUNTS_NAMES, RESIDENT_NAME};
+use super::settings::Settings;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
 use crate::format::{CheckpointId, CheckpointNumber, DatabaseId, Epoch, ExtentRef, SuperblockNumber, Timestamp};
@@ -24,17 +24,6 @@ const LOG_SEGMENT_BYTES_MAX: u64 = 16 << 20;
 
 /// Long enough for a hundred syncs with each method on a slow drive. Creating a database waits this long.
 const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
-
-impl Settings {
-    /// Returns the backend for files at `path`.
-    pub(crate) fn choose_backend(&self, path: &Path) -> Result<Arc<dyn Backend>> {
-        match (&self.backend, self.in_memory) {
-            (Some(backend), _) => Ok(Arc::clone(backend)),
-            (None, true) => Ok(io::in_memory()),
-            (None, false) => io::backend(self.io_backend).map_err(|error| Error::io("setting up I/O for", path, error)),
-        }
-    }
-}
 
 /// An opening that holds its folder open. From here on, paths no longer matter.
 pub(super) struct Opener<'s> {

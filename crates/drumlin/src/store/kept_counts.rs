@@ -37,9 +37,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Store;
 use super::advice::{AdviceFiles, COUNTS_NAMES, PartWriter};
 use super::keyspaces::Keyspaces;
+use super::state::Store;
 use crate::counts::capture::{CountCapture, RestoredCounts};
 use crate::format::advice::{
     ENTRY_BYTES, ITEMS_OFFSET, ListedChange, PART_BYTES_MAX, Part, PartBuffer, PartHead, PartKind,

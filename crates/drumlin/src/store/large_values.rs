@@ -1,6 +1,6 @@
 //! Reading large values, whole or by chunks, as of a snapshot.
 
-use super::Store;
+use super::state::Store;
 use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::ChunkNumber;

@@ -4,121 +4,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::Store;
 use super::reclaim::{AFTER_CHECKPOINT, Goal};
+use super::requests::Maintenance;
+use super::state::Store;
 use crate::error::{Error, Result};
-use crate::sync::{Condvar, Mutex};
-use crate::txn::Reclaim;
 
 /// The database is idle after this time without requests.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// The interval at which the thread checks whether a snapshot has ended that delays commits.
 const DELAY: Duration = Duration::from_millis(5);
-
-/// The requests to the background threads, and which of them have ended.
-#[derive(Debug, Default)]
-pub(crate) struct Maintenance {
-    pub(crate) state: Mutex<MaintenanceState>,
-    pub(crate) changed: Condvar,
-    spill: Mutex<SpillRequest>,
-    spill_changed: Condvar,
-}
-
-/// A request to the thread that spills old versions.
-#[derive(Debug, Default)]
-struct SpillRequest {
-    /// The bytes that versions may take in memory after the spill.
-    wanted: Option<u64>,
-    stop: bool,
-}
-
-/// The state of [`Maintenance`] that its lock guards.
-#[derive(Debug, Default)]
-pub(crate) struct MaintenanceState {
-    /// A checkpoint is requested.
-    pub(crate) checkpoint_wanted: bool,
-    /// Requested checkpoints that have begun and ended, and whether the newest failed.
-    pub(crate) checkpoints_begun: u64,
-    pub(crate) checkpoints_ended: u64,
-    pub(crate) is_checkpoint_refused: bool,
-    /// A cleanup is requested.
-    pub(crate) space_wanted: bool,
-    /// Cleanups that have begun and ended.
-    pub(crate) space_begun: u64,
-    pub(crate) space_ended: u64,
-    /// A checkpoint was made since the database was last idle, so shortening the file may be worth while.
-    pub(super) is_unpacked: bool,
-    pub(crate) stop: bool,
-    pub(crate) failed: bool,
-}
-
-impl MaintenanceState {
-    /// Returns `true` if the maintenance thread has something to do.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.checkpoint_wanted || self.space_wanted || self.stop
-    }
-}
-
-impl Maintenance {
-    /// Requests a checkpoint.
-    pub(crate) fn ask(&self) {
-        self.state.lock().checkpoint_wanted = true;
-        self.changed.notify_all();
-    }
-
-    /// Records that a checkpoint was made: once the database is idle, shortening the file may be worth while.
-    pub(super) fn checkpoint_ended(&self) {
-        self.state.lock().is_unpacked = true;
-        self.changed.notify_all();
-    }
-
-    /// Wakes the commits that wait for a checkpoint to begin.
-    pub(super) fn announce_checkpoint(&self) {
-        // Taking the lock keeps a waiter from missing the notification between its check and its wait.
-        drop(self.state.lock());
-        self.changed.notify_all();
-    }
-}
-
-impl Reclaim for Maintenance {
-    fn request_spill(&self, bytes_max: u64) {
-        let mut request = self.spill.lock();
-        request.wanted = Some(request.wanted.map_or(bytes_max, |wanted| wanted.min(bytes_max)));
-        drop(request);
-        self.spill_changed.notify_all();
-    }
-
-    /// Requests a cleanup that starts after this call, and waits for it to end.
-    fn reclaim_space(&self) -> Result<()> {
-        let mut state = self.state.lock();
-        state.space_wanted = true;
-        self.changed.notify_all();
-        let target = state.space_begun + 1;
-        while state.space_ended < target && !state.stop && !state.failed {
-            self.changed.wait(&mut state);
-        }
-        Ok(())
-    }
-
-    fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool) {
-        let mut state = self.state.lock();
-        loop {
-            state.checkpoint_wanted = true;
-            self.changed.notify_all();
-            let target = state.checkpoints_begun + 1;
-            while state.checkpoints_ended < target {
-                if is_enough() || state.stop || state.failed {
-                    return;
-                }
-                self.changed.wait(&mut state);
-            }
-            if is_enough() || state.is_checkpoint_refused {
-                return;
-            }
-        }
-    }
-}
 
 impl Store {
     /// Starts the background threads. If one fails to start, those started before it run until [`stop`](Store::stop).
@@ -288,6 +183,7 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
 mod tests {
     use super::*;
     use crate::Config;
+    use crate::txn::Reclaim;
 
     /// A panic of the maintenance thread fails the database and ends the waits for a checkpoint.
     #[test]

@@ -8,147 +8,60 @@ mod files;
 mod kept_counts;
 pub(crate) mod keyspaces;
 mod large_values;
+mod lock_wait;
 mod maintenance;
 pub(crate) mod read_ahead;
 pub(crate) mod reclaim;
 mod recovery;
 mod replay;
+mod requests;
 mod row_locks;
+mod settings;
+mod state;
 mod stats;
+mod unneeded;
 mod warm_start;
+mod warm_state;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use check::{CheckProgress, CheckReport, Corruption, LostKeys};
 pub use checkpoint::CheckpointReport;
 pub use reclaim::CompactReport;
-pub(crate) use stats::Contention;
 pub use stats::{MemoryPart, Stats};
 
-pub use row_locks::LockWait;
-pub(crate) use row_locks::{LockWaitHook, LockedRow, NotFree};
+pub use lock_wait::LockWait;
+pub(crate) use lock_wait::LockWaitHook;
+pub(crate) use row_locks::{LockedRow, NotFree};
 
 pub(crate) use crate::txn::LOCK_TIMEOUT;
 pub(crate) use crate::txn::keyspace::OpenKeyspace;
 
-use advice::AdviceFiles;
-use files::{Locks, Opener};
-use keyspaces::Keyspaces;
-use maintenance::Maintenance;
-use warm_start::WarmStart;
+use files::Opener;
+pub(crate) use settings::Settings;
+pub use state::Opening;
+pub(crate) use state::Store;
 
 use crate::error::{Error, Result, quoted};
 use crate::format::catalogue::Catalogue;
 use crate::format::record::{self, Operation};
 use crate::format::{Timestamp, ValueId};
-use crate::io::{Backend, IoBackend, Process, SyncMethod};
+use crate::io::Process;
 use crate::load::{LoadMemory, Loader};
 use crate::memory::{Account, Grant, heap_bytes};
 use crate::seglog::{Appended, Body};
-use crate::space::checkpoint::PageTableStore;
 use crate::space::{PageTable, Purpose};
-use crate::sync::Mutex;
 use crate::task::{WaitMode, ready};
 use crate::txn::TransactionId;
 use crate::txn::commit::{Admitted, Durability, Row};
-use crate::txn::engine::{Engine, ReadAt};
+use crate::txn::engine::ReadAt;
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
 use crate::txn::snapshots::SnapshotHandle;
-use crate::txn::spilled::SpillLimit;
-
-/// The result of opening a database.
-///
-/// ```
-/// # let db = drumlin::Config::in_memory().open("")?;
-/// let opening = db.opening();
-/// println!("opened in {:?}, {} commits recovered", opening.duration, opening.recovered_records);
-/// # Ok::<(), drumlin::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Opening {
-    /// `true` if the database did not exist and was created.
-    pub created: bool,
-    /// Commits that were in the log but not in the newest checkpoint.
-    pub recovered_records: u64,
-    /// Bytes of the records of these commits.
-    pub recovered_bytes: u64,
-    /// The time that opening took.
-    pub duration: Duration,
-    /// The newest commit.
-    pub last: Timestamp,
-    /// Corruption that the opening found and worked around: one corrupted superblock if the other is valid, and with
-    /// [`Config::salvage`](crate::Config::salvage) any other corruption. A salvage opening also lists
-    /// [`Error::NotClosed`] here if the log has commits that no checkpoint holds.
-    pub skipped: Vec<Error>,
-}
-
-/// The settings of one opening, as [`Config`](crate::Config) describes and checks them.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) memory_bytes: u64,
-    pub(crate) log_stream_count: u16,
-    pub(crate) page_bytes: usize,
-    pub(crate) segment_bytes: u64,
-    /// `None` derives it from the size of the file system.
-    pub(crate) log_segment_bytes: Option<u64>,
-    pub(crate) checkpoint_log_bytes: u64,
-    /// The durability of commits that do not name one.
-    pub(crate) durability: Durability,
-    pub(crate) io_backend: IoBackend,
-    pub(crate) in_memory: bool,
-    pub(crate) create: bool,
-    pub(crate) read_only: bool,
-    pub(crate) warm_start: bool,
-    /// The disk space that spilled versions may take.
-    pub(crate) spill_limit: SpillLimit,
-    /// Opens for reading only, and skips whatever is corrupted.
-    pub(crate) salvage: bool,
-    /// Called before each wait for a row lock.
-    pub(crate) on_lock_wait: Option<LockWaitHook>,
-    pub(crate) backend: Option<Arc<dyn Backend>>,
-}
-
-/// The state that all handles of an open database share.
-#[derive(Debug)]
-pub(crate) struct Store {
-    pub(crate) path: PathBuf,
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) keyspaces: Keyspaces,
-    /// Held while keyspaces are created and dropped.
-    defining: Mutex<()>,
-    /// Held while space is reclaimed. Taken before `page_tables`.
-    unneeded: Mutex<reclaim::Unneeded>,
-    /// The durable state. Locked for as long as a checkpoint is being made.
-    pub(crate) page_tables: Mutex<PageTableStore>,
-    pub(crate) maintenance: Arc<Maintenance>,
-    warm_start: WarmStart,
-    counts_files: AdviceFiles,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    pub(crate) opening: Opening,
-    /// `None` after they were released.
-    locks: Mutex<Option<Locks>>,
-    sync: SyncMethod,
-    pub(crate) page_bytes: usize,
-    /// The durability of commits that do not name one.
-    pub(crate) durability: Durability,
-    checkpoint_log_bytes: u64,
-    /// Every call that would write is refused.
-    is_read_only: bool,
-    /// The database was opened despite corruption, without the corrupted parts.
-    is_salvage: bool,
-    checkpoints: AtomicU64,
-    pub(crate) contention: Contention,
-    on_lock_wait: Option<LockWaitHook>,
-    /// The result of closing. Locked while the database is being closed, so that a second close waits.
-    closed: Mutex<Option<Result<()>>>,
-}
 
 /// Prefixes of up to this length need no memory of their own: they fit into the copy of a leaf that every reduction
 /// has.
@@ -440,7 +353,7 @@ impl Store {
         self.engine.show_durable(mode, seen).await
     }
 
-    /// Commits rows whose `locks` the caller holds. See [`Engine::apply`].
+    /// Commits rows whose `locks` the caller holds. See [`Engine::apply`](crate::txn::engine::Engine::apply).
     pub(crate) async fn commit<L>(
         &self,
         mode: WaitMode<'_>,

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::OpenKeyspace;
 use super::keyspaces::Keyspaces;
 use crate::error::{Error, Result};
 use crate::format::node::is_page_bytes;
@@ -14,12 +13,13 @@ use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, Timestamp};
 use crate::load::LoadTables;
 use crate::memory::Account;
 use crate::seglog::Scan;
-use crate::space::checkpoint::read_image;
+use crate::space::loading::read_image;
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{ChunkImage, PageSpace, Purpose};
 use crate::sync::Mutex;
 use crate::txn::commit::Row;
 use crate::txn::engine::{Engine, Replaying};
+use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::LargeValue;
 use crate::txn::write_set::Change;
 

@@ -1,6 +1,5 @@
 //! Locking rows: waiting for a lock and for its memory, and changes of a locked row outside of transactions.
 
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -8,12 +7,14 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use super::{LOCK_TIMEOUT, Store};
+use super::lock_wait::{LockWait, LockWaitHook};
+use super::state::Store;
 use crate::counts::CountedTree;
 use crate::error::{Error, LockHolder, Result};
 use crate::format::KeyspaceId;
 use crate::memory::{Account, Grant};
 use crate::task::{Boxed, WaitMode};
+use crate::txn::LOCK_TIMEOUT;
 use crate::txn::TransactionId;
 use crate::txn::commit::{Durability, Row};
 use crate::txn::engine::{OwnedValue, ReadAt};
@@ -22,32 +23,6 @@ use crate::txn::locks::{Granted, HeldBy, LockError, LockMode, LockRequest, Unpar
 use crate::txn::row_locks::RowLock;
 use crate::txn::running::{BodyOf, RunningBody};
 use crate::txn::write_set::Change;
-
-/// A wait for a row lock that is about to begin, for [`Config::on_lock_wait`](crate::Config::on_lock_wait).
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct LockWait<'w> {
-    /// The [number](crate::Transaction::number) of the transaction that will wait.
-    pub waiter: u64,
-    /// The transactions that hold the lock.
-    pub holders: &'w [u64],
-    /// The name of the row's keyspace.
-    pub keyspace: &'w str,
-    /// The row's key.
-    pub key: &'w [u8],
-    /// The lock that is requested.
-    pub mode: LockMode,
-}
-
-/// The function to call before each wait for a row lock.
-#[derive(Clone)]
-pub(crate) struct LockWaitHook(pub(crate) Arc<dyn Fn(&LockWait<'_>) + Send + Sync>);
-
-impl fmt::Debug for LockWaitHook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LockWaitHook")
-    }
-}
 
 impl Store {
     /// Locks a row, waiting up to `timeout`, or until `interrupt` ends the wait. Does not wait at all if the call comes

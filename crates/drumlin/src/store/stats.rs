@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use super::state::Store;
 use crate::format::{ExtentAddress, Timestamp};
 use crate::memory::Account;
 use crate::space::PageEntry;
-use crate::store::{OpenKeyspace, Store};
+use crate::txn::keyspace::OpenKeyspace;
 
 /// Statistics of an open database. Sizes are in bytes; counters start when the database is opened.
 ///
@@ -120,26 +120,6 @@ pub struct MemoryPart {
     pub used_bytes: u64,
     /// The limit in bytes.
     pub limit_bytes: u64,
-}
-
-/// Counters of conflicts, retries and waits for rows, for [`Stats`].
-#[derive(Debug, Default)]
-pub(crate) struct Contention {
-    pub(crate) conflicts: AtomicU64,
-    pub(crate) retries: AtomicU64,
-    pub(crate) lock_waits: AtomicU64,
-    pub(crate) lock_wait_ns: AtomicU64,
-    pub(crate) lock_timeouts: AtomicU64,
-}
-
-impl Contention {
-    /// Counts `result` if it is a conflict, and returns it.
-    pub(crate) fn noting<T>(&self, result: Result<T>) -> Result<T> {
-        if let Err(Error::Conflict { .. }) = result {
-            self.conflicts.fetch_add(1, Ordering::Relaxed);
-        }
-        result
-    }
 }
 
 impl Store {

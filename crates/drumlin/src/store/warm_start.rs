@@ -15,17 +15,16 @@
 //! Reading (from the opening, if there is a list) → read ([`Store::read_residents`]), or stopped by closing. The list
 //! is written only in the state *read*: by the maintenance thread after a checkpoint, and by closing.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::Store;
-use super::advice::{AdviceFiles, RESIDENT_NAME};
+use super::advice::RESIDENT_NAME;
+use super::state::Store;
 use crate::error::Result;
 use crate::format::advice::{ITEMS_OFFSET, PartBuffer, PartKind, RESIDENT_BYTES, ResidentPage};
 use crate::format::{BLOCK_BYTES, CheckpointId};
 use crate::memory::Account;
 use crate::pool::{Pool, Resident, Wanted};
-use crate::sync::{Condvar, Mutex};
 
 /// The pause after a block during which foreground reads missed pages, as a multiple of the time that the block took.
 const PAUSE_FACTOR: u32 = 9;
@@ -43,80 +42,6 @@ const PART_PAGES_MAX: usize = (BLOCK_BYTES - ITEMS_OFFSET) / RESIDENT_BYTES;
 
 /// Memory for reading the list: one part, and two forms of each page in it.
 const READING_BYTES: u64 = (BLOCK_BYTES + PART_PAGES_MAX * (size_of::<ResidentPage>() + size_of::<Wanted>())) as u64;
-
-/// The warm start of an open database.
-#[derive(Debug)]
-pub(super) struct WarmStart {
-    files: AdviceFiles,
-    /// Pages that were read because of the list.
-    pub(super) page_count: AtomicU64,
-    /// Pages that checkpoints have written since the database was opened.
-    written_count: AtomicU64,
-    state: Mutex<WarmState>,
-    stopped: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct WarmState {
-    /// There is, or may be, a list that was not read to its end.
-    is_unread: bool,
-    stop: bool,
-    /// The number of pages in the list.
-    listed_count: u64,
-    /// The [changes of residence](Store::residence_changes) up to when it was written.
-    listed_at: u64,
-}
-
-impl WarmStart {
-    pub(super) fn new(files: AdviceFiles) -> WarmStart {
-        let is_unread = files.is_on();
-        WarmStart {
-            files,
-            page_count: AtomicU64::new(0),
-            written_count: AtomicU64::new(0),
-            state: Mutex::new(WarmState { is_unread, ..WarmState::default() }),
-            stopped: Condvar::new(),
-        }
-    }
-
-    /// Counts pages that a checkpoint has written.
-    pub(super) fn count_written(&self, count: u64) {
-        self.written_count.fetch_add(count, Ordering::Relaxed);
-    }
-
-    /// Returns `true` while the list is being read.
-    pub(super) fn is_reading(&self) -> bool {
-        let state = self.state.lock();
-        state.is_unread && !state.stop
-    }
-
-    /// Stops reading the list. If it was not read to its end, the list is not written from now on.
-    pub(super) fn stop(&self) {
-        self.state.lock().stop = true;
-        self.stopped.notify_all();
-    }
-
-    /// Waits for `duration`. Returns `false` if reading must stop.
-    fn pause(&self, duration: Duration) -> bool {
-        let mut state = self.state.lock();
-        if !state.stop && !duration.is_zero() {
-            let _ = self.stopped.wait_for(&mut state, duration);
-        }
-        !state.stop
-    }
-
-    /// Returns `true` if there is a list to read. The list is not written until it has been read.
-    pub(super) fn begin(&self) -> bool {
-        let exists = self.files.is_on() && self.files.exists(RESIDENT_NAME);
-        self.state.lock().is_unread = exists;
-        exists
-    }
-
-    /// Continues without the list, because no thread could be started to read it.
-    pub(super) fn give_up(&self) {
-        self.state.lock().is_unread = false;
-    }
-}
 
 /// The state of reading the list.
 struct Reading<'s> {

@@ -21,6 +21,7 @@ pub(crate) mod row_locks;
 pub(crate) mod running;
 pub(crate) mod snapshots;
 pub(crate) mod spilled;
+mod undo;
 pub(crate) mod values;
 pub(crate) mod versions;
 pub(crate) mod write_set;

@@ -28,7 +28,7 @@ use crate::format::node::LargeRef;
 use crate::format::{BLOCK_BYTES, ChunkNumber, ExtentAddress, PageId, ValueId, get_u64, put_u64};
 use crate::memory::Grant;
 use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool, Wanted};
-use crate::space::checkpoint::open_extent_into;
+use crate::space::extents::open_extent_into;
 use crate::space::{EpochGuard, PageEntry, PageSpace};
 use crate::task::{Boxed, WaitMode, turn};
 use crate::tree::Tree;

@@ -279,8 +279,8 @@ fn the_code_map_is_true() {
     }
 }
 
-/// The README of a folder ends with a table of the folder's files and subfolders. It names each of them, except tests,
-/// and nothing else.
+/// The README of a folder ends with a table of the folder's files and subfolders. It names each of them, and each
+/// file of a subfolder, except tests, and nothing else.
 #[test]
 fn the_tables_of_files_are_true() {
     let mut count = 0;
@@ -301,12 +301,75 @@ fn the_tables_of_files_are_true() {
             let is_exempt = ["README.md", "tests.rs", "tests/"].contains(&&*name);
             assert!(is_exempt || named.contains(&name), "{shown}/README.md does not name {name}");
         }
+        let nested = sources_in(&folder).into_iter().map(|(file, _)| file).filter(|file| file.contains('/'));
+        for file in nested.filter(|file| !is_test(&format!("/{file}"))) {
+            assert!(named.contains(&file), "{shown}/README.md does not name {file}");
+        }
     }
     assert!(count >= 16, "{count} folders have a table of their files");
 }
 
-/// Returns a crate's files by module path, with their code, except those that exist only in tests.
-fn modules(krate: &Path) -> BTreeMap<Vec<String>, String> {
+/// Returns the length of the item, field or statement at the beginning of a piece of code.
+fn item_length(code: &str) -> usize {
+    let mut depth = 0;
+    for (at, c) in code.char_indices() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' if depth == 0 => return at,
+            ')' | ']' => depth -= 1,
+            '}' if depth == 1 => return at + 1,
+            '}' => depth -= 1,
+            ';' | ',' if depth == 0 => return at + 1,
+            _ => {}
+        }
+    }
+    code.len()
+}
+
+/// Returns a file's code without what is compiled only in tests.
+fn without_test_items(code: &str) -> String {
+    let mut kept = String::new();
+    let mut rest = without_tests(code);
+    while let Some((before, after)) = rest.split_once("#[cfg(test)]") {
+        kept.push_str(before);
+        rest = after.trim_start();
+        while rest.starts_with("#[") {
+            rest = rest.split_once("]\n").expect("an item after its attributes").1.trim_start();
+        }
+        rest = &rest[item_length(rest)..];
+    }
+    kept + rest
+}
+
+/// Returns the code with empty string literals.
+fn without_strings(code: &str) -> String {
+    let mut kept = String::new();
+    let mut is_string = false;
+    for line in code.lines() {
+        let mut before = [' ', ' '];
+        for c in line.chars() {
+            let is_quote = c == '"' && before[1] != '\'' && (before[1] != '\\' || before[0] == '\\');
+            is_string ^= is_quote;
+            if is_quote || !is_string {
+                kept.push(c);
+            }
+            before = [before[1], c];
+        }
+        // A literal goes on after a backslash. Otherwise its end was taken for a comment.
+        is_string &= line.ends_with('\\');
+        kept.push('\n');
+    }
+    kept
+}
+
+/// A module of a crate: the file that it is in, and its code without its inline modules.
+struct Module {
+    file: String,
+    code: String,
+}
+
+/// Returns a crate's modules by path, except those that exist only in tests.
+fn modules(krate: &Path) -> BTreeMap<Vec<String>, Module> {
     let root = if krate.join("src/lib.rs").exists() { "lib" } else { "main" };
     let mut modules = BTreeMap::new();
     for (file, code) in sources_in(&krate.join("src")) {
@@ -315,10 +378,30 @@ fn modules(krate: &Path) -> BTreeMap<Vec<String>, String> {
             path.pop();
         }
         if !is_test(&file) {
-            modules.insert(path, without_tests(&code).to_owned());
+            add_module(&mut modules, path, &file, without_test_items(&without_strings(&code)));
         }
     }
     modules
+}
+
+/// Adds a module and its inline modules.
+fn add_module(modules: &mut BTreeMap<Vec<String>, Module>, path: Vec<String>, file: &str, mut code: String) {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let mut from = 0;
+    while let Some(at) = code[from..].find("mod ").map(|at| from + at) {
+        from = at + "mod ".len();
+        let name: String = code[from..].chars().take_while(|c| is_name(*c)).collect();
+        let begin = from + name.len();
+        if code[..at].ends_with(is_name) || name.is_empty() || !code[begin..].starts_with(" {") {
+            continue;
+        }
+        let end = begin + item_length(&code[begin..]);
+        let inner = code[begin + " {".len()..end].to_owned();
+        code.replace_range(at..end, "");
+        from = at;
+        add_module(modules, [&*path, &[name]].concat(), file, inner);
+    }
+    modules.insert(path, Module { file: file.to_owned(), code });
 }
 
 /// Returns the paths that a piece of code names. A group in braces names each of its members: `a::{b, c::d}` names
@@ -373,94 +456,192 @@ fn uses(code: &str) -> Vec<(bool, &str)> {
 
 /// A crate's modules, and the names that each imports.
 struct Crate {
-    modules: BTreeMap<Vec<String>, String>,
+    modules: BTreeMap<Vec<String>, Module>,
     imports: BTreeMap<(Vec<String>, String), Vec<String>>,
 }
 
 impl Crate {
-    fn read(folder: &Path) -> Self {
-        let modules = modules(folder);
+    fn new(modules: BTreeMap<Vec<String>, Module>) -> Self {
         let mut imports = BTreeMap::new();
-        for (module, code) in &modules {
-            for path in uses(code).into_iter().flat_map(|(_, statement)| paths(statement)).filter(|path| path.len() > 1)
-            {
-                imports.insert((module.clone(), path.last().unwrap().clone()), path);
+        for (module, Module { code, .. }) in &modules {
+            for mut path in uses(code).into_iter().flat_map(|(_, statement)| paths(statement)) {
+                path.pop_if(|name| name == "self");
+                if path.len() > 1 {
+                    imports.insert((module.clone(), path.last().unwrap().clone()), path);
+                }
             }
         }
         Self { modules, imports }
     }
 
-    /// Returns the module that a path in `module` leads to, following re-exports, or `None` outside of the crate.
-    fn resolve(&self, module: &[String], path: &[String]) -> Option<Vec<String>> {
+    /// Returns the module that defines what a path in `module` names, following imports and re-exports. Returns `None`
+    /// if the path leads out of the crate or names a module.
+    fn resolve(&self, module: &[String], path: &[String]) -> Option<&[String]> {
+        let (first, mut rest) = path.split_first()?;
         let mut at = module.to_vec();
-        let mut rest = path;
-        match path.first()?.as_str() {
+        match first.as_str() {
             "crate" => at.clear(),
-            "self" | "super" => {}
-            child if path.len() > 1 && self.modules.contains_key(&[module, &[child.to_owned()]].concat()) => {}
-            _ => return None,
+            "self" => {}
+            "super" => drop(at.pop()),
+            _ if self.modules.contains_key(&[module, &[first.clone()]].concat()) => at.push(first.clone()),
+            _ => {
+                let import = self.imports.get(&(at, first.clone())).filter(|import| import[0] != *first)?;
+                return self.resolve(module, &[import, rest].concat());
+            }
         }
         while let Some((name, after)) = rest.split_first() {
             match name.as_str() {
-                "crate" | "self" => {}
+                "self" => {}
                 "super" => drop(at.pop()),
                 _ => {
                     at.push(name.clone());
                     if !self.modules.contains_key(&at) {
                         at.pop();
-                        let imported = self.imports.get(&(at.clone(), name.clone())).filter(|_| at != module);
-                        return imported.and_then(|path| self.resolve(&at, path)).or(Some(at));
+                        return match self.imports.get(&(at.clone(), name.clone())) {
+                            Some(import) if at != module => self.resolve(&at, &[import, after].concat()),
+                            _ => self.modules.get_key_value(&at).map(|(at, _)| &**at),
+                        };
                     }
                 }
             }
             rest = after;
         }
-        Some(at)
+        None
     }
 
-    /// Returns the modules that each module names, except those that contain it, which count as one with it. A
+    /// Returns the files that each file uses, apart from itself: those that define what it names by path or imports. A
     /// re-export is not a use.
-    fn arrows(&self) -> BTreeMap<&Vec<String>, BTreeSet<Vec<String>>> {
-        let arrows = self.modules.iter().map(|(module, code)| {
-            let exports: Vec<Vec<String>> =
-                uses(code).into_iter().filter(|(is_public, _)| *is_public).flat_map(|(_, text)| paths(text)).collect();
-            let is_used = |path: &Vec<String>| {
-                let name = path.last().unwrap();
-                !exports.contains(path) || paths(code).iter().filter(|path| path.contains(name)).count() > 1
-            };
-            let named = paths(code).into_iter().filter(is_used).filter_map(|path| self.resolve(module, &path));
-            (module, named.filter(|other| !module.starts_with(other)).collect())
-        });
-        arrows.collect()
+    fn arrows(&self) -> BTreeMap<&str, BTreeSet<&str>> {
+        let mut arrows: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (module, Module { file, code }) in &self.modules {
+            let named = paths(code);
+            let statements = uses(code);
+            let exports = statements.iter().filter(|(is_public, _)| *is_public);
+            let exports: BTreeSet<Vec<String>> = exports.flat_map(|(_, statement)| paths(statement)).collect();
+            let mut rest = code.clone();
+            for (_, statement) in &statements {
+                rest = rest.replacen(statement, "", 1);
+            }
+            let is_declaration = |line: &&str| line.contains("mod ") && line.ends_with(';');
+            let rest: Vec<&str> = rest.lines().filter(|line| !is_declaration(line)).collect();
+            let names: BTreeSet<String> = paths(&rest.join("\n")).into_iter().flatten().collect();
+            let is_export = |path: &Vec<String>| exports.contains(path) && !names.contains(path.last().unwrap());
+            let used = named.iter().filter(|path| path.len() > 1 && !is_export(path));
+            let definers = used.filter_map(|path| self.resolve(module, path)).map(|other| &*self.modules[other].file);
+            arrows.entry(file).or_default().extend(definers.filter(|other| *other != file));
+        }
+        arrows
     }
 }
 
-/// No two files of a crate need each other, directly or through others.
+/// Uses are found through imports, re-exports and inline modules, and lead to the file that defines the name.
 #[test]
-fn files_form_no_circles() {
-    let mut circles = Vec::new();
-    for entry in fs::read_dir(source_dir().join("../..")).unwrap() {
-        let folder = entry.unwrap().path();
-        let krate = Crate::read(&folder);
-        let mut arrows = krate.arrows();
-        // Remove what no arrow leaves or reaches: it is in no cycle.
-        loop {
-            let count = arrows.len();
-            let left: BTreeSet<Vec<String>> = arrows.keys().map(|module| (*module).clone()).collect();
-            arrows.values_mut().for_each(|others| others.retain(|other| left.contains(other)));
-            let reached: BTreeSet<Vec<String>> = arrows.values().flatten().cloned().collect();
-            arrows.retain(|module, others| !others.is_empty() && reached.contains(*module));
-            if arrows.len() == count {
-                break;
-            }
-        }
-        for (module, others) in arrows {
-            let others: Vec<String> = others.iter().map(|other| other.join("::")).collect();
-            let name = folder.file_name().unwrap().to_str().unwrap();
-            circles.push(format!("{name}: {} names {}", module.join("::"), others.join(", ")));
+fn uses_lead_to_the_definition() {
+    let files = [
+        ("part/mod.rs", "mod low;\nmod high;\npub(crate) use low::{Low, Other};\nfn of() -> Other { todo() }"),
+        ("part/low.rs", "pub(crate) struct Low;\nmod inner {\n use super::super::high::Rest;\n}"),
+        (
+            "part/high.rs",
+            "use super::Low;\nfn high(at: crate::part::Other) {\n \"crate::part::of\";\n}\n\
+            #[cfg(test)]\nfn only() { super::of() }",
+        ),
+        ("other.rs", "use crate::part;\nfn other() { part::of(); }"),
+    ];
+    let mut modules = BTreeMap::new();
+    for (file, code) in files {
+        let path = file.trim_end_matches(".rs").trim_end_matches("/mod").split('/').map(str::to_owned);
+        add_module(&mut modules, path.collect(), file, without_test_items(&without_strings(code)));
+    }
+    let krate = Crate::new(modules);
+    let arrows = krate.arrows();
+    let pairs = arrows.iter().flat_map(|(file, others)| others.iter().map(|other| (*file, *other)));
+    let expected = [
+        ("other.rs", "part/mod.rs"),
+        ("part/high.rs", "part/low.rs"),
+        ("part/low.rs", "part/high.rs"),
+        ("part/mod.rs", "part/low.rs"),
+    ];
+    assert_eq!(pairs.collect::<Vec<_>>(), expected);
+    assert_eq!(circles(&arrows), [("part/high.rs", "part/low.rs"), ("part/low.rs", "part/high.rs")]);
+}
+
+/// Returns the uses that are part of a circle, as pairs of files.
+fn circles<'f>(arrows: &BTreeMap<&'f str, BTreeSet<&'f str>>) -> Vec<(&'f str, &'f str)> {
+    let mut reached: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for file in arrows.keys() {
+        let mut stack = vec![*file];
+        let others = reached.entry(file).or_default();
+        while let Some(next) = stack.pop() {
+            stack.extend(arrows[next].iter().filter(|other| others.insert(other)));
         }
     }
-    assert!(circles.is_empty(), "circles of files:\n{}", circles.join("\n"));
+    let pairs = arrows.iter().flat_map(|(file, others)| others.iter().map(|other| (*file, *other)));
+    pairs.filter(|(file, other)| reached[other].contains(file)).collect()
+}
+
+/// No two files of a crate use each other, directly or through others. In the engine and drumlin-io, a `mod.rs` is a
+/// file like any other. In the other crates, it counts as one with the files of its folder.
+#[test]
+fn files_form_no_circles() {
+    let mut wrong = Vec::new();
+    for entry in fs::read_dir(source_dir().join("../..")).unwrap() {
+        let folder = entry.unwrap().path();
+        let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        let krate = Crate::new(modules(&folder));
+        let mut arrows = krate.arrows();
+        if !["drumlin", "drumlin-io"].contains(&&*name) {
+            let contains = |other: &str, file: &str| {
+                let module = other.trim_end_matches(".rs").trim_end_matches("mod");
+                ["lib", "main"].contains(&module) || file.starts_with(module)
+            };
+            arrows.iter_mut().for_each(|(file, others)| others.retain(|other| !contains(other, file)));
+        }
+        wrong.extend(circles(&arrows).into_iter().map(|(file, other)| format!("{name}: {file} uses {other}")));
+    }
+    assert!(wrong.is_empty(), "circles of files:\n{}", wrong.join("\n"));
+}
+
+/// Returns `true` if the first of two files of a folder has its row above the second's, or `None` if a row is missing.
+/// If a file is in a subfolder that does not have the other, the row of the subfolder counts.
+fn is_above(table: &[String], above: &str, below: &str) -> Option<bool> {
+    let common = above.char_indices().zip(below.chars()).take_while(|((_, a), b)| a == b).last();
+    let common = above[..common.map_or(0, |((at, _), _)| at + 1)].rfind('/').map_or(0, |at| at + 1);
+    let row = |file: &str| {
+        let end = file[common..].find('/').map_or(file.len(), |at| common + at + 1);
+        table.iter().position(|name| *name == file[..end])
+    };
+    Some(row(above)? < row(below)?)
+}
+
+/// Each file of a folder uses only files below it in the table of files in the folder's README.
+///
+/// A file uses another if it names something by its path, or imports something, that the other defines: a type, a
+/// function, a constant or a trait. A `mod.rs` is a file like any other; its declarations of modules and its re-exports
+/// are not uses. Unit tests do not count. An `impl` block for a type uses the file that defines the type. The test sees
+/// names only: a method call such as `self.sync()` does not show in which file the method is.
+#[test]
+fn files_use_files_below_them() {
+    let mut wrong = Vec::new();
+    for source in [source_dir(), io_dir()] {
+        let krate = Crate::new(modules(source.parent().unwrap()));
+        let arrows = krate.arrows();
+        for entry in fs::read_dir(&source).unwrap() {
+            let folder = entry.unwrap().path();
+            let Some(table) = files_table(&folder) else { continue };
+            let name = format!("{}/", folder.file_name().unwrap().to_str().unwrap());
+            for (file, others) in &arrows {
+                let Some(file) = file.strip_prefix(&*name) else { continue };
+                for other in others.iter().filter_map(|other| other.strip_prefix(&*name)) {
+                    match is_above(&table, file, other) {
+                        Some(true) => {}
+                        Some(false) => wrong.push(format!("{name}{file} uses {other}, which is above it")),
+                        None => wrong.push(format!("{name}README.md lacks a row for {file} or {other}")),
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "against the order of files:\n{}", wrong.join("\n"));
 }
 
 /// Returns the first function named in each step of a numbered list.

@@ -11,6 +11,8 @@ use std::time::Duration;
 use drumlin_testing::Random;
 
 use super::*;
+use crate::format::{DatabaseId, StreamId};
+use crate::io::SyncMethod;
 use crate::io::fault::{EIO, FaultyBackend, Operation};
 use crate::io::sim::{self, Faults, Loss, Medium};
 

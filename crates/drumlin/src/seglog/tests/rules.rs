@@ -8,6 +8,7 @@ use std::task::{Context, Wake};
 use super::*;
 use crate::format::log::{RECORD_HEADER_BYTES, SegmentHeader};
 use crate::io::{IoBackend, OpenOptions, Persist};
+use crate::seglog::hooks::{BeforeWrite, OnDurable};
 use crate::seglog::segment::BLOCK;
 
 /// Committed records are recovered in order, for any number of streams, after a clean end and after a power cut.

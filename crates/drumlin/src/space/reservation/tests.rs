@@ -1,6 +1,7 @@
 //! Tests of the allowance, of the sums of reserved bytes, and of segments taken for a purpose.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use super::*;
 use crate::format::{DatabaseId, Epoch};

@@ -17,7 +17,9 @@ use crate::io::{FolderRef, Lock, OpenOptions, Process, SyncMethod};
 use crate::memory::Budget;
 use crate::pool::Pool;
 use crate::seglog::Scan;
-use crate::space::checkpoint::{LoadedTables, PageTableStore, open_extent, read_image};
+use crate::space::checkpoint::PageTableStore;
+use crate::space::extents::open_extent;
+use crate::space::loading::{LoadedTables, read_image};
 use crate::space::superblocks::{FoundSuperblock, Superblocks};
 use crate::space::{ChunkImage, PageSpace};
 use crate::store::Settings;
@@ -324,7 +326,7 @@ mod tests {
     use crate::format::superblock::SLOT_OFFSETS;
     use crate::io::{Backend, Persist};
     use crate::space::PageEntry;
-    use crate::space::checkpoint::read_extent;
+    use crate::space::extents::read_extent;
     use crate::store::files::LOG_NAME;
     use crate::{Config, Durability};
 

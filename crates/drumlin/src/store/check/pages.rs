@@ -121,7 +121,7 @@ fn check_page(
     bytes: &[u8],
 ) -> Result<(Kind, Vec<u8>)> {
     let expected = PageKey { keyspace, page };
-    let (header, bytes) = crate::space::checkpoint::open_extent(space, address, bytes)
+    let (header, bytes) = crate::space::extents::open_extent(space, address, bytes)
         .map_err(|error| name_page(space, error, expected, address))?;
     let damaged = |reason: &dyn std::fmt::Display| space.corrupted(&space.quoted_page(expected), address, reason);
     match header.kind {

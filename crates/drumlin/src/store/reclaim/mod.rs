@@ -9,19 +9,21 @@
 //!
 //! Lock order: the reclaimer's lock, `page_tables`.
 
+mod emptied;
 mod moving;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::Store;
 use super::checkpoint::CheckpointReport;
+use super::state::Store;
+use super::unneeded::Unneeded;
 use crate::error::{Error, Result};
 use crate::format::SegmentId;
 use crate::hash::HashSet;
 use crate::space::{Purpose, Reclaims, SpaceReservation};
 use crate::sync::MutexGuard;
-use moving::{Emptied, Left};
+use emptied::{Emptied, Left};
 
 /// The result of compacting a database.
 ///
@@ -81,9 +83,6 @@ const WASTEFUL_SEGMENTS_MIN: u64 = 16;
 const LIVE_SHARE_MAX: f64 = 0.80;
 /// When packing, tables are moved out of segments below this share of live bytes, whatever else the segment holds.
 const TABLES_SHARE_MAX: f64 = 0.25;
-/// A free segment goes back to the file system after this many checkpoint intervals have not needed it.
-/// Measured: decision 007, together with [`WASTE_SHARE_MAX`].
-const UNNEEDED_INTERVALS: usize = 8;
 /// The number of segments that must be free so that giving them back is worth the moves.
 const GIVEN_BACK_SEGMENTS_MIN: u64 = 8;
 /// The share of the file that must be free so that giving segments back is worth the moves.
@@ -94,27 +93,6 @@ const VICTIM_SEGMENTS_MAX: usize = 256;
 const BRIEF_VICTIM_SEGMENTS_MAX: usize = 16;
 /// Passes for one goal, at most, if each leaves something to do for the next: 16 of [`VICTIM_SEGMENTS_MAX`] segments.
 const PASSES_MAX: usize = 16;
-
-/// Counts of segments that stayed free throughout recent checkpoint intervals.
-#[derive(Debug, Default)]
-pub(super) struct Unneeded {
-    /// The newest is last; at most [`UNNEEDED_INTERVALS`].
-    counts: VecDeque<u64>,
-}
-
-impl Unneeded {
-    /// Adds the count of one more checkpoint interval. Returns the smallest of the recent counts once there are enough,
-    /// and 0 until then.
-    fn push(&mut self, count: u64) -> u64 {
-        self.counts.push_back(count);
-        if self.counts.len() < UNNEEDED_INTERVALS {
-            return 0;
-        }
-        let least = self.counts.iter().copied().min().expect("a count was pushed");
-        self.counts.pop_front();
-        least
-    }
-}
 
 /// Reclaims space. Only one exists at a time.
 pub(crate) struct Reclaimer<'s> {

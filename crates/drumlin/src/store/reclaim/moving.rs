@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use super::Reclaimer;
-use crate::error::{Error, Result};
+use super::emptied::{Emptied, Left};
+use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::format::{ExtentAddress, PageId, SegmentId};
 use crate::hash::HashSet;
@@ -15,42 +16,11 @@ use crate::space::{EpochGuard, PageEntry, PageSpace, Purpose, SpaceReservation};
 /// Bytes copied before the next check for a request to stop: two chunks of a large value.
 const STEP_BYTES: u64 = 512 << 10;
 
-/// The progress of moving pages out of segments.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Emptied {
-    pub(super) page_count: u64,
-    /// The reason why pages are left, if any are.
-    pub(super) left: Option<Left>,
-}
-
 /// A page whose extent was copied.
 struct Moved {
     page: PageId,
     old: ExtentAddress,
     new: ExtentAddress,
-}
-
-/// The reason why the remaining pages must wait for the next checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Left {
-    /// There was no disk space for them.
-    NoSpace,
-    /// The changes of the page tables filled their memory.
-    ManyChanges,
-}
-
-impl Emptied {
-    fn and(self, more: Emptied) -> Emptied {
-        Emptied { page_count: self.page_count + more.page_count, left: self.left.or(more.left) }
-    }
-
-    /// Ends moving because of `error`. A full disk is no failure.
-    fn ended_by(self, error: Error) -> Result<Emptied> {
-        match error {
-            Error::DiskFull { .. } => Ok(Emptied { left: Some(Left::NoSpace), ..self }),
-            error => Err(error),
-        }
-    }
 }
 
 impl Reclaimer<'_> {

@@ -17,7 +17,7 @@ use crate::space::{EpochGuard, PageEntry, PageSpace};
 use crate::task::{WaitMode, turn};
 use crate::tree::node::{LeafMut, RowValue};
 use crate::txn::engine::Engine;
-use crate::txn::versions::UndoRecord;
+use crate::txn::undo::UndoRecord;
 use crate::txn::write_set::Change;
 
 /// Changes a row. `found` is the result of searching its leaf, which has room for the change. The commit is not

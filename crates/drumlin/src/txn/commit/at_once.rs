@@ -38,7 +38,7 @@ use crate::seglog::Appended;
 use crate::tree::Incoming;
 use crate::tree::node::{Leaf, LeafMut};
 use crate::txn::engine::Engine;
-use crate::txn::versions::{UndoRecord, one_version_bytes_max, row_bytes};
+use crate::txn::undo::{UndoRecord, one_version_bytes_max, row_bytes};
 use crate::txn::write_set::Change;
 
 /// The maximum number of rows that are committed at once. Among more rows, usually one has a leaf that is full or not

@@ -20,8 +20,8 @@ use crate::tree::node::Leaf;
 use crate::tree::{Finger, Incoming, Target, Tree};
 use crate::txn::engine::Engine;
 use crate::txn::read_set::{Reads, Walk};
+use crate::txn::undo::{undo_bytes_max, version_bytes_max};
 use crate::txn::values;
-use crate::txn::versions::{undo_bytes_max, version_bytes_max};
 use crate::txn::write_set::Change;
 
 /// A row that a commit changes.

@@ -1,0 +1,59 @@
+//! The memory of counts for a capture: whether one is open, and which pages it must not take.
+
+use std::collections::BTreeSet;
+
+use crate::format::PageId;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
+
+/// Limit on noted pages: a set of 64 KiB. A capture of 200 MB of counts lasts for a second.
+const CHANGED_PAGES_MAX: usize = if cfg!(feature = "sim") { 16 } else { 4096 };
+
+/// The fields of [`KeptCounts`](super::KeptCounts) that captures need.
+#[derive(Debug)]
+pub(super) struct CaptureState {
+    pub(super) is_open: AtomicBool,
+    /// Pages whose fences have changed since the capture began; `None` if there were too many.
+    pub(super) changed_pages: Mutex<Option<BTreeSet<PageId>>>,
+    /// An entry has been stored since the last capture began.
+    pub(super) has_new_entries: AtomicBool,
+    /// The counts were read from a file.
+    pub(super) is_restored: bool,
+}
+
+impl CaptureState {
+    pub(super) fn new() -> CaptureState {
+        CaptureState {
+            is_open: AtomicBool::new(false),
+            changed_pages: Mutex::new(Some(BTreeSet::new())),
+            has_new_entries: AtomicBool::new(true),
+            is_restored: false,
+        }
+    }
+
+    /// Returns `true` while a capture is open, which forbids folding.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Acquire)
+    }
+
+    /// Records a page whose fences change. Must be called before the page's entry changes to describe other fences.
+    pub(super) fn record_changed_page(&self, page: PageId) {
+        if !self.is_open() {
+            return;
+        }
+        let mut changed_pages = self.changed_pages.lock();
+        if let Some(pages) = &mut *changed_pages {
+            pages.insert(page);
+            if pages.len() > CHANGED_PAGES_MAX {
+                *changed_pages = None;
+            }
+        }
+    }
+
+    /// Records that an entry was stored.
+    pub(super) fn set_new_entries(&self) {
+        if !self.has_new_entries.load(Ordering::Relaxed) {
+            self.has_new_entries.store(true, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The settings of a log, and the sizes that follow from them.
+
+use super::buffers::Buffers;
+use super::segment::BLOCK;
+use crate::error::{Error, Result};
+use crate::format::log::record_bytes;
+use crate::format::{BLOCK_BYTES, DatabaseId};
+use crate::io::SyncMethod;
+
+/// The minimum size of a stream's buffer. Each stream has two.
+const BUFFER_BYTES_MIN: usize = 4 * BLOCK_BYTES;
+
+const _: () = assert!(BUFFER_BYTES_MIN >= 2 * BLOCK_BYTES + record_bytes(0), "the least buffer has room for no record");
+
+/// The settings of a log.
+#[derive(Clone, Debug)]
+pub(crate) struct LogOptions {
+    pub(crate) streams: u16,
+    /// Bytes of a segment file, header included; a multiple of 4,096.
+    pub(crate) segment_bytes: u64,
+    /// Memory for the append buffers of all streams: at least 32 KiB each.
+    pub(crate) buffer_bytes: usize,
+    /// Memory for reading the log while it is open.
+    pub(crate) reader_bytes: usize,
+    /// The longest body that must fit. The first stream gets larger buffers if it needs them for this.
+    pub(crate) body_bytes: usize,
+    pub(crate) sync: SyncMethod,
+    /// The database's id, in every header.
+    pub(crate) database: DatabaseId,
+}
+
+impl LogOptions {
+    pub(super) fn check(&self) -> Result<()> {
+        if self.streams == 0 {
+            return Err(Error::Invalid("a log needs at least one stream".into()));
+        }
+        if !self.segment_bytes.is_multiple_of(BLOCK) || self.segment_bytes < 2 * BLOCK {
+            let given = self.segment_bytes;
+            return Err(Error::Invalid(format!(
+                "log segments of {given} bytes are not allowed: use a multiple of 4096, at least 8192"
+            )));
+        }
+        let others = usize::from(self.streams) - 1;
+        let minimum_bytes = 2 * (self.first_buffer_bytes_min() + others * BUFFER_BYTES_MIN);
+        if self.buffer_bytes < minimum_bytes {
+            return Err(Error::BudgetTooSmall {
+                given_bytes: self.buffer_bytes as u64,
+                minimum_bytes: minimum_bytes as u64,
+            });
+        }
+        Ok(())
+    }
+
+    /// Returns the minimum size of the first stream's buffers, which have to hold the longest record.
+    fn first_buffer_bytes_min(&self) -> usize {
+        Buffers::buffer_bytes_for(record_bytes(self.body_bytes)).max(BUFFER_BYTES_MIN)
+    }
+
+    /// Returns the length of a stream's two buffers. One can be filled while the other is written.
+    pub(super) fn stream_buffer_bytes(&self, stream: usize) -> usize {
+        let streams = usize::from(self.streams);
+        let share = self.buffer_bytes / streams / 2;
+        let first = share.max(self.first_buffer_bytes_min());
+        let bytes = match stream {
+            0 => first,
+            _ => (self.buffer_bytes / 2 - first) / (streams - 1),
+        };
+        let bytes = bytes / BLOCK_BYTES * BLOCK_BYTES;
+        debug_assert!(bytes >= BUFFER_BYTES_MIN, "stream {stream} has buffers of {bytes} bytes");
+        bytes
+    }
+
+    /// Returns the length of the longest body that a stream takes.
+    pub(super) fn body_bytes_max(&self, stream: usize) -> usize {
+        let record_max = Buffers::record_bytes_max(self.stream_buffer_bytes(stream));
+        (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
+    }
+
+    pub(super) fn window_bytes(&self) -> u64 {
+        self.segment_bytes - BLOCK
+    }
+}

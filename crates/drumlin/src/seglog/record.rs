@@ -1,0 +1,54 @@
+//! A record: its body before it is appended, and its position afterwards.
+
+use crate::format::{StreamId, StreamPosition, Timestamp, checksum};
+
+/// The body of a record with its checksum, which is computed outside of any lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Body {
+    bytes: Vec<u8>,
+    checksum: u64,
+    names_extents: bool,
+}
+
+impl Body {
+    pub(crate) fn new(bytes: Vec<u8>) -> Body {
+        let checksum = checksum(&bytes, 0);
+        Body { bytes, checksum, names_extents: false }
+    }
+
+    /// Creates the body of a record that names values in extents. The extents must be durable before the record. See
+    /// [`Hooks::before_write`](super::Hooks::before_write).
+    pub(crate) fn naming_extents(bytes: Vec<u8>) -> Body {
+        Body { names_extents: true, ..Body::new(bytes) }
+    }
+
+    pub(super) fn names_extents(&self) -> bool {
+        self.names_extents
+    }
+
+    /// Returns the vector that the body was made from, for reuse.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(super) fn checksum(&self) -> u64 {
+        self.checksum
+    }
+}
+
+/// The position of an appended record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Appended {
+    pub(crate) timestamp: Timestamp,
+    pub(crate) stream: StreamId,
+    /// The position after the record in its stream.
+    pub(crate) end: StreamPosition,
+    /// The stream's buffer is filling up.
+    pub(crate) is_near_full: bool,
+    /// The stream needs its next window prepared, and the caller has to request this.
+    pub(crate) wants_preparation: bool,
+}

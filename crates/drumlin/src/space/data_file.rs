@@ -1,0 +1,139 @@
+//! The state of the data file: the parts that every file of this folder works on.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
+
+use super::appender::{Appender, WriteBuffers};
+use super::debt::CheckpointDebt;
+use super::epoch::EpochLatch;
+use super::page_space::PageSpace;
+use super::reservation_sums::Reservations;
+use super::segments::Segments;
+use super::superblocks::Superblocks;
+use super::table_log::TableLog;
+use super::write_queue::WriteJobs;
+use crate::error::Stopped;
+use crate::format::extent::Encoder;
+use crate::format::{DatabaseId, Epoch, KeyspaceId, SegmentId, SegmentUse};
+use crate::hash::HashMap;
+use crate::io::FileRef;
+use crate::memory::Budget;
+use crate::sync::{Mutex, RwLock};
+
+/// Bytes and requests read and written so far.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    pub(crate) reads: AtomicU64,
+    pub(crate) read_bytes: AtomicU64,
+    pub(crate) writes: AtomicU64,
+    pub(crate) write_bytes: AtomicU64,
+}
+
+/// The first reason to stop, if there is one.
+#[derive(Debug, Default)]
+pub(super) struct Failure {
+    pub(super) stopped: OnceLock<Stopped>,
+    /// The database was closed, possibly after a failure. Nothing more is read.
+    pub(super) is_closed: AtomicBool,
+}
+
+/// The segment that chunks of large values are written to, and the position of the next one.
+#[derive(Debug, Default)]
+pub(super) struct ValueSegment {
+    pub(super) open: Mutex<Option<(SegmentId, u64)>>,
+}
+
+/// The data file of a database. See the module.
+#[derive(Debug)]
+pub(crate) struct Space {
+    pub(super) path: PathBuf,
+    pub(super) file: FileRef,
+    pub(crate) segments: Segments,
+    pub(crate) epoch_latch: EpochLatch,
+    /// Indexed by the parity of the epoch.
+    pub(super) appenders: [Mutex<Appender>; 2],
+    pub(super) table_log: TableLog,
+    /// Encoders not in use.
+    pub(super) encoders: Mutex<Vec<Encoder>>,
+    pub(super) write_jobs: WriteJobs,
+    pub(super) values: ValueSegment,
+    /// Appender for extents that the reclaimer moves, and the epoch in which they are moved.
+    pub(super) mover: Mutex<(Appender, Epoch)>,
+    /// Bytes have been written to the file since the last sync began.
+    pub(super) unsynced: AtomicBool,
+    pub(super) syncing: Mutex<()>,
+    pub(super) page_spaces: RwLock<HashMap<KeyspaceId, Arc<PageSpace>>>,
+    /// Bytes of the catalogue's entries for keyspaces, not counting the lists of their tables' chunks, and bytes of its
+    /// list of summaries.
+    pub(super) keyspace_bytes: AtomicU64,
+    pub(super) summary_list_bytes: AtomicU64,
+    pub(super) failure: Failure,
+    pub(crate) traffic: Traffic,
+    pub(super) reservations: Reservations,
+    /// The memory that the database may use.
+    pub(super) budget: Arc<Budget>,
+    /// Records this opening before the first write; `None` if that is not needed.
+    pub(super) superblocks: Option<Arc<Superblocks>>,
+}
+
+impl Space {
+    pub(crate) fn new(
+        path: &Path,
+        file: FileRef,
+        database: DatabaseId,
+        segment_bytes: u64,
+        segment_count: u32,
+        epoch: Epoch,
+        budget: Arc<Budget>,
+    ) -> Space {
+        let buffers = Arc::new(WriteBuffers::new(budget.write_buffer_bytes().min(segment_bytes as usize)));
+        let appender = || Appender::new(Arc::clone(&buffers));
+        Space {
+            path: path.to_path_buf(),
+            segments: Segments::new(
+                Arc::clone(&file),
+                database,
+                segment_bytes,
+                segment_count,
+                SegmentUse::first_of(epoch.incarnation()),
+            ),
+            file,
+            epoch_latch: EpochLatch::new(epoch),
+            appenders: [Mutex::new(appender()), Mutex::new(appender())],
+            table_log: TableLog::default(),
+            encoders: Mutex::default(),
+            write_jobs: WriteJobs::default(),
+            values: ValueSegment::default(),
+            mover: Mutex::new((appender(), Epoch(0))),
+            unsynced: AtomicBool::new(false),
+            syncing: Mutex::default(),
+            page_spaces: RwLock::default(),
+            keyspace_bytes: AtomicU64::new(0),
+            summary_list_bytes: AtomicU64::new(0),
+            failure: Failure::default(),
+            traffic: Traffic::default(),
+            reservations: Reservations::new(),
+            budget,
+            superblocks: None,
+        }
+    }
+
+    /// Sets the superblocks of this data file. They record the opening when the first segment is taken.
+    pub(crate) fn with_superblocks(self, superblocks: Arc<Superblocks>) -> Space {
+        Space { superblocks: Some(superblocks), ..self }
+    }
+
+    /// Returns the counters of bytes in memory that the next checkpoint has to write.
+    pub(crate) fn debt(&self) -> Arc<CheckpointDebt> {
+        Arc::clone(&self.reservations.debt)
+    }
+
+    pub(crate) fn file(&self) -> &FileRef {
+        &self.file
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}

@@ -1,0 +1,99 @@
+//! Extents that are not pages: appending them, and reading and verifying them.
+
+use super::Space;
+use super::table::CHUNK_PAGES;
+use crate::error::{Error, Result};
+use crate::format::extent::{HEADER_BYTES, Header, Kind, PageKey};
+use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, extent};
+use crate::io::AlignedBuffer;
+
+pub(super) fn append_payload(
+    space: &Space,
+    epoch: Epoch,
+    kind: Kind,
+    keyspace: KeyspaceId,
+    index: usize,
+    payload: &[u8],
+) -> Result<ExtentAddress> {
+    assert!(!payload.is_empty(), "an extent of nothing");
+    let mut page = vec![0; HEADER_BYTES];
+    page.extend_from_slice(payload);
+    space.append(epoch, PageKey { keyspace, page: PageId(index as u32) }, kind, &page, None)
+}
+
+/// Reads and verifies an extent that is not a page. Returns its header and its decompressed contents.
+pub(crate) fn read_extent(space: &Space, address: ExtentAddress) -> Result<(Header, Vec<u8>)> {
+    let (start, length, offset) = space.cover(address);
+    let mut buffer = AlignedBuffer::zeroed(length);
+    space.read(&mut buffer, start).map_err(|error| Error::io("reading", space.path(), error))?;
+    open_extent(space, address, &buffer[offset..offset + address.length() as usize])
+}
+
+/// Verifies an extent that was read. Returns its header and its decompressed contents.
+pub(crate) fn open_extent(space: &Space, address: ExtentAddress, bytes: &[u8]) -> Result<(Header, Vec<u8>)> {
+    let reason = |reason| space.corrupted("an extent", address, reason);
+    let header = space.verify(address, bytes).map_err(reason)?;
+    let mut page = vec![0; header.raw_bytes.min(ExtentAddress::EXTENT_BYTES_MAX as usize)];
+    extent::decode(bytes, &header, &mut page).map_err(reason)?;
+    Ok((header, page))
+}
+
+/// Like [`open_extent`], but decompresses into the beginning of `page`, which must be long enough.
+pub(crate) fn open_extent_into(space: &Space, address: ExtentAddress, bytes: &[u8], page: &mut [u8]) -> Result<Header> {
+    let reason = |reason| space.corrupted("an extent", address, reason);
+    let header = space.verify(address, bytes).map_err(reason)?;
+    let page = page.get_mut(..header.raw_bytes).ok_or_else(|| reason(extent::ExtentError::Length))?;
+    extent::decode(bytes, &header, page).map_err(reason)?;
+    Ok(header)
+}
+
+pub(super) fn read_payload(
+    space: &Space,
+    kind: Kind,
+    keyspace: KeyspaceId,
+    index: usize,
+    address: ExtentAddress,
+) -> Result<Vec<u8>> {
+    let extent = read_extent(space, address)?;
+    payload_of(space, kind, PageKey { keyspace, page: PageId(index as u32) }, address, extent)
+}
+
+/// Returns the payload of an extent, which must have this kind and page key.
+pub(super) fn payload_of(
+    space: &Space,
+    kind: Kind,
+    page_key: PageKey,
+    address: ExtentAddress,
+    (header, mut page): (Header, Vec<u8>),
+) -> Result<Vec<u8>> {
+    if header.kind != kind {
+        return Err(space.corrupted("an extent", address, extent::ExtentError::Kind));
+    }
+    if header.page_key != page_key {
+        return Err(space.corrupted("an extent", address, extent::ExtentError::PageKey(header.page_key)));
+    }
+    page.drain(..HEADER_BYTES);
+    Ok(page)
+}
+
+/// Returns the entries in a chunk's extent.
+pub(super) fn chunk_entries(
+    space: &Space,
+    keyspace: KeyspaceId,
+    chunk: usize,
+    address: ExtentAddress,
+    extent: (Header, Vec<u8>),
+) -> Result<Vec<u64>> {
+    assert!(chunk <= u32::MAX as usize / CHUNK_PAGES, "chunk {chunk} is of no pages");
+    let page_key = PageKey { keyspace, page: PageId(chunk as u32) };
+    let payload = payload_of(space, Kind::Table, page_key, address, extent)?;
+    if payload.len() != CHUNK_PAGES * 8 {
+        return Err(space.corrupted("a page table", address, extent::ExtentError::Length));
+    }
+    Ok(numbers(&payload))
+}
+
+pub(super) fn numbers(payload: &[u8]) -> Vec<u64> {
+    assert!(payload.len().is_multiple_of(8), "a table of {} bytes ends within a number", payload.len());
+    payload.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes"))).collect()
+}

@@ -1,0 +1,298 @@
+//! Reading the page tables: everything that the newest superblock refers to, when a database is opened or checked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::checkpoint::{PageTableStore, append_changes};
+use super::extents::{chunk_entries, numbers, open_extent, read_extent, read_payload};
+use super::neighbours::NeighbourReader;
+use super::segments::SegmentTableChunk;
+use super::table::CHUNK_PAGES;
+use super::{ChunkImage, PageSpace, PageTable, Space};
+use crate::error::{Error, OnCorruption, Result, sound};
+use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
+use crate::format::extent::{HEADER_BYTES, Kind, SEGMENT_TABLE_ENTRIES};
+use crate::format::summary::{self, TableChange};
+use crate::format::{Epoch, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, ValueId, extent};
+use crate::hash::HashMap;
+
+/// The catalogue is read only if this many times its size fits into the budget, because it is in memory both encoded
+/// and decoded.
+const CATALOGUE_BUDGET_FACTOR: u64 = 4;
+
+/// The state of a database that its newest superblock describes.
+#[derive(Debug)]
+pub(crate) struct LoadedTables {
+    pub(crate) page_tables: PageTableStore,
+    pub(crate) catalogue: Catalogue,
+}
+
+impl PageTableStore {
+    /// Reads everything that the superblock refers to, and fills page tables and segment states. Fails if the catalogue
+    /// or the page tables would not fit into the budget of `memory_bytes`, before allocating them. If `on_corruption`
+    /// continues after an error, the corrupted structure counts as empty.
+    pub(crate) fn load(
+        mut self,
+        space: &Space,
+        memory_bytes: u64,
+        on_corruption: OnCorruption<'_>,
+    ) -> Result<LoadedTables> {
+        let catalogue = match self.superblock.epoch {
+            Epoch(0) => None,
+            _ => sound(self.read_catalogue(space, memory_bytes), on_corruption)?,
+        };
+        let none = || Catalogue { next_keyspace: 1, next_value: ValueId(1), ..Catalogue::default() };
+        let catalogue = catalogue.unwrap_or_else(none);
+        self.read_segment_table(space, &catalogue.segments, on_corruption)?;
+        self.summaries = catalogue.summaries.clone();
+        self.record_summaries(space);
+        for &address in &self.summaries {
+            let what = "a summary of changes of the page tables";
+            let read = restore(space, what, address).and_then(|()| read_summary(space, address));
+            let read = read.map_err(|error| named(error, space, what, address));
+            match sound(read, on_corruption)? {
+                Some(read) => append_changes(&mut self.table_changes, &read),
+                None => self.corrupted.summary = true,
+            }
+        }
+        let changes = self.changes_by_chunk();
+        let chunk_count = |keyspace: &KeyspaceEntry| {
+            let changed = changes.get(&keyspace.id).and_then(BTreeMap::last_key_value);
+            keyspace.chunks.len().max(changed.map_or(0, |(chunk, _)| chunk + 1))
+        };
+        let table_bytes = |keyspace| PageTable::memory_bytes_of(chunk_count(keyspace) as u64);
+        space.check_opened_tables(catalogue.keyspaces.iter().map(table_bytes).sum())?;
+        let mut reader = NeighbourReader::new(space);
+        for keyspace in &catalogue.keyspaces {
+            let KeyspaceEntry { id, page_bytes, chunks, name } = keyspace;
+            if !crate::format::node::is_page_bytes(*page_bytes as usize) {
+                let reason = format!("keyspace {name:?} has pages of {page_bytes} bytes");
+                on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
+                continue;
+            }
+            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name, &space.budget));
+            for chunk in 0..chunk_count(keyspace) {
+                let changed = changes.get(id).and_then(|changed| changed.get(&chunk));
+                let entries = self.load_chunk(space, keyspace, chunk, changed, &mut reader, on_corruption)?;
+                pages.table.restore_chunk(chunk, &entries);
+            }
+            self.chunks.insert(*id, chunks.clone());
+            space.add_page_space(pages);
+        }
+        Ok(LoadedTables { page_tables: self, catalogue })
+    }
+
+    /// Returns the page-table changes since the base image, by keyspace and chunk. Changes made before a keyspace was
+    /// dropped are left out.
+    fn changes_by_chunk(&self) -> HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> {
+        let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> = HashMap::default();
+        for change in &self.table_changes {
+            if change.page == PageId::NONE {
+                changes.remove(&change.keyspace);
+            } else {
+                let chunk = change.page.0 as usize / CHUNK_PAGES;
+                changes.entry(change.keyspace).or_default().entry(chunk).or_default().push(*change);
+            }
+        }
+        changes
+    }
+
+    /// Returns the entries of a table's chunk, from its base image and the changes since. Marks the extents that they
+    /// name as in use.
+    fn load_chunk(
+        &mut self,
+        space: &Space,
+        keyspace: &KeyspaceEntry,
+        chunk: usize,
+        changed: Option<&Vec<TableChange>>,
+        reader: &mut NeighbourReader<'_>,
+        on_corruption: OnCorruption<'_>,
+    ) -> Result<Vec<u64>> {
+        let KeyspaceEntry { id, chunks, name, .. } = keyspace;
+        let address = chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
+        let mut entries = vec![0; CHUNK_PAGES];
+        if !address.is_none() {
+            let what = format!("chunk {chunk} of the page table of keyspace {name:?}");
+            let read = restore(space, &what, address)
+                .and_then(|()| reader.read(&chunks[chunk..]).map_err(|error| Error::io("reading", space.path(), error)))
+                .and_then(|bytes| open_extent(space, address, bytes))
+                .and_then(|extent| chunk_entries(space, *id, chunk, address, extent))
+                .map_err(|error| named(error, space, &what, address));
+            match sound(read, on_corruption)? {
+                Some(read) => entries = read,
+                None => drop(self.corrupted.chunks.insert((*id, chunk))),
+            }
+        }
+        assert_eq!(entries.len(), CHUNK_PAGES, "chunk {chunk} of {id} has other entries than its pages");
+        for change in changed.into_iter().flatten() {
+            assert!(
+                change.keyspace == *id && change.page.0 as usize / CHUNK_PAGES == chunk,
+                "{change:?} is of another chunk"
+            );
+            entries[change.page.0 as usize % CHUNK_PAGES] = change.address.to_bits();
+        }
+        for (offset, entry) in entries.iter_mut().enumerate().filter(|(_, entry)| **entry != 0) {
+            let page = chunk * CHUNK_PAGES + offset;
+            let address = ExtentAddress::from_bits(*entry).filter(|_| page != 0);
+            let address = address.ok_or_else(|| {
+                let what = format!("the page table of keyspace {name:?}");
+                Error::corrupted(space.path(), what, "an entry in it is malformed")
+            });
+            let restored =
+                address.and_then(|address| restore(space, format_args!("page {page} of keyspace {name:?}"), address));
+            if let Err(error) = restored {
+                // If a summary is damaged, outdated entries are expected and not worth reporting.
+                if !self.corrupted.summary {
+                    on_corruption(error)?;
+                }
+                *entry = 0;
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Reads the catalogue from its last part to its first. Allocates memory only for parts that exist.
+    fn read_catalogue(&mut self, space: &Space, memory_bytes: u64) -> Result<Catalogue> {
+        let malformed = || Error::corrupted(space.path(), "the catalogue", "it is malformed");
+        let catalogue_bytes = self.superblock.catalogue_bytes;
+        let part_bytes = catalogue::PART_BYTES as u64;
+        let part_count = u32::try_from(catalogue_bytes.div_ceil(part_bytes)).map_err(|_| malformed())?;
+        let budget_bytes = CATALOGUE_BUDGET_FACTOR * catalogue_bytes;
+        if budget_bytes > memory_bytes {
+            return Err(Error::BudgetTooSmall { given_bytes: memory_bytes, minimum_bytes: budget_bytes });
+        }
+        let mut parts = Vec::new();
+        let mut next = self.superblock.catalogue;
+        let mut rest_bytes = catalogue_bytes;
+        for index in (0..part_count).rev() {
+            if next == ExtentRef::NONE {
+                return Err(malformed());
+            }
+            restore_named(space, "the catalogue", next)?;
+            let payload = read_payload(space, Kind::Catalogue, KeyspaceId(0), index as usize, next.address)?;
+            let expected_bytes = rest_bytes - u64::from(index) * part_bytes;
+            if payload.len() as u64 != ExtentRef::BYTES as u64 + expected_bytes {
+                return Err(malformed());
+            }
+            self.catalogue.push(next.address);
+            next = ExtentRef::from_bytes(&payload[..ExtentRef::BYTES]).ok_or_else(malformed)?;
+            parts.push(payload);
+            rest_bytes -= expected_bytes;
+        }
+        self.catalogue.reverse();
+        let bytes: Vec<u8> = parts.iter().rev().flat_map(|part| &part[ExtentRef::BYTES..]).copied().collect();
+        Catalogue::decode(&bytes).filter(|_| next == ExtentRef::NONE).ok_or_else(malformed)
+    }
+
+    /// Restores the table of segments, with which everything else is verified.
+    fn read_segment_table(
+        &mut self,
+        space: &Space,
+        named: &[ExtentRef],
+        on_corruption: OnCorruption<'_>,
+    ) -> Result<()> {
+        let chunk_count = space.segments.chunk_count();
+        for (chunk, &extent) in
+            (0..).map(SegmentTableChunk).zip(named).filter(|(_, extent)| **extent != ExtentRef::NONE)
+        {
+            if sound(restore_named(space, "the table of segments", extent), on_corruption)?.is_none() {
+                self.corrupted.segment_chunks.insert(chunk);
+            }
+        }
+        self.segment_table = named.iter().map(|extent| extent.address).collect();
+        // The file may have become shorter since the checkpoint.
+        for (chunk, &address) in (0..chunk_count).map(SegmentTableChunk).zip(&self.segment_table) {
+            if address.is_none() || self.corrupted.segment_chunks.contains(&chunk) {
+                continue;
+            }
+            let read = read_payload(space, Kind::Segments, KeyspaceId(0), chunk.index(), address);
+            let read = read.and_then(|payload| match payload.len() == SEGMENT_TABLE_ENTRIES * 8 {
+                true => Ok(numbers(&payload).into_iter().map(SegmentUse).collect::<Vec<_>>()),
+                false => Err(space.corrupted("the table of segments", address, extent::ExtentError::Length)),
+            });
+            match sound(read, on_corruption)? {
+                Some(uses) => space.segments.restore_uses(chunk, &uses),
+                None => drop(self.corrupted.segment_chunks.insert(chunk)),
+            }
+        }
+        self.corrupted.segment_chunks.iter().for_each(|chunk| space.segments.forget_uses(*chunk));
+        Ok(())
+    }
+
+    /// Verifies every structure that is not a page: catalogue, page tables, summaries. Calls `found` with each error
+    /// and its consequence. Returns the bytes read.
+    pub(crate) fn check(&mut self, space: &Space, mut found: impl FnMut(Error, &str)) -> u64 {
+        const COST: &str = "the database can't be opened again unless a checkpoint succeeds first";
+        let mut bytes = 0;
+        let mut is_damaged = |address: ExtentAddress, what: &str| {
+            bytes += address.length();
+            let error = match read_extent(space, address) {
+                Ok(_) => return false,
+                Err(Error::Corrupted { reason, .. }) => space.corrupted(what, address, reason),
+                Err(error) => error,
+            };
+            found(error, COST);
+            true
+        };
+        // A damaged catalogue need not be noted: each checkpoint rewrites it.
+        for &address in &self.catalogue {
+            is_damaged(address, "the catalogue");
+        }
+        for (chunk, &address) in (0..).map(SegmentTableChunk).zip(&self.segment_table) {
+            if !address.is_none() && is_damaged(address, &format!("the table of segments, chunk {},", chunk.0)) {
+                self.corrupted.segment_chunks.insert(chunk);
+            }
+        }
+        for &address in &self.summaries {
+            self.corrupted.summary |= is_damaged(address, "a summary");
+        }
+        for (&keyspace, addresses) in &self.chunks {
+            for (chunk, &address) in addresses.iter().enumerate() {
+                if !address.is_none() && is_damaged(address, &format!("chunk {chunk} of the page table of {keyspace}"))
+                {
+                    self.corrupted.chunks.insert((keyspace, chunk));
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// Adds a description of the extent to a read error that reports corruption.
+fn named(error: Error, space: &Space, what: &str, address: ExtentAddress) -> Error {
+    match error {
+        Error::Corrupted { reason, .. } => space.corrupted(what, address, reason),
+        other => other,
+    }
+}
+
+const MISPLACED: &str = "its place is outside the file, taken twice, or named with another use of its segment; the file may have been cut short";
+
+fn restore(space: &Space, what: impl std::fmt::Display, address: ExtentAddress) -> Result<()> {
+    if space.segments.restore(address) { Ok(()) } else { Err(space.corrupted(&what.to_string(), address, MISPLACED)) }
+}
+
+fn restore_named(space: &Space, what: &str, extent: ExtentRef) -> Result<()> {
+    if space.segments.restore_named(extent) { Ok(()) } else { Err(space.corrupted(what, extent.address, MISPLACED)) }
+}
+
+/// Reads a page table's chunk that a bulk load has written. Returns the address of each page, or none.
+pub(crate) fn read_image(space: &Space, image: ChunkImage) -> Result<Vec<ExtentAddress>> {
+    let ChunkImage { keyspace, chunk, address } = image;
+    let entries = chunk_entries(space, keyspace, chunk, address, read_extent(space, address)?)?;
+    let malformed = || Error::corrupted(space.path(), "a page table that was loaded", "an entry in it is malformed");
+    let address_of = |bits: u64| match bits {
+        0 => Ok(ExtentAddress::NONE),
+        _ => ExtentAddress::from_bits(bits).ok_or_else(malformed),
+    };
+    entries.into_iter().map(address_of).collect()
+}
+
+fn read_summary(space: &Space, address: ExtentAddress) -> Result<Vec<TableChange>> {
+    let (header, page) = read_extent(space, address)?;
+    if header.kind != Kind::Summary {
+        return Err(space.corrupted("a summary", address, extent::ExtentError::Kind));
+    }
+    summary::decode(&page[HEADER_BYTES..])
+        .ok_or_else(|| space.corrupted("a summary", address, extent::ExtentError::Length))
+}

@@ -1,0 +1,109 @@
+//! Requests to the background threads of an open database, and waiting for them to be done.
+
+use crate::error::Result;
+use crate::sync::{Condvar, Mutex};
+use crate::txn::Reclaim;
+
+/// The requests to the background threads, and which of them have ended.
+#[derive(Debug, Default)]
+pub(crate) struct Maintenance {
+    pub(crate) state: Mutex<MaintenanceState>,
+    pub(crate) changed: Condvar,
+    pub(super) spill: Mutex<SpillRequest>,
+    pub(super) spill_changed: Condvar,
+}
+
+/// A request to the thread that spills old versions.
+#[derive(Debug, Default)]
+pub(super) struct SpillRequest {
+    /// The bytes that versions may take in memory after the spill.
+    pub(super) wanted: Option<u64>,
+    pub(super) stop: bool,
+}
+
+/// The state of [`Maintenance`] that its lock guards.
+#[derive(Debug, Default)]
+pub(crate) struct MaintenanceState {
+    /// A checkpoint is requested.
+    pub(crate) checkpoint_wanted: bool,
+    /// Requested checkpoints that have begun and ended, and whether the newest failed.
+    pub(crate) checkpoints_begun: u64,
+    pub(crate) checkpoints_ended: u64,
+    pub(crate) is_checkpoint_refused: bool,
+    /// A cleanup is requested.
+    pub(crate) space_wanted: bool,
+    /// Cleanups that have begun and ended.
+    pub(crate) space_begun: u64,
+    pub(crate) space_ended: u64,
+    /// A checkpoint was made since the database was last idle, so shortening the file may be worth while.
+    pub(super) is_unpacked: bool,
+    pub(crate) stop: bool,
+    pub(crate) failed: bool,
+}
+
+impl MaintenanceState {
+    /// Returns `true` if the maintenance thread has something to do.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.checkpoint_wanted || self.space_wanted || self.stop
+    }
+}
+
+impl Maintenance {
+    /// Requests a checkpoint.
+    pub(crate) fn ask(&self) {
+        self.state.lock().checkpoint_wanted = true;
+        self.changed.notify_all();
+    }
+
+    /// Records that a checkpoint was made: once the database is idle, shortening the file may be worth while.
+    pub(super) fn checkpoint_ended(&self) {
+        self.state.lock().is_unpacked = true;
+        self.changed.notify_all();
+    }
+
+    /// Wakes the commits that wait for a checkpoint to begin.
+    pub(super) fn announce_checkpoint(&self) {
+        // Taking the lock keeps a waiter from missing the notification between its check and its wait.
+        drop(self.state.lock());
+        self.changed.notify_all();
+    }
+}
+
+impl Reclaim for Maintenance {
+    fn request_spill(&self, bytes_max: u64) {
+        let mut request = self.spill.lock();
+        request.wanted = Some(request.wanted.map_or(bytes_max, |wanted| wanted.min(bytes_max)));
+        drop(request);
+        self.spill_changed.notify_all();
+    }
+
+    /// Requests a cleanup that starts after this call, and waits for it to end.
+    fn reclaim_space(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        state.space_wanted = true;
+        self.changed.notify_all();
+        let target = state.space_begun + 1;
+        while state.space_ended < target && !state.stop && !state.failed {
+            self.changed.wait(&mut state);
+        }
+        Ok(())
+    }
+
+    fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool) {
+        let mut state = self.state.lock();
+        loop {
+            state.checkpoint_wanted = true;
+            self.changed.notify_all();
+            let target = state.checkpoints_begun + 1;
+            while state.checkpoints_ended < target {
+                if is_enough() || state.stop || state.failed {
+                    return;
+                }
+                self.changed.wait(&mut state);
+            }
+            if is_enough() || state.is_checkpoint_refused {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The settings of an opening.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::lock_wait::LockWaitHook;
+use crate::error::{Error, Result};
+use crate::io::{self, Backend, IoBackend};
+use crate::txn::commit::Durability;
+use crate::txn::spilled::SpillLimit;
+
+/// The settings of one opening, as [`Config`](crate::Config) describes and checks them.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) memory_bytes: u64,
+    pub(crate) log_stream_count: u16,
+    pub(crate) page_bytes: usize,
+    pub(crate) segment_bytes: u64,
+    /// `None` derives it from the size of the file system.
+    pub(crate) log_segment_bytes: Option<u64>,
+    pub(crate) checkpoint_log_bytes: u64,
+    /// The durability of commits that do not name one.
+    pub(crate) durability: Durability,
+    pub(crate) io_backend: IoBackend,
+    pub(crate) in_memory: bool,
+    pub(crate) create: bool,
+    pub(crate) read_only: bool,
+    pub(crate) warm_start: bool,
+    /// The disk space that spilled versions may take.
+    pub(crate) spill_limit: SpillLimit,
+    /// Opens for reading only, and skips whatever is corrupted.
+    pub(crate) salvage: bool,
+    /// Called before each wait for a row lock.
+    pub(crate) on_lock_wait: Option<LockWaitHook>,
+    pub(crate) backend: Option<Arc<dyn Backend>>,
+}
+
+impl Settings {
+    /// Returns the backend for files at `path`.
+    pub(crate) fn choose_backend(&self, path: &Path) -> Result<Arc<dyn Backend>> {
+        match (&self.backend, self.in_memory) {
+            (Some(backend), _) => Ok(Arc::clone(backend)),
+            (None, true) => Ok(io::in_memory()),
+            (None, false) => io::backend(self.io_backend).map_err(|error| Error::io("setting up I/O for", path, error)),
+        }
+    }
+}

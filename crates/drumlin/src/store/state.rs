@@ -1,0 +1,104 @@
+//! `Store`: the state that all handles of an open database share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::advice::AdviceFiles;
+use super::files::Locks;
+use super::keyspaces::Keyspaces;
+use super::lock_wait::LockWaitHook;
+use super::requests::Maintenance;
+use super::unneeded::Unneeded;
+use super::warm_state::WarmStart;
+use crate::error::{Error, Result};
+use crate::format::Timestamp;
+use crate::io::SyncMethod;
+use crate::space::checkpoint::PageTableStore;
+use crate::sync::Mutex;
+use crate::txn::commit::Durability;
+use crate::txn::engine::Engine;
+
+/// The result of opening a database.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let opening = db.opening();
+/// println!("opened in {:?}, {} commits recovered", opening.duration, opening.recovered_records);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Opening {
+    /// `true` if the database did not exist and was created.
+    pub created: bool,
+    /// Commits that were in the log but not in the newest checkpoint.
+    pub recovered_records: u64,
+    /// Bytes of the records of these commits.
+    pub recovered_bytes: u64,
+    /// The time that opening took.
+    pub duration: Duration,
+    /// The newest commit.
+    pub last: Timestamp,
+    /// Corruption that the opening found and worked around: one corrupted superblock if the other is valid, and with
+    /// [`Config::salvage`](crate::Config::salvage) any other corruption. A salvage opening also lists
+    /// [`Error::NotClosed`] here if the log has commits that no checkpoint holds.
+    pub skipped: Vec<Error>,
+}
+
+/// The state that all handles of an open database share.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) path: PathBuf,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) keyspaces: Keyspaces,
+    /// Held while keyspaces are created and dropped.
+    pub(super) defining: Mutex<()>,
+    /// Held while space is reclaimed. Taken before `page_tables`.
+    pub(super) unneeded: Mutex<Unneeded>,
+    /// The durable state. Locked for as long as a checkpoint is being made.
+    pub(crate) page_tables: Mutex<PageTableStore>,
+    pub(crate) maintenance: Arc<Maintenance>,
+    pub(super) warm_start: WarmStart,
+    pub(super) counts_files: AdviceFiles,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) opening: Opening,
+    /// `None` after they were released.
+    pub(super) locks: Mutex<Option<Locks>>,
+    pub(super) sync: SyncMethod,
+    pub(crate) page_bytes: usize,
+    /// The durability of commits that do not name one.
+    pub(crate) durability: Durability,
+    pub(super) checkpoint_log_bytes: u64,
+    /// Every call that would write is refused.
+    pub(super) is_read_only: bool,
+    /// The database was opened despite corruption, without the corrupted parts.
+    pub(super) is_salvage: bool,
+    pub(super) checkpoints: AtomicU64,
+    pub(crate) contention: Contention,
+    pub(super) on_lock_wait: Option<LockWaitHook>,
+    /// The result of closing. Locked while the database is being closed, so that a second close waits.
+    pub(super) closed: Mutex<Option<Result<()>>>,
+}
+
+/// Counters of conflicts, retries and waits for rows, for [`Stats`](super::Stats).
+#[derive(Debug, Default)]
+pub(crate) struct Contention {
+    pub(crate) conflicts: AtomicU64,
+    pub(crate) retries: AtomicU64,
+    pub(crate) lock_waits: AtomicU64,
+    pub(crate) lock_wait_ns: AtomicU64,
+    pub(crate) lock_timeouts: AtomicU64,
+}
+
+impl Contention {
+    /// Counts `result` if it is a conflict, and returns it.
+    pub(crate) fn noting<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(Error::Conflict { .. }) = result {
+            self.conflicts.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+}
