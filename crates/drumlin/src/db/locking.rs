@@ -165,9 +165,8 @@ impl Transaction {
     /// # Ok::<(), drumlin::Error>(())
     /// ```
     ///
-    /// # Errors
-    /// [`Error::Invalid`] for a [serializable](crate::Isolation::Serializable) transaction, which reads at one snapshot;
-    /// [`Error::Closed`].
+    /// # Errors [`Error::Invalid`] for a [serializable](crate::Isolation::Serializable) transaction, which reads at one
+    /// snapshot; [`Error::Closed`].
     pub fn renew_snapshot(&mut self) -> Result<()> {
         if self.reader.view.reads.is_some() {
             return Err(Error::Invalid(

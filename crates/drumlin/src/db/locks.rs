@@ -8,7 +8,18 @@ use crate::error::Result;
 use crate::txn::interrupt::Interrupt;
 use crate::txn::locks::LockMode;
 
-/// A row that is locked; see [`Database::locks`].
+/// A row that is locked.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let k = db.keyspace("k")?;
+/// let mut tx = db.begin()?;
+/// tx.get_for_share(&k, "a")?;
+/// let row = &db.locks()?[0];
+/// assert_eq!((&row.keyspace[..], &row.key[..], &row.holders[..]), ("k", &b"a"[..], &[tx.number()][..]));
+/// assert!(row.waiters.is_empty());
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LockedRow {
@@ -26,6 +37,15 @@ pub struct LockedRow {
 }
 
 /// A transaction that waits for a row lock.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// // The row that has been waited for longest.
+/// let rows = db.locks()?;
+/// let longest = rows.iter().max_by_key(|row| row.waiters.first().map(|waiter| waiter.waited));
+/// assert!(longest.is_none());
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LockWaiter {
@@ -38,7 +58,17 @@ pub struct LockWaiter {
 }
 
 /// Ends a transaction's waits for row locks, from any thread. Made by
-/// [`Transaction::interrupter`](crate::Transaction::interrupter), whose documentation has an example.
+/// [`Transaction::interrupter`](crate::Transaction::interrupter).
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let k = db.keyspace("k")?;
+/// let (mut holder, mut tx) = (db.begin()?, db.begin()?);
+/// holder.insert(&k, "a", "1")?;
+/// tx.interrupter().interrupt();
+/// assert!(matches!(tx.insert(&k, "a", "2"), Err(drumlin::Error::Interrupted { .. })));
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Interrupter {
     pub(super) interrupt: Arc<Interrupt>,

@@ -6,6 +6,14 @@ use std::sync::Arc;
 use crate::txn::locks::LockMode;
 
 /// A wait for a row lock that is about to begin, for [`Config::on_lock_wait`](crate::Config::on_lock_wait).
+///
+/// ```
+/// let config = drumlin::Config::in_memory().on_lock_wait(|wait| {
+///     println!("{} waits for {:?}, which hold row {:?} of {}", wait.waiter, wait.holders, wait.key, wait.keyspace);
+/// });
+/// let db = config.open("")?;
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct LockWait<'w> {

@@ -26,6 +26,7 @@ impl Interrupt {
     /// Takes the waker of a wait, and only then returns whether the wait has to end. So a request either sees the waker
     /// or is seen.
     pub(crate) fn take(&self, waker: &Waker) -> bool {
+        debug_assert!(!waker.will_wake(Waker::noop()), "a wait that nothing can end");
         let before = self.waker.lock().replace(waker.clone());
         drop(before);
         self.is_requested.swap(false, Ordering::SeqCst)

@@ -1,9 +1,9 @@
 //! Row locks: the right to read or write a row until the transaction ends.
 //!
-//! A lock is shared, and then any number of transactions may hold it, or exclusive. It exists only while it is held. The
-//! table has an entry for each row that a running transaction has locked or waits to lock, found by keyspace and key. A
-//! transaction that finds a row locked waits in the row's queue, as a blocked thread or as a future; the table knows
-//! only wakers.
+//! A lock is shared, and then any number of transactions may hold it, or exclusive. It exists only while it is held.
+//! The table has an entry for each row that a running transaction has locked or waits to lock, found by keyspace and
+//! key. A transaction that finds a row locked waits in the row's queue, as a blocked thread or as a future; the table
+//! knows only wakers.
 //!
 //! ```text
 //!              claim                    claim by another
@@ -19,11 +19,13 @@
 //! 2. A released lock belongs to the first waiter in its queue at once, or to all shared requests at its front. So no
 //!    transaction overtakes another, each release wakes only those that it serves, and a waiter that gives up at that
 //!    moment finds that it holds the lock. Shared requests queue behind an exclusive one, so it does not starve.
-//! 3. A holder of a shared lock that requests the exclusive one overtakes the others: it waits at the front of the queue
+//! 3. A holder of a shared lock that requests the exclusive one overtakes the others: it waits at the front of the
+//! queue
 //!    for the other holders to release it.
 //! 4. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its turn in
 //!    the queue before the transaction waits again.
-//! 5. The [graph of waits](WaitGraph), from each transaction to the holders of the lock that it waits for, has no cycle:
+//! 5. The [graph of waits](WaitGraph), from each transaction to the holders of the lock that it waits for, has no
+//! cycle:
 //!    a transaction that would close a cycle gets [`LockError::Deadlock`] instead of a place in the queue. Only a
 //!    transaction that begins to wait can close a cycle. When a lock is handed over, the remaining waiters wait for new
 //!    holders that wait for nothing.
@@ -53,7 +55,7 @@ use crate::format::{KeyspaceId, checksum};
 use crate::io::Process;
 use crate::memory::heap_bytes;
 
-/// What a row lock permits.
+/// The kind of a row lock: whom it excludes.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -330,8 +332,13 @@ impl LockTable {
             true => others.waiters.push_front(waiter),
             false => others.waiters.push_back(waiter),
         }
+        debug_assert!(others.number != 0, "a transaction waits for a lock that the graph of waits does not know");
         graph.begin_wait(owner, others.number);
         drop(graph);
+        debug_assert!(
+            lock.waiters().skip(1).all(|waiter| lock.holders().all(|holder| holder != waiter.owner)),
+            "a holder of a shared lock waits behind others for the exclusive one"
+        );
         let taken_bytes = lock.heap_bytes() - before;
         shard.heap_bytes += taken_bytes;
         Poll::Pending
@@ -356,6 +363,7 @@ impl LockTable {
         // Those behind an exclusive request may now share the lock with its holders.
         let wakers = lock.serve(&mut graph);
         drop(graph);
+        debug_assert!(lock.waiters().all(|waiter| waiter.owner != owner), "a transaction waits twice for a lock");
         let freed_bytes = before - lock.heap_bytes();
         shard.heap_bytes -= freed_bytes;
         drop(shard);
@@ -365,12 +373,13 @@ impl LockTable {
     }
 
     /// Cleans up after a call of `owner` that was leaked, so that it neither learned about its lock nor was dropped.
-    /// Gives up its place in the queue, or releases the lock. If the transaction held a lock of the row before the call,
-    /// `keeps` is set, and it keeps that.
+    /// Gives up its place in the queue, or releases the lock. If the transaction held a lock of the row before the
+    /// call, `keeps` is set, and it keeps that.
     pub(crate) fn abandon(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8], keeps: bool) {
         if (self.cancel(owner, keyspace, key) || self.is_held_by(owner, keyspace, key)) && !keeps {
             self.unlock(owner, keyspace, key);
         }
+        debug_assert!(keeps || !self.is_held_by(owner, keyspace, key), "a leaked call keeps its lock");
     }
 
     /// Returns `true` if the current thread has locked the row, for any transaction.
@@ -429,6 +438,10 @@ impl LockTable {
                     if is_acquired {
                         crate::coverage::mark!("a lock was handed over to a transaction that had just given up");
                     }
+                    debug_assert!(
+                        !is_acquired || self.is_held_by(request.owner, request.keyspace, request.key),
+                        "a lock was handed over that the transaction does not hold"
+                    );
                     return if is_acquired { Ok(Granted::Acquired) } else { Err(error) };
                 }
             }
@@ -484,7 +497,9 @@ impl LockTable {
     ) {
         let lock = shard.find(hash, keyspace, key).expect("found a moment ago");
         let before = lock.heap_bytes();
+        let was_shared = lock.mode == LockMode::Shared;
         let is_held = lock.remove_holder(owner);
+        assert!(was_shared || !is_held, "an exclusive lock had two holders");
         let others = lock.others.as_mut().expect("it has other holders or waiters");
         let mut wakers = Vec::new();
         if others.number != 0 {
@@ -500,6 +515,7 @@ impl LockTable {
             wakers.extend(lock.serve(&mut graph));
         }
         lock.drop_empty();
+        debug_assert!(lock.holders().all(|holder| holder != owner), "a lock is released and still held");
         let freed_bytes = before - lock.heap_bytes();
         shard.heap_bytes -= freed_bytes;
         drop(shard);
@@ -641,6 +657,7 @@ impl Lock {
         match (is_held, mode) {
             (true, LockMode::Shared) => self.notice(owner),
             (true, LockMode::Exclusive) if is_alone => {
+                debug_assert!(self.mode == LockMode::Shared, "a lock that is exclusive becomes so again");
                 self.mode = LockMode::Exclusive;
                 self.notice(owner)
             }
@@ -683,8 +700,10 @@ impl Lock {
             let Waiter { owner, waker, .. } = others.waiters.pop_front().expect("it is the first");
             graph.end_wait(owner, others.number);
             if is_upgrade {
+                debug_assert!(self.mode == LockMode::Shared, "the holder of an exclusive lock waits for it");
                 self.mode = LockMode::Exclusive;
             } else {
+                debug_assert!(others.sharers.iter().all(|sharer| sharer.owner != owner), "a lock is held twice");
                 graph.add_holder(others.number, owner);
                 others.sharers.push(Sharer { owner, thread: self.thread, handed_over: true });
             }
@@ -701,6 +720,10 @@ impl Lock {
     fn drop_empty(&mut self) {
         drop(self.others.take_if(|others| others.sharers.is_empty() && others.waiters.is_empty()));
         debug_assert!(self.mode == LockMode::Shared || self.holders().count() == 1, "an exclusive lock is shared");
+        debug_assert!(
+            self.others.as_ref().is_none_or(|others| (others.number == 0) == others.waiters.is_empty()),
+            "the graph of waits knows a lock without waiters, or does not know one with them"
+        );
     }
 }
 

@@ -112,7 +112,8 @@ impl Snapshots {
     pub(crate) fn needed(&self, clock: &Clock) -> Needed {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
-        let snapshots = registered.range(ended..).map(|(&timestamp, _)| Timestamp(timestamp)).collect();
+        let snapshots: Vec<Timestamp> = registered.range(ended..).map(|(&timestamp, _)| Timestamp(timestamp)).collect();
+        debug_assert!(snapshots.last().is_none_or(|last| *last <= clock.published()), "a snapshot of the future");
         Needed { snapshots, visible: clock.visible() }
     }
 

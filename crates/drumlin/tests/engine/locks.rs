@@ -69,8 +69,8 @@ fn a_shared_lock_replaces_validation() {
     assert!(matches!(other.commit(), Err(Error::Conflict { .. })));
 }
 
-/// If another transaction has changed the row since the snapshot, a shared lock is a conflict like an exclusive one, and
-/// nothing stays locked.
+/// If another transaction has changed the row since the snapshot, a shared lock is a conflict like an exclusive one,
+/// and nothing stays locked.
 #[test]
 fn a_shared_lock_of_a_changed_row_conflicts() {
     let (db, k) = database();

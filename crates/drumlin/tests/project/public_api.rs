@@ -146,12 +146,17 @@ fn every_call_that_waits_has_both_forms() {
         "Reader::values",
         "Transaction::abort",
         "Transaction::conflict",
+        "Transaction::interrupter",
+        "Transaction::number",
+        "Transaction::renew_snapshot",
         "Transaction::rollback_to",
         "Transaction::savepoint",
+        "Transaction::set_lock_timeout",
     ];
     // The other form of these differs in more than waiting.
     const ALONE: &[&str] = &[
         "Database::check_with",
+        "Database::locks",
         "Database::transact_local",
         "Database::transact_with_local",
         "Database::try_transact_local",

@@ -24,7 +24,8 @@ enum Spill {
 }
 
 impl Engine {
-    /// Drops versions that no snapshot needs, unless another thread is doing so. If too many are left, requests a spill.
+    /// Drops versions that no snapshot needs, unless another thread is doing so. If too many are left, requests a
+    /// spill.
     pub(crate) fn collect_garbage(&self) {
         self.try_collect_all_garbage();
         self.request_spill_of_many();
@@ -53,6 +54,7 @@ impl Engine {
             true => ((most / 4 * 3).min(UNSPILLED_BYTES_MAX), (most / 2).min(UNSPILLED_BYTES_MAX / 2)),
             false => (most, most),
         };
+        debug_assert!(low <= high, "a spill that is requested at {high} bytes and frees none");
         if self.versions.memory_bytes() > high {
             self.reclaim.request_spill(low);
         }
@@ -60,6 +62,7 @@ impl Engine {
 
     fn drop_unneeded(&self, unfreed: &mut UnfreedValues) {
         let horizon = self.snapshots.horizon(&self.clock);
+        debug_assert!(horizon <= self.clock.visible(), "versions are dropped that the next reader needs");
         unfreed.extend(self.versions.collect_garbage(horizon));
         unfreed.extend(self.spilled.drop_up_to(horizon));
         self.free_values(unfreed, self.changes_max_of_frees());

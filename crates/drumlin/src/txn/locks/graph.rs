@@ -24,6 +24,7 @@ impl WaitGraph {
         self.locks_count += 1;
         let number = self.locks_count;
         self.holders.extend(holders.map(|holder| (number, holder)));
+        debug_assert!(self.holders_of(number).next().is_some(), "a lock that nobody holds has a queue");
         number
     }
 
@@ -40,7 +41,8 @@ impl WaitGraph {
     }
 
     pub(super) fn add_holder(&mut self, number: u64, holder: TransactionId) {
-        self.holders.insert((number, holder));
+        let is_new = self.holders.insert((number, holder));
+        assert!(is_new, "a transaction is given a lock that it holds");
     }
 
     pub(super) fn remove_holder(&mut self, number: u64, holder: TransactionId) {
