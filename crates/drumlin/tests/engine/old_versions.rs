@@ -277,7 +277,8 @@ fn a_limit_on_disk_ends_the_oldest_snapshot() {
     let text = error.to_string();
     assert!(text.contains("on disk, and Config::version_disk_bytes allows 1048576. Take a new snapshot"), "{text}");
     assert_eq!(db.stats().snapshots_ended, 1);
-    // A spill begins below the limit and writes less than 1 MiB; a merge writes a copy of the runs before it drops them.
+    // A spill begins below the limit and writes less than 1 MiB; a merge writes a copy of the runs before it drops
+    // them.
     assert!(most < 2 * (LIMIT + MIB), "{most} bytes on disk");
     wait_until("the file goes", || {
         db.checkpoint().unwrap();
