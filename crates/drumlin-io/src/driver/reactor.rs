@@ -31,10 +31,8 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use crate::backend::{AlignedBuffer, Backend, Completion, FileRef, Process, Queue};
+use crate::share::{FOREGROUND_LINGER, background_max};
 use crate::sync::{Condvar, Mutex, MutexGuard};
-
-/// Foreground requests count as active for this long after the last one has finished.
-const FOREGROUND_LINGER: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Direction {
@@ -369,12 +367,7 @@ impl Reactor {
         let foreground = state.in_queue[0] + state.pending[0].len();
         let is_active = foreground > 0
             || state.foreground_seen.is_some_and(|seen| self.backend.now().saturating_sub(seen) < FOREGROUND_LINGER);
-        if !is_active || state.share >= 1.0 {
-            return self.queue.depth();
-        }
-        // Of `background + foreground` in flight, `background` may be `share`.
-        let count = foreground.max(1) as f64 * state.share / (1.0 - state.share);
-        (count as usize).clamp(1, self.queue.depth())
+        if is_active { background_max(state.share, foreground) } else { usize::MAX }
     }
 
     /// Returns the answer, or stores the waker that is called when there is one. If the caller will not collect it

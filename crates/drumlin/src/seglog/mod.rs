@@ -91,7 +91,7 @@ use crate::format::{
     BLOCK_BYTES, CheckpointNumber, DatabaseId, Incarnation, SlotNumber, StreamId, StreamPosition, Timestamp, UseNumber,
     checksum,
 };
-use crate::io::{Backend, FolderRef, Persist, SyncMethod};
+use crate::io::{Backend, FolderRef, Persist, Share, SyncMethod};
 use buffers::Buffers;
 use horizon::Horizon;
 use prepare::{Call, Refusal, Signal, Urgency};
@@ -216,6 +216,8 @@ pub(crate) struct Hooks {
     pub(crate) list: List,
     /// Records durably that the log is closed: nothing in it is needed, and nothing more is written to it.
     pub(crate) on_closed: BeforeWrite,
+    /// Counts the log's writes, so that background work yields to them.
+    pub(crate) share: Arc<Share>,
 }
 
 impl Hooks {
@@ -227,6 +229,7 @@ impl Hooks {
             on_durable: Box::new(|_| {}),
             list: Box::new(|_| Ok(())),
             on_closed: Box::new(|| Ok(())),
+            share: Arc::default(),
         }
     }
 }

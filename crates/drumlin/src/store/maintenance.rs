@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::Store;
 use super::reclaim::{AFTER_CHECKPOINT, Goal};
 use crate::error::{Error, Result};
+use crate::io::Share;
 use crate::sync::{Condvar, Mutex};
 use crate::txn::Reclaim;
 
@@ -23,6 +24,8 @@ pub(crate) struct Maintenance {
     pub(crate) changed: Condvar,
     spill: Mutex<SpillRequest>,
     spill_changed: Condvar,
+    /// Background work is urgent while commits wait for it.
+    share: Arc<Share>,
 }
 
 /// A request to the thread that spills old versions.
@@ -61,6 +64,10 @@ impl MaintenanceState {
 }
 
 impl Maintenance {
+    pub(super) fn new(share: Arc<Share>) -> Maintenance {
+        Maintenance { share, ..Maintenance::default() }
+    }
+
     /// Requests a checkpoint.
     pub(crate) fn ask(&self) {
         self.state.lock().checkpoint_wanted = true;
@@ -91,6 +98,7 @@ impl Reclaim for Maintenance {
 
     /// Requests a cleanup that starts after this call, and waits for it to end.
     fn reclaim_space(&self) -> Result<()> {
+        let _urgent = self.share.urgent();
         let mut state = self.state.lock();
         state.space_wanted = true;
         self.changed.notify_all();
@@ -102,6 +110,7 @@ impl Reclaim for Maintenance {
     }
 
     fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool) {
+        let _urgent = self.share.urgent();
         let mut state = self.state.lock();
         loop {
             state.checkpoint_wanted = true;
@@ -288,6 +297,23 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
 mod tests {
     use super::*;
     use crate::Config;
+
+    /// Background work has no limit while a commit waits for it, and has its share again afterwards.
+    #[test]
+    fn background_work_that_commits_wait_for_is_urgent() {
+        let db = Config::in_memory().open("").unwrap();
+        let store = db.store().unwrap();
+        let share = &store.engine.space.share;
+        let read = share.foreground();
+        let room = || std::iter::from_fn(|| share.try_background()).take(50).collect::<Vec<_>>().len();
+        assert!(room() < 10);
+        let is_enough = || room() == 50;
+        store
+            .maintenance
+            .wait_for_checkpoint(&|| is_enough() || panic!("background work yields to a commit that waits"));
+        assert!(room() < 10);
+        drop(read);
+    }
 
     /// A panic of the maintenance thread fails the database and ends the waits for a checkpoint.
     #[test]
