@@ -381,6 +381,10 @@ impl Reactor {
             let slot = state.slot(key.0);
             if let Phase::Finished(_) = slot.phase {
                 let Phase::Finished(answer) = state.remove(key.0).phase else { unreachable!("matched above") };
+                if is_retry {
+                    // Others may have relied on this thread while it was the collector.
+                    self.hand_over(state);
+                }
                 return Poll::Ready(answer);
             }
             if !slot.waker.as_ref().is_some_and(|stored| stored.will_wake(waker)) {
