@@ -254,13 +254,14 @@ impl Client {
         };
         let (taken, created, taken_again, load) = self.elsewhere(begin).await;
         self.settle(taken, created, true, Call::Plain, None)?;
-        // The load may be refused after its keyspace was created.
-        if let Err(Error::MemoryInUse { .. } | Error::KeyspaceNotEmpty { .. }) = &load {
+        // The load may be refused after its keyspace was created, or find it dropped again.
+        let is_unfit = matches!(load, Err(Error::KeyspaceNotEmpty { .. } | Error::KeyspaceDropped { .. }));
+        if is_unfit || matches!(load, Err(Error::MemoryInUse { .. })) {
             if taken_again > 0 {
                 self.session.model.answer(taken_again, true);
                 return Ok(());
             }
-            if matches!(load, Err(Error::KeyspaceNotEmpty { .. })) {
+            if is_unfit {
                 return Ok(());
             }
         }

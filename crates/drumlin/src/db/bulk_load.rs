@@ -323,7 +323,8 @@ impl Database {
     ///
     /// # Errors
     /// Those of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace
-    /// has rows; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the
+    /// has rows; [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if it is dropped at the same time;
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the
     /// memory budget.
     pub fn bulk_load(&self, name: &str) -> Result<BulkLoad> {
         let keyspace = self.keyspace(name)?;
