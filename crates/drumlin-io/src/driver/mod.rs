@@ -4,8 +4,6 @@
 //! for all: a thread in [`Driver::block_on`], or a thread of the driver's own, which starts when a task of another
 //! executor waits, and sleeps while nothing is in flight that anybody waits for. See [`reactor`] for how they agree.
 
-#[cfg(test)]
-mod disorder_tests;
 mod operation;
 mod reactor;
 #[cfg(test)]

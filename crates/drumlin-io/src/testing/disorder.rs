@@ -2,12 +2,10 @@
 
 use std::io;
 
-use super::fault::EIO;
 use crate::sync::{Condvar, Mutex, MutexGuard, Random};
 use crate::{Completion, Queue};
 
-/// What becomes of the completions of queues; see [`FaultyBackend::disorder`](super::fault::FaultyBackend::disorder).
-/// The default changes nothing.
+/// The delays, order and losses of the completions of queues; see `FaultyBackend::disorder`. The default changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Disorder {
     /// Determines which completions are late, by how much, their order, and which are lost.
@@ -69,12 +67,12 @@ impl DisorderlyCompletions {
         state.late.len() + state.lost.len()
     }
 
-    /// Answers the lost requests with an error, in one of the next rounds.
-    pub(super) fn time_out(&self) {
+    /// Answers the lost requests with the system's error `code`, in one of the next rounds.
+    pub(super) fn time_out(&self, code: i32) {
         let mut state = self.state.lock();
         let State { late, lost, .. } = &mut *state;
         late.extend(lost.drain(..).map(|lost| {
-            let result = Err(io::Error::from_raw_os_error(EIO));
+            let result = Err(io::Error::from_raw_os_error(code));
             (0, Completion { result, transferred: 0, ..lost })
         }));
         self.changed.notify_all();

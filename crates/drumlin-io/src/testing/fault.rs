@@ -126,7 +126,7 @@ struct Shared {
     /// Threads whose names begin like this are not started.
     refused_threads: Mutex<Option<&'static str>>,
     disorder: Mutex<Option<Disorder>>,
-    /// What the queues in disorder keep back.
+    /// The completions that queues in disorder keep back.
     kept_back: Mutex<Vec<Weak<DisorderlyCompletions>>>,
 }
 
@@ -391,8 +391,8 @@ impl FaultyBackend {
         *self.shared.refused_threads.lock() = Some(name);
     }
 
-    /// Puts the completions of all queues made from now on into disorder: late, out of order, and lost. Each queue draws
-    /// from the seed anew.
+    /// Puts the completions of all queues made from now on into disorder: late, out of order, and lost. Each
+    /// queue begins with the seed.
     ///
     /// A lost request stays in flight, and its buffer in the queue, until [`time_out`](Self::time_out) answers it with
     /// an error or the queue is dropped: as a device that has lost a request is reset after a time. Its bytes may or
@@ -405,7 +405,7 @@ impl FaultyBackend {
     pub fn time_out(&self) {
         self.shared.kept_back.lock().retain(|kept_back| {
             let kept_back = kept_back.upgrade();
-            kept_back.iter().for_each(|kept_back| kept_back.time_out());
+            kept_back.iter().for_each(|kept_back| kept_back.time_out(EIO));
             kept_back.is_some()
         });
     }

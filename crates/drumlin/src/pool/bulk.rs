@@ -1,5 +1,5 @@
-//! Reading many extents past the pool, for checks and moves, which need each extent only once. These reads are background
-//! work: beyond one, they yield to those that others wait for.
+//! Reading many extents past the pool, for checks and moves, which need each extent only once. These reads are
+//! background work.
 
 use std::io;
 

@@ -190,8 +190,7 @@ impl Pool {
         Ok(count)
     }
 
-    /// Like [`fault_many`](Self::fault_many), for pages that a scan will need: the reads yield to those that others wait
-    /// for.
+    /// Like [`fault_many`](Self::fault_many), for pages that a scan will need. The reads are background work.
     pub(crate) fn fault_ahead(&self, pages: &PageSpace, wanted: &[Wanted]) -> Result<usize> {
         let count = self.fault_groups(pages, wanted, Use::Ahead)?;
         self.cache.misses.fetch_add(count as u64, Ordering::Relaxed);

@@ -1,5 +1,7 @@
 //! Tests of drivers and files on each of the backends.
 
+mod disorder;
+
 use std::collections::HashSet;
 use std::future::Future;
 use std::io::{ErrorKind, Write};
@@ -735,7 +737,7 @@ impl Wake for WakerThatDrives {
         };
         *self.other.lock() = Some(thread::spawn(read));
         eventually("the other thread begins", || begun.load(Ordering::SeqCst) == 1);
-        thread::sleep(Duration::from_millis(30));
+        eventually("the other thread is parked", || self.file.driver().reactor().parked_count() == 1);
     }
 }
 

@@ -7,13 +7,14 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::task::{Context, Waker};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::AsyncWriteExt;
 
+use super::eventually;
 use crate::backend::select::select;
 use crate::sync::Random;
 use crate::testing::fault::{Disorder, EIO, FaultyBackend};
@@ -228,14 +229,6 @@ impl Lane<'_> {
     }
 }
 
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
-        thread::yield_now();
-    }
-}
-
 /// Runs one world. Returns the number of requests that were answered without an error.
 fn world(inner: &Arc<dyn Backend>, seed: u64) -> u64 {
     let mut random = Random(seed);
@@ -249,13 +242,13 @@ fn world(inner: &Arc<dyn Backend>, seed: u64) -> u64 {
     let driver = Driver::on(Arc::new(disk.clone()), DriverOptions { depth, one_thread, ..Default::default() }).unwrap();
     let direct = crate::OpenOptions { write: true, direct: true, ..Default::default() };
     let file = File::open(&driver, place.path("data"), direct).wait().unwrap();
-    let is_over = AtomicBool::new(false);
+    let (end, is_over) = channel::<()>();
     let ways = [Waiting::InBlockOn, Waiting::InAnotherExecutor, Waiting::Blocking];
     let answered = thread::scope(|scope| {
-        let timer = scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                disk.time_out();
-                thread::sleep(Duration::from_micros(200));
+        let timing_out = disk.clone();
+        let timer = scope.spawn(move || {
+            while is_over.recv_timeout(Duration::from_micros(200)) == Err(RecvTimeoutError::Timeout) {
+                timing_out.time_out();
             }
         });
         let lanes: Vec<_> = (0..if one_thread { 1 } else { 3 })
@@ -275,7 +268,7 @@ fn world(inner: &Arc<dyn Backend>, seed: u64) -> u64 {
             .collect();
         let answered = lanes.into_iter().map(|lane| lane.join().unwrap()).sum();
         eventually("nothing is in flight", || driver.turn().is_ok() && driver.in_flight() == 0);
-        is_over.store(true, Ordering::Relaxed);
+        drop(end);
         timer.join().unwrap();
         answered
     });
