@@ -5,7 +5,8 @@ use std::io;
 use crate::sync::{Condvar, Mutex, MutexGuard, Random};
 use crate::{Completion, Queue};
 
-/// The delays, order and losses of the completions of queues; see `FaultyBackend::disorder`. The default changes nothing.
+/// The delays, order and losses of the completions of queues; see `FaultyBackend::disorder`. The default changes
+/// nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Disorder {
     /// Determines which completions are late, by how much, their order, and which are lost.
