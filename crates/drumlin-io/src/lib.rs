@@ -42,6 +42,7 @@ mod immutable;
 mod medium;
 mod probe;
 mod read;
+mod share;
 mod stream;
 pub mod sync;
 #[cfg(any(test, feature = "testing"))]
@@ -63,6 +64,7 @@ pub use immutable::{ImmutableFile, ImmutableFileWriter};
 pub use medium::BlockDevice;
 pub use probe::{MethodFigures, Probe};
 pub use read::ReadBuffer;
+pub use share::{InFlight, Share, Urgent};
 pub use stream::{ReadStream, StreamOptions, WriteStream};
 pub use workers::Workers;
 

@@ -3,9 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
-use drumlin_io::{Driver, DriverOptions, File, IoBackend, OpenOptions, ReadManyOptions, ReadStream, StreamOptions};
-use futures_util::StreamExt;
+use drumlin_io::{
+    AlignedBuffer, Driver, DriverOptions, File, IoBackend, OpenOptions, ReadManyOptions, ReadStream, StreamOptions,
+    WriteStream,
+};
 use futures_util::stream::FuturesUnordered;
+use futures_util::{AsyncWriteExt, StreamExt};
 
 use super::tokio::runtime;
 use crate::buffer::Buffer;
@@ -32,6 +35,28 @@ pub(crate) fn one_thread(work: &Arc<Work>) -> io::Result<Measured> {
 pub(crate) fn registered(work: &Arc<Work>) -> io::Result<Measured> {
     let options = DriverOptions { one_thread: true, registered: true, ..DriverOptions::default() };
     on_one_thread(work, &open(work, options)?)
+}
+
+/// Writes through a stream, which copies the bytes into its own buffers.
+pub(crate) fn write_stream(work: &Arc<Work>) -> io::Result<Measured> {
+    let file = open(work, DriverOptions::default())?;
+    file.driver().block_on(async {
+        let mut bytes = AlignedBuffer::zeroed(REQUEST_BYTES);
+        let begin = || WriteStream::new(&file, 0, StreamOptions::default());
+        work.start();
+        let mut stream = begin();
+        while let Some(offset) = work.next_request() {
+            if offset != stream.position() {
+                stream.flush().await?;
+                stream = begin();
+            }
+            work::stamp_blocks(&mut bytes, offset);
+            stream.write_all(&bytes).await?;
+            work.done(REQUEST_BYTES);
+        }
+        stream.finish().await?;
+        Ok(work.finish())
+    })
 }
 
 fn on_one_thread(work: &Arc<Work>, file: &File) -> io::Result<Measured> {

@@ -27,23 +27,24 @@ pub(crate) struct Contender {
     pub(crate) name: &'static str,
     /// It is another library's interface, which drumlin-io is compared with.
     pub(crate) is_peer: bool,
-    is_random_only: bool,
+    has: fn(Row) -> bool,
     pub(crate) run: fn(&Arc<Work>) -> io::Result<Measured>,
 }
 
 impl Contender {
     pub(crate) fn has(self, row: Row) -> bool {
-        !(self.is_random_only && row.is_sequential())
+        (self.has)(row)
     }
 }
 
 /// Returns the contenders of this build, in the order of the columns.
 pub(crate) fn contenders() -> Vec<Contender> {
-    let column = |name, is_peer, run| Contender { name, is_peer, is_random_only: false, run };
+    let column = |name, is_peer, run| Contender { name, is_peer, has: |_| true, run };
     let all = [
         column(DRUMLIN, false, drumlin::block_on),
         column("drumlin-io (one thread)", false, drumlin::one_thread),
-        Contender { is_random_only: true, ..column("drumlin-io (registered)", false, drumlin::registered) },
+        Contender { has: |row| !row.is_sequential(), ..column("drumlin-io (registered)", false, drumlin::registered) },
+        Contender { has: |row| row == Row::Write, ..column("drumlin-io (stream)", false, drumlin::write_stream) },
         column("drumlin-io in tokio", false, drumlin::in_tokio),
         #[cfg(feature = "peers")]
         column("compio", true, compio::run),

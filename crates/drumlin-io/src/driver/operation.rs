@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 
 use super::Driver;
 use super::reactor::{Answer, Direction, Key, Request};
@@ -108,7 +108,7 @@ impl<T: Send + 'static> Operation<T> {
     /// Begins a read or write now, instead of when it is first waited for. Other operations begin as before.
     pub fn begin(mut self) -> Operation<T> {
         self.step = match std::mem::replace(&mut self.step, Step::Over) {
-            Step::Transfer(transfer) => begin(&self.driver, transfer),
+            Step::Transfer(transfer) => begin(&self.driver, transfer, None).0,
             step => step,
         };
         self
@@ -131,11 +131,12 @@ impl<T: Send + 'static> Operation<T> {
     }
 }
 
-fn begin<T>(driver: &Driver, transfer: Transfer<T>) -> Step<T> {
+/// Begins a transfer. Returns `true` if the waker was stored.
+fn begin<T>(driver: &Driver, transfer: Transfer<T>, waker: Option<&Waker>) -> (Step<T>, bool) {
     let Transfer { direction, file, offset, buffer, outcome } = transfer;
-    match driver.reactor().begin(Request { direction, file, offset, buffer }, driver.class()) {
-        Ok(key) => Step::InFlight(key, outcome),
-        Err(error) => Step::Ready(Err(error)),
+    match driver.reactor().begin(Request { direction, file, offset, buffer }, driver.class(), waker) {
+        Ok((key, is_awaited)) => (Step::InFlight(key, outcome), is_awaited),
+        Err(error) => (Step::Ready(Err(error)), false),
     }
 }
 
@@ -161,27 +162,36 @@ impl<T: Send + 'static> Future for Operation<T> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         let this = &mut *self;
         loop {
+            // Steps that last are polled in place.
+            match &mut this.step {
+                Step::InFlight(key, _) => {
+                    let answer = ready!(this.driver.reactor().poll(*key, context.waker()));
+                    let Step::InFlight(_, outcome) = std::mem::replace(&mut this.step, Step::Over) else {
+                        unreachable!("matched above")
+                    };
+                    return Poll::Ready(answer.and_then(|answer| outcome.of(answer)));
+                }
+                Step::Calling(calling) => {
+                    let result = ready!(calling.as_mut().poll(context));
+                    this.step = Step::Over;
+                    return Poll::Ready(result);
+                }
+                Step::Transfer(_) | Step::Call(_) | Step::Ready(_) | Step::Over => {}
+            }
             match std::mem::replace(&mut this.step, Step::Over) {
-                Step::Transfer(transfer) => this.step = begin(&this.driver, transfer),
-                Step::InFlight(key, outcome) => match this.driver.reactor().poll(key, context.waker()) {
-                    Poll::Pending => {
-                        this.step = Step::InFlight(key, outcome);
+                Step::Transfer(transfer) => {
+                    let (step, is_awaited) = begin(&this.driver, transfer, Some(context.waker()));
+                    this.step = step;
+                    if is_awaited {
                         return Poll::Pending;
                     }
-                    Poll::Ready(answer) => return Poll::Ready(answer.and_then(|answer| outcome.of(answer))),
-                },
+                }
                 Step::Call(call) => {
                     let driver = this.driver.clone();
                     this.step = Step::Calling(Box::pin(async move { driver.workers().run(call).await }));
                 }
-                Step::Calling(mut calling) => match calling.as_mut().poll(context) {
-                    Poll::Pending => {
-                        this.step = Step::Calling(calling);
-                        return Poll::Pending;
-                    }
-                    Poll::Ready(result) => return Poll::Ready(result),
-                },
                 Step::Ready(result) => return Poll::Ready(result),
+                Step::InFlight(..) | Step::Calling(_) => unreachable!("polled above"),
                 Step::Over => panic!("an operation was polled after it had finished"),
             }
         }

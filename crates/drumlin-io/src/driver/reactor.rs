@@ -31,10 +31,8 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use crate::backend::{AlignedBuffer, Backend, Completion, FileRef, Process, Queue};
+use crate::share::{FOREGROUND_LINGER, background_max};
 use crate::sync::{Condvar, Mutex, MutexGuard};
-
-/// Foreground requests count as active for this long after the last one has finished.
-const FOREGROUND_LINGER: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Direction {
@@ -118,8 +116,9 @@ struct State {
     is_closed: bool,
     /// The queue failed with this error.
     failure: Option<String>,
-    /// The collector's list, kept for its capacity.
+    /// The collector's lists, kept for their capacity.
     finished: Vec<Completion>,
+    aftermath: Aftermath,
     /// Requests were pushed that the queue has not submitted.
     has_unsubmitted: bool,
 }
@@ -199,9 +198,10 @@ struct Aftermath {
 }
 
 impl Aftermath {
-    fn run(self) {
-        drop(self.dropped);
-        for waker in self.wakers {
+    /// Leaves both lists empty, with their capacity.
+    fn run(&mut self) {
+        self.dropped.clear();
+        for waker in self.wakers.drain(..) {
             if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
                 log::error!("the waker of a task that waits for I/O panicked");
             }
@@ -295,24 +295,28 @@ impl Reactor {
         DRIVING.get() == std::ptr::from_ref(self).addr()
     }
 
-    /// Begins a request.
+    /// Begins a request. If the calling thread will collect it, stores the waker, as [`poll`](Self::poll) does, and
+    /// returns `true` besides the key.
     ///
     /// # Errors
     /// The queue has failed, or the process is a fork.
-    pub(crate) fn begin(&self, request: Request, class: Class) -> io::Result<Key> {
+    pub(crate) fn begin(&self, request: Request, class: Class, waker: Option<&Waker>) -> io::Result<(Key, bool)> {
         self.check_process()?;
         let mut state = self.state.lock();
         if let Some(failure) = &state.failure {
             return Err(io::Error::other(failure.clone()));
         }
-        let slot = Slot { phase: Phase::Pending(request), class, waker: None, is_outside: false, is_dropped: false };
+        let is_driving = self.is_driving_here();
+        let waker = waker.filter(|_| is_driving).cloned();
+        let is_awaited = waker.is_some();
+        let slot = Slot { phase: Phase::Pending(request), class, waker, is_outside: false, is_dropped: false };
         let key = state.insert(slot);
         state.pending[class as usize].push_back(key);
         self.fill(&mut state);
-        if !state.is_collector_awake && !self.is_driving_here() {
+        if !state.is_collector_awake && !is_driving {
             self.submit(state);
         }
-        Ok(Key(key))
+        Ok((Key(key), is_awaited))
     }
 
     fn check_process(&self) -> io::Result<()> {
@@ -369,12 +373,7 @@ impl Reactor {
         let foreground = state.in_queue[0] + state.pending[0].len();
         let is_active = foreground > 0
             || state.foreground_seen.is_some_and(|seen| self.backend.now().saturating_sub(seen) < FOREGROUND_LINGER);
-        if !is_active || state.share >= 1.0 {
-            return self.queue.depth();
-        }
-        // Of `background + foreground` in flight, `background` may be `share`.
-        let count = foreground.max(1) as f64 * state.share / (1.0 - state.share);
-        (count as usize).clamp(1, self.queue.depth())
+        if is_active { background_max(state.share, foreground) } else { usize::MAX }
     }
 
     /// Returns the answer, or stores the waker that is called when there is one. If the caller will not collect it
@@ -388,6 +387,10 @@ impl Reactor {
             let slot = state.slot(key.0);
             if let Phase::Finished(_) = slot.phase {
                 let Phase::Finished(answer) = state.remove(key.0).phase else { unreachable!("matched above") };
+                if is_retry {
+                    // Others may have relied on this thread while it was the collector.
+                    self.hand_over(state);
+                }
                 return Poll::Ready(answer);
             }
             if !slot.waker.as_ref().is_some_and(|stored| stored.will_wake(waker)) {
@@ -552,7 +555,7 @@ impl Reactor {
         };
         let count = finished.len();
         let mut state = self.state.lock();
-        let mut aftermath = Aftermath::default();
+        let mut aftermath = std::mem::take(&mut state.aftermath);
         self.answer(&mut state, &mut finished, &mut aftermath);
         self.fill(&mut state);
         state.finished = finished;
@@ -568,6 +571,7 @@ impl Reactor {
         drop(state);
         aftermath.run();
         let mut state = self.state.lock();
+        state.aftermath = aftermath;
         state.has_collector = false;
         state.is_collector_awake = false;
         Ok((state, count))
@@ -615,6 +619,12 @@ impl Reactor {
         state.parked += 1;
         self.hand_over(state);
         Parked(self)
+    }
+
+    /// Returns the number of threads that wait for another collector.
+    #[cfg(test)]
+    pub(super) fn parked_count(&self) -> usize {
+        self.state.lock().parked
     }
 
     /// Makes the collector return to its caller.

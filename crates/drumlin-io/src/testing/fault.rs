@@ -11,12 +11,14 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex};
 
+pub use super::disorder::Disorder;
+use super::disorder::DisorderlyCompletions;
 use crate::{
     AlignedBuffer, Backend, BackendFile, Completion, FileRef, Lock, OpenOptions, Persist, Queue, QueueOptions,
     SyncMethod,
@@ -123,6 +125,9 @@ struct Shared {
     changed: Condvar,
     /// Threads whose names begin like this are not started.
     refused_threads: Mutex<Option<&'static str>>,
+    disorder: Mutex<Option<Disorder>>,
+    /// The completions that queues in disorder keep back.
+    kept_back: Mutex<Vec<Weak<DisorderlyCompletions>>>,
 }
 
 /// Holds a chosen request until it is released.
@@ -386,6 +391,31 @@ impl FaultyBackend {
         *self.shared.refused_threads.lock() = Some(name);
     }
 
+    /// Puts the completions of all queues made from now on into disorder: late, out of order, and lost. Each
+    /// queue begins with the seed.
+    ///
+    /// A lost request stays in flight, and its buffer in the queue, until [`time_out`](Self::time_out) answers it with
+    /// an error or the queue is dropped: as a device that has lost a request is reset after a time. Its bytes may or
+    /// may not have been transferred.
+    pub fn disorder(&self, disorder: Disorder) {
+        *self.shared.disorder.lock() = Some(disorder);
+    }
+
+    /// Answers every request that is [lost](Self::disorder) by now with the error [`EIO`].
+    pub fn time_out(&self) {
+        self.shared.kept_back.lock().retain(|kept_back| {
+            let kept_back = kept_back.upgrade();
+            kept_back.iter().for_each(|kept_back| kept_back.time_out(EIO));
+            kept_back.is_some()
+        });
+    }
+
+    fn wrap(&self, inner: Box<dyn Queue>) -> Box<dyn Queue> {
+        let disorder = self.shared.disorder.lock().map(|disorder| Arc::new(DisorderlyCompletions::new(disorder)));
+        self.shared.kept_back.lock().extend(disorder.as_ref().map(Arc::downgrade));
+        Box::new(FaultyQueue { inner, shared: Arc::clone(&self.shared), failed: Mutex::default(), disorder })
+    }
+
     /// Limits the space that all files may take together, in blocks of 4,096 bytes. A request that would exceed it
     /// fails with `StorageFull` and takes nothing. `None` lifts the limit. A file counts from its first opening through
     /// this backend.
@@ -436,13 +466,11 @@ impl Backend for FaultyBackend {
     }
 
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
-        let inner = self.inner.queue(depth)?;
-        Ok(Box::new(FaultyQueue { inner, shared: Arc::clone(&self.shared), failed: Mutex::default() }))
+        Ok(self.wrap(self.inner.queue(depth)?))
     }
 
     fn queue_with(&self, options: QueueOptions) -> io::Result<Box<dyn Queue>> {
-        let inner = self.inner.queue_with(options)?;
-        Ok(Box::new(FaultyQueue { inner, shared: Arc::clone(&self.shared), failed: Mutex::default() }))
+        Ok(self.wrap(self.inner.queue_with(options)?))
     }
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
@@ -649,6 +677,7 @@ struct FaultyQueue {
     inner: Box<dyn Queue>,
     shared: Arc<Shared>,
     failed: Mutex<Vec<Completion>>,
+    disorder: Option<Arc<DisorderlyCompletions>>,
 }
 
 impl FaultyQueue {
@@ -669,6 +698,10 @@ impl FaultyQueue {
     fn fail(&self, token: u64, buffer: AlignedBuffer, error: io::Error) {
         self.failed.lock().push(Completion { token, buffer, result: Err(error), transferred: 0 });
     }
+
+    fn pushed(&self) {
+        self.disorder.iter().for_each(|disorder| disorder.pushed());
+    }
 }
 
 impl Queue for FaultyQueue {
@@ -677,7 +710,8 @@ impl Queue for FaultyQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.inner.in_flight() + self.failed.lock().len()
+        let kept_back = self.disorder.as_ref().map_or(0, |disorder| disorder.count());
+        self.inner.in_flight() + self.failed.lock().len() + kept_back
     }
 
     fn push_read(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
@@ -688,6 +722,7 @@ impl Queue for FaultyQueue {
             }
             Err(error) => self.fail(token, buffer, error),
         }
+        self.pushed();
     }
 
     fn push_write(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
@@ -700,6 +735,7 @@ impl Queue for FaultyQueue {
             Ok(file) => self.inner.push_write(file, offset, buffer, token),
             Err(error) => self.fail(token, buffer, error),
         }
+        self.pushed();
     }
 
     fn submit(&self) -> io::Result<()> {
@@ -713,11 +749,16 @@ impl Queue for FaultyQueue {
             finished.append(&mut failed);
             count
         };
-        self.inner.wait(minimum.saturating_sub(failed), finished)?;
+        let minimum = minimum.saturating_sub(failed);
+        match &self.disorder {
+            Some(disorder) => disorder.wait(self.inner.as_ref(), minimum, finished)?,
+            None => self.inner.wait(minimum, finished)?,
+        }
         self.shared.strike(Operation::Wait)
     }
 
     fn interrupt(&self) {
+        self.disorder.iter().for_each(|disorder| disorder.interrupt());
         self.inner.interrupt();
     }
 

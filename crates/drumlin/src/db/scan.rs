@@ -19,7 +19,7 @@ use crate::counts::{CountedTree, half_open};
 use crate::error::{Error, Result};
 use crate::format::{ChunkNumber, PageId};
 use crate::memory::{Account, Grant};
-use crate::pool::Stop;
+use crate::pool::{Provider, Stop};
 use crate::store::read_ahead::ReadAhead;
 use crate::task::{Boxed, Rooted, WaitMode, turn};
 use crate::tree::node::{EMPTY_LEAF, Leaf};
@@ -276,7 +276,10 @@ impl Scan {
             loop {
                 let step = match stopped {
                     Ok(step) => step,
-                    Err(stop) => self.tree.pool.going_on(mode, stop, |from| self.try_copy(copying, from)).await?,
+                    Err(stop) => {
+                        let provider = Provider::of_scan(mode, &self.tree.pool);
+                        self.tree.pool.going_on(provider, stop, |from| self.try_copy(copying, from)).await?
+                    }
                 };
                 match step {
                     Step::Copied(made) => return Ok(made),

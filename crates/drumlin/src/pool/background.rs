@@ -131,7 +131,7 @@ impl Pool {
             };
             match work {
                 // If a page can't be read, its next reader gets the error.
-                Ahead::Read(pages, wanted) => drop(self.fault_many(&pages, &wanted)),
+                Ahead::Read(pages, wanted) => drop(self.fault_ahead(&pages, &wanted)),
                 Ahead::DeferredTask(task) => task.run(self),
             }
         }

@@ -1,4 +1,5 @@
-//! Reading many extents past the pool, for checks and moves, which need each extent only once.
+//! Reading many extents past the pool, for checks and moves, which need each extent only once. These reads are
+//! background work.
 
 use std::io;
 
@@ -6,16 +7,17 @@ use super::Pool;
 use super::span::Span;
 use crate::error::{Error, Result};
 use crate::format::ExtentAddress;
-use crate::io::Queue;
+use crate::io::{InFlight, Queue};
 
 /// Requests in flight: enough to use a device's bandwidth, with a megabyte of memory.
 const REQUESTS_MAX: usize = 4;
 
 /// One read, and the range of the caller's addresses that it covers.
-struct BulkRead {
+struct BulkRead<'p> {
     span: Span,
     buffer_bytes: usize,
     addresses: std::ops::Range<usize>,
+    in_flight: Option<InFlight<'p>>,
 }
 
 impl Pool {
@@ -29,7 +31,7 @@ impl Pool {
         each: impl FnMut(usize, Result<&mut [u8]>),
     ) -> Result<()> {
         let mut queue = self.take_queue()?;
-        let mut slots: [Option<BulkRead>; REQUESTS_MAX] = [const { None }; REQUESTS_MAX];
+        let mut slots: [Option<BulkRead<'_>>; REQUESTS_MAX] = [const { None }; REQUESTS_MAX];
         let result = self.read_requests(addresses, queue.as_mut(), &mut slots, each);
         let in_flight = slots.iter().flatten();
         match result {
@@ -47,11 +49,11 @@ impl Pool {
     }
 
     /// Reads all of `addresses`. After an error, `slots` holds the requests whose buffers were not given back.
-    fn read_requests(
-        &self,
+    fn read_requests<'p>(
+        &'p self,
         addresses: &[ExtentAddress],
         queue: &mut dyn Queue,
-        slots: &mut [Option<BulkRead>; REQUESTS_MAX],
+        slots: &mut [Option<BulkRead<'p>>; REQUESTS_MAX],
         mut each: impl FnMut(usize, Result<&mut [u8]>),
     ) -> Result<()> {
         let space = &self.space;
@@ -61,9 +63,13 @@ impl Pool {
             while next < addresses.len()
                 && let Some(slot) = slots.iter().position(Option::is_none)
             {
-                let mut request = self.gather(addresses, next)?;
-                let length = request.span.length();
                 let is_first = queue.in_flight() == 0;
+                let in_flight = if is_first { Some(space.share.background()) } else { space.share.try_background() };
+                if in_flight.is_none() {
+                    break;
+                }
+                let mut request = BulkRead { in_flight, ..self.gather(addresses, next)? };
+                let length = request.span.length();
                 let buffer = if is_first { Some(self.buffers.take(length)) } else { self.buffers.try_take(length) };
                 let Some(buffer) = buffer else { break };
                 next = request.addresses.end;
@@ -78,8 +84,9 @@ impl Pool {
             }
             queue.wait(1, &mut finished).map_err(|error| Error::io("reading", space.path(), error))?;
             for mut completion in finished.drain(..) {
-                let BulkRead { span, buffer_bytes, addresses: indexes } =
+                let BulkRead { span, buffer_bytes, addresses: indexes, in_flight } =
                     slots[completion.token as usize].take().expect("the slot was in flight");
+                drop(in_flight);
                 assert_eq!(completion.buffer.capacity(), buffer_bytes, "a read ends with another's buffer");
                 for index in indexes {
                     let address = addresses[index];
@@ -101,7 +108,7 @@ impl Pool {
     }
 
     /// Returns one request for the addresses from `first` on that lie close together.
-    fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<BulkRead> {
+    fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<BulkRead<'_>> {
         let mut end = first;
         let mut span = None;
         while let Some(&address) = addresses.get(end) {
@@ -113,6 +120,6 @@ impl Pool {
             end += 1;
         }
         assert!(end > first, "a request reads no extent");
-        Ok(BulkRead { span: span.expect("a place at least"), buffer_bytes: 0, addresses: first..end })
+        Ok(BulkRead { span: span.expect("a place at least"), buffer_bytes: 0, addresses: first..end, in_flight: None })
     }
 }

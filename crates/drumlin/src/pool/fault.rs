@@ -51,7 +51,9 @@ impl Pool {
         buffer: &mut AlignedBuffer,
     ) -> Result<()> {
         let (start, _, offset) = self.space.cover(address);
+        let in_flight = (!wanted.is_of_scan).then(|| self.space.share.foreground());
         let result = self.space.read(buffer, start);
+        drop(in_flight);
         self.arrive(pages, wanted, address, frame, result, &buffer[offset..])
     }
 

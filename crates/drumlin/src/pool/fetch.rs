@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::format::extent::ExtentError;
 use crate::format::node::is_page_bytes;
 use crate::format::{ExtentAddress, PageId};
-use crate::io::{AlignedBuffer, Completion, Queue};
+use crate::io::{AlignedBuffer, Completion, InFlight, Queue};
 use crate::space::{PageEntry, PageSpace};
 
 /// A read in flight.
@@ -37,6 +37,7 @@ struct Fetch<'p> {
     offset: usize,
     buffer_bytes: usize,
     frame: NewFrame<'p>,
+    in_flight: Option<InFlight<'p>>,
 }
 
 /// The state of the reading thread.
@@ -319,11 +320,14 @@ impl Pool {
             self.buffers.give(buffer);
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         }
-        StartedRead::Reading(Fetch { request, address, offset, buffer_bytes: buffer.capacity(), frame }, start, buffer)
+        let in_flight = (!request.wanted.is_of_scan).then(|| self.space.share.foreground());
+        let fetch = Fetch { request, address, offset, buffer_bytes: buffer.capacity(), frame, in_flight };
+        StartedRead::Reading(fetch, start, buffer)
     }
 
     fn end_fetch(&self, fetch: Fetch<'_>, result: io::Result<()>, bytes: &[u8]) -> Option<Waker> {
-        let Fetch { request, address, offset, frame, .. } = fetch;
+        let Fetch { request, address, offset, frame, in_flight, .. } = fetch;
+        drop(in_flight);
         self.cache.misses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let bytes = bytes.get(offset..).unwrap_or_default();
         let arrived = self.arrive(&request.pages, request.wanted, address, frame, result, bytes);

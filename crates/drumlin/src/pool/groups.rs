@@ -13,7 +13,7 @@ use super::queues::OnShortage;
 use super::span::Span;
 use crate::error::{Error, Result};
 use crate::format::ExtentAddress;
-use crate::io::{AlignedBuffer, Completion, Queue};
+use crate::io::{AlignedBuffer, Completion, InFlight, Queue};
 use crate::space::{PageEntry, PageSpace};
 
 /// Number of requests handed to the kernel at once. Each takes the kernel some 5 µs. With small batches the device
@@ -28,9 +28,11 @@ const SPARE_REQUESTS: usize = 2;
 /// The purpose of a fault of many pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
-    /// A caller waits for the pages or will need them.
+    /// A caller waits for the pages.
     Wanted,
-    /// No request needs them yet.
+    /// A scan will need them. Such reads are background work: they yield to the others.
+    Ahead,
+    /// No request needs them yet. Background work too.
     Spare,
 }
 
@@ -39,6 +41,7 @@ struct Group<'p> {
     span: Span,
     buffer_bytes: usize,
     pages: Vec<(Wanted, ExtentAddress, NewFrame<'p>)>,
+    in_flight: Option<InFlight<'p>>,
 }
 
 /// The reads of one call of [`Pool::fault_many`].
@@ -89,9 +92,10 @@ impl<'p> GroupReads<'p, '_> {
             && let Some(&slot) = self.idle.last()
         {
             let on_shortage = match self.of {
-                Use::Wanted => OnShortage::of(self.queue.as_ref()),
+                Use::Wanted | Use::Ahead => OnShortage::of(self.queue.as_ref()),
                 Use::Spare => OnShortage::ReadLater,
             };
+            let Some(in_flight) = self.admit() else { break };
             let (near, length_max) = self.pool.near(self.rest);
             let buffers = &self.pool.buffers;
             let buffer = match on_shortage {
@@ -112,10 +116,20 @@ impl<'p> GroupReads<'p, '_> {
                 break;
             };
             self.idle.pop();
-            self.push(slot, group, buffer);
+            self.push(slot, Group { in_flight: Some(in_flight), ..group }, buffer);
             pushed += 1;
         }
         Ok(pushed)
+    }
+
+    /// Counts a request. Returns `None` if background work has its share already.
+    fn admit(&self) -> Option<InFlight<'p>> {
+        let share = &self.pool.space.share;
+        match self.of {
+            Use::Wanted => Some(share.foreground()),
+            Use::Ahead | Use::Spare if self.queue.in_flight() == 0 => Some(share.background()),
+            Use::Ahead | Use::Spare => share.try_background(),
+        }
     }
 
     fn push(&mut self, slot: usize, mut group: Group<'p>, mut buffer: AlignedBuffer) {
@@ -133,6 +147,7 @@ impl<'p> GroupReads<'p, '_> {
         let slot = completion.token as usize;
         let group = self.in_flight[slot].take().expect("the slot was in flight");
         assert_eq!(completion.buffer.capacity(), group.buffer_bytes, "a read ends with another's buffer");
+        drop(group.in_flight);
         for (wanted, address, frame) in group.pages {
             assert!(group.span.start <= address.start() && address.start() + address.length() <= group.span.end);
             let offset = (address.start() - group.span.start) as usize;
@@ -175,6 +190,13 @@ impl Pool {
         Ok(count)
     }
 
+    /// Like [`fault_many`](Self::fault_many), for pages that a scan will need. The reads are background work.
+    pub(crate) fn fault_ahead(&self, pages: &PageSpace, wanted: &[Wanted]) -> Result<usize> {
+        let count = self.fault_groups(pages, wanted, Use::Ahead)?;
+        self.cache.misses.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+
     /// Like [`fault_many`](Self::fault_many), for pages that no request needs yet. Leaves out pages for which there is
     /// no [spare frame](Self::has_spare_frame), and does not count misses.
     pub(crate) fn fault_spare(&self, pages: &PageSpace, wanted: &[Wanted]) -> Result<usize> {
@@ -198,7 +220,7 @@ impl Pool {
         extents.sort_unstable_by_key(|(address, wanted)| (*address, wanted.page));
         let queue = self.take_queue()?;
         let depth = match of {
-            Use::Wanted => queue.depth(),
+            Use::Wanted | Use::Ahead => queue.depth(),
             Use::Spare => queue.depth().min(SPARE_REQUESTS),
         };
         let reads = GroupReads {
@@ -254,7 +276,7 @@ impl Pool {
             // Let the next groups find free frames, instead of having this thread evict pages.
             self.wake_background();
         }
-        Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed }))
+        Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed, in_flight: None }))
     }
 
     /// Returns the first extents that may be read together, and the most bytes that this takes.
@@ -265,5 +287,79 @@ impl Pool {
             |(address, _): &&(ExtentAddress, Wanted)| Span::join(&mut span, self.space.cover(*address), bytes_max);
         let count = extents.iter().take_while(is_near).count();
         (&extents[..count], span.map_or(0, Span::length))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::queues::QUEUE_DEPTH;
+    use crate::{Config, KeyspaceOptions};
+
+    /// Reads ahead, and reads of many extents past the pool, yield to other reads: they have the device to themselves
+    /// while it is idle, and a few requests in flight while a read is.
+    #[test]
+    fn background_reads_yield() {
+        let backend = crate::io::in_memory();
+        let config = || Config::new().backend(std::sync::Arc::clone(&backend)).memory(64 << 20).warm_start(false);
+        let db = config().open("/db").unwrap();
+        let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
+        (0..60_000u64)
+            .for_each(|row| keyspace.insert(row.to_be_bytes(), drumlin_testing::Random(row).bytes(100)).unwrap());
+        drop(keyspace);
+        db.close().unwrap();
+        let db = config().open("/db").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let (pool, pages) = (&db.store().unwrap().engine.pool, &keyspace.tree().pages);
+        let on_disk = || {
+            pages.table.iter().filter_map(|(page, entry)| match entry {
+                PageEntry::OnDisk(address) => Some((address, Wanted::node(pages, page))),
+                _ => None,
+            })
+        };
+        let mut extents: Vec<(ExtentAddress, Wanted)> = on_disk().collect();
+        extents.sort_unstable_by_key(|(address, _)| *address);
+        // Far apart, so that each read has one.
+        let extents: Vec<_> = extents.into_iter().step_by(997).collect();
+        assert!(extents.len() >= SUBMITTED_REQUESTS, "{} extents", extents.len());
+        let share = &pool.space.share;
+        let submitted = |of: Use| {
+            let mut reads = GroupReads {
+                pool,
+                pages,
+                of,
+                rest: &extents,
+                queue: pool.take_queue().unwrap(),
+                in_flight: (0..QUEUE_DEPTH).map(|_| None).collect(),
+                idle: (0..QUEUE_DEPTH).collect(),
+                count: 0,
+            };
+            reads.submit().unwrap();
+            let in_flight = share.in_flight();
+            reads.abandon(io::Error::other("not waited for"));
+            in_flight
+        };
+        while share.try_background().map(drop).is_some() && submitted(Use::Ahead).1 < SUBMITTED_REQUESTS {}
+        assert_eq!(submitted(Use::Ahead), (0, SUBMITTED_REQUESTS));
+        assert_eq!(submitted(Use::Wanted), (SUBMITTED_REQUESTS, 0));
+        let read = share.foreground();
+        let (_, limited) = submitted(Use::Ahead);
+        assert!((1..=4).contains(&limited), "{limited} reads ahead beside another read");
+        let addresses: Vec<ExtentAddress> = extents.iter().map(|(address, _)| *address).collect();
+        let (mut count, mut others_max) = (0, 0);
+        pool.read_past(&addresses, |_, bytes| {
+            bytes.unwrap();
+            count += 1;
+            others_max = others_max.max(share.in_flight().1);
+        })
+        .unwrap();
+        assert_eq!(count, addresses.len());
+        assert!(others_max < limited, "{others_max} more reads at once");
+        // Others have the share. A thread has one request in flight all the same.
+        let others = [(); 9].map(|()| share.background());
+        assert_eq!(submitted(Use::Spare), (1, 10));
+        pool.read_past(&addresses, |_, _| assert_eq!(share.in_flight(), (1, 9))).unwrap();
+        drop((read, others));
+        assert_eq!(share.in_flight(), (0, 0));
     }
 }

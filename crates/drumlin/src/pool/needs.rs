@@ -39,6 +39,8 @@ pub(crate) struct Wanted {
     pub(super) page: PageId,
     pub(super) frame_bytes: usize,
     pub(super) content: WantedContent,
+    /// A scan reads the page. Background work does not yield to the read: most of it may be the scan's own read-ahead.
+    pub(super) is_of_scan: bool,
 }
 
 /// The content that a fault expects. An outdated parent may name a page number that has been reused, so a page with
@@ -54,7 +56,7 @@ pub(super) enum WantedContent {
 impl Wanted {
     /// A leaf or an inner node.
     pub(crate) fn node(pages: &PageSpace, page: PageId) -> Wanted {
-        Wanted { page, frame_bytes: pages.page_bytes, content: WantedContent::Node }
+        Wanted { page, frame_bytes: pages.page_bytes, content: WantedContent::Node, is_of_scan: false }
     }
 
     pub(crate) fn frame_bytes(&self) -> usize {
@@ -73,6 +75,6 @@ impl Wanted {
 
     /// A medium value, to be read into a frame of this many bytes.
     pub(crate) fn value(page: PageId, frame_bytes: usize, value_id: ValueId) -> Wanted {
-        Wanted { page, frame_bytes, content: WantedContent::Value(value_id) }
+        Wanted { page, frame_bytes, content: WantedContent::Value(value_id), is_of_scan: false }
     }
 }

@@ -15,11 +15,17 @@ pub(crate) struct Provider<'p> {
     pool: &'p Arc<Pool>,
     /// The page that failed to load the last time.
     failed: Option<PageId>,
+    is_of_scan: bool,
 }
 
 impl<'p> Provider<'p> {
     pub(crate) fn new(mode: WaitMode<'p>, pool: &'p Arc<Pool>) -> Provider<'p> {
-        Provider { mode, pool, failed: None }
+        Provider { mode, pool, failed: None, is_of_scan: false }
+    }
+
+    /// Provides what a scan lacks, which reads ahead.
+    pub(crate) fn of_scan(mode: WaitMode<'p>, pool: &'p Arc<Pool>) -> Provider<'p> {
+        Provider { is_of_scan: true, ..Provider::new(mode, pool) }
     }
 
     /// Provides what an operation lacks. Returns the page that was brought in, if the operation lacked a page. An
@@ -29,7 +35,7 @@ impl<'p> Provider<'p> {
         Box::pin(async move {
             match needs {
                 Needs::Page(pages, page) => {
-                    let wanted = Wanted::node(pages, *page);
+                    let wanted = Wanted { is_of_scan: self.is_of_scan, ..Wanted::node(pages, *page) };
                     let result = match self.mode {
                         WaitMode::Blocking => self.pool.fault(pages, wanted),
                         WaitMode::Tasks(_) => self.pool.fault_as_task(pages, wanted).await,
@@ -78,7 +84,18 @@ impl Pool {
     pub(crate) fn waiting<T>(self: &Arc<Pool>, mut operation: impl FnMut(PageId) -> Result<T, Stop>) -> Result<T> {
         match operation(PageId::ROOT) {
             Ok(value) => Ok(value),
-            Err(stop) => ready(self.going_on(WaitMode::Blocking, stop, operation)),
+            Err(stop) => ready(self.going_on(Provider::new(WaitMode::Blocking, self), stop, operation)),
+        }
+    }
+
+    /// Like [`waiting`](Self::waiting), for a step of a scan that reads ahead.
+    pub(crate) fn waiting_in_scan<T>(
+        self: &Arc<Pool>,
+        mut operation: impl FnMut(PageId) -> Result<T, Stop>,
+    ) -> Result<T> {
+        match operation(PageId::ROOT) {
+            Ok(value) => Ok(value),
+            Err(stop) => ready(self.going_on(Provider::of_scan(WaitMode::Blocking, self), stop, operation)),
         }
     }
 
@@ -91,18 +108,17 @@ impl Pool {
         mode.work(turn::LEAF_UNITS).await;
         match operation(PageId::ROOT) {
             Ok(value) => Ok(value),
-            Err(stop) => self.going_on(mode, stop, operation).await,
+            Err(stop) => self.going_on(Provider::new(mode, self), stop, operation).await,
         }
     }
 
     /// Continues [`awaiting`](Self::awaiting) after the operation has stopped for the first time.
     pub(crate) async fn going_on<T>(
         self: &Arc<Pool>,
-        mode: WaitMode<'_>,
+        mut provider: Provider<'_>,
         mut stop: Stop,
         mut operation: impl FnMut(PageId) -> Result<T, Stop>,
     ) -> Result<T> {
-        let mut provider = Provider::new(mode, self);
         loop {
             let provided = match stop {
                 Stop::Error(error) => return Err(error),

@@ -236,6 +236,7 @@ impl SharedLog {
             assert!(bytes.len().is_multiple_of(BLOCK_BYTES), "a part of a block is written: {bytes:?}");
             self.sync_count.fetch_add(1, Ordering::Relaxed);
             self.write_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            let _in_flight = self.hooks.share.foreground();
             let written = segment.file.write_at(&batch.buffer[bytes], segment.offset(position), self.persist());
             written.map_err(|error| format!("writing {} failed: {error}", segment.path().display()))?;
             position = piece_end;

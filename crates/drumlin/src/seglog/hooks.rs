@@ -1,9 +1,11 @@
 //! The functions of higher parts that the log calls.
 
 use std::io;
+use std::sync::Arc;
 
 use crate::format::Timestamp;
 use crate::format::superblock::LogRange;
+use crate::io::Share;
 
 /// Called at a step of writing; see [`Hooks`].
 pub(crate) type BeforeWrite = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
@@ -29,6 +31,8 @@ pub(crate) struct Hooks {
     pub(crate) list: List,
     /// Records durably that the log is closed: nothing in it is needed, and nothing more is written to it.
     pub(crate) on_closed: BeforeWrite,
+    /// Counts the log's writes, so that background work yields to them.
+    pub(crate) share: Arc<Share>,
 }
 
 impl Hooks {
@@ -40,6 +44,7 @@ impl Hooks {
             on_durable: Box::new(|_| {}),
             list: Box::new(|_| Ok(())),
             on_closed: Box::new(|| Ok(())),
+            share: Arc::default(),
         }
     }
 }

@@ -51,7 +51,7 @@ use crate::io::Persist;
 use crate::memory::{ENCODER_BYTES_MAX, ENCODER_COUNT};
 use crate::sync::Mutex;
 use appender::Appender;
-pub(crate) use data_file::Space;
+pub(crate) use data_file::{BACKGROUND_SHARE, Space};
 pub(crate) use debt::CheckpointDebt;
 pub(crate) use epoch::EpochGuard;
 pub(crate) use page_space::PageSpace;

@@ -47,7 +47,9 @@ impl Space {
         };
         extent::seal(&mut extent[..bytes], self.segments.origin(segment_use));
         debug_assert!(self.verify(address, extent).is_ok(), "a chunk of a value can't be read as it was written");
+        let in_flight = self.share.foreground();
         self.write(extent, address.start())?;
+        drop(in_flight);
         Ok(address)
     }
 

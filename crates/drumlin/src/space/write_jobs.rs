@@ -44,7 +44,9 @@ impl Space {
                 jobs.running.push(range);
                 job
             };
+            let in_flight = self.share.background();
             let result = self.write(job.bytes(), job.offset);
+            drop(in_flight);
             if result.is_ok() {
                 written(&job.frames);
             }

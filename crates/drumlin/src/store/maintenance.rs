@@ -185,6 +185,23 @@ mod tests {
     use crate::Config;
     use crate::txn::Reclaim;
 
+    /// Background work has no limit while a commit waits for it, and has its share again afterwards.
+    #[test]
+    fn background_work_that_commits_wait_for_is_urgent() {
+        let db = Config::in_memory().open("").unwrap();
+        let store = db.store().unwrap();
+        let share = &store.engine.space.share;
+        let read = share.foreground();
+        let room = || std::iter::from_fn(|| share.try_background()).take(50).collect::<Vec<_>>().len();
+        assert!(room() < 10);
+        let is_enough = || room() == 50;
+        store
+            .maintenance
+            .wait_for_checkpoint(&|| is_enough() || panic!("background work yields to a commit that waits"));
+        assert!(room() < 10);
+        drop(read);
+    }
+
     /// A panic of the maintenance thread fails the database and ends the waits for a checkpoint.
     #[test]
     fn a_panic_fails_the_database() {

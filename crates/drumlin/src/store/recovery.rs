@@ -45,7 +45,7 @@ use crate::error::{Error, Result};
 use crate::format::catalogue::Orphan;
 use crate::format::superblock::Superblock;
 use crate::format::{Epoch, Incarnation, PageId, Timestamp, ValueId};
-use crate::io::{FileRef, FolderRef, OpenOptions, SyncMethod};
+use crate::io::{FileRef, FolderRef, OpenOptions, Share, SyncMethod};
 use crate::memory::{Account, Budget};
 use crate::pool::{Nodes, Pool};
 use crate::seglog::{Hooks, Log, LogOptions, Scan, SuperblockLogState};
@@ -53,7 +53,7 @@ use crate::space::checkpoint::PageTableStore;
 use crate::space::loading::LoadedTables;
 use crate::space::segments::Segments;
 use crate::space::superblocks::{self, Superblocks};
-use crate::space::{PageEntry, Space};
+use crate::space::{BACKGROUND_SHARE, PageEntry, Space};
 use crate::sync::Mutex;
 use crate::txn::Reclaim;
 use crate::txn::engine::{Engine, Replaying};
@@ -69,7 +69,8 @@ impl Opener<'_> {
         let segment_count = u32::try_from(length / superblock.segment_bytes)
             .unwrap_or(u32::MAX)
             .min(Segments::count_max(superblock.segment_bytes));
-        Ok(Space::new(
+        let share = Share::new(Arc::clone(&self.backend), BACKGROUND_SHARE);
+        let space = Space::new(
             data_path,
             Arc::clone(file),
             superblock.database,
@@ -77,7 +78,8 @@ impl Opener<'_> {
             segment_count,
             Epoch::first_of(next_incarnation(superblock)),
             Arc::clone(budget),
-        ))
+        );
+        Ok(space.with_share(Arc::new(share)))
     }
 
     pub(super) fn pool(&self, space: &Arc<Space>, budget: &Arc<Budget>) -> Arc<Pool> {
@@ -234,7 +236,7 @@ impl<'o> LogScanned<'o> {
         let versions = Arc::new(Versions::new(&budget, space.debt()));
         // Value ids of earlier openings are lower: their extents may still be in the file.
         let next_value = ValueId(u64::from(incarnation.0) << 40).max(catalogue.next_value);
-        let maintenance = Arc::new(Maintenance::default());
+        let maintenance = Arc::new(Maintenance::new(Arc::clone(&space.share)));
         let reclaim = Arc::clone(&maintenance) as Arc<dyn Reclaim>;
         let backend = Arc::clone(&opener.backend);
         let spilled = Spilled::new(Arc::clone(&opener.folder), &budget, opener.settings.spill_limit);
@@ -486,6 +488,7 @@ fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
         on_durable: Box::new(move |durable| clock.show_durable(durable)),
         list: Box::new(move |ranges| superblocks.write(|next| next.log = ranges.to_vec())),
         on_closed: Box::new(move || closed.close()),
+        share: Arc::clone(&engine.space.share),
     }
 }
 

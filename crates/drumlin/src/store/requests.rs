@@ -1,6 +1,9 @@
 //! Requests to the background threads of an open database, and waiting for them to be done.
 
+use std::sync::Arc;
+
 use crate::error::Result;
+use crate::io::Share;
 use crate::sync::{Condvar, Mutex};
 use crate::txn::Reclaim;
 
@@ -11,6 +14,8 @@ pub(crate) struct Maintenance {
     pub(crate) changed: Condvar,
     pub(super) spill: Mutex<SpillRequest>,
     pub(super) spill_changed: Condvar,
+    /// Background work is urgent while commits wait for it.
+    share: Arc<Share>,
 }
 
 /// A request to the thread that spills old versions.
@@ -49,6 +54,10 @@ impl MaintenanceState {
 }
 
 impl Maintenance {
+    pub(super) fn new(share: Arc<Share>) -> Maintenance {
+        Maintenance { share, ..Maintenance::default() }
+    }
+
     /// Requests a checkpoint.
     pub(crate) fn ask(&self) {
         self.state.lock().checkpoint_wanted = true;
@@ -79,6 +88,7 @@ impl Reclaim for Maintenance {
 
     /// Requests a cleanup that starts after this call, and waits for it to end.
     fn reclaim_space(&self) -> Result<()> {
+        let _urgent = self.share.urgent();
         let mut state = self.state.lock();
         state.space_wanted = true;
         self.changed.notify_all();
@@ -90,6 +100,7 @@ impl Reclaim for Maintenance {
     }
 
     fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool) {
+        let _urgent = self.share.urgent();
         let mut state = self.state.lock();
         loop {
             state.checkpoint_wanted = true;

@@ -22,6 +22,10 @@ use std::task::{Context, Poll};
 pub(crate) struct Rooted<F: Future> {
     future: ManuallyDrop<F>,
     poll: fn(Pin<&mut F>, &mut Context<'_>) -> Poll<F::Output>,
+    /// `ManuallyDrop::drop`.
+    ///
+    /// # Safety
+    /// It is called once, for `future`, and nothing uses the future afterwards.
     drop: unsafe fn(&mut ManuallyDrop<F>),
 }
 

@@ -274,7 +274,9 @@ fn append_part(pool: &Pool, address: ExtentAddress, part: ValuePart, into: &mut 
     let (start, length, offset) = space.cover(address);
     pool.with_buffer(length + space.value_chunk_bytes(), |buffer| {
         let (packed, page) = buffer.split_at_mut(length);
+        let in_flight = space.share.foreground();
         space.read(packed, start).map_err(|error| Error::io("reading", space.path(), error))?;
+        drop(in_flight);
         let header = open_extent_into(space, address, &packed[offset..][..address.length() as usize], page)?;
         let page = &page[..header.raw_bytes];
         let Some(bytes) = page.get(CHUNK_OVERHEAD_BYTES..) else {

@@ -94,7 +94,7 @@ impl Store {
         let mut keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
         loop {
             ahead.step(&self.engine, &open.tree, Target::At(&lower), (&Bound::Unbounded, &Bound::Unbounded));
-            let found = open.tree.pool.waiting(|_| {
+            let found = open.tree.pool.waiting_in_scan(|_| {
                 let page = open.tree.read_leaf(Target::At(&lower))?;
                 let leaf = Leaf::new(&page);
                 keys_of_pages.look_at(report, &page);

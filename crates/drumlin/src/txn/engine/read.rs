@@ -4,7 +4,7 @@ use super::Engine;
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{PageId, Timestamp};
-use crate::pool::{FrameRead, Needs, Stop};
+use crate::pool::{FrameRead, Needs, Provider, Stop};
 use crate::task::{Boxed, WaitMode, ready, turn};
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Target, Tree};
@@ -252,7 +252,7 @@ impl Engine {
         Box::pin(async move {
             if let Some(stop) = stop {
                 let operation = |from| self.try_find(tree, from, key, read_at, &mut *take);
-                match tree.pool.going_on(mode, stop, operation).await? {
+                match tree.pool.going_on(Provider::new(mode, &tree.pool), stop, operation).await? {
                     Lookup::Row(found) => return Ok(found),
                     Lookup::Spilled => {}
                 }

@@ -1,6 +1,9 @@
 //! Tests of drivers and files on each of the backends.
 
+mod disorder;
+
 use std::collections::HashSet;
+use std::future::Future;
 use std::io::{ErrorKind, Write};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -712,4 +715,46 @@ fn registered_and_polled() {
         Driver::on(in_memory(), DriverOptions { depth: 0, ..options }).unwrap_err().kind(),
         ErrorKind::Unsupported
     );
+}
+
+/// Starts another thread in `block_on` when it is called, and returns when that thread is parked.
+struct WakerThatDrives {
+    file: File,
+    other: crate::sync::Mutex<Option<thread::JoinHandle<std::io::Result<ReadBuffer>>>>,
+}
+
+impl Wake for WakerThatDrives {
+    fn wake(self: Arc<Self>) {
+        let (file, begun) = (self.file.clone(), Arc::new(AtomicUsize::new(0)));
+        let has_begun = Arc::clone(&begun);
+        let read = move || {
+            let mut read = file.read_at(9, 5000);
+            file.driver().block_on(std::future::poll_fn(|context| {
+                let polled = Pin::new(&mut read).poll(context);
+                has_begun.store(1, Ordering::SeqCst);
+                polled
+            }))
+        };
+        *self.other.lock() = Some(thread::spawn(read));
+        eventually("the other thread begins", || begun.load(Ordering::SeqCst) == 1);
+        eventually("the other thread is parked", || self.file.driver().reactor().parked_count() == 1);
+    }
+}
+
+/// A task that collects for a moment hands over to another collector, even if it got its own answer: a thread in
+/// `block_on` may have parked because of it.
+#[test]
+fn a_task_that_collects_hands_over() {
+    let (_, driver, file) = faulty();
+    let waker = Arc::new(WakerThatDrives { file: file.clone(), other: crate::sync::Mutex::new(None) });
+    let mut held = file.read_at(0, 10);
+    // The request stays in the queue, because nobody collects it.
+    let task_waker = Waker::from(Arc::clone(&waker));
+    driver.block_on(async {
+        assert!(Pin::new(&mut held).poll(&mut Context::from_waker(&task_waker)).is_pending());
+    });
+    assert!(is_pattern(&block_on(file.read_at(20, 30)).unwrap(), 20));
+    let other = waker.other.lock().take().expect("the waker was called");
+    eventually("the other thread gets its answer", || other.is_finished());
+    assert!(is_pattern(&other.join().unwrap().unwrap(), 9));
 }

@@ -1,0 +1,201 @@
+//! The share of the requests in flight that background work may have while the foreground is active.
+//!
+//! A [`Driver`](crate::Driver) counts its own requests, under its lock, and a [`Share`] counts those of any number of
+//! threads and queues. Both follow [`background_max`].
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::backend::Backend;
+
+/// Foreground requests count as active for this long after the last one has finished.
+pub(crate) const FOREGROUND_LINGER: Duration = Duration::from_millis(1);
+
+/// Returns the number of background requests that may be in flight beside this many foreground ones: at least 1, and
+/// `share` of the sum. While the foreground lingers, it counts as one request.
+pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
+    if share >= 1.0 {
+        return usize::MAX;
+    }
+    ((foreground_count.max(1) as f64 * share / (1.0 - share)) as usize).max(1)
+}
+
+/// Lets background requests of a program yield to its foreground, for programs that use [queues](crate::Queue) and
+/// blocking calls instead of a [`Driver`](crate::Driver), which has a [share of its own](crate::Driver::background).
+///
+/// While foreground requests are in flight, or were within the last millisecond, background requests are refused beyond
+/// their share. Nobody waits: a thread that is refused collects one of its own requests and tries again. So each thread
+/// may always have one background request in flight ([`background`](Self::background)), and tries for more
+/// ([`try_background`](Self::try_background)).
+///
+/// The counts are atomic and without order: a request that begins meanwhile may be overlooked.
+///
+/// # Examples
+/// ```
+/// use drumlin_io::{Share, in_memory};
+///
+/// let share = Share::new(in_memory(), 0.75);
+/// let read = share.foreground();
+/// let scan = [share.background(), share.background(), share.background()];
+/// assert!(share.try_background().is_none(), "three quarters of the requests in flight");
+/// let another_read = share.foreground();
+/// assert!(share.try_background().is_some());
+/// # drop((read, another_read, scan));
+/// ```
+#[derive(Default)]
+pub struct Share {
+    /// The share, and the clock; `None` if nothing is limited.
+    limit: Option<(f64, Arc<dyn Backend>)>,
+    foreground: AtomicUsize,
+    background: AtomicUsize,
+    urgent: AtomicUsize,
+    /// The time when the last foreground request ended, in nanoseconds; 0 if none has.
+    foreground_ended: AtomicU64,
+}
+
+/// A request in flight, which a [`Share`] counts until this is dropped.
+#[derive(Debug)]
+#[must_use = "a request is counted only as long as this lives"]
+pub struct InFlight<'s> {
+    share: &'s Share,
+    is_foreground: bool,
+}
+
+/// Lifts the limit of a [`Share`] until it is dropped.
+#[derive(Debug)]
+#[must_use = "the limit is lifted only as long as this lives"]
+pub struct Urgent<'s>(&'s Share);
+
+impl Share {
+    /// Returns a share (between 0 and 1) of the requests in flight. The backend provides the clock.
+    /// [`Share::default`] limits nothing.
+    ///
+    /// # Panics
+    /// If `share` is not between 0 and 1.
+    #[must_use]
+    pub fn new(backend: Arc<dyn Backend>, share: f64) -> Share {
+        assert!((0.0..=1.0).contains(&share), "the share {share} is not between 0 and 1");
+        Share { limit: (share < 1.0).then_some((share, backend)), ..Share::default() }
+    }
+
+    /// Begins a foreground request. It is never refused.
+    pub fn foreground(&self) -> InFlight<'_> {
+        self.foreground.fetch_add(1, Ordering::Relaxed);
+        InFlight { share: self, is_foreground: true }
+    }
+
+    /// Begins a background request of a thread that has no other in flight. It is never refused, so background work
+    /// progresses however busy the foreground is.
+    pub fn background(&self) -> InFlight<'_> {
+        self.background.fetch_add(1, Ordering::Relaxed);
+        InFlight { share: self, is_foreground: false }
+    }
+
+    /// Begins a further background request, if the share has room for it.
+    pub fn try_background(&self) -> Option<InFlight<'_>> {
+        let count_max = self.background_max();
+        let add = |count: usize| (count < count_max).then_some(count + 1);
+        self.background.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+        Some(InFlight { share: self, is_foreground: false })
+    }
+
+    /// Lifts the limit, for a foreground that waits for background work to be done.
+    pub fn urgent(&self) -> Urgent<'_> {
+        self.urgent.fetch_add(1, Ordering::Relaxed);
+        Urgent(self)
+    }
+
+    /// Returns the number of foreground requests in flight, and that of background requests.
+    pub fn in_flight(&self) -> (usize, usize) {
+        (self.foreground.load(Ordering::Relaxed), self.background.load(Ordering::Relaxed))
+    }
+
+    fn background_max(&self) -> usize {
+        let Some((share, backend)) = &self.limit else { return usize::MAX };
+        let foreground_count = self.foreground.load(Ordering::Acquire);
+        let has_ended_lately = || {
+            let ended = self.foreground_ended.load(Ordering::Relaxed);
+            ended > 0 && backend.now().saturating_sub(Duration::from_nanos(ended)) < FOREGROUND_LINGER
+        };
+        if self.urgent.load(Ordering::Relaxed) == 0 && (foreground_count > 0 || has_ended_lately()) {
+            background_max(*share, foreground_count)
+        } else {
+            usize::MAX
+        }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        let Share { foreground, background, limit, foreground_ended, .. } = self.share;
+        if !self.is_foreground {
+            background.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        // Store the time first: between the two steps, a thread must not see an idle foreground.
+        if let Some((_, backend)) = limit {
+            foreground_ended.store(backend.now().as_nanos() as u64, Ordering::Relaxed);
+        }
+        foreground.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Drop for Urgent<'_> {
+    fn drop(&mut self) {
+        self.0.urgent.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (foreground, background) = self.in_flight();
+        write!(f, "Share({foreground} foreground and {background} background requests in flight)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The background has its share while the foreground is active or was lately, all when it is idle or waits, and
+    /// always one request for a thread that has none.
+    #[test]
+    fn the_background_has_its_share() {
+        let clock = crate::in_memory();
+        for (share, beside_one, beside_four) in [(0.0, 1, 1), (0.2, 1, 1), (0.5, 1, 4), (0.75, 3, 12), (1.0, 50, 50)] {
+            let share = Share::new(Arc::clone(&clock), share);
+            let room = || std::iter::from_fn(|| share.try_background()).take(50).collect::<Vec<_>>().len();
+            assert_eq!(room(), 50, "the foreground was never active");
+            let one = share.foreground();
+            assert_eq!(room(), beside_one);
+            let three = [share.foreground(), share.foreground(), share.foreground()];
+            assert_eq!(room(), beside_four);
+            let threads = [(); 20].map(|()| share.background());
+            assert_eq!(room(), if beside_four == 50 { 50 } else { 0 });
+            drop(threads);
+            let waiter = share.urgent();
+            assert_eq!(room(), 50, "the foreground waits for the background");
+            drop((waiter, three));
+            assert_eq!(room(), beside_one);
+            drop(one);
+            let ended = Duration::from_nanos(share.foreground_ended.load(Ordering::Relaxed));
+            let lingering = room();
+            if clock.now() < ended + FOREGROUND_LINGER {
+                assert_eq!(lingering, beside_one);
+            }
+            while clock.now() < ended + FOREGROUND_LINGER {
+                std::thread::yield_now();
+            }
+            assert_eq!(room(), 50);
+            assert_eq!(share.in_flight(), (0, 0));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "is not between 0 and 1")]
+    fn a_share_is_a_part() {
+        let _ = Share::new(crate::in_memory(), 1.5);
+    }
+}
