@@ -20,15 +20,13 @@
 //!    transaction overtakes another, each release wakes only those that it serves, and a waiter that gives up at that
 //!    moment finds that it holds the lock. Shared requests queue behind an exclusive one, so it does not starve.
 //! 3. A holder of a shared lock that requests the exclusive one overtakes the others: it waits at the front of the
-//! queue
-//!    for the other holders to release it.
+//!    queue for the other holders to release it.
 //! 4. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its turn in
 //!    the queue before the transaction waits again.
 //! 5. The [graph of waits](WaitGraph), from each transaction to the holders of the lock that it waits for, has no
-//! cycle:
-//!    a transaction that would close a cycle gets [`LockError::Deadlock`] instead of a place in the queue. Only a
-//!    transaction that begins to wait can close a cycle. When a lock is handed over, the remaining waiters wait for new
-//!    holders that wait for nothing.
+//!    cycle: a transaction that would close a cycle gets [`LockError::Deadlock`] instead of a place in the queue. Only
+//!    a transaction that begins to wait can close a cycle. When a lock is handed over, the remaining waiters wait for
+//!    new holders that wait for nothing.
 //! 6. No waker is called or dropped under a mutex, because its task may be waiting for that mutex.
 //!
 //! Lock order: a shard, then the graph. The graph is locked only if there are waiters.

@@ -483,7 +483,7 @@ impl Crate {
             "crate" => at.clear(),
             "self" => {}
             "super" => drop(at.pop()),
-            _ if self.modules.contains_key(&[module, &[first.clone()]].concat()) => at.push(first.clone()),
+            _ if self.modules.contains_key(&[module, std::slice::from_ref(first)].concat()) => at.push(first.clone()),
             _ => {
                 let import = self.imports.get(&(at, first.clone())).filter(|import| import[0] != *first)?;
                 return self.resolve(module, &[import, rest].concat());

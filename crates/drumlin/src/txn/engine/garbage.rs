@@ -48,6 +48,7 @@ impl Engine {
     }
 
     /// Requests a spill if the versions take too much memory.
+    #[allow(clippy::unnecessary_min_or_max, reason = "the limit exists only in simulations")]
     fn request_spill_of_many(&self) {
         let most = self.budget.version_bytes_max();
         let (high, low) = match self.spilled.is_on() {
@@ -69,6 +70,7 @@ impl Engine {
     }
 
     /// The most changes of page tables in an epoch at which values are freed.
+    #[allow(clippy::unnecessary_min_or_max, reason = "the limit exists only in simulations")]
     fn changes_max_of_frees(&self) -> u64 {
         self.budget.epoch_changes_max().min(FREED_CHANGES_MAX)
     }
