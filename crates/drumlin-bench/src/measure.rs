@@ -103,7 +103,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Begins to count. `folder` determines the device.
+    /// Starts counting. The device counters are those of the device that holds `folder`.
     #[must_use]
     pub fn start(folder: &Path) -> Meter {
         let device = device_of(folder);

@@ -46,7 +46,8 @@ pub(crate) enum PartState {
 pub(crate) mod part_record {
     pub(crate) const READY: &[u8] = &[1];
 
-    /// Returns the record of a part that has the rows of all documents up to this key.
+    /// Returns the record of an unfinished part, which has the rows of all documents up to and including this key. If
+    /// the key is empty, the part has no rows yet.
     pub(crate) fn building(up_to: &[u8]) -> Vec<u8> {
         [&[0], up_to].concat()
     }

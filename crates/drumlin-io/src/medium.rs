@@ -61,8 +61,7 @@ pub struct BlockDevice {
     pub has_discard: bool,
     /// The device can be polled ([`DriverOptions::polled`](crate::DriverOptions::polled)).
     pub can_be_polled: bool,
-    /// The size up to which an aligned write is never torn by a power cut, in bytes; 0 if the device does not promise
-    /// any.
+    /// The largest aligned write that a power cut never tears, in bytes; 0 if the device makes no such promise.
     pub atomic_write_bytes_max: u64,
 }
 

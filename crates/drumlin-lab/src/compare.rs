@@ -1,11 +1,11 @@
-//! Comparisons of cases that account for how far a case differs from itself.
+//! Compares cases, allowing for noise: how much the results of one case vary between repetitions.
 //!
 //! # Invariants
-//! 1. A figure never comes from a single run: a [`Spread`] has the median, minimum and maximum of the rounds.
-//! 2. A [`Ratio`] has an interval: from the minimum to the maximum of the rounds, and at least as wide as the
-//!    difference between the first case of a round and its repetition at the end of the round.
-//! 3. A judgement that another point of the interval would reverse is [`Holds::Inconclusive`].
-//! 4. Effects are compared by logarithm: half of a ninefold effect is a threefold one. See [`Size`].
+//! 1. No figure comes from a single run: a [`Spread`] has the median, minimum and maximum of several rounds.
+//! 2. A [`Ratio`] has an interval. It reaches from the minimum to the maximum of the rounds, and is at least as wide as
+//!    the difference between the first case of a round and its repetition at the end of the round.
+//! 3. If another point of the interval would reverse a judgement, the judgement is [`Holds::Inconclusive`].
+//! 4. Effects are compared by their logarithms: half of a ninefold effect is a threefold one. See [`Size`].
 
 use crate::figures::{self, Form};
 use crate::measure::median;

@@ -194,7 +194,7 @@ impl Script {
         }
         db.checkpoint().expect("a checkpoint");
         self.drop_keyspace(&db, "passing");
-        // Rows are removed again, so that leaves merge and segments become sparse.
+        // Remove rows, so that leaves merge and segments become sparse.
         for number in 0..12 {
             self.remove(&db, "rows", number);
         }

@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(block_on(within_polls(2, twice())), Some(7));
     }
 
-    /// Every poll is counted, including the one that is ready.
+    /// Counts every poll, including the last one, which returns `Ready`.
     #[test]
     fn polls_are_counted() {
         assert_eq!(count_polls(async { 7 }), (7, 1));

@@ -119,8 +119,8 @@ pub enum Error {
         /// The bytes requested from the file system.
         needed_bytes: u64,
     },
-    /// Another transaction changed the same row first, or two transactions waited for rows of each other. Run the
-    /// transaction again, as [`Database::transact`](crate::Database::transact) does.
+    /// Another transaction changed the same row first, or two transactions waited for each other's rows (a deadlock).
+    /// Run the transaction again, as [`Database::transact`](crate::Database::transact) does.
     Conflict {
         /// The kind of conflict.
         reason: &'static str,

@@ -65,7 +65,7 @@ impl std::fmt::Display for Size {
     }
 }
 
-/// The documents of a shop before the first shopper comes. Keys count from 0.
+/// The documents that a shop holds before the first shopper arrives. Keys are numbered from 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InitialData {
     /// The customers, in key order.

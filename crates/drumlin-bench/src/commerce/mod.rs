@@ -206,8 +206,8 @@ pub trait Shop: Send + Sync {
 /// The number of documents in a transaction of the load.
 pub const LOAD_BATCH: usize = 100;
 
-/// An agent's access to a shop. A read sees products and reviews as of one moment, and a write is durable when it
-/// returns. The methods return the engine's own errors.
+/// The operations that an agent performs on a shop. A read sees the products and reviews at one point in time, and a
+/// write is durable when it returns. The methods return the engine's own errors.
 pub trait Session {
     /// Performs [`Operation::LookUp`]. Returns `None` if there is no such product.
     fn look_up(&mut self, product: u32) -> Result<Option<(Product, Rating)>>;

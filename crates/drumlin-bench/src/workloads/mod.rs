@@ -84,7 +84,7 @@ pub struct Figures {
     pub timeline: Vec<u64>,
     /// The longest time in which no operation ended.
     pub longest_pause_seconds: f64,
-    /// The bytes of keys and values that the work wrote.
+    /// The bytes of keys and values that the workload wrote.
     pub written_user_bytes: u64,
     /// The size of the files after closing.
     pub disk_bytes: u64,

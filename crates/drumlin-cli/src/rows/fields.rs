@@ -1,4 +1,4 @@
-//! Values that consist of fields, as `load` stores whole rows: JSON objects, or arrays if there was no header.
+//! Values made of fields. `load` stores a whole row as a JSON object, or as an array if the input has no header.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -32,7 +32,7 @@ impl Progress {
         )
     }
 
-    /// Counts things without a known total.
+    /// Shows a running count of items whose total is unknown.
     pub(crate) fn counter(output: Output, what: &'static str) -> Progress {
         Progress::new(output, what, None, "{spinner:.cyan} {msg} {human_pos}")
     }

@@ -179,7 +179,8 @@ fn duplicates() {
     assert_eq!(bench.ok(&["load", "none", "none.csv", "--key", "id"]), "loaded no rows from 1 file\n");
 }
 
-/// Compressed files and pipes are read, recognised by their content. Damaged ones and other forms are named.
+/// `load` recognises compressed files and pipes by their content and reads them. If the input is damaged, or compressed
+/// in a way that `load` can't read, the error says so.
 #[test]
 fn compressed_input() {
     let bench = Bench::new();

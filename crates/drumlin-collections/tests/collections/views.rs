@@ -91,7 +91,7 @@ struct Payment {
 impl Payment {
     const BY_DAY: View<Payment, u32, i64> =
         View::new("by day", |payment: &Payment, emit| emit(payment.day, payment.cents)).reducing(|a, b| a + b);
-    /// Has the same name and rows as `BY_DAY`, but another reduce.
+    /// Has the same name and rows as `BY_DAY`, but a different reduce function.
     const LARGEST: View<Payment, u32, i64> =
         View::new("by day", |payment: &Payment, emit| emit(payment.day, payment.cents)).reducing(i64::max);
 }

@@ -19,7 +19,7 @@ fn numbers(seed: u64) -> Random {
     Random(seed.wrapping_mul(0xD134_2543_DE82_EF95))
 }
 
-/// Returns the script of a seed.
+/// Returns the script generated from a seed.
 pub fn script(seed: u64) -> Vec<u8> {
     let mut random = numbers(seed);
     let length = 40 + random.index(280);

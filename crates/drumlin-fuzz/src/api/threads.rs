@@ -52,7 +52,7 @@ impl Shared {
             || self.ending == Ending::Closes && self.ends.load(Ordering::SeqCst) && is_closed
     }
 
-    /// Increments some counters, in any order, and their sum.
+    /// Adds 1 to each of the given counters, in the given order, then adds their number to the counter of the sum.
     fn add(&self, tx: &mut Transaction, keyspaces: &[Keyspace], counters: &[usize], options: TxOptions) -> Result<()> {
         for &counter in counters.iter().chain(&[SUM]) {
             let (k, key) = place(keyspaces, counter);

@@ -495,7 +495,7 @@ impl Backend for DiskBackend {
 /// The flags for opening a folder.
 const FOLDER_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// An open folder of the operating system.
+/// An open folder of the operating system's file system.
 struct DiskFolder {
     path: PathBuf,
     handle: fs::File,

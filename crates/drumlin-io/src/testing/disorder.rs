@@ -9,7 +9,7 @@ use crate::{Completion, Queue};
 /// nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Disorder {
-    /// Determines which completions are late, by how much, their order, and which are lost.
+    /// Determines which completions are late and by how much, in which order they arrive, and which are lost.
     pub seed: u64,
     /// A completion is late by up to this many rounds of [`Queue::wait`]. Those of a round are in random order.
     pub rounds_late_max: u64,
@@ -33,7 +33,8 @@ struct State {
 }
 
 impl State {
-    /// Takes completions, of which some may be late or lost.
+    /// Takes all completions out of `finished`. At random, loses some and delays the others by up to `rounds_late_max`
+    /// rounds.
     fn take(&mut self, disorder: Disorder, finished: &mut Vec<Completion>) {
         for completion in finished.drain(..) {
             if self.random.one_in(disorder.lost_one_in) {

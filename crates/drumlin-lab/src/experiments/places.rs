@@ -95,7 +95,8 @@ impl Place {
         }
     }
 
-    /// Returns the mounted file system, for a simulated power-off, or `None` for the folder's own.
+    /// Returns the file system that the lab mounted for this place, so that the caller can simulate a power-off.
+    /// Returns `None` if the place is on the file system of the folder that the user gave.
     pub(crate) fn into_mounted(self) -> Option<Mounted> {
         self.mounted
     }

@@ -163,7 +163,7 @@ impl<'l> Look<'l> {
         let (mut page, mut level) = (PageId::ROOT, u8::MAX);
         loop {
             let Some(node) = self.node(page, level)? else {
-                // The root is a leaf, or an outdated node named a page that has become one.
+                // Either the root is a leaf, or an outdated inner node pointed to a page that is a leaf by now.
                 if page != PageId::ROOT {
                     return Err(StepError::Again);
                 }

@@ -25,9 +25,9 @@ pub(super) enum WhenLocked {
     Skip,
 }
 
-/// Changes of rows that depend on their newest value. Each call locks its row, so that no other writer changes it
-/// between the read and the commit: calls from many threads take effect one after another and never need a retry. They
-/// see commits that are not durable yet, but what a call returns is as durable as its own change. A
+/// Atomic changes of single rows that read the row's newest value first. Each call locks its row, so no other writer
+/// changes the row between the read and the commit. Calls from many threads take effect one after another and never
+/// need a retry. A call may see a commit that is not durable yet, but its result is as durable as its own change. A
 /// [`Transaction`](crate::Transaction) has the same calls, for changes that must be committed together.
 impl Keyspace {
     /// Removes the row and returns its value, or `None` if there is no such row; then nothing is committed. Durable

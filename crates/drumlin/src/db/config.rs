@@ -98,12 +98,12 @@ impl Config {
         self
     }
 
-    /// Sets the bytes that old versions of rows may take on disk. Open snapshots, transactions and scans need the
-    /// versions that were replaced after they began. Versions that outgrow a sixteenth of the memory are spilled to the
-    /// file `versions` in the database's folder, which disappears with the last snapshot that needs it. At the limit,
-    /// [the oldest snapshot ends](VersionOverflow). While versions are merged, the file may take twice as much.
-    /// Default: a quarter of the live bytes, and at least 256 MiB. With 0 all versions stay in memory, and the oldest
-    /// snapshot ends when they exceed a sixteenth of it.
+    /// Limits the disk space for old versions of rows, in bytes. Open snapshots, transactions and scans need the
+    /// versions that were replaced after they began. When versions outgrow a sixteenth of the memory, they are spilled
+    /// to the file `versions` in the database's folder. The file disappears with the last snapshot that needs it. At
+    /// the limit, [the oldest snapshot ends](VersionOverflow). While versions are being merged, the file may take twice
+    /// the limit. Default: a quarter of the live bytes, but at least 256 MiB. With 0, all versions stay in memory, and
+    /// the oldest snapshot ends when they outgrow a sixteenth of the memory.
     #[must_use]
     pub fn version_disk_bytes(mut self, bytes: u64) -> Config {
         self.settings.spill_limit.bytes = Some(bytes);

@@ -28,7 +28,8 @@ pub struct Value(Repr);
 #[derive(Clone)]
 enum Repr {
     Whole(Arc<[u8]>),
-    /// A value that was read into a vector. It stays there, so that a large value is in memory only once.
+    /// A value that was read into a vector. It keeps that vector, because copying a large value would take its memory
+    /// twice.
     Vector(Arc<Vec<u8>>),
     /// A part of the rows that a scan copied out of one leaf.
     Part {

@@ -212,9 +212,9 @@ impl Budget {
         match of {
             // The other half of the frames serves all other operations.
             Account::Pinned => self.frame_bytes_max() / 2,
-            // A quarter is left to two uses. One is frames and their headers; headers stay when frames go, and take a
-            // ninth of the memory if pages have 512 bytes. The other is growth by commits that passed the check before
-            // others had made their tables grow.
+            // Page tables leave at least a quarter of the pages account. Frames need a part of it, and so do their
+            // headers, which outlive the frames and take a ninth of the memory if pages have 512 bytes. The rest is a
+            // margin for concurrent commits: all of them may pass the check before any has made its page table grow.
             Account::Tables => table_bytes_max(self.limits[Account::Pages as usize], self.taken_by_others()),
             // Reads and writes during the load need frames too, and so do page tables that grow.
             Account::Loads => {
@@ -257,8 +257,8 @@ impl Budget {
         bytes.saturating_sub(taken_bytes).max(bytes / 8)
     }
 
-    /// Returns a budget that would let page tables grow by `more_bytes`, or `None` if they may in this one. Called
-    /// before a commit adds pages or a keyspace, because page tables are never evicted.
+    /// Returns a budget in which page tables could grow by `more_bytes`, or `None` if this budget has room for that.
+    /// Called before pages or a keyspace are added, because page tables are never evicted.
     pub(crate) fn needed_for_growth(&self, more_bytes: u64) -> Option<u64> {
         let bytes = self.taken_bytes(Account::Tables) + more_bytes;
         let others = self.taken_by_others();

@@ -17,8 +17,8 @@ pub(crate) type List = Box<dyn Fn(&[LogRange]) -> io::Result<()> + Send + Sync>;
 
 /// Callbacks of the log. Called with none of its locks held, except those that its background work takes.
 pub(crate) struct Hooks {
-    /// Called before the log prepares a window. Records the opening durably, if that was deferred. If it fails, the log
-    /// fails.
+    /// Called before the log prepares a window. If the database has put off recording in the superblock that it was
+    /// opened, does that now, durably. If it fails, the log fails.
     pub(crate) before_window: BeforeWrite,
     /// Called before the log writes a record that names extents. Makes the extents of large values durable. If it
     /// fails, the log fails.

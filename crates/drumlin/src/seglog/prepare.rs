@@ -229,7 +229,8 @@ impl SharedLog {
         match file.allocate(0, BLOCK + header.window_bytes) {
             Ok(()) => {}
             Err(error) if is_full(&error) => return Err(error),
-            // Some file systems can't allocate. Writing zeros allocates the space too, if more slowly.
+            // Some file systems can't preallocate. Filling the file with zeros also allocates its space, only
+            // more slowly.
             Err(error) => log::debug!("allocating {}: {error}", spare.name),
         }
         let ready = header.start + header.window_bytes.min(FIRST_FILL_BYTES);

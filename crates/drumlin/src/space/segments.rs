@@ -280,7 +280,7 @@ impl Segments {
         }
     }
 
-    /// Records that nothing more is appended to the segment.
+    /// Records that nothing more will be appended to the segment. If it has no live bytes, it becomes free.
     pub(crate) fn close(&self, segment: SegmentId) {
         let mut state = self.state.lock();
         let closed = state.segment(segment);

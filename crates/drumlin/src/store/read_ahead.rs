@@ -162,7 +162,7 @@ mod tests {
         assert!((0..200).all(|_| step(true) > goal / 2 - 1), "a scan runs out of leaves that it has asked for");
     }
 
-    /// Scans share the frames that they prefetch into. When the others end, the last one has all of them.
+    /// Concurrent scans divide the prefetch frames among themselves. As scans end, the remaining ones get their frames.
     #[test]
     fn scans_share_what_they_read_ahead() {
         let db = Config::in_memory().memory(16 << 20).open("").unwrap();

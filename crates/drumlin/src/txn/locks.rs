@@ -552,7 +552,8 @@ impl Shard {
         self.locks.find_mut(hash, |lock| lock.is_of(keyspace, key))
     }
 
-    /// Grants the request. If it has to wait for another transaction, returns the lock.
+    /// Grants the request. Fails with the lock that stands in the way if the request has to wait for another
+    /// transaction.
     #[inline]
     fn claim(&mut self, seed: u64, hash: u64, request: &LockRequest<'_>) -> Result<Granted, &mut Lock> {
         let LockRequest { owner, keyspace, key, mode } = *request;

@@ -431,7 +431,7 @@ mod tests {
         }
     }
 
-    /// Intervals contain the keys between two keys; single keys do not.
+    /// An interval covers the keys between its ends. Two single keys cover nothing between them.
     #[test]
     fn keys_between_are_in_intervals_alone() {
         let mut spans = Spans::default();

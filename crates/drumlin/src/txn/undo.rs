@@ -255,7 +255,7 @@ impl UndoRecords {
         dropped_bytes
     }
 
-    /// Shrinks a queue of which less than a quarter is in use.
+    /// Shrinks the queue if less than a quarter of its capacity is in use.
     pub(super) fn shrink(&mut self) {
         if let UndoRecords::Queue(queue) = self
             && queue.len() < queue.capacity() / 4

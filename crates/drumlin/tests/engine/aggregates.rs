@@ -339,7 +339,7 @@ fn aggregates_in_little_memory_are_right() {
     }
 }
 
-/// Sums the first bytes of each value, and records the longest value that it was shown.
+/// Sums the first `prefix_bytes` bytes of each value, and records the length of the longest value that it received.
 struct FirstBytes {
     prefix_bytes: usize,
     longest: AtomicU64,

@@ -53,8 +53,8 @@ fn shared_locks_exclude_writers_only() {
     }
 }
 
-/// A serializable transaction whose reads are locked commits although it read nothing that is validated; rows that it
-/// only read are still validated.
+/// A row that a serializable transaction has locked in shared mode can't change before its commit, so the commit
+/// succeeds without validating it. A row that was read without a lock is still validated.
 #[test]
 fn a_shared_lock_replaces_validation() {
     let (db, k) = database();

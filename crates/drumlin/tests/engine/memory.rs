@@ -925,7 +925,7 @@ fn large_values_of_tasks_are_loaded_within_the_budget() {
 
 type Workload = fn(&Database);
 
-/// The work whose memory [`allocators`] measures.
+/// The workloads under which [`allocators`] measures memory.
 const WORKLOADS: [(&str, Workload); 4] = [
     ("rows of 100 bytes", |db| fill_and_read(db, 600_000, 100)),
     ("rows of 1 KiB", |db| fill_and_read(db, 120_000, 1 << 10)),

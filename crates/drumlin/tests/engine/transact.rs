@@ -308,7 +308,7 @@ fn a_lock_that_is_not_waited_for_is_named() {
     let mut second = db.begin_with(options).unwrap();
     let same_thread = second.insert(&k, "a", "2").unwrap_err();
     let other = std::thread::scope(|scope| scope.spawn(|| second.insert(&k, "a", "2")).join().unwrap().unwrap_err());
-    // The same within the body of another transaction.
+    // Insert the same row from within the body of another transaction.
     let beside = db.transact_with(options, |tx| tx.insert(&k, "a", "2")).unwrap_err();
     let own_body = db.transact_with(options, |tx| {
         tx.insert(&k, "b", "1")?;

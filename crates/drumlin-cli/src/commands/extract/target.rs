@@ -153,7 +153,7 @@ impl Target {
         Ok(NewFile { file: entry.create(Mode::RUSR | Mode::WUSR)?, entry })
     }
 
-    /// Creates a symbolic link to `destination`, wherever that is.
+    /// Creates a symbolic link to `destination`, which may lie outside of the directory or not exist.
     pub(super) fn make_link(
         &mut self,
         path: &[u8],

@@ -689,8 +689,8 @@ mod tests {
         Change(ChangeKind::Harden { file: 0, number })
     }
 
-    /// A write that a failed sync forgot never becomes durable by a later sync, though reads may see it until the power
-    /// is cut.
+    /// If a failed sync forgets a write, no later sync makes it durable, though reads may see it until the power is
+    /// cut.
     #[test]
     fn what_was_forgotten_never_becomes_certain() {
         let sync = |up_to| Change(ChangeKind::Sync { file: 0, up_to });

@@ -148,7 +148,7 @@ impl Task {
     }
 }
 
-/// Polls a word of the mapping until it has a value. Yields the processor now and then.
+/// Polls a word of the mapping until it equals `value`, yielding the processor now and then. Fails after [`PATIENCE`].
 fn wait_for(map: &Map, place: usize, value: u64) -> io::Result<()> {
     let begun = Instant::now();
     let mut looks = 0u32;

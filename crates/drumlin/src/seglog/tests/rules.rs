@@ -988,8 +988,8 @@ fn idle_and_closed_logs_are_short() {
     assert_eq!(rig.recovered(), expect(801, 810, 1000));
 }
 
-/// A short opening prepares one segment for each stream that it uses. A long one has the next segments ready before
-/// they are needed.
+/// A new log prepares one segment for each stream, and a few records add none. By the time a stream's segment is half
+/// full, the next one is prepared.
 #[test]
 fn segments_are_prepared_as_the_log_grows() {
     let mut rig = Rig::new(Disk::new(false), options(2));

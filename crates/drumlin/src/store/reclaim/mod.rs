@@ -367,7 +367,8 @@ impl<'s> Reclaimer<'s> {
             engine.give_up_spilled();
             progress.packing = Some(space.reserve(Purpose::Pack, 0)?);
         } else {
-            // The first pass may only free what the second needs, so its result is no reason to end.
+            // The first pass may do no more than free what the second one needs. So never stop for lack of progress
+            // before the second pass has ended.
             let is_of_no_use = progress.passes > 1 && free_segments <= progress.free_segments && !is_freeing;
             if space.state().is_relieved() || is_of_no_use || self.must_stop() {
                 return Ok(None);

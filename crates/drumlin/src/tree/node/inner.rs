@@ -33,7 +33,7 @@ impl<'a> Deref for Inner<'a> {
 }
 
 impl<'a> Inner<'a> {
-    /// The inner node in a page.
+    /// Views a page as an inner node.
     #[inline]
     pub(crate) fn new(page: &'a [u8]) -> Inner<'a> {
         let node = Node::new(page);
