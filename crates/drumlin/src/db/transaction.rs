@@ -24,6 +24,7 @@ use crate::task::{Rooted, WaitMode, ready};
 use crate::txn::TransactionId;
 use crate::txn::commit::{Durability, Row};
 use crate::txn::interrupt::Interrupt;
+use crate::txn::locks::SHARER_BYTES;
 use crate::txn::read_set::{ReadSet, Reads};
 use crate::txn::row_locks::{Planned, RowLocks};
 use crate::txn::running::BodyOf;
@@ -323,7 +324,9 @@ impl Transaction {
         let limit_bytes = self.store()?.engine.budget.transaction_memory_max();
         let writes = &self.writes().set;
         let write_bytes = writes.memory_bytes_with(key, value_bytes.unwrap_or(0));
-        let lock_bytes = self.locks.memory_bytes_with(key);
+        // A lock that comes without a write may be shared.
+        let sharer_bytes = if value_bytes.is_none() { SHARER_BYTES } else { 0 };
+        let lock_bytes = self.locks.memory_bytes_with(key) + sharer_bytes;
         let bytes = write_bytes + lock_bytes;
         if bytes as u64 > limit_bytes {
             return Err(Error::writes_too_large(writes.position() + 1, bytes as u64, limit_bytes));

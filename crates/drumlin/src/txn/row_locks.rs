@@ -106,7 +106,7 @@ impl RowLocks {
         let planned = self.planned.unwrap_or_default();
         let key_bytes = planned.key_bytes + grown_capacity(&self.key_bytes, key.len());
         let key_count = planned.key_count + grown_capacity(&self.keys, 1);
-        let table_bytes = self.table_bytes + planned.table_bytes + lock_bytes(key) + SHARER_BYTES;
+        let table_bytes = self.table_bytes + planned.table_bytes + lock_bytes(key);
         key_bytes + key_count * size_of::<(KeyspaceId, usize)>() + table_bytes + WAITING_BYTES + key.len()
     }
 
