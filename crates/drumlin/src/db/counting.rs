@@ -59,7 +59,15 @@ impl Rows<'_> {
         bounds: OwnedBounds,
         index: u64,
     ) -> Rooted<impl Future<Output = Result<Option<(Value, Value)>>>> {
-        Rooted::new(async move { self.noting(self.nth_at(mode, bounds, index, None).await) })
+        Rooted::new(async move {
+            for _ in 1..RENEWALS_MAX {
+                match self.nth_at(mode, bounds.clone(), index, None).await {
+                    Err(Error::SnapshotTooOld { .. }) if self.is_latest() => {}
+                    found => return self.noting(found),
+                }
+            }
+            self.noting(self.nth_at(mode, bounds, index, None).await)
+        })
     }
 
     /// Returns `row_count` rows of a range, chosen uniformly at random without replacement, in key order; all rows if
@@ -111,7 +119,10 @@ impl Rows<'_> {
         {
             return Ok(count);
         }
-        self.scan_at(bounds, at).count_rows(mode).await
+        // The scan of a read-committed transaction would continue at a newer snapshot if this one was ended. A count has
+        // to be of one moment, so it starts over instead.
+        let snapshot = at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at)))?;
+        self.scan_at(bounds, Some(&snapshot)).count_rows(mode).await
     }
 
     /// Returns the counts to use for a range, with reductions if asked for, after folding a list with more than
@@ -247,7 +258,8 @@ impl Rows<'_> {
         row_count: u64,
         at: Option<&Arc<SnapshotHandle>>,
     ) -> Result<Option<(Value, Value)>> {
-        let mut rows = self.scan_at(bounds, at);
+        let snapshot = at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at)))?;
+        let mut rows = self.scan_at(bounds, Some(&snapshot));
         for _ in 0..row_count {
             if rows.next_key_in(mode, Direction::Forward).await.transpose()?.is_none() {
                 return Ok(None);
