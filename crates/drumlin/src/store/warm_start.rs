@@ -53,6 +53,8 @@ struct Reading<'s> {
 impl Store {
     /// Reads the listed pages into memory. This is the body of the warm-start thread.
     pub(super) fn read_residents(&self) {
+        // Pages that calls read while the list is being read may not be in it, so they count as changes.
+        let begun_at = self.residence_changes();
         let mut reading = Reading { store: self, misses: self.miss_count(), listed_count: 0 };
         let read = reading.run();
         if let Err(error) = &read {
@@ -62,7 +64,7 @@ impl Store {
         if !state.stop {
             state.is_unread = false;
             state.listed_count = reading.listed_count;
-            state.listed_at = self.residence_changes();
+            state.listed_at = begun_at;
         }
     }
 
