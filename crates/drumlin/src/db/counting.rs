@@ -119,8 +119,8 @@ impl Rows<'_> {
         {
             return Ok(count);
         }
-        // The scan of a read-committed transaction would continue at a newer snapshot if this one was ended. A count has
-        // to be of one moment, so it starts over instead.
+        // The scan of a read-committed transaction would continue at a newer snapshot if this one was ended. A count
+        // has to be of one moment, so it starts over instead.
         let snapshot = at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at)))?;
         self.scan_at(bounds, Some(&snapshot)).count_rows(mode).await
     }
