@@ -51,8 +51,17 @@ impl Store {
         Box::pin(async move {
             let locks = &self.engine.locks;
             let LockRequest { owner, keyspace, key, .. } = *request;
-            let mut holders = locks.holders(keyspace, key);
-            holders.retain(|holder| *holder != owner);
+            let holders = loop {
+                let mut holders = locks.holders(keyspace, key);
+                holders.retain(|holder| *holder != owner);
+                if !holders.is_empty() {
+                    break holders;
+                }
+                // The lock was released since it was requested.
+                if let Ok(granted) = locks.try_request(request) {
+                    return Ok(granted);
+                }
+            };
             if holders.iter().any(|holder| BodyOf::new(locks, *holder).is_running()) {
                 return Err(self.lock_timeout(keyspace, key, Duration::ZERO, LockHolder::OwnBody));
             }
