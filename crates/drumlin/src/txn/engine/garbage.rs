@@ -6,8 +6,9 @@ use crate::format::KeyspaceId;
 use crate::format::node::LargeRef;
 use crate::txn::values;
 
-/// The versions in memory at which a spill begins, in addition to three quarters of their memory; a spill leaves half
-/// of it. Simulated databases have few versions, so they spill earlier.
+/// A spill begins when the versions in memory exceed this size or three quarters of their memory, whichever is less. It
+/// leaves half of this size or half of their memory, whichever is less. Simulated databases have few versions, so they
+/// spill earlier.
 const UNSPILLED_BYTES_MAX: u64 = if cfg!(feature = "sim") { 8 << 10 } else { u64::MAX };
 
 /// Values are freed only while the epoch has at most this many changes of page tables, or fewer if its memory allows

@@ -431,7 +431,7 @@ impl Engine {
         singly: &mut Vec<usize>,
     ) {
         assert!(group.len() <= GROUP_KEYS);
-        // One reclaim guard for all: guards nested in it cost next to nothing.
+        // A single guard for the whole group: the guards nested in it cost next to nothing.
         let _reclaim_guard = self.pool.reclaim_guard();
         let mut found_rows = [None; GROUP_KEYS];
         for (&Descent { index, page }, slot) in group.iter().zip(&mut found_rows) {
