@@ -128,7 +128,8 @@ enum LockKey {
 }
 
 impl LockKey {
-    /// The maximum size of a short key: with tag and length, it takes the same 24 bytes as a boxed key with its tag.
+    /// The maximum size of a short key. Fixed by the size of the other variant: with tag and length, a short key takes
+    /// the same 24 bytes as a boxed key with its tag.
     const SHORT_BYTES_MAX: usize = 22;
 
     fn new(key: &[u8]) -> LockKey {
@@ -372,9 +373,9 @@ impl LockTable {
         false
     }
 
-    /// Cleans up after a call of `owner` that was leaked, so that it neither learned about its lock nor was dropped.
-    /// Gives up its place in the queue, or releases the lock. If the transaction held a lock of the row before the
-    /// call, `keeps` is set, and it keeps that.
+    /// Cleans up after a call of `owner` whose future was leaked: it was neither dropped nor polled after it got its
+    /// lock. Gives up its place in the queue, or releases the lock. `keeps` means that the transaction held a lock of
+    /// the row before the call; it then keeps that lock.
     pub(crate) fn abandon(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8], keeps: bool) {
         if (self.cancel(owner, keyspace, key) || self.is_held_by(owner, keyspace, key)) && !keeps {
             self.unlock(owner, keyspace, key);

@@ -56,7 +56,7 @@ impl End {
     }
 }
 
-/// The spans of one keyspace, by first key.
+/// The spans of one keyspace, by their first key.
 #[derive(Debug, Default)]
 struct Spans(BTreeMap<Box<[u8]>, End>);
 

@@ -33,7 +33,7 @@ const RUN_OFFSET: usize = 16;
 const ROWS_BYTES_OFFSET: usize = 24;
 const ROWS_OFFSET: usize = 32;
 
-/// The size of the fields before a row's key.
+/// The size of the fields before a row's key. Fixed by the layout of a row.
 const ROW_HEAD_BYTES: usize = 20;
 const ABSENT: u32 = u32::MAX;
 const LARGE: u32 = u32::MAX - 1;
