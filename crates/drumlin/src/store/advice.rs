@@ -168,7 +168,7 @@ pub(super) struct PartWriter {
 }
 
 impl PartWriter {
-    /// Begins a series about a keyspace.
+    /// Begins a series of parts about a keyspace.
     pub(super) fn begin_series(&mut self, keyspace: KeyspaceId, base: Timestamp) {
         self.head = PartHead { keyspace, base, number: 0, ..self.head };
         self.series_offset = self.offset;
