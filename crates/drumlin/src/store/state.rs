@@ -40,7 +40,7 @@ pub struct Opening {
     pub recovered_bytes: u64,
     /// The time that opening took.
     pub duration: Duration,
-    /// The newest commit.
+    /// The timestamp of the newest commit.
     pub last: Timestamp,
     /// Corruption that the opening found and worked around: one corrupted superblock if the other is valid, and with
     /// [`Config::salvage`](crate::Config::salvage) any other corruption. A salvage opening also lists
