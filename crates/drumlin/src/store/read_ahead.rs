@@ -84,8 +84,8 @@ impl ReadAhead {
         if self.leaves_asked > goal / 2 {
             return;
         }
-        // Request half of the goal each time: while one read-ahead thread waits for the device, another can decompress
-        // the other half.
+        // Request a large goal in halves: while one read-ahead thread waits for the device, another can decompress the
+        // other half.
         let portion = goal.min(EARLY_PAGES).max(goal.div_ceil(2));
         let (mut wanted, mut asked) = (Vec::new(), 0);
         while asked < portion && !self.ended {

@@ -11,7 +11,7 @@ use crate::format::Timestamp;
 use crate::sync::{Backoff, CachePadded};
 
 /// The maximum distance between the oldest commit that is not applied and the newest one that may be marked as applied.
-/// No program has this many threads inside commits; if it had, commits would wait in [`Clock::mark_applied`].
+/// No program has this many threads inside commits; if one did, commits would wait in [`Clock::mark_applied`].
 const COMMITS_IN_FLIGHT_MAX: usize = if cfg!(drumlin_loom) { 4 } else { 1 << 14 };
 
 #[derive(Debug)]

@@ -93,7 +93,7 @@ pub(crate) struct HeldBy(pub(crate) TransactionId);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockHash(u64);
 
-/// The reason why waiting for a lock ended without it.
+/// The reason why a wait for a lock failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LockError {
     Timeout,
@@ -627,8 +627,8 @@ impl Lock {
         self.others.iter_mut().flat_map(|others| &mut others.waiters)
     }
 
-    /// If the lock was handed over to `owner` and this call is the first to notice, returns [`Granted::Acquired`]; if
-    /// `owner` knew of the lock, [`Granted::AlreadyHeld`]; and `None` if `owner` does not hold it.
+    /// Returns [`Granted::Acquired`] if the lock was handed over to `owner` and this call is the first to notice,
+    /// [`Granted::AlreadyHeld`] if `owner` already knew of it, and `None` if `owner` does not hold the lock.
     fn notice(&mut self, owner: TransactionId) -> Option<Granted> {
         if self.owner == owner {
             return Some(self.notice_owner());

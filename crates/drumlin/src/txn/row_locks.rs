@@ -102,7 +102,7 @@ impl RowLocks {
         RowLocks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None }
     }
 
-    /// Returns the memory of the locks and of one more, which includes the memory of waiting for it.
+    /// Returns the memory of the locks including one more, for which the transaction may have to wait.
     pub(crate) fn memory_bytes_with(&self, key: &[u8]) -> usize {
         let planned = self.planned.unwrap_or_default();
         let key_bytes = planned.key_bytes + grown_capacity(&self.key_bytes, key.len());

@@ -440,7 +440,7 @@ async fn read_medium(
                     mode.run(move || writing.space.ensure_written(address, writing.on_written())).await?;
                 }
                 match tree.fault(mode, wanted).await {
-                    // The page may now belong to another value, of another size.
+                    // The page may now belong to a different value of a different size.
                     Err(_) if pages.table.load(page) != PageEntry::OnDisk(address) => {}
                     other => other?,
                 }

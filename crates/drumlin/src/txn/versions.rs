@@ -51,7 +51,7 @@ pub(crate) struct Versions {
     moving: AtomicU32,
 }
 
-/// Below this size, the size of a few thousand small rows, garbage is not collected.
+/// The memory below which garbage is not collected: that of a few thousand small rows.
 const COLLECTED_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 10 } else { 512 << 10 };
 
 impl Versions {

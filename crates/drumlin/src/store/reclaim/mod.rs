@@ -51,9 +51,9 @@ pub(crate) enum Goal {
     LimitWaste,
     /// Segments that recent checkpoint intervals did not need are given back to the file system.
     ReturnUnneeded,
-    /// The file is as short as its live extents allow: those at its end move to its front.
+    /// The file is as short as its live extents allow: extents at its end are moved to its front.
     ShortenFile,
-    /// Like `ShortenFile`, in small passes, if much is free, and only until the maintenance thread gets a request.
+    /// Like `ShortenFile`, but in small passes, only if much is free, and until the maintenance thread gets a request.
     ShortenIdleFile,
     /// No sparse segment is left.
     PackSparse,

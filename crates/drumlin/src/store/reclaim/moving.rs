@@ -28,8 +28,8 @@ impl Reclaimer<'_> {
     pub(super) fn empty(&self, victims: &HashSet<SegmentId>, moves: &SpaceReservation<'_>) -> Result<Emptied> {
         let emptied = self.empty_keyspaces(victims, moves);
         self.store.engine.space.seal_moved();
-        // If the disk is full, the next checkpoint frees the space of extents that have been moved, so an error must
-        // wait until here.
+        // Return an error only now: even if the disk is full, the checkpoint that follows frees the extents that were
+        // moved away.
         emptied
     }
 

@@ -28,7 +28,7 @@ use crate::txn::write_set::Change;
 /// The maximum number of times that a commit requests space while other commits use up the space that is freed.
 const RECLAIMS_MAX: u32 = 4;
 
-/// If commits are delayed: the time that a commit waits for a snapshot to end before the commit fails.
+/// The time that a delayed commit waits for a snapshot to end before the commit fails.
 const DELAY_MAX: Duration = Duration::from_secs(10);
 
 /// The memory that a commit needs to be [`Admitted`].
@@ -347,12 +347,12 @@ impl Engine {
         let pool = Arc::clone(&self.pool);
         match mode {
             WaitMode::Blocking => pool.fit_frames(growth),
-            // Runs on the threads for evictions, because workers may be waiting for commits.
+            // Run this on the eviction threads, because workers may be waiting for commits.
             WaitMode::Tasks(tasks) => tasks.evictors.run(move || pool.fit_frames(growth)).await,
         }
     }
 
-    /// Returns a limit for the page table changes in the newest epoch: below it, a commit that adds `more` of them may
+    /// Returns the number of page table changes in the newest epoch below which a commit that adds `more` of them may
     /// proceed.
     fn changes_max(&self, more: u64) -> u64 {
         let count_max = self.budget.epoch_changes_max() / 8 * 7;

@@ -1,4 +1,4 @@
-//! Commits without waiting: a straight line of calls for commits that have to wait for nothing before they are applied.
+//! Commits without waiting: a straight-line path for commits that have nothing to wait for before they are applied.
 //!
 //! A commit of a few rows usually finds everything that it needs: memory, space on the disk and in the log, and leaves
 //! that are in memory and have room for the rows. [`Engine::commit_at_once`] takes all this and applies the commit. If
@@ -17,13 +17,12 @@
 //!    need, and it changes the rows by the same code. It takes no pins: it reads no leaf from disk, so no leaf needs
 //!    protection from eviction. A single row with a short record takes no memory of [commits](Account::Commits),
 //!    because the record is in a vector that the thread reuses.
-//! 2. It overtakes no other commit: while commits wait in a queue for memory or for the log, it does not take any.
+//! 2. It overtakes no other commit: it takes no memory or log space while other commits are queued for it.
 //! 3. The order in which commits reserve does not apply to it, because it never waits while it holds a resource.
 //! 4. It adds no undo record if no snapshot needs one when the leaf is unlatched. A `Relaxed` commit is visible by then
 //!    if the commits before it are applied ([`are_open`](crate::txn::snapshots::Snapshots::are_open)).
 //! 5. Under the latches, the log assigns the record's timestamp and its position in one step, or refuses. After that,
 //!    nothing can fail.
-//!    nothing fails.
 
 use std::cell::Cell;
 use std::thread::LocalKey;

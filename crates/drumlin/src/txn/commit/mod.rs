@@ -42,14 +42,14 @@ use crate::txn::engine::Engine;
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
-/// When a commit returns.
+/// The point at which a commit returns.
 ///
 /// ```
 /// use drumlin::{Config, Durability};
 ///
 /// let db = Config::in_memory().durability(Durability::Relaxed).open("")?;
 /// let cache = db.keyspace("cache")?; // its commits return before they are on the medium
-/// let accounts = cache.with_durability(Durability::Full); // those of this handle do not
+/// let accounts = cache.with_durability(Durability::Full); // commits through this handle wait for the medium
 /// db.sync()?; // all commits so far are on the medium
 /// # Ok::<(), drumlin::Error>(())
 /// ```

@@ -31,8 +31,8 @@ impl From<Stop> for Unready {
     }
 }
 
-/// The parts other than its leaves that a commit uses: the log and clock of an open database, or neither during
-/// recovery.
+/// The components that a commit uses in addition to its leaves: the log and clock of an open database, or neither
+/// during recovery.
 pub(super) trait CommitSink {
     /// `true` if commits are applied to a leaf in the order of their timestamps.
     const IN_ORDER: bool;
@@ -60,9 +60,9 @@ pub(super) struct LiveLog<'e> {
 
 /// The space of a record in the log.
 pub(super) enum LogSpace<'e> {
-    /// The record takes what was reserved for it.
+    /// The record takes the space that was reserved for it.
     Reserved(Reservation<'e>),
-    /// The record takes free space of a stream. If there is none, the commit gets [`Unready::LogSpace`].
+    /// The record takes free space of a stream. If there is too little, the commit gets [`Unready::LogSpace`].
     Free {
         log: &'e Log,
         stream: usize,

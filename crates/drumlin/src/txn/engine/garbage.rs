@@ -37,7 +37,7 @@ impl Engine {
     /// left, requests a spill.
     pub(crate) fn collect_all_garbage(&self) {
         self.drop_unneeded(&mut self.unfreed_values.lock());
-        // Each collection postpones the next collection by commits, so it must check this for them.
+        // After this collection, commits will wait longer before they start their own, so check on their behalf.
         self.request_spill_of_many();
     }
 

@@ -44,8 +44,8 @@ pub(crate) struct Engine<L = Log> {
     log: L,
     pub(crate) next_value: AtomicU64,
     pub(crate) transaction_ids: TransactionIds,
-    /// The last timestamp before the opening, and the number of timestamps since then that were assigned to anything
-    /// but commits of rows.
+    /// The last timestamp before the opening, and the number of timestamps since then that were assigned to records
+    /// other than commits of rows.
     first: Timestamp,
     pub(crate) other_records: AtomicU64,
     /// The bytes of record bodies between the newest checkpoint and the opening, and the value of

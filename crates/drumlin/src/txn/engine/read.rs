@@ -209,7 +209,7 @@ impl Engine {
         Ok(self.found_in(tree, &page, key, read_at, take))
     }
 
-    /// Returns the row's old version or the row in this leaf, which covers its key.
+    /// Returns the row's old version, or else the row in this leaf, which must cover the key.
     #[inline]
     fn found_in<T>(
         &self,

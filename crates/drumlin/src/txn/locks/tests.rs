@@ -101,7 +101,7 @@ fn a_lock_is_exclusive() {
     }
 }
 
-/// Releasing the lock of another transaction is a bug of the caller and panics.
+/// Releasing the lock of another transaction is a bug in the caller and panics.
 #[test]
 #[should_panic(expected = "a lock is released by its owner")]
 fn releasing_the_lock_of_another_panics() {
@@ -134,8 +134,8 @@ fn waiters_are_served_in_order() {
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
 }
 
-/// If two transactions wait for each other, the one that waits later gets the error. It keeps its locks, and can lock
-/// the row once the other has ended.
+/// If two transactions wait for each other, the second one to wait gets the error. It keeps its locks, and can lock the
+/// row once the other has ended.
 #[test]
 fn a_deadlock_of_two_is_found() {
     let table = table();

@@ -54,8 +54,7 @@ impl Run {
 
     /// Returns the first block that may contain rows at or above this key.
     pub(super) fn first_block(&self, keyspace: KeyspaceId, key: &[u8]) -> usize {
-        // The versions of a key may begin at the end of a block and continue in the next one, whose first key it then
-        // is.
+        // The versions of a key may begin at the end of the block before the one that begins with this key.
         let first = self.blocks.partition_point(|block| block.sort_key() < (keyspace, key)).saturating_sub(1);
         assert!(first < self.len(), "a run has no blocks");
         first
