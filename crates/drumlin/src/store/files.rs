@@ -238,7 +238,7 @@ impl Opener<'_> {
             let path = self.path().join(DATA_NAME);
             return Err(Error::corrupted(&path, "the data file", "it is missing, but the log exists"));
         }
-        // A creation that is killed during its measurement leaves the measured file behind.
+        // A creation that was killed while it measured sync methods leaves its test file behind.
         let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
         let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME, RESIDENT_NAME];
         let is_ours = |name: &str| ours.contains(&name) || COUNTS_NAMES.contains(&name) || is_probe(name);

@@ -1,4 +1,4 @@
-//! Reading large values, whole or by chunks, as of a snapshot.
+//! Reads large values, whole or by chunks, as of a snapshot.
 
 use super::state::Store;
 use crate::counts::CountedTree;

@@ -115,7 +115,8 @@ impl Store {
     /// this store. Waits for writes in flight.
     pub(crate) fn release(&self) {
         assert!(self.is_closed(), "a database that is open gives up its folder");
-        // If two threads close the database, this lock makes the second one wait until the first has released it.
+        // If two threads close the database, this mutex makes the second one wait until the first has released the
+        // folder's locks.
         let mut locks = self.locks.lock();
         *locks = None;
     }

@@ -154,7 +154,7 @@ impl Replay<'_> {
 
     pub(super) fn apply_records(&self) -> Result<()> {
         // Allocate as much as the log can fill: a growing vector takes fresh memory at each size, which costs more than
-        // all else that replay does with it.
+        // replaying its contents.
         let bytes_max = self.scan.record_bytes().min(batch_bytes(self.engine) as u64) as usize;
         let mut batch = ReplayBatch { bytes: Vec::with_capacity(bytes_max), ..ReplayBatch::default() };
         let mut newest = Timestamp(0);

@@ -34,9 +34,9 @@ use crate::txn::engine::Engine;
 pub struct Opening {
     /// `true` if the database did not exist and was created.
     pub created: bool,
-    /// Commits that were in the log but not in the newest checkpoint.
+    /// The number of commits that were in the log but not in the newest checkpoint.
     pub recovered_records: u64,
-    /// Bytes of the records of these commits.
+    /// The bytes of the records of these commits.
     pub recovered_bytes: u64,
     /// The time that opening took.
     pub duration: Duration,

@@ -31,10 +31,10 @@ const PAUSE_FACTOR: u32 = 9;
 /// The longest pause of a warm start; see invariant 3.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// The minimum number of pages read or written since the list was last written before it is rewritten; there must also
-/// be at least one for every `CHANGES_SHARE` pages listed.
+/// The list is rewritten only after at least this many pages have been read or written since it was last written, and
+/// at least one for every `CHANGES_SHARE` pages listed.
 const CHANGES_MIN: u64 = if cfg!(feature = "sim") { 4 } else { 64 };
-/// The number of listed pages for each of which there must be a change before the list is rewritten: one in this many.
+/// The number of listed pages per change that is required before the list is rewritten.
 const CHANGES_SHARE: u64 = 16;
 
 /// The maximum number of pages that a part lists. A part is one block, so that a corrupted part costs few pages.

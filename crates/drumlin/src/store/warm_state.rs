@@ -52,7 +52,7 @@ impl WarmStart {
         state.is_unread && !state.stop
     }
 
-    /// Stops reading the list. If it has not been read to its end, it will not be written any longer.
+    /// Stops reading the list. If it has not been read to its end, the list will no longer be written.
     pub(super) fn stop(&self) {
         self.state.lock().stop = true;
         self.stopped.notify_all();

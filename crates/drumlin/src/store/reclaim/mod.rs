@@ -44,7 +44,7 @@ pub struct CompactReport {
     pub duration: Duration,
 }
 
-/// The purpose for which space is reclaimed: the condition to be reached.
+/// The goal of reclaiming space. Each variant describes the state to be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Goal {
     /// At most [`WASTE_SHARE_MAX`] of the used space is waste.
@@ -66,18 +66,17 @@ pub(crate) enum Goal {
 pub(super) const AFTER_CHECKPOINT: &[Goal] = &[Goal::LimitWaste, Goal::ReturnUnneeded];
 
 /// The waste that a database under constant updates may have, as a share of the bytes in use. With 20 %, updates wrote
-/// a tenth more, and the file was no shorter.
+/// a tenth more, and the file was just as long.
 /// Measured: decision 007.
 const WASTE_SHARE_MAX: f64 = 0.22;
-/// The share of the bytes in use that a pass frees beyond the excess. It makes passes rarer, because each pass reads
-/// all page tables to find the live extents of its victims.
+/// The share of the bytes in use that a pass frees beyond the excess. Freeing more at a time makes passes rarer, and
+/// each pass has to read all page tables to find the live extents of its victims.
 /// Measured: decision 007, together with [`WASTE_SHARE_MAX`].
 const CLEANED_SHARE_MIN: f64 = 1.0 / 32.0;
 /// The share of waste above which segments are emptied with their own checkpoints: twice [`WASTE_SHARE_MAX`].
 /// Measured: decision 007, together with [`WASTE_SHARE_MAX`].
 const URGENT_SHARE_MIN: f64 = 0.45;
-/// The segments' worth of used bytes below which waste is no reason to empty segments: each open segment is 1/16 of
-/// them.
+/// The bytes in use, in segments, below which waste is no reason to empty segments: each open segment is 1/16 of them.
 const WASTEFUL_SEGMENTS_MIN: u64 = 16;
 /// The share of live bytes above which segments are not emptied: extents of up to 256 KiB do not pack more tightly.
 const LIVE_SHARE_MAX: f64 = 0.80;
@@ -106,7 +105,7 @@ pub(crate) struct Reclaimer<'s> {
 /// The segments to be emptied, and the way to do it.
 #[derive(Debug)]
 enum Pass {
-    /// Move the live extents out of these segments. The next checkpoint frees the segments.
+    /// Move the live extents out of these segments. Whichever checkpoint comes next frees the segments.
     Move(Vec<SegmentId>),
     /// Move the live extents, and make the checkpoint that frees the segments.
     MoveAndFree(Vec<SegmentId>),
