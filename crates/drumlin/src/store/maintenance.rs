@@ -1,4 +1,5 @@
-//! The background threads of an open database: the one that makes checkpoints and reclaims space, and the pool's.
+//! The background threads of an open database: those that make checkpoints and reclaim space, spill versions, and read
+//! the list of resident pages; and the threads of the pool.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 /// The database counts as idle after this time without requests.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// The interval at which the thread checks whether the snapshot that delays commits has ended.
+/// The interval at which the spilling thread checks whether the snapshot that delays commits has ended.
 const DELAY: Duration = Duration::from_millis(5);
 
 impl Store {

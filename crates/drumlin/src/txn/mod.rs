@@ -59,7 +59,7 @@ const SEQUENCE_COUNT: usize = 64;
 /// The default time that a write waits for a row locked by another transaction.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The operations of the maintenance thread that a commit can wait for. The engine receives an implementation when the
+/// The operations of background threads that a commit can wait for. The engine receives an implementation when the
 /// database is opened. All calls block, except `request_spill`.
 pub(crate) trait Reclaim: std::fmt::Debug + Send + Sync {
     /// Reclaims space in the data file by emptying segments and making a checkpoint. Returns when both are done.
@@ -69,7 +69,7 @@ pub(crate) trait Reclaim: std::fmt::Debug + Send + Sync {
     /// the disk has no space for a checkpoint, or if the database closes or fails.
     fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool);
 
-    /// Asks the maintenance thread to spill versions or end snapshots until the versions in memory take at most
+    /// Asks the spilling thread to spill versions or end snapshots until the versions in memory take at most
     /// `bytes_max`. Returns immediately; threads that wait for the memory are woken when it is released.
     fn request_spill(&self, bytes_max: u64);
 }

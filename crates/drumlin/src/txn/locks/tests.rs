@@ -179,7 +179,8 @@ fn a_deadlock_through_a_handed_over_lock_is_found() {
     assert_eq!(poll(&table, C, b"y"), ACQUIRED);
     assert_eq!(poll(&table, B, b"x"), Pending);
     assert_eq!(poll(&table, C, b"x"), Pending);
-    // While A holds x, B must not wait for any other lock, and A may wait for any lock that does not lead back to it.
+    // While A holds x, C waits for A, so A must not wait for C. Once B holds x, C waits for B, so B must not wait for
+    // C.
     assert_eq!(poll(&table, A, b"y"), DEADLOCK);
     table.unlock(A, ROWS, b"x");
     assert_eq!(poll(&table, A, b"y"), Pending);
