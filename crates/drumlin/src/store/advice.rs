@@ -1,14 +1,15 @@
-//! Advice files: `lock`, `probe`, `resident`, `counts-0`, `counts-1`. The database does not depend on them, and each
-//! new version overwrites the last.
+//! Advice files: `lock`, `probe`, `resident`, `counts-0`, `counts-1`. The database does not depend on them. Each new
+//! version of such a file overwrites the previous one.
 //!
 //! # Invariants
 //! 1. The database writes to such a file only after the file's first bytes have proved that it is an advice file. A
-//!    folder, a pipe, a symbolic link or a foreign file of that name is left alone, and the opening does without the
-//!    advice.
-//! 2. An advice file is never synced and never removed. A file that is missing, torn, foreign or outdated is no error.
+//!    folder, a pipe, a symbolic link or a foreign file of that name is left alone, and the opening proceeds without
+//!    the advice.
+//! 2. An advice file is never synced and never removed. A file that is missing, torn, foreign or outdated is not an
+//!    error.
 //!
-//! `resident` and `counts-0`, `counts-1` consist of parts (`format/advice.rs`), which [`AdviceFiles`] writes and reads.
-//! `warm_start.rs` and `kept_counts.rs` have their contents.
+//! `resident`, `counts-0` and `counts-1` consist of parts (`format/advice.rs`), which [`AdviceFiles`] writes and reads.
+//! Their contents are defined in `warm_start.rs` and `kept_counts.rs`.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,17 +21,17 @@ use crate::io::{FileRef, FolderRef, OpenOptions, Persist};
 use crate::memory::Account;
 use crate::txn::engine::Engine;
 
-/// The list of the pages that were in memory.
+/// The name of the file that lists the pages that were in memory.
 pub(super) const RESIDENT_NAME: &str = "resident";
-/// The files of row counts. Checkpoints with even numbers use the first.
+/// The names of the files of row counts. Checkpoints with even numbers use the first one.
 pub(super) const COUNTS_NAMES: [&str; 2] = ["counts-0", "counts-1"];
 
-/// The number of blocks after a file's first block that are searched. The second part begins in them.
+/// The number of blocks after a file's first block that are searched. The second part begins within them.
 const SEARCHED_BLOCKS: usize = PART_BYTES_MAX / BLOCK_BYTES;
 
 /// Opens an advice file for writing, creating it if necessary. `is_ours` decides whether the file may be overwritten,
-/// from its first block, which the end of the file may cut short. If a power cut left zeros there, a later block
-/// decides. A file of zeros may be overwritten.
+/// given its first block, which is shorter if the file ends earlier. If a power cut left zeros there, a later block
+/// decides. A file that contains only zeros may be overwritten.
 pub(super) fn open_to_write(folder: &FolderRef, name: &str, is_ours: fn(&[u8]) -> bool) -> io::Result<FileRef> {
     let file = folder.open(name, OpenOptions { write: true, create: true, ..OpenOptions::default() })?;
     let mut block = [0; BLOCK_BYTES];
@@ -49,10 +50,10 @@ pub(super) fn open_to_write(folder: &FolderRef, name: &str, is_ours: fn(&[u8]) -
     Err(io::Error::other("it belongs to something else and was left unchanged"))
 }
 
-/// The advice files of one kind, of an open database.
+/// The advice files of one kind in an open database.
 #[derive(Debug)]
 pub(super) struct AdviceFiles {
-    /// Turned off if a file cannot be opened for writing.
+    /// `false` once a file could not be opened for writing.
     is_on: AtomicBool,
     folder: FolderRef,
     database: DatabaseId,
@@ -73,7 +74,7 @@ impl AdviceFiles {
     }
 
     /// Overwrites a file with the parts that `write` writes, which are valid for `checkpoint`. `write` needs
-    /// `memory_bytes` of memory. Returns `None` if that fails.
+    /// `memory_bytes` of memory. Returns `None` on failure.
     pub(super) fn write<T>(
         &self,
         name: &str,
@@ -106,8 +107,8 @@ impl AdviceFiles {
         written.inspect_err(|error| log::debug!("writing {}: {error}", writer.file.path().display())).ok()
     }
 
-    /// Calls `take` with the parts of a file until it returns `false`. Blocks that don't verify are skipped. Reading
-    /// ends before a part of another database or checkpoint.
+    /// Calls `take` with the parts of a file until it returns `false`. Skips blocks that don't verify. Stops before a
+    /// part that belongs to a different database or checkpoint.
     pub(super) fn read(
         &self,
         name: &str,
@@ -136,8 +137,8 @@ impl AdviceFiles {
         }
     }
 
-    /// Like [`open_to_write`], but turns the files off and logs a warning if the file cannot be opened. A full disk may
-    /// be temporary, so it turns nothing off.
+    /// Like [`open_to_write`], but if the file cannot be opened, turns the files off and logs a warning. A full disk
+    /// may be temporary, so it does not turn the files off.
     fn open_or_turn_off(&self, name: &str) -> Option<FileRef> {
         let path = self.folder.path().join(name);
         match open_to_write(&self.folder, name, is_advice) {
@@ -154,7 +155,7 @@ impl AdviceFiles {
     }
 }
 
-/// The state of writing a file.
+/// Writes the parts of a file.
 #[derive(Debug)]
 pub(super) struct PartWriter {
     file: FileRef,
@@ -167,7 +168,7 @@ pub(super) struct PartWriter {
 }
 
 impl PartWriter {
-    /// Begins a series about a keyspace.
+    /// Begins a series of parts about a keyspace.
     pub(super) fn begin_series(&mut self, keyspace: KeyspaceId, base: Timestamp) {
         self.head = PartHead { keyspace, base, number: 0, ..self.head };
         self.series_offset = self.offset;
@@ -184,7 +185,8 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Lets the next series overwrite the current one, whose last part has not been written.
+    /// Lets the next series overwrite the current one. Called when the last part of the current series has not been
+    /// written.
     pub(super) fn forfeit_series(&mut self) {
         self.offset = self.series_offset;
     }

@@ -1,5 +1,6 @@
-//! Makes checkpoints: the order of their steps. ARCHITECTURE.md ("The life of a checkpoint") lists them, and a test
-//! compares that list with the calls here. No step reclaims space: `reclaim` composes that with checkpoints.
+//! Makes checkpoints and defines the order of their steps. ARCHITECTURE.md ("The life of a checkpoint") lists the
+//! steps, and a test compares that list with the calls here. No step reclaims space: `reclaim` combines reclaiming with
+//! checkpoints.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,18 +25,18 @@ use crate::space::{Purpose, Reclaims};
 pub struct CheckpointReport {
     /// The newest commit that the checkpoint includes.
     pub timestamp: Timestamp,
-    /// Pages written for the checkpoint.
+    /// The number of pages written for the checkpoint.
     pub pages_written: u64,
-    /// Bytes written for the checkpoint, tables included.
+    /// The number of bytes written for the checkpoint, including its tables.
     pub bytes_written: u64,
     /// The time that the checkpoint took. Commits continued during it.
     pub duration: Duration,
 }
 
 impl Store {
-    /// Makes a checkpoint if there is space for it, otherwise returns `DiskFull`. A checkpoint that frees no segment
-    /// must leave one free, or no later checkpoint could be made. `frees` says whether segments were emptied for this
-    /// one.
+    /// Makes a checkpoint if there is space for it, or else returns `DiskFull`. A checkpoint that frees no segment must
+    /// leave one free, because otherwise no later checkpoint could be made. `frees` tells whether segments were emptied
+    /// for this checkpoint.
     pub(crate) fn checkpoint_after(&self, frees: Reclaims) -> Result<CheckpointReport> {
         self.checkpoint_of(&mut self.page_tables.lock(), frees)
     }
@@ -46,7 +47,7 @@ impl Store {
         let began = self.now();
         let result = self.make_checkpoint(page_tables, began);
         if let Err(error) = &result {
-            // A checkpoint that has begun cannot be resumed: some pages are already clean, but no table names their
+            // A checkpoint that has begun cannot be resumed: some pages are already clean, but no table refers to their
             // images.
             self.engine.space.fail_quietly(&format!("a checkpoint failed: {error}"));
             self.maintenance.state.lock().failed = true;
@@ -57,18 +58,18 @@ impl Store {
         result
     }
 
-    /// Does everything that may be refused. If it fails, the checkpoint has not begun.
+    /// Performs the steps that may be refused. If they fail, the checkpoint has not begun.
     fn prepare_checkpoint(&self, frees: Reclaims) -> Result<()> {
         let engine = &self.engine;
         engine.check_failure()?;
-        // This checkpoint frees the large values that were removed and that no reader needs, as many as there is memory
-        // for the changes.
+        // This checkpoint frees the large values that have been removed and that no reader needs, as many as the memory
+        // for changes allows.
         engine.collect_all_garbage();
         let frees = if engine.space.segments.has_released() { Reclaims::Segments } else { frees };
         let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), 0).map(drop);
         match reserve() {
             Err(Error::DiskFull { .. }) => {
-                // Dirty pages are counted as whole frames until they are written. Their compressed size may be much
+                // Until they are written, dirty pages are counted as whole frames. Their compressed size may be much
                 // smaller.
                 crate::coverage::mark!("dirty pages were written to find space for a checkpoint");
                 engine.pool.write_back_all(frees)?;
@@ -85,7 +86,8 @@ impl Store {
         let written_before = space.traffic.write_bytes.load(Ordering::Relaxed);
         // Count log bytes from here on, so that commits made during this checkpoint do not immediately request another.
         engine.log_bytes_checkpointed.store(engine.log_bytes_written(), Ordering::Relaxed);
-        // Close the segment that large values are appended to with the epoch. An open segment could never be emptied.
+        // Close the segment that large values are appended to when the epoch ends. An open segment could never be
+        // emptied.
         space.seal_values();
         let corrupted_chunks = page_tables.corrupted_chunks();
         let id = self.draw_checkpoint_id();
@@ -110,7 +112,7 @@ impl Store {
         page_tables.settle(space, epoch);
         engine.log().truncate(timestamp, page_tables.superblock.checkpoint);
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
-        // Page tables may have grown and need memory that states of reducers take.
+        // Page tables may have grown and may need the memory that the states of reducers take.
         self.shed_states();
         self.warm_start.count_written(pages_written);
         let duration = self.now() - began;
@@ -130,7 +132,8 @@ mod tests {
     use crate::space::Reclaims;
     use crate::{Config, Durability};
 
-    /// A checkpoint takes the segment that it writes to before it begins. Afterwards others may take the free segments.
+    /// A checkpoint takes the segment that it writes to before it begins. After that, others may take the free
+    /// segments.
     #[test]
     fn a_checkpoint_begins_with_a_segment() {
         let db = Config::new().backend(crate::io::in_memory()).memory(16 << 20).open("/db").unwrap();
@@ -142,7 +145,7 @@ mod tests {
         assert!(store.engine.space.open_segment_bytes() > 0);
     }
 
-    /// A checkpoint captures counts only until they are written: changes are folded again while it syncs.
+    /// A checkpoint captures counts only until they are written: changes are folded again during its syncs.
     #[test]
     fn changes_are_folded_while_a_checkpoint_syncs() {
         const ROWS: u64 = 5_000;

@@ -22,25 +22,26 @@ const LOG_SEGMENT_BYTES_MIN: u64 = 1 << 20;
 /// The largest default size of log segments.
 const LOG_SEGMENT_BYTES_MAX: u64 = 16 << 20;
 
-/// Long enough for a hundred syncs with each method on a slow drive. Creating a database waits this long.
+/// The duration of the measurement of sync methods, long enough for a hundred syncs with each method on a slow drive.
+/// Creating a database takes this much longer.
 const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// An opening that holds its folder open. From here on, paths no longer matter.
+/// An opening that holds a handle of its folder. Once it does, paths no longer matter.
 pub(super) struct Opener<'s> {
     pub(super) settings: &'s Settings,
     pub(super) backend: Arc<dyn Backend>,
     pub(super) folder: FolderRef,
-    /// The gate in front of the folder.
+    /// The gate for all access to the folder.
     gate: Arc<Gate>,
     /// `None` until the folder is locked.
     open_here: Option<Arc<OpenHere>>,
 }
 
-/// The paths of the folders that this process has locked. The process id in a lock file is not enough: a process in
-/// another container may have the same number.
+/// The paths of the folders that this process has locked. The process id in a lock file is not enough to recognize
+/// them: a process in another container may have the same id.
 static OPEN_HERE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Lists a folder among those that this process has locked, until it is dropped.
+/// An entry for a folder in the list of those that this process has locked. Dropping it removes the entry.
 #[derive(Debug)]
 struct OpenHere(PathBuf);
 
@@ -68,7 +69,7 @@ pub(super) struct DataFile {
     /// The handle that holds the lock.
     pub(super) lock: FileRef,
     pub(super) sync: SyncMethod,
-    /// This opening created the file.
+    /// `true` if this opening created the file.
     pub(super) created: bool,
 }
 
@@ -85,7 +86,7 @@ impl<'s> Opener<'s> {
             location.make_folder()?;
         }
         let opener = Opener::enter(settings, Arc::clone(backend), path, Lock::Exclusive)?;
-        // Check before anything is put into a folder that holds other things.
+        // Check this before writing anything into a folder that contains other files.
         if folder_is_there && !opener.exists(DATA_NAME)? {
             match opener.check_creatable() {
                 // An earlier creation may have been killed before the folder's own name was durable.
@@ -108,8 +109,8 @@ impl<'s> Opener<'s> {
         opener.write_process_id();
         let sync = opener.sync_method();
         if !opener.exists(LOG_NAME)? {
-            // A creation may have been killed before the data file's name was durable. The log's name must not outlast
-            // it.
+            // A creation may have been killed before the data file's name was durable. The log's name must not become
+            // durable before it.
             opener.sync_folder()?;
         }
         Ok((opener, DataFile { lock: data, sync, created: false }))
@@ -166,7 +167,7 @@ impl<'s> Opener<'s> {
         })
     }
 
-    /// Locks the folder. If the file system cannot lock folders, the data file's lock must do.
+    /// Locks the folder. If the file system cannot lock folders, the lock of the data file has to suffice.
     fn lock_folder(&self, lock: Lock) -> Result<()> {
         match self.folder.try_lock(lock) {
             Ok(true) => Ok(()),
@@ -183,16 +184,16 @@ impl<'s> Opener<'s> {
     }
 }
 
-/// The path of a database, for the steps before its folder is open.
+/// The path of a database, for the steps that precede opening its folder.
 struct Location<'p> {
     backend: &'p Arc<dyn Backend>,
     path: &'p Path,
 }
 
 impl Location<'_> {
-    /// Creates the folder and its missing ancestors one by one, each name durable before the next is created. The
-    /// lowest existing ancestor may come from a creation that was killed before its name was durable, so its name is
-    /// synced too.
+    /// Creates the folder and its missing ancestors one by one, and makes each name durable before creating the next
+    /// folder. The lowest existing ancestor may come from a creation that was killed before its name was durable, so
+    /// its name is synced too.
     fn make_folder(&self) -> Result<()> {
         let mut missing = Vec::new();
         for folder in self.path.ancestors().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -230,14 +231,14 @@ impl Location<'_> {
 }
 
 impl Opener<'_> {
-    /// Checks that a folder without a data file may become a database: nothing else may be in it.
+    /// Checks that a folder without a data file may become a database: it must contain no foreign files.
     pub(super) fn check_creatable(&self) -> Result<()> {
         let names = self.folder.list().map_err(|error| self.io("listing", "", error))?;
         if names.iter().any(|name| name == LOG_NAME) {
             let path = self.path().join(DATA_NAME);
             return Err(Error::corrupted(&path, "the data file", "it is missing, but the log exists"));
         }
-        // A creation killed while it measured leaves its measuring file behind.
+        // A creation that was killed while it measured sync methods leaves its test file behind.
         let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
         let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME, RESIDENT_NAME];
         let is_ours = |name: &str| ours.contains(&name) || COUNTS_NAMES.contains(&name) || is_probe(name);
@@ -259,8 +260,8 @@ impl Opener<'_> {
         Error::NotADatabase { path: self.path().to_path_buf(), why: "the folder is empty".into() }
     }
 
-    /// Returns the error for a lock that another handle holds. The process id in the lock file is that handle's only if
-    /// it is a writer, as readers write no id.
+    /// Returns the error for a lock that another handle holds. The process id in the lock file belongs to that handle
+    /// only if the handle is a writer, as readers write no id.
     fn locked(&self, by_readers: bool) -> Error {
         let text = || {
             let file = self.folder.open(LOCK_NAME, OpenOptions::default()).ok()?;
@@ -274,7 +275,7 @@ impl Opener<'_> {
         Error::Locked { path, pid, by_this_process }
     }
 
-    /// Writes the process id, for people only: a full disk must not keep the database from opening.
+    /// Writes the process id. Only people read it, so a full disk must not keep the database from opening.
     fn write_process_id(&self) {
         let text = format!("{}\n", self.backend.process_id());
         let is_number = |text: &[u8]| text.len() <= 20 && text.trim_ascii_end().iter().all(u8::is_ascii_digit);
@@ -287,7 +288,7 @@ impl Opener<'_> {
         }
     }
 
-    /// Returns the locks that are held while the database is open.
+    /// Returns the locks to be held while the database is open.
     pub(super) fn locks(&self, data: FileRef) -> Locks {
         Locks {
             folder: Arc::clone(&self.folder),
@@ -303,18 +304,18 @@ impl Opener<'_> {
         match file.try_lock(lock) {
             Ok(true) => {}
             Ok(false) => return Err(self.locked(file.try_lock(Lock::Shared).unwrap_or(false))),
-            // A read-only medium may have no locks, and needs none.
+            // A read-only medium may not support locks, and does not need them.
             Err(error) if lock == Lock::Shared => log::debug!("locking {}: {error}", file.path().display()),
             Err(error) => return Err(self.io("locking", name, error)),
         }
-        // The name may have been given to another file in the meantime.
+        // The name may have been given to a different file in the meantime.
         if !self.folder.is_same(name, &file).map_err(|error| self.io("looking at", name, error))? {
             return Err(self.locked(false));
         }
         Ok(file)
     }
 
-    /// Measures and returns the sync method for a new database.
+    /// Measures the sync methods for a new database and returns the chosen one.
     fn sync_method_of_new(&self) -> Result<SyncMethod> {
         if self.needs_no_probe() {
             return Ok(SyncMethod::DurableWrite);
@@ -323,8 +324,8 @@ impl Opener<'_> {
         probe.map(|probe| self.adopt(&probe)).map_err(|error| self.io("measuring how to sync in", "", error))
     }
 
-    /// Returns the sync method that a measurement in the database's folder chose. It is measured when the database is
-    /// created, and again after the device, the file system or its mount options have changed.
+    /// Returns the sync method chosen by a measurement in the database's folder. This is measured when the database is
+    /// created, and repeated after the device, the file system or its mount options have changed.
     fn sync_method(&self) -> SyncMethod {
         if self.needs_no_probe() {
             return SyncMethod::DurableWrite;
@@ -337,7 +338,7 @@ impl Opener<'_> {
         }
         match Probe::run(self.backend.as_ref(), path, PROBE_DURATION) {
             Ok(probe) => self.adopt(&probe),
-            // The disk may be full. This method works everywhere, and the next opening measures again.
+            // The disk may be full. This method works everywhere, and the next opening will repeat the measurement.
             Err(error) => {
                 let method = SyncMethod::DataSync;
                 log::warn!(
@@ -349,7 +350,8 @@ impl Opener<'_> {
         }
     }
 
-    /// Returns the sync method of the last opening that could write, for statistics only: a reader syncs nothing.
+    /// Returns the sync method of the last opening that could write, which is only used in statistics: a reader syncs
+    /// nothing.
     fn sync_method_of_reader(&self) -> SyncMethod {
         if self.needs_no_probe() {
             return SyncMethod::DurableWrite;
@@ -361,7 +363,7 @@ impl Opener<'_> {
         self.settings.backend.is_some() || self.settings.in_memory
     }
 
-    /// Records a measurement in the folder. Returns the method that it chose.
+    /// Records a measurement in the folder. Returns the method that the measurement chose.
     fn adopt(&self, probe: &Probe) -> SyncMethod {
         let path = self.path();
         if probe.tmpfs {
@@ -373,7 +375,7 @@ impl Opener<'_> {
             file.set_len(0)?;
             file.write_at(text.as_bytes(), 0, Persist::Later)
         });
-        // If this file is not written, the next opening measures again.
+        // If this file is not written, the next opening repeats the measurement.
         if let Err(error) = written {
             log::warn!("writing {PROBE_NAME} in {}: {error}", path.display());
         }
@@ -387,9 +389,9 @@ impl Opener<'_> {
         Probe::decode(std::str::from_utf8(&text).ok()?).ok()
     }
 
-    /// Begins a data file under another name, which it keeps until it is complete: an interrupted creation leaves
-    /// nothing that looks like a database. Continues with a file left by an interrupted creation. Returns the locked
-    /// file, or `None` if another process has created the database in the meantime.
+    /// Begins a data file under a temporary name, which it keeps until it is complete, so that an interrupted creation
+    /// leaves nothing that looks like a database. Continues with a file left by an interrupted creation. Returns the
+    /// locked file, or `None` if another process has created the database in the meantime.
     fn begin_data(&self) -> Result<Option<FileRef>> {
         self.check_creatable()?;
         let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
@@ -398,7 +400,7 @@ impl Opener<'_> {
             return Err(self.holds_other(NEW_DATA_NAME));
         }
         if self.exists(DATA_NAME)? {
-            // The locked file is the other process's data file, or one that was begun here in vain.
+            // The locked file is either the other process's data file or a redundant one that was begun here.
             let _ = self.folder.remove(NEW_DATA_NAME);
             return Ok(None);
         }
@@ -433,13 +435,13 @@ impl Opener<'_> {
         self.sync_folder()
     }
 
-    /// Returns the log's folder. Creates it if the log is not needed and does not exist. The name of an existing folder
-    /// may still be in caches only, even if another process created it, and what is synced in the folder is lost if its
-    /// name is.
+    /// Returns the log's folder. Creates it if it does not exist and is not needed for recovery. The name of an
+    /// existing folder may not be durable yet, even if another process created it; if the name is lost, everything
+    /// synced in the folder is lost too.
     pub(super) fn log_folder(&self, superblock: &Superblock) -> Result<FolderRef> {
         let exists = self.has_log(superblock)?;
         if !exists && self.settings.read_only {
-            // The database's own folder serves instead: it contains no log segments either.
+            // The database's own folder serves as a substitute, because it contains no log segments either.
             return Ok(Arc::clone(&self.folder));
         }
         if !exists {
@@ -448,14 +450,14 @@ impl Opener<'_> {
         self.open_log_folder()
     }
 
-    /// Opens the log's folder, which exists, with the folders of its streams.
+    /// Opens the log's folder, which must exist, with the folders of its streams.
     pub(super) fn open_log_folder(&self) -> Result<FolderRef> {
         let is_stream = |name: &str| name.parse::<u16>().is_ok_and(|stream| stream.to_string() == name);
         let folder = self.folder.folder(LOG_NAME).and_then(|folder| io::with_parts(folder, is_stream));
         folder.map_err(|error| self.io("opening", LOG_NAME, error))
     }
 
-    /// Returns the size of new log segments: as configured, or fit for the file system.
+    /// Returns the size of new log segments: the configured size, or one that suits the file system.
     pub(super) fn log_segment_bytes(&self) -> u64 {
         self.settings.log_segment_bytes.unwrap_or_else(|| match self.folder.capacity_bytes() {
             Ok(capacity_bytes) => log_segment_bytes_on(capacity_bytes),
@@ -466,7 +468,7 @@ impl Opener<'_> {
         })
     }
 
-    /// Returns `true` if there is a log. Fails if there must be one but it is missing.
+    /// Returns `true` if there is a log. Returns an error if a required log is missing.
     pub(super) fn has_log(&self, superblock: &Superblock) -> Result<bool> {
         let exists = self.exists(LOG_NAME)?;
         if !superblock.log.is_empty() && !exists {
@@ -497,14 +499,14 @@ impl Opener<'_> {
 }
 
 /// Returns the size of log segments on a file system of `capacity_bytes`. It is at most a 64th of the capacity, because
-/// each log has two segments in use at once and keeps recent ones. Segments larger than 16 MiB gain nothing.
+/// each log uses two segments at the same time and keeps recent ones. Segments larger than 16 MiB bring no benefit.
 fn log_segment_bytes_on(capacity_bytes: u64) -> u64 {
     let share = (capacity_bytes / 64).max(LOG_SEGMENT_BYTES_MIN);
     (1 << share.ilog2()).min(LOG_SEGMENT_BYTES_MAX)
 }
 
-/// The locks of the folder and of the data file. Until they are dropped, they keep out other processes, and other
-/// openings in this process. Afterwards nothing is written through the handles of this opening.
+/// The locks of the folder and of the data file. Until they are dropped, they keep out other processes and other
+/// openings in this process. After that, nothing can be written through the handles of this opening.
 #[derive(Debug)]
 pub(crate) struct Locks {
     pub(super) folder: FolderRef,

@@ -1,35 +1,35 @@
-//! Row counts beside checkpoints. Each checkpoint writes the counts that keyspaces keep to a file, and an opening that
-//! begins with that checkpoint continues with them.
+//! Row counts that are stored with checkpoints. Each checkpoint writes the counts that keyspaces keep to a file, and an
+//! opening that begins with that checkpoint continues with these counts.
 //!
-//! There are two such files. A checkpoint writes to the file that the checkpoint before it did not use, so that the
+//! There are two such files. A checkpoint writes to the file that the previous checkpoint did not use, so that the
 //! counts of the newest durable checkpoint are complete whenever the process is killed. The counts are written as soon
 //! as the checkpoint has begun, because no changes can be folded until then (`counts/capture.rs`), and before its
-//! superblock: only the superblock makes them valid. If more pages were counted later, closing the database writes the
-//! same file again.
+//! superblock: only the superblock makes them valid. If more pages were counted later, closing the database rewrites
+//! the same file.
 //!
 //! # Invariants
 //! 1. A file of counts is advice (`advice.rs`), valid for one checkpoint. The counts of a keyspace are a series of
 //!    parts, and are used completely or not at all.
 //! 2. An opening uses counts only if it begins with exactly their checkpoint, and reads them before it replays any
-//!    record of the log. Replay inserts, removes, splits and merges as commits do, so it adds its changes to the list
-//!    and invalidates the entries that it must.
+//!    record of the log. Replay inserts, removes, splits and merges in the same way as commits, so it adds its changes
+//!    to the list and invalidates the entries that it must.
 //!
-//! # Why a file is never taken for another checkpoint's
+//! # Why a file is never mistaken for that of a different checkpoint
 //! Each checkpoint draws a random [`CheckpointId`], which is stored in its superblock and in its file of counts. If the
 //! two match, all pages, page tables and keyspaces are as of that checkpoint. So none of the following matters: which
 //! of the two superblocks is valid; whether an earlier opening began a checkpoint with the same number that never
-//! became durable; whether the database is one of two copies that diverged, or was restored from a backup beside a
+//! became durable; whether the database is one of two copies that diverged, or was restored from a backup next to a
 //! newer file. Pages keep their numbers, even if the reclaimer has moved their extents. All parts of a file carry a
-//! random number drawn when it was written. So parts of two writings are never mixed, not even for the same checkpoint.
-//! The last part of a series is written only if the whole series is valid, so what is left of a forfeited one is never
-//! used.
+//! random number drawn when the file was written. So parts from two writes are never mixed, not even for the same
+//! checkpoint. The last part of a series is written only if the whole series is valid, so the remains of a forfeited
+//! series are never used.
 //!
 //! - *A database that opens without writing* begins with the same superblock, and so with the same file. Closing it may
-//!   write the file again if no commit has followed the checkpoint: then no page has changed its fences.
-//! - *An opening by a program that does not know these files* makes checkpoints with another identity, or with none.
+//!   rewrite the file if no commit has followed the checkpoint: then no page has changed its fences.
+//! - *An opening by a program that does not know these files* makes checkpoints with a different id, or with none.
 //! - *Bulk loads and drops above the checkpoint* are replayed: attaching and dropping end the counts of the keyspace.
-//! - *Numbers of keyspaces* are those of the checkpoint's catalogue, and are never reused.
-//! - *Page numbers* may be reused during replay: a newly created page begins with an entry of its own.
+//! - *Keyspace numbers* come from the checkpoint's catalogue, and are never reused.
+//! - *Page numbers* may be reused during replay: a newly created page begins with its own entry.
 //! - *Timestamps in replay* are those of the last commit of a batch, and may be later than those of the changes. No
 //!   snapshot is older than the last recovered commit, and the counts begin with that commit as their horizon.
 //! - *A salvage opening* skips unreadable pages, so it uses no counts.
@@ -52,7 +52,7 @@ use crate::txn::keyspace::OpenKeyspace;
 /// The maximum number of entries that fit in a part.
 const PART_ENTRIES_MAX: usize = (PART_BYTES_MAX - ITEMS_OFFSET) / ENTRY_BYTES;
 
-/// Memory for writing a file: one part, and the entries of one part.
+/// The memory for writing a file: one part, and the entries of one part.
 const WRITING_BYTES: u64 = (PART_BYTES_MAX + PART_ENTRIES_MAX * size_of::<(PageId, u32)>()) as u64;
 
 fn name_of(checkpoint: CheckpointNumber) -> &'static str {
@@ -71,7 +71,7 @@ pub(super) struct CountedCheckpoint {
 pub(super) type CapturedCounts = Vec<(KeyspaceId, CountCapture)>;
 
 impl Store {
-    /// Draws the identity of a checkpoint; none if no counts are written.
+    /// Draws the id of a checkpoint, or returns the default id if no counts are written.
     pub(super) fn draw_checkpoint_id(&self) -> CheckpointId {
         CheckpointId(if self.counts_files.is_on() { self.engine.backend.random().max(1) } else { 0 })
     }
@@ -108,8 +108,8 @@ impl Store {
         }
     }
 
-    /// Writes the counts of the newest checkpoint again if it includes all commits and pages were counted after it was
-    /// made. Closing calls this, when no more commits can happen.
+    /// Rewrites the counts of the newest checkpoint if it includes all commits and pages were counted after it was
+    /// made. Closing calls this when no more commits can happen.
     pub(super) fn write_counts_again(&self) {
         let page_tables = self.page_tables.lock();
         let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = page_tables.superblock;
@@ -171,7 +171,7 @@ fn write_keyspace(
     Ok(())
 }
 
-/// Restores the counts of the checkpoint that an opening begins with; `last` is the newest recovered commit. Nothing
+/// Restores the counts of the checkpoint that an opening begins with. `last` is the newest recovered commit. No record
 /// has been replayed yet, and no other thread knows the keyspaces.
 pub(super) fn restore_counts(
     files: &AdviceFiles,
@@ -194,20 +194,20 @@ pub(super) fn restore_counts(
     }
 }
 
-/// The state of reading a file.
+/// Reads a file of counts.
 struct Reading<'r> {
     /// The keyspaces whose counts have not been found yet.
     unread: BTreeMap<KeyspaceId, Arc<OpenKeyspace>>,
     budget: &'r Arc<Budget>,
-    /// The newest commit that the checkpoint has.
+    /// The newest commit that the checkpoint contains.
     up_to: Timestamp,
-    /// The oldest snapshot that can be taken.
+    /// The timestamp of the oldest snapshot that can be opened.
     horizon: Timestamp,
     series: Option<Series>,
     restored_count: usize,
 }
 
-/// The part of a series that has been read.
+/// The parts of a series that have been read.
 struct Series {
     open: Arc<OpenKeyspace>,
     counts: RestoredCounts,
@@ -215,8 +215,8 @@ struct Series {
 }
 
 impl Reading<'_> {
-    /// Adds the next part. Restores the counts of its keyspace if it is the last of its series. Returns `None` if it
-    /// does not belong here.
+    /// Adds the next part. If it is the last part of its series, restores the counts of the keyspace. Returns `None` if
+    /// the part does not belong here.
     fn add(&mut self, part: &Part<'_>) -> Option<()> {
         let head = part.head;
         let series = if head.number == 0 { self.begin_series(head)? } else { self.series.take()?.continued(head)? };
@@ -241,7 +241,7 @@ impl Reading<'_> {
 }
 
 impl Series {
-    /// Returns the series if this is the head of its next part.
+    /// Returns the series if `head` is the head of its next part.
     fn continued(self, head: PartHead) -> Option<Series> {
         let PartHead { is_last, kind, .. } = head;
         let number = self.newest.number.checked_add(1)?;
@@ -287,7 +287,7 @@ mod tests {
         number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()
     }
 
-    /// Returns a copy of the files as a killed process leaves them.
+    /// Returns a copy of the files as if the process had been killed.
     fn killed(backend: &Arc<dyn Backend>) -> Arc<dyn Backend> {
         let copy = crate::io::in_memory();
         copy.create_dir_all(Path::new("/db/log")).unwrap();
@@ -340,9 +340,9 @@ mod tests {
         }
     }
 
-    /// While counts are written, commits split and merge leaves, and pages are counted again. The file still has the
-    /// counts as of the checkpoint, except those of pages noted as changed. The commits undid their changes to rows, so
-    /// replay neither splits nor merges any page.
+    /// While counts are written, commits split and merge leaves, and pages are recounted. The file still has the counts
+    /// as of the checkpoint, except those of pages noted as changed. The commits undid their changes to rows, so replay
+    /// neither splits nor merges any page.
     #[test]
     fn counts_are_written_during_splits_and_merges() {
         let backend = crate::io::in_memory();
@@ -364,7 +364,7 @@ mod tests {
         compare(&backend, true);
     }
 
-    /// While counts are written, nothing is folded, and commits after the checkpoint do not enter the file.
+    /// While counts are written, no changes are folded, and commits after the checkpoint do not enter the file.
     #[test]
     fn nothing_is_folded_while_counts_are_written() {
         let backend = crate::io::in_memory();
@@ -372,7 +372,7 @@ mod tests {
         let k = db.keyspace("k").unwrap();
         write_during(&db, || {
             for round in 0..4 {
-                // Change rows within the same leaves, so that none is split.
+                // Change rows within the same leaves, so that no leaf is split.
                 (0..1000).for_each(|number| k.remove(key(number * 4 + round)).unwrap());
                 k.len().unwrap();
             }

@@ -16,11 +16,11 @@ use crate::txn::engine::Engine;
 use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::versions::Versions;
 
-/// The keyspaces of one open database, and the number of the next.
+/// The keyspaces of one open database, and the number of the next one.
 #[derive(Debug)]
 pub(crate) struct Keyspaces {
     by_name: RwLock<ByName>,
-    /// The number that the next new keyspace gets.
+    /// The number of the next new keyspace.
     next: AtomicU32,
 }
 
@@ -32,12 +32,12 @@ struct ByName {
 }
 
 impl Keyspaces {
-    /// Begins without keyspaces. The first one created gets the number `next`.
+    /// Creates an empty list of keyspaces. The first keyspace to be created gets the number `next`.
     pub(super) fn new(next: u32) -> Keyspaces {
         Keyspaces { by_name: RwLock::default(), next: AtomicU32::new(next) }
     }
 
-    /// Returns the number that the next new keyspace gets, or `None` if the numbers are used up.
+    /// Returns the number of the next new keyspace, or `None` if the numbers are used up.
     pub(super) fn next(&self) -> Option<KeyspaceId> {
         let next = self.next.load(Ordering::Relaxed);
         (next != u32::MAX).then_some(KeyspaceId(next))
@@ -54,8 +54,8 @@ impl Keyspaces {
         self.by_name.read().keyspaces.get(name).cloned()
     }
 
-    /// Returns the keyspace with this name, and the timestamp of the commit that the answer depends on: its creation,
-    /// or the newest drop if there is no such keyspace.
+    /// Returns the keyspace with this name, and the timestamp of the commit that the answer depends on: the creation of
+    /// the keyspace, or the newest drop if there is no such keyspace.
     pub(super) fn get_since(&self, name: &str) -> (Option<Arc<OpenKeyspace>>, Timestamp) {
         let by_name = self.by_name.read();
         let open = by_name.keyspaces.get(name).cloned();
@@ -73,7 +73,7 @@ impl Keyspaces {
         self.by_name.read().keyspaces.values().cloned().collect()
     }
 
-    /// Returns all keyspaces and the next number, as a catalogue records them.
+    /// Returns all keyspaces and the next number, in the form in which a catalogue records them.
     pub(super) fn entries(&self) -> (Vec<KeyspaceEntry>, u32) {
         let entry = |open: &Arc<OpenKeyspace>| KeyspaceEntry {
             id: open.tree.pages.id,
@@ -85,7 +85,7 @@ impl Keyspaces {
         (entries, self.next.load(Ordering::Relaxed))
     }
 
-    /// Adds a keyspace whose pages exist already. See [`OpenKeyspace::created`] for `created`.
+    /// Adds a keyspace whose pages already exist. See [`OpenKeyspace::created`] for `created`.
     pub(super) fn add<L>(&self, engine: &Engine<L>, pages: Arc<PageSpace>, created: Timestamp) -> Arc<OpenKeyspace> {
         let open = Arc::new(open_keyspace(engine, pages, created));
         self.by_name.write().keyspaces.insert(open.name().to_owned(), Arc::clone(&open));
@@ -110,7 +110,7 @@ impl Keyspaces {
         open
     }
 
-    /// Removes a keyspace and everything in it, under the exclusive epoch latch.
+    /// Removes a keyspace and its content, under the exclusive epoch latch.
     pub(super) fn drop_tree<L>(
         &self,
         engine: &Engine<L>,
@@ -132,8 +132,8 @@ impl Keyspaces {
     }
 }
 
-/// Passes the structure changes of a keyspace's tree on: the old versions follow their rows, and the counts of the
-/// pages concerned are voided.
+/// Passes on the structure changes of a keyspace's tree: moves old versions along with their rows, and voids the counts
+/// of the changed pages.
 struct KeyspaceObserver {
     versions: Arc<Versions>,
     counts: Arc<Counts>,

@@ -1,4 +1,4 @@
-//! Reporting waits for row locks to the user.
+//! Reports waits for row locks to the user.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct LockWait<'w> {
     pub keyspace: &'w str,
     /// The row's key.
     pub key: &'w [u8],
-    /// The lock that is requested.
+    /// The kind of lock that is requested.
     pub mode: LockMode,
 }
 

@@ -1,4 +1,5 @@
-//! The background threads of an open database: one that makes checkpoints and reclaims space, and the pool's.
+//! The background threads of an open database: those that make checkpoints and reclaim space, spill versions, and read
+//! the list of resident pages; and the threads of the pool.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
@@ -9,16 +10,17 @@ use super::requests::Maintenance;
 use super::state::Store;
 use crate::error::{Error, Result};
 
-/// The database is idle after this time without requests.
+/// The database counts as idle after this time without requests.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// The interval at which the thread checks whether a snapshot has ended that delays commits.
+/// The interval at which the spilling thread checks whether the snapshot that delays commits has ended.
 const DELAY: Duration = Duration::from_millis(5);
 
 impl Store {
-    /// Starts the background threads. If one fails to start, those started before it run until [`stop`](Store::stop).
+    /// Starts the background threads. If one fails to start, the threads started before it run until
+    /// [`stop`](Store::stop).
     pub(super) fn start_threads(self: &Arc<Self>) -> Result<()> {
-        // A read-only database needs only the pool's threads, and the first scan that prefetches starts those. So a
+        // A read-only database needs only the pool's threads, which the first scan that prefetches will start. So a
         // single short read neither starts nor stops a thread.
         if self.is_read_only {
             return Ok(());
@@ -39,7 +41,7 @@ impl Store {
         Ok(())
     }
 
-    /// Starts the thread that reads the list of resident pages. If it fails to start, there is no warm start.
+    /// Starts the thread that reads the list of resident pages. If that fails, there is no warm start.
     fn start_warm(self: &Arc<Self>) {
         let store = Arc::downgrade(self);
         let body = move || {
@@ -68,7 +70,7 @@ impl Store {
         let mut threads = self.engine.pool.take_threads();
         threads.append(&mut self.threads.lock());
         for thread in threads {
-            // One of these threads may be the one that drops the last handle, and it must not join itself.
+            // The last handle may be dropped by one of these threads, which must not join itself.
             if thread.thread().id() != crate::sync::current().id() && crate::sync::join(thread).is_err() {
                 log::error!("a background thread of {} panicked", self.path.display());
             }
@@ -76,7 +78,8 @@ impl Store {
     }
 }
 
-/// Fails the database if a background thread panics: commits wait for checkpoints that nothing else would make.
+/// Fails the database if a background thread panics, because commits wait for checkpoints that no other thread would
+/// make.
 fn fail_if_panicking(store: &Weak<Store>, maintenance: &Maintenance, body: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { return };
     if let Some(store) = store.upgrade() {
@@ -115,8 +118,8 @@ fn run_spills(store: &Weak<Store>, maintenance: &Maintenance) {
     }
 }
 
-/// The body of the maintenance thread: makes checkpoints and space on request, empties sparse segments afterwards, and
-/// shortens the file once the database is idle.
+/// The body of the maintenance thread: makes checkpoints and reclaims space on request, empties sparse segments
+/// afterwards, and shortens the file once the database is idle.
 fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
     loop {
         let (checkpoint_wanted, space_wanted) = {
@@ -161,12 +164,13 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
         }
         let done = made.and_then(|()| if space_wanted { Ok(()) } else { store.reclaim(AFTER_CHECKPOINT).map(drop) });
         match &done {
-            // Commits that need the space return the disk-full error themselves.
+            // Commits that need the space return the `DiskFull` error themselves.
             Err(error @ Error::DiskFull { .. }) => log::debug!("maintenance of {}: {error}", store.path.display()),
             Err(error) => log::error!("maintenance of {}: {error}", store.path.display()),
             Ok(()) => {}
         }
-        // A disk that was full for the reclaimer may have space later. A failed database makes no more checkpoints.
+        // If the disk was too full for the reclaimer, there may be space later. A failed database makes no more
+        // checkpoints.
         let failed = done.is_err() && store.engine.check_failure().is_err();
         let mut state = maintenance.state.lock();
         state.space_ended += u64::from(space_wanted);
@@ -185,7 +189,7 @@ mod tests {
     use crate::Config;
     use crate::txn::Reclaim;
 
-    /// Background work has no limit while a commit waits for it, and has its share again afterwards.
+    /// Background work is unlimited while a commit waits for it, and goes back to its share afterwards.
     #[test]
     fn background_work_that_commits_wait_for_is_urgent() {
         let db = Config::in_memory().open("").unwrap();

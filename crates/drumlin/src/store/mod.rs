@@ -1,5 +1,5 @@
-//! An open database below its public API: the state that all handles share, recovery, checkpoints,
-//! reclaiming space, and checks.
+//! An open database below its public API: the state that all handles share, recovery, checkpoints, reclaiming space,
+//! and checks.
 
 mod advice;
 pub(crate) mod check;
@@ -63,12 +63,11 @@ use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
 use crate::txn::snapshots::SnapshotHandle;
 
-/// Prefixes of up to this length need no memory of their own: they fit into the copy of a leaf that every reduction
-/// has.
+/// Prefixes of up to this length need no extra memory: they fit into the copy of a leaf that every reduction has.
 const REDUCED_BYTES_FREE: u64 = 4 << 10;
 
 impl Store {
-    /// Opens the database at `path`, creating or recovering it, and starts its threads.
+    /// Opens the database at `path`, creating or recovering it if necessary, and starts its threads.
     pub(crate) fn open(settings: &Settings, path: &Path) -> Result<Arc<Store>> {
         let backend = settings.choose_backend(path)?;
         let path = if settings.in_memory { PathBuf::from("/memory") } else { path.to_path_buf() };
@@ -93,42 +92,43 @@ impl Store {
         self.engine.backend.now()
     }
 
-    /// Returns the wait mode of a call made by a task. First yields to other tasks if its thread's turn is over.
+    /// Returns the wait mode for a call made by a task. If the turn of its thread is over, first yields to other tasks.
     #[inline]
     pub(crate) async fn as_task(&self) -> WaitMode<'_> {
         self.engine.tasks.begin_call().await
     }
 
-    /// Makes a last checkpoint and stops everything. A second call waits for the first and returns the same result.
+    /// Makes a last checkpoint and stops all threads. A second call waits for the first and returns the same result.
     pub(crate) fn close(&self) -> Result<()> {
         let mut closed = self.closed.lock();
         if let Some(result) = &*closed {
             return result.clone();
         }
-        // The result if `close_now` panics.
+        // This remains the result if `close_now` panics.
         *closed = Some(Err(Error::Failed { reason: "closing it did not end".into() }));
         let result = self.close_now();
         *closed = Some(result.clone());
         result
     }
 
-    /// Releases the locks of a closed database, so that the folder can be opened again even though other handles still
-    /// hold this store. Waits for writes under way.
+    /// Releases the locks of a closed database, so that the folder can be reopened even though other handles still hold
+    /// this store. Waits for writes in flight.
     pub(crate) fn release(&self) {
         assert!(self.is_closed(), "a database that is open gives up its folder");
-        // If two threads close the database, this lock makes the second wait until the first has released.
+        // If two threads close the database, this mutex makes the second one wait until the first has released the
+        // folder's locks.
         let mut locks = self.locks.lock();
         *locks = None;
     }
 
-    /// Returns `true` if the database was closed, or if closing it has begun and panicked.
+    /// Returns `true` if the database has been closed, or if closing it has begun and panicked.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.lock().is_some()
     }
 
     fn close_now(&self) -> Result<()> {
-        // From here on, no commit gets a timestamp. The checkpoint covers the commits that already have one: it begins
-        // only after they are applied.
+        // From here on, no commit gets a timestamp. The checkpoint covers the commits that already have a timestamp: it
+        // begins only after they are applied.
         let log = self.engine.log();
         log.seal();
         let result = self.engine.check_failure().and_then(|()| {
@@ -144,8 +144,8 @@ impl Store {
             self.write_counts_again();
         }
         if result.is_ok() && !self.is_read_only && !self.page_tables.lock().is_closed() {
-            // Give back the segments that the last checkpoints freed. Failing to do so leaves a longer file, which is
-            // closed all the same.
+            // Give back the segments that the last checkpoints freed. If that fails, the file is longer than necessary,
+            // but the database is closed properly.
             if let Err(error) = self.engine.space.shrink(0) {
                 log::warn!("did not give back the free end of the file of {}: {error}", self.path.display());
             }
@@ -168,7 +168,7 @@ impl Store {
     }
 
     /// Returns the keyspace with this name. First waits until its creation is durable, or the newest drop if there is
-    /// no such keyspace, so that a power cut cannot take the answer back.
+    /// no such keyspace, so that a power cut cannot invalidate the answer.
     pub(crate) fn durable_keyspace(&self, name: &str) -> Result<Option<Arc<OpenKeyspace>>> {
         let (open, since) = self.keyspaces.get_since(name);
         self.engine.wait_durable(since)?;
@@ -205,7 +205,7 @@ impl Store {
         };
         let mut body = Vec::new();
         record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);
-        // Space for the first page, which becomes dirty, and for the keyspace's entry in the catalogue.
+        // Space for the first page, which will be dirty, and for the keyspace's entry in the catalogue.
         let _reserved_pages =
             ready(self.engine.reserve_space(WaitMode::Blocking, Purpose::Put, 2 * page_bytes as u64))?;
         let created = self.engine.log_ddl(&Body::new(body), |take_timestamp| {
@@ -226,9 +226,9 @@ impl Store {
         let mut body = Vec::new();
         record::encode(open.tree.pages.id, &Operation::Drop, &mut body);
         let dropped = self.engine.log_ddl(&Body::new(body), |take_timestamp| {
-            // While `page_tables` is locked, no checkpoint is running, and the check below shows that none has failed.
-            // So no checkpoint still needs the image of a page, and nothing can fail once the record of the drop is
-            // appended.
+            // While `page_tables` is locked, no checkpoint is running, and the check below makes sure that no
+            // checkpoint has failed. So no checkpoint still needs the image of a page, and nothing can fail once the
+            // record of the drop has been appended.
             let _page_tables = self.page_tables.lock();
             self.engine.check_failure()?;
             let epoch_guard = self.engine.space.epoch_latch.exclusive();
@@ -255,15 +255,15 @@ impl Store {
 
     // ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The state that reads outside of transactions and snapshots see.
+    /// The version of the database that reads outside of transactions and snapshots see.
     pub(crate) const LATEST: ReadAt = ReadAt::Visible;
 
-    /// Refuses a writing call if the database is open for reading only.
+    /// Returns an error if the database is open for reading only. Called by every operation that writes.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.is_read_only { Err(Error::ReadOnly { path: self.path.clone() }) } else { Ok(()) }
     }
 
-    /// Refuses a write if the database is read-only or the key is too long.
+    /// Returns an error if the database is read-only or the key is too long.
     pub(crate) fn check_write(&self, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         self.check_writable()?;
         open.check_key(key)
@@ -279,7 +279,7 @@ impl Store {
         Ok(Loader::new(&self.engine, Arc::clone(open), memory))
     }
 
-    /// Drops reducer states for which page tables and bulk loads leave no memory.
+    /// Drops reducer states if page tables and bulk loads leave no memory for them.
     pub(crate) fn shed_states(&self) {
         if self.engine.budget.taken_bytes(Account::States) == 0 {
             return;
@@ -297,7 +297,7 @@ impl Store {
         Arc::new(self.engine.snapshots.open_snapshot(self.now(), choose))
     }
 
-    /// Opens a snapshot of the newest commits, and records in `seen` that a read saw them.
+    /// Opens a snapshot at the newest published commit, and records in `seen` that a read saw this commit.
     pub(crate) fn open_latest(&self, seen: &AtomicU64) -> Arc<SnapshotHandle> {
         let now = self.open_snapshot(|| self.engine.clock.published());
         seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
@@ -308,7 +308,7 @@ impl Store {
         self.engine.transaction_ids.next()
     }
 
-    /// Commits one write outside of a transaction: locks the row and changes its newest version.
+    /// Commits one write outside of transactions: locks the row and changes its newest version.
     pub(crate) async fn autocommit(&self, mode: WaitMode<'_>, row: Row<'_>, durability: Durability) -> Result<()> {
         let owner = self.next_transaction();
         let rows = [row];
@@ -330,7 +330,7 @@ impl Store {
         self.engine.settle(mode, &rows, applied, durability).await.map(drop)
     }
 
-    /// Locks the row, and reserves the memory that the commit needs.
+    /// Locks the row and reserves the memory that the commit needs, waiting for both.
     async fn begin_waiting<'a>(
         &'a self,
         mode: WaitMode<'_>,
@@ -343,9 +343,9 @@ impl Store {
         Ok((lock, admitted))
     }
 
-    /// Called after a call that has seen commits up to `seen` and made none. Waits until no power cut can take back
-    /// what it saw, and readers see it. With [`Relaxed`](Durability::Relaxed), it is enough that readers see
-    /// it.
+    /// Called after a call that has seen commits up to `seen` and committed nothing. Waits until those commits are
+    /// visible to readers and no power cut can undo them. With [`Relaxed`](Durability::Relaxed), it is enough that they
+    /// are visible.
     pub(crate) async fn confirm(&self, mode: WaitMode<'_>, seen: Timestamp, durability: Durability) -> Result<()> {
         if durability == Durability::Relaxed && seen <= self.engine.clock.visible() {
             return Ok(());
@@ -366,8 +366,8 @@ impl Store {
         self.engine.await_written(mode, &logged, durability).await
     }
 
-    /// Does the part of a [commit](Self::commit) that precedes the wait for its log write, and requests that write.
-    /// With `for_task`, a task will wait for the write, even if this call itself blocks.
+    /// Performs the part of a [commit](Self::commit) that precedes the wait for its log write, and requests that write.
+    /// `for_task` means that a task will wait for the write, even if this call itself blocks.
     pub(crate) async fn apply<L>(
         &self,
         mode: WaitMode<'_>,
@@ -405,14 +405,15 @@ impl Store {
             || self.engine.space.epoch_change_count() > self.engine.budget.epoch_changes_max() / 8 * 5
     }
 
-    /// Reserves memory for a chunk that a source fills. Waits for it, because the sources of other calls may be slow.
+    /// Reserves memory for a chunk that a source fills. Waits if there is none, because the sources of other calls may
+    /// be slow and hold theirs for long.
     pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
         self.check_writable()?;
         self.engine.source_memory(mode).await
     }
 
-    /// Reserves memory for `bytes` of a value that a reducer is shown. A value larger than this account of the budget
-    /// takes the whole account, so it is the only one in memory.
+    /// Reserves memory for `bytes` of a value that is passed to a reducer. A value that is larger than this account of
+    /// the budget takes the whole account, so that it is the only such value in memory.
     pub(crate) async fn reduced_memory(&self, mode: WaitMode<'_>, bytes: u64) -> Result<Grant> {
         let engine = &self.engine;
         if bytes <= REDUCED_BYTES_FREE {
@@ -424,7 +425,7 @@ impl Store {
         memory.ok_or_else(|| Error::sources_in_memory(limit_bytes))
     }
 
-    /// Returns the value id for a new value.
+    /// Returns a new value id.
     pub(crate) fn new_value(&self) -> ValueId {
         self.engine.new_value()
     }

@@ -1,4 +1,4 @@
-//! Read-ahead: prefetches the leaves that a scan will reach next.
+//! Read-ahead: prefetches the leaves that a scan is about to reach.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -9,36 +9,37 @@ use crate::tree::{Direction, Target, Tree};
 use crate::txn::engine::Engine;
 
 /// The maximum number of leaves that a scan prefetches. It also prefetches at most a quarter of the leaves seen so far,
-/// so that it wastes few reads at its end.
+/// so that few reads are wasted when it ends.
 /// Measured: decision 030.
 const AHEAD_PAGES: usize = 1024;
-/// Up to this many, a scan prefetches four times the leaves it has seen, so that the device is soon busy. From then
-/// on, it never requests fewer at once: in a large request more leaves are neighbours in the file.
+/// Up to this many, a scan prefetches four times the leaves it has seen, so that the device is soon busy. After that,
+/// no request is for fewer leaves: in a large request, more leaves are neighbours in the file.
 /// Measured: decision 030.
 const EARLY_PAGES: usize = 256;
-/// The most memory for the prefetched leaves of one scan. This limit applies if pages are large.
+/// The maximum memory for the prefetched leaves of one scan. This limit takes effect if pages are large.
 const AHEAD_BYTES_MAX: usize = 4 << 20;
-/// The prefetch goals of all scans together are limited to one part in this many of the frames. At times half as much
-/// again is prefetched. A prefetched leaf must survive until its scan reaches it. The clock's hand skips a leaf once
-/// because it is new and once because it was used, so each turn of the hand evicts a third of the frames.
+/// All scans together prefetch into at most one part in this many of the frames. The limit applies to their goals,
+/// which they exceed at times by half. A prefetched leaf must survive until its scan reaches it. The clock hand skips a
+/// leaf once because it is new and once because it was used, so each turn of the hand evicts a third of the frames.
 /// Measured: decision 030.
 const AHEAD_SHARE: usize = 5;
-/// The number of leaves that a scan reads one by one before it prefetches: a short range reads no more than it needs.
+/// The number of leaves that a scan reads one by one before it prefetches, so that a short range reads no more than it
+/// needs.
 const UNAIDED_LEAVES: usize = 2;
 
 /// The read-ahead of one scan in one direction.
 pub(crate) struct ReadAhead {
     direction: Direction,
     leaves_seen: usize,
-    /// Leaves requested but not reached yet.
+    /// The number of leaves that have been requested but not reached.
     leaves_asked: usize,
-    /// The first key of the leaves not requested yet; `None` stands for the scan's own position.
+    /// The first key of the leaves that have not been requested yet, or `None` for the scan's own position.
     next: Option<Vec<u8>>,
     ended: bool,
-    /// The leaf after the last one seen was in memory.
+    /// `true` if the leaf after the last one seen was in memory.
     is_next_in_memory: bool,
-    /// Counts this scan among the pool's [scans that read ahead](crate::pool::Pool::scans_ahead), from its first
-    /// request on.
+    /// Counts this scan among the pool's [scans that read ahead](crate::pool::Pool::scans_ahead), starting with its
+    /// first request.
     counted: Option<Arc<()>>,
 }
 
@@ -55,14 +56,14 @@ impl ReadAhead {
         }
     }
 
-    /// Records whether the leaf after the scan's current one is in memory. As long as every next leaf is, nothing is
-    /// requested.
+    /// Records whether the leaf after the scan's current one is in memory. While every next leaf is in memory, the scan
+    /// requests no leaves.
     pub(crate) fn count_next(&mut self, is_in_memory: bool) {
         self.is_next_in_memory = is_in_memory;
     }
 
     /// Called when the scan moves on to the leaf of `target`. Requests the next portion of leaves once the scan has
-    /// consumed one.
+    /// used up a portion.
     pub(crate) fn step(
         &mut self,
         engine: &Engine,
@@ -83,8 +84,8 @@ impl ReadAhead {
         if self.leaves_asked > goal / 2 {
             return;
         }
-        // Request half at a time: while one read-ahead thread waits for the device, another decompresses the other
-        // portion.
+        // Request a large goal in halves: while one read-ahead thread waits for the device, another can decompress the
+        // other half.
         let portion = goal.min(EARLY_PAGES).max(goal.div_ceil(2));
         let (mut wanted, mut asked) = (Vec::new(), 0);
         while asked < portion && !self.ended {
@@ -97,8 +98,8 @@ impl ReadAhead {
             };
             let upcoming = tree.upcoming(from, self.direction, portion - asked);
             if !upcoming.inner.is_empty() {
-                // Inner nodes go into a request of their own: the leaves beneath them are known only after they have
-                // been read.
+                // Inner nodes get a separate request, because the leaves beneath them are known only after the inner
+                // nodes have been read.
                 engine.pool.read_ahead(&tree.pages, wanted_nodes(tree, upcoming.inner).collect());
             }
             if upcoming.leaf_count == 0 {
@@ -120,7 +121,7 @@ impl ReadAhead {
         }
     }
 
-    /// Returns how many leaves should be requested ahead of the scan's position.
+    /// Returns the number of leaves that should be requested ahead of the scan's position.
     fn goal(&mut self, engine: &Engine, tree: &Tree) -> usize {
         let scans = &engine.pool.scans_ahead;
         self.counted.get_or_insert_with(|| Arc::clone(scans));
@@ -142,8 +143,8 @@ mod tests {
     use super::*;
     use crate::{Config, KeyspaceOptions};
 
-    /// A scan requests nothing as long as each next leaf is in memory. Once it has begun to prefetch it continues:
-    /// leaves that it prefetched itself do not show that the leaves after them are in memory too.
+    /// A scan requests no leaves as long as each next leaf is in memory. Once it has begun to prefetch, it continues:
+    /// leaves that it prefetched itself do not imply that the leaves after them are in memory too.
     #[test]
     fn a_scan_of_warm_leaves_asks_for_nothing() {
         let db = Config::in_memory().memory(16 << 20).open("").unwrap();
@@ -162,7 +163,8 @@ mod tests {
         assert!((0..200).all(|_| step(true) > goal / 2 - 1), "a scan runs out of leaves that it has asked for");
     }
 
-    /// Concurrent scans divide the prefetch frames among themselves. As scans end, the remaining ones get their frames.
+    /// Concurrent scans divide the prefetch frames among themselves. When a scan ends, the remaining scans get its
+    /// frames.
     #[test]
     fn scans_share_what_they_read_ahead() {
         let db = Config::in_memory().memory(16 << 20).open("").unwrap();
@@ -186,7 +188,7 @@ mod tests {
         }
     }
 
-    /// A portion covers the leaves of many parents, in both directions, once those parents are in memory.
+    /// A portion contains the leaves of many parents, in both directions, once those parents are in memory.
     #[test]
     fn a_portion_has_leaves_of_many_parents() {
         let backend = crate::io::in_memory();

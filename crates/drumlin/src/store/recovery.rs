@@ -1,33 +1,34 @@
-//! Recovery: from the locked files of a database to an open store.
+//! Recovery: turns the locked files of a database into an open store.
 //!
 //! # The steps
 //! 1. `read_checkpoint` reads the newer valid superblock, and the catalogue and page tables that it refers to.
 //! 2. `scan_log` reads and verifies the log: each segment that the superblock lists must exist. Records that no durable
-//!    horizon covers may exist in caches only, so it writes them again with the same bytes.
+//!    horizon covers may exist in caches only, so they are rewritten with the same bytes.
 //! 3. `build_engine` creates the pool, the versions, the engine and the keyspaces, as of the checkpoint. The first
-//!    timestamp that the engine gives out is the one after the log's last.
+//!    timestamp that the engine will assign is the one after the last in the log.
 //! 4. `mark_log_extents` marks the extents that records refer to (large values, bulk loads) as used, if there are any.
-//!    Corruption found up to here leaves every byte unchanged.
-//! 5. `harden_superblock` syncs the folder and the data file, sets the file's length again, and writes the superblock
-//!    again with the same bytes: all of these may exist in caches only.
-//! 6. `raise_incarnation` durably writes the superblock with the next incarnation and the timestamp that it begins at.
-//!    If the superblock has no room for another incarnation, it first erases the void records of the log.
-//! 7. `replay` frees the values that only snapshots still read, and applies the records above the checkpoint. Between
-//!    barriers (create, drop, attach), it sorts operations by key and applies the newest of each key. Several threads
-//!    share a large part of the log.
-//! 8. `start_log` begins to append. The background threads start after it.
+//!    If corruption is found up to here, every byte is left unchanged.
+//! 5. `harden_superblock` syncs the folder and the data file, sets the file's length to its current value, and rewrites
+//!    the superblock with the same bytes: all of these may exist in caches only.
+//! 6. `raise_incarnation` durably writes the superblock with the next incarnation and the timestamp at which it begins.
+//!    If the superblock has no room for another incarnation, this step first erases the void records of the log.
+//! 7. `replay` frees the values that only snapshots were still reading, and applies the records above the checkpoint.
+//!    Between barriers (create, drop, attach), it sorts operations by key and applies the newest operation on each key.
+//!    If a large part of the log has to be replayed, several threads share it.
+//! 8. `start_log` makes the log ready for new records. The background threads start after this step.
 //!
 //! # A closed database
 //! If the superblock says that the database was closed, step 2 reads only the headers of the log's segments, and steps
 //! 5 and 6 wait for the first write ([`Superblocks::begin_writing`]). So opening, reading and closing write nothing. If
 //! there is a segment of an opening that the superblock does not know, or if the other superblock is corrupted, a newer
-//! superblock may have been lost, and all steps run as for any other database.
+//! superblock may have been lost, and all steps run as they do for any other database.
 //!
 //! # Salvage
-//! An opening that saves the rest of a corrupted database ([`Config::salvage`](crate::Config::salvage)) is read-only.
-//! Steps 1 and 2 record each corruption and continue without the corrupted part. The state is that of the checkpoint.
+//! An opening that salvages the intact parts of a corrupted database ([`Config::salvage`](crate::Config::salvage)) is
+//! read-only. Steps 1 and 2 record each corruption and continue without the corrupted part. The rows are those of the
+//! checkpoint.
 //!
-//! A read-only opening refuses a database that has anything to recover, and ends with a log that takes no records.
+//! A read-only opening refuses a database that has anything to recover. Its log accepts no records.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -62,7 +63,7 @@ use crate::txn::values;
 use crate::txn::versions::Versions;
 
 impl Opener<'_> {
-    /// Returns the data file as the superblock describes it, with every extent still free.
+    /// Returns the data file as the superblock describes it, with all extents still free.
     pub(super) fn space(&self, file: &FileRef, superblock: &Superblock, budget: &Arc<Budget>) -> Result<Space> {
         let data_path = &self.path().join(DATA_NAME);
         let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
@@ -104,7 +105,7 @@ impl Opener<'_> {
         }
     }
 
-    /// Runs the recovery steps listed at the head of this file; each takes the state that the one before it returns.
+    /// Runs the recovery steps listed at the top of this file; each takes the state returned by the previous one.
     pub(super) fn recover(&self, data: DataFile, began: Duration) -> Result<Store> {
         let checkpoint = self.read_checkpoint(data)?;
         let recovering = checkpoint.scan_log()?.build_engine()?;
@@ -135,7 +136,7 @@ impl Opener<'_> {
         }
     }
 
-    /// Scans the log only to report the commits in it. They are not applied, as that may need what is corrupted.
+    /// Scans the log only to report the commits in it. They are not applied, because that may need corrupted parts.
     fn skip_log(&self, options: &LogOptions, superblock: &Superblock, skipped: &mut Vec<Error>) -> Result<Scan> {
         let access = OpenOptions { direct: true, ..OpenOptions::default() };
         let folder = self.log_folder(superblock);
@@ -180,7 +181,7 @@ impl Opener<'_> {
     }
 }
 
-/// The state at the checkpoint, read from the data file.
+/// The first recovery state: the checkpoint has been read from the data file.
 struct CheckpointRead<'o> {
     opener: &'o Opener<'o>,
     data: DataFile,
@@ -215,7 +216,7 @@ impl<'o> CheckpointRead<'o> {
     }
 }
 
-/// The log is verified and durable.
+/// The log has been verified and is durable.
 struct LogScanned<'o> {
     checkpoint: CheckpointRead<'o>,
     folder: FolderRef,
@@ -234,7 +235,7 @@ impl<'o> LogScanned<'o> {
         let pool = opener.pool(&space, &budget);
         pool.reserve_frames(opener.settings.page_bytes)?;
         let versions = Arc::new(Versions::new(&budget, space.debt()));
-        // Value ids of earlier openings are lower: their extents may still be in the file.
+        // The value ids of earlier openings are lower; extents with these ids may still be in the file.
         let next_value = ValueId(u64::from(incarnation.0) << 40).max(catalogue.next_value);
         let maintenance = Arc::new(Maintenance::new(Arc::clone(&space.share)));
         let reclaim = Arc::clone(&maintenance) as Arc<dyn Reclaim>;
@@ -299,13 +300,13 @@ struct Recovering<'o> {
 
 /// The engine exists, as of the checkpoint.
 struct EngineBuilt<'o>(Recovering<'o>);
-/// Every extent that the log refers to is marked as used.
+/// Every extent that the log refers to has been marked as used.
 struct ExtentsMarked<'o>(Recovering<'o>);
-/// The superblock that was read is durable, or the first write of the opening will make it so.
+/// The superblock that was read is durable, or the first write of the opening will make it durable.
 struct Hardened<'o>(Recovering<'o>);
-/// This opening's incarnation is in the superblock, or will be before its first write.
+/// This opening's incarnation is in the superblock, or will be before the first write.
 struct IncarnationRaised<'o>(Recovering<'o>);
-/// Every record of the log is applied.
+/// Every record of the log has been applied.
 struct Replayed<'o>(Recovering<'o>);
 
 impl Recovering<'_> {
@@ -313,7 +314,7 @@ impl Recovering<'_> {
         self.opener.settings.read_only
     }
 
-    /// Returns `true` if the superblock records this opening only at its first write.
+    /// Returns `true` if the superblock will record this opening only at its first write.
     fn is_deferred(&self) -> bool {
         self.scan.as_ref().is_some_and(Scan::is_closed)
     }
@@ -323,11 +324,11 @@ impl Recovering<'_> {
         Replay { engine: &self.engine, keyspaces: &self.keyspaces, log_path, scan }
     }
 
-    /// Frees the values that no row referred to at the checkpoint: the snapshots that read them are gone.
+    /// Frees the values that no row referred to at the checkpoint. The snapshots that read them no longer exist.
     fn free_orphans(&self) -> Result<()> {
         for orphan in &self.orphans {
             let Some(pages) = self.engine.space.page_space(orphan.keyspace) else { continue };
-            // A catalogue may be wrong even though its checksum is right.
+            // A catalogue may be wrong even if its checksum is right.
             let last = u64::from(orphan.first_page.0) + u64::from(orphan.page_count);
             let mut numbers = u64::from(orphan.first_page.0)..last;
             let is_on_disk = |page: u64| {
@@ -364,11 +365,12 @@ impl<'o> ExtentsMarked<'o> {
             return Ok(Hardened(recovering));
         }
         let data_path = &recovering.opener.path().join(DATA_NAME);
-        // If the folder's name were lost, everything synced in its log folder from here on would be lost with it.
+        // If the folder's name were lost, everything that is synced in its log folder from here on would be lost with
+        // it.
         recovering.opener.sync_folder()?;
-        // A killed process may have left writes, even its last superblock, in the page cache only. Sync before the next
-        // superblock overwrites the older slot. After a failed sync, the cache may also show a file length that nothing
-        // would write to the device otherwise, so it is set again.
+        // A killed process may have left writes, even its last superblock, only in the page cache. Sync before the next
+        // superblock overwrites the older slot. After a failed sync, the cache may also show a file length that would
+        // otherwise never be written to the device, so set the length explicitly.
         let length = recovering.file.len().map_err(|error| Error::io("measuring", data_path, error))?;
         recovering.file.set_len(length).map_err(|error| Error::io("setting the length of", data_path, error))?;
         recovering.file.sync_data().map_err(|error| Error::io("syncing", data_path, error))?;
@@ -478,7 +480,7 @@ impl Replayed<'_> {
     }
 }
 
-/// Returns the functions through which the log calls the parts above it.
+/// Returns the functions through which the log calls the components above it.
 fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
     let (space, clock) = (Arc::clone(&engine.space), Arc::clone(&engine.clock));
     let (recorded, closed) = (Arc::clone(&superblocks), Arc::clone(&superblocks));
@@ -497,7 +499,7 @@ fn next_incarnation(superblock: &Superblock) -> Incarnation {
     Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1))
 }
 
-/// Returns what the superblock says about the log. The whole log is read, as for a database that was not closed.
+/// Returns the part of the superblock that describes the log. `is_closed` is `false`, so that the whole log is read.
 pub(super) fn log_state(superblock: &Superblock) -> SuperblockLogState<'_> {
     SuperblockLogState {
         incarnations: &superblock.incarnations,

@@ -1,4 +1,4 @@
-//! Replay: applying the log's records above the checkpoint.
+//! Replay: applies the log's records above the checkpoint.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -31,21 +31,21 @@ pub(super) struct Replay<'r> {
     pub(super) scan: &'r Scan,
 }
 
-/// Row operations in log order, collected until there are enough to sort.
+/// Row operations in log order, collected until there are enough of them to sort.
 #[derive(Default)]
 struct ReplayBatch {
-    /// Bodies of records, concatenated.
+    /// The concatenated bodies of records.
     bytes: Vec<u8>,
     operations: Vec<ReplayedOperation>,
     large: Vec<Arc<LargeValue>>,
 }
 
-/// One operation on a row. Keys and values are in the batch. Kept small because a batch has many.
+/// One operation on a row. Its key and value are in the batch. It is kept small because a batch has many operations.
 struct ReplayedOperation {
     keyspace: KeyspaceId,
-    /// The first eight bytes of the key, as a big-endian number, which compares as the bytes do.
+    /// The first eight bytes of the key as a big-endian number, which sorts in the same order as the bytes.
     head: u64,
-    /// Of two operations on a row, the later one has the greater start.
+    /// The position of the key. If two operations are on the same row, the later one has the greater start.
     key: Span,
     change: ReplayedChange,
 }
@@ -54,12 +54,12 @@ const _: () = assert!(size_of::<ReplayedOperation>() == 32, "operations of a bat
 
 enum ReplayedChange {
     Put(Span),
-    /// An index of the batch's large values.
+    /// The index of one of the batch's large values.
     PutLarge(u32),
     Remove,
 }
 
-/// A range of a batch's bytes; offsets fit into a `u32`.
+/// A range of a batch's bytes. The offsets fit into a `u32`.
 #[derive(Clone, Copy)]
 struct Span {
     start: u32,
@@ -86,9 +86,9 @@ fn head_of(key: &[u8]) -> u64 {
     u64::from_be_bytes(head)
 }
 
-/// Returns how many bytes of operations are sorted together: the more there are, the more of them fall into the same
-/// leaf. They use the memory of transactions and readers, which do not exist yet, and at most half of it, because
-/// vectors may have grown to twice their contents.
+/// Returns the bytes of operations that are sorted together. The more there are, the more of them fall into the same
+/// leaf. The operations use the memory of transactions and readers, which do not exist yet, but at most half of it,
+/// because vectors may have grown to twice their contents.
 fn batch_bytes(engine: &Engine<Replaying>) -> usize {
     /// The maximum size of a batch under any budget.
     const BYTES_MAX: u64 = 32 << 20;
@@ -97,8 +97,8 @@ fn batch_bytes(engine: &Engine<Replaying>) -> usize {
 }
 
 impl Replay<'_> {
-    /// Marks the extents that log records refer to as used, before anything is written. Reads the log only if some
-    /// record has extents.
+    /// Marks the extents that log records refer to as used, before anything is written. Reads the log only if a record
+    /// has extents.
     pub(super) fn mark_extents(&self) -> Result<()> {
         if !self.scan.names_extents() {
             return Ok(());
@@ -153,8 +153,8 @@ impl Replay<'_> {
     }
 
     pub(super) fn apply_records(&self) -> Result<()> {
-        // Allocate for all that the log can fill: a growing vector takes fresh memory at each size, which costs more
-        // than replay's work on it.
+        // Allocate as much as the log can fill: a growing vector takes fresh memory at each size, which costs more than
+        // replaying its contents.
         let bytes_max = self.scan.record_bytes().min(batch_bytes(self.engine) as u64) as usize;
         let mut batch = ReplayBatch { bytes: Vec::with_capacity(bytes_max), ..ReplayBatch::default() };
         let mut newest = Timestamp(0);
@@ -168,7 +168,8 @@ impl Replay<'_> {
             for operation in record::decode(&record.body) {
                 let operation = operation.filter(|_| !defines);
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
-                // An operation that creates or drops a keyspace, or attaches a load, is the only one in its record.
+                // An operation that creates or drops a keyspace, or attaches a load, must be the only one in its
+                // record.
                 defines = matches!(operation, Operation::Create { .. } | Operation::Drop | Operation::Attach(_));
                 let (key, change) = match operation {
                     Operation::Create { page_bytes, name } => {
@@ -212,8 +213,8 @@ impl Replay<'_> {
         self.apply_batch(&mut batch, newest)
     }
 
-    /// Attaches a bulk load under the page numbers that it was written with. Replay may have given these numbers to
-    /// other pages since the checkpoint, but those are no longer needed, as the keyspace has no rows.
+    /// Attaches a bulk load under the page numbers that it was written with. Since the checkpoint, replay may have
+    /// given these numbers to other pages, but those are no longer needed, because the keyspace has no rows.
     fn attach(&self, pages: &PageSpace, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
         let engine = self.engine;
         engine.pool.fit_frames(attachment.images.len() as u64 * CHUNK_BYTES)?;
@@ -243,7 +244,7 @@ impl Replay<'_> {
     }
 
     /// Applies the newest operation on each row in key order, and empties the batch. Several threads share a large
-    /// batch: while some wait for the device, others change leaves.
+    /// batch: while some of them wait for the device, others change leaves.
     fn apply_batch(&self, batch: &mut ReplayBatch, newest: Timestamp) -> Result<()> {
         if batch.operations.is_empty() {
             return Ok(());
@@ -267,7 +268,7 @@ impl Replay<'_> {
                 Err(unapplied) => return Err(unapplied.error),
             }
         }
-        // No snapshot is open yet, so no older version is needed.
+        // No snapshot is open yet, so no old version is needed.
         for (keyspace, reference) in self.engine.versions.collect_garbage(Timestamp(u64::MAX)) {
             self.engine.free_value(keyspace, &reference);
         }
@@ -278,16 +279,18 @@ impl Replay<'_> {
     }
 }
 
-/// Threads that apply a batch: enough that some request pages from the device while others change leaves.
+/// The maximum number of threads that apply a batch, enough that some request pages from the device while others change
+/// leaves.
 const THREAD_COUNT: usize = 4;
 
-/// Returns the fewest operations that justify a thread. It is lower in simulations, so that they run several threads.
+/// Returns the minimum number of operations that justify a thread. It is lower in simulations, so that they run several
+/// threads.
 fn thread_operations_min() -> usize {
     if crate::sync::thread_number().is_some() { 64 } else { 4096 }
 }
 
-/// The maximum number of rows applied together; their leaves are read together. It is less if there is little memory to
-/// pin leaves. Each thread reserves space for this many leaves.
+/// The maximum number of rows that are applied together; their leaves are read together. The number is lower if there
+/// is little memory to pin leaves. Each thread reserves space for this many leaves.
 const ROWS_MAX: usize = 512;
 
 impl ReplayBatch {
@@ -302,7 +305,7 @@ impl ReplayBatch {
         self.operations.sort_unstable_by(|a, b| key(a).cmp(&key(b)).then(a.key.start.cmp(&b.key.start)));
     }
 
-    /// Returns `true` if the next operation is on another row.
+    /// Returns `true` if the next operation is on a different row.
     fn is_newest(&self, index: usize) -> bool {
         let operation = &self.operations[index];
         let is_same = |next: &ReplayedOperation| {
@@ -311,7 +314,7 @@ impl ReplayBatch {
         !self.operations.get(index + 1).is_some_and(is_same)
     }
 
-    /// Divides the sorted operations into ranges for the threads. No row is in two of them.
+    /// Divides the sorted operations into ranges for the threads. No row is in more than one range.
     fn parts(&self, operations_min: usize) -> Vec<Range<usize>> {
         let count = self.operations.len();
         let part_count = (count / operations_min).clamp(1, THREAD_COUNT);
@@ -348,7 +351,7 @@ struct SortedBatch {
     batch: ReplayBatch,
 }
 
-/// The first operation of a part that was not applied, and the reason.
+/// The first operation of a part that was not applied, and the error.
 struct Unapplied {
     first: usize,
     error: Error,
@@ -371,7 +374,7 @@ impl SortedBatch {
                     crate::sync::join(thread).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                     ended.lock().take().expect("the thread has ended")
                 }
-                // The backend has no threads, or the system refused another.
+                // The backend has no threads, or the system refused to start one more.
                 Err(_) => self.apply(part.clone()),
             };
             outcomes.push(outcome);
@@ -400,7 +403,7 @@ impl SortedBatch {
         Ok(())
     }
 
-    /// Returns the newest state of the next rows of one keyspace, and the index of the first operation after them.
+    /// Returns the newest changes of the next rows of one keyspace, and the index of the first operation after them.
     fn rows(&self, operations: Range<usize>, count_max: usize) -> (Vec<Row<'_>>, usize) {
         let ReplayBatch { bytes, large, .. } = &self.batch;
         let keyspace = self.batch.operations[operations.start].keyspace;
@@ -430,8 +433,8 @@ impl SortedBatch {
         (rows, next)
     }
 
-    /// Releases the large values that a later one of these operations replaced. The log refers to their extents until a
-    /// checkpoint covers it: another recovery must find them intact.
+    /// Releases the large values that are replaced by a later one of these operations. The log refers to their extents
+    /// until a checkpoint covers it, so a second recovery must find them intact.
     fn release_replaced(&self, operations: Range<usize>) {
         let space = &self.engine.space;
         for index in operations {

@@ -1,4 +1,4 @@
-//! Requests to the background threads of an open database, and waiting for them to be done.
+//! Requests to the background threads of an open database, and waiting until they are done.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::io::Share;
 use crate::sync::{Condvar, Mutex};
 use crate::txn::Reclaim;
 
-/// The requests to the background threads, and which of them have ended.
+/// The requests to the background threads, and the progress of these requests.
 #[derive(Debug, Default)]
 pub(crate) struct Maintenance {
     pub(crate) state: Mutex<MaintenanceState>,
@@ -29,18 +29,18 @@ pub(super) struct SpillRequest {
 /// The state of [`Maintenance`] that its lock guards.
 #[derive(Debug, Default)]
 pub(crate) struct MaintenanceState {
-    /// A checkpoint is requested.
+    /// `true` if a checkpoint is requested.
     pub(crate) checkpoint_wanted: bool,
-    /// Requested checkpoints that have begun and ended, and whether the newest failed.
+    /// The numbers of requested checkpoints that have begun and ended; then `true` if the newest one failed.
     pub(crate) checkpoints_begun: u64,
     pub(crate) checkpoints_ended: u64,
     pub(crate) is_checkpoint_refused: bool,
-    /// A cleanup is requested.
+    /// `true` if reclaiming space is requested.
     pub(crate) space_wanted: bool,
-    /// Cleanups that have begun and ended.
+    /// The numbers of requested reclaims that have begun and ended.
     pub(crate) space_begun: u64,
     pub(crate) space_ended: u64,
-    /// A checkpoint was made since the database was last idle, so shortening the file may be worth while.
+    /// `true` if a checkpoint was made since the database was last idle, so shortening the file may be worthwhile.
     pub(super) is_unpacked: bool,
     pub(crate) stop: bool,
     pub(crate) failed: bool,
@@ -64,7 +64,7 @@ impl Maintenance {
         self.changed.notify_all();
     }
 
-    /// Records that a checkpoint was made: once the database is idle, shortening the file may be worth while.
+    /// Records that a checkpoint was made. Once the database is idle, shortening the file may be worthwhile.
     pub(super) fn checkpoint_ended(&self) {
         self.state.lock().is_unpacked = true;
         self.changed.notify_all();
@@ -72,7 +72,7 @@ impl Maintenance {
 
     /// Wakes the commits that wait for a checkpoint to begin.
     pub(super) fn announce_checkpoint(&self) {
-        // Taking the lock keeps a waiter from missing the notification between its check and its wait.
+        // Taking the lock makes sure that no waiter misses the notification between its check and its wait.
         drop(self.state.lock());
         self.changed.notify_all();
     }
@@ -86,7 +86,7 @@ impl Reclaim for Maintenance {
         self.spill_changed.notify_all();
     }
 
-    /// Requests a cleanup that starts after this call, and waits for it to end.
+    /// Requests a reclaim that starts after this call, and waits until it ends.
     fn reclaim_space(&self) -> Result<()> {
         let _urgent = self.share.urgent();
         let mut state = self.state.lock();

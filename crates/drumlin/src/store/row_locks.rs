@@ -1,4 +1,4 @@
-//! Locking rows: waiting for a lock and for its memory, and changes of a locked row outside of transactions.
+//! Locks rows: waits for a lock and for its memory, and changes a locked row outside of transactions.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -84,8 +84,8 @@ impl Store {
                     let mut alarm = None;
                     let acquired = poll_fn(|context| match acquire.as_mut().poll(context) {
                         Poll::Ready(locked) => Poll::Ready(locked),
-                        // After an error, dropping the future gives up its place in the queue, and a lock that was just
-                        // handed to it.
+                        // After an error, dropping the future gives up its place in the queue, or a lock that has just
+                        // been handed to it.
                         Poll::Pending => match remaining(context.waker()) {
                             Err(error) => Poll::Ready(Err(error)),
                             Ok(_) => {
@@ -156,7 +156,8 @@ impl Store {
         Ok((RowLock::of_held(&engine.locks, &request), memory))
     }
 
-    /// Reserves memory for a row lock that may have to be waited for. Waits for the memory in the order of asking.
+    /// Reserves memory for a row lock and for waiting for it. Callers that have to wait for the memory are served in
+    /// the order of their requests.
     pub(crate) async fn lock_memory(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Grant> {
         let engine = &self.engine;
         let bytes = (lock_bytes(key) + WAITING_BYTES) as u64;
@@ -164,8 +165,8 @@ impl Store {
         memory.ok_or_else(|| Error::transactions_in_memory(engine.budget.limit_bytes(Account::Transactions)))
     }
 
-    /// Locks a row like [`lock_newest`](Self::lock_newest), but fails instead of waiting for another owner's lock or
-    /// for memory beyond what `memory` already has.
+    /// Locks a row like [`lock_newest`](Self::lock_newest), but returns an error instead of waiting for a lock of
+    /// another owner or for more memory than `memory` already has.
     pub(crate) fn lock_newest_if_free<'a>(
         &'a self,
         tree: &'a CountedTree,
@@ -212,8 +213,8 @@ pub(crate) enum NotFree {
 }
 
 impl LockedRow<'_> {
-    /// Returns the newest committed value. Its writer held the row's lock until the change was published, so no newer
-    /// one can be missed.
+    /// Returns the newest committed value. Its writer held the row's lock until the change was published, so a newer
+    /// value cannot be missed.
     pub(crate) async fn get<T: OwnedValue>(&self, mode: WaitMode<'_>) -> Result<Option<T>> {
         let mut value = None;
         let found = self.store.engine.get_in(mode, self.tree, self.lock.key, ReadAt::Published, &mut value).await?;
@@ -238,7 +239,7 @@ impl LockedRow<'_> {
         store.commit(mode, &rows, None, durability, lock).await.map(drop)
     }
 
-    /// Leaves the row unchanged. Waits until the state that was seen is as durable as a change would be.
+    /// Leaves the row unchanged. Waits until the value that was seen is as durable as a change would be.
     pub(crate) async fn leave(self, mode: WaitMode<'_>, durability: Durability) -> Result<()> {
         let LockedRow { store, tree, lock, _memory } = self;
         let engine = &store.engine;

@@ -16,10 +16,10 @@ pub(crate) struct Settings {
     pub(crate) log_stream_count: u16,
     pub(crate) page_bytes: usize,
     pub(crate) segment_bytes: u64,
-    /// `None` derives it from the size of the file system.
+    /// `None` means that it is derived from the size of the file system.
     pub(crate) log_segment_bytes: Option<u64>,
     pub(crate) checkpoint_log_bytes: u64,
-    /// The durability of commits that do not name one.
+    /// The durability of commits that do not specify one.
     pub(crate) durability: Durability,
     pub(crate) io_backend: IoBackend,
     pub(crate) in_memory: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Settings {
     pub(crate) warm_start: bool,
     /// The disk space that spilled versions may take.
     pub(crate) spill_limit: SpillLimit,
-    /// Opens for reading only, and skips whatever is corrupted.
+    /// `true` if the database is opened for reading only, skipping all corrupted parts.
     pub(crate) salvage: bool,
     /// Called before each wait for a row lock.
     pub(crate) on_lock_wait: Option<LockWaitHook>,

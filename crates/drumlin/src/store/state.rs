@@ -34,17 +34,17 @@ use crate::txn::engine::Engine;
 pub struct Opening {
     /// `true` if the database did not exist and was created.
     pub created: bool,
-    /// Commits that were in the log but not in the newest checkpoint.
+    /// The number of commits that were in the log but not in the newest checkpoint.
     pub recovered_records: u64,
-    /// Bytes of the records of these commits.
+    /// The bytes of the records of these commits.
     pub recovered_bytes: u64,
     /// The time that opening took.
     pub duration: Duration,
-    /// The newest commit.
+    /// The timestamp of the newest commit.
     pub last: Timestamp,
     /// Corruption that the opening found and worked around: one corrupted superblock if the other is valid, and with
     /// [`Config::salvage`](crate::Config::salvage) any other corruption. A salvage opening also lists
-    /// [`Error::NotClosed`] here if the log has commits that no checkpoint holds.
+    /// [`Error::NotClosed`] here if the log has commits that no checkpoint includes.
     pub skipped: Vec<Error>,
 }
 
@@ -56,30 +56,30 @@ pub(crate) struct Store {
     pub(crate) keyspaces: Keyspaces,
     /// Held while keyspaces are created and dropped.
     pub(super) defining: Mutex<()>,
-    /// Held while space is reclaimed. Taken before `page_tables`.
+    /// Held while space is reclaimed. Locked before `page_tables`.
     pub(super) unneeded: Mutex<Unneeded>,
-    /// The durable state. Locked for as long as a checkpoint is being made.
+    /// The durable page tables and superblock. Locked throughout a checkpoint.
     pub(crate) page_tables: Mutex<PageTableStore>,
     pub(crate) maintenance: Arc<Maintenance>,
     pub(super) warm_start: WarmStart,
     pub(super) counts_files: AdviceFiles,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) opening: Opening,
-    /// `None` after they were released.
+    /// `None` after the locks were released.
     pub(super) locks: Mutex<Option<Locks>>,
     pub(super) sync: SyncMethod,
     pub(crate) page_bytes: usize,
-    /// The durability of commits that do not name one.
+    /// The durability of commits that do not specify one.
     pub(crate) durability: Durability,
     pub(super) checkpoint_log_bytes: u64,
-    /// Every call that would write is refused.
+    /// `true` if calls that would write are refused.
     pub(super) is_read_only: bool,
-    /// The database was opened despite corruption, without the corrupted parts.
+    /// `true` if the database was opened despite corruption, without the corrupted parts.
     pub(super) is_salvage: bool,
     pub(super) checkpoints: AtomicU64,
     pub(crate) contention: Contention,
     pub(super) on_lock_wait: Option<LockWaitHook>,
-    /// The result of closing. Locked while the database is being closed, so that a second close waits.
+    /// The result of closing. Locked during closing, so that a second close waits.
     pub(super) closed: Mutex<Option<Result<()>>>,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct Contention {
 }
 
 impl Contention {
-    /// Counts `result` if it is a conflict, and returns it.
+    /// Counts the error in `result` if it is a conflict, and returns `result`.
     pub(crate) fn noting<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(Error::Conflict { .. }) = result {
             self.conflicts.fetch_add(1, Ordering::Relaxed);

@@ -34,8 +34,8 @@ pub struct Stats {
     pub memory_budget_bytes: u64,
     /// Bytes of the budget in use: the sum of `memory`.
     pub memory_used_bytes: u64,
-    /// The accounts of the budget. Their limits add up to the budget. Counts and states of reducers have no fixed
-    /// limit: their entries show what they use, and pages use the rest of that memory.
+    /// The accounts of the budget. Their limits add up to the budget. Counts and the states of reducers have no fixed
+    /// limit: their limit is shown as the memory they use, and pages use the rest of that memory.
     pub memory: Vec<MemoryPart>,
     pub frame_bytes: u64,
     pub dirty_bytes: u64,
@@ -56,14 +56,14 @@ pub struct Stats {
     pub is_warming: bool,
     pub device_reads: u64,
     pub device_read_bytes: u64,
-    /// Writes to the data file. Those to the log are counted by `log_syncs` and `log_write_bytes`.
+    /// Writes to the data file. Writes to the log are counted by `log_syncs` and `log_write_bytes`.
     pub device_writes: u64,
     pub device_write_bytes: u64,
 
     pub commits: u64,
     /// Transactions that ended with [`Conflict`](crate::Error::Conflict) because of another transaction.
     pub conflicts: u64,
-    /// Repeated runs of the bodies of [`transact`](crate::Database::transact) and its variants.
+    /// Retries of the bodies of [`transact`](crate::Database::transact) and its variants.
     pub transact_retries: u64,
     /// Calls that found a row locked by another transaction.
     pub lock_waits: u64,
@@ -71,7 +71,7 @@ pub struct Stats {
     pub lock_wait_time: Duration,
     /// Calls that ended with [`LockTimeout`](crate::Error::LockTimeout).
     pub lock_timeouts: u64,
-    /// Bytes of log that a recovery would have to read now.
+    /// The bytes of the log that a recovery would have to read now.
     pub log_bytes: u64,
     /// Bytes of records appended to the log.
     pub log_bytes_written: u64,
@@ -129,7 +129,7 @@ impl Store {
         entries.filter_map(|(_, entry)| self.written_at(entry)).map(ExtentAddress::length).sum()
     }
 
-    /// Returns the place where a page was last written, or `None` if it was never written.
+    /// Returns the address at which a page was last written, or `None` if it was never written.
     fn written_at(&self, entry: PageEntry) -> Option<ExtentAddress> {
         let address = match entry {
             PageEntry::OnDisk(address) | PageEntry::Reading(address) => address,
@@ -181,7 +181,7 @@ impl Store {
         let usage = space.segments.usage();
         let oldest = engine.snapshots.oldest();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // A running checkpoint holds this lock, and its figures are not final yet.
+        // A running checkpoint holds this lock; the figures are not final until it ends.
         let (last_checkpoint, base_bytes) = match self.page_tables.try_lock() {
             Some(page_tables) => (page_tables.superblock.timestamp, page_tables.memory_bytes()),
             None => (Timestamp(0), 0),

@@ -1,21 +1,22 @@
-//! The number of segments that recent checkpoint intervals did not need.
+//! The number of free segments that recent checkpoint intervals did not need.
 
 use std::collections::VecDeque;
 
-/// A free segment goes back to the file system after this many checkpoint intervals have not needed it.
+/// The number of checkpoint intervals after which a free segment that they have not needed is returned to the file
+/// system.
 /// Measured: decision 007, together with `WASTE_SHARE_MAX`.
 const UNNEEDED_INTERVALS: usize = 8;
 
-/// Counts of segments that stayed free throughout recent checkpoint intervals.
+/// The numbers of segments that stayed free throughout recent checkpoint intervals.
 #[derive(Debug, Default)]
 pub(super) struct Unneeded {
-    /// The newest is last; at most [`UNNEEDED_INTERVALS`].
+    /// The counts, the newest one last; at most [`UNNEEDED_INTERVALS`].
     counts: VecDeque<u64>,
 }
 
 impl Unneeded {
-    /// Adds the count of one more checkpoint interval. Returns the smallest of the recent counts once there are enough,
-    /// and 0 until then.
+    /// Adds the count of one more checkpoint interval. Returns the smallest of the recent counts, or 0 until there are
+    /// enough of them.
     pub(super) fn push(&mut self, count: u64) -> u64 {
         self.counts.push_back(count);
         if self.counts.len() < UNNEEDED_INTERVALS {

@@ -1,19 +1,19 @@
 //! Warm start: after a database is opened, a background thread reads the pages that were in memory when it was last
-//! closed, in the order of the disk.
+//! closed, in disk order.
 //!
 //! # Invariants
 //! 1. The list of resident pages is advice (`advice.rs`), valid for any checkpoint. Each page in it is looked up in the
 //!    page table and verified like any other page that is read.
-//! 2. Listed pages are read only into spare frames: no page is evicted for them. When no spare frame is left, reading
-//!    the list ends.
-//! 3. Foreground reads come first. A warm start has at most two reads in flight. If foreground reads missed pages
+//! 2. Listed pages are read only into spare frames: no page is evicted for them. Reading ends when no spare frame is
+//!    left.
+//! 3. Foreground reads have priority. A warm start has at most two reads in flight. If foreground reads missed pages
 //!    during the last block, the warm start pauses for nine times as long as that block took.
-//! 4. The list is not written while it is being read, nor after closing interrupted the reading: the pages in memory at
-//!    that moment are only a part of it.
+//! 4. The list is not written while it is being read, or after closing has interrupted the reading: the pages in memory
+//!    at that moment are only a part of the list.
 //!
 //! # States
-//! Reading (from the opening, if there is a list) → read ([`Store::read_residents`]), or stopped by closing. The list
-//! is written only in the state *read*: by the maintenance thread after a checkpoint, and by closing.
+//! Reading (from the opening on, if there is a list) → read ([`Store::read_residents`]), or stopped by closing. The
+//! list is written only in the state *read*: by the maintenance thread after a checkpoint, and by closing.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -31,19 +31,19 @@ const PAUSE_FACTOR: u32 = 9;
 /// The longest pause of a warm start; see invariant 3.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// The list is rewritten once this many pages have been read or written since it was last written, and at least one for
-/// every `CHANGES_SHARE` pages listed.
+/// The list is rewritten only after at least this many pages have been read or written since it was last written, and
+/// at least one for every `CHANGES_SHARE` pages listed.
 const CHANGES_MIN: u64 = if cfg!(feature = "sim") { 4 } else { 64 };
-/// The changes since the list was written that call for a new one, as a share of the pages listed.
+/// The number of listed pages per change that is required before the list is rewritten.
 const CHANGES_SHARE: u64 = 16;
 
-/// Limit on the pages that a part lists. A part is a block, so that a damaged part costs few pages.
+/// The maximum number of pages that a part lists. A part is one block, so that a corrupted part costs few pages.
 const PART_PAGES_MAX: usize = (BLOCK_BYTES - ITEMS_OFFSET) / RESIDENT_BYTES;
 
-/// Memory for reading the list: one part, and two forms of each page in it.
+/// The memory for reading the list: one part, and two representations of each page in it.
 const READING_BYTES: u64 = (BLOCK_BYTES + PART_PAGES_MAX * (size_of::<ResidentPage>() + size_of::<Wanted>())) as u64;
 
-/// The state of reading the list.
+/// Reads the list of resident pages.
 struct Reading<'s> {
     store: &'s Store,
     misses: u64,
@@ -53,7 +53,7 @@ struct Reading<'s> {
 impl Store {
     /// Reads the listed pages into memory. This is the body of the warm-start thread.
     pub(super) fn read_residents(&self) {
-        // Pages that calls read while the list is being read may not be in it, so they count as changes.
+        // Pages that calls read while the list is being read may be missing from it, so they count as changes.
         let begun_at = self.residence_changes();
         let mut reading = Reading { store: self, misses: self.miss_count(), listed_count: 0 };
         let read = reading.run();

@@ -1,4 +1,4 @@
-//! The state of a warm start: whether the list of resident pages was read, and how much has changed since.
+//! The state of a warm start: the progress of reading the list of resident pages, and the amount of change since then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,12 +20,12 @@ pub(super) struct WarmStart {
 
 #[derive(Debug, Default)]
 pub(super) struct WarmState {
-    /// There is, or may be, a list that was not read to its end.
+    /// `true` if there may be a list that has not been read to its end.
     pub(super) is_unread: bool,
     pub(super) stop: bool,
     /// The number of pages in the list.
     pub(super) listed_count: u64,
-    /// The [changes of residence](super::Store::residence_changes) up to when it was written.
+    /// The value of [`residence_changes`](super::Store::residence_changes) when the list was written.
     pub(super) listed_at: u64,
 }
 
@@ -52,7 +52,7 @@ impl WarmStart {
         state.is_unread && !state.stop
     }
 
-    /// Stops reading the list. If it was not read to its end, the list is not written from now on.
+    /// Stops reading the list. If it has not been read to its end, the list will no longer be written.
     pub(super) fn stop(&self) {
         self.state.lock().stop = true;
         self.stopped.notify_all();

@@ -1,17 +1,17 @@
-//! The progress of commits: published, durable, visible.
+//! The progress of commits through three stages: published, durable, visible.
 //!
-//! - *published*: all commits up to this timestamp are applied. It is advanced by the thread that applies the commit
-//!   that closes a gap.
-//! - *visible*: what readers see: min(durable, published), raised to the newest `Relaxed` commit that has returned, so
-//!   that its caller sees it. Never above published.
+//! - *published*: all commits up to this timestamp are applied. The thread that applies the commit that closes a gap
+//!   advances it.
+//! - *visible*: the timestamp as of which readers see the database: min(durable, published), raised to the newest
+//!   `Relaxed` commit that has returned, so that its caller sees it. Never above published.
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::format::Timestamp;
 use crate::sync::{Backoff, CachePadded};
 
-/// The maximum distance between the oldest commit that is not applied and the newest that may be marked as applied. No
-/// program has so many threads inside commits; with more, commits would wait in [`Clock::mark_applied`].
+/// The maximum distance between the oldest commit that is not applied and the newest one that may be marked as applied.
+/// No program has this many threads inside commits; if one did, commits would wait in [`Clock::mark_applied`].
 const COMMITS_IN_FLIGHT_MAX: usize = if cfg!(drumlin_loom) { 4 } else { 1 << 14 };
 
 #[derive(Debug)]
@@ -44,9 +44,10 @@ impl Clock {
 
     /// Records that the commit's changes are in the pages.
     ///
-    /// If the commit [`COMMITS_IN_FLIGHT_MAX`] timestamps before still needs the slot, waits until all commits up to
-    /// that one are published. The wait ends whatever the caller holds: the oldest commit that is not applied never
-    /// waits here, and between taking its timestamp and this call a commit waits for no other commit.
+    /// If the commit that is [`COMMITS_IN_FLIGHT_MAX`] timestamps earlier still needs the slot, waits until all commits
+    /// up to that one are published. The wait ends no matter which latches or locks the caller holds: the oldest commit
+    /// that is not applied never waits here, and between taking its timestamp and this call, a commit waits for no
+    /// other commit.
     pub(crate) fn mark_applied(&self, timestamp: Timestamp) {
         let published = self.published.load(Ordering::Relaxed);
         assert!(published < timestamp.0, "a commit is published before it is applied");
@@ -58,8 +59,8 @@ impl Clock {
         debug_assert!(earlier < timestamp.0, "commit {timestamp} is applied twice");
         debug_assert!(earlier <= self.published().0, "commit {timestamp} takes the slot of one that waits");
         slot.store(timestamp.0, Ordering::Release);
-        // Of all threads that mark commits as applied, the one whose fence is last sees the slots of the others. So one
-        // of them always advances published to the end.
+        // Among all threads that mark commits as applied, the one whose fence comes last sees the slots of the others.
+        // So there is always a thread that advances published all the way.
         fence(Ordering::SeqCst);
         loop {
             let published = self.published.load(Ordering::Acquire);
@@ -74,22 +75,22 @@ impl Clock {
         }
     }
 
-    /// Raises visible to what is durable and applied.
+    /// Raises visible to the newest commit that is both durable and published.
     pub(crate) fn show_durable(&self, durable: Timestamp) {
         let both = durable.0.min(self.published.load(Ordering::SeqCst));
         self.raise_visible(both);
         debug_assert!(self.is_in_order(), "a commit is visible before it is published");
     }
 
-    /// Raises visible to a commit that returns before it is durable. Waits until the commits before it are applied.
+    /// Raises visible to a commit that returns before it is durable. Waits until all earlier commits are applied.
     pub(crate) fn show_relaxed(&self, timestamp: Timestamp) {
         self.wait_published(timestamp);
         self.raise_visible(timestamp.0);
         debug_assert!(self.is_in_order(), "a commit is visible before it is published");
     }
 
-    /// Raises visible to an applied commit that need not be durable, if those before it are applied too. Returns
-    /// `false` otherwise, without waiting.
+    /// Raises visible to an applied commit that does not have to be durable, if all earlier commits are applied too.
+    /// Otherwise returns `false` without waiting.
     #[inline]
     pub(crate) fn try_show_relaxed(&self, timestamp: Timestamp) -> bool {
         let is_published = self.published() >= timestamp;
@@ -100,22 +101,23 @@ impl Clock {
         is_published
     }
 
-    /// Reads first: another commit has often raised it further, and a cache line that is only read stays in the caches
-    /// of all processors.
+    /// Loads before writing: another commit has often raised it further already, and a cache line that is only read
+    /// stays in the caches of all processors.
     fn raise_visible(&self, timestamp: u64) {
         if self.visible.load(Ordering::SeqCst) < timestamp {
             self.visible.fetch_max(timestamp, Ordering::SeqCst);
         }
     }
 
-    /// Reads visible before published. Published only rises, so the comparison can't fail by chance.
+    /// Checks that visible is not above published. Loads visible first: published only rises, so a concurrent change
+    /// cannot make the check fail.
     fn is_in_order(&self) -> bool {
         let visible = self.visible();
         visible <= self.published()
     }
 
-    /// Waits until every commit up to this one is applied. This takes an instant, because commits being applied wait
-    /// for nothing.
+    /// Waits until every commit up to this one is applied. This takes only an instant, because a commit that is being
+    /// applied waits for nothing.
     pub(crate) fn wait_published(&self, timestamp: Timestamp) {
         let backoff = Backoff::default();
         while self.published() < timestamp {
@@ -128,7 +130,7 @@ impl Clock {
 mod tests {
     use super::*;
 
-    /// Published never passes a gap, and the thread that closes a gap advances it.
+    /// Published never passes a gap. The thread that closes a gap advances it.
     #[test]
     fn published_never_passes_a_gap() {
         let clock = Clock::new(Timestamp(7));
@@ -139,7 +141,8 @@ mod tests {
         assert_eq!(clock.published(), Timestamp(10));
     }
 
-    /// If there are more concurrent commits than slots, the newest wait until the oldest is applied, and all complete.
+    /// If there are more concurrent commits than slots, the newest commits wait until the oldest is applied, and all
+    /// complete.
     #[test]
     fn more_commits_than_slots_wait_for_the_oldest() {
         let clock = Clock::new(Timestamp(0));
@@ -181,13 +184,13 @@ mod models {
 
     use super::*;
 
-    /// Two commits are applied by two threads, in any order. At the end the last one is published, and a thread
-    /// that sees a timestamp as published sees everything that this commit and those before it applied.
+    /// Two threads apply two commits, in any order. In the end, the last one is published. A thread that sees a
+    /// timestamp as published sees everything that this commit and the earlier ones applied.
     #[test]
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     fn loom_published_commits_are_seen_whole() {
         struct Pages([UnsafeCell<u64>; 2]);
-        // SAFETY: the model is what shows that accesses are ordered.
+        // SAFETY: the model itself checks that accesses are ordered.
         unsafe impl Sync for Pages {}
         // SAFETY: as above.
         unsafe impl Send for Pages {}
@@ -198,7 +201,7 @@ mod models {
                 .map(|timestamp| {
                     let (clock, pages) = (Arc::clone(&clock), Arc::clone(&pages));
                     thread::spawn(move || {
-                        // SAFETY: each commit has a page of its own, which no thread reads before it is published.
+                        // SAFETY: each commit has its own page, which no thread reads before the commit is published.
                         pages.0[timestamp as usize - 1].with_mut(|page| unsafe { *page = timestamp });
                         clock.mark_applied(Timestamp(timestamp));
                         clock.show_durable(Timestamp(timestamp));

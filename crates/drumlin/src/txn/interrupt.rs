@@ -1,20 +1,20 @@
-//! Ending another thread's wait for a row lock.
+//! Ends another thread's wait for a row lock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 use crate::sync::Mutex;
 
-/// A request to end a transaction's wait for a row lock. It stays until one wait has ended by it.
+/// A request to end a transaction's wait for a row lock. It remains in effect until it has ended one wait.
 #[derive(Debug, Default)]
 pub(crate) struct Interrupt {
     is_requested: AtomicBool,
-    /// Wakes the call that waits.
+    /// Wakes the call that is waiting.
     waker: Mutex<Option<Waker>>,
 }
 
 impl Interrupt {
-    /// Ends the wait that the transaction is in, or its next one.
+    /// Ends the current wait of the transaction, or its next one.
     pub(crate) fn request(&self) {
         self.is_requested.store(true, Ordering::SeqCst);
         let waker = self.waker.lock().take();
@@ -23,8 +23,8 @@ impl Interrupt {
         }
     }
 
-    /// Takes the waker of a wait, and only then returns whether the wait has to end. So a request either sees the waker
-    /// or is seen.
+    /// Stores the waker of a wait, and only then checks for a request. So a concurrent request either sees the waker or
+    /// is seen. Returns `true` if the wait has to end.
     pub(crate) fn take(&self, waker: &Waker) -> bool {
         debug_assert!(!waker.will_wake(Waker::noop()), "a wait that nothing can end");
         let before = self.waker.lock().replace(waker.clone());

@@ -1,14 +1,14 @@
-//! A keyspace of an open database: its tree, and when it was created.
+//! A keyspace of an open database: its tree and the timestamp of its creation.
 
 use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
 
-/// A keyspace that exists in an open database.
+/// An existing keyspace of an open database.
 #[derive(Debug)]
 pub(crate) struct OpenKeyspace {
     pub(crate) tree: CountedTree,
-    /// The timestamp of its creation, or 0 if the checkpoint that was opened already contains it.
+    /// The timestamp of its creation, or 0 if the checkpoint from which the database was opened already contains it.
     pub(crate) created: Timestamp,
 }
 
@@ -17,7 +17,7 @@ impl OpenKeyspace {
         &self.tree.pages.name
     }
 
-    /// Refuses a key that is too long for the keyspace.
+    /// Returns an error if the key is too long for the keyspace.
     pub(crate) fn check_key(&self, key: &[u8]) -> Result<()> {
         let limit_bytes = self.tree.key_bytes_max();
         if key.len() > limit_bytes {

@@ -1,9 +1,9 @@
 //! Row locks: the right to read or write a row until the transaction ends.
 //!
-//! A lock is shared, and then any number of transactions may hold it, or exclusive. It exists only while it is held.
-//! The table has an entry for each row that a running transaction has locked or waits to lock, found by keyspace and
-//! key. A transaction that finds a row locked waits in the row's queue, as a blocked thread or as a future; the table
-//! knows only wakers.
+//! A lock is either shared, so that any number of transactions may hold it, or exclusive. It exists only while a
+//! transaction holds it. The table has an entry for each row that a running transaction has locked or waits to lock,
+//! found by keyspace and key. A transaction that finds a row locked waits in the row's queue, as a blocked thread or as
+//! a future; the table only knows their wakers.
 //!
 //! ```text
 //!              claim                    claim by another
@@ -14,15 +14,16 @@
 //! ```
 //!
 //! # Invariants
-//! 1. An entry has one holder of an exclusive lock, or at least one of a shared lock, and a queue only while it has
-//!    waiters.
-//! 2. A released lock belongs to the first waiter in its queue at once, or to all shared requests at its front. So no
-//!    transaction overtakes another, each release wakes only those that it serves, and a waiter that gives up at that
-//!    moment finds that it holds the lock. Shared requests queue behind an exclusive one, so it does not starve.
-//! 3. A holder of a shared lock that requests the exclusive one overtakes the others: it waits at the front of the
-//!    queue for the other holders to release it.
-//! 4. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its turn in
-//!    the queue before the transaction waits again.
+//! 1. An entry has one holder of an exclusive lock, or at least one holder of a shared lock. It has a queue only while
+//!    there are waiters.
+//! 2. When a lock is released, it immediately belongs to the first waiter in its queue, or to all shared requests at
+//!    the front. So no transaction overtakes another, each release wakes only the waiters that get the lock, and a
+//!    waiter that gives up at that moment finds that it holds the lock. Shared requests queue behind an exclusive one,
+//!    so the exclusive request does not starve.
+//! 3. A holder of a shared lock that requests the exclusive one overtakes the rest of the queue: it waits at the front
+//!    for the other holders to release the lock.
+//! 4. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its place in
+//!    the queue before the transaction waits for a different lock.
 //! 5. The [graph of waits](WaitGraph), from each transaction to the holders of the lock that it waits for, has no
 //!    cycle: a transaction that would close a cycle gets [`LockError::Deadlock`] instead of a place in the queue. Only
 //!    a transaction that begins to wait can close a cycle. When a lock is handed over, the remaining waiters wait for
@@ -53,7 +54,7 @@ use crate::format::{KeyspaceId, checksum};
 use crate::io::Process;
 use crate::memory::heap_bytes;
 
-/// The kind of a row lock: whom it excludes.
+/// The kind of a row lock: shared or exclusive.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -68,30 +69,31 @@ use crate::memory::heap_bytes;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockMode {
-    /// Several transactions may hold it at once. While one does, no other can change the row.
+    /// Several transactions may hold the lock at the same time. While one of them does, no other transaction can change
+    /// the row.
     Shared,
-    /// One transaction holds it, and may change the row.
+    /// Only one transaction holds the lock, and it may change the row.
     Exclusive,
 }
 
 /// The way in which a lock was acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Granted {
-    /// This call acquired it, so the caller has to release it.
+    /// This call acquired the lock, so the caller has to release it.
     Acquired,
-    /// The caller already had it.
+    /// The caller already held the lock.
     AlreadyHeld,
 }
 
-/// The transaction that has the lock.
+/// The transaction that holds the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct HeldBy(pub(crate) TransactionId);
 
-/// The hash of a row, which finds its shard and its bucket in the lock table.
+/// The hash of a row, which determines its shard and its bucket in the lock table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockHash(u64);
 
-/// The reason why waiting ended without the lock.
+/// The reason why a wait for a lock failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LockError {
     Timeout,
@@ -109,25 +111,25 @@ pub(crate) struct LockRequest<'k> {
     pub(crate) mode: LockMode,
 }
 
-/// A locked row, with the transactions that hold the lock and those that wait for it.
+/// A locked row, with the transactions that hold the lock and those waiting for it.
 pub(crate) struct LockedRowState {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) key: Box<[u8]>,
     pub(crate) mode: LockMode,
     pub(crate) holders: Vec<TransactionId>,
-    /// In the order in which they will get the lock, with the time at which each began to wait.
+    /// The waiters in the order in which they will get the lock, each with the time at which it began to wait.
     pub(crate) waiters: Vec<(TransactionId, LockMode, Duration)>,
 }
 
-/// A row's key. Keys are usually short, and then stored in the entry.
+/// A row's key. A short key, which most are, is stored in the entry.
 enum LockKey {
     Short { bytes: [u8; LockKey::SHORT_BYTES_MAX], length: u8 },
     Long(Box<[u8]>),
 }
 
 impl LockKey {
-    /// The maximum size of a short key. With tag and length, it takes the 24 bytes of a boxed key with its tag.
-    /// Fixed by the size of the other form.
+    /// The maximum size of a short key. Fixed by the size of the other variant: with tag and length, a short key takes
+    /// the same 24 bytes as a boxed key with its tag.
     const SHORT_BYTES_MAX: usize = 22;
 
     fn new(key: &[u8]) -> LockKey {
@@ -148,7 +150,7 @@ impl LockKey {
         }
     }
 
-    /// Bytes allocated outside the entry.
+    /// Returns the bytes that the key has allocated outside the entry.
     fn heap_bytes(&self) -> usize {
         LockKey::heap_bytes_of(self.as_bytes())
     }
@@ -159,16 +161,16 @@ impl LockKey {
 }
 
 struct Lock {
-    /// The holder; of a shared lock, one of them.
+    /// The holder of the lock. If the lock is shared, one of its holders.
     owner: TransactionId,
     /// `None` if there are no other holders and no waiters.
     others: Option<Box<Others>>,
     key: LockKey,
     keyspace: KeyspaceId,
-    /// The thread that acquired it for `owner`.
+    /// The thread that acquired the lock for `owner`.
     thread: ThreadTag,
     mode: LockMode,
-    /// The lock was handed to `owner`, which has not noticed yet.
+    /// `true` if the lock was handed to `owner`, which has not noticed yet.
     handed_over: bool,
 }
 
@@ -180,7 +182,7 @@ struct Others {
     sharers: Vec<Sharer>,
     /// The lock's number in the graph while it has waiters; otherwise 0.
     number: u64,
-    /// In the order in which they will get the lock.
+    /// The waiters in the order in which they will get the lock.
     waiters: VecDeque<Waiter>,
 }
 
@@ -198,29 +200,30 @@ struct Waiter {
     mode: LockMode,
 }
 
-/// Memory of a waiter: its place in the queue and its entries in the graph, each at least half full. The executor owns
-/// the waker.
+/// The memory of a waiter: its slot in the queue and its entries in the graph, each in a collection that is at least
+/// half full. The executor owns the waker.
 const WAITER_BYTES: usize = 2 * (mem::size_of::<Waiter>() + 2 * mem::size_of::<(u64, u64)>());
 
-/// Memory of a holder of a shared lock beyond that of an entry: its place among the others, and in the graph.
+/// The memory that a holder of a shared lock takes in addition to an entry: its slot in the list of sharers, and in the
+/// graph.
 pub(crate) const SHARER_BYTES: usize =
     mem::size_of::<Others>() + 2 * (mem::size_of::<Sharer>() + mem::size_of::<(u64, u64)>());
 
-/// Memory that a transaction needs in order to wait. It waits for one lock at a time.
+/// The memory that a transaction needs in order to wait. It waits for one lock at a time.
 pub(crate) const WAITING_BYTES: usize = WAITER_BYTES + mem::size_of::<Others>();
 
 #[derive(Default)]
 struct Shard {
     locks: HashTable<Lock>,
-    /// Long keys, further holders and waiters.
+    /// The bytes of long keys, further holders and waiters.
     heap_bytes: usize,
 }
 
-/// If fewer than an eighth of the buckets of a shard's table are in use, the table shrinks, but not below this number
-/// of buckets: 3 KiB.
+/// A shard's table shrinks if fewer than an eighth of its buckets are in use, but not below this number of buckets (3
+/// KiB).
 const SHARD_BUCKETS_KEPT: usize = 64;
 
-/// Memory of a lock: its entry in a table that has just doubled, and a long key.
+/// Returns the memory of a lock: its entry in a table that has just doubled, and its key if that is long.
 pub(crate) fn lock_bytes(key: &[u8]) -> usize {
     2 * (mem::size_of::<Lock>() + 1) + LockKey::heap_bytes_of(key)
 }
@@ -229,7 +232,7 @@ pub(crate) fn lock_bytes(key: &[u8]) -> usize {
 pub(crate) struct LockTable {
     shards: Box<[CachePadded<Mutex<Shard>>]>,
     graph: Mutex<WaitGraph>,
-    /// Random, so that keys can't be chosen to collide.
+    /// The seed of the hashes. It is random, so that keys can't be chosen to collide.
     seed: u64,
     /// The process that created the table. A fork of it releases no locks, because a shard may be locked by a thread
     /// that does not exist in the fork.
@@ -237,8 +240,8 @@ pub(crate) struct LockTable {
 }
 
 impl LockTable {
-    /// Creates a table of `shards_count` parts, a power of two. If that is several times the number of threads, they
-    /// rarely contend.
+    /// Creates a table with `shards_count` shards, a power of two. With several times as many shards as threads, the
+    /// threads rarely contend.
     pub(crate) fn new(shards_count: usize, seed: u64) -> LockTable {
         assert!(shards_count.is_power_of_two());
         let shards = (0..shards_count).map(|_| CachePadded::default()).collect();
@@ -263,7 +266,7 @@ impl LockTable {
         LockHash(self.hash(keyspace, key))
     }
 
-    /// Acquires the exclusive lock of a row, whose hash is known, unless another transaction holds a lock of it.
+    /// Acquires the exclusive lock of a row whose hash is known, unless another transaction holds a lock of the row.
     #[inline]
     pub(crate) fn try_lock_at(
         &self,
@@ -278,7 +281,7 @@ impl LockTable {
         self.shard(hash).claim(self.seed, hash, &request).map_err(|lock| HeldBy(lock.owner))
     }
 
-    /// Acquires the lock of a row unless another transaction holds a lock that excludes it, or waits for one.
+    /// Acquires the lock of a row unless another transaction holds or waits for a lock that excludes it.
     #[inline]
     pub(crate) fn try_request(&self, request: &LockRequest<'_>) -> Result<Granted, HeldBy> {
         let hash = self.hash(request.keyspace, request.key);
@@ -287,7 +290,7 @@ impl LockTable {
 
     /// Acquires the lock of a row, or a place in its queue. `now` is kept as the time at which the wait began.
     ///
-    /// When the lock has become the caller's, the table calls the waker, and the caller learns about the lock by
+    /// When the lock has been handed to the caller, the table calls the waker, and the caller learns about the lock by
     /// polling again. A caller that no longer wants the lock calls [`cancel`](Self::cancel). [`acquire`](Self::acquire)
     /// does both.
     pub(crate) fn poll_lock(
@@ -342,9 +345,9 @@ impl LockTable {
         Poll::Pending
     }
 
-    /// Gives up waiting. Returns `true` if the lock has become the caller's in the meantime; then the caller has to
-    /// release it. An exclusive lock that replaced the caller's shared one is no reason to: the caller had a lock, and
-    /// still has one.
+    /// Gives up waiting. Returns `true` if the lock has been handed to the caller in the meantime, so that the caller
+    /// has to release it. Returns `false` if it was an exclusive lock that replaced the caller's shared one: the caller
+    /// had a lock before, and keeps it.
     pub(crate) fn cancel(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
         let hash = self.hash(keyspace, key);
         let mut shard = self.shard(hash);
@@ -358,7 +361,7 @@ impl LockTable {
         let waiter = others.waiters.remove(position).expect("found a moment ago");
         let mut graph = self.graph.lock();
         graph.end_wait(owner, others.number);
-        // Those behind an exclusive request may now share the lock with its holders.
+        // Requests behind an exclusive one may now share the lock with its holders.
         let wakers = lock.serve(&mut graph);
         drop(graph);
         debug_assert!(lock.waiters().all(|waiter| waiter.owner != owner), "a transaction waits twice for a lock");
@@ -370,9 +373,9 @@ impl LockTable {
         false
     }
 
-    /// Cleans up after a call of `owner` that was leaked, so that it neither learned about its lock nor was dropped.
-    /// Gives up its place in the queue, or releases the lock. If the transaction held a lock of the row before the
-    /// call, `keeps` is set, and it keeps that.
+    /// Cleans up after a call of `owner` whose future was leaked: it was neither dropped nor polled after it got its
+    /// lock. Gives up its place in the queue, or releases the lock. `keeps` means that the transaction held a lock of
+    /// the row before the call; it then keeps that lock.
     pub(crate) fn abandon(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8], keeps: bool) {
         if (self.cancel(owner, keyspace, key) || self.is_held_by(owner, keyspace, key)) && !keeps {
             self.unlock(owner, keyspace, key);
@@ -380,7 +383,7 @@ impl LockTable {
         debug_assert!(keeps || !self.is_held_by(owner, keyspace, key), "a leaked call keeps its lock");
     }
 
-    /// Returns `true` if the current thread has locked the row, for any transaction.
+    /// Returns `true` if the current thread has locked the row, on behalf of any transaction.
     pub(crate) fn is_of_this_thread(&self, keyspace: KeyspaceId, key: &[u8]) -> bool {
         let (hash, tag) = (self.hash(keyspace, key), thread_tag());
         let is_of = |lock: &mut Lock| {
@@ -400,7 +403,7 @@ impl LockTable {
         self.shard(hash).find(hash, keyspace, key).map(|lock| lock.holders().collect()).unwrap_or_default()
     }
 
-    /// Returns all locked rows. Each is as it was at one moment during the call, but not all at the same. O(locks).
+    /// Returns all locked rows. Each is as it was at some moment during the call, but these moments differ. O(locks).
     pub(crate) fn all(&self) -> Vec<LockedRowState> {
         let mut all = Vec::new();
         for shard in &self.shards {
@@ -415,9 +418,9 @@ impl LockTable {
         all
     }
 
-    /// Acquires the lock of a row. Blocks the thread until then, or until `remaining`, which returns the time left to
-    /// wait, returns an error. It is called after each wake-up by `waker`. The thread sleeps in real time; with a
-    /// simulated clock, use [`acquire`](Self::acquire).
+    /// Acquires the lock of a row. Blocks the thread until then, or until `remaining` returns an error. `remaining`
+    /// returns the time left to wait, and is called after each wake-up by `waker`. The thread sleeps in real time; with
+    /// a simulated clock, use [`acquire`](Self::acquire).
     pub(crate) fn lock_blocking(
         &self,
         request: &LockRequest<'_>,
@@ -446,8 +449,8 @@ impl LockTable {
         }
     }
 
-    /// Returns a future that acquires the lock of a row. Dropping it gives up waiting; if the lock was handed over but
-    /// the future has not been polled since, it releases the lock.
+    /// Returns a future that acquires the lock of a row. Dropping the future gives up waiting. If the lock was handed
+    /// over but the future has not been polled since, dropping it releases the lock.
     pub(crate) fn acquire<'a>(&'a self, request: LockRequest<'a>, now: Duration) -> Acquire<'a> {
         Acquire { table: self, request, now, waiting: false }
     }
@@ -457,7 +460,7 @@ impl LockTable {
         self.shards.iter().any(|shard| shard.lock().locks.iter().any(|lock| lock.keyspace == keyspace))
     }
 
-    /// Releases a lock of `owner`: hands it to the first waiter, or removes it.
+    /// Releases a lock of `owner`: hands it to the first waiter, or removes it if there is none.
     #[inline]
     pub(crate) fn unlock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
         self.unlock_at(self.lock_hash(keyspace, key), owner, keyspace, key);
@@ -530,7 +533,7 @@ impl LockTable {
         }
     }
 
-    /// The memory of the table. Visits every shard.
+    /// Returns the memory of the table. Visits every shard.
     #[cfg(test)]
     fn bytes(&self) -> usize {
         let shards = self.shards.iter().map(|shard| {
@@ -552,8 +555,8 @@ impl Shard {
         self.locks.find_mut(hash, |lock| lock.is_of(keyspace, key))
     }
 
-    /// Grants the request. Fails with the lock that stands in the way if the request has to wait for another
-    /// transaction.
+    /// Grants the request. If the request has to wait for another transaction, returns the lock that stands in the way
+    /// as the error.
     #[inline]
     fn claim(&mut self, seed: u64, hash: u64, request: &LockRequest<'_>) -> Result<Granted, &mut Lock> {
         let LockRequest { owner, keyspace, key, mode } = *request;
@@ -581,7 +584,7 @@ impl Shard {
         }
     }
 
-    /// Gives memory back after many locks were released.
+    /// Frees memory after many locks were released.
     #[inline]
     fn shrink(&mut self, seed: u64) {
         let (buckets, locks) = (self.locks.num_buckets(), self.locks.len());
@@ -601,7 +604,7 @@ impl Lock {
         hash(seed, self.keyspace, self.key.as_bytes())
     }
 
-    /// Bytes allocated outside the entry: a long key, further holders and waiters.
+    /// Returns the bytes allocated outside the entry: a long key, further holders and waiters.
     fn heap_bytes(&self) -> usize {
         let others = self.others.as_ref().map_or(0, |others| {
             mem::size_of::<Others>()
@@ -624,8 +627,8 @@ impl Lock {
         self.others.iter_mut().flat_map(|others| &mut others.waiters)
     }
 
-    /// Returns whether `owner`, to which the lock was handed over, learns so from this call. `None` if it does not hold
-    /// the lock.
+    /// Returns [`Granted::Acquired`] if the lock was handed over to `owner` and this call is the first to notice,
+    /// [`Granted::AlreadyHeld`] if `owner` already knew of it, and `None` if `owner` does not hold the lock.
     fn notice(&mut self, owner: TransactionId) -> Option<Granted> {
         if self.owner == owner {
             return Some(self.notice_owner());
@@ -648,7 +651,7 @@ impl Lock {
         Granted::Acquired
     }
 
-    /// Grants a request if the lock or the request is shared and nothing has to be waited for.
+    /// Grants a request if the lock or the request is shared and there is nothing to wait for.
     #[cold]
     fn share(&mut self, owner: TransactionId, mode: LockMode) -> Option<Granted> {
         let is_held = self.holders().any(|holder| holder == owner);
@@ -669,7 +672,8 @@ impl Lock {
         }
     }
 
-    /// Removes a holder. Returns `false` if none is left; then the caller appoints another or removes the lock.
+    /// Removes a holder. Returns `false` if no holder is left; then the caller hands the lock to a waiter or removes
+    /// it.
     fn remove_holder(&mut self, owner: TransactionId) -> bool {
         let sharers = self.others.as_mut().map(|others| &mut others.sharers).expect("it has others");
         if self.owner != owner {
@@ -715,7 +719,7 @@ impl Lock {
         wakers
     }
 
-    /// Drops what is allocated for other holders and waiters if there are none.
+    /// Frees the memory for other holders and waiters if there are none.
     fn drop_empty(&mut self) {
         drop(self.others.take_if(|others| others.sharers.is_empty() && others.waiters.is_empty()));
         debug_assert!(self.mode == LockMode::Shared || self.holders().count() == 1, "an exclusive lock is shared");

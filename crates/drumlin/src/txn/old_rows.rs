@@ -34,18 +34,18 @@ impl OldVersion {
     }
 }
 
-/// Old versions of the rows of a leaf. If some were left out, `last` is the last key in the scan's direction that is
-/// included.
+/// Old versions of the rows of a leaf. If some rows were left out, `last` is the last included key in the scan's
+/// direction.
 #[derive(Debug, Default)]
 pub(crate) struct OldRows {
-    /// By key: the version, and the commit that replaced it.
+    /// The old version of each key, and the commit that replaced it.
     pub(crate) rows: BTreeMap<Vec<u8>, (Timestamp, OldVersion)>,
     pub(crate) last: Option<Vec<u8>>,
     pub(super) bytes: usize,
 }
 
 impl OldRows {
-    /// The key that is last in the scan's direction.
+    /// Returns the key that is last in the scan's direction.
     pub(super) fn farthest(&self, direction: Direction) -> Option<&Vec<u8>> {
         match direction {
             Direction::Forward => self.rows.last_key_value().map(|(key, _)| key),
@@ -61,9 +61,9 @@ impl OldRows {
         }
     }
 
-    /// Adds the version of a row that the commit at `timestamp` replaced. Ignores it if an older version of the row is
-    /// present, or if the row lies beyond `last`. Then removes rows from the end of the scan until the rest fits in
-    /// `bytes_max`.
+    /// Adds the version of a row that was replaced by the commit at `timestamp`. Ignores it if an older version of the
+    /// row is present, or if the row lies beyond `last`. Then removes rows from the end of the scan until the remaining
+    /// rows fit in `bytes_max`.
     pub(super) fn add(
         &mut self,
         key: &[u8],
@@ -93,8 +93,8 @@ impl OldRows {
         self.fit(direction, bytes_max);
     }
 
-    /// Removes rows from the end of the scan until the rest takes at most `bytes_max`. Keeps one row, however large it
-    /// is.
+    /// Removes rows from the end of the scan until the remaining rows take at most `bytes_max`. Keeps one row, no
+    /// matter how large it is.
     pub(super) fn fit(&mut self, direction: Direction, bytes_max: usize) {
         while self.bytes > bytes_max && self.rows.len() > 1 {
             let (key, (_, was)) = self.pop_farthest(direction).expect("there are two");
@@ -104,10 +104,10 @@ impl OldRows {
     }
 }
 
-/// Memory of a row in a `BTreeMap` whose nodes are half full.
+/// Returns the memory of a row in a `BTreeMap` whose nodes are half full.
 pub(super) fn old_row_bytes(key: &[u8], was_bytes: usize) -> usize {
     2 * size_of::<(Vec<u8>, (Timestamp, OldVersion))>() + heap_bytes(key.len()) + heap_bytes(was_bytes)
 }
 
-/// Memory of a large value's entry in a hash table that has just doubled.
+/// The memory of a large value's entry in a hash table that has just doubled.
 pub(super) const HELD_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), LargeRef)>() + 1);

@@ -5,10 +5,10 @@
 //! 1. Every row that the transaction has read from the database, and every key that it found absent, is in a span. A
 //!    span is recorded before its rows are returned.
 //! 2. The spans of a keyspace are disjoint.
-//! 3. Nothing is recorded once the transaction commits: a scan that continues fails.
+//! 3. Nothing is recorded once the transaction commits: a scan that goes on after that fails.
 //!
-//! Rows that the transaction has locked need not be recorded, because no other transaction can change them before it
-//! ends.
+//! Rows that the transaction has locked do not have to be recorded, because no other transaction can change them until
+//! it ends.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -56,11 +56,11 @@ impl End {
     }
 }
 
-/// The spans of one keyspace, by first key.
+/// The spans of one keyspace, by their first key.
 #[derive(Debug, Default)]
 struct Spans(BTreeMap<Box<[u8]>, End>);
 
-/// Memory of a span without its keys: its entry in a map that is half full, and its share of the map's inner nodes.
+/// The memory of a span without its keys: its entry in a map that is half full, and its share of the map's inner nodes.
 const SPAN_BYTES: usize = 2 * size_of::<(Box<[u8]>, End)>() + 16;
 
 fn span_bytes(first: &[u8], end: &End) -> usize {
@@ -102,12 +102,12 @@ impl Spans {
         (end, bytes)
     }
 
-    /// Returns `true` if no span contains the first key of the next span (invariant 2).
+    /// Returns `true` if no span contains the first key of the next one (invariant 2).
     fn are_disjoint(&self) -> bool {
         self.0.iter().zip(self.0.keys().skip(1)).all(|((first, end), next)| !end.is_after(first, next))
     }
 
-    /// Adds one key. Returns the bytes that it takes.
+    /// Adds a single key. Returns the bytes that it takes.
     fn add_key(&mut self, key: &[u8]) -> usize {
         if self.covers(key) { 0 } else { self.insert(key.into(), End::OneKey) }
     }
@@ -155,10 +155,10 @@ impl Spans {
 /// The spans that a transaction has read, with their memory.
 #[derive(Debug)]
 pub(crate) struct ReadSet {
-    /// In ascending order of keyspace id.
+    /// The spans of each keyspace, in ascending order of keyspace id.
     trees: Vec<(Tree, Spans)>,
     bytes: usize,
-    /// Bytes that the writes and locks of the same transaction take.
+    /// The bytes that the writes and locks of the same transaction take.
     pub(crate) extra_bytes: usize,
     limit_bytes: u64,
     memory: Grant,
@@ -166,7 +166,7 @@ pub(crate) struct ReadSet {
 }
 
 impl ReadSet {
-    /// Creates the read set of a transaction that has neither read nor written anything.
+    /// Creates the read set of a transaction that has not read or written anything yet.
     pub(crate) fn new(budget: &Arc<Budget>) -> ReadSet {
         ReadSet {
             trees: Vec::new(),
@@ -263,8 +263,8 @@ impl ReadSet {
         self.trees.is_empty()
     }
 
-    /// Returns an upper bound of the bytes of the leaves that contain its keys; `None` if it has intervals, which may
-    /// span any number of leaves.
+    /// Returns an upper bound of the bytes of the leaves that contain the keys, or `None` if the set has intervals,
+    /// which may span any number of leaves.
     pub(crate) fn leaf_bytes_max(&self) -> Option<u64> {
         (self.trees.iter().map(|(tree, spans)| {
             let are_keys = spans.0.values().all(|end| *end == End::OneKey);
@@ -279,7 +279,8 @@ impl ReadSet {
     }
 }
 
-/// The input of validation, which succeeds if no other transaction has changed the read set since the snapshot.
+/// The input of validation, which succeeds if no other transaction has changed a row of the read set since the
+/// snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads<'a> {
     pub(crate) set: &'a ReadSet,
@@ -290,8 +291,8 @@ pub(crate) struct Reads<'a> {
 }
 
 impl Reads<'_> {
-    /// Fails if a row of the leaf that was read has changed. The caller holds the leaf's latch, and keeps it until the
-    /// commit has its timestamp.
+    /// Returns an error if the transaction has read a row of this leaf that has changed since. The caller holds the
+    /// leaf's latch, and keeps it until the commit has its timestamp.
     pub(crate) fn validate(&self, versions: &Versions, pages: &PageSpace, page: PageId, leaf: &Leaf<'_>) -> Result<()> {
         let (snapshot, keyspace) = (self.snapshot.timestamp, pages.id);
         if pages.load_gate.is_loaded_since(snapshot) {
@@ -308,13 +309,13 @@ impl Reads<'_> {
                 reason: "what this transaction read may have changed: its commit took long",
             });
         }
-        // This check must come last: if the snapshot has not been ended by now, no version was missing during the
-        // search above.
+        // This check must come last: if the snapshot has still not been ended, no version was missing during the search
+        // above.
         self.snapshot.check()
     }
 
-    /// Fails if the versions that were spilled before the commit began show a change of a row that was read and that
-    /// lies between two fences.
+    /// Returns an error if the versions that were spilled before the commit began show a change of a row that lies
+    /// between two fences and that the transaction has read.
     pub(crate) async fn validate_spilled(
         &self,
         mode: WaitMode<'_>,
@@ -356,12 +357,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns the next key in the read set whose leaf was not passed yet.
+    /// Returns the next key in the read set whose leaf has not been passed yet.
     pub(crate) fn next(&self) -> Option<(&'a Tree, &[u8])> {
         self.trees.first().map(|(tree, _)| (tree, &self.key[..]))
     }
 
-    /// Passes the leaf that ends at this fence. Returns `true` if keys in it were read.
+    /// Passes the leaf that ends at this fence. Returns `true` if the transaction has read keys in it.
     pub(crate) fn pass(&mut self, keyspace: KeyspaceId, upper_fence: Option<&[u8]>) -> bool {
         let is_here = self.trees.first().is_some_and(|(tree, _)| tree.pages.id == keyspace)
             && upper_fence.is_none_or(|fence| self.key[..] < *fence);
@@ -385,8 +386,8 @@ mod tests {
 
     use super::*;
 
-    /// Spans contain the keys that were added and no others, stay disjoint, and count their bytes correctly, in
-    /// comparison with a set of keys.
+    /// Compared with a set of keys, spans contain exactly the keys that were added, stay disjoint, and count their
+    /// bytes correctly.
     #[test]
     fn spans_cover_what_was_added() {
         let mut state = 1u64;
@@ -431,7 +432,7 @@ mod tests {
         }
     }
 
-    /// An interval covers the keys between its ends. Two single keys cover nothing between them.
+    /// An interval covers the keys between its ends, whereas two single keys cover no keys between them.
     #[test]
     fn keys_between_are_in_intervals_alone() {
         let mut spans = Spans::default();

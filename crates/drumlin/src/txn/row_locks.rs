@@ -1,4 +1,4 @@
-//! Row locks that are held: one of a call, all of a transaction, and those that a batch will take.
+//! The row locks that calls and transactions hold, and those that a batch will take.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) struct RowLock<'a> {
 }
 
 impl<'a> RowLock<'a> {
-    /// Locks a row that `owner` has not locked yet. Fails if another transaction holds the lock.
+    /// Locks a row that `owner` has not locked yet. Returns an error if another transaction holds the lock.
     #[inline]
     pub(crate) fn try_new(
         table: &'a LockTable,
@@ -34,7 +34,7 @@ impl<'a> RowLock<'a> {
         Ok(RowLock { table, owner, keyspace, key, lock_hash })
     }
 
-    /// Takes charge of a lock that was granted.
+    /// Takes over a lock that was granted.
     pub(crate) fn of_held(table: &'a LockTable, request: &LockRequest<'a>) -> RowLock<'a> {
         let LockRequest { owner, keyspace, key, .. } = *request;
         let lock_hash = table.lock_hash(keyspace, key);
@@ -61,19 +61,20 @@ pub(crate) struct RowLocks {
     key_bytes: Vec<u8>,
     /// The keyspace of each key, and the end of the key in `key_bytes`.
     keys: Vec<(KeyspaceId, usize)>,
-    /// The row of a call that waits for its lock, or holds it but has not checked for a conflict yet.
+    /// The row of a call that is waiting for its lock, or that holds the lock but has not checked for a conflict yet.
     pub(crate) pending: Option<PendingLock>,
-    /// Memory of the locks in the lock table.
+    /// The memory of the locks in the lock table.
     table_bytes: usize,
-    /// The locks that a batch will take when it is committed. `None` in a transaction, which takes them at each write.
+    /// The locks that a batch will take when it is committed. `None` in a transaction, which takes its locks at each
+    /// write.
     pub(crate) planned: Option<Planned>,
 }
 
-/// A row whose lock was requested.
+/// A row whose lock has been requested.
 pub(crate) struct PendingLock {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) key: Box<[u8]>,
-    /// The transaction already has a shared lock of the row, and requests the exclusive one.
+    /// `true` if the transaction already has a shared lock of the row and requests the exclusive one.
     pub(crate) is_upgrade: bool,
 }
 
@@ -86,7 +87,7 @@ pub(crate) struct Planned {
 }
 
 impl Planned {
-    /// Plans the lock of another row.
+    /// Adds a row to the rows that will be locked.
     pub(crate) fn add(&mut self, key: &[u8]) {
         self.key_count += 1;
         self.key_bytes += key.len();
@@ -101,7 +102,7 @@ impl RowLocks {
         RowLocks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None }
     }
 
-    /// Returns the memory with one more lock, which may have to be waited for.
+    /// Returns the memory of the locks including one more, for which the transaction may have to wait.
     pub(crate) fn memory_bytes_with(&self, key: &[u8]) -> usize {
         let planned = self.planned.unwrap_or_default();
         let key_bytes = planned.key_bytes + grown_capacity(&self.key_bytes, key.len());
@@ -117,7 +118,7 @@ impl RowLocks {
         self.add(lock.keyspace, lock.key, mode);
     }
 
-    /// Records that the lock of a row is held.
+    /// Records that the transaction holds the lock of a row.
     pub(crate) fn add(&mut self, keyspace: KeyspaceId, key: &[u8], mode: LockMode) {
         let end = self.keys.last().map_or(0, |(_, end)| *end);
         debug_assert_eq!(end, self.key_bytes.len(), "the key of a lock is not after the one before");
@@ -134,7 +135,7 @@ impl RowLocks {
         self.keys.reserve_exact(planned.key_count);
     }
 
-    /// Releases the lock of a call whose future was leaked.
+    /// Releases the lock that was requested by a call whose future was leaked.
     pub(crate) fn end_pending(&mut self) {
         if let Some(PendingLock { keyspace, key, is_upgrade }) = self.pending.take() {
             self.engine.locks.abandon(self.owner, keyspace, &key, is_upgrade);

@@ -1,5 +1,5 @@
 //! The transactions whose bodies the current thread is running. Such a transaction keeps its rows locked until its body
-//! returns, so a call from the body that waits for one of these rows would never return.
+//! returns, so a call from the body that waited for one of these rows would never return.
 
 use std::cell::RefCell;
 
@@ -13,7 +13,7 @@ thread_local! {
 /// The body of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BodyOf {
-    /// The address of the lock table within which the transaction's number is unique. The table outlives the body.
+    /// The address of the lock table, within which the transaction's number is unique. The table outlives the body.
     locks: usize,
     transaction: TransactionId,
 }
@@ -23,8 +23,8 @@ impl BodyOf {
         BodyOf { locks: std::ptr::from_ref(locks).addr(), transaction }
     }
 
-    /// Records that the thread is running the body, until the returned guard is dropped. A body that is a future is
-    /// entered at each poll.
+    /// Records that the thread is running the body, until the returned guard is dropped. If the body is a future, this
+    /// is called at each poll.
     pub(crate) fn enter(self) -> RunningBody {
         RUNNING.with_borrow_mut(|running| running.push(self));
         debug_assert!(self.is_running(), "a body that is entered is not found");

@@ -1,4 +1,4 @@
-//! Active snapshots: the timestamps at which readers still see the database.
+//! Active snapshots: the timestamps as of which readers still see the database.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::io::Process;
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     registered: Mutex<BTreeMap<u64, Registered>>,
-    /// The number of snapshots that are registered, or about to be. Includes those that have been ended.
+    /// The number of snapshots that are registered or about to be, including those that have been ended.
     open_count: atomic::AtomicU64,
     /// Snapshots below this timestamp have been ended.
     ended_below: AtomicU64,
     /// The number of snapshots that have been ended, for statistics.
     ended_count: AtomicU64,
-    /// The reason for which the last of them was ended.
+    /// The reason why snapshots were last ended.
     ended_why: Mutex<Option<Arc<str>>>,
-    /// The process that opened the database. A fork of it registers nothing, because the lock may be held by a thread
-    /// that does not exist in the fork.
+    /// The process that opened the database. A fork of it registers no snapshots, because the lock may be held by a
+    /// thread that does not exist in the fork.
     process: Process,
 }
 
@@ -35,7 +35,7 @@ struct Registered {
     since: Duration,
 }
 
-/// An active snapshot. Until it is dropped, the versions that its reader needs are kept, unless the snapshot is ended.
+/// An active snapshot. The versions that its reader needs are kept until it is dropped or ended.
 #[derive(Debug)]
 pub(crate) struct SnapshotHandle {
     snapshots: Arc<Snapshots>,
@@ -60,7 +60,7 @@ impl Drop for SnapshotHandle {
 }
 
 impl SnapshotHandle {
-    /// Fails if the snapshot was ended to free the space of its versions.
+    /// Returns an error if the snapshot was ended to free the space of its versions.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         if self.timestamp.0 < self.snapshots.ended_below.load(Ordering::Acquire) {
@@ -71,8 +71,8 @@ impl SnapshotHandle {
 }
 
 impl Snapshots {
-    /// Registers a snapshot at the timestamp that `choose` returns. Calls `choose` under the lock, so that no version
-    /// that the snapshot needs is dropped before it is registered.
+    /// Registers a snapshot at the timestamp that `choose` returns. Calls `choose` under the lock, because otherwise a
+    /// version that the snapshot needs could be dropped before the snapshot is registered.
     pub(crate) fn open_snapshot(self: &Arc<Self>, now: Duration, choose: impl FnOnce() -> Timestamp) -> SnapshotHandle {
         if !self.process.is_here() {
             return SnapshotHandle { snapshots: Arc::clone(self), timestamp: Timestamp(0) };
@@ -90,15 +90,15 @@ impl Snapshots {
         SnapshotHandle { snapshots: Arc::clone(self), timestamp }
     }
 
-    /// Returns `false` if no snapshot is or will be registered below what is visible: one that is opened after this
-    /// call sees whatever was visible or published before it.
+    /// Returns `false` if no snapshot is or will be registered below the visible horizon: a snapshot that is opened
+    /// after this call sees everything that was visible or published before the call.
     #[inline]
     pub(crate) fn are_open(&self) -> bool {
         atomic::fence(Ordering::SeqCst);
         self.open_count.load(Ordering::Acquire) > 0
     }
 
-    /// The timestamp up to which replaced versions are no longer needed.
+    /// Returns the timestamp up to which replaced versions are no longer needed.
     pub(crate) fn horizon(&self, clock: &Clock) -> Timestamp {
         let registered = self.registered.lock();
         let visible = clock.visible();
@@ -108,7 +108,8 @@ impl Snapshots {
         visible.min(oldest)
     }
 
-    /// The snapshots whose versions are needed, and the visible horizon, which bounds later snapshots from below.
+    /// Returns the snapshots whose versions are needed, and the visible horizon, which is a lower bound for later
+    /// snapshots.
     pub(crate) fn needed(&self, clock: &Clock) -> Needed {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
@@ -117,20 +118,20 @@ impl Snapshots {
         Needed { snapshots, visible: clock.visible() }
     }
 
-    /// The oldest snapshot that has not been ended, and the time at which it was registered.
+    /// Returns the oldest snapshot that has not been ended, and the time at which it was registered.
     pub(crate) fn oldest(&self) -> Option<(Timestamp, Duration)> {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
         registered.range(ended..).next().map(|(&oldest, entry)| (Timestamp(oldest), entry.since))
     }
 
-    /// The number of snapshots that have not been ended.
+    /// Returns the number of snapshots that have not been ended.
     pub(crate) fn count(&self) -> u64 {
         let ended = self.ended_below.load(Ordering::Acquire);
         self.registered.lock().range(ended..).map(|(_, entry)| entry.count).sum()
     }
 
-    /// The number of snapshots that have been ended so far.
+    /// Returns the number of snapshots that have been ended so far.
     pub(crate) fn ended_count(&self) -> u64 {
         self.ended_count.load(Ordering::Relaxed)
     }
@@ -142,7 +143,7 @@ impl Snapshots {
         Error::SnapshotTooOld { timestamp, reason: reason.unwrap_or_else(|| "its old versions are gone".into()) }
     }
 
-    /// Ends the oldest snapshot. Returns `false` if there is none below the visible horizon.
+    /// Ends the oldest snapshot. Returns `false` if no snapshot is below the visible horizon.
     pub(crate) fn end_oldest(&self, clock: &Clock, why: &str) -> bool {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
@@ -164,7 +165,8 @@ mod models {
 
     use super::*;
 
-    /// Runs a commit that adds no undo record if no snapshot is open, and a transaction that opens a snapshot.
+    /// Runs two threads: a commit that adds an undo record only if a snapshot is open, and a transaction that opens a
+    /// snapshot.
     fn explore(open: fn(&Arc<Snapshots>, &Clock) -> SnapshotHandle) {
         loom::model(move || {
             let (snapshots, clock) = (Arc::new(Snapshots::default()), Arc::new(Clock::new(Timestamp(0))));
@@ -177,15 +179,16 @@ mod models {
         });
     }
 
-    /// Either the commit sees the snapshot, or the snapshot sees the commit, whether it reads what is published or
-    /// visible.
+    /// Either the commit sees the snapshot or the snapshot sees the commit, regardless of which horizon the snapshot
+    /// reads at: published or visible.
     #[test]
     fn loom_a_version_is_left_for_each_snapshot_before_it() {
         explore(|snapshots, clock| snapshots.open_snapshot(Duration::ZERO, || clock.published()));
         explore(|snapshots, clock| snapshots.open_snapshot(Duration::ZERO, || clock.visible()));
     }
 
-    /// The model fails if the timestamp is chosen before the snapshot is counted, which shows that it can find the bug.
+    /// The model fails if the timestamp is chosen before the snapshot is counted, which proves that the model can find
+    /// this bug.
     #[test]
     #[should_panic(expected = "a version is missing")]
     fn loom_a_snapshot_that_is_counted_late_is_found() {

@@ -1,4 +1,5 @@
-//! Undo records: the old versions of the rows of a leaf that one commit changed, and the records of a leaf.
+//! Undo records: the old versions of the rows of one leaf that one commit changed; and the queue of a leaf's undo
+//! records.
 
 use std::collections::VecDeque;
 
@@ -10,38 +11,38 @@ use crate::tree::node::RowValue;
 
 /// The old versions of the rows of one leaf that one commit changed, packed in key order.
 ///
-/// Each row: key length (4), value length (4; its two highest values mark an absent row and a large value's reference),
-/// key, value.
+/// The layout of each row: key length (4 bytes), value length (4; its two highest values mark an absent row and the
+/// reference of a large value), key, value.
 #[derive(Debug)]
 pub(crate) struct UndoRecord {
     pub(super) timestamp: Timestamp,
     pub(super) rows: Vec<u8>,
     pub(super) large_count: u32,
-    /// The spill that was running when the record was added, or was last moved by a split or merge. That spill may have
-    /// missed the record, so it must not drop it.
+    /// The spill that was running when the record was added, or when a split or merge last moved it. That spill may
+    /// have missed the record, so it must not drop it.
     pub(super) missed_by: u32,
 }
 
-/// Memory of an undo record without its rows: its slot in a queue that has just doubled.
+/// The memory of an undo record without its rows: its slot in a queue that has just doubled.
 const UNDO_RECORD_BYTES: usize = 2 * size_of::<UndoRecord>();
-/// Memory of a leaf's entry in a hash table that has just doubled.
+/// The memory of a leaf's entry in a hash table that has just doubled.
 pub(super) const LEAF_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), UndoRecords)>() + 1);
-/// Memory of a row in an undo record.
+/// Returns the memory that a row takes in an undo record.
 pub(crate) fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
     8 + key.len() + was.map_or(0, |was| was.stored_bytes())
 }
 
-/// An upper bound of the memory that a commit takes for its undo record of one leaf.
+/// Returns an upper bound of the memory that a commit takes for its undo record of one leaf.
 pub(crate) fn undo_bytes_max(rows_bytes: usize) -> usize {
     heap_bytes(rows_bytes + rows_bytes / 4) + UNDO_RECORD_BYTES + LEAF_BYTES
 }
 
-/// The part of [`undo_bytes_max`] that one row adds to `rows_bytes`.
+/// Returns the bytes that one row adds to the `rows_bytes` of [`undo_bytes_max`].
 pub(crate) fn version_bytes_max(key: &[u8], was_bytes: usize) -> usize {
     8 + key.len() + was_bytes + HELD_BYTES
 }
 
-/// An upper bound of the memory that a commit of one row takes for its undo record.
+/// Returns an upper bound of the memory that a commit of one row takes for its undo record.
 #[inline]
 pub(crate) fn one_version_bytes_max(key: &[u8], was: Option<&RowValue<'_>>) -> usize {
     let held_bytes = if matches!(was, Some(RowValue::Large(_))) { HELD_BYTES } else { 0 };
@@ -56,7 +57,7 @@ impl UndoRecord {
         UndoRecord { timestamp: Timestamp(0), rows: Vec::new(), large_count: 0, missed_by: 0 }
     }
 
-    /// Creates a record of one row, in a vector that is reused.
+    /// Creates a record of one row, reusing this vector.
     #[inline]
     pub(crate) fn of_one(mut vector: Vec<u8>, key: &[u8], was: Option<RowValue<'_>>) -> UndoRecord {
         vector.clear();
@@ -65,8 +66,8 @@ impl UndoRecord {
         undo
     }
 
-    /// Returns a copy without spare capacity, if the vector of this record has a capacity of at most `bytes_max`;
-    /// otherwise `None`.
+    /// Returns a copy without spare capacity if this record's vector has a capacity of at most `bytes_max`, or else
+    /// `None`.
     pub(crate) fn exact(&self, bytes_max: usize) -> Option<UndoRecord> {
         let is_spare = self.rows.capacity() <= bytes_max;
         is_spare.then(|| UndoRecord { rows: self.rows.as_slice().into(), ..*self })
@@ -77,7 +78,7 @@ impl UndoRecord {
         std::mem::replace(self, UndoRecord::new())
     }
 
-    /// Returns the vector of the rows, to be reused.
+    /// Returns the vector of the rows, for reuse.
     #[inline]
     pub(crate) fn into_vector(self) -> Vec<u8> {
         self.rows
@@ -93,7 +94,7 @@ impl UndoRecord {
         self.rows.is_empty()
     }
 
-    /// Appends a row. Keys must ascend.
+    /// Appends a row. Keys must be appended in ascending order.
     pub(crate) fn push(&mut self, key: &[u8], was: Option<RowValue<'_>>) {
         debug_assert!(self.iter().last().is_none_or(|(last, _)| last < key), "rows of an undo record are out of order");
         let bytes_after = self.rows.len() + row_bytes(key, was);
@@ -176,7 +177,7 @@ impl<'d> Iterator for UndoRows<'d> {
     }
 }
 
-/// The undo records of a leaf, in commit order. A single record, the usual case, needs no queue.
+/// The undo records of a leaf, in commit order. The usual case is a single record, which needs no queue.
 #[derive(Debug)]
 pub(super) enum UndoRecords {
     One(UndoRecord),
@@ -221,7 +222,7 @@ impl UndoRecords {
         };
     }
 
-    /// Removes and returns the first undo record if its commit is at or before `horizon`.
+    /// Removes and returns the first undo record if its commit is not later than `horizon`.
     pub(super) fn pop_up_to(&mut self, horizon: Timestamp) -> Option<UndoRecord> {
         match self {
             UndoRecords::One(undo) if undo.timestamp <= horizon => match std::mem::take(self) {
@@ -233,7 +234,7 @@ impl UndoRecords {
         }
     }
 
-    /// Drops the records for which `is_kept` returns `false`. Returns their memory in bytes.
+    /// Drops the records for which `is_kept` returns `false`. Returns the bytes of memory that they took.
     pub(super) fn retain(&mut self, is_kept: impl Fn(&UndoRecord) -> bool) -> usize {
         let mut dropped_bytes = 0;
         let mut keep = |undo: &UndoRecord| {

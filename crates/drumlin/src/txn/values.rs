@@ -1,19 +1,19 @@
-//! Values too large for their leaf. They are stored in extents of their own, which have page numbers in the keyspace's
-//! page table.
+//! Values that are too large for their leaf. They are stored in their own extents, which have page numbers in the
+//! keyspace's page table.
 //!
-//! - A *medium* value fits in one extent of at most a page of 64 KiB. The log record contains its bytes. Its extent is
+//! - A *medium* value fits in one extent of at most one 64 KiB page. The log record contains its bytes. Its extent is
 //!   packed with pages and read through the pool.
 //! - A *large* value is split into chunks, which are written and synced before the record that refers to them. Chunks
-//!   are read past the pool, so that one film does not evict everything else.
+//!   bypass the pool when they are read, so that reading one film does not evict everything else.
 //!
-//! An extent's payload is the value's id (8 bytes) and its bytes.
+//! The payload of an extent is the value's id (8 bytes), followed by its bytes.
 //!
 //! # Invariant
 //!
 //! Until a commit refers to a large value, its [`LargeValue`] keeps its extents in use; the transaction that put the
-//! value shares it with readers of the transaction's writes. From the commit on, a page table owns the extents. Then a
-//! reader reads the value like that of any other row, and its snapshot, which is older, keeps the extents from being
-//! freed.
+//! value shares it with readers of the transaction's writes. Once the commit has referred to the value, a page table
+//! owns the extents. A reader then reads the value as it reads that of any other row, and its snapshot, which is older,
+//! keeps the extents from being freed.
 
 use std::future::poll_fn;
 use std::io::Read;
@@ -35,19 +35,19 @@ use crate::tree::Tree;
 
 use super::Reclaim;
 
-/// Header and value id, which precede a chunk's bytes.
+/// The header and the value id, which precede the bytes of a chunk.
 const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 
 /// The maximum size of a value that is stored in one extent and whose bytes are in the log.
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
 
-/// The maximum number of values that are read together.
+/// The maximum number of values that are prefetched together.
 const UPCOMING_VALUES_MAX: usize = 256;
-/// The part of the frames that values read together may take: small enough that the first is still in memory when the
-/// last arrives.
+/// The fraction of the frames that values prefetched together may take (one in this many). It is small enough that the
+/// first value is still in memory when the last one arrives.
 const UPCOMING_SHARE: usize = 8;
 
-/// Returns the page of a medium value, with an empty header.
+/// Returns the page of a medium value, with its header left blank.
 pub(crate) fn medium_page(value_id: ValueId, value: &[u8]) -> Vec<u8> {
     assert!(value.len() <= MEDIUM_BYTES_MAX, "a value of {} bytes is no medium one", value.len());
     let mut page = Vec::with_capacity(CHUNK_OVERHEAD_BYTES + value.len());
@@ -57,7 +57,7 @@ pub(crate) fn medium_page(value_id: ValueId, value: &[u8]) -> Vec<u8> {
     page
 }
 
-/// Appends a key's medium value to the current epoch's segment. No page table refers to it yet.
+/// Appends a medium value to the current epoch's segment. No page table refers to it yet.
 pub(crate) fn append_medium(tree: &Tree, key: &[u8], value_id: ValueId, value: &[u8]) -> Result<ExtentAddress> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     assert!(value.len() > tree.inline_bytes_max(key), "a value of {} bytes belongs into its leaf", value.len());
@@ -67,9 +67,9 @@ pub(crate) fn append_medium(tree: &Tree, key: &[u8], value_id: ValueId, value: &
     pool.space.append(epoch_guard.epoch(), name, Kind::Value, &page, None)
 }
 
-/// A source of a large value's bytes.
+/// A reader from which the bytes of a large value are taken.
 pub(crate) trait Source {
-    /// Fills `buffer`, or the first part of it if the source ends. Returns the number of bytes.
+    /// Fills `buffer`, or only the beginning of it if the source ends. Returns the number of bytes that were read.
     async fn fill(&mut self, buffer: &mut [u8]) -> Result<usize>;
 }
 
@@ -101,13 +101,13 @@ impl<R: AsyncRead + Unpin> Source for ForTasks<R> {
     }
 }
 
-/// A value that has been written to extents. If it is dropped before a commit refers to them, they are freed.
+/// A value that has been written to extents. If it is dropped before a commit refers to the extents, they are freed.
 #[derive(Debug)]
 pub(crate) struct LargeValue {
     pub(crate) length: u64,
     pub(crate) value_id: ValueId,
     pub(crate) addresses: Vec<ExtentAddress>,
-    /// Set once a page table refers to the extents.
+    /// The reference, set once a page table refers to the extents.
     reference: OnceLock<LargeRef>,
     /// `None` for a value in a log record.
     pool: Option<Arc<Pool>>,
@@ -124,20 +124,20 @@ impl LargeValue {
     }
 
     /// Sets the page numbers that a commit assigned to the extents. The commit still holds the epoch latch under which
-    /// it assigned them, so no checkpoint can have moved the extents since.
+    /// it assigned the numbers, so no checkpoint can have moved the extents since.
     pub(crate) fn set_reference(&self, _guard: &EpochGuard<'_>, reference: LargeRef) {
         assert!((reference.length, reference.id) == (self.length, self.value_id), "{reference:?} is another value's");
         assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
         self.reference.set(reference).expect("a value is put by one commit");
     }
 
-    /// Hands the extents over to a bulk load, which has assigned these page numbers.
+    /// Hands the extents over to a bulk load, which has assigned the page numbers of this reference.
     pub(crate) fn leave_to_load(&self, reference: LargeRef) {
         assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
         self.reference.set(reference).expect("a value is put once");
     }
 
-    /// The reference that rows store; `None` until a commit has put the value.
+    /// Returns the reference that rows store, or `None` until a commit has put the value.
     pub(crate) fn reference(&self) -> Option<&LargeRef> {
         self.reference.get()
     }
@@ -153,10 +153,10 @@ impl Drop for LargeValue {
     }
 }
 
-/// Writes a large value, with the memory of one chunk. If writing fails or the future is dropped, the extents are
+/// Writes a large value, using the memory of one chunk. If writing fails or the future is dropped, the extents are
 /// freed.
 ///
-/// Frees space once if the disk is full.
+/// If the disk is full, reclaims space once and retries.
 pub(crate) async fn write_large(
     mode: WaitMode<'_>,
     tree: &Tree,
@@ -197,8 +197,8 @@ pub(crate) async fn write_large(
         };
         written.addresses.append(&mut chunk.addresses);
         written.length += filled as u64;
-        // Does not read a source again that has ended: it might return more bytes, and only the last chunk may be
-        // short.
+        // Stop at a short chunk: a source that has ended might return more bytes if it were read again, and only the
+        // last chunk may be short.
         if filled < page.len() - CHUNK_OVERHEAD_BYTES {
             return Ok(Arc::new(written));
         }
@@ -215,7 +215,7 @@ fn write_chunk(pool: &Pool, name: PageKey, page: &[u8]) -> Result<ExtentAddress>
     })
 }
 
-/// Fills `buffer`, or the first part of it if the reader ends. Returns the number of bytes.
+/// Fills `buffer`, or only the beginning of it if the reader ends. Returns the number of bytes that were read.
 pub(crate) fn read_up_to(reader: &mut impl Read, buffer: &mut [u8]) -> Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -235,7 +235,7 @@ pub(crate) enum Chunk {
     Gone,
 }
 
-/// A part of a chunk: `length` bytes from `start` on, or fewer if the chunk ends before.
+/// A part of a chunk: `length` bytes starting at `start`, or fewer if the chunk ends earlier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ValuePart {
     pub(crate) start: usize,
@@ -251,8 +251,8 @@ impl ValuePart {
     }
 }
 
-/// Reads a chunk past the pool and appends `part` of it to `into`. Returns `into` even on error, with the chunk's
-/// header and the id of its value. Uses a read buffer of the pool.
+/// Reads a chunk without the pool's frames and appends `part` of it to `into`. Returns `into` (even on error), and the
+/// chunk's header and value id. Uses one of the pool's read buffers.
 async fn read_chunk_at(
     mode: WaitMode<'_>,
     pool: &Arc<Pool>,
@@ -289,12 +289,12 @@ fn append_part(pool: &Pool, address: ExtentAddress, part: ValuePart, into: &mut 
     })
 }
 
-/// Bytes of a value in each chunk except the last.
+/// Returns the number of value bytes in each chunk except the last.
 pub(crate) fn chunk_payload_bytes(pool: &Pool) -> u64 {
     (pool.space.value_chunk_bytes() - CHUNK_OVERHEAD_BYTES) as u64
 }
 
-/// Returns the error for a value that does not match its row.
+/// Returns the error for a value that does not match the row that refers to it.
 fn misnamed(pool: &Pool, pages: &PageSpace, reason: &str) -> Error {
     Error::corrupted(pool.space.path(), format!("a value of keyspace {}", pages.quoted_name()), reason)
 }
@@ -329,7 +329,7 @@ pub(crate) fn read_chunk<'a>(
             let length_before = into.len();
             let result;
             (into, result) = read_chunk_at(mode, pool, address, part, into).await;
-            // The bytes count only if the chunk was at this address before and after the read.
+            // The bytes are valid only if the chunk was at this address both before and after the read.
             if pages.table.load(page) != PageEntry::OnDisk(address) {
                 into.truncate(length_before);
                 continue;
@@ -348,7 +348,7 @@ fn is_medium(reference: &LargeRef) -> bool {
     reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1
 }
 
-/// The page of a medium value, for a fault.
+/// Describes the page of a medium value to the page fault that reads it.
 fn medium_wanted(reference: &LargeRef) -> Wanted {
     debug_assert!(is_medium(reference), "{reference:?} is not in one page");
     let frame_bytes = (reference.length as usize + CHUNK_OVERHEAD_BYTES).next_power_of_two().max(PAGE_BYTES_MIN);
@@ -358,12 +358,12 @@ fn medium_wanted(reference: &LargeRef) -> Wanted {
 /// Prefetches medium values for a reader of many values.
 #[derive(Debug, Default)]
 pub(crate) struct UpcomingValues {
-    /// The number of values that were passed for prefetching and that the reader has not reached.
+    /// The number of values that were passed for prefetching and that the reader has not reached yet.
     count: usize,
 }
 
 impl UpcomingValues {
-    /// Called when the reader reaches the first of `values`. It will read the others in the same order.
+    /// Called when the reader reaches the first of `values`. The reader will read the rest in the same order.
     pub(crate) async fn step(&mut self, mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = LargeRef>) {
         if self.count == 0 {
             self.count = bring_in(mode, tree, values).await;
@@ -372,8 +372,9 @@ impl UpcomingValues {
     }
 }
 
-/// Brings in the first of these values, as many as fit in a fraction of the frames, with many reads in flight. Skips
-/// values that are not medium or can't be read. Returns the number of values that it has passed, at least one.
+/// Prefetches a prefix of these values, as many as fit in a fraction of the frames, with many reads in flight. Skips
+/// values that are not medium or can't be read. Returns the length of the prefix, skipped values included: at least
+/// one.
 async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = LargeRef>) -> usize {
     let space = &tree.pool.space;
     let bytes_max = tree.pool.frames.limit_bytes() / UPCOMING_SHARE;
@@ -381,7 +382,7 @@ async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = 
     let mut wanted = Vec::new();
     assert!(bytes_max > 0, "a pool without frames");
     for reference in values.take(UPCOMING_VALUES_MAX) {
-        // If the value is still in an appender's buffer, the read that needs it writes the buffer first.
+        // If the value is still in an appender's buffer, the read that needs it will write the buffer first.
         let is_on_disk = || match tree.pages.table.load(reference.first_page) {
             PageEntry::OnDisk(address) => space.is_written(address),
             _ => false,
@@ -396,9 +397,9 @@ async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = 
         }
         count += 1;
     }
-    // A single value is read as quickly by the step that needs it.
+    // The step that needs a single value reads it just as quickly.
     if wanted.len() > 1 {
-        // Errors are ignored, because the step that needs the value gets them too.
+        // Errors are ignored, because the step that needs the value will get them too.
         let _ = tree.fault_many(mode, &wanted).await;
     }
     assert!(wanted.len() <= count, "{} values of {count} are brought in", wanted.len());
@@ -439,12 +440,12 @@ async fn read_medium(
                     mode.run(move || writing.space.ensure_written(address, writing.on_written())).await?;
                 }
                 match tree.fault(mode, wanted).await {
-                    // The page may now belong to another value, of another size.
+                    // The page may now belong to a different value of a different size.
                     Err(_) if pages.table.load(page) != PageEntry::OnDisk(address) => {}
                     other => other?,
                 }
             }
-            // The error may be that of another reader, which expected another page. The next iteration finds out.
+            // The error may belong to another reader, which expected a different page. The next iteration finds out.
             PageEntry::Reading(_) => drop(tree.fault(mode, wanted).await),
             PageEntry::Immutable(_) => {}
             PageEntry::Leaf(_) | PageEntry::Free | PageEntry::Reserved | PageEntry::Unattached(_) => {
@@ -479,8 +480,7 @@ pub(crate) fn read_uncommitted<'a>(
     })
 }
 
-/// Reads the whole value into `value`, whose content it replaces. Returns `None` if the value was freed in the
-/// meantime.
+/// Reads the whole value into `value`, replacing its content. Returns `None` if the value was freed in the meantime.
 pub(crate) fn read_whole<'a>(
     mode: WaitMode<'a>,
     tree: &'a Tree,
@@ -509,7 +509,8 @@ pub(crate) fn read_whole<'a>(
 }
 
 /// Frees the pages of a value that nothing refers to. Frees all of them under one guard, so that a checkpoint lists
-/// either the whole value as an orphan or none of it. If the pages are not those of a value, fails and frees nothing.
+/// either the whole value as an orphan or no part of it. If the pages do not belong to a value, returns an error and
+/// frees nothing.
 pub(crate) fn free(
     pool: &Pool,
     epoch_guard: &EpochGuard<'_>,
@@ -538,8 +539,8 @@ pub(crate) fn free(
                         break;
                     }
                 }
-                // A read may be in flight, from a reader that saw the row before it changed, or from one that an
-                // outdated node or row led to a page number that has been reused.
+                // A read may be in flight. Its reader either saw the row before it changed, or followed an outdated
+                // node or row to a page number that has been reused.
                 entry @ (PageEntry::OnDisk(_) | PageEntry::Reading(_)) => {
                     if pool.free_on_disk(epoch_guard, pages, page, entry) {
                         break;

@@ -1,16 +1,16 @@
 //! Old versions of rows. They are kept in memory, by leaf, while a snapshot may need them.
 //!
-//! A page holds the newest version of each row. A commit that changes rows of a leaf adds an *undo record* to it: the
-//! old version of each of these rows, or a mark that the row did not exist. If a leaf is newer than snapshot s, a
+//! A page holds the newest version of each row. A commit that changes rows of a leaf adds an *undo record* to the leaf:
+//! the old version of each of these rows, or a mark that the row did not exist. If a leaf is newer than snapshot s, a
 //! reader at s searches the undo records of commits after s, oldest first. The first record that has the key holds the
-//! row's version at s. If none has it, the page does.
+//! row's version at s. If no record has the key, the page holds that version.
 //!
 //! # Invariants
 //! 1. The undo records of a leaf are read and changed only under the leaf's latch, and ascend by timestamp.
 //! 2. Undo records belong to a page id and survive the eviction of the page. When a split or merge moves rows, their
 //!    undo records move with them.
 //! 3. An undo record is dropped once the visible horizon and every registered snapshot have passed its commit. If they
-//!    have passed it before the commit unlatches its leaf, the commit adds no undo record.
+//!    have passed the commit before it unlatches the leaf, the commit adds no undo record.
 //! 4. Pages of large values that only undo records refer to are freed with these records. Checkpoints list such values,
 //!    so that the next opening frees them.
 
@@ -44,19 +44,18 @@ pub(crate) struct Versions {
     held: Mutex<HashMap<(KeyspaceId, PageId), LargeRef>>,
     debt: Arc<CheckpointDebt>,
     budget: Arc<Budget>,
-    /// Bytes of versions that were left after the last garbage collection.
+    /// The bytes of versions that were left after the last garbage collection.
     swept_bytes: AtomicU64,
-    /// The number of the running spill, or 0; and the number of splits and merges that are moving versions at this
-    /// moment.
+    /// The number of the running spill, or 0; and the number of splits and merges that are currently moving versions.
     spill: AtomicU32,
     moving: AtomicU32,
 }
 
-/// Garbage is not collected below this size: a few thousand small rows.
+/// The memory below which garbage is not collected: that of a few thousand small rows.
 const COLLECTED_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 10 } else { 512 << 10 };
 
 impl Versions {
-    /// Creates an empty version store. Reports to `debt` how many large values only versions refer to.
+    /// Creates an empty version store. It reports to `debt` the number of large values that only versions refer to.
     pub(crate) fn new(budget: &Arc<Budget>, debt: Arc<CheckpointDebt>) -> Versions {
         Versions {
             shards: (0..64).map(|_| Mutex::default()).collect(),
@@ -79,8 +78,8 @@ impl Versions {
         self.put(keyspace, page, timestamp, undo, |bytes| self.take(bytes));
     }
 
-    /// Like [`add`](Self::add), but takes the memory from `memory`, which was reserved before. The part that the record
-    /// needs now belongs to the versions.
+    /// Like [`add`](Self::add), but takes the memory from `memory`, which was reserved earlier. The part that the
+    /// record needs then belongs to the versions.
     pub(crate) fn add_within(
         &self,
         keyspace: KeyspaceId,
@@ -117,7 +116,7 @@ impl Versions {
         undo.missed_by = self.spill.load(Ordering::SeqCst);
         let undo_records = shard.entry((keyspace, page)).or_default();
         account(bytes + if undo_records.is_empty() { LEAF_BYTES } else { 0 });
-        // Timestamps can be equal during recovery, which applies the rows of many commits at once, in several steps.
+        // Timestamps can be equal during recovery, which applies the rows of many commits together, in several steps.
         undo_records.push(undo);
     }
 
@@ -135,15 +134,15 @@ impl Versions {
         newer.find_map(|undo| Some((undo.timestamp, undo.find(key)?)))
     }
 
-    /// Returns the newest commit that has an undo record with the row. The caller holds the leaf's latch.
+    /// Returns the newest commit whose undo record contains the row. The caller holds the leaf's latch.
     pub(crate) fn newest_change(&self, keyspace: KeyspaceId, page: PageId, key: &[u8]) -> Option<Timestamp> {
         let shard = self.shard(keyspace, page).lock();
         let undo_records = shard.get(&(keyspace, page))?;
         undo_records.iter().rev().find(|undo| undo.find(key).is_some()).map(|undo| undo.timestamp)
     }
 
-    /// Returns `true` if there are undo records of the keyspace, or large values that only they refer to. O(leaves with
-    /// undo records).
+    /// Returns `true` if there are undo records of the keyspace, or large values that only such records refer to.
+    /// O(leaves with undo records).
     pub(crate) fn has_any(&self, keyspace: KeyspaceId) -> bool {
         let is_of = |&(of, _): &(KeyspaceId, PageId)| of == keyspace;
         self.shards.iter().any(|shard| shard.lock().keys().any(is_of)) || self.held.lock().keys().any(is_of)
@@ -167,9 +166,9 @@ impl Versions {
         undo_records.take_while(|undo| undo.timestamp > snapshot).any(|undo| undo.iter().any(|(key, _)| matters(key)))
     }
 
-    /// Adds to `old` the old versions of a leaf's rows that lie within the bounds and have changed since the snapshot:
-    /// as many as fit in `bytes_max`, starting where the scan does. If rows are left out, they lie beyond `last`. The
-    /// caller holds the leaf's latch.
+    /// Adds to `old` the old versions of those rows of a leaf that lie within the bounds and have changed since the
+    /// snapshot, as many as fit in `bytes_max`, starting where the scan starts. Rows that are left out lie beyond
+    /// `last`. The caller holds the leaf's latch.
     pub(crate) fn rows_at(
         &self,
         (keyspace, page): (KeyspaceId, PageId),
@@ -203,7 +202,7 @@ impl Versions {
         old
     }
 
-    /// The memory of all versions in bytes, including what running commits have reserved.
+    /// Returns the memory of all versions in bytes, including the memory that running commits have reserved.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.budget.taken_bytes(Account::Versions)
     }
@@ -216,8 +215,8 @@ impl Versions {
         self.budget.give(Account::Versions, bytes as u64);
     }
 
-    /// Gives back the memory of a shard's records that were dropped. Called once per shard, because commits contend for
-    /// this account.
+    /// Gives back the memory of a shard's dropped records. Called once per shard, because commits contend for this
+    /// account.
     fn shrink(&self, shard: &mut Shard, freed_bytes: usize) {
         self.give(freed_bytes);
         if shard.len() < shard.capacity() / 8 {
@@ -226,8 +225,8 @@ impl Versions {
         }
     }
 
-    /// Returns `true` if garbage collection is worthwhile: if the versions take twice what the last collection left.
-    /// Near the limit, a smaller increase is enough.
+    /// Returns `true` if garbage collection is worthwhile: the versions take twice as much memory as the last
+    /// collection left. Near the limit, a smaller increase is enough.
     pub(crate) fn wants_collection(&self) -> bool {
         let most = self.budget.version_bytes_max();
         let few = (most / 8).min(COLLECTED_BYTES_MIN);
@@ -262,8 +261,8 @@ impl Versions {
         freed
     }
 
-    /// Forgets a large value whose pages were freed, so that checkpoints no longer list it. Compares the whole
-    /// reference, because its first page id may have been reused by another value in the table.
+    /// Forgets a large value whose pages have been freed, so that checkpoints no longer list it. Compares the whole
+    /// reference, because a different value in the table may have reused its first page id.
     pub(crate) fn release_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
         let mut held = self.held.lock();
         let key = (keyspace, reference.first_page);
@@ -273,7 +272,7 @@ impl Versions {
         }
     }
 
-    /// Notes the pages of large values that no reader needs and that wait to be freed.
+    /// Records the number of pages of large values that no reader needs and that wait to be freed.
     pub(crate) fn set_unfreed_pages(&self, count: u64) {
         self.debt.set_unfreed_pages(count);
     }
@@ -333,10 +332,9 @@ type Pivot = (KeyspaceId, Vec<u8>);
 impl Versions {
     /// Writes the versions of visible commits to a run, except those that no snapshot needs, and drops them from
     /// memory. Returns the large values that only unneeded versions referred to, and `true` if memory held versions of
-    /// visible commits. Only one thread may spill at a time.
+    /// visible commits. Only one thread at a time may spill.
     ///
-    /// O(versions). Needs memory for an eighth of the versions, because it sorts one part of the key space after the
-    /// other.
+    /// O(versions). Needs memory for an eighth of the versions, because it sorts the key space one part at a time.
     pub(crate) fn spill(&self, spilled: &Spilled, needed: &Needed) -> Result<(Vec<(KeyspaceId, LargeRef)>, bool)> {
         let spill = self.begin_spill();
         let moved = self.spill_as(spill, spilled, needed);
@@ -350,7 +348,7 @@ impl Versions {
         let number = NEXT.fetch_add(1, Ordering::Relaxed).max(1);
         let before = self.spill.swap(number, Ordering::SeqCst);
         assert!(before == 0, "two spills at once");
-        // A split or merge moves versions within microseconds and waits for no other thread while it does.
+        // A split or merge moves versions within microseconds, and waits for no other thread meanwhile.
         while self.moving.load(Ordering::SeqCst) > 0 {
             crate::sync::yield_now();
         }
@@ -371,7 +369,7 @@ impl Versions {
             let mut row_offsets = std::mem::take(&mut gathered.row_offsets);
             row_offsets
                 .sort_unstable_by(|left, right| gathered.row(*left).sort_key().cmp(&gathered.row(*right).sort_key()));
-            // A version that moved to another leaf while they were gathered may have been found in both leaves.
+            // A version that moved to a different leaf during gathering may have been found in both leaves.
             row_offsets.dedup_by(|left, right| gathered.row(*left).sort_key() == gathered.row(*right).sort_key());
             for row_offset in row_offsets {
                 let row = gathered.row(row_offset);
@@ -443,9 +441,9 @@ impl Versions {
         gathered
     }
 
-    /// Drops the undo records of commits up to `up_to`, which the spill has written to a run. Keeps those that were
-    /// added or moved while it ran, because it may have missed them. Returns `true` if there were records of either
-    /// kind.
+    /// Drops the undo records of commits up to `up_to`, which the spill has written to a run. Keeps the records that
+    /// were added or moved during the spill, because it may have missed them. Returns `true` if there were records of
+    /// either kind.
     fn drop_spilled(&self, up_to: Timestamp, spill: u32) -> bool {
         let mut has_any = false;
         for shard in &self.shards {
@@ -473,11 +471,11 @@ impl Versions {
 }
 
 impl Versions {
-    /// Moves the versions of rows that have moved from one leaf to another: of the rows from `separator` on, or of all
-    /// if it is `None`. The caller has both leaves latched.
+    /// Moves the versions of rows that have moved from one leaf to another: the versions of the rows starting at
+    /// `separator`, or of all rows if it is `None`. The caller has latched both leaves.
     pub(crate) fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>) {
         assert!(from != to, "rows move from page {from} to itself");
-        // A spill that begins after this line waits for the move. A spill that began before it is seen by `move_rows`.
+        // A spill that begins after this line waits for the move. `move_rows` sees a spill that began earlier.
         self.moving.fetch_add(1, Ordering::SeqCst);
         self.move_rows(pages, from, to, separator, self.spill.load(Ordering::SeqCst));
         self.moving.fetch_sub(1, Ordering::SeqCst);
@@ -558,7 +556,7 @@ mod tests {
 
     const KEYSPACE: KeyspaceId = KeyspaceId(1);
 
-    /// Each snapshot sees the row as of its time; a snapshot after all changes sees the page.
+    /// Each snapshot sees the row as of its own time; a snapshot after all changes sees the row in the page.
     #[test]
     fn each_snapshot_sees_its_own_version() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
@@ -574,8 +572,8 @@ mod tests {
         assert_eq!(versions.newest_change(KEYSPACE, page, b"a"), Some(Timestamp(9)));
     }
 
-    /// With limited memory, the old versions of a leaf are returned in part: the first rows in the scan's direction,
-    /// whatever the order of their commits, and the last key among them.
+    /// With limited memory, only part of a leaf's old versions is returned: the first rows in the scan's direction,
+    /// regardless of the order of their commits, and the last key among them.
     #[test]
     fn what_rows_were_is_returned_in_parts() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
@@ -621,7 +619,7 @@ mod tests {
         assert!(!changed(b"c", 0));
     }
 
-    /// A freed value is identified by its value id: its page number may already belong to another replaced value.
+    /// A freed value is identified by its value id: its page number may already belong to a different replaced value.
     #[test]
     fn a_value_is_released_alone() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());

@@ -2,10 +2,10 @@
 //!
 //! # Invariants
 //!
-//! 1. No page contains any of them before the commit, so an abort only drops the write set. Large values are shared
-//!    with their readers.
-//! 2. Entries are only appended, and each refers to the previous entry of the same key. So a savepoint is a number of
-//!    entries, and rolling back to it restores the older entries.
+//! 1. No page contains any of these changes before the commit, so an abort only drops the write set. Large values are
+//!    shared with their readers.
+//! 2. Entries are only appended, and each refers to the previous entry of the same key. So a savepoint is just a number
+//!    of entries, and rolling back to it restores the older entries.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
@@ -16,7 +16,7 @@ use crate::counts::CountedTree;
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, record};
 use crate::memory::{Grant, grown_capacity, reserve};
 
-/// A transaction's last change of a row.
+/// The last change that a transaction made to a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<'a> {
     Put(&'a [u8]),
@@ -36,12 +36,12 @@ struct Entry {
     keyspace: KeyspaceId,
     key: Range<usize>,
     kept: Kept,
-    /// The previous entry of the same key.
+    /// The previous entry of the same key, if there is one.
     previous: Option<u32>,
 }
 
 /// The newest entry of a key. `head` is the number formed by the eight bytes of the key that follow the index's shared
-/// bytes. If two heads differ, they sort as their keys do.
+/// bytes. Different heads sort in the same order as their keys.
 #[derive(Clone, Copy, Debug)]
 struct Newest {
     head: u64,
@@ -50,19 +50,20 @@ struct Newest {
 
 /// The newest entry of each key of one keyspace, in key order.
 ///
-/// The index is divided into parts of up to [`PART_ENTRIES`]. A search usually compares only numbers that are adjacent
-/// in memory. An insertion in the middle moves at most one part, and rows that arrive in order fill part after part.
+/// The index is divided into parts of up to [`PART_ENTRIES`]. Usually a search only compares numbers that are adjacent
+/// in memory. An insertion in the middle moves the entries of at most one part, and rows that arrive in order fill the
+/// parts completely.
 #[derive(Clone, Debug, Default)]
 struct Index {
     parts: Vec<Vec<Newest>>,
-    /// The length of a prefix that all keys have in common. It need not be the longest such prefix.
+    /// The length of a prefix that all keys have in common, though not necessarily the longest one.
     shared_bytes: usize,
 }
 
-/// The maximum number of entries of a part: 2 KiB.
+/// The maximum number of entries in a part, which then takes 2 KiB.
 const PART_ENTRIES: usize = 128;
 
-/// A position in an index: a part, and one of its entries or its end.
+/// A position in an index: a part, and one of its entries or the end of the part.
 type Position = (usize, usize);
 
 /// Returns the first eight bytes of `rest`, a key without the shared bytes, as a number.
@@ -91,7 +92,7 @@ impl Index {
         found.map(|at| (part, at)).map_err(|at| (part, at))
     }
 
-    /// Shortens the shared bytes if `key` does not begin with them. Shortens them at least by half, so that this seldom
+    /// Shortens the shared bytes if `key` does not begin with them. Shortens them at least by half, so that this rarely
     /// happens.
     fn share<'k>(&mut self, key: &[u8], key_of: impl Fn(u32) -> &'k [u8]) {
         let Some(first) = self.parts.first().map(|part| part[0]) else {
@@ -110,7 +111,7 @@ impl Index {
         }
     }
 
-    /// Makes an entry the newest of its key. Returns the one that it replaces.
+    /// Makes an entry the newest of its key. Returns the entry that it replaces.
     fn insert<'k>(&mut self, entry: u32, key_of: impl Fn(u32) -> &'k [u8]) -> Option<u32> {
         let key = key_of(entry);
         self.share(key, &key_of);
@@ -127,8 +128,8 @@ impl Index {
         match self.parts.get_mut(part) {
             Some(entries) if entries.len() < PART_ENTRIES => entries.insert(at, newest),
             Some(entries) => {
-                // An entry after all others of the part begins a new part, so that rows that arrive in order fill their
-                // parts.
+                // An entry after all others of the part begins a new part, so that rows that arrive in order fill the
+                // parts completely.
                 let half = if at == PART_ENTRIES { at } else { PART_ENTRIES / 2 };
                 let mut upper = entries.split_off(half);
                 let (to, at) = if at < half { (entries, at) } else { (&mut upper, at - half) };
@@ -142,7 +143,7 @@ impl Index {
         None
     }
 
-    /// Replaces an entry by `previous`, or removes the key if there is none.
+    /// Replaces an entry with `previous`, or removes the key if there is no previous entry.
     fn undo<'k>(&mut self, entry: u32, previous: Option<u32>, key_of: impl Fn(u32) -> &'k [u8]) {
         let (part, at) = self.find(key_of(entry), &key_of).expect("an entry is undone that is not there");
         assert_eq!(self.parts[part][at].entry, entry, "another entry than the newest is undone");
@@ -157,7 +158,7 @@ impl Index {
         }
     }
 
-    /// The entries between two positions, in key order.
+    /// Returns the entries between two positions, in key order.
     fn between(&self, start: Position, end: Position) -> impl DoubleEndedIterator<Item = u32> {
         let count = self.parts.len();
         assert!(start.0 <= count && end.0 <= count, "places {start:?} to {end:?} of an index of {count} parts");
@@ -182,8 +183,8 @@ pub(crate) struct WriteSet {
     row_count: usize,
 }
 
-/// A write set with its memory. A transaction shares it with its scans, which see it as it was when they began: a set
-/// that a scan shares is copied before it is changed.
+/// A write set and its memory. A transaction shares it with its scans, which see the set as it was when they began: if
+/// a scan shares the set, the transaction copies it before changing it.
 #[derive(Debug)]
 pub(crate) struct SharedWrites {
     pub(crate) set: WriteSet,
@@ -209,17 +210,17 @@ impl SharedWrites {
         true
     }
 
-    /// The set, to be changed by a caller that has [secured](Self::secure) it.
+    /// Returns the set for changes by a caller that has [secured](Self::secure) it.
     pub(crate) fn unshared(writes: &mut Arc<SharedWrites>) -> &mut WriteSet {
         &mut Arc::get_mut(writes).expect("secured a moment ago").set
     }
 }
 
-/// Memory of an index entry in a part that is half full, with its share of the part's header.
+/// The memory of an index entry in a part that is half full, with its share of the part's header.
 const INDEX_ENTRY_BYTES: usize = 2 * size_of::<Newest>() + 2;
 
-/// Memory of a keyspace with an index of one entry, in a map that is half full. The smallest vector has a capacity of
-/// four.
+/// The memory of a keyspace with an index of one entry, in a map that is half full. The smallest vector has a capacity
+/// of four.
 const TREE_BYTES: usize =
     2 * size_of::<(KeyspaceId, (CountedTree, Index))>() + 4 * (size_of::<Vec<Newest>>() + size_of::<Newest>());
 
@@ -228,7 +229,7 @@ impl WriteSet {
         self.entries.is_empty()
     }
 
-    /// The memory after an entry with this key and a value of this size is added.
+    /// Returns the memory of the set after an entry with this key and a value of this size is added.
     pub(crate) fn memory_bytes_with(&self, key: &[u8], value_bytes: usize) -> usize {
         let arena_bytes = grown_capacity(&self.arena, key.len() + value_bytes);
         let entry_count = grown_capacity(&self.entries, 1);
@@ -236,18 +237,18 @@ impl WriteSet {
         arena_bytes + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES) + self.large_bytes + tree_bytes
     }
 
-    /// The number of rows with a change.
+    /// Returns the number of rows with a change.
     pub(crate) fn row_count(&self) -> usize {
         self.row_count
     }
 
-    /// Returns `true` if its commit changes more rows than `row_count` or has a longer record than `record_bytes`.
+    /// Returns `true` if the commit changes more rows than `row_count` or its record is longer than `record_bytes`.
     pub(crate) fn is_longer_than(&self, row_count: usize, record_bytes: usize) -> bool {
         self.row_count > row_count || self.record_bytes > record_bytes
     }
 
     /// Returns the size of the commit's record with one more change, if it exceeds `limit_bytes`. Looks up the change
-    /// that the new one replaces only if the size is near the limit.
+    /// replaced by the new one only if the size is near the limit.
     pub(crate) fn record_bytes_above(
         &self,
         limit_bytes: usize,
@@ -265,7 +266,7 @@ impl WriteSet {
         (bytes > limit_bytes).then_some(bytes)
     }
 
-    /// The number of entries. Savepoints store it.
+    /// Returns the number of entries, which savepoints store.
     pub(crate) fn position(&self) -> usize {
         self.entries.len()
     }
@@ -326,7 +327,7 @@ impl WriteSet {
         );
     }
 
-    /// The bytes of an entry in the commit's record.
+    /// Returns the bytes that an entry takes in the commit's record.
     fn record_bytes_of(&self, entry: u32) -> usize {
         record_bytes(self.key(entry), &self.change(entry))
     }
@@ -343,7 +344,7 @@ impl WriteSet {
         self.trees.get(&keyspace).map(|(_, index)| index)
     }
 
-    /// Returns the transaction's last change of a row.
+    /// Returns the last change that the transaction made to a row.
     pub(crate) fn get(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<Change<'_>> {
         let index = self.index(keyspace)?;
         let (part, at) = index.find(key, |entry| self.key(entry)).ok()?;
@@ -387,7 +388,7 @@ impl WriteSet {
         })
     }
 
-    /// Undoes all entries from `position` on.
+    /// Undoes all entries starting at `position`.
     pub(crate) fn roll_back(&mut self, position: usize) {
         assert!(position <= self.entries.len(), "entry {position} of {} is rolled back to", self.entries.len());
         while self.entries.len() > position {
@@ -414,7 +415,7 @@ impl WriteSet {
     }
 }
 
-/// The bytes of a change in the commit's record.
+/// Returns the bytes that a change takes in the commit's record.
 fn record_bytes(key: &[u8], change: &Change<'_>) -> usize {
     key.len()
         + match change {
@@ -430,8 +431,8 @@ mod tests {
 
     use super::*;
 
-    /// An index finds, replaces, undoes and lists entries like an ordered map, for any order and number of keys, and
-    /// also if the first eight bytes of keys are the same.
+    /// An index finds, replaces, undoes and lists entries like an ordered map, for any order and number of keys, even
+    /// if the first eight bytes of the keys are the same.
     #[test]
     fn an_index_is_an_ordered_map() {
         for (seed, count, step) in [(1u64, 3000u64, 1), (2, 3000, 7919), (3, 900, 4), (4, 5, 3)] {
@@ -440,7 +441,7 @@ mod tests {
             let (mut index, mut map) = (Index::default(), BTreeMap::new());
             let mut previous = Vec::new();
             for number in 0..count {
-                // Sorted, scattered, and repeated; short keys, and long ones with a common prefix.
+                // Sorted, scattered and repeated keys; short keys, and long ones with a common prefix.
                 let chosen = (number * step) % if seed == 3 { 300 } else { 3001 };
                 let begins = if chosen % 3 == 0 { &b"in common"[..] } else { &b""[..] };
                 keys.push([begins, &chosen.to_be_bytes()[chosen as usize % 4..]].concat());

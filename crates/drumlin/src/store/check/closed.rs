@@ -1,7 +1,8 @@
-//! Verifies a database without opening it, in particular one that is too corrupted to open.
+//! Verifies a database without opening it, even one that is too corrupted to open.
 //!
-//! Opening and examining read everything with the same code. That code reports each corruption, and an examination
-//! continues without the corrupted part. It holds the locks of the database throughout, by handles that cannot write.
+//! An opening and an examination read everything with the same code. That code reports each corruption, and the
+//! examination continues without the corrupted part. Throughout, the examination holds the locks of the database
+//! through handles that cannot write.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::store::Settings;
 use crate::store::files::{DATA_NAME, Opener};
 use crate::store::recovery::log_state;
 
-/// The options of all files: an examination writes nothing.
+/// The options for opening any file: an examination writes nothing.
 const READ_ONLY: OpenOptions = OpenOptions { write: false, create: false, create_new: false, direct: true };
 
 /// Verifies the database at `path` without opening it.
@@ -76,7 +77,7 @@ impl ExtentRole {
             ExtentRole::Table => header.kind == Kind::Table && header.page_key == page_key,
             ExtentRole::Page => {
                 let is_node = matches!(header.kind, Kind::Leaf | Kind::Inner) && header.page_key == page_key;
-                // A value's chunk stores its chunk number, not its page number.
+                // The chunk of a value stores its chunk number, not its page number.
                 is_node || header.kind == Kind::Value && header.page_key.keyspace == page_key.keyspace
             }
         }
@@ -165,7 +166,7 @@ fn report_corruption(report: &mut CheckReport, error: Error, cost: &str) -> Resu
     }
 }
 
-/// Verifies the pages of a keyspace, and finds the keys of the corrupted ones.
+/// Verifies the pages of a keyspace, and finds the keys of the corrupted pages.
 fn verify_keyspace(verifier: &mut Verifier<'_>, pages: &PageSpace, name: &str, is_table_known: bool) -> Result<()> {
     let cost = format!("the rest of the pages of keyspace {name:?} were not checked");
     let verified = match verifier.verify_pages(pages, name, is_table_known) {
@@ -186,7 +187,7 @@ fn verify_keyspace(verifier: &mut Verifier<'_>, pages: &PageSpace, name: &str, i
     verifier.find_lost_keys(pages, name).or_else(|error| report_corruption(&mut verifier.report, error, &cost))
 }
 
-/// The verification of a log that is not open.
+/// Verifies a log that is not open.
 struct LogCheck<'c> {
     opener: &'c Opener<'c>,
     pool: &'c Pool,
@@ -248,7 +249,7 @@ impl LogCheck<'_> {
         Ok(named)
     }
 
-    /// Marks an extent that the log refers to as used. Returns `true` if it can be an extent of the log.
+    /// Marks an extent that the log refers to as used. Returns `true` if it is possible for the log to refer to it.
     fn enter(
         &mut self,
         extent: ExtentRef,
@@ -283,7 +284,7 @@ impl LogCheck<'_> {
                 continue;
             }
             let image = ChunkImage { keyspace, chunk: chunk as usize, address: extent.address };
-            // If the image is corrupted, that is reported once all extents are read.
+            // If the image is corrupted, this will be reported once all extents are read.
             let addresses = read_image(&self.pool.space, image).unwrap_or_default();
             for (page, address) in (chunk.saturating_mul(TABLE_PAGES as u32)..).zip(addresses) {
                 if address.is_none() {
@@ -334,7 +335,7 @@ mod tests {
 
     type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-    /// The memory for page-table changes is large, so that only requested checkpoints are made.
+    /// The memory for page table changes is large, so that checkpoints are made only on request.
     fn config(backend: &Arc<dyn Backend>) -> Config {
         Config::new()
             .memory(256 << 20)
@@ -379,7 +380,7 @@ mod tests {
     }
 
     /// Returns the files of a database with a base image, a summary, nodes and values of all kinds, and a log of
-    /// several segments: first as they are while it is open, then after it was closed.
+    /// several segments: first the files while it is open, then those after it was closed.
     fn sample() -> (Files, Files) {
         let backend = crate::io::in_memory();
         let db = config(&backend).open(FOLDER).unwrap();
@@ -395,8 +396,8 @@ mod tests {
         db.checkpoint().unwrap();
         (0..40).for_each(|number| put(number, 60_000));
         put(3, 300_000);
-        // The record of the second commit says that everything up to the first was durable, so a loss before it is
-        // corruption.
+        // The record of the second commit says that everything up to the first was durable, so the loss of an earlier
+        // record is corruption.
         keyspace.insert(b"end", b"").unwrap();
         keyspace.insert(b"end", b"").unwrap();
         let killed = read_files(&*backend);
@@ -404,7 +405,7 @@ mod tests {
         (killed, read_files(&*backend))
     }
 
-    /// Returns the addresses of structures in the data file, by the names that findings use.
+    /// Returns the addresses of structures in the data file, each with the name that findings use for it.
     fn addresses(files: &Files) -> Vec<(&'static str, ExtentAddress)> {
         let backend = disk_of(files);
         let config = config(&backend);
@@ -448,7 +449,7 @@ mod tests {
     }
 
     /// Examines the files. The files must stay unchanged, and if opening reports corruption, the examination must find
-    /// some.
+    /// some too.
     fn examine(files: &Files) -> CheckReport {
         let backend = disk_of(files);
         let report = config(&backend).examine(FOLDER).unwrap();
@@ -483,7 +484,8 @@ mod tests {
         assert!(examine(&without_log).corruption.is_empty());
     }
 
-    /// A corrupted extent of any kind in the data file is found and named: each alone, and all of them together.
+    /// A corrupted extent of any kind in the data file is found and named, both when it is the only one and when all of
+    /// them are corrupted.
     #[test]
     fn every_damaged_extent_is_found() {
         let (killed, _) = sample();
@@ -505,7 +507,8 @@ mod tests {
         assert_found(&examine(&all), &data(), "an extent");
     }
 
-    /// A single corrupted superblock is reported, and the pages are still read. Two are reported together.
+    /// If one superblock is corrupted, it is reported, and the pages are still read. If both are, they are reported
+    /// together.
     #[test]
     fn damaged_superblocks_are_found() {
         let (killed, _) = sample();
@@ -519,7 +522,7 @@ mod tests {
     }
 
     /// A log segment that is missing, empty or corrupted, a missing log, and a missing or truncated data file are all
-    /// named, and the rest is read.
+    /// named, and the remaining files are read.
     #[test]
     fn lost_files_are_found() {
         let (killed, _) = sample();
@@ -541,7 +544,7 @@ mod tests {
         let mut files = killed.clone();
         files.insert(first.clone(), Vec::new());
         assert_found(&examine(&files), &log(""), "the log, stream 0");
-        // Some segments are empty, ready for the next records.
+        // Some segments are empty, ready for future records.
         let is_noticed = |segment: &&PathBuf| {
             let mut files = killed.clone();
             files.get_mut(*segment).unwrap()[500_000] ^= 1;
@@ -565,7 +568,7 @@ mod tests {
         assert_found(&examine(&files), &data(), "the data file");
     }
 
-    /// An examination refuses a missing folder, and a database that is open elsewhere. An examined database can be
+    /// An examination refuses a missing folder and a database that is open elsewhere. An examined database can be
     /// opened.
     #[test]
     fn nobody_else_has_it_open() {

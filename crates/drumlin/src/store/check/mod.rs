@@ -1,7 +1,7 @@
-//! Verifying everything on disk: of an open database, and of one that is closed or cannot be opened.
+//! Verifies everything on disk, for an open database and for one that is closed or cannot be opened.
 //!
-//! Both read the pages with the same [`pages::Verifier`] and report to the same [`CheckReport`]. They differ in where
-//! the page tables and the log come from: an open database has them in memory, an examination reads them.
+//! Both kinds of check read the pages with the same [`pages::Verifier`] and report to the same [`CheckReport`]. They
+//! differ in the source of the page tables and the log: an open database has them in memory, an examination reads them.
 
 mod closed;
 mod opened;

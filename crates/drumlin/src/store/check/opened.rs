@@ -1,4 +1,4 @@
-//! Verifying an open database.
+//! Verifies an open database.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl Store {
         }
         let space = &self.engine.space;
         {
-            // While `page_tables` is locked, no checkpoint moves what is being checked.
+            // While `page_tables` is locked, no checkpoint moves the extents that are being checked.
             let mut page_tables = self.page_tables.lock();
             let bytes = page_tables.check(space, |error, cost| report.report_corruption(error, cost));
             report.extent_bytes += bytes;
@@ -58,12 +58,12 @@ impl Store {
             self.check_tree(open, &mut verifier.report);
         }
         (verifier.progress)(CheckProgress { pages_done: pages_total, pages_total });
-        // By now the files may belong to another opening.
+        // The database may have been closed in the meantime, so that the files now belong to a different opening.
         space.check_open()?;
         Ok(verifier.report)
     }
 
-    /// Walks the whole tree. Adds the rows found to the counts that the keyspace keeps.
+    /// Walks the whole tree, and adds the rows found to the counts that the keyspace keeps.
     fn check_tree(&self, open: &Arc<OpenKeyspace>, report: &mut CheckReport) {
         let found_count = |report: &CheckReport| report.corruption.len() as u64 + report.unlisted;
         let (kept, found_before) = (self.counts_of_check(open), found_count(report));
@@ -76,8 +76,8 @@ impl Store {
         }
     }
 
-    /// Returns the counts that a check adds to: the kept ones, or new ones if the keyspace is large enough. A read-only
-    /// database returns none, as it cannot write them for the next opening.
+    /// Returns the counts that a check adds to: the ones that the keyspace keeps, or new ones if the keyspace is large
+    /// enough. Returns `None` for a read-only database, which cannot write counts for the next opening.
     fn counts_of_check(&self, open: &OpenKeyspace) -> Option<Arc<KeptCounts>> {
         if self.is_read_only {
             return None;
@@ -87,7 +87,7 @@ impl Store {
         open.tree.counts.kept().or_else(|| if is_large() { begin() } else { None })
     }
 
-    /// Checks that every key lies between the fences that lead to it, in order.
+    /// Checks that the keys are in order, and that each lies between the fences that lead to it.
     fn walk_tree(&self, open: &Arc<OpenKeyspace>, kept: Option<&KeptCounts>, report: &mut CheckReport) {
         let mut lower: Vec<u8> = Vec::new();
         let mut ahead = ReadAhead::new(Direction::Forward);
@@ -114,7 +114,7 @@ impl Store {
                 // The keyspace was dropped in the meantime.
                 Err(Error::KeyspaceDropped { .. }) => return,
                 Err(error) => {
-                    // The fences in its parent show where the keys of the unreadable page end.
+                    // The fences in its parent show the key at which the unreadable page ends.
                     if let Ok(Some(found)) = ready(open.tree.unreadable(WaitMode::Blocking, &lower)) {
                         report.report_page(found.error, open.name(), open.tree.page_key(found.page));
                         keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
@@ -131,7 +131,7 @@ impl Store {
                         lower.escape_ascii()
                     );
                     report.report_corruption(error, cost);
-                    // Continue after the unreadable leaf if its neighbours show where its keys end.
+                    // Continue after the unreadable leaf if its neighbours show the key at which it ends.
                     match self.after_unreadable(open, &lower) {
                         Some(next) => lower = next,
                         None => return,

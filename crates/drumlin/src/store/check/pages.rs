@@ -1,4 +1,4 @@
-//! Verifying the pages of a keyspace on disk, and finding which keys a corrupted page held.
+//! Verifies the pages of a keyspace on disk, and finds the keys that corrupted pages held.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::space::{PageEntry, PageSpace, Space};
 use crate::tree::child_fences;
 use crate::tree::node::{Inner, Leaf, Node, RowValue};
 
-/// Reads the pages of keyspaces in disk order, and reports the corrupted ones.
+/// Reads the pages of keyspaces in disk order, and reports corrupted pages.
 pub(super) struct Verifier<'v> {
     pub(super) pool: &'v Pool,
     pub(super) pages_total: u64,
@@ -22,15 +22,16 @@ pub(super) struct Verifier<'v> {
 /// The result of reading the pages of a keyspace.
 #[derive(Default)]
 pub(super) struct Verified {
-    /// Rows in intact leaves on disk.
+    /// The number of rows in intact leaves on disk.
     pub(super) leaf_rows: u64,
-    /// The number of corrupted pages that are not reported one by one, because the page table may be wrong about them.
+    /// The number of corrupted pages that are not reported individually, because the page table may be wrong about
+    /// them.
     pub(super) unreported: u64,
 }
 
 impl Verifier<'_> {
     /// Verifies every extent that the page table of a keyspace refers to. Reports each corrupted page, or only counts
-    /// it if the table is incomplete (`is_table_known` is false).
+    /// it if the table is incomplete (`is_table_known` is `false`).
     pub(super) fn verify_pages(&mut self, pages: &PageSpace, name: &str, is_table_known: bool) -> Result<Verified> {
         let Verifier { pool, pages_total, report, progress } = self;
         let pool = *pool;
@@ -57,8 +58,8 @@ impl Verifier<'_> {
         Ok(verified)
     }
 
-    /// Reads all pages again to find the keys of the corrupted ones, in the nodes that refer to them. Keeping all nodes
-    /// from the first pass would take memory for every page.
+    /// Rereads all pages to find the keys of the corrupted ones in the nodes that refer to them. Keeping all nodes from
+    /// the first pass would take memory for every page.
     pub(super) fn find_lost_keys(&mut self, pages: &PageSpace, name: &str) -> Result<()> {
         let keys_of_pages = KeysOfPages::of(&self.report, pages.id, name);
         if keys_of_pages.is_empty() {
@@ -73,7 +74,7 @@ impl Verifier<'_> {
     }
 }
 
-/// Returns the extents of a keyspace's pages that are as on disk, in disk order.
+/// Returns the extents of those pages of a keyspace that have not changed since they were written, in disk order.
 fn extents_of(pool: &Pool, pages: &PageSpace) -> Vec<(ExtentAddress, PageId)> {
     let on_disk = |(page, _)| Some((address_of(pool, pages, page)?, page));
     let mut extents: Vec<_> = pages.table.iter().filter_map(on_disk).collect();
@@ -81,7 +82,7 @@ fn extents_of(pool: &Pool, pages: &PageSpace) -> Vec<(ExtentAddress, PageId)> {
     extents
 }
 
-/// Returns the address of a page, unless it has changed since it was written.
+/// Returns the address of a page, or `None` if it has changed since it was written.
 fn address_of(pool: &Pool, pages: &PageSpace, page: PageId) -> Option<ExtentAddress> {
     match pages.table.load(page) {
         PageEntry::OnDisk(address) | PageEntry::Reading(address) => Some(address),
@@ -98,7 +99,7 @@ fn is_still_at(pool: &Pool, pages: &PageSpace, page: PageId, address: ExtentAddr
     address_of(pool, pages, page) == Some(address)
 }
 
-/// Reads and verifies pages. Calls `each` with the result for each of them.
+/// Reads and verifies pages. Calls `each` with the result for each page.
 fn read_pages(
     pool: &Pool,
     keyspace: KeyspaceId,
@@ -112,7 +113,7 @@ fn read_pages(
     })
 }
 
-/// Verifies the extent of a page that was read: its kind, and its decompressed content.
+/// Verifies the kind and the decompressed content of an extent that was read for a page.
 fn check_page(
     space: &Space,
     keyspace: KeyspaceId,
@@ -154,7 +155,7 @@ pub(super) struct KeysOfPages {
 }
 
 impl KeysOfPages {
-    /// Begins with the corrupted pages of one keyspace that a report lists.
+    /// Collects the corrupted pages of one keyspace that a report lists.
     pub(super) fn of(report: &CheckReport, keyspace: KeyspaceId, name: &str) -> KeysOfPages {
         let pages = report.corruption.iter().filter_map(|corruption| corruption.page);
         let pages = pages.filter(|page_key| page_key.keyspace == keyspace).map(|page_key| page_key.page).collect();
@@ -165,7 +166,7 @@ impl KeysOfPages {
         self.pages.is_empty()
     }
 
-    /// Records the keys of those corrupted pages that this node refers to: its children, or chunks of its large values.
+    /// Records the keys of the corrupted pages that this node refers to: its children, or chunks of its large values.
     pub(super) fn look_at(&self, report: &mut CheckReport, page: &[u8]) {
         if self.is_empty() {
             return;

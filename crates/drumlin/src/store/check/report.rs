@@ -18,26 +18,29 @@ use crate::format::{PageId, Timestamp};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CheckReport {
-    /// Keyspaces whose pages were read.
+    /// The number of keyspaces whose pages were read.
     pub keyspaces: u64,
-    /// Pages read, including those of large values.
+    /// The number of pages read, including those of large values.
     pub pages: u64,
-    /// Rows found by scanning every tree. For an [examination](crate::Config::examine), the rows in intact leaves.
+    /// The number of rows found by scanning every tree. For an [examination](crate::Config::examine), the rows in
+    /// intact leaves.
     pub rows: u64,
-    /// Bytes of extents read.
+    /// The bytes of extents read.
     pub extent_bytes: u64,
-    /// Log records verified. For an [examination](crate::Config::examine), the records that opening would apply.
+    /// The number of log records verified. For an [examination](crate::Config::examine), the records that opening would
+    /// apply.
     pub log_records: u64,
-    /// The newest commit that the checkpoint holds.
+    /// The newest commit that the checkpoint includes.
     pub checkpoint: Timestamp,
-    /// The newest commit found: the checkpoint and the intact records of the log contain all commits up to it.
+    /// The newest commit found. The checkpoint and the intact records of the log contain this commit and all earlier
+    /// ones.
     pub last: Timestamp,
     /// All corruption found, up to [`CORRUPTION_COUNT_MAX`](CheckReport::CORRUPTION_COUNT_MAX).
     pub corruption: Vec<Corruption>,
-    /// The number of findings beyond those listed.
+    /// The number of findings that are not listed.
     pub unlisted: u64,
     /// Corruption that opening repaired because nothing depended on it: a corrupted superblock whose counterpart is
-    /// valid. A power cut during a superblock write leaves one; so does a device that loses bytes.
+    /// valid. A power cut during the write of a superblock can cause this, and so can a device that loses bytes.
     pub repaired: Vec<Corruption>,
 }
 
@@ -58,9 +61,9 @@ pub struct Corruption {
     pub what: String,
     /// The check that failed.
     pub reason: String,
-    /// The rows that are lost because of it.
+    /// A description of the data that is lost because of it.
     pub cost: String,
-    /// The keys of the lost rows, if a single page is corrupted and the nodes above it show which keys it holds.
+    /// The keys of the lost rows, if a single page is corrupted and the nodes above it show the keys that it held.
     pub keys: Option<LostKeys>,
     pub(super) page: Option<PageKey>,
 }
@@ -95,7 +98,7 @@ pub struct LostKeys {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct CheckProgress {
-    /// Pages verified so far.
+    /// The number of pages verified so far.
     pub pages_done: u64,
     /// The approximate number of all pages.
     pub pages_total: u64,
@@ -137,7 +140,7 @@ impl CheckReport {
         self.push(Corruption::of(error, cost));
     }
 
-    /// Records a corrupted page once.
+    /// Records a corrupted page, unless it is recorded already.
     pub(super) fn report_page(&mut self, error: Error, keyspace: &str, page_key: PageKey) {
         if self.corruption.iter().any(|known| known.page == Some(page_key)) {
             return;

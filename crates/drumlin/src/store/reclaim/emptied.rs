@@ -6,14 +6,14 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Default)]
 pub(super) struct Emptied {
     pub(super) page_count: u64,
-    /// The reason why pages are left, if any are.
+    /// The reason why pages are left in the segments, if any are.
     pub(super) left: Option<Left>,
 }
 
 /// The reason why the remaining pages must wait for the next checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Left {
-    /// There was no disk space for them.
+    /// There was no disk space to move them to.
     NoSpace,
     /// The changes of the page tables filled their memory.
     ManyChanges,
@@ -24,7 +24,7 @@ impl Emptied {
         Emptied { page_count: self.page_count + more.page_count, left: self.left.or(more.left) }
     }
 
-    /// Ends moving because of `error`. A full disk is no failure.
+    /// Stops moving because of `error`. A full disk does not count as a failure.
     pub(super) fn ended_by(self, error: Error) -> Result<Emptied> {
         match error {
             Error::DiskFull { .. } => Ok(Emptied { left: Some(Left::NoSpace), ..self }),

@@ -1,13 +1,13 @@
-//! Reclaiming disk space: empties segments, so that they can be used again or given back to the file system.
+//! Reclaims disk space: empties segments, so that they can be reused or given back to the file system.
 //!
-//! A [`Reclaimer`] works through a list of [`Goal`]s, in passes. A pass chooses *victims*, the segments to be emptied,
-//! moves what lives in them elsewhere (`moving.rs`), and usually makes the checkpoint that frees them. A goal differs
-//! from the others in the victims that it chooses, in the kind of pass, and in when it is reached:
-//! [`next_pass`](Reclaimer::next_pass) decides all three.
+//! A [`Reclaimer`] works towards a list of [`Goal`]s, in passes. A pass chooses *victims*, the segments to be emptied,
+//! moves the live extents in them elsewhere (`moving.rs`), and usually makes the checkpoint that frees the victims.
+//! Goals differ in the victims that they choose, in the kind of pass, and in the condition under which they are
+//! reached: [`next_pass`](Reclaimer::next_pass) decides all three.
 //!
-//! The reclaimer calls checkpoints, and no checkpoint calls the reclaimer: [`Store::checkpoint`] composes both.
+//! The reclaimer calls checkpoints, and no checkpoint calls the reclaimer: [`Store::checkpoint`] combines the two.
 //!
-//! Lock order: the reclaimer's lock, `page_tables`.
+//! Lock order: the reclaimer's lock, then `page_tables`.
 
 mod emptied;
 mod moving;
@@ -36,93 +36,96 @@ use emptied::{Emptied, Left};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CompactReport {
-    /// The data file's length before.
+    /// The length of the data file before compaction.
     pub bytes_before: u64,
-    /// The data file's length after.
+    /// The length of the data file after compaction.
     pub bytes_after: u64,
-    /// The time that compacting took.
+    /// The time that compaction took.
     pub duration: Duration,
 }
 
-/// The use of the space that is reclaimed.
+/// The goal of reclaiming space. Each variant describes the state to be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Goal {
     /// At most [`WASTE_SHARE_MAX`] of the used space is waste.
     LimitWaste,
     /// Segments that recent checkpoint intervals did not need are given back to the file system.
     ReturnUnneeded,
-    /// The file is as short as its live extents allow: those at its end move to its front.
+    /// The file is as short as its live extents allow: extents at its end are moved to its front.
     ShortenFile,
-    /// Like `ShortenFile`, in small passes, if much is free, and only until the maintenance thread gets a request.
+    /// Like `ShortenFile`, but in small passes, only if much is free, and until the maintenance thread gets a request.
     ShortenIdleFile,
     /// No sparse segment is left.
     PackSparse,
-    /// A full disk has space again: first what was replaced since the last checkpoint, then what is gained by packing
-    /// the sparsest segments into the little space left.
+    /// A full disk has free space once more. First, the space of extents replaced since the last checkpoint is freed.
+    /// Then the sparsest segments are packed into the little space left.
     MakeSpace,
 }
 
-/// The goals after each checkpoint of the maintenance thread.
+/// The goals that the maintenance thread pursues after each checkpoint.
 pub(super) const AFTER_CHECKPOINT: &[Goal] = &[Goal::LimitWaste, Goal::ReturnUnneeded];
 
-/// Waste that a database under constant updates may have, as a share of the bytes in use. With 20 % updates wrote a
-/// tenth more, and the file was as long.
+/// The waste that a database under constant updates may have, as a share of the bytes in use. With 20 %, updates wrote
+/// a tenth more, and the file was just as long.
 /// Measured: decision 007.
 const WASTE_SHARE_MAX: f64 = 0.22;
-/// The share of the bytes in use that a pass frees beyond the excess: to find the live extents of segments, each pass
-/// reads all page tables.
+/// The share of the bytes in use that a pass frees beyond the excess. Freeing more at a time makes passes rarer, and
+/// each pass has to read all page tables to find the live extents of its victims.
 /// Measured: decision 007, together with [`WASTE_SHARE_MAX`].
 const CLEANED_SHARE_MIN: f64 = 1.0 / 32.0;
-/// The share of waste from which on segments are emptied with checkpoints of their own: twice
-/// [`WASTE_SHARE_MAX`].
+/// The share of waste above which segments are emptied with their own checkpoints: twice [`WASTE_SHARE_MAX`].
 /// Measured: decision 007, together with [`WASTE_SHARE_MAX`].
 const URGENT_SHARE_MIN: f64 = 0.45;
-/// Bytes in use, in segments, below which waste is no reason to empty any: each of the open segments is 1/16 then.
+/// The bytes in use, in segments, below which waste is no reason to empty segments: each open segment is 1/16 of them.
 const WASTEFUL_SEGMENTS_MIN: u64 = 16;
-/// Segments that are fuller than this are not emptied: extents of up to 256 KiB do not pack more tightly.
+/// The share of live bytes above which segments are not emptied: extents of up to 256 KiB do not pack more tightly.
 const LIVE_SHARE_MAX: f64 = 0.80;
-/// When packing, tables are moved out of segments below this share of live bytes, whatever else the segment holds.
+/// The share of live bytes below which a segment's tables are moved out when packing, regardless of the rest of its
+/// content.
 const TABLES_SHARE_MAX: f64 = 0.25;
-/// The number of segments that must be free so that giving them back is worth the moves.
+/// The number of segments that must be free to make giving them back worth the moves.
 const GIVEN_BACK_SEGMENTS_MIN: u64 = 8;
-/// The share of the file that must be free so that giving segments back is worth the moves.
+/// The share of the file that must be free to make giving segments back worth the moves: one part in this many.
 const GIVEN_BACK_SHARE_MIN: u64 = 16;
-/// Segments emptied in one pass, at most: a single pass over the page tables finds the live extents of all of them.
+/// The maximum number of segments emptied in one pass. A single scan of the page tables finds the live extents of all
+/// of them.
 const VICTIM_SEGMENTS_MAX: usize = 256;
-/// The limit while commits may arrive that have to wait until the pass is over: 4 MiB of segments of 256 KiB.
+/// The same limit while commits that have to wait for the end of the pass may arrive: 4 MiB of segments of 256 KiB.
 const BRIEF_VICTIM_SEGMENTS_MAX: usize = 16;
-/// Passes for one goal, at most, if each leaves something to do for the next: 16 of [`VICTIM_SEGMENTS_MAX`] segments.
+/// The maximum number of passes for one goal, even if each of them leaves more to be done: 16 of
+/// [`VICTIM_SEGMENTS_MAX`] segments.
 const PASSES_MAX: usize = 16;
 
-/// Reclaims space. Only one exists at a time.
+/// Reclaims space. Only one reclaimer exists at a time.
 pub(crate) struct Reclaimer<'s> {
     store: &'s Store,
     unneeded: MutexGuard<'s, Unneeded>,
 }
 
-/// The segments to empty, and how.
+/// The segments to be emptied, and the way to do it.
 #[derive(Debug)]
 enum Pass {
-    /// Move what lives in these segments. Whichever checkpoint is next frees them.
+    /// Move the live extents out of these segments. Whichever checkpoint comes next frees the segments.
     Move(Vec<SegmentId>),
-    /// Move it, and make the checkpoint that frees them.
+    /// Move the live extents, and make the checkpoint that frees the segments.
     MoveAndFree(Vec<SegmentId>),
-    /// Move it into the segments of the checkpoint that frees them: on a full disk, each newly begun segment counts.
+    /// Move the live extents into the segments of the checkpoint that frees these: on a full disk, each newly begun
+    /// segment counts.
     Pack(HashSet<SegmentId>),
 }
 
 /// The progress towards a goal.
 #[derive(Default)]
 struct Progress<'s> {
-    /// Passes that have ended.
+    /// The number of passes that have ended.
     passes: usize,
     is_reached: bool,
-    /// Segments of the file before the last pass.
+    /// The number of segments in the file before the last pass.
     segment_count: u64,
     /// The segments that [`Goal::PackSparse`] has yet to empty.
     sparse: VecDeque<SegmentId>,
-    /// The space to pack into: commits continue during a pass, so it is reserved. Then the free segments and the pages
-    /// to be freed, both before the last pass.
+    /// The space to pack into, which is reserved because commits continue during a pass; then the number of free
+    /// segments and of pages waiting to be freed, both before the last pass.
     packing: Option<SpaceReservation<'s>>,
     free_segments: u64,
     unfreed_pages: u64,
@@ -133,14 +136,14 @@ struct Progress<'s> {
 pub(crate) struct Reclaimed {
     /// The last checkpoint that a pass for [`Goal::MakeSpace`] made.
     checkpoint: Option<CheckpointReport>,
-    /// The reason if something was left where it was.
+    /// The reason why extents were left in their segments, if any were.
     left: Option<Left>,
-    /// The file became shorter, so that another call may shorten it more.
+    /// `true` if the file became shorter, so that another call may shorten it further.
     pub(crate) is_shorter: bool,
 }
 
 impl Store {
-    /// Makes the current state durable in the data file. On a full disk, reclaims space for it.
+    /// Makes the current state of the database durable in the data file. If the disk is full, reclaims space for that.
     pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
         let made = match self.checkpoint_after(Reclaims::Nothing) {
             Err(Error::DiskFull { .. }) => {
@@ -153,7 +156,7 @@ impl Store {
         made
     }
 
-    /// Reclaims space for these goals, one after another. Waits for other callers to end.
+    /// Reclaims space for these goals, one after another. Waits for other callers to finish.
     pub(crate) fn reclaim(&self, goals: &[Goal]) -> Result<Reclaimed> {
         self.reclaimer().run(goals)
     }
@@ -162,9 +165,9 @@ impl Store {
         Reclaimer { store: self, unneeded: self.unneeded.lock() }
     }
 
-    /// Gives the free segments of a failed load back to the file system, except for as many as were free before the
-    /// load. If the load waited on a full disk, checkpoints may have been written after its segments; then the end of
-    /// the file is moved to its front first.
+    /// Gives the free segments of a failed load back to the file system, but keeps the number of segments that were
+    /// free before the load. If the load had to wait because the disk was full, checkpoints may have been written after
+    /// its segments; then this first moves the end of the file to its front.
     pub(crate) fn give_back_load(&self, free_segments_before: u64) {
         let space = &self.engine.space;
         let given_back = self.engine.check_failure().and_then(|()| space.shrink(free_segments_before)).and_then(|()| {
@@ -182,7 +185,7 @@ impl Store {
         free_segments >= GIVEN_BACK_SEGMENTS_MIN.max(segment_count / GIVEN_BACK_SHARE_MIN)
     }
 
-    /// See [`Database::compact`](crate::Database::compact).
+    /// Implements [`Database::compact`](crate::Database::compact).
     pub(crate) fn compact(&self) -> Result<CompactReport> {
         let began = self.now();
         let space = &self.engine.space;
@@ -195,7 +198,7 @@ impl Store {
             Err(error) => matches!(error, Error::DiskFull { .. }),
         };
         if is_full {
-            // Packing into the checkpoint's own segments frees space for moving the rest, if there is any.
+            // Packing into the checkpoint's own segments may free space for moving the rest.
             crate::coverage::mark!("compacting made space on a full disk");
             packed = self.reclaim(&[Goal::MakeSpace, Goal::PackSparse, Goal::ShortenFile]);
         }
@@ -218,7 +221,7 @@ impl<'s> Reclaimer<'s> {
         for &goal in goals {
             let pursued = self.pursue(goal, &mut reclaimed);
             if goal == Goal::MakeSpace {
-                // Even if it failed, another attempt would gain no more.
+                // Even if this failed, another attempt would gain no more space.
                 self.store.engine.space.set_packed();
             }
             pursued?;
@@ -227,7 +230,7 @@ impl<'s> Reclaimer<'s> {
         Ok(reclaimed)
     }
 
-    /// Makes passes until the goal is reached, or until they gain nothing more.
+    /// Makes passes until the goal is reached or they no longer gain anything.
     fn pursue(&mut self, goal: Goal, reclaimed: &mut Reclaimed) -> Result<()> {
         let mut progress = Progress::default();
         while let Some(pass) = self.next_pass(goal, &mut progress)? {
@@ -244,7 +247,7 @@ impl<'s> Reclaimer<'s> {
         Ok(())
     }
 
-    /// Chooses the next pass for a goal. Returns `None` if the goal is reached or no pass would gain anything.
+    /// Chooses the next pass for a goal. Returns `None` if the goal is reached or no pass would bring it closer.
     fn next_pass(&mut self, goal: Goal, progress: &mut Progress<'s>) -> Result<Option<Pass>> {
         match goal {
             Goal::LimitWaste => Ok(self.wasteful(progress)),
@@ -264,7 +267,7 @@ impl<'s> Reclaimer<'s> {
         }
     }
 
-    /// The sparsest segments, if there is too much waste: as many as should free the excess.
+    /// If there is too much waste, returns a pass over the sparsest segments: as many as should free the excess.
     fn wasteful(&self, progress: &mut Progress<'s>) -> Option<Pass> {
         let segments = &self.store.engine.space.segments;
         let usage = segments.usage();
@@ -284,8 +287,8 @@ impl<'s> Reclaimer<'s> {
         Some(if progress.is_reached { Pass::Move(victims) } else { Pass::MoveAndFree(victims) })
     }
 
-    /// Gives back the free segments that recent checkpoint intervals did not need. Returns the segments in use at the
-    /// end of the file: once they are empty, a later call can give those back too.
+    /// Gives back the free segments that recent checkpoint intervals did not need. Returns a pass over the used
+    /// segments at the end of the file: once they are empty, a later call can give them back too.
     fn unneeded(&mut self, progress: &Progress<'s>) -> Result<Option<Pass>> {
         if progress.passes > 0 {
             return Ok(None);
@@ -294,7 +297,7 @@ impl<'s> Reclaimer<'s> {
         let segments = &space.segments;
         let usage = segments.usage();
         let unneeded_count = self.unneeded.push(segments.take_unneeded()).min(usage.free_count);
-        // The segments have been free for long already, so half of what moves must gain is enough.
+        // These segments have been free for a long time, so half the usual gain is enough to justify the moves.
         if !self.store.is_worth_giving_back(2 * unneeded_count) || unneeded_count < GIVEN_BACK_SEGMENTS_MIN {
             return Ok(None);
         }
@@ -309,8 +312,8 @@ impl<'s> Reclaimer<'s> {
         Ok(Some(Pass::Move(end)))
     }
 
-    /// Gives back the free end of the file. Returns the segments in use after its *front*, which is as long as the
-    /// segments in use and those that must stay free.
+    /// Gives back the free end of the file. Returns a pass over the used segments after its *front*, which has the
+    /// length of the segments in use and those that must stay free.
     fn end_of_file(
         &self,
         progress: &mut Progress<'s>,
@@ -326,7 +329,7 @@ impl<'s> Reclaimer<'s> {
                 return Ok(None);
             }
         }
-        // Segments that the previous checkpoint still needed are free after this one.
+        // Segments that the previous checkpoint still needed will be free after this one.
         self.store.checkpoint_after(Reclaims::Nothing)?;
         space.shrink(0)?;
         let usage = segments.usage();
@@ -339,8 +342,8 @@ impl<'s> Reclaimer<'s> {
         Ok((!victims.is_empty() && go_on()).then_some(Pass::MoveAndFree(victims)))
     }
 
-    /// The sparse segments that existed when the goal was begun. If no segment is free, their extents go to new
-    /// segments at the end, and the file grows for now.
+    /// Returns a pass over the sparse segments that existed when the goal was begun. If no segment is free, their
+    /// extents go to new segments at the end, and the file grows temporarily.
     fn sparse(&self, progress: &mut Progress<'s>) -> Option<Pass> {
         if progress.passes == 0 {
             let sparse = self.store.engine.space.segments.sparse(LIVE_SHARE_MAX, usize::MAX);
@@ -350,13 +353,14 @@ impl<'s> Reclaimer<'s> {
         (count > 0).then(|| Pass::MoveAndFree(progress.sparse.drain(..count).collect()))
     }
 
-    /// The sparsest segments, as many as fit into the space left, until there is enough or a pass has gained none.
+    /// Returns a pass over the sparsest segments, as many as fit into the space left, until there is enough free space
+    /// or a pass has gained none.
     fn movable(&self, progress: &mut Progress<'s>) -> Result<Option<Pass>> {
         let engine = &self.store.engine;
         let space = &engine.space;
         let free_segments = space.segments.free_count();
         let unfreed_pages = space.unfreed_pages();
-        // A pass has memory to free only some values, and leaves the others to the next one.
+        // The memory allows a pass to free only some of the values, so the next pass frees more.
         let is_freeing = match progress.passes {
             0 => false,
             1 => unfreed_pages > 0,
@@ -367,8 +371,8 @@ impl<'s> Reclaimer<'s> {
             engine.give_up_spilled();
             progress.packing = Some(space.reserve(Purpose::Pack, 0)?);
         } else {
-            // The first pass may do no more than free what the second one needs. So never stop for lack of progress
-            // before the second pass has ended.
+            // The first pass may do no more than free the space that the second one needs. So never stop for lack of
+            // progress before the second pass has ended.
             let is_of_no_use = progress.passes > 1 && free_segments <= progress.free_segments && !is_freeing;
             if space.state().is_relieved() || is_of_no_use || self.must_stop() {
                 return Ok(None);
@@ -380,7 +384,7 @@ impl<'s> Reclaimer<'s> {
         Ok(is_worth.then_some(Pass::Pack(victims)))
     }
 
-    /// Returns the sparsest segments, as many as fit into the free space, and reserves that space.
+    /// Returns the sparsest segments, as many as can be moved into the free space, and reserves that space.
     fn take_movable(&self, packing: &mut SpaceReservation<'_>) -> HashSet<SegmentId> {
         let space = &self.store.engine.space;
         loop {
@@ -401,8 +405,8 @@ impl<'s> Reclaimer<'s> {
         }
     }
 
-    /// Returns the sparsest segments: as many as should free `goal_bytes` and can be emptied before the changes of page
-    /// tables fill their memory, but at least one.
+    /// Returns the sparsest segments: as many as should free `goal_bytes` and can be emptied before the page table
+    /// changes fill their memory, but at least one.
     fn take_sparse(&self, goal_bytes: u64) -> Vec<SegmentId> {
         let segments = &self.store.engine.space.segments;
         let movable_bytes = self.movable_bytes();
@@ -418,7 +422,7 @@ impl<'s> Reclaimer<'s> {
             .collect()
     }
 
-    /// Estimates the bytes that can be moved in the newest epoch while commits continue: the number of page-table
+    /// Estimates the bytes that can be moved in the newest epoch while commits continue: the number of page table
     /// changes left, multiplied by the mean length of an extent.
     fn movable_bytes(&self) -> u64 {
         let space = &self.store.engine.space;
@@ -428,27 +432,29 @@ impl<'s> Reclaimer<'s> {
         space.segments.usage().live_bytes / page_count.max(1) * movable_count
     }
 
-    /// Moves what lives in the victims, as far as disk space and the memory for changes allow. The next checkpoint
-    /// moves the tables and frees the segments.
+    /// Moves the live extents out of the victims, as far as disk space and the memory for changes allow. The next
+    /// checkpoint moves the tables and frees the segments.
     fn move_out(&self, victims: &HashSet<SegmentId>) -> Result<Emptied> {
         self.store.page_tables.lock().evacuate(victims.iter().copied());
         match self.store.engine.space.reserve(Purpose::Move, 0) {
             Ok(moves) => self.empty(victims, &moves),
-            // The next checkpoint frees what has been released.
+            // The next checkpoint will free the extents that have been released.
             Err(Error::DiskFull { .. }) => Ok(Emptied { left: Some(Left::NoSpace), ..Emptied::default() }),
             Err(error) => Err(error),
         }
     }
 
-    /// Moves what lives in the victims. Ends with a checkpoint, which moves the tables and frees the segments. Makes
-    /// further checkpoints whenever the page-table changes fill their memory. Returns the reason if pages are left.
+    /// Moves the live extents out of the victims. Ends with a checkpoint, which moves the tables and frees the
+    /// segments. Makes further checkpoints whenever the page table changes fill their memory. Returns the reason if
+    /// pages are left.
     fn move_and_free(&self, victims: &[SegmentId]) -> Result<Option<Left>> {
         let segments = &self.store.engine.space.segments;
         let uses: Vec<_> = victims.iter().map(|victim| (*victim, segments.segment_use(*victim))).collect();
-        // In the first round, commits may have used up the page-table changes. After a checkpoint they leave an eighth.
+        // In the first round, commits may have used up the page table changes. After a checkpoint, commits leave an
+        // eighth.
         let mut is_first = true;
         loop {
-            // A victim that was freed and reused holds only new extents.
+            // A victim that was freed and reused contains only new extents.
             let is_left = |(victim, segment_use): &&(SegmentId, _)| segments.segment_use(*victim) == *segment_use;
             let victims: HashSet<SegmentId> = uses.iter().filter(is_left).map(|(victim, _)| *victim).collect();
             let emptied = self.move_out(&victims)?;
@@ -460,11 +466,11 @@ impl<'s> Reclaimer<'s> {
         }
     }
 
-    /// Moves what lives in the victims into the segments of the checkpoint that this makes.
+    /// Moves the live extents of the victims into the segments of the checkpoint that this function makes.
     fn pack(&self, victims: &HashSet<SegmentId>, packing: &mut SpaceReservation<'_>) -> Result<CheckpointReport> {
         let space = &self.store.engine.space;
-        // No other checkpoint may begin while extents are moved. The moved extents would belong to its epoch, and take
-        // segments that it counts on.
+        // No other checkpoint may begin while extents are moved. Otherwise, the moved extents would belong to its
+        // epoch, and would take segments that it relies on.
         let page_tables = &mut self.store.page_tables.lock();
         let nearly_empty = space.segments.sparse(TABLES_SHARE_MAX, VICTIM_SEGMENTS_MAX);
         page_tables.evacuate(nearly_empty.iter().map(|(segment, _)| *segment));
@@ -488,8 +494,8 @@ mod tests {
     use super::*;
     use crate::{Config, KeyspaceOptions};
 
-    /// Segments that none of the last eight intervals needed are given back. After a burst in one of them, the segments
-    /// that it took are kept.
+    /// Segments that none of the last eight intervals needed are given back. After a burst in one of these intervals,
+    /// the segments that it took are kept.
     #[test]
     fn what_a_burst_needed_is_kept() {
         let mut unneeded = Unneeded::default();
@@ -501,8 +507,8 @@ mod tests {
         assert_eq!(pushed(&mut unneeded, &[50; 8]), [9, 9, 9, 9, 9, 9, 9, 50]);
     }
 
-    /// Cleaning takes only as many segments as it can empty before page-table changes fill their memory, and frees
-    /// each.
+    /// Cleaning takes only as many segments as it can empty before the page table changes fill their memory, and frees
+    /// each of them.
     #[test]
     fn segments_that_are_taken_are_freed() {
         const ROWS: u64 = 120_000;

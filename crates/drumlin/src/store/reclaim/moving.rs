@@ -1,7 +1,7 @@
 //! Moves live extents out of segments.
 //!
-//! A node in memory is marked dirty, and the next checkpoint writes it to another place. Every other extent is copied
-//! byte for byte. If the copied extent is a value in memory, its frame gets the new address.
+//! A node in memory is marked dirty, and the next checkpoint writes it to a different address. Every other extent is
+//! copied byte for byte. If a copied extent holds a value that is in memory, the value's frame gets the new address.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::format::{ExtentAddress, PageId, SegmentId};
 use crate::hash::HashSet;
 use crate::space::{EpochGuard, PageEntry, PageSpace, Purpose, SpaceReservation};
 
-/// Bytes copied before the next check for a request to stop: two chunks of a large value.
+/// The bytes that are copied before the next check for a request to stop: two chunks of a large value.
 const STEP_BYTES: u64 = 512 << 10;
 
-/// A page whose extent was copied.
+/// A page whose extent has been copied.
 struct Moved {
     page: PageId,
     old: ExtentAddress,
@@ -28,13 +28,15 @@ impl Reclaimer<'_> {
     pub(super) fn empty(&self, victims: &HashSet<SegmentId>, moves: &SpaceReservation<'_>) -> Result<Emptied> {
         let emptied = self.empty_keyspaces(victims, moves);
         self.store.engine.space.seal_moved();
-        // On a full disk the checkpoint that follows frees what the moved extents left.
+        // Return an error only now: even if the disk is full, the checkpoint that follows frees the extents that were
+        // moved away.
         emptied
     }
 
-    /// Returns how many pages the next step may move before the changes of the newest epoch fill their memory; 0 means
-    /// that moving must wait for the next epoch. The limit is the eighth that commits leave, because commits continue.
-    /// Packing has no limit: it must empty its segments, or there may be no space for a checkpoint.
+    /// Returns the number of pages that the next step may move before the changes of the newest epoch fill their
+    /// memory; 0 means that moving must wait for the next epoch. The limit is the eighth that commits leave, because
+    /// commits continue. Packing has no limit: it must empty its segments, because otherwise there may be no space for
+    /// a checkpoint.
     fn step_pages(&self, moves: &SpaceReservation<'_>) -> usize {
         if moves.purpose() == Purpose::Pack {
             return usize::MAX;
@@ -105,11 +107,11 @@ impl Reclaimer<'_> {
         found.is_some_and(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Value as u8)
     }
 
-    /// Marks a node in memory dirty, so that the next checkpoint writes it elsewhere. Returns `false` if the page no
-    /// longer holds a node.
+    /// Marks a node in memory dirty, so that the next checkpoint writes it to a different address. Returns `false` if
+    /// the page no longer holds a node.
     fn touch(&self, pages: &PageSpace, page: PageId, moves: &SpaceReservation<'_>) -> Result<bool> {
         let engine = &self.store.engine;
-        // Packing has reserved all its space already.
+        // Packing has already reserved all its space.
         let _reserved_page = match moves.purpose() {
             Purpose::Pack => None,
             purpose => Some(engine.space.reserve(purpose, pages.page_bytes as u64)?),
@@ -121,8 +123,8 @@ impl Reclaimer<'_> {
             return Ok(false);
         };
         let entry = pages.table.load(page);
-        // If this page number now belongs to a value, the value was written after the segment was closed. So it lies
-        // in another segment and need not move.
+        // If this page number now belongs to a value, the value was written after the segment was closed. So it is in a
+        // different segment and does not have to move.
         let is_node = write[KIND_OFFSET] != Kind::Value as u8;
         let is_it = is_node && (entry == PageEntry::Leaf(frame) || entry == PageEntry::Immutable(frame));
         if is_it {
@@ -178,8 +180,8 @@ impl Reclaimer<'_> {
         Ok(emptied)
     }
 
-    /// Appends copies of extents to a segment of the current epoch. Leaves corrupted extents where they are; their next
-    /// reader reports them. Returns the copies made, and the error that ended copying, if any.
+    /// Appends copies of extents to a segment of the current epoch. Leaves corrupted extents in place; their next
+    /// reader will report them. Returns the copies made, and the error that ended copying, if there was one.
     fn copy_extents(
         &self,
         pages: &PageSpace,
@@ -213,9 +215,9 @@ impl Reclaimer<'_> {
         (moved, ended.and(read))
     }
 
-    /// Points the page to `new`, in its table entry or, if it is in memory, in its frame. Returns `false` if the page
-    /// has an image newer than the one at `old`, or a dirty frame that will have one. The change is recorded before any
-    /// later change of the same page.
+    /// Points the page to `new`, either in its table entry or, if it is in memory, in its frame. Returns `false` if the
+    /// page has an image that is newer than the one at `old`, or a dirty frame that will have one. The change is
+    /// recorded before any later change of the same page.
     fn redirect(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -232,7 +234,7 @@ impl Reclaimer<'_> {
             }
             let entry = pages.table.load(page);
             match entry {
-                // The page was evicted just now.
+                // The page has just been evicted.
                 PageEntry::OnDisk(address) if address == old => {}
                 PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
                     let page_key = PageKey { keyspace: pages.id, page };
@@ -243,8 +245,8 @@ impl Reclaimer<'_> {
                     let is_its_own = write.header().address() == old && write.header().dirty().is_none();
                     if is_its_own {
                         write.header().set_address(new);
-                        // Recorded while the latch is held, so that the record of a later change or free follows this
-                        // one.
+                        // Record this while the latch is held, so that the record of a later change or free comes after
+                        // it.
                         space.record(epoch_guard.epoch(), pages.id, page, new);
                     }
                     return is_its_own;

@@ -1,11 +1,11 @@
-//! Reserving what a commit needs before it begins: memory, disk space for the pages that it makes dirty, and log space.
-//! `space/policy.rs` decides whether disk space is granted; this file waits for it.
+//! Reserves everything that a commit needs before it begins: memory, disk space for the pages that it makes dirty, and
+//! log space. `space/policy.rs` decides whether disk space is granted; this file waits for the decision.
 //!
 //! # The order in which a commit reserves
 //!
 //! Row locks, memory for its rows ([`Engine::admit`]), disk space for pages, log space, memory for versions. A commit
-//! that holds one of these waits only for those after it. So a commit that holds all of them waits only for the disk,
-//! and other commits may safely wait for it.
+//! that holds one of these waits only for later ones in this list. So a commit that holds all of them waits only for
+//! the disk, and other commits may safely wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,10 +25,10 @@ use crate::txn::engine::{Engine, Replaying};
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
-/// The maximum number of times that a commit requests space while other commits use up what is freed.
+/// The maximum number of times that a commit requests space while other commits use up the space that is freed.
 const RECLAIMS_MAX: u32 = 4;
 
-/// The time that a commit waits for a snapshot to end before it fails, if commits are delayed.
+/// The time that a delayed commit waits for a snapshot to end before the commit fails.
 const DELAY_MAX: Duration = Duration::from_secs(10);
 
 /// The memory that a commit needs to be [`Admitted`].
@@ -43,7 +43,7 @@ const SPLIT_FRAMES: u64 = 3;
 
 const _: () = assert!(SPLIT_FRAMES >= FRAMES_NEEDED as u64, "a split needs more frames than a commit has room for");
 
-/// Memory of a commit per row, without the record.
+/// The memory that a commit needs per row, not counting the record.
 pub(super) const ROW_WORK_BYTES: usize = 2 * size_of::<Row<'_>>() + size_of::<Incoming<'_>>() + 16;
 
 /// Returns the keyspaces of the rows, each with the maximum number of pages that its rows may add: a leaf for each row
@@ -59,23 +59,24 @@ fn pages_per_keyspace<'r>(rows: &'r [Row<'r>]) -> impl Iterator<Item = (&'r Page
         .map(move |own| (&*own[0].tree.pages, own.iter().map(row_pages).sum()))
 }
 
-/// Returns the bytes by which a page table grows at least if `page_count` pages are added, wherever it ends now. For a
-/// few pages this is 0. If it were rounded up, each commit would evict frames that the next read takes again.
+/// Returns the bytes by which a page table is certain to grow if `page_count` pages are added, however full its last
+/// chunk is. For a few pages this is 0. If it were rounded up, each commit would evict frames that the next read takes
+/// back.
 fn certain_growth_bytes(page_count: u64) -> u64 {
     page_count / CHUNK_PAGES as u64 * CHUNK_BYTES
 }
 
-/// Returns the purpose of a commit's reservation. A commit that only removes rows may use space that others must leave
-/// free.
+/// Returns the purpose of a commit's reservation. A commit that only removes rows may use space that other commits must
+/// leave free.
 fn purpose_of(rows: &[Row<'_>]) -> Purpose {
     let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
     if only_removes { Purpose::Remove } else { Purpose::Put }
 }
 
 impl Engine {
-    /// Reserves the memory that a commit needs until it is applied, all at once. Commits are served in the order of
+    /// Reserves all the memory that a commit needs until it is applied, in one step. Commits are served in the order of
     /// their requests, and must hold nothing but row locks while they wait. `extra_bytes` is memory that the caller
-    /// keeps until then.
+    /// holds until the commit is applied.
     pub(crate) async fn admit(
         &self,
         mode: WaitMode<'_>,
@@ -144,7 +145,8 @@ impl Engine {
         }
         let admitted = self.try_reserve(needed);
         if admitted.is_none() {
-            // The head of the queue may have tried while this attempt held part of the memory, so it has to try again.
+            // The head of the queue may have failed because this attempt held part of the memory, so wake it for a
+            // retry.
             waiting.announce();
         }
         admitted
@@ -156,7 +158,7 @@ impl Engine {
         Some(Admitted { _work: work, _pinned: pinned, body_bytes_max: needed.body_bytes_max })
     }
 
-    /// Reserves memory if it is free and no other caller waits for memory of the account.
+    /// Reserves memory of an account if it is free and no other caller waits for it.
     pub(crate) fn reserve_at_once(&self, of: Account, bytes: u64) -> Option<Grant> {
         let queue = self.budget.queue(of).expect("a part that is waited for");
         let mut grant = self.budget.grant(of);
@@ -178,7 +180,8 @@ impl Engine {
         self.wait_in_turn(mode, of, bytes, timeout).await
     }
 
-    /// Reserves memory for a chunk that a source fills. Waits for it, because the sources of other calls may be slow.
+    /// Reserves memory for a chunk that a source fills. Waits if there is none, because the sources of other calls may
+    /// be slow and hold theirs for long.
     pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
         let memory = self.reserve_in_turn(mode, Account::Sources, SOURCE_BYTES_MAX, LOCK_TIMEOUT).await;
         memory.ok_or_else(|| Error::sources_in_memory(self.budget.limit_bytes(Account::Sources)))
@@ -205,7 +208,7 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Returns the maximum number of leaves that a commit may pin to change them, in addition to those that it
+    /// Returns the maximum number of leaves that a commit may pin to change them, not counting the leaves that it
     /// validates.
     pub(super) fn pinned_leaves_max(&self, page_bytes: u64, reads: Option<Reads<'_>>) -> u64 {
         let read_bytes = reads.map_or(0, |_| self.budget.validated_bytes_max());
@@ -217,7 +220,7 @@ impl<L> Engine<L> {
 
 impl Engine {
     /// Reserves memory for the versions that a commit of `row_count` rows will leave. If there is too little, drops
-    /// versions that no snapshot needs, requests a spill of others, and waits for commits that are not durable yet.
+    /// versions that no snapshot needs, requests a spill of the rest, and waits for commits that are not durable yet.
     pub(super) async fn secure_versions(&self, mode: WaitMode<'_>, row_count: usize, bytes: usize) -> Result<Grant> {
         let budget = &self.budget;
         let (bytes, limit_bytes) = (bytes as u64, budget.limit_bytes(Account::Versions));
@@ -243,7 +246,7 @@ impl Engine {
                 continue;
             }
             self.reclaim.request_spill(budget.version_bytes_max().min(limit_bytes - bytes));
-            // The remaining memory belongs to running commits, which release what they do not use.
+            // The remaining memory belongs to running commits, which release the part that they do not use.
             let mut is_fit = || grant.resize(bytes) || self.clock.visible() < self.clock.published();
             let wait = |waker: &_| turn.poll(waker, || is_fit().then_some(()));
             if !self.spilled.delays_commits() {
@@ -259,7 +262,7 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Returns an upper bound of the bytes of pages that a commit of these rows makes dirty.
+    /// Returns an upper bound of the bytes of pages that a commit of these rows will make dirty.
     fn dirtied_bytes_max(&self, rows: &[Row<'_>]) -> u64 {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
         let row_bytes = |row: &Row<'_>| match row.change {
@@ -268,7 +271,7 @@ impl<L> Engine<L> {
             Change::PutLarge(value) => row.key.len() as u64 + 128 + 32 * value.addresses.len() as u64,
             Change::Remove => row.key.len() as u64 + 128,
         };
-        // A leaf for each row, or as many as a commit can pin, and the pages that splits and merges add.
+        // A leaf for each row (or as many leaves as a commit can pin), and the pages that splits and merges add.
         let leaves = (rows.len() as u64 * page_bytes).min(self.pool.frames.limit_bytes() as u64 / 4);
         leaves + 2 * rows.iter().map(row_bytes).sum::<u64>() + 6 * page_bytes
     }
@@ -276,7 +279,7 @@ impl<L> Engine<L> {
 
 impl Engine<Replaying> {
     /// Like [`reserve_pages`](Engine::reserve_pages), for rows whose commit is already in the log. That commit had its
-    /// space, page numbers and tables before, so a full disk is no reason to refuse it.
+    /// space, page numbers and tables when it was made, so a full disk is no reason to refuse it.
     pub(super) fn reserve_replayed_pages(&self, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.space.check_failure()?;
         let growth = pages_per_keyspace(rows).map(|(_, page_count)| certain_growth_bytes(page_count)).sum();
@@ -287,7 +290,7 @@ impl Engine<Replaying> {
 
 impl Engine {
     /// Reserves space for all pages that the commit may change, or fails with `DiskFull`. Commits that only remove rows
-    /// may use space that others must leave free. The caller keeps the reservation until it can't make any more of
+    /// may use space that other commits must leave free. The caller keeps the reservation until it can no longer make
     /// these pages dirty.
     pub(super) async fn reserve_pages(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.secure_tables(mode, rows).await?;
@@ -312,8 +315,8 @@ impl Engine {
         Ok(self.space.try_reserve(purpose, bytes, Margin::Full).ok())
     }
 
-    /// Fails if the commit might run out of page numbers or of memory for page table entries. Returns the bytes by
-    /// which its rows make page tables grow at least.
+    /// Returns an error if the commit might run out of page numbers or of memory for page table entries; otherwise, the
+    /// bytes by which its rows are certain to make page tables grow.
     fn check_tables(&self, rows: &[Row<'_>]) -> Result<u64> {
         let (mut growth_max, mut growth) = (0, 0);
         for (pages, page_count) in pages_per_keyspace(rows).filter(|(_, page_count)| *page_count > 0) {
@@ -334,8 +337,8 @@ impl Engine {
     }
 
     /// Reserves memory for the page table entries of the pages that a commit adds. Shrinks the pool by the memory that
-    /// page tables have taken since the last commit, and by the least that this one will take. The commit may
-    /// occasionally take another chunk of 8 KiB, for which the next commit shrinks the pool.
+    /// page tables have taken since the last commit, and by the memory that this commit is certain to add. The commit
+    /// may occasionally take one more chunk of 8 KiB; the next commit shrinks the pool by that chunk.
     async fn secure_tables(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<()> {
         let growth = self.check_tables(rows)?;
         if !self.pool.frames.is_over_limit(growth) {
@@ -344,12 +347,12 @@ impl Engine {
         let pool = Arc::clone(&self.pool);
         match mode {
             WaitMode::Blocking => pool.fit_frames(growth),
-            // Runs on the threads for evictions, because workers may be waiting for commits.
+            // Run this on the eviction threads, because workers may be waiting for commits.
             WaitMode::Tasks(tasks) => tasks.evictors.run(move || pool.fit_frames(growth)).await,
         }
     }
 
-    /// Returns the number of page table changes in the newest epoch up to which a commit that adds `more` of them may
+    /// Returns the number of page table changes in the newest epoch below which a commit that adds `more` of them may
     /// proceed.
     fn changes_max(&self, more: u64) -> u64 {
         let count_max = self.budget.epoch_changes_max() / 8 * 7;
@@ -359,10 +362,10 @@ impl Engine {
         limit
     }
 
-    /// Waits for a checkpoint to begin if the newest epoch has as many changes of page tables as fit in their memory.
-    /// Leaves an eighth to the reclaimer and to running commits, which have passed this point. Also waits if freeing
-    /// the values that wait to be freed would fill an epoch, because commits add to them. `more` is the number of
-    /// changes that this commit is certain to add: the chunks of its large values.
+    /// Waits for a checkpoint to begin if the page table changes of the newest epoch have filled their memory, except
+    /// an eighth, which is left to the reclaimer and to running commits that have passed this point. Also waits if
+    /// freeing the values that wait to be freed would fill an epoch, because commits add to them. `more` is the number
+    /// of changes that this commit is certain to add: the chunks of its large values.
     pub(crate) async fn secure_changes(&self, mode: WaitMode<'_>, more: u64) {
         let (limit, unfreed_max) = (self.changes_max(more), self.budget.epoch_changes_max());
         if self.space.admits_changes(limit, unfreed_max) {
@@ -373,7 +376,7 @@ impl Engine {
         mode.run(move || reclaim.wait_for_checkpoint(&|| space.admits_changes(limit, unfreed_max))).await;
     }
 
-    /// Frees the large values that no reader needs, all of them: waits for the checkpoints that this takes.
+    /// Frees all large values that no reader needs, and waits for the checkpoints that this takes.
     pub(crate) fn free_unneeded_values(&self) {
         self.collect_all_garbage();
         if self.space.unfreed_pages() > 0 {
@@ -381,7 +384,7 @@ impl Engine {
         }
     }
 
-    /// Reserves space that is free, or grows the file. On a full disk, requests that space be reclaimed.
+    /// Reserves space that is free, or grows the file. If the disk is full, requests that space be reclaimed.
     pub(crate) async fn reserve_space(
         &self,
         mode: WaitMode<'_>,
@@ -401,9 +404,9 @@ impl Engine {
                 Ok(()) => {}
                 // Another commit's reservation was released or granted in the meantime.
                 Err(Error::DiskFull { .. }) if self.space.reserved_bytes() != shortage.reserved_bytes => {}
-                // Segments freed since the last checkpoint, and sparse ones, may suffice. An extent that is being moved
-                // counts twice until the move is complete. Other commits release their reservations as they end, so a
-                // removal is not refused because of them.
+                // It may help to reclaim segments that were freed since the last checkpoint, and sparse ones. An extent
+                // that is being moved takes space twice until the move is complete. Other commits release their
+                // reservations when they end, so a removal is not refused because of those reservations.
                 Err(Error::DiskFull { .. })
                     if reclaims == 0
                         || reclaims < RECLAIMS_MAX && self.space.is_packing()
@@ -421,15 +424,15 @@ impl Engine {
         }
     }
 
-    /// Requests that space be reclaimed and waits for it; see [`Reclaim`](crate::txn::Reclaim).
+    /// Requests that space be reclaimed, and waits until it is; see [`Reclaim`](crate::txn::Reclaim).
     pub(crate) async fn reclaim_space(&self, mode: WaitMode<'_>) -> Result<()> {
         let reclaim = Arc::clone(&self.reclaim);
         mode.run(move || reclaim.reclaim_space()).await
     }
 
-    /// Reserves space in the log, first in the stream `home`. If that stream is too small for the record, or the disk
-    /// has no space for it, tries the others; the first stream takes every record. If no stream has space, frees space
-    /// by a checkpoint, once.
+    /// Reserves space in the log, trying the stream `home` first. If that stream is too small for the record, or the
+    /// disk has no space for it, tries the other streams; the first stream takes every record. If no stream has space,
+    /// makes a checkpoint to free space, once.
     pub(crate) async fn reserve_log(
         &self,
         mode: WaitMode<'_>,

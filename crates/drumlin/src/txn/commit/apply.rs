@@ -1,9 +1,9 @@
-//! Applying a commit: latching its leaves, taking its timestamp, changing its rows.
+//! Applies a commit: latches its leaves, takes its timestamp, changes its rows.
 //!
 //! The first step latches every leaf and validates the transaction's reads on the way; the result is a [`Latched`]. If
 //! a leaf is not as prepared, the attempt ends with nothing changed, and [`Engine::apply_when_ready`] makes the leaf
-//! ready and tries again. Then the [`CommitSink`] assigns the timestamp, and [`Latched::apply`] changes the rows.
-//! `apply` returns nothing, because from the timestamp on nothing waits, fails or can be cancelled.
+//! ready and retries. Then the [`CommitSink`] assigns the timestamp, and [`Latched::apply`] changes the rows. `apply`
+//! has no result, because once the timestamp is assigned, nothing waits, fails or can be cancelled.
 
 use super::latch::{CommitRows, Latched};
 use super::prepare::{MediumValue, MediumValues, PinnedLeaf, Prepared, Row};
@@ -71,8 +71,8 @@ impl Latched<'_> {
 }
 
 impl<L> Engine<L> {
-    /// Applies a commit once every leaf is in memory and has room. Brings in or splits the leaves that are not ready,
-    /// one at a time. The leaf of a single row, which is never pinned, is always made ready here.
+    /// Applies a commit once every leaf is in memory and has room. Reads or splits the leaves that are not ready, one
+    /// at a time. If the commit has a single row, its leaf is never pinned in advance, so it is always made ready here.
     pub(super) async fn apply_when_ready<S: CommitSink>(
         &self,
         mode: WaitMode<'_>,
@@ -95,10 +95,12 @@ impl<L> Engine<L> {
                 }
                 Err(Unready::Error(error)) => return Err(error),
                 Err(Unready::Needs(needs)) => {
-                    // Usual for a single row. The leaves of several rows are pinned, so one of them was split since.
+                    // Usual for a single row. The leaves of several rows are pinned, so one of them was split after it
+                    // was pinned.
                     crate::coverage::mark!("a page was missing when a commit was applied");
                     provider.provide(&needs).await?;
-                    // A leaf of the read set may have been split. All of them have to be in memory at the same time.
+                    // A leaf of the read set may have been split. All leaves of the read set have to be in memory at
+                    // the same time.
                     drop(pinned_reads);
                     pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
                 }
@@ -108,8 +110,8 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Latches all leaves, takes the timestamp and changes the rows. If something is missing, returns it with nothing
-    /// changed.
+    /// Latches all leaves, takes the timestamp and changes the rows. If something is missing, returns it and changes
+    /// nothing.
     pub(super) fn try_apply<S: CommitSink>(
         &self,
         work: &CommitRows<'_>,
@@ -118,13 +120,13 @@ impl<L> Engine<L> {
         sink: &mut S,
     ) -> Result<S::Committed, Unready> {
         let latched = self.latch_all(work, pinned)?;
-        // Fails if the log was sealed or has failed since the reservation.
+        // Fails if the log has been sealed or has failed since the reservation.
         let (timestamp, committed) = sink.take_timestamp(&latched.epoch_guard)?;
         latched.apply(self, work.rows, medium, timestamp, sink);
         Ok(committed)
     }
 
-    /// Changes the rows of one leaf. `medium` begins with the entry of the first of these rows.
+    /// Changes the rows of one leaf. `medium` begins with the entry for the first of these rows.
     fn change_leaf<S: CommitSink>(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -157,8 +159,8 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Returns the row's new value in the form in which its leaf stores it; `None` if the row is removed. Assigns page
-    /// numbers to the extents of a value that is not inline.
+    /// Returns the row's new value in the form in which its leaf stores it, or `None` if the row is removed. Assigns
+    /// page numbers to the extents of a value that is not inline.
     pub(super) fn row_value<'r>(
         &self,
         epoch_guard: &EpochGuard<'_>,

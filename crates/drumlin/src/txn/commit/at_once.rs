@@ -1,27 +1,28 @@
-//! Commits at once: a straight line of calls for commits that need not wait before they are applied.
+//! Commits without waiting: a straight-line path for commits that have nothing to wait for before they are applied.
 //!
-//! A commit of a few rows usually finds all that it needs: memory, space on the disk and in the log, and its leaves in
-//! memory with room for the rows. [`Engine::commit_at_once`] takes all this and applies the commit. If anything is
-//! lacking, it releases what it took, with nothing changed, and the caller uses [`Engine::apply`], which waits.
+//! A commit of a few rows usually finds everything that it needs: memory, space on the disk and in the log, and leaves
+//! that are in memory and have room for the rows. [`Engine::commit_at_once`] takes all this and applies the commit. If
+//! anything is lacking, it changes nothing and releases what it took, and the caller uses [`Engine::apply`], which
+//! waits.
 //!
 //! # Compared with `apply`
 //!
-//! For several rows, the step under the latches is `try_apply`, as for `apply`. For a single row,
-//! [`try_apply_one`](Engine::try_apply_one) repeats it without the lists of leaves, versions and guards: it latches the
-//! leaf (`latch_all`), checks that there is room, takes the timestamp (`try_apply`), changes the row and keeps its old
-//! version (`change_leaf`). This saves a fifth of the instructions of an insert (callgrind: 7,900 instead of 10,100).
-//! The test `both_ways_of_committing_leave_the_same` compares the two.
+//! For several rows, the step under the latches is `try_apply`, as in `apply`. For a single row,
+//! [`try_apply_one`](Engine::try_apply_one) repeats that step without the lists of leaves, versions and guards: it
+//! latches the leaf (`latch_all`), checks that there is room, takes the timestamp (`try_apply`), changes the row and
+//! keeps its old version (`change_leaf`). This saves a fifth of the instructions of an insert (callgrind: 7,900 instead
+//! of 10,100). The test `both_ways_of_committing_leave_the_same` compares the two.
 //!
-//! 1. Before its timestamp it takes the same resources, each in the maximum amount that the commit may need, and it
-//!    changes the rows by the same code. It takes no pins: it brings no leaf in, so none needs protection from
-//!    eviction. A single row with a short record takes no memory of [commits](Account::Commits), because the record is
-//!    in a vector that the thread reuses.
-//! 2. It overtakes no other commit: while others wait in a queue for memory or for the log, it takes none.
-//! 3. It needs no place in the order in which commits wait, because it never waits while it holds something.
+//! 1. Before its timestamp, it takes the same resources as `apply`, each in the maximum amount that the commit may
+//!    need, and it changes the rows by the same code. It takes no pins: it reads no leaf from disk, so no leaf needs
+//!    protection from eviction. A single row with a short record takes no memory of [commits](Account::Commits),
+//!    because the record is in a vector that the thread reuses.
+//! 2. It overtakes no other commit: it takes no memory or log space while other commits are queued for it.
+//! 3. The order in which commits reserve does not apply to it, because it never waits while it holds a resource.
 //! 4. It adds no undo record if no snapshot needs one when the leaf is unlatched. A `Relaxed` commit is visible by then
-//!    if those before it are applied ([`are_open`](crate::txn::snapshots::Snapshots::are_open)).
-//! 5. Under the latches, the log assigns the record's timestamp and its position in one step, or refuses. From then on
-//!    nothing fails.
+//!    if the commits before it are applied ([`are_open`](crate::txn::snapshots::Snapshots::are_open)).
+//! 5. Under the latches, the log assigns the record's timestamp and its position in one step, or refuses. After that,
+//!    nothing can fail.
 
 use std::cell::Cell;
 use std::thread::LocalKey;
@@ -41,13 +42,13 @@ use crate::txn::engine::Engine;
 use crate::txn::undo::{UndoRecord, one_version_bytes_max, row_bytes};
 use crate::txn::write_set::Change;
 
-/// The maximum number of rows that are committed at once. Among more rows, usually one has a leaf that is full or not
+/// The maximum number of rows that are committed this way. With more rows, it is likely that some leaf is full or not
 /// in memory.
 const ROWS_MAX: usize = 16;
 
-/// The maximum capacity of a vector that a thread keeps. It is enough for the record of a row in a leaf of 4 KiB, and
-/// for the version that the row replaces. A commit of such a row takes no memory that others wait for, because the lock
-/// table keeps memory for its lock, too. The thread's own stack is larger than these vectors.
+/// The maximum capacity of a vector that a thread keeps. It is enough for the record of a row in a 4 KiB leaf, and for
+/// the version that the row replaces. A commit of such a row takes no memory that other commits wait for, because the
+/// lock table keeps memory for its lock, too. The thread's own stack is larger than these vectors.
 const SPARE_BYTES_MAX: usize = 2 << 10;
 
 thread_local! {
@@ -57,14 +58,14 @@ thread_local! {
 
 #[cfg(test)]
 thread_local! {
-    /// `true` while commits of this thread go the way that waits.
+    /// If `true`, commits of this thread use [`Engine::apply`], which waits.
     pub(crate) static IS_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Returns an empty vector with a capacity of at least `bytes_max`: the one that the thread keeps, if it has one.
 #[inline]
 fn take_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, bytes_max: usize) -> Vec<u8> {
-    // The vector may be gone already if the thread is ending.
+    // The thread-local vector may have been destroyed already if the thread is ending.
     let mut vector = spare.try_with(Cell::take).unwrap_or_default();
     debug_assert!(vector.capacity() <= SPARE_BYTES_MAX, "a thread keeps {} bytes", vector.capacity());
     vector.clear();
@@ -80,8 +81,8 @@ fn give_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, vector: Vec<u8>) {
     }
 }
 
-/// Returns the maximum size of the record of these rows, and of their versions. Returns `None` if a value needs an
-/// extent of its own, because the commit may have to wait for a buffer for it.
+/// Returns the maximum sizes of the record of these rows and of their versions. Returns `None` if a value needs its own
+/// extent, because the commit may then have to wait for a buffer.
 fn bytes_max(rows: &[Row<'_>]) -> Option<(usize, usize)> {
     let (mut body_bytes, mut version_bytes) = (0, 0);
     for row in rows {
@@ -97,12 +98,13 @@ fn bytes_max(rows: &[Row<'_>]) -> Option<(usize, usize)> {
 }
 
 impl Engine {
-    /// Commits rows if that takes no waiting. The rows are in ascending order of (keyspace, key), each key once.
-    /// Returns `None` if nothing has changed and the caller has to [apply](Self::apply) the commit instead. The caller
-    /// holds the row locks, which take `extra_bytes` of memory, and may release them once this returns.
+    /// Commits rows if that requires no waiting. The rows must be in ascending order of (keyspace, key), without
+    /// duplicates. Returns `None` if the caller has to [apply](Self::apply) the commit instead; nothing has changed
+    /// then. The caller holds the row locks, which take `extra_bytes` of memory, and may release them once this
+    /// returns.
     ///
     /// # Errors
-    /// Those of [`apply`](Self::apply). Nothing has changed then.
+    /// Same as [`apply`](Self::apply). Nothing has changed then.
     pub(crate) fn commit_at_once(
         &self,
         rows: &[Row<'_>],
@@ -162,14 +164,14 @@ impl Engine {
         if let [row] = rows {
             return self.try_apply_one(row, durability, sink);
         }
-        // The versions account for the memory that they take.
+        // This bound is held only until the versions are added, which account for the memory that they take.
         let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
         let _memory = memory.ok_or(Unready::Memory)?;
         let incoming: Vec<Incoming<'_>> = rows.iter().map(incoming_of).collect();
         self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None }, &[], &[], sink)
     }
 
-    /// Applies a single row. It needs no list of leaves, and memory only for the version that the row replaces.
+    /// Applies a single row. This needs no list of leaves, and memory only for the version that the row replaces.
     fn try_apply_one(
         &self,
         row: &Row<'_>,
@@ -208,7 +210,7 @@ impl Engine {
         leaf.set_newest(timestamp);
         sink.mark_applied(timestamp);
         if let Some((mut undo, held)) = undo {
-            // Makes a `Relaxed` commit visible if those before it are applied.
+            // This makes a `Relaxed` commit visible if the commits before it are applied.
             let is_visible = durability == Durability::Relaxed && self.clock.try_show_relaxed(timestamp);
             if is_visible && !undo.names_values() && !self.snapshots.are_open() {
                 crate::coverage::mark!("a commit left no version, since no snapshot needed it");

@@ -1,4 +1,4 @@
-//! Latching the leaves of a commit, and validating its transaction's reads on the way.
+//! Latches the leaves of a commit, and validates its transaction's reads on the way.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::txn::versions::Versions;
 #[derive(Clone, Copy)]
 pub(super) struct CommitRows<'a> {
     pub(super) rows: &'a [Row<'a>],
-    /// The rows in the form that the tree takes.
+    /// The rows in the form that the tree accepts.
     pub(super) incoming: &'a [Incoming<'a>],
     pub(super) reads: Option<Reads<'a>>,
 }
@@ -27,21 +27,22 @@ struct NextLeaf<'a, 'k> {
     tree: &'a Tree,
     /// A key that the leaf covers.
     key: &'k [u8],
-    /// `true` for a key of the read set, `false` for a key of a row.
+    /// `true` if the key is in the read set, `false` if it is the key of a row.
     is_read: bool,
 }
 
-/// While one leaf is latched, the pinned leaf this many positions ahead is prefetched into the processor's cache.
+/// The distance of prefetching: while one leaf is latched, the pinned leaf this many positions ahead is prefetched into
+/// the processor's cache.
 const LEAVES_AHEAD: usize = 4;
 
 /// The leaves of a commit's rows and of its transaction's read set, in the order of (keyspace, key) in which they are
 /// latched.
 struct LeavesInOrder<'a> {
     work: &'a CommitRows<'a>,
-    /// The first row whose leaf was not passed yet.
+    /// The first row whose leaf has not been passed yet.
     row: usize,
     walk: Walk<'a>,
-    /// The pinned leaves that were not passed yet.
+    /// The pinned leaves that have not been passed yet.
     pinned: &'a [PinnedLeaf],
 }
 
@@ -84,7 +85,8 @@ impl<'a> LeavesInOrder<'a> {
         }
     }
 
-    /// Passes the next leaf, which is latched. Validates the reads in it, and returns the rows that it covers.
+    /// Passes the next leaf, which the caller has latched. Validates the reads in it, and returns the rows that it
+    /// covers.
     fn pass(&mut self, versions: &Versions, tree: &Tree, page: PageId, leaf: &Leaf<'_>) -> Result<Range<usize>> {
         let keyspace = tree.pages.id;
         let is_read = self.walk.pass(keyspace, leaf.upper_fence());
@@ -101,11 +103,11 @@ impl<'a> LeavesInOrder<'a> {
     }
 }
 
-/// The leaves of a commit, which are latched, validated, and have room for its rows. They may be changed in the current
-/// epoch. Until the commit has its timestamp, no other commit can change rows that its transaction has read.
+/// The latched and validated leaves of a commit, with room for its rows. They may be changed in the current epoch.
+/// Until the commit has its timestamp, no other commit can change rows that this transaction has read.
 pub(super) struct Latched<'e> {
     pub(super) writes: Vec<(FrameWrite<'e>, Range<usize>)>,
-    /// Leaves that were read and will not change.
+    /// Leaves that the transaction has read and the commit does not change.
     pub(super) reads: Vec<FrameRead<'e>>,
     pub(super) _reclaim_guard: ReclaimGuard<'e>,
     pub(super) epoch_guard: EpochGuard<'e>,

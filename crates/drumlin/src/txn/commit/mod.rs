@@ -1,24 +1,24 @@
-//! Commits of rows, and the steps that each of them takes.
+//! Commits of rows, and the steps that every commit takes.
 //!
 //! # The life of a commit
 //! 1. *Admit* (`admission.rs`), called separately: the commit reserves memory for its record and for the pages that it
-//!    will pin, both at once. Commits are served in the order of their requests, and hold only row locks while they
+//!    will pin, both in one step. Commits are served in the order of their requests, and hold only row locks while they
 //!    wait.
-//! 2. *Prepare* (`prepare.rs`): the commit waits for all that it lacks. It encodes the record, reserves disk space for
-//!    the pages that it will make dirty, appends medium values, and reserves log space. If it has several rows, it
-//!    brings in and pins their leaves, and splits those in which the rows do not fit. Memory for the versions is
+//! 2. *Prepare* (`prepare.rs`): the commit waits for everything that it lacks. It encodes the record, reserves disk
+//!    space for the pages that it will make dirty, appends medium values, and reserves log space. If it has several
+//!    rows, it reads and pins their leaves, and splits those in which the rows do not fit. Memory for the versions is
 //!    reserved last; `admission.rs` gives the reason for this order.
-//! 3. *Latch* (`latch.rs`), under the epoch latch: the commit latches its leaves in key order, and validates those that
-//!    a serializable transaction has read on the way. If a leaf is missing or too full, the commit unlatches
-//!    everything, makes that leaf ready, and latches all of them again; the leaf of a single row is always brought in
-//!    and split this way.
+//! 3. *Latch* (`latch.rs`), under the epoch latch: the commit latches its leaves in key order, and validates on the way
+//!    those that a serializable transaction has read. If a leaf is missing or too full, the commit unlatches
+//!    everything, makes that leaf ready, and latches all of them from the start; the leaf of a single row is always
+//!    read and split this way.
 //! 4. *Apply* (`apply.rs`): the log assigns the timestamp and the record's position (`sink.rs`), unless it is sealed or
 //!    has failed. From here on, nothing waits, fails or can be cancelled: the commit changes the rows, keeps their old
 //!    versions, is marked applied, and releases its latches.
 //! 5. *Settle* (`settle.rs`): the commit waits until its record is durable (unless it is `Relaxed`) and readers see it.
 //!
 //! A small commit that lacks nothing takes the same steps without waiting (`at_once.rs`). During recovery, commits that
-//! are in the log take them without one (`replay.rs`).
+//! are already in the log take them without appending to it (`replay.rs`).
 
 mod admission;
 mod apply;
@@ -42,14 +42,14 @@ use crate::txn::engine::Engine;
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
-/// When a commit returns.
+/// The point at which a commit returns.
 ///
 /// ```
 /// use drumlin::{Config, Durability};
 ///
 /// let db = Config::in_memory().durability(Durability::Relaxed).open("")?;
 /// let cache = db.keyspace("cache")?; // its commits return before they are on the medium
-/// let accounts = cache.with_durability(Durability::Full); // those of this handle do not
+/// let accounts = cache.with_durability(Durability::Full); // commits through this handle wait for the medium
 /// db.sync()?; // all commits so far are on the medium
 /// # Ok::<(), drumlin::Error>(())
 /// ```
@@ -58,12 +58,12 @@ pub enum Durability {
     /// Returns once the commit is on the medium.
     #[default]
     Full,
-    /// Returns once the commit is applied. A power failure may lose the newest commits; those before them survive whole
-    /// and without gaps. The record is written soon afterwards.
+    /// Returns once the commit is applied. A power failure may lose the newest commits; the commits before them survive
+    /// whole and without gaps. The record is written soon afterwards.
     Relaxed,
 }
 
-/// Memory that a commit holds until it is applied: for its record, and for the pages that it pins.
+/// Memory for the record of a commit and for the pages that it pins, held until the commit is applied.
 pub(crate) struct Admitted {
     _work: Grant,
     _pinned: Grant,
@@ -78,17 +78,17 @@ pub(crate) struct Applied<'e> {
 }
 
 impl Engine {
-    /// Applies a commit if nothing in its read set has changed. The rows are in ascending order of (keyspace, key),
-    /// each key once. The caller holds the row locks and has [admitted](Self::admit) the rows. After this function
+    /// Applies a commit if nothing in its read set has changed. The rows must be in ascending order of (keyspace, key),
+    /// without duplicates. The caller holds the row locks and has [admitted](Self::admit) the rows. After this function
     /// returns, the caller releases the row locks, drops the memory of *Admit*, and [settles](Self::settle) the commit.
     ///
-    /// If the future is dropped before the commit is applied, the commit leaves no trace. After that, this function
-    /// does not wait again, and `settle` waits only once all work that must follow a commit is done: none of it depends
-    /// on the future being polled.
+    /// If the future is dropped before the commit is applied, the commit leaves no trace. Once it is applied, this
+    /// function does not wait, and `settle` waits only after it has done all work that must follow a commit, so that
+    /// none of that work depends on the future being polled.
     ///
     /// A commit that succeeds releases what it holds in this order:
-    /// - in `Latched::apply`: the latches of leaves that were read, those of changed leaves, the epoch latch and the
-    ///   reclaim guard;
+    /// - in `Latched::apply`: the latches of leaves that were only read, those of changed leaves, the epoch latch and
+    ///   the reclaim guard;
     /// - at the end of `apply_when_ready`: the pins of reads and of rows; medium values belong to their rows by then;
     /// - then, in this function: the record's bytes and the memory for versions;
     /// - in the caller, once the commit is published: the row locks, then the memory of *Admit*;
@@ -125,14 +125,15 @@ impl Engine {
         })
     }
 
-    /// Waits until an applied commit is published. Its row locks must not be released before.
+    /// Waits until an applied commit is published. Its row locks must not be released earlier.
     #[inline]
     pub(super) fn publish(&self, logged: &Appended) {
-        // If nothing was published since its snapshot, the next owner of a row lock assumes that the row is unchanged.
+        // The next owner of a row lock assumes that the row is unchanged if nothing has been published since its
+        // snapshot.
         self.clock.wait_published(logged.timestamp);
     }
 
-    /// Encodes the record of a commit into `body`, an empty vector with enough capacity.
+    /// Encodes the record of a commit into `body`, which must be empty and have enough capacity.
     pub(super) fn encode(&self, rows: &[Row<'_>], mut body: Vec<u8>) -> Result<Body> {
         let body_capacity = body.capacity();
         assert!(body.is_empty(), "a record is appended to another");

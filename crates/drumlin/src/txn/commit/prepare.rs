@@ -1,9 +1,9 @@
-//! Preparing a commit: the steps that may wait. Appends medium values. If there are several rows, also brings in and
-//! pins their leaves and makes room in them.
+//! Prepares a commit: the steps that may wait. Appends medium values. If there are several rows, also reads and pins
+//! their leaves and makes room in them.
 //!
-//! The leaf of a single row is neither brought in nor pinned here. Usually it is in memory and has room, and
+//! The leaf of a single row is neither read nor pinned here. Usually it is in memory and has room, and
 //! [`apply_when_ready`](Engine::apply_when_ready) checks that under the latch, which it takes anyway. Pinning pays off
-//! if one of many leaves could be evicted while another is brought in.
+//! if one of many leaves could be evicted while a different one is read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,15 +33,15 @@ pub(crate) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// The row's position in the order of (keyspace, key).
+    /// Returns the row's position in the order of (keyspace, key).
     pub(super) fn order(&self) -> (KeyspaceId, &'a [u8]) {
         (self.tree.pages.id, self.key)
     }
 }
 
-/// The minimum number of leaves that a commit brings in together.
+/// The minimum number of leaves that a commit reads together.
 pub(super) const LEAVES_AT_ONCE_MIN: usize = 64;
-/// The maximum number of leaves that a commit brings in together. With more leaves, more reads are in flight.
+/// The maximum number of leaves that a commit reads together. With more leaves, more reads are in flight.
 const LEAVES_AT_ONCE_MAX: usize = 1024;
 
 /// The number of leaves that are prefetched into the processor's cache before they are pinned.
@@ -50,7 +50,7 @@ const LOCATED_LEAVES: usize = 16;
 
 /// The position of a leaf that a commit is about to pin.
 struct Located {
-    /// The first of the commit's rows that the leaf seems to cover.
+    /// The first of the commit's rows that the leaf appears to cover.
     row: usize,
     found: Result<Option<(PageId, FrameIndex)>, Stop>,
 }
@@ -64,14 +64,14 @@ pub(super) struct PinnedLeaf {
     pub(super) frame: FrameIndex,
 }
 
-/// A value in an extent of its own, whose row is not committed yet.
+/// A value in its own extent, whose row is not committed yet.
 #[derive(Clone, Copy)]
 pub(super) struct MediumValue {
     pub(super) value_id: ValueId,
     pub(super) address: ExtentAddress,
 }
 
-/// Leaves that a commit being prepared protects from eviction, in the order of rows.
+/// The leaves that a commit has pinned during its preparation to protect them from eviction, in the order of rows.
 pub(super) struct PinnedLeaves<'p> {
     pool: &'p Pool,
     pub(super) leaves: Vec<PinnedLeaf>,
@@ -106,8 +106,9 @@ pub(super) struct MediumValues<'e> {
 impl Drop for MediumValues<'_> {
     fn drop(&mut self) {
         if !self.is_committed {
-            // The extents become free at the end of the epoch, not now: they may still be on their way to the disk, and
-            // must not overwrite what is stored there next. The checkpoint that ends the epoch waits for them.
+            // The extents are freed at the end of the epoch, not now: they may still be on their way to the disk, and
+            // such a write must not overwrite whatever is stored there next. The checkpoint that ends the epoch waits
+            // for them.
             let epoch_guard = self.space.epoch_latch.shared();
             for value in self.values.iter().flatten() {
                 self.space.segments.release(value.address, epoch_guard.epoch());
@@ -116,8 +117,8 @@ impl Drop for MediumValues<'_> {
     }
 }
 
-/// Returns the index after the last row that the leaf covers, counting from `start`. The row at `start` must not be
-/// below the leaf.
+/// Returns the index after the last row that the leaf covers, counting from `start`. The row at `start` must not
+/// precede the leaf.
 pub(super) fn rows_end(rows: &[Row<'_>], start: usize, tree: &Tree, leaf: &Leaf<'_>) -> usize {
     let upper = leaf.upper_fence();
     debug_assert!(rows.get(start).is_none_or(|row| {
@@ -138,7 +139,7 @@ pub(super) struct Prepared<'w, 'p> {
     pub(super) version_bytes: usize,
 }
 
-/// The state while leaves are being pinned.
+/// The progress of pinning the leaves of a commit.
 struct Pinning<'w, 'p> {
     rows: &'w [Row<'w>],
     incoming: &'w [Incoming<'w>],
@@ -146,11 +147,11 @@ struct Pinning<'w, 'p> {
     version_bytes: usize,
     /// Rows that do not fit in their leaves.
     full: Vec<Range<usize>>,
-    /// The number of leaves that are brought in together.
+    /// The number of leaves that are read together.
     at_once: usize,
 }
 
-/// Rows whose leaves are still to be pinned, and the missing pages.
+/// The rows whose leaves are still to be pinned, and the missing pages among these leaves.
 #[derive(Default)]
 struct Outstanding {
     rows: Vec<usize>,
@@ -158,8 +159,8 @@ struct Outstanding {
 }
 
 impl Pinning<'_, '_> {
-    /// Pins the leaf, and adds up the versions that its rows from `row` on will leave. Returns the index after these
-    /// rows.
+    /// Pins the leaf of `row`, and adds up the versions that its rows, starting with `row`, will leave. Returns the
+    /// index after these rows.
     fn pin(&mut self, row: usize, page: &FrameRead<'_>) -> usize {
         self.pinned.push(row, page);
         let leaf = Leaf::new(page);
@@ -182,9 +183,9 @@ impl Pinning<'_, '_> {
         end
     }
 
-    /// Pins the leaves of these rows, all of one tree, that are in memory.
+    /// Pins those leaves of these rows that are in memory. The rows all belong to one tree.
     fn pin_present(&mut self, tree: &Tree, rows: &[usize]) -> Result<Outstanding> {
-        // Hold one guard for all descents: guards nested in it cost next to nothing.
+        // Hold a single guard for all descents: the guards nested in it cost next to nothing.
         let reclaim_guard = self.pinned.pool.reclaim_guard();
         debug_assert!(rows.is_sorted(), "rows are pinned out of order");
         let mut finger = Finger::new(tree, &reclaim_guard);
@@ -214,7 +215,7 @@ impl Pinning<'_, '_> {
                 Some(Err(stop)) => Some(Err(stop)),
                 Some(Ok(None)) | None => None,
             };
-            // The leaf is not where it was located if it was split, evicted or merged since.
+            // The leaf may have been split, evicted or merged since it was located.
             match page.unwrap_or_else(|| tree.read_leaf(Target::At(key))) {
                 Ok(page) => covered = self.pin(row, &page),
                 Err(Stop::Needs(needs)) => {
@@ -233,9 +234,9 @@ impl Pinning<'_, '_> {
         Ok(outstanding)
     }
 
-    /// Locates the leaves of the next rows, beginning at position `start` of `rows`, so that they are prefetched into
-    /// the processor's cache together. Adds the first row of each leaf to `located`, in descending order. Returns the
-    /// position after the rows that these leaves seem to cover.
+    /// Locates the leaves of the next rows, beginning at position `start` of `rows`, in order to prefetch them into the
+    /// processor's cache together. Adds the first row of each leaf to `located`, in descending order. Returns the
+    /// position after the rows that these leaves appear to cover.
     fn locate(&self, finger: &mut Finger<'_>, rows: &[usize], start: usize, located: &mut Vec<Located>) -> usize {
         assert!(located.is_empty(), "leaves are located before the last ones are pinned");
         let mut end = start;
@@ -254,8 +255,8 @@ impl Pinning<'_, '_> {
         end
     }
 
-    /// Fails if the commit pins more leaves than its memory allows. The error gives both in bytes of the commit's
-    /// largest page.
+    /// Returns an error if the commit pins more leaves than its memory allows. The error gives both amounts in bytes,
+    /// computed from the commit's largest page size.
     fn check_count(&self, leaf_count_max: usize, page_bytes: usize) -> Result<()> {
         let count = self.pinned.leaves.len();
         if count <= leaf_count_max {
@@ -266,12 +267,12 @@ impl Pinning<'_, '_> {
     }
 }
 
-/// Returns an upper bound of the bytes of versions that a row leaves.
+/// Returns an upper bound of the bytes of versions that a row will leave.
 pub(super) fn row_version_bytes_max(row: &Row<'_>) -> usize {
     undo_bytes_max(version_bytes_max(row.key, row.tree.inline_bytes_max(row.key).max(LARGE_REF_BYTES)))
 }
 
-/// Converts the row to the form that the tree takes.
+/// Converts the row to the form that the tree accepts.
 pub(super) fn incoming_of<'r>(row: &Row<'r>) -> Incoming<'r> {
     let value_bytes = match row.change {
         Change::Put(value) if value.len() <= row.tree.inline_bytes_max(row.key) => Some(value.len()),
@@ -306,7 +307,7 @@ impl<L> Engine<L> {
         Ok(medium)
     }
 
-    /// Brings in and pins the leaves of several rows, and makes room in them. Does nothing for a single row.
+    /// Reads and pins the leaves of several rows, and makes room in them. Does nothing for a single row.
     pub(super) async fn prepare<'w>(
         &self,
         mode: WaitMode<'_>,
@@ -321,8 +322,8 @@ impl<L> Engine<L> {
         Ok(Prepared { rows, reads, incoming, pinned, version_bytes })
     }
 
-    /// Brings in the leaves of all rows, many at a time, pins them, and makes room in them. Also returns an upper bound
-    /// of the bytes of versions that the rows will leave.
+    /// Reads the leaves of all rows, many at a time, pins them, and makes room in them. Also returns an upper bound of
+    /// the bytes of versions that the rows will leave.
     async fn pin_leaves(
         &self,
         mode: WaitMode<'_>,
@@ -333,7 +334,7 @@ impl<L> Engine<L> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
         let leaf_count_max = self.pinned_leaves_max(page_bytes as u64, reads) as usize;
         let pinned = PinnedLeaves::new(&self.pool);
-        // Few enough, compared with all frames, that none is evicted before it is pinned.
+        // Few enough, compared with all frames, that no leaf is evicted before it is pinned.
         let frame_count = self.pool.frames.limit_bytes() / page_bytes;
         let at_once = (frame_count / 16).clamp(LEAVES_AT_ONCE_MIN, LEAVES_AT_ONCE_MAX);
         let mut pinning = Pinning { rows, incoming, pinned, version_bytes: 0, full: Vec::new(), at_once };
@@ -362,7 +363,7 @@ impl<L> Engine<L> {
         Ok((pinned, version_bytes))
     }
 
-    /// Reads pages of a tree together. A single missing page is loaded through the provider, which returns the error of
+    /// Reads pages of a tree together. A single missing page is read through the provider, which returns the error of
     /// the read if the page is still needed.
     async fn bring_in(
         &self,
@@ -382,8 +383,8 @@ impl<L> Engine<L> {
         provider.provide(&Needs::Page(Arc::clone(&tree.pages), page)).await.map(drop)
     }
 
-    /// Brings in and pins the leaves of the read set, except those that are pinned in `pinned`. Fails if it finds a
-    /// conflict.
+    /// Reads and pins the leaves of the read set, except those that are already pinned in `others`. Returns an error if
+    /// it finds a conflict.
     pub(super) async fn pin_reads(
         &self,
         mode: WaitMode<'_>,

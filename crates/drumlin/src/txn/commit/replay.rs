@@ -1,5 +1,5 @@
-//! An engine during recovery. It applies commits that are already in the log. Several threads apply disjoint sets of
-//! rows.
+//! The engine during recovery, which applies commits that are already in the log. Several threads apply disjoint sets
+//! of rows.
 
 use super::prepare::Row;
 use super::sink::{CommitSink, Unready};
@@ -11,7 +11,8 @@ use crate::tree::node::RowValue;
 use crate::txn::engine::{Engine, Replaying};
 use crate::txn::write_set::Change;
 
-/// The sink of a commit that already has its timestamp. It publishes nothing, because there are no readers yet.
+/// The sink of a commit that already has its timestamp. It does not publish the commit, because there are no readers
+/// yet.
 struct ReplayedCommit(Timestamp);
 
 impl CommitSink for ReplayedCommit {
@@ -23,7 +24,7 @@ impl CommitSink for ReplayedCommit {
         Ok((self.0, ()))
     }
 
-    /// Keeps only replaced large values, which have to be freed. No snapshot can need any other old version.
+    /// Keeps only replaced large values, which have to be freed. No snapshot can need other old versions.
     fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool {
         matches!(replaced, Some(RowValue::Large(_)))
     }

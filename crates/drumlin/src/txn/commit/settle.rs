@@ -26,8 +26,8 @@ impl Engine {
         self.await_written(mode, &logged, durability).await
     }
 
-    /// Waits until a commit whose write was requested is as durable as `durability` demands, and makes it visible to
-    /// readers. Returns its timestamp.
+    /// Waits until a commit whose write was requested is as durable as `durability` demands, and makes the commit
+    /// visible to readers. Returns its timestamp.
     pub(crate) async fn await_written(
         &self,
         mode: WaitMode<'_>,
@@ -51,9 +51,9 @@ impl Engine {
         Ok(logged.timestamp)
     }
 
-    /// Requests the write that an applied commit's durability calls for. Makes a relaxed commit visible now. Merges the
-    /// leaves that the commit emptied, then releases its disk space. Also drops versions that no snapshot needs, which
-    /// excludes the commit's own until it is durable; a later commit drops those.
+    /// Requests the write that the commit's durability calls for. Makes a relaxed commit visible now. Merges the leaves
+    /// that the commit emptied, then releases its disk space. Also drops versions that no snapshot needs. The commit's
+    /// own versions are dropped only after it is durable, by a later commit.
     pub(crate) fn request_write(
         &self,
         for_task: bool,
@@ -67,7 +67,8 @@ impl Engine {
             "a commit is shown before those in front of it are applied"
         );
         match durability {
-            // Requested even if the task stops waiting. A blocking caller writes the record itself when it waits.
+            // Request the write even if the task stops waiting. A blocking caller writes the record itself when it
+            // waits.
             Durability::Full if for_task => self.log().request_flush(&logged),
             Durability::Full => {}
             Durability::Relaxed => {

@@ -1,4 +1,4 @@
-//! The place to which a commit's record goes, which gives the commit its timestamp.
+//! The destination of a commit's record, which also assigns the commit's timestamp.
 
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use crate::space::EpochGuard;
 use crate::tree::node::RowValue;
 use crate::txn::clock::Clock;
 
-/// The reason why an attempt to apply ended.
+/// The reason why an attempt to apply a commit ended.
 pub(super) enum Unready {
     Needs(Needs),
     /// These rows do not fit into their leaves.
     LeafFull(Range<usize>),
-    /// The log has no space for the record. Only commits that reserve none get this.
+    /// The log has no space for the record. Only commits that reserve no log space get this.
     LogSpace,
-    /// Memory for the versions was not available at once. Only commits that reserve none get this.
+    /// No memory was free for the versions. Only commits that reserve no memory get this.
     Memory,
     Error(Error),
 }
@@ -31,7 +31,8 @@ impl From<Stop> for Unready {
     }
 }
 
-/// The parts that a commit uses besides its leaves: the log and clock of an open database, or none during recovery.
+/// The components that a commit uses in addition to its leaves: the log and clock of an open database, or neither
+/// during recovery.
 pub(super) trait CommitSink {
     /// `true` if commits are applied to a leaf in the order of their timestamps.
     const IN_ORDER: bool;
@@ -39,14 +40,14 @@ pub(super) trait CommitSink {
     /// The information about the commit's record that the caller receives.
     type Committed;
 
-    /// Takes the commit's timestamp while all leaves and the epoch are latched. May fail, because nothing is changed
+    /// Takes the commit's timestamp while all leaves and the epoch are latched. May fail, because nothing has changed
     /// yet.
     fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed), Unready>;
 
     /// Returns `true` if the replaced version has to be kept; `None` means that there was no row.
     fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool;
 
-    /// Called when every row is changed, before the leaves are unlatched.
+    /// Called when every row has been changed, before the leaves are unlatched.
     fn mark_applied(&self, timestamp: Timestamp);
 }
 
@@ -59,9 +60,9 @@ pub(super) struct LiveLog<'e> {
 
 /// The space of a record in the log.
 pub(super) enum LogSpace<'e> {
-    /// The record takes what was reserved for it.
+    /// The record takes the space that was reserved for it.
     Reserved(Reservation<'e>),
-    /// The record takes free space of a stream. If there is none, the commit gets [`Unready::LogSpace`].
+    /// The record takes free space of a stream. If there is too little, the commit gets [`Unready::LogSpace`].
     Free {
         log: &'e Log,
         stream: usize,

@@ -1,4 +1,4 @@
-//! Commits that change no rows: creating and dropping a keyspace, attaching a bulk load.
+//! Commits that change no rows: those that create or drop a keyspace, or attach a bulk load.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use crate::seglog::Body;
 use crate::task::{WaitMode, ready};
 
 impl Engine {
-    /// Commits a record that changes no rows. If `apply` takes no timestamp, nothing is logged or committed.
+    /// Commits a record that changes no rows. If `apply` does not take a timestamp, nothing is logged or committed.
     pub(crate) fn log_ddl<T>(
         &self,
         body: &Body,

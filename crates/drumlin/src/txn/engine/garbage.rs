@@ -1,25 +1,27 @@
-//! Dropping old versions that no snapshot needs, spilling the others, and freeing large values that only they named.
+//! Drops old versions that no snapshot needs, spills the rest, and frees large values that only dropped versions
+//! referred to.
 
 use super::{Engine, UnfreedValues};
 use crate::format::KeyspaceId;
 use crate::format::node::LargeRef;
 use crate::txn::values;
 
-/// The versions in memory at which a spill begins, in addition to three quarters of their memory; a spill leaves half
-/// of it. Simulated databases have few versions, so they spill earlier.
+/// A spill begins when the versions in memory exceed this size or three quarters of their memory, whichever is less. It
+/// leaves half of this size or half of their memory, whichever is less. Simulated databases have few versions, so they
+/// spill earlier.
 const UNSPILLED_BYTES_MAX: u64 = if cfg!(feature = "sim") { 8 << 10 } else { u64::MAX };
 
-/// The most changes of page tables in an epoch at which values are freed, in addition to what their memory allows.
-/// Simulations free few values.
+/// Values are freed only while the epoch has at most this many changes of page tables, or fewer if its memory allows
+/// fewer. Simulations free few values.
 const FREED_CHANGES_MAX: u64 = if cfg!(feature = "sim") { 32 } else { u64::MAX };
 
 /// The outcome of an attempt to spill versions.
 enum Spill {
     /// Versions left memory.
     Some,
-    /// Memory held no versions that a spill could take.
+    /// Memory held no versions that could be spilled.
     Nothing,
-    /// Versions may not be written to disk, for this reason.
+    /// The versions could not be written to disk, for this reason.
     Refused(String),
 }
 
@@ -35,12 +37,12 @@ impl Engine {
     /// left, requests a spill.
     pub(crate) fn collect_all_garbage(&self) {
         self.drop_unneeded(&mut self.unfreed_values.lock());
-        // Each collection postpones the next one of the commits, so it has to look for them.
+        // After this collection, commits will wait longer before they start their own, so check on their behalf.
         self.request_spill_of_many();
     }
 
-    /// Drops the versions that no snapshot needs, unless another thread is doing so. For a commit that waits for memory
-    /// and requests the spill itself.
+    /// Drops the versions that no snapshot needs, unless another thread is doing so. Meant for a commit that waits for
+    /// memory and requests the spill itself.
     pub(crate) fn try_collect_all_garbage(&self) {
         if let Some(mut unfreed) = self.unfreed_values.try_lock() {
             self.drop_unneeded(&mut unfreed);
@@ -69,13 +71,13 @@ impl Engine {
         self.free_values(unfreed, self.changes_max_of_frees());
     }
 
-    /// The most changes of page tables in an epoch at which values are freed.
+    /// Returns the number of page table changes in an epoch up to which values are freed.
     #[allow(clippy::unnecessary_min_or_max, reason = "the limit exists only in simulations")]
     fn changes_max_of_frees(&self) -> u64 {
         self.budget.epoch_changes_max().min(FREED_CHANGES_MAX)
     }
 
-    /// Frees values that had to wait for this epoch. Leaves commits half of the memory for its changes.
+    /// Frees values that had to wait for this epoch. Leaves half of the memory for the epoch's changes to commits.
     pub(crate) fn free_waiting_values(&self) {
         if self.space.unfreed_pages() > 0
             && let Some(mut unfreed) = self.unfreed_values.try_lock()
@@ -84,9 +86,10 @@ impl Engine {
         }
     }
 
-    /// Drops versions that no snapshot needs and spills the others, until those in memory take at most `bytes_max`. If
+    /// Drops versions that no snapshot needs and spills the rest, until those in memory take at most `bytes_max`. If
     /// versions can't be spilled, ends the oldest snapshots. If the configuration delays commits instead, returns
-    /// `false` while a commit waits: then only the end of a snapshot helps. Called only by the thread that spills.
+    /// `false` while a commit waits, because then only the end of a snapshot helps. Called only by the thread that
+    /// spills.
     pub(crate) fn fit_versions(&self, bytes_max: u64) -> bool {
         let mut unfreed = self.unfreed_values.lock();
         loop {
@@ -104,7 +107,7 @@ impl Engine {
         }
     }
 
-    /// Ends the snapshots that need spilled versions. Called when the disk is full, because writers need the space
+    /// Ends the snapshots that need spilled versions. Called when the disk is full, because commits need the space
     /// more.
     pub(crate) fn give_up_spilled(&self) {
         let disk_bytes = self.spilled.disk_bytes();
@@ -153,13 +156,13 @@ impl Engine {
         }
     }
 
-    /// Frees values as long as the newest epoch has at most `changes_max` changes of page tables. The others wait for
-    /// later epochs.
+    /// Frees values until the newest epoch has more than `changes_max` changes of page tables. The remaining values
+    /// wait for later epochs.
     fn free_values(&self, unfreed: &mut UnfreedValues, changes_max: u64) {
         while let Some((keyspace, reference)) = unfreed.front() {
-            // A version may have been in memory and in a run.
+            // The same version may have been both in memory and in a run, so its value may have been freed already.
             if self.versions.holds(*keyspace, reference) {
-                // A value with more pages than an epoch has changes must not wait forever.
+                // Do not let a value wait forever if it has more pages than an epoch may have changes.
                 let limit = changes_max - u64::from(reference.chunk_count).min(changes_max / 2);
                 if self.space.epoch_change_count() > limit {
                     crate::coverage::mark!("freeing values waited for a checkpoint to write earlier changes");

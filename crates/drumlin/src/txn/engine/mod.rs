@@ -1,4 +1,4 @@
-//! The engine: what commits and reads share. Commits are in `txn/commit`.
+//! The engine: the parts of a database that commits and reads share. Commits are implemented in `txn/commit`.
 
 mod ddl;
 mod garbage;
@@ -27,11 +27,11 @@ use crate::space::Space;
 use crate::sync::Mutex;
 use crate::task::{Tasks, WaitMode, ready};
 
-/// Takes the place of the log during recovery, while nothing may be appended.
+/// Takes the place of the log during recovery, when no record may be appended.
 pub(crate) struct Replaying;
 
-/// The commits and reads of a database. `L` is the log, or [`Replaying`] during recovery, when there is no log to
-/// append to yet.
+/// The part of a database that commits and reads rows. `L` is the log, or [`Replaying`] during recovery, when there is
+/// no log to append to yet.
 pub(crate) struct Engine<L = Log> {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) space: Arc<Space>,
@@ -44,11 +44,11 @@ pub(crate) struct Engine<L = Log> {
     log: L,
     pub(crate) next_value: AtomicU64,
     pub(crate) transaction_ids: TransactionIds,
-    /// The last timestamp before the opening; and the number of timestamps since then that were not for commits of
-    /// rows.
+    /// The last timestamp before the opening, and the number of timestamps since then that were assigned to records
+    /// other than commits of rows.
     first: Timestamp,
     pub(crate) other_records: AtomicU64,
-    /// Bytes of record bodies between the newest checkpoint and the opening; and the value of
+    /// The bytes of record bodies between the newest checkpoint and the opening, and the value of
     /// [`log_bytes_written`](Engine::log_bytes_written) when the newest checkpoint began.
     log_bytes_found: u64,
     pub(crate) log_bytes_checkpointed: AtomicU64,
@@ -59,8 +59,8 @@ pub(crate) struct Engine<L = Log> {
     pub(crate) tasks: Tasks,
 }
 
-/// Large values that no reader needs and whose pages are not free yet: the changes of page tables that this takes wait
-/// for memory.
+/// Large values that no reader needs and whose pages are not free yet, because the page table changes for freeing them
+/// wait for memory.
 type UnfreedValues = VecDeque<(KeyspaceId, LargeRef)>;
 
 impl<L> std::fmt::Debug for Engine<L> {
@@ -70,7 +70,7 @@ impl<L> std::fmt::Debug for Engine<L> {
 }
 
 impl Engine<Replaying> {
-    /// Creates an engine for recovery. Once it has a log, the first timestamp that it assigns is the one after `last`.
+    /// Creates an engine for recovery. Once it has a log, it assigns timestamps starting after `last`.
     #[allow(clippy::too_many_arguments, reason = "made in one place, where each part is named")]
     pub(crate) fn new(
         backend: Arc<dyn Backend>,
@@ -108,8 +108,8 @@ impl Engine<Replaying> {
         }
     }
 
-    /// Turns the engine into that of an open database, once every record of the log is applied. New records are
-    /// appended to `log`; the records since the checkpoint take `logged_bytes`.
+    /// Turns the engine into that of an open database, once every record of the log has been applied. New records will
+    /// be appended to `log`; the records since the checkpoint take `logged_bytes`.
     pub(crate) fn into_live(self, log: Log, logged_bytes: u64) -> Engine {
         assert!(log.last() == self.clock.published(), "the log goes on elsewhere than the clock");
         assert!(self.clock.visible() == self.clock.published(), "a commit was recovered that nobody sees");
@@ -145,18 +145,18 @@ impl Engine {
         &self.log
     }
 
-    /// Returns the value id for a new value.
+    /// Returns a new value id.
     pub(crate) fn new_value(&self) -> ValueId {
         ValueId(self.next_value.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The number of commits of rows since the opening.
+    /// Returns the number of commits of rows since the opening.
     pub(crate) fn commit_count(&self) -> u64 {
         let (last, others) = (self.log.last().0, self.other_records.load(Ordering::Relaxed));
         (last - self.first.0).saturating_sub(others)
     }
 
-    /// Bytes of record bodies appended since the newest checkpoint before the opening.
+    /// Returns the bytes of record bodies in the log that follow the newest checkpoint made before the opening.
     #[inline]
     pub(crate) fn log_bytes_written(&self) -> u64 {
         self.log_bytes_found + self.log.appended_bytes()
@@ -172,12 +172,12 @@ impl Engine {
 }
 
 impl Engine {
-    /// Waits until every commit up to this one is durable. After that, none of them can be lost.
+    /// Waits until this commit and every earlier one are durable. After that, they can no longer be lost.
     pub(crate) fn wait_durable(&self, timestamp: Timestamp) -> Result<()> {
         ready(self.await_durable(WaitMode::Blocking, timestamp))
     }
 
-    /// Like [`wait_durable`](Self::wait_durable), waiting as `mode` says.
+    /// Like [`wait_durable`](Self::wait_durable), but waits as `mode` says.
     pub(crate) async fn await_durable(&self, mode: WaitMode<'_>, timestamp: Timestamp) -> Result<()> {
         let log = self.log();
         if log.durable() >= timestamp {
@@ -191,7 +191,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until every commit up to this one, which is published, is durable and visible to all readers.
+    /// Waits until this commit, which is published, and every earlier one are durable and visible to all readers.
     pub(crate) async fn show_durable(&self, mode: WaitMode<'_>, timestamp: Timestamp) -> Result<()> {
         assert!(timestamp <= self.clock.published(), "commit {timestamp} is shown before it is published");
         self.await_durable(mode, timestamp).await?;

@@ -1,4 +1,4 @@
-//! Reads of rows: from their leaves, or from their old versions.
+//! Reads rows from their leaves or from their old versions.
 
 use super::Engine;
 use crate::error::{Error, Result};
@@ -11,18 +11,19 @@ use crate::tree::{Target, Tree};
 use crate::txn::old_rows::OldVersion;
 use crate::txn::values::{self, UpcomingValues};
 
-/// The state of the database that a read sees.
+/// The version of the database that a read sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadAt {
-    /// The newest visible commit when the leaf is read.
+    /// The newest commit that is visible when the leaf is read.
     Visible,
-    /// The newest published commit when the leaf is read, durable or not.
+    /// The newest commit that is published when the leaf is read, durable or not.
     Published,
-    /// The state after this commit.
+    /// The database as of this commit.
     Timestamp(Timestamp),
 }
 
-/// The result of a read: what the reader took from a value in its leaf, or the reference to a larger value.
+/// The result of a read: the output of the caller's closure for a value in its leaf, or the reference to a larger
+/// value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Found<T> {
     Inline(T),
@@ -36,7 +37,7 @@ impl<T> Found<T> {
 }
 
 impl Found<()> {
-    /// Returns the same result with `taken` as the inline value.
+    /// Returns this result with `taken` in place of an inline value.
     fn with<T>(self, taken: Option<T>) -> Found<T> {
         match self {
             Found::Inline(()) => Found::Inline(taken.expect("a value in its leaf is taken")),
@@ -71,15 +72,15 @@ fn row_seen<T>(
     }
 }
 
-/// The place where a read puts the value of a row: a vector of the caller's, or a value that the call returns.
+/// The place where a read puts the value of a row: the caller's vector, or a value that the call returns.
 pub(crate) trait Destination: Send {
     /// Copies a value that is in a leaf. Called under the leaf's latch, so it must not call the database.
     fn copy(&mut self, value: &[u8]);
 
-    /// Returns a vector to read a larger value into.
+    /// Returns a vector into which a larger value is read.
     fn take_buffer(&mut self) -> Vec<u8>;
 
-    /// Takes a value that was read into a vector.
+    /// Takes over the vector into which a value was read.
     fn put(&mut self, value: Vec<u8>);
 }
 
@@ -122,32 +123,32 @@ impl<T: OwnedValue> Destination for Option<T> {
     }
 }
 
-/// The number of keys whose leaves are brought in together. It is so small that the first is still in memory when the
-/// last arrives.
+/// The number of keys whose leaves are prefetched together. It is small enough that the first leaf is still in memory
+/// when the last one arrives.
 const FIND_MANY_KEYS: usize = 256;
 
-/// The number of keys that descend together. While the leaf of one key is prefetched into the processor's cache, the
-/// other keys descend; and while its row is prefetched, their rows are searched (group prefetching: Chen, Ailamaki,
+/// The number of keys that descend together. While one key's leaf is prefetched into the processor's cache, the other
+/// keys descend; and while its row is prefetched, the other rows are searched for (group prefetching: Chen, Ailamaki,
 /// Gibbons and Mowry, "Improving Hash Join Performance through Prefetching", ICDE 2004).
 /// Measured: decision 032, together with the other changes described there.
 const GROUP_KEYS: usize = 16;
 
-/// Bytes of a row that are prefetched: two cache lines. The hardware prefetches the rest of a longer row.
+/// The bytes of a row that are prefetched: two cache lines. The hardware prefetches the rest of a longer row.
 const ROW_BYTES: usize = 128;
 
-/// The descent for one of many keys.
+/// The progress of one of several keys down the tree.
 #[derive(Clone, Copy, Debug)]
 struct Descent {
     index: usize,
-    /// The page that it has reached.
+    /// The page that the descent has reached.
     page: PageId,
 }
 
 impl Engine {
     /// Finds the row that a read at this timestamp or horizon sees. O(log n).
     ///
-    /// Calls `take` once with a value that is in its leaf. It runs under the leaf's latch, so it must not wait or call
-    /// the database.
+    /// Calls `take` once if the value is in its leaf, and passes the value. `take` runs under the leaf's latch, so it
+    /// must not wait or call the database.
     #[inline]
     pub(crate) fn find<T: Send>(
         &self,
@@ -162,7 +163,7 @@ impl Engine {
         }
     }
 
-    /// Like [`find`](Self::find), waiting as `mode` says.
+    /// Like [`find`](Self::find), but waits as `mode` says.
     pub(crate) async fn find_in<T: Send>(
         &self,
         mode: WaitMode<'_>,
@@ -208,7 +209,7 @@ impl Engine {
         Ok(self.found_in(tree, &page, key, read_at, take))
     }
 
-    /// Returns the row in the leaf that covers its key, or its old version.
+    /// Returns the row's old version, or else the row in this leaf, which must cover the key.
     #[inline]
     fn found_in<T>(
         &self,
@@ -238,7 +239,7 @@ impl Engine {
         Lookup::Row(row_seen(&leaf, key, was, take))
     }
 
-    /// Continues [`find`](Self::find) after its descent has stopped, or if a version of the row may have been spilled.
+    /// Continues [`find`](Self::find) if its descent has stopped, or if a version of the row may have been spilled.
     #[cold]
     fn find_waiting<'a>(
         &'a self,
@@ -259,8 +260,8 @@ impl Engine {
             }
             loop {
                 let ReadAt::Timestamp(at) = read_at else {
-                    // Spilled versions belong to commits that are visible by now, so a retry at the new horizon does
-                    // not need them.
+                    // Spilled versions belong to commits that are visible by now, so a retry at the new horizon won't
+                    // need them.
                     match tree.pool.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut *take)).await? {
                         Lookup::Row(found) => return Ok(found),
                         Lookup::Spilled => continue,
@@ -303,7 +304,7 @@ impl Engine {
         }
     }
 
-    /// Puts the value of a row into `to`, an empty vector. Returns `false` if there is no row.
+    /// Puts the value of a row into `to`, which must be empty. Returns `false` if there is no row.
     #[inline]
     pub(crate) fn get_into(&self, tree: &Tree, key: &[u8], read_at: ReadAt, to: &mut Vec<u8>) -> Result<bool> {
         match self.find(tree, key, read_at, |value| to.copy(value))? {
@@ -315,7 +316,7 @@ impl Engine {
         }
     }
 
-    /// Like [`get`](Self::get), waiting as `mode` says.
+    /// Like [`get`](Self::get), but waits as `mode` says.
     pub(crate) async fn get_in(
         &self,
         mode: WaitMode<'_>,
@@ -332,7 +333,7 @@ impl Engine {
     }
 
     /// Reads the large value of a row that [`find`](Self::find) has found, and puts it in `to`. If the value is
-    /// replaced while it is read, looks the row up again. Returns `false` if the row was removed in the meantime.
+    /// replaced in the meantime, looks the row up again. Returns `false` if the row was removed in the meantime.
     fn get_large<'a>(
         &'a self,
         mode: WaitMode<'a>,
@@ -351,8 +352,8 @@ impl Engine {
                         to.put(value);
                         return Ok(true);
                     }
-                    // The value may have been replaced and freed while it was read, and its pages may hold another
-                    // value. The result counts only if the row still refers to this value.
+                    // The value may have been replaced and freed during the read, and its pages may hold a different
+                    // value. Trust the result only if the row still refers to this value.
                     _ if failed != Some(reference) => failed = Some(reference),
                     Ok(None) => {
                         tree.check_dropped()?;
@@ -374,7 +375,7 @@ impl Engine {
         })
     }
 
-    /// Finds rows, with many reads in flight. `take` is called as in [`find`](Self::find).
+    /// Finds rows, with many reads in flight. Calls `take` as [`find`](Self::find) does.
     pub(crate) async fn find_many<T: Send>(
         &self,
         mode: WaitMode<'_>,
@@ -391,7 +392,7 @@ impl Engine {
             let mut descents: Vec<Descent> =
                 (0..keys.len()).map(|index| Descent { index, page: PageId::ROOT }).collect();
             let mut singly = Vec::new();
-            // Each round descends one level for the keys whose page was missing.
+            // Each round descends one level for those keys whose page was missing.
             while !descents.is_empty() {
                 debug_assert!(descents.iter().all(|descent| rows[descent.index].is_none()), "a row is found twice");
                 let mut stopped = Vec::new();
@@ -415,8 +416,8 @@ impl Engine {
         Ok(all_rows)
     }
 
-    /// Descends for a group of keys, searches their leaves, and then takes their rows. Adds the descents that lack a
-    /// page to `stopped`, and the keys whose leaf was not found to `singly`.
+    /// Descends for a group of keys, searches their leaves, and then takes their rows. Adds the descents that need a
+    /// missing page to `stopped`, and the keys whose leaf was not found to `singly`.
     #[expect(clippy::too_many_arguments, reason = "the state of one caller")]
     fn find_group<T>(
         &self,
@@ -430,7 +431,7 @@ impl Engine {
         singly: &mut Vec<usize>,
     ) {
         assert!(group.len() <= GROUP_KEYS);
-        // One reclaim guard for all: guards nested in it cost next to nothing.
+        // A single guard for the whole group: the guards nested in it cost next to nothing.
         let _reclaim_guard = self.pool.reclaim_guard();
         let mut found_rows = [None; GROUP_KEYS];
         for (&Descent { index, page }, slot) in group.iter().zip(&mut found_rows) {
@@ -440,7 +441,7 @@ impl Engine {
                 Ok(None) | Err(_) => singly.push(index),
             }
         }
-        // Never wait for a latch while holding others: its owner may be waiting for one of ours.
+        // Never wait for a latch while holding other latches: its owner may be waiting for one of ours.
         let mut leaves = [const { None }; GROUP_KEYS];
         for (slot, leaf) in found_rows.iter().zip(&mut leaves) {
             let Some((index, located)) = *slot else { continue };
@@ -491,7 +492,7 @@ impl Engine {
         let mut values = Vec::with_capacity(found.len());
         let mut found = found.into_iter();
         for keys in keys.chunks(FIND_MANY_KEYS) {
-            // The values are only moved, but to memory that may be touched for the first time.
+            // The values are only moved, but possibly to memory that has not been touched yet.
             mode.work(turn::ROW_UNITS * keys.len() as u32 / 8).await;
             for (key, found) in keys.iter().zip(&mut found) {
                 values.push(match found {
@@ -519,8 +520,8 @@ impl Engine {
         Ok(found.is_some())
     }
 
-    /// Returns the newest commit whose changes may be folded into counts: that which every reader sees, or the newest
-    /// visible one if older readers may lose the use of the counts.
+    /// Returns the newest commit whose changes may be folded into counts: the newest one that every reader sees, or the
+    /// newest visible one if older readers may lose the use of the counts.
     pub(crate) fn fold_limit(&self, is_beyond_snapshots: bool) -> Timestamp {
         let up_to = if is_beyond_snapshots { self.clock.visible() } else { self.snapshots.horizon(&self.clock) };
         assert!(up_to <= self.clock.published(), "changes are folded that are not published");
@@ -528,15 +529,15 @@ impl Engine {
     }
 
     /// Returns `false` if no row of the keyspace that the caller has locked can have changed since the snapshot. That
-    /// is so if nothing was published since, because a transaction keeps its row locks until its changes are published.
-    /// Bulk loads take no row locks and are checked for separately.
+    /// is the case if nothing has been published since, because a transaction keeps its row locks until its changes are
+    /// published. Bulk loads take no row locks and are checked for separately.
     #[inline]
     pub(crate) fn may_have_changed(&self, tree: &Tree, snapshot: Timestamp) -> bool {
         tree.pages.load_gate.may_have_changed(snapshot, || self.clock.published())
     }
 
-    /// Returns `true` if the row has changed since the snapshot. Decides conflicts by the rule that the first updater
-    /// wins.
+    /// Returns `true` if the row has changed since the snapshot. This detects conflicts under the first-updater-wins
+    /// rule.
     pub(crate) async fn changed_since(
         &self,
         mode: WaitMode<'_>,

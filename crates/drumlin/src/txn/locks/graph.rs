@@ -1,7 +1,7 @@
-//! The graph of waits, in which a cycle is a deadlock.
+//! The graph of waits. A cycle in it is a deadlock.
 //!
-//! A transaction that waits for a lock waits for every other holder of the lock. It also waits for those in front of it
-//! in the queue, but they wait for the same holders, so no edges are needed for them.
+//! A transaction that waits for a lock waits for every other holder of the lock. It also waits for the transactions in
+//! front of it in the queue, but they wait for the same holders, so they need no edges.
 
 use std::collections::BTreeSet;
 
@@ -12,14 +12,14 @@ use crate::txn::TransactionId;
 #[derive(Default)]
 pub(super) struct WaitGraph {
     locks_count: u64,
-    /// The number of the lock that a transaction waits for.
+    /// The number of the lock that each waiting transaction waits for.
     awaited: HashMap<TransactionId, u64>,
-    /// The holders of each lock that has a queue: the lock's number and a holder.
+    /// The holders of each lock that has a queue, as pairs of the lock's number and a holder.
     holders: BTreeSet<(u64, TransactionId)>,
 }
 
 impl WaitGraph {
-    /// Adds a lock that gets a queue, and returns its number, which is not 0.
+    /// Adds a lock that is about to get a queue, and returns its number, which is never 0.
     pub(super) fn add_lock(&mut self, holders: impl Iterator<Item = TransactionId>) -> u64 {
         self.locks_count += 1;
         let number = self.locks_count;
@@ -65,8 +65,8 @@ impl WaitGraph {
         self.holders.range(all).map(|(_, holder)| *holder)
     }
 
-    /// Returns `true` if one of the holders waits for `requester`, directly or through others. O(transactions that
-    /// wait).
+    /// Returns `true` if one of the holders waits for `requester`, directly or through other transactions. O(waiting
+    /// transactions).
     pub(super) fn leads(&self, holders: impl Iterator<Item = TransactionId>, requester: TransactionId) -> bool {
         let mut pending: Vec<TransactionId> = holders.filter(|holder| *holder != requester).collect();
         let mut seen: HashSet<TransactionId> = pending.iter().copied().collect();
@@ -81,7 +81,7 @@ impl WaitGraph {
         false
     }
 
-    /// Returns the numbers of transactions that wait, and of locks with a queue.
+    /// Returns the number of transactions that wait, and the number of locks with a queue.
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.awaited.len(), self.holders.iter().map(|(number, _)| number).collect::<BTreeSet<_>>().len())

@@ -21,7 +21,7 @@ fn table() -> LockTable {
 }
 
 impl LockTable {
-    /// Acquires the exclusive lock of a row unless another transaction holds a lock of it.
+    /// Acquires the exclusive lock of a row unless another transaction holds a lock of the row.
     fn try_lock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> Result<Granted, HeldBy> {
         self.try_lock_at(self.lock_hash(keyspace, key), owner, keyspace, key)
     }
@@ -80,8 +80,8 @@ fn count_wakes() -> (Arc<Wakes>, Waker) {
     (wakes.clone(), Waker::from(wakes))
 }
 
-/// A lock excludes other transactions from its row until it is released. The same key in another keyspace is another
-/// row.
+/// A lock excludes other transactions from its row until it is released. The same key in a different keyspace is a
+/// different row.
 #[test]
 fn a_lock_is_exclusive() {
     let table = table();
@@ -101,7 +101,7 @@ fn a_lock_is_exclusive() {
     }
 }
 
-/// Releasing the lock of another transaction is a bug of the caller, and panics.
+/// Releasing the lock of another transaction is a bug in the caller and panics.
 #[test]
 #[should_panic(expected = "a lock is released by its owner")]
 fn releasing_the_lock_of_another_panics() {
@@ -134,8 +134,8 @@ fn waiters_are_served_in_order() {
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
 }
 
-/// If two transactions wait for each other, the later one gets the error. It keeps its locks, and can lock the row once
-/// the other has ended.
+/// If two transactions wait for each other, the second one to wait gets the error. It keeps its locks, and can lock the
+/// row once the other has ended.
 #[test]
 fn a_deadlock_of_two_is_found() {
     let table = table();
@@ -150,7 +150,7 @@ fn a_deadlock_of_two_is_found() {
     assert_eq!(poll(&table, B, b"x"), Pending);
 }
 
-/// A cycle of three is found, whichever transaction closes it; a chain of three is not mistaken for one.
+/// A cycle of three is found, no matter which transaction closes it; a chain of three is not mistaken for a cycle.
 #[test]
 fn a_deadlock_of_three_is_found() {
     for closing in 0..3 {
@@ -171,7 +171,7 @@ fn a_deadlock_of_three_is_found() {
     }
 }
 
-/// The waiters at the end of a queue wait for the current owner, also after the lock was handed over.
+/// The waiters at the end of a queue wait for the current owner, even after the lock was handed over.
 #[test]
 fn a_deadlock_through_a_handed_over_lock_is_found() {
     let table = table();
@@ -179,7 +179,8 @@ fn a_deadlock_through_a_handed_over_lock_is_found() {
     assert_eq!(poll(&table, C, b"y"), ACQUIRED);
     assert_eq!(poll(&table, B, b"x"), Pending);
     assert_eq!(poll(&table, C, b"x"), Pending);
-    // While A has x, B may wait for nothing else, and A may wait for anything that does not lead back to it.
+    // While A holds x, C waits for A, so A must not wait for C. Once B holds x, C waits for B, so B must not wait for
+    // C.
     assert_eq!(poll(&table, A, b"y"), DEADLOCK);
     table.unlock(A, ROWS, b"x");
     assert_eq!(poll(&table, A, b"y"), Pending);
@@ -190,7 +191,8 @@ fn a_deadlock_through_a_handed_over_lock_is_found() {
     assert_eq!(poll(&table, C, b"x"), ACQUIRED);
 }
 
-/// A blocked thread gives up at the deadline, leaves its place in the queue to the next waiter, and can wait again.
+/// A blocked thread gives up at the deadline, leaves its place in the queue to the next waiter, and can wait a second
+/// time.
 #[test]
 fn waiting_ends_at_the_deadline() {
     let table = table();
@@ -221,7 +223,7 @@ fn a_lock_got_at_the_deadline_counts() {
     assert!(!table.cancel(B, ROWS, b"key"));
 }
 
-/// A dropped future leaves the queue. If the lock was handed to it before, it passes the lock on.
+/// A dropped future leaves the queue. If the lock had already been handed to it, it passes the lock on.
 #[test]
 fn a_dropped_future_leaves_nothing_behind() {
     let table = table();
@@ -354,7 +356,7 @@ fn the_table_behaves_as_lists() {
 }
 
 /// Many threads increment a few counters under row locks. No increment is lost, deadlocks are found and resolved, and
-/// no wake-up is lost: a lost one would end in a timeout. Half of the threads wait as futures do.
+/// no wake-up is lost (a lost wake-up would end in a timeout). Half of the threads wait like futures.
 #[test]
 fn threads_exclude_each_other() {
     const THREADS: u64 = 8;
@@ -362,7 +364,7 @@ fn threads_exclude_each_other() {
     let table = LockTable::new(2, 1);
     let start = std::time::Instant::now();
     let clock = || start.elapsed();
-    // Counters are read and written in two steps, so only the lock prevents lost increments.
+    // The counters are read and written in two steps, so only the locks prevent lost increments.
     let rows: Vec<AtomicU64> = (0..5).map(|_| AtomicU64::new(0)).collect();
     let counted = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -407,7 +409,7 @@ fn threads_exclude_each_other() {
     assert!(table.shards.iter().all(|shard| shard.lock().locks.is_empty() && shard.lock().heap_bytes == 0));
 }
 
-/// Runs a future on this thread. Panics if it is not woken for a minute.
+/// Runs a future on this thread. Panics if the future is not woken for a minute.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let waker = Waker::from(Arc::new(Unpark(crate::sync::current())));
@@ -423,7 +425,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 
 // ── shared locks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// Any number of transactions share a lock, and none of them excludes itself. The exclusive lock waits for all of them.
+/// Any number of transactions share a lock, and no holder excludes itself. The exclusive lock waits for all of them.
 #[test]
 fn shared_locks_are_shared() {
     let table = table();
@@ -446,8 +448,8 @@ fn shared_locks_are_shared() {
     assert!(table.bytes() <= empty + 4 * 64 * 49);
 }
 
-/// A shared request waits behind an exclusive one. Once that is granted and released, all shared requests at the front
-/// are granted together; if it gives up, at once.
+/// A shared request waits behind an exclusive one. Once the exclusive request is granted and released, all shared
+/// requests at the front are granted together. If it gives up instead, they are granted immediately.
 #[test]
 fn shared_requests_do_not_overtake() {
     for gives_up in [false, true] {
@@ -479,8 +481,8 @@ fn shared_requests_do_not_overtake() {
     }
 }
 
-/// A holder of a shared lock gets the exclusive one at once if it is alone. Otherwise it waits for the other holders,
-/// in front of everyone else, and keeps its shared lock if it gives up.
+/// A holder of a shared lock gets the exclusive one immediately if it is the only holder. Otherwise it waits for the
+/// other holders, in front of all other waiters, and keeps its shared lock if it gives up.
 #[test]
 fn a_shared_lock_becomes_exclusive() {
     let table = table();
@@ -532,9 +534,9 @@ fn deadlocks_through_shared_locks_are_found() {
     assert_eq!(poll(&table, A, b"z"), ACQUIRED);
 }
 
-/// Any sequence of requests, cancellations and releases of both kinds agrees with a model that is a list of holders and
-/// a list of waiters for each row. Two holders of an exclusive lock, an error without a cycle, and a cycle without an
-/// error would each show.
+/// Any sequence of requests, cancellations and releases of both kinds agrees with a model that has a list of holders
+/// and a list of waiters for each row. The comparison would reveal two holders of an exclusive lock, an error without a
+/// cycle, and a cycle without an error.
 #[test]
 fn shared_and_exclusive_locks_behave_as_lists() {
     #[derive(Default)]
@@ -544,7 +546,7 @@ fn shared_and_exclusive_locks_behave_as_lists() {
         waiters: Vec<(TransactionId, LockMode)>,
     }
     impl Row {
-        /// Grants what need not wait, and returns to whom; upgrades are not among them.
+        /// Grants the requests at the front that do not have to wait, except upgrades, and returns their owners.
         fn serve(&mut self) -> Vec<TransactionId> {
             let mut granted = Vec::new();
             while let Some(&(owner, mode)) = self.waiters.first() {
@@ -577,7 +579,7 @@ fn shared_and_exclusive_locks_behave_as_lists() {
             if !seen.contains(&one) {
                 seen.push(one);
                 let waited = rows.iter().filter(|row| row.waiters.iter().any(|(waiter, _)| *waiter == one));
-                // Those in front in the queue are waited for too.
+                // The transaction also waits for those in front of it in the queue.
                 next.extend(waited.flat_map(|row| {
                     let position = row.waiters.iter().position(|(waiter, _)| *waiter == one).unwrap();
                     row.holders.iter().copied().chain(row.waiters[..position].iter().map(|(waiter, _)| *waiter))
@@ -630,7 +632,7 @@ fn shared_and_exclusive_locks_behave_as_lists() {
                     let mode = waits_as.unwrap_or(mode);
                     let request = LockRequest { mode, ..exclusive(owner, &name) };
                     let expected = if unaware.contains(&(number, owner)) {
-                        // A call that was handed a lock asks for the same one again.
+                        // A call that was handed a lock repeats its request.
                         let mode = if rows[number].is_exclusive { LockMode::Exclusive } else { LockMode::Shared };
                         let request = LockRequest { mode, ..request };
                         assert_eq!(poll_request(&table, &request, Waker::noop()), ACQUIRED);

@@ -33,12 +33,12 @@ const RUN_OFFSET: usize = 16;
 const ROWS_BYTES_OFFSET: usize = 24;
 const ROWS_OFFSET: usize = 32;
 
-/// Fixed by the layout of a row.
+/// The size of the fields before a row's key. Fixed by the layout of a row.
 const ROW_HEAD_BYTES: usize = 20;
 const ABSENT: u32 = u32::MAX;
 const LARGE: u32 = u32::MAX - 1;
 
-/// Returns `true` if the bytes begin like a block, which is how a file of spilled versions begins.
+/// Returns `true` if the bytes begin like a block. A file of spilled versions begins with one.
 pub(super) fn is_block(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
@@ -53,7 +53,7 @@ pub(crate) struct SpilledRow<'b> {
 }
 
 impl<'b> SpilledRow<'b> {
-    /// The position of the row in the order of a run.
+    /// Returns the row's position in the order of a run.
     pub(crate) fn sort_key(&self) -> (KeyspaceId, &'b [u8], Timestamp) {
         (self.keyspace, self.key, self.timestamp)
     }
@@ -106,8 +106,8 @@ impl BlockBuffer {
         true
     }
 
-    /// Completes the block for this run and returns it to be written. The buffer then counts as empty, even if the
-    /// write fails.
+    /// Completes the block for this run and returns it for writing. The buffer then counts as empty, even if the write
+    /// fails.
     pub(super) fn seal(&mut self, run: u64) -> &AlignedBuffer {
         assert!(self.end > ROWS_OFFSET, "a block without rows is written");
         self.block[self.end..].fill(0);
@@ -132,12 +132,12 @@ pub(super) fn verify(block: &[u8], run: u64) -> bool {
         && get_u32(block, ROWS_BYTES_OFFSET) as usize <= BLOCK_BYTES - ROWS_OFFSET
 }
 
-/// Returns the rows of a block that was [verified](verify).
+/// Returns the rows of a block that has been [verified](verify).
 pub(super) fn rows(block: &[u8]) -> Rows<'_> {
     rows_from(block, 0)
 }
 
-/// Like [`rows`], beginning with the row at this offset among them.
+/// Like [`rows`], but begins at the row with this offset.
 pub(super) fn rows_from(block: &[u8], offset: usize) -> Rows<'_> {
     let all = &block[ROWS_OFFSET..][..get_u32(block, ROWS_BYTES_OFFSET) as usize];
     assert!(offset <= all.len(), "a row at {offset} of {} bytes", all.len());
@@ -151,8 +151,7 @@ pub(super) struct Rows<'b> {
 }
 
 impl Rows<'_> {
-    /// Returns the offset of the next row among the rows of `block`, which must be the block that they are from; `None`
-    /// at the end.
+    /// Returns the offset of the next row in `block`, from which these rows must come, or `None` at the end.
     pub(super) fn offset(&self, block: &[u8]) -> Option<usize> {
         let all = get_u32(block, ROWS_BYTES_OFFSET) as usize;
         debug_assert!(self.rest.len() <= all, "rows are of another block");

@@ -1,4 +1,4 @@
-//! The blocks of runs that were read most recently. A scan needs the same block for many leaves.
+//! The most recently read blocks of runs. A scan needs the same block for many leaves.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::sync::Mutex;
 /// A cache of blocks, evicted in LRU order.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// The most recently used block is last.
+    /// The cached blocks, the most recently used one last.
     blocks: Mutex<VecDeque<CachedBlock>>,
     count_max: usize,
     budget: Arc<Budget>,
@@ -33,7 +33,7 @@ impl Cache {
         Cache { blocks: Mutex::default(), count_max, budget: Arc::clone(budget) }
     }
 
-    /// Returns a block. If it is not in the cache, `read` fills a buffer with it.
+    /// Returns a block. If it is not in the cache, calls `read` to read it into a buffer.
     pub(super) fn get_or_read(
         &self,
         number: u32,
@@ -74,7 +74,7 @@ impl Cache {
         (self.blocks.lock().len() * BLOCK_BYTES) as u64
     }
 
-    /// Removes blocks that a run has released: other runs will reuse their numbers.
+    /// Removes blocks that a run has released, because other runs will reuse their numbers.
     pub(super) fn forget(&self, numbers: &[u32]) {
         let numbers: std::collections::BTreeSet<u32> = numbers.iter().copied().collect();
         self.blocks.lock().retain(|block| !numbers.contains(&block.number));

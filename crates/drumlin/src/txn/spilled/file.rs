@@ -12,7 +12,7 @@ use crate::sync::Mutex;
 /// The name of the file, which exists only while there are spilled versions.
 pub(crate) const VERSIONS_NAME: &str = "versions";
 
-/// The file and its free blocks. It is never synced, because no snapshot outlives the process.
+/// The file and its free blocks. The file is never synced, because no snapshot outlives the process.
 #[derive(Debug)]
 pub(super) struct SpillFile {
     folder: FolderRef,
@@ -24,9 +24,9 @@ pub(super) struct SpillFile {
 #[derive(Debug, Default)]
 struct FileState {
     file: Option<FileRef>,
-    /// Blocks below the end that belong to no run.
+    /// The blocks below the end that do not belong to a run.
     free: BTreeSet<u32>,
-    /// The number of blocks in the file, free ones included.
+    /// The number of blocks in the file, including free ones.
     end: u32,
 }
 
@@ -35,7 +35,7 @@ impl SpillFile {
         Arc::new(SpillFile { folder, state: Mutex::default(), process: Process::here() })
     }
 
-    /// Removes the file if a killed process left one.
+    /// Removes the file that a killed process may have left.
     pub(super) fn remove_left(&self) -> io::Result<()> {
         let Ok(file) = self.folder.open(VERSIONS_NAME, OpenOptions::default()) else { return Ok(()) };
         let mut head = [0; 16];
@@ -85,7 +85,7 @@ impl SpillFile {
         file.read_at(block, offset(number))
     }
 
-    /// Releases blocks. Truncates the file if its last blocks are free, and removes it if all are.
+    /// Releases blocks. Truncates the file if its last blocks are free, and removes it if all blocks are.
     pub(super) fn release(&self, numbers: &[u32]) {
         if !self.process.is_here() {
             return;
@@ -118,7 +118,7 @@ impl SpillFile {
         }
     }
 
-    /// The length of the file in bytes.
+    /// Returns the length of the file in bytes.
     pub(super) fn bytes(&self) -> u64 {
         offset(self.state.lock().end)
     }

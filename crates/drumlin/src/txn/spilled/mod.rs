@@ -13,8 +13,9 @@
 //! 1. A snapshot sees the version of a row that was replaced by the first commit after the snapshot. This version may
 //!    be in memory, in a run, or in both.
 //! 2. A run is published before its versions leave memory. So a reader searches memory first and then the runs; or it
-//!    searches the runs first, and checks after searching memory that no run was published in between.
-//! 3. Nothing durable refers to the file. No snapshot outlives the process, so an opening removes a file that it finds.
+//!    searches the runs first, then memory, and then checks that no run was published in the meantime.
+//! 3. Nothing durable refers to the file. No snapshot outlives the process, so an opening removes any such file that it
+//!    finds.
 
 mod block;
 mod cache;
@@ -46,7 +47,7 @@ use crate::tree::Direction;
 /// The number of runs of similar size that triggers a merge.
 const RUNS_MERGED: usize = 4;
 
-/// The least value of the default limit on the disk space of versions.
+/// The lower bound of the default limit on the disk space of versions.
 const DEFAULT_BYTES_MIN: u64 = 256 << 20;
 
 /// Decides whether readers or writers give way when the old versions that open snapshots need reach
@@ -68,19 +69,19 @@ pub enum VersionOverflow {
     EndSnapshots,
     /// Makes commits wait until a snapshot is dropped. A commit that has waited for 10 seconds fails with
     /// [`MemoryInUse`](crate::Error::MemoryInUse), because its own thread may hold the snapshot. If the disk is full,
-    /// snapshots are ended all the same.
+    /// snapshots are ended even with this setting.
     DelayCommits,
 }
 
 /// The limit on the disk space of versions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SpillLimit {
-    /// `None` means a quarter of the live bytes, and at least 256 MiB; 0 turns spilling off.
+    /// `None` means a quarter of the live bytes, but at least 256 MiB; 0 turns spilling off.
     pub(crate) bytes: Option<u64>,
     pub(crate) overflow: VersionOverflow,
 }
 
-/// The snapshots that need versions: those listed, in ascending order, and every later one, at `visible` or above.
+/// The snapshots that need versions: the listed ones, in ascending order, and every later one, at `visible` or above.
 #[derive(Clone, Debug)]
 pub(crate) struct Needed {
     pub(crate) snapshots: Vec<Timestamp>,
@@ -88,7 +89,8 @@ pub(crate) struct Needed {
 }
 
 impl Needed {
-    /// Returns `true` if a snapshot sees the version that the commit `since` wrote and the commit `until` replaced.
+    /// Returns `true` if a snapshot sees the version that was written by the commit `since` and replaced by the commit
+    /// `until`.
     fn between(&self, since: Timestamp, until: Timestamp) -> bool {
         debug_assert!(self.snapshots.is_sorted(), "snapshots are out of order");
         debug_assert!(since <= until, "a version ends before it begins");
@@ -97,16 +99,16 @@ impl Needed {
     }
 }
 
-/// The runs of a database and the file that they are in.
+/// The runs of a database, and the file that contains them.
 #[derive(Debug)]
 pub(crate) struct Spilled {
     file: Arc<SpillFile>,
     cache: Arc<Cache>,
     budget: Arc<Budget>,
     limit: SpillLimit,
-    /// In ascending order of the newest commit.
+    /// The runs in ascending order of their newest commit.
     runs: Mutex<Arc<Vec<Arc<Run>>>>,
-    /// The newest commit with a version in a run; 0 if there are no runs.
+    /// The newest commit with a version in a run, or 0 if there are no runs.
     newest: AtomicU64,
     /// The number of runs published so far.
     published: AtomicU64,
@@ -127,7 +129,7 @@ impl Spilled {
         }
     }
 
-    /// Removes the file if a killed process left one.
+    /// Removes the file that a killed process may have left.
     pub(crate) fn remove_left(&self) -> std::io::Result<()> {
         self.file.remove_left()
     }
@@ -139,13 +141,13 @@ impl Spilled {
         self.newest.load(Ordering::SeqCst) > snapshot.0
     }
 
-    /// A counter that increases whenever versions are about to leave memory.
+    /// Returns a counter that increases whenever versions are about to leave memory.
     #[inline]
     pub(crate) fn published(&self) -> u64 {
         self.published.load(Ordering::SeqCst)
     }
 
-    /// The length of the file in bytes.
+    /// Returns the length of the file in bytes.
     pub(crate) fn disk_bytes(&self) -> u64 {
         self.file.bytes()
     }
@@ -154,8 +156,8 @@ impl Spilled {
         Arc::clone(&self.runs.lock())
     }
 
-    /// Searches the runs for the row's version at the snapshot. Returns it with the commit that replaced it. Usually
-    /// reads one block of each run.
+    /// Searches the runs for the row's version at the snapshot. Returns it with the commit that replaced it. This
+    /// usually reads one block of each run.
     pub(crate) fn find<'a>(
         &'a self,
         mode: WaitMode<'a>,
@@ -184,8 +186,8 @@ impl Spilled {
     }
 }
 
-/// Calls `look` with each old version in a run whose row lies within the bounds and was changed after the snapshot,
-/// until `look` returns `false`.
+/// Calls `look` with each old version in a run whose row is within the bounds and was changed after the snapshot. Stops
+/// when `look` returns `false`.
 async fn each_row(
     mode: WaitMode<'_>,
     run: &Arc<Run>,
@@ -218,8 +220,8 @@ async fn each_row(
     Ok(())
 }
 
-/// The old versions that a snapshot needs of the rows of one leaf, as found in the runs. A scan combines them with the
-/// versions in memory.
+/// The old versions in the runs that a snapshot needs for the rows of one leaf. A scan combines them with the versions
+/// in memory.
 #[derive(Debug)]
 pub(crate) struct FetchedRows {
     pub(crate) old: OldRows,
@@ -230,15 +232,16 @@ pub(crate) struct FetchedRows {
 }
 
 impl FetchedRows {
-    /// Returns `true` if the rows belong to a leaf with these fences and no run was published since they were fetched.
+    /// Returns `true` if the rows belong to a leaf with these fences and no run has been published since they were
+    /// fetched.
     pub(crate) fn are_of(&self, lower: Option<&[u8]>, upper: Option<&[u8]>, published: u64) -> bool {
         self.published == published && self.lower.as_deref() == lower && self.upper.as_deref() == upper
     }
 }
 
 impl Spilled {
-    /// Fetches the old versions of rows that lie between two fences and within the bounds of a scan: as many as fit in
-    /// `bytes_max`, starting where the scan does. If rows are left out, they lie beyond `last`.
+    /// Fetches the old versions of rows between two fences and within the bounds of a scan, as many as fit in
+    /// `bytes_max`, starting where the scan starts. Rows that are left out lie beyond `last`.
     #[expect(clippy::too_many_arguments, reason = "a leaf, and a scan")]
     pub(crate) fn fetch<'a>(
         &'a self,
@@ -280,8 +283,8 @@ impl Spilled {
         })
     }
 
-    /// Returns `true` if the runs contain a change, made after the snapshot, of a row between two fences for which
-    /// `matters` returns `true`.
+    /// Returns `true` if the runs contain a change, made after the snapshot, of a row that lies between two fences and
+    /// for which `matters` returns `true`.
     pub(crate) async fn any_changed(
         &self,
         mode: WaitMode<'_>,
@@ -317,13 +320,13 @@ impl Spilled {
         self.limit.bytes != Some(0)
     }
 
-    /// Returns `true` if commits wait when the limit is reached; otherwise snapshots are ended.
+    /// Returns `true` if commits wait when the limit is reached. Otherwise, snapshots are ended.
     pub(crate) fn delays_commits(&self) -> bool {
         self.limit.overflow == VersionOverflow::DelayCommits
     }
 
-    /// Returns the reason why no more versions may be spilled, if they may take `limit_bytes` on disk. Returns `None`
-    /// if more versions may be spilled.
+    /// Returns the reason why no more versions may be spilled, given that they may take `limit_bytes` on disk. Returns
+    /// `None` if more versions may be spilled.
     pub(crate) fn refusal(&self, limit_bytes: u64) -> Option<String> {
         if !self.is_on() {
             let limit_bytes = self.budget.version_bytes_max();
@@ -339,8 +342,8 @@ impl Spilled {
                  {limit_bytes}"
             ));
         }
-        // Do not count the block cache, which has a limit of its own. With the smallest budgets, its minimum of two
-        // blocks would exceed this limit, and nothing could be spilled.
+        // Do not count the block cache, which has its own limit. With the smallest budgets, its minimum of two blocks
+        // would exceed the limit here, and nothing could be spilled.
         let taken = self.budget.taken_bytes(Account::Spilled).saturating_sub(self.cache.bytes());
         let limit = self.budget.limit_bytes(Account::Spilled) / 3 * 2;
         (taken > limit).then(|| {
@@ -351,7 +354,7 @@ impl Spilled {
         })
     }
 
-    /// Returns the bytes that versions may take on disk, in a database of `live_bytes`.
+    /// Returns the bytes that versions may take on disk in a database of `live_bytes`.
     pub(crate) fn limit_bytes(&self, live_bytes: u64) -> u64 {
         self.limit.bytes.unwrap_or_else(|| (live_bytes / 4).max(DEFAULT_BYTES_MIN))
     }
@@ -362,7 +365,7 @@ impl Spilled {
         assert!(!self.has_any_run(), "a run is left");
     }
 
-    /// Begins to write a run.
+    /// Begins writing a run.
     pub(crate) fn begin(&self) -> RunWriter {
         let number = self.number_next.fetch_add(1, Ordering::Relaxed);
         RunWriter::new(number, &self.file, &self.cache, &self.budget)
@@ -392,8 +395,8 @@ impl Spilled {
         self.replace(|run| run.last <= horizon, None)
     }
 
-    /// Replaces the runs for which `is_ended` returns `true` by the run that was merged from them, if there is one.
-    /// Returns the large values that the replaced runs referred to.
+    /// Replaces the runs for which `is_ended` returns `true` with `by`, the run that was merged from them, if there is
+    /// one. Returns the large values that the replaced runs referred to.
     fn replace(&self, is_ended: impl Fn(&Run) -> bool, by: Option<Run>) -> Vec<(KeyspaceId, LargeRef)> {
         let mut runs = self.runs.lock();
         let (ended, mut left): (Vec<_>, Vec<_>) = runs.iter().cloned().partition(|run| is_ended(run));
@@ -406,9 +409,8 @@ impl Spilled {
         ended.iter().flat_map(|run| run.large.iter().copied()).collect()
     }
 
-    /// Merges the newest runs if there are at least [`RUNS_MERGED`] of similar size, and drops the versions that no
-    /// snapshot needs. Returns the large values that only the dropped versions referred to. Only one thread may merge
-    /// at a time.
+    /// Merges the newest runs if at least [`RUNS_MERGED`] have similar sizes, and drops the versions that no snapshot
+    /// needs. Returns the large values that only the dropped versions referred to. Only one thread at a time may merge.
     pub(crate) fn merge(&self, needed: &Needed) -> Result<Vec<(KeyspaceId, LargeRef)>> {
         let runs = self.runs();
         let mut first = runs.len().saturating_sub(1);
@@ -453,7 +455,7 @@ struct Cursor<'r> {
     /// The next block to read.
     block: usize,
     bytes: AlignedBuffer,
-    /// The offset of the current row in `bytes`, the block that was read last; `None` at the end.
+    /// The offset of the current row in `bytes`, which holds the block that was read last; `None` at the end.
     offset: Option<usize>,
     _memory: Grant,
 }
@@ -498,11 +500,12 @@ impl<'r> Cursor<'r> {
     }
 }
 
-/// Decides which versions a snapshot needs, while the versions are passed to it in the order of a run.
+/// Decides whether a snapshot needs each version, given the versions in the order of a run.
 pub(crate) struct Sifter<'n> {
     needed: &'n Needed,
     row: Option<(KeyspaceId, Vec<u8>)>,
-    /// The commit that wrote the next version of the row: the one that replaced the previous version. 0 if unknown.
+    /// The commit that wrote the next version of the row, which is the commit that replaced the previous version; 0 if
+    /// unknown.
     since: Timestamp,
 }
 
@@ -511,7 +514,8 @@ impl<'n> Sifter<'n> {
         Sifter { needed, row: None, since: Timestamp(0) }
     }
 
-    /// Returns `true` if a snapshot sees the version that this commit replaced. Returns `false` for a repeated version.
+    /// Returns `true` if a snapshot sees the version that this commit replaced. Returns `false` if the version is a
+    /// duplicate.
     pub(crate) fn keeps(&mut self, keyspace: KeyspaceId, key: &[u8], timestamp: Timestamp) -> bool {
         match &mut self.row {
             Some((of, row)) if *of == keyspace && row[..] == *key => {}
@@ -578,8 +582,8 @@ mod tests {
         }
     }
 
-    /// Each snapshot finds the version of each row that the first commit after the snapshot replaced, in whichever run
-    /// it is, before and after merges. Ranges find them too, in both directions and in parts.
+    /// Each snapshot finds the version of each row that the first commit after the snapshot replaced, no matter which
+    /// run contains it, before and after merges. Ranges find these versions too, in both directions and in parts.
     #[test]
     fn snapshots_find_their_versions() {
         let mut random = Random(11);

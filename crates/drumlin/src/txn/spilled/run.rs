@@ -1,4 +1,4 @@
-//! A run: old versions sorted by keyspace, key and commit, in blocks of the file that are never rewritten.
+//! A run: old versions sorted by keyspace, key and commit, in blocks that are never rewritten.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use crate::txn::old_rows::HELD_BYTES;
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(super) number: u64,
-    /// The newest commit that replaced one of its versions.
+    /// The newest commit that replaced a version in this run.
     pub(super) last: Timestamp,
-    /// The range of keyspaces that its rows belong to.
+    /// The range of keyspaces that the rows belong to.
     pub(super) keyspaces: RangeInclusive<KeyspaceId>,
     blocks: Vec<BlockKey>,
-    /// The large values that its rows refer to.
+    /// The large values that the rows refer to.
     pub(super) large: Vec<(KeyspaceId, LargeRef)>,
     file: Arc<SpillFile>,
     cache: Arc<Cache>,
-    /// Memory of `blocks` and `large`.
+    /// The memory of `blocks` and `large`.
     memory: Grant,
 }
 
-/// A block's entry in the index, with a key that separates it from the block before: all rows of the blocks before are
+/// A block's entry in the index, with a key that separates it from the previous block: all rows of earlier blocks are
 /// at or below the key, and all rows of this block are at or above it.
 #[derive(Debug)]
 struct BlockKey {
@@ -47,14 +47,14 @@ impl BlockKey {
 }
 
 impl Run {
-    /// The number of blocks.
+    /// Returns the number of blocks.
     pub(super) fn len(&self) -> usize {
         self.blocks.len()
     }
 
     /// Returns the first block that may contain rows at or above this key.
     pub(super) fn first_block(&self, keyspace: KeyspaceId, key: &[u8]) -> usize {
-        // The versions of a key may begin at the end of the block before the one whose first key it is.
+        // The versions of a key may begin at the end of the block before the one that begins with this key.
         let first = self.blocks.partition_point(|block| block.sort_key() < (keyspace, key)).saturating_sub(1);
         assert!(first < self.len(), "a run has no blocks");
         first
@@ -103,7 +103,7 @@ impl Drop for Run {
 pub(crate) struct RunWriter {
     run: Run,
     buffer: BlockBuffer,
-    /// The index entry of the block in the buffer, once it has a row; and the key of the last row added.
+    /// The index entry of the block in the buffer, once the block has a row; and the key of the row added last.
     first: Option<BlockKey>,
     last_key: (KeyspaceId, Vec<u8>),
     _memory: Grant,
@@ -179,7 +179,7 @@ impl RunWriter {
     }
 }
 
-/// Returns the shortest key that is greater than `last` and at most `key`. If the two are equal, returns `key`.
+/// Returns the shortest prefix of `key` that is greater than `last`. If the two are equal, returns `key`.
 fn separator<'k>(last: &[u8], key: &'k [u8]) -> &'k [u8] {
     let common = last.iter().zip(key).take_while(|(left, right)| left == right).count();
     debug_assert!(last <= key, "a key is below the one before");
