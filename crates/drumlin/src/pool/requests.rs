@@ -1,4 +1,4 @@
-//! Requests of tasks for pages, and the answers that the tasks poll for.
+//! Tasks' requests for pages, and the answers that the tasks poll for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,43 +1,42 @@
-//! The log: segmented, append-only, redo-only. It is what a commit waits for.
+//! The log: segmented, append-only, redo-only. A commit waits only for the log.
 //!
-//! A log has one or more parallel *streams*. A stream is one contiguous space of bytes, addressed by position; its
-//! segment files (`<stream>-<slot>.seg`) each hold a *window* of it. A record has a timestamp; timestamps are dense
-//! over all streams and ascend within each. The *durable horizon* is the largest timestamp up to which every record is
-//! on the medium. The byte formats are in [`format::log`](crate::format::log).
+//! A log has one or more parallel *streams*. A stream is one contiguous space of bytes, addressed by position; each of
+//! its segment files (`<stream>-<slot>.seg`) holds a *window* of it. Every record has a timestamp; timestamps are dense
+//! over all streams and ascend within each stream. The *durable horizon* is the largest timestamp up to which every
+//! record is on the medium. The byte formats are in [`format::log`](crate::format::log).
 //!
 //! # Invariants
-//! 1. A timestamp is assigned and its record's bytes are placed in one step, under the stream's mutex, with space that
+//! 1. A timestamp is assigned and its record's bytes are placed in one step, under the stream's mutex, in space that
 //!    was reserved before. So nothing fails or waits once a timestamp exists, and there are no holes.
-//! 2. A stream has one write in flight. A buffer in flight never changes: records that arrive during the write go to
-//!    the other buffer.
-//! 3. Durable bytes are rewritten only with the same bytes: a tail block is written again together with the records
-//!    that follow in it, and recovery continues after the last record that verifies. Only void records may be erased
-//!    (7).
-//! 4. The horizon never passes a record that is not on the medium, in any stream, and never goes back. So what is
-//!    reported durable is a contiguous prefix. A failed write or sync stays pending forever, so the horizon can't pass
+//! 2. A stream has at most one write in flight. A buffer in flight never changes: records that arrive during the write
+//!    go to the other buffer.
+//! 3. Durable bytes are rewritten only with the same bytes: a tail block is rewritten together with the records that
+//!    follow in it, and recovery continues after the last record that verifies. Only void records may be erased (7).
+//! 4. The horizon never passes a record that is not on the medium, in any stream, and never moves back. So the records
+//!    reported durable are a contiguous prefix. A failed write or sync stays pending forever, so the horizon can't pass
 //!    it.
-//! 5. A segment's header is durable before a record is written in its window, and its use number is in the seed of
-//!    every record's checksum. So bytes of an earlier use never verify.
+//! 5. A segment's header is durable before a record is written in its window, and the seed of every record's checksum
+//!    includes the segment's use number. So bytes of an earlier use never verify.
 //! 6. A window is filled with zeros before records are written in it, and recycled files are rewritten in place. So a
 //!    commit's durable write changes no metadata. (A new file is filled in steps; records stay below the filled part.)
-//! 7. A record of an older incarnation at or above a later one's start is void, which means ignored forever. The
-//!    superblock lists the starts. When it has no room for another, an opening erases the records that they void
+//! 7. A record of an older incarnation at or above a later incarnation's start is void: it is ignored forever. The
+//!    superblock lists the starts. When the list is full, an opening erases the records that the starts void
 //!    ([`Scan::erase_void`]) and lists only its own start.
-//! 8. Recovery applies the dense run of timestamps above the checkpoint's. A missing timestamp at or below any horizon
-//!    found in a header (of a record, of a segment, or implied by the start of an opening) is corruption. A missing
-//!    timestamp above all of them ends the replay, whatever follows it.
-//! 9. A segment that names a newer checkpoint than the newest superblock is damage: the superblock is lost.
+//! 8. Recovery applies the dense run of timestamps above the checkpoint's timestamp. A missing timestamp at or below
+//!    any horizon that is found in a header (of a record or a segment) or implied by the start of an opening is
+//!    corruption. A missing timestamp above all these horizons ends the replay, even if records follow it.
+//! 9. A segment that names a newer checkpoint than the newest superblock shows corruption: a superblock was lost.
 //! 10. A segment is reused only when all its records are covered and no reader holds it.
-//! 11. The superblock lists durably which windows must exist ([`Hooks::list`]). It is updated before records are put
-//!     into a window, and before the file of an unneeded window is reused. Windows of a stream abut. So a lost segment
-//!     is noticed, whatever it held.
+//! 11. The superblock durably lists the windows that must exist ([`Hooks::list`]). It is updated before records are put
+//! into a window, and before the file of a window that is no longer needed is reused. The windows of a stream abut. So
+//! a lost segment is noticed, whatever its contents were.
 //! 12. The log writes only to files that it knows to be its own: new files get unused names, and a file is inspected
-//!     before it is reused.
+//! before it is reused.
 //! 13. No record is appended to a sealed stream: [`Reservation::append`] checks a flag under the stream's mutex before
-//!     it takes a timestamp. Once all streams are sealed, a flush or checkpoint leaves no record out.
-//! 14. A failed write or sync of the log is final. If a segment cannot be made, for lack of space, of file handles or
-//!     of the folder, before anything in it is needed, the log does not fail: the commit that waits for the segment
-//!     gets the error, and the next commit tries again.
+//! it takes a timestamp. Once all streams are sealed, a flush or checkpoint includes every record.
+//! 14. A failed write or sync of the log is final. But if a segment can't be created (no disk space, no file handles,
+//! or an inaccessible folder) before any record in it is needed, the log does not fail: the commit that waits for the
+//! segment gets the error, and the next commit retries.
 //!
 //! # States
 //! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) → on the
@@ -47,14 +46,15 @@
 //!
 //! # Who writes
 //! No committer waits for a timer. A committer that finds its record pending and no write in flight writes everything
-//! that is pending, on its own thread. Later committers wait, and the next write covers all of them. A background
-//! thread writes for tasks ([`Log::request_flush`]), and after a short delay writes records that no committer waits for
-//! ([`Log::request_relaxed_flush`]). Another one prepares segments, and removes spare ones once the log is idle. If the
-//! backend has no threads (`Unsupported`), the callers prepare and write themselves.
+//! that is pending, on its own thread. Later committers wait, and the next write covers all of their records. One
+//! background thread writes for tasks ([`Log::request_flush`]), and after a short delay writes records that no
+//! committer waits for ([`Log::request_relaxed_flush`]). A second one prepares segments, and removes spare ones once
+//! the log is idle. If the backend has no threads (`Unsupported`), the callers prepare segments and write records
+//! themselves.
 //!
 //! # Lock order
-//! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run
-//! while no lock is held, except `preparing` and `listed`.
+//! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. No lock except
+//! `preparing` and `listed` is held during hooks and I/O.
 
 mod buffers;
 mod commit;
@@ -115,10 +115,10 @@ pub(crate) struct Log {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The origin of a log.
+/// The way in which a log came to be open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// Created with its database, along with its first windows: a full disk is an error.
+    /// Created with its database. Its first windows are prepared immediately, so a full disk is an error.
     New,
     /// Recovered from a database that was not closed. Windows are prepared when records arrive, so it can be opened on
     /// a full disk.
