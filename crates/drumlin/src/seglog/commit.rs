@@ -350,7 +350,7 @@ impl SharedLog {
 
     pub(super) fn request_flush(&self, index: usize, urgency: Urgency) {
         let flush_requested = &self.streams[index].flush_requested;
-        // Check before writing: a cache line that is only read stays in every processor's cache. The thread that takes
+        // Check before storing: a cache line that is only read stays in every processor's cache. The thread that takes
         // the request locks the tail afterwards, so it finds the records appended before this check.
         if flush_requested.load(Ordering::SeqCst) >= urgency as u8 {
             return;

@@ -123,7 +123,7 @@ enum Origin {
     /// Recovered from a database that was not closed. Windows are prepared when records arrive, so it can be opened on
     /// a full disk.
     Recovered,
-    /// The log of a database that was closed. Nothing is written before the first record.
+    /// The database was closed. Nothing is written before the first record.
     Closed,
 }
 
@@ -134,10 +134,10 @@ struct LogParts {
     options: LogOptions,
     incarnation: Incarnation,
     history: History,
-    /// The newest timestamp covered by the checkpoint with the number below.
+    /// The newest timestamp that the checkpoint numbered `checkpoint` covers.
     covered: Timestamp,
     checkpoint: CheckpointNumber,
-    /// The newest record.
+    /// The timestamp of the newest record.
     last: Timestamp,
     streams: Vec<Stream>,
     old: Vec<Window>,
@@ -273,11 +273,11 @@ impl Log {
         }
     }
 
-    /// Appends a record without a reservation, and gives it its timestamp. Returns `None` if there is not enough space
-    /// right now, or others are waiting for space.
+    /// Appends a record without a reservation and assigns its timestamp. Returns `None` if there is not enough space
+    /// right now, or if other threads or tasks are waiting for space.
     ///
     /// # Errors
-    /// Like [`Reservation::append`].
+    /// Same as [`Reservation::append`].
     pub(crate) fn try_append(&self, stream: usize, body: &Body) -> Result<Option<Appended>> {
         if !self.takes(stream, body.bytes().len()) {
             return Ok(None);
@@ -292,7 +292,7 @@ impl Log {
         Ok(Some(Appended { wants_preparation: tail.preparation().is_some(), ..appended }))
     }
 
-    /// Requests the next window of each stream that wants one.
+    /// Requests a preparation of the next windows of all streams that need them.
     pub(crate) fn request_preparation(&self) {
         self.shared.request_preparation();
     }
@@ -303,18 +303,18 @@ impl Log {
         self.shared.reserve(stream, body_bytes)
     }
 
-    /// Like [`reserve`](Self::reserve), for a task, which waits in the same queue.
+    /// Like [`reserve`](Self::reserve), for a task. Tasks wait in the same queue as threads.
     pub(crate) async fn reserve_as_task(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         self.shared.reserve_as_task(stream, body_bytes).await
     }
 
-    /// Returns the length of the longest body that the log takes, which is that of the first stream.
+    /// Returns the length of the longest body that the log accepts, which is the longest that the first stream accepts.
     pub(crate) fn body_bytes_max(&self) -> usize {
         self.shared.options.body_bytes_max(0)
     }
 
-    /// Returns `true` if the stream takes a body of this length. The first stream takes every body that any other
-    /// stream takes.
+    /// Returns `true` if the stream accepts a body of this length. The first stream accepts every body that any other
+    /// stream accepts.
     pub(crate) fn takes(&self, stream: usize, body_bytes: usize) -> bool {
         let body_bytes_max = self.shared.options.body_bytes_max(stream);
         debug_assert!(body_bytes_max <= self.body_bytes_max(), "stream {stream} takes what the first does not");
@@ -335,8 +335,8 @@ impl Log {
         self.shared.wait_durable_up_to(timestamp)
     }
 
-    /// Like [`wait_durable_up_to`](Self::wait_durable_up_to), for a task, which is woken to poll again. A background
-    /// thread writes for it.
+    /// Like [`wait_durable_up_to`](Self::wait_durable_up_to), for a task, which is woken when it should poll again. A
+    /// background thread writes for it.
     pub(crate) fn poll_durable(&self, timestamp: Timestamp, waker: &Waker) -> Poll<Result<()>> {
         self.shared.poll_durable(timestamp, waker)
     }
@@ -346,25 +346,25 @@ impl Log {
         self.shared.request_flush(appended.stream.index(), Urgency::Now);
     }
 
-    /// Asks a background thread to write a record that no thread waits for, along with others, within about a
+    /// Asks a background thread to write a record that no thread waits for, together with other records, within about a
     /// millisecond.
     pub(crate) fn request_relaxed_flush(&self, appended: &Appended) {
         let urgency = if appended.is_near_full { Urgency::Now } else { Urgency::Soon };
         self.shared.request_flush(appended.stream.index(), urgency);
     }
 
-    /// The durable horizon.
+    /// Returns the durable horizon.
     pub(crate) fn durable(&self) -> Timestamp {
         self.shared.horizon.durable()
     }
 
-    /// The newest timestamp that was assigned.
+    /// Returns the newest timestamp that was assigned.
     pub(crate) fn last(&self) -> Timestamp {
         self.shared.horizon.last()
     }
 
-    /// Lets segments with nothing above `covered` be reused. Everything up to there must be in the durable checkpoint
-    /// with this number, which later segments name.
+    /// Allows the reuse of segments without records above `covered`. All records up to `covered` must be in the durable
+    /// checkpoint with this number, which the headers of later segments will name.
     pub(crate) fn truncate(&self, covered: Timestamp, checkpoint: CheckpointNumber) {
         assert!(covered <= self.durable(), "a checkpoint covers what is not durable");
         self.shared.truncate(covered, checkpoint);
@@ -376,7 +376,7 @@ impl Log {
         self.shared.read_from(after)
     }
 
-    /// The oldest timestamp that [`read_from`](Log::read_from) can begin after.
+    /// Returns the oldest timestamp after which [`read_from`](Log::read_from) can begin.
     #[cfg_attr(not(test), expect(dead_code, reason = "the change feed will use it"))]
     pub(crate) fn truncated(&self) -> Timestamp {
         Timestamp(self.shared.truncated.load(Ordering::SeqCst))
@@ -387,13 +387,13 @@ impl Log {
         self.shared.remove_idle();
     }
 
-    /// Bytes of the bodies of records appended since the log was opened.
+    /// Returns the bytes of the bodies of all records appended since the log was opened.
     #[inline]
     pub(crate) fn appended_bytes(&self) -> u64 {
         self.shared.streams.iter().map(|stream| stream.appended_bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the bytes of the segments whose records no truncation has covered.
+    /// Returns the bytes of the segments whose records have not been truncated.
     pub(crate) fn live_bytes(&self) -> u64 {
         let old: u64 = self.shared.old.lock().iter().map(|window| window.segment.header.window_bytes).sum();
         let streams = self.shared.streams.iter().map(|stream| {
@@ -408,7 +408,7 @@ impl Log {
         self.shared.sync_count.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes written to the log's files so far, in whole blocks: records with their padding, headers,
+    /// Returns the bytes written to the log's files so far, in whole blocks: records with their padding, headers, and
     /// zeros.
     pub(crate) fn write_bytes(&self) -> u64 {
         let bytes = self.shared.write_bytes.load(Ordering::Relaxed);
@@ -421,14 +421,14 @@ impl Log {
         self.shared.failure()
     }
 
-    /// Fails the log on behalf of another part. Nothing more becomes durable.
+    /// Fails the log on behalf of a different module. No more records will become durable.
     #[cfg_attr(not(test), expect(dead_code, reason = "for failures outside of the log"))]
     pub(crate) fn fail(&self, reason: &str) {
         self.shared.fail(reason);
     }
 
-    /// Ends appending. When this returns, [`last`](Self::last) is final. New reservations are refused, and so are
-    /// records whose space was reserved before; this waits for neither.
+    /// Ends appending. When this returns, [`last`](Self::last) is final. New reservations are refused, and so is
+    /// appending a record whose space was reserved before; this call does not wait for the owners of such reservations.
     pub(crate) fn seal(&self) {
         for stream in &self.shared.streams {
             stream.tail.lock().seal();
@@ -437,7 +437,7 @@ impl Log {
     }
 
     /// Seals the log, writes everything that is pending and ends the threads. If a checkpoint at `covered` covers all
-    /// records, the log is no longer needed: only one segment of each stream is kept.
+    /// records, the log is no longer needed, so only one segment of each stream is kept.
     pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
         self.seal();
         assert!(covered <= self.last(), "a checkpoint of {covered} covers more than the log has");
@@ -470,7 +470,7 @@ impl Log {
         }
     }
 
-    /// Reads every live segment and checks headers and records, continuing after damage.
+    /// Reads every live segment and verifies its header and records, continuing after any corruption.
     pub(crate) fn verify(&self) -> Result<Verified> {
         self.shared.verify()
     }

@@ -11,11 +11,11 @@ pub(super) struct Ticket(u64);
 #[derive(Debug)]
 struct Queued {
     ticket: Ticket,
-    /// The waker of a task; a thread waits on [`Stream::space`](super::stream::Stream::space).
+    /// The waker of a task, or `None` for a thread, which waits on [`Stream::space`](super::stream::Stream::space).
     waker: Option<Waker>,
 }
 
-/// Reservations that were not available immediately; first come, first served. A ticket is given out once.
+/// Reservations that were not available immediately; first come, first served. Each ticket is issued only once.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     list: VecDeque<Queued>,
@@ -47,7 +47,7 @@ impl Queue {
         self.list.remove(index.expect("who leaves the queue is in it")).and_then(|queued| queued.waker)
     }
 
-    /// Stores the waker of a task, which is woken when it should check again.
+    /// Stores the waker of a task. The task is woken when it should check its turn again.
     pub(super) fn wake_later(&mut self, ticket: Ticket, waker: &Waker) {
         let queued = self.list.iter_mut().find(|queued| queued.ticket == ticket);
         assert!(queued.is_some(), "a task waits that has no place in the queue");
