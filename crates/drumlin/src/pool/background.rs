@@ -9,7 +9,7 @@ use super::needs::Wanted;
 use super::{Ahead, DeferredTask, Pool};
 use crate::space::PageSpace;
 
-/// Limit on requests queued for the threads that read ahead.
+/// Limit on the requests that are queued for the threads that read ahead.
 const AHEAD_REQUESTS_MAX: usize = 16;
 
 impl Pool {
@@ -65,7 +65,7 @@ impl Pool {
             return Ok(());
         }
         assert!(threads.is_empty(), "background threads are started twice");
-        // Two threads read ahead, so that one can wait for the device while the other decompresses.
+        // Two threads read ahead, so that one can wait for the device while the other decompresses pages.
         type Body = fn(&Pool);
         let bodies: [(&str, Body); 3] = [
             ("drumlin-ahead", Pool::run_read_ahead),

@@ -1,7 +1,7 @@
 //! Buffers for reading extents, within their part of the budget.
 //!
-//! A caller with reads in flight must not wait for another buffer: it takes a free one ([`Buffers::try_take`]) or
-//! completes a read first. So a caller that waits ([`Buffers::take`]) waits only for the disk.
+//! A caller with reads in flight must not wait for a buffer: it takes a free one ([`Buffers::try_take`]), or completes
+//! a read first. So a caller that does wait ([`Buffers::take`]) waits only for the disk.
 //!
 //! Each size in use is entitled to a share of the memory. Once a size has its share, it waits for one of its own
 //! buffers instead of freeing another size's buffer. So reads that alternate between two sizes keep reusing the same
@@ -40,7 +40,7 @@ pub(super) struct Buffers {
 
 #[derive(Debug, Default)]
 struct SpareBuffers {
-    /// Indexed by size.
+    /// Idle buffers, indexed by size.
     idle: [Vec<AlignedBuffer>; SIZES.len()],
     /// Bytes of the buffers of each size, idle or taken.
     bytes: [usize; SIZES.len()],

@@ -9,10 +9,10 @@ use crate::error::{Error, Result};
 use crate::format::ExtentAddress;
 use crate::io::{InFlight, Queue};
 
-/// Requests in flight: enough to use a device's bandwidth, with a megabyte of memory.
+/// Maximum number of requests in flight: enough to use a device's full bandwidth, with a megabyte of memory.
 const REQUESTS_MAX: usize = 4;
 
-/// One read, and the range of the caller's addresses that it covers.
+/// A read, and the range of the caller's addresses that it covers.
 struct BulkRead<'p> {
     span: Span,
     buffer_bytes: usize,

@@ -14,7 +14,7 @@ pub(super) const BATCH_PAGES: usize = 128;
 
 /// The number of attempts to evict a page before a thread waits for other threads to unpin or write one.
 const ROUNDS_MAX: u32 = 10_000;
-/// The longest wait for a frame.
+/// The longest time that a thread waits for a frame.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause between two attempts to get a frame. Threads poll because nothing signals that a frame is free.
 const FRAME_PAUSE: Duration = Duration::from_micros(100);
@@ -125,7 +125,7 @@ impl Pool {
     pub(super) fn evict_victims(&self, page_bytes: usize, victim_bytes: usize) -> Result<usize> {
         let wanted = (self.frames_wanted(page_bytes) * page_bytes).div_ceil(victim_bytes).max(1);
         let failure = self.space.failure();
-        // After a failure nothing can be written, so skip all dirty pages in search of clean ones.
+        // After a failure no page can be written, so skip all dirty pages in search of clean ones.
         let dirty_max = if failure.is_some() { usize::MAX } else { BATCH_PAGES };
         let (mut evicted, dirty) = self.evict(victim_bytes, wanted, dirty_max);
         match failure {
@@ -150,8 +150,8 @@ impl Pool {
         Ok(evicted)
     }
 
-    /// One turn of the clock: evicts up to `wanted` clean pages that have no chance left, and collects up to
-    /// `dirty_max` dirty ones.
+    /// Turns the clock once: evicts up to `wanted` clean pages that have no chance left, and collects up to `dirty_max`
+    /// dirty ones.
     pub(super) fn evict(&self, page_bytes: usize, wanted: usize, dirty_max: usize) -> (usize, Vec<FrameIndex>) {
         let mut evicted = 0;
         let mut dirty = Vec::new();

@@ -96,7 +96,8 @@ impl Pool {
         result
     }
 
-    /// Wakes the threads and tasks that wait for a read of this page. Its entry already shows that the read has ended.
+    /// Wakes the threads and tasks that wait for this page's read. The page's entry already shows that the read has
+    /// ended.
     pub(super) fn announce_arrival(&self, pages: &PageSpace, page: PageId) {
         let locks = self.page_locks(pages, page);
         let tasks: Vec<Waker> = {

@@ -44,7 +44,7 @@ struct Fetch<'p> {
 /// The state of the reading thread.
 struct ReadState<'p> {
     waiting: VecDeque<FetchRequest>,
-    /// Reads in flight, by their token.
+    /// Reads in flight, indexed by their token.
     slots: Vec<Option<Fetch<'p>>>,
     slots_free: Vec<usize>,
     /// Wakers of tasks whose requests have been answered.
@@ -63,9 +63,9 @@ impl ReadState<'_> {
 /// The outcome of starting a request.
 enum StartedRead<'p> {
     Reading(Fetch<'p>, u64, AlignedBuffer),
-    /// Answered without a read: another thread is reading the page, or there is nothing to read.
+    /// The request was answered without a read: either another thread is reading the page, or no read is needed.
     Answered(Option<Waker>),
-    /// No frame or buffer is free.
+    /// No frame or buffer is free, so the request has to be started later.
     Later(FetchRequest),
 }
 
@@ -88,7 +88,7 @@ impl Pool {
         }
     }
 
-    /// Like [`fault_many`](Pool::fault_many), for a task. Returns how many pages were read without an error.
+    /// Like [`fault_many`](Pool::fault_many), for a task. Returns the number of pages that were read without an error.
     pub(crate) async fn fault_many_as_task(
         self: &Arc<Pool>,
         pages: &Arc<PageSpace>,
@@ -114,7 +114,7 @@ impl Pool {
 
     fn poll_arrival(&self, pages: &PageSpace, page: PageId, waker: &Waker) -> Poll<()> {
         let mut waiting = self.page_locks(pages, page).waiting.lock();
-        // A thread that ends a read changes the entry before it takes this lock.
+        // A thread that completes a read changes the entry before it takes this lock.
         if !matches!(pages.table.load(page), PageEntry::Reading(_)) {
             return Poll::Ready(());
         }
@@ -146,7 +146,7 @@ impl Pool {
         Ok(ticket)
     }
 
-    /// Stops the thread after it has answered all posted requests.
+    /// Stops the reading thread after it has answered all posted requests.
     pub(super) fn stop_fetching(&self) {
         let thread = {
             let mut inbox = self.read_service.inbox.lock();

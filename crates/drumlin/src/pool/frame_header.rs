@@ -128,12 +128,12 @@ impl std::fmt::Debug for FrameHeader {
 pub(crate) enum Residency {
     /// Under the latch. Unlinking takes the latch exclusively, so no reader is left.
     Leaf,
-    /// Under a reclaim guard. Readers may see the page until they drop the guard.
+    /// Under a reclaim guard. Readers may still see the page until they drop the guard.
     Immutable,
 }
 
 impl Residency {
-    /// The residency of a page whose entry shows it in `frame`.
+    /// Returns the residency of a page whose entry shows it in `frame`.
     pub(crate) fn of(entry: PageEntry, frame: FrameIndex) -> Residency {
         match entry {
             PageEntry::Leaf(shown) if shown == frame => Residency::Leaf,

@@ -85,8 +85,8 @@ pub(super) struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping is plain memory; the frames' states decide which thread may access which part (module, 1 to 3).
-// Test: tests/engine/concurrency.rs, whose threads share one pool.
+// SAFETY: the mapping is plain memory; the states of the frames determine which thread may access which part
+// (invariants 1 to 3 of the module). Test: tests/engine/concurrency.rs, whose threads share one pool.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -97,10 +97,11 @@ impl Mapping {
 
     fn new(bytes: usize) -> std::io::Result<Mapping> {
         assert!(bytes.is_multiple_of(rustix::param::page_size()), "a mapping of {bytes} bytes ends within a page");
-        // SAFETY: a fresh anonymous mapping aliases nothing. Test: `memory_given_back_was_free`, here and below.
+        // SAFETY: a fresh anonymous mapping does not alias any other memory. Test: `memory_given_back_was_free`, here
+        // and below.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, Self::ACCESS, Self::FLAGS)? };
         // Huge pages save TLB misses if the system offers them. Correctness does not depend on them.
-        // SAFETY: the range is the mapping just made. No test can fail: the system may ignore the advice.
+        // SAFETY: the range is the mapping just made. No test can fail here, because the system may ignore the advice.
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start: start.cast(), bytes })
@@ -281,15 +282,16 @@ impl Frames {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            /// Fixed by the processor.
+            /// Size of a cache line, fixed by the processor.
             const LINE_BYTES: usize = 64;
             /// Cache lines prefetched at the beginning of a page: its header and its first slots.
             const PREFETCHED_LINES: usize = 5;
-            // SAFETY: as below; the header is borrowed. No test can fail: no program sees a prefetch.
+            // SAFETY: as below; the header is borrowed. No test can fail here, because a prefetch has no visible
+            // effect.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self.header(frame)).cast()) };
             let (start, page_bytes) = self.page_pointer(frame);
-            // SAFETY: prefetching reads nothing into the program; the addresses lie in the mapping, since the smallest
-            // page has eight lines. No test can fail, as above.
+            // SAFETY: prefetching reads no value into the program; the addresses lie in the mapping, since the smallest
+            // page has eight cache lines. No test can fail here, as above.
             unsafe {
                 for line in 0..PREFETCHED_LINES {
                     _mm_prefetch::<_MM_HINT_T0>(start.add(line * LINE_BYTES).cast());
@@ -339,14 +341,14 @@ impl Frames {
         FrameRead { frames: self, frame, page_key, start, bytes, _latch: latch }
     }
 
-    /// Like [`read`](Self::read), but notes no use for the clock.
+    /// Like [`read`](Self::read), but does not note a use for the clock.
     pub(crate) fn peek(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
         let read = self.latched(frame, page_key, header.latch.read());
         header.is(page_key).then_some(read)
     }
 
-    /// Latches the page for change. Returns `None` if the frame no longer holds it.
+    /// Latches the page in `frame` for a change. Returns `None` if the frame no longer holds it.
     #[inline]
     pub(crate) fn write(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
@@ -428,7 +430,7 @@ impl ReclaimGuard<'_> {
     /// Returns a view of the table's immutable pages.
     ///
     /// # Panics
-    /// If the table belongs to another database, whose entries name frames of another pool.
+    /// If the table belongs to a different database, whose entries name frames of a different pool.
     #[inline]
     pub(crate) fn pages<'g>(&'g self, table: &'g PageTable) -> ImmutablePages<'g> {
         assert!(table.is_within(&self.frames.budget), "a page table is read with the guard of another database");
@@ -436,7 +438,7 @@ impl ReclaimGuard<'_> {
     }
 }
 
-/// The immutable pages of a table, under a [`ReclaimGuard`] of the pool that its entries refer to.
+/// The immutable pages of a table, accessed under a [`ReclaimGuard`] of the pool that its entries refer to.
 pub(crate) struct ImmutablePages<'g> {
     frames: &'g Frames,
     table: &'g PageTable,
@@ -457,10 +459,10 @@ impl<'g> ImmutablePages<'g> {
         let entry = self.table.load(page);
         let PageEntry::Immutable(frame) = entry else { return Err(entry) };
         let (start, bytes) = self.frames.page_pointer(frame);
-        // SAFETY: the entry, read under the reclaim guard, names the frame as immutable: its page was complete before
-        // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not reused
-        // while the guard lives (module, 3; `reclaim`, 1). The table's entries name these very frames: `pages`, which
-        // made this value, asserted it, and the value borrows the guard. Tests:
+        // SAFETY: the entry, read under the reclaim guard, names the frame as immutable: the page was complete before
+        // the entry was published (Release/Acquire) and is not changed while it is published, and the frame is not
+        // reused while the guard lives (invariant 3 of the module; invariant 1 of `reclaim`). The table's entries name
+        // frames of this pool: `pages`, which made this value, asserted that, and this value borrows the guard. Tests:
         // `loom_frames_are_reused_when_readers_have_left`, `loom_a_nested_guard_outlives_the_outer`,
         // `a_guard_reads_no_other_database`.
         Ok((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
@@ -509,8 +511,9 @@ impl Deref for NewFrame<'_> {
 
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: only its owner can reach a new frame (module, 1): a thread that latches it through an outdated index
-        // finds its page key empty and does not look at the page. Test: `memory_given_back_was_free`.
+        // SAFETY: only its owner can reach a new frame (invariant 1 of the module): a thread that latches the frame
+        // through an outdated index finds its page key empty and does not access the page. Test:
+        // `memory_given_back_was_free`.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }
@@ -518,7 +521,7 @@ impl Deref for NewFrame<'_> {
 impl DerefMut for NewFrame<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: as for `deref`, and `&mut self` makes the access exclusive. Test: as there.
+        // SAFETY: as for `deref`; in addition, `&mut self` makes the access exclusive. Test: as for `deref`.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 }
@@ -542,10 +545,10 @@ impl FrameRead<'_> {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            /// Fixed by the processor.
+            /// Size of a cache line, fixed by the processor.
             const LINE_BYTES: usize = 64;
             for at in (bytes.start / LINE_BYTES * LINE_BYTES..bytes.end).step_by(LINE_BYTES) {
-                // SAFETY: prefetching reads nothing into the program; the address is borrowed. No test can cover this,
+                // SAFETY: prefetching reads no value into the program; the address is borrowed. No test can cover this,
                 // because a prefetch has no visible effect.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(&self[at]).cast()) };
             }
@@ -611,15 +614,15 @@ impl FrameWrite<'_> {
     /// Returns the page of a leaf for modification.
     ///
     /// # Panics
-    /// If `table` does not show the page as a leaf in this frame, or belongs to another database.
+    /// If `table` does not show the page as a leaf in this frame, or belongs to a different database.
     #[inline]
     pub(crate) fn leaf_mut(&mut self, table: &PageTable) -> &mut [u8] {
         assert!(table.is_within(&self.frames.budget), "a leaf is changed by the page table of another database");
         assert!(table.load(self.page()) == PageEntry::Leaf(self.frame), "only leaves change in place");
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: the latch is held, exclusively, and the entry shows a leaf, which is never read without the latch.
-        // The entry is of a table whose frames these are: asserted above. Tests: `only_leaves_change_in_place`,
-        // `no_other_database_changes_a_leaf`; tests/engine/concurrency.rs.
+        // SAFETY: the latch is held exclusively, and the entry shows a leaf, which is never read without the latch. The
+        // entry belongs to a table whose entries name frames of this pool, as asserted above. Tests:
+        // `only_leaves_change_in_place`, `no_other_database_changes_a_leaf`; tests/engine/concurrency.rs.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 
@@ -649,8 +652,8 @@ impl Deref for FrameWrite<'_> {
     #[inline]
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: the latch is held, exclusively; changes go through `leaf_mut`, which borrows this guard mutably.
-        // Test: tests/engine/concurrency.rs.
+        // SAFETY: the latch is held exclusively; changes go through `leaf_mut`, which borrows this guard mutably. Test:
+        // tests/engine/concurrency.rs.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }
@@ -694,7 +697,7 @@ mod tests {
         let _ = reclaim_guard.pages(&other).get(page_key.page);
     }
 
-    /// A latched page can be changed as a leaf only through the page table of its own database.
+    /// A latched page can be modified as a leaf only through the page table of its own database.
     #[test]
     #[should_panic(expected = "the page table of another database")]
     fn no_other_database_changes_a_leaf() {
@@ -715,7 +718,7 @@ mod tests {
         }
     }
 
-    /// Giving free frames back to the system does not change adjacent frames, however small frames are.
+    /// Giving free frames back to the system does not change adjacent frames, no matter how small frames are.
     #[test]
     fn memory_given_back_was_free() {
         const FRAME_COUNT: usize = 64;

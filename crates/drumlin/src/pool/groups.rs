@@ -24,7 +24,7 @@ const SUBMITTED_REQUESTS: usize = 8;
 /// Requests in flight for pages that no request needs yet: one is being read while the pages of the other are decoded.
 const SPARE_REQUESTS: usize = 2;
 
-/// The purpose of a fault of many pages.
+/// The reason for faulting many pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
     /// A caller waits for the pages.
@@ -35,7 +35,7 @@ enum Use {
     Spare,
 }
 
-/// Extents that are read together, and their pages.
+/// Extents that one request reads, and their pages.
 struct Group<'p> {
     span: Span,
     buffer_bytes: usize,
@@ -43,7 +43,7 @@ struct Group<'p> {
     in_flight: Option<InFlight<'p>>,
 }
 
-/// The reads of one call of [`Pool::fault_many`].
+/// The reads of a single call of [`Pool::fault_many`].
 struct GroupReads<'p, 'e> {
     pool: &'p Pool,
     pages: &'e PageSpace,
@@ -83,7 +83,7 @@ impl<'p> GroupReads<'p, '_> {
         Ok(self.count)
     }
 
-    /// Requests more groups while there are buffers and frames for them. Returns the number of requests.
+    /// Requests more groups as long as there are buffers and frames for them. Returns the number of requests.
     fn submit(&mut self) -> Result<usize> {
         let mut pushed = 0;
         while pushed < SUBMITTED_REQUESTS

@@ -3,8 +3,8 @@
 //! # Invariants
 //! 1. A page is in at most one frame: a fault first moves the page's entry from `OnDisk` to `Reading`, and only one
 //!    thread succeeds.
-//! 2. An image is appended while its frame is latched and the epoch latch is held, to the appender of the epoch that
-//!    changed it.
+//! 2. An image is appended while its frame is latched and the epoch latch is held, to the appender of the epoch in
+//!    which the page was changed.
 //! 3. A frame is not evicted while its image is on its way to the disk, because a reread of the page could reach the
 //!    disk before the image does.
 //! 4. Corruption is reported only if the page's entry has not changed since the read began.
@@ -73,10 +73,10 @@ pub(crate) struct CacheStats {
 /// the tree knows the layout of nodes.
 pub(crate) type VerifyNode = fn(&[u8], Kind) -> Result<(), String>;
 
-/// Returns the first bytes of a node's lower fence as a number that sorts like the keys. Passed in for the same reason.
+/// Returns the first bytes of a node's lower fence as a number that sorts like the keys. Passed in by the store, too.
 pub(crate) type KeyOrder = fn(&[u8]) -> u128;
 
-/// Functions on nodes that the pool needs.
+/// The functions on nodes that the pool needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nodes {
     pub(crate) verify: VerifyNode,

@@ -33,7 +33,7 @@ impl From<Needs> for Stop {
     }
 }
 
-/// A page that a fault brings in, and what its reader expects in it.
+/// A page that a fault brings in, and the content that its reader expects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(super) page: PageId,

@@ -57,7 +57,7 @@ mod models {
 
     use super::*;
 
-    /// In every interleaving of two unpins and an abandon, exactly one of them frees the frame, after the last unpin.
+    /// In every interleaving of two unpins and one abandon, the frame is freed exactly once, after the last unpin.
     #[test]
     fn loom_an_abandoned_frame_is_freed_once() {
         loom::model(|| {

@@ -55,7 +55,7 @@ pub(crate) struct EraGuard<'a> {
 impl Drop for EraGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Only this thread writes the slot.
+        // Only this thread writes the slot, so a plain load and store suffice.
         let held = self.slot.load(Ordering::Relaxed);
         debug_assert!(held & DEPTH_MAX > 0, "a guard is dropped in a slot that has none");
         let rest = held - 1;
@@ -84,7 +84,7 @@ impl Reclaimer {
             slot.store(held + 1, Ordering::Relaxed);
             return EraGuard { slot, not_send: std::marker::PhantomData };
         }
-        // Only this thread writes the counter.
+        // Only this thread writes the counter, so it needs no atomic addition.
         entered.store(entered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         // Release: a thread that finds this era in `oldest` sees every access that this thread made under earlier
         // guards.
@@ -206,7 +206,7 @@ mod models {
                     let inner = (guards == Guards::OuterFirst).then(|| shared.reclaimer.enter_as(0));
                     let reclaim_guard = inner.or(outer);
                     let frame = shared.entry.load(Ordering::Acquire) as usize;
-                    // SAFETY: the reclaim guard was taken before the entry was read.
+                    // SAFETY: the reclaim guard was taken before the entry was loaded.
                     shared.pages[frame].with(|page| assert_eq!(unsafe { *page }, 7));
                     drop(reclaim_guard);
                 }

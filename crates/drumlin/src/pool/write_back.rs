@@ -23,8 +23,8 @@ const ELEVATOR_FRAMES: usize = 256 << 10;
 /// Keyspace, kind, and the beginning of the lowest key. The key is stored as bytes to avoid padding in the sorted list.
 type WriteOrder = (KeyspaceId, u8, [u8; size_of::<u128>()]);
 
-/// Minimum number of pages of an elevator. Fewer pages would be no closer together than those of a batch at the clock's
-/// hand, and would delay the pages that the clock waits for. Simulations have few pages.
+/// Minimum number of pages in an elevator. Fewer pages would be no closer together than those of a batch at the clock's
+/// hand, and would delay the pages that the clock waits for. Simulations have few pages, so their minimum is lower.
 const ELEVATOR_PAGES_MIN: usize = if cfg!(feature = "sim") { 8 } else { 8 * BATCH_PAGES };
 
 impl Pool {
@@ -256,7 +256,7 @@ impl Pool {
         let ordered = frames.filter_map(|frame| Some((self.write_order(frame)?, frame)));
         let mut ordered: Vec<(WriteOrder, FrameIndex)> = ordered.collect();
         ordered.sort_unstable();
-        // Copy into a vector of exact size, because an elevator keeps it.
+        // Copy into a vector of the exact size, because an elevator keeps it.
         let mut frames = Vec::with_capacity(ordered.len());
         frames.extend(ordered.into_iter().map(|(_, frame)| frame));
         frames
@@ -302,7 +302,7 @@ mod tests {
         let keyspace = db.keyspace("k").unwrap();
         (0..100_000u64).for_each(|row| keyspace.insert((row * 7919 % 100_003).to_be_bytes(), [7; 100]).unwrap());
         let pool = &db.store().unwrap().engine.pool;
-        // If the background writer ran, it would extend the elevators too, and pages would be in them twice.
+        // Stop the background writer: it would extend the elevators too, and pages would be in them twice.
         pool.stop_background();
         pool.take_threads().into_iter().for_each(|thread| thread.join().unwrap());
         for _ in 0..=crate::pool::frame_header::INNER_CHANCES {

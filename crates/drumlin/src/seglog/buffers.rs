@@ -38,7 +38,7 @@ impl LogBuffer {
 /// Every pending record is either in that batch or in the active buffer.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    /// The buffer that new records are copied to.
+    /// The buffer to which new records are copied.
     active: LogBuffer,
     /// The other buffer, or `None` while that buffer is being written.
     idle: Option<AlignedBuffer>,
@@ -68,7 +68,7 @@ impl Buffers {
         buffer_bytes - 2 * BLOCK_BYTES
     }
 
-    /// Returns the size of the buffer that a record of this size needs.
+    /// Returns the size of the buffer that a record of this size requires.
     pub(super) fn buffer_bytes_for(record_bytes: usize) -> usize {
         (record_bytes + 2 * BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)
     }
@@ -161,7 +161,7 @@ impl Buffers {
             self.active.buffer[..shared_bytes].copy_from_slice(&batch.buffer[block_start..batch.used]);
         }
         debug_assert!(self.active.base.is_block_start(), "a buffer begins within a block: {}", self.active.base);
-        // This includes the block kept in reserve.
+        // This includes the block that is kept in reserve.
         let reserved = self.active.used + reserved_bytes;
         assert!(reserved <= self.active.buffer.capacity(), "{reserved} bytes are reserved in a buffer");
         assert!(self.idle.is_none(), "a stream has three buffers");

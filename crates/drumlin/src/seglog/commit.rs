@@ -373,7 +373,7 @@ impl SharedLog {
         }
     }
 
-    /// Writes everything that is pending in a stream.
+    /// Writes all pending records of a stream.
     pub(super) fn flush(&self, index: usize) -> Result<()> {
         let pending = self.streams[index].tail.lock().last_pending();
         match pending {

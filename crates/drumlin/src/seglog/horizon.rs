@@ -1,7 +1,7 @@
 //! The durable horizon: the timestamp up to which all records are on the medium, in every stream.
 //!
-//! Streams write independently, so a record may be on the medium while an older one of another stream is not. Each
-//! stream publishes a *floor*, and the horizon stays below all floors.
+//! Streams are written independently, so a record may be on the medium while an older record of another stream is not.
+//! Each stream publishes a *floor*, and the horizon stays below all floors.
 //!
 //! # Invariants
 //! 1. A stream's floor is at or below its first record that is not on the medium, or `NO_FLOOR` if all its records are.
@@ -100,7 +100,7 @@ mod models {
         medium: [UnsafeCell<bool>; 2],
     }
 
-    // SAFETY: loom's cells detect any race.
+    // SAFETY: loom's cells detect all races.
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     unsafe impl Sync for Rig {}
     // SAFETY: as above.
@@ -122,7 +122,7 @@ mod models {
             self.horizon.advance();
         }
 
-        /// Checks that every record that the horizon covers is on the medium.
+        /// Asserts that every record that the horizon covers is on the medium.
         #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
         fn look(&self) -> Timestamp {
             let durable = self.horizon.durable();

@@ -18,7 +18,7 @@ pub(crate) struct Verified {
     pub(crate) segment_count: u64,
     pub(crate) record_count: u64,
     pub(crate) record_bytes: u64,
-    /// Each is an [`Error::Corrupted`] or a read error.
+    /// The damage found. Each entry is an [`Error::Corrupted`] or a read error.
     pub(crate) corruption: Vec<Error>,
 }
 
@@ -74,7 +74,7 @@ impl SharedLog {
         // Load this first: every record up to this horizon lies before the durable positions that are read below.
         let durable = self.horizon.durable();
         let sources = self.sources();
-        // The other half of the memory is for record bodies.
+        // Use half of the memory here, because the other half is for record bodies.
         let chunk_bytes = reader::chunk_bytes(self.options.reader_bytes / 2, sources.len());
         let truncated = self.truncated.load(Ordering::SeqCst);
         assert!(

@@ -26,7 +26,7 @@
 //!    any horizon that is found in a header (of a record or a segment) or implied by the start of an opening is
 //!    corruption. A missing timestamp above all these horizons ends the replay, even if records follow it.
 //! 9. A segment that names a newer checkpoint than the newest superblock shows corruption: a superblock was lost.
-//! 10. A segment is reused only when all its records are covered and no reader holds it.
+//! 10. A segment is reused only once all its records are covered and no reader holds it.
 //! 11. The superblock durably lists the windows that must exist ([`Hooks::list`]). It is updated before records are put
 //! into a window, and before the file of a window that is no longer needed is reused. The windows of a stream abut. So
 //! a lost segment is noticed, whatever its contents were.
@@ -382,7 +382,7 @@ impl Log {
         Timestamp(self.shared.truncated.load(Ordering::SeqCst))
     }
 
-    /// Removes the files of segments that an idle log does not need.
+    /// Removes the segment files that an idle log does not need.
     pub(crate) fn remove_idle(&self) {
         self.shared.remove_idle();
     }

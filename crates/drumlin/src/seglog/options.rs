@@ -16,7 +16,7 @@ const _: () = assert!(BUFFER_BYTES_MIN >= 2 * BLOCK_BYTES + record_bytes(0), "th
 #[derive(Clone, Debug)]
 pub(crate) struct LogOptions {
     pub(crate) streams: u16,
-    /// Bytes of a segment file, header included; a multiple of 4,096.
+    /// Size of a segment file in bytes, including its header; a multiple of 4,096.
     pub(crate) segment_bytes: u64,
     /// Memory for the append buffers of all streams: at least 32 KiB each.
     pub(crate) buffer_bytes: usize,

@@ -18,7 +18,7 @@ const FILL_BYTES: u64 = 8 << 20;
 
 const _: () = assert!(FILL_BYTES.is_multiple_of(BLOCK) && FILL_BYTES > 0, "a segment is filled to within a block");
 
-/// Returns `true` if the error is a lack of space, which may be temporary.
+/// Returns `true` if the error is a lack of disk space, which may be temporary.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -26,11 +26,11 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 /// The reason why a preparation failed.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// There is no space for another segment.
+    /// There is no space for one more segment.
     Full(io::Error),
-    /// A file could not be opened or created. Nothing was written, and the next attempt may succeed.
+    /// A file could not be opened or created. No byte was written, and the next attempt may succeed.
     Passing(io::Error),
-    /// The log has failed: nothing may be written.
+    /// The log has failed, so no byte may be written.
     Final(io::Error),
 }
 
@@ -106,7 +106,7 @@ impl SharedLog {
         }
     }
 
-    /// Fills the newest window a little further.
+    /// Fills the next part of the newest window.
     fn fill(&self, index: usize) -> io::Result<()> {
         let stream = &self.streams[index];
         let (segment, start) = stream.tail.lock().windows.to_fill();

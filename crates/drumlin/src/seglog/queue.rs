@@ -32,7 +32,7 @@ impl Queue {
         self.list.front().is_some_and(|first| first.ticket == ticket)
     }
 
-    /// Takes a place in the queue.
+    /// Adds a ticket at the end of the queue.
     pub(super) fn join(&mut self) -> Ticket {
         let ticket = self.ticket_next;
         debug_assert!(self.list.back().is_none_or(|last| last.ticket.0 < ticket.0), "tickets ascend");
@@ -41,7 +41,7 @@ impl Queue {
         ticket
     }
 
-    /// Leaves the queue. Returns the waker of the ticket's task.
+    /// Removes a ticket from the queue. Returns the waker of the ticket's task.
     pub(super) fn leave(&mut self, ticket: Ticket) -> Option<Waker> {
         let index = self.list.iter().position(|queued| queued.ticket == ticket);
         self.list.remove(index.expect("who leaves the queue is in it")).and_then(|queued| queued.waker)

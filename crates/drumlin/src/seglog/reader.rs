@@ -16,7 +16,7 @@ use crate::io::AlignedBuffer;
 
 const STEP: u64 = RECORD_ALIGNMENT_BYTES as u64;
 
-/// Maximum bytes of one read. With 1 MiB a drive reaches its full bandwidth.
+/// Maximum bytes of one read. At 1 MiB a drive reaches its full bandwidth.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
 
 const _: () = assert!(CHUNK_BYTES_MAX.is_multiple_of(BLOCK as usize), "a read ends within a block");
@@ -90,13 +90,13 @@ pub(super) struct FoundRecord {
     pub(super) end: StreamPosition,
     pub(super) body_bytes: u32,
     body_checksum: u64,
-    /// The record names extents. See [`Body::naming_extents`](super::record::Body::naming_extents).
+    /// Set if the record names extents. See [`Body::naming_extents`](super::record::Body::naming_extents).
     pub(super) names_extents: bool,
     /// The index, in the reader's list, of the segment in which the record starts.
     pub(super) segment: usize,
 }
 
-/// The start of bytes that are neither a record nor padding.
+/// The place at which bytes begin that are neither a record nor padding.
 #[derive(Clone, Debug)]
 pub(super) struct Skipped {
     pub(super) path: PathBuf,
@@ -106,7 +106,7 @@ pub(super) struct Skipped {
 /// Reads one stream.
 #[derive(Debug)]
 pub(super) struct Reader {
-    /// In ascending order of use number.
+    /// The segments in ascending order of use number.
     segments: Vec<Arc<Segment>>,
     /// The end of the readable bytes of each window. It lies before the window's end if the file is incomplete.
     readable_ends: Vec<StreamPosition>,
@@ -338,7 +338,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// Makes the chunk contain `position`.
+    /// Loads the chunk that contains `position`, unless it is already loaded.
     fn load(&mut self, segment: usize, position: StreamPosition) -> Result<()> {
         let loaded = self.chunk_start..self.chunk_start + self.chunk.len() as u64;
         if self.chunk_segment == segment && loaded.contains(&position) {
@@ -381,7 +381,7 @@ pub(super) struct Merge {
     pub(super) heads: Vec<Head>,
     bodies: Bodies,
     history: History,
-    /// The timestamp that must come next.
+    /// The timestamp of the record that must come next.
     pub(super) next: Timestamp,
 }
 

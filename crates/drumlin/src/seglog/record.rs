@@ -26,7 +26,7 @@ impl Body {
         self.names_extents
     }
 
-    /// Returns the vector that the body was made from, for reuse.
+    /// Returns the vector from which the body was made, for reuse.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -47,7 +47,7 @@ pub(crate) struct Appended {
     pub(crate) stream: StreamId,
     /// The position after the record in its stream.
     pub(crate) end: StreamPosition,
-    /// The stream's buffer is filling up.
+    /// Set if the stream's buffer is filling up.
     pub(crate) is_near_full: bool,
     /// The stream needs its next window prepared, and the caller has to request that.
     pub(crate) wants_preparation: bool,

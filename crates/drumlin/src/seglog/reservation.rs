@@ -22,7 +22,7 @@ impl Reservation<'_> {
     /// timestamp was assigned and no record was appended.
     ///
     /// # Panics
-    /// If the body is longer than what was reserved.
+    /// If the body is longer than the reserved length.
     pub(crate) fn append(mut self, body: &Body) -> Result<Appended> {
         assert!(record_bytes(body.bytes().len()) <= self.bytes, "a record is longer than its reservation");
         let shared = self.log;

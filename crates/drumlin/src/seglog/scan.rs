@@ -29,7 +29,7 @@ pub(crate) struct SuperblockLogState<'a> {
     pub(crate) checkpoint: CheckpointNumber,
     /// Everything up to this timestamp is in the checkpoint.
     pub(crate) covered: Timestamp,
-    /// The log ranges that must exist.
+    /// The log ranges that the superblock lists: they must exist.
     pub(crate) ranges: &'a [LogRange],
     /// The database was closed, so no record is above `covered` unless a superblock was lost.
     pub(crate) is_closed: bool,
@@ -38,7 +38,7 @@ pub(crate) struct SuperblockLogState<'a> {
 /// The part of a window that is searched for its first record, to decide whether the previous window is still needed.
 const PROBE_BYTES: u64 = 64 << 10;
 
-/// Bytes rewritten at a time.
+/// Number of bytes rewritten in one step.
 const REWRITE_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(PROBE_BYTES.is_multiple_of(BLOCK) && PROBE_BYTES > 0, "a window is searched to within a block");
@@ -364,7 +364,7 @@ impl Scan {
 
     /// Returns the records above the checkpoint. May be called repeatedly.
     pub(crate) fn records(&self) -> Result<Records> {
-        // The other half of the memory is for record bodies.
+        // Use half of the memory here, because the other half is for record bodies.
         let chunk_bytes = chunk_bytes(self.options.buffer_bytes / 2, self.streams.len());
         let mut readers = Vec::new();
         for stream in self.streams.values() {
@@ -441,7 +441,7 @@ fn erase_header(segments: &[Arc<Segment>], position: StreamPosition, options: &L
     let mut rest = position..position + RECORD_HEADER_BYTES as u64;
     while !rest.is_empty() {
         if rest.start == segment.end() {
-            // As in the reader: if a window was begun twice, the later use counts.
+            // As in the reader, if a window was begun twice, the later use counts.
             let follows = |next: &&Arc<Segment>| next.start() == rest.start;
             segment = segments.iter().rfind(follows).expect("the header was read to its end");
         }
@@ -500,7 +500,7 @@ impl StreamScan {
         let mut reached = segment;
         while self.windows[reached].end() < end {
             let window_end = self.windows[reached].end();
-            // As in the reader: if a window was begun twice, the later use counts.
+            // As in the reader, if a window was begun twice, the later use counts.
             let follows = |window: &Window| window.segment.start() == window_end;
             reached = self.windows.iter().rposition(follows).expect("the record was read to its end");
             self.windows[reached].last = Some(timestamp);

@@ -27,7 +27,7 @@ pub(super) struct Segment {
     pub(super) file: FileRef,
     pub(super) header: SegmentHeader,
     pub(super) seed: u64,
-    /// `true` if the header on the medium says that the whole window has been written once.
+    /// `true` if the header on the medium says that the whole window has been written at least once.
     filled: AtomicBool,
 }
 
@@ -62,7 +62,7 @@ impl Segment {
         self.filled.load(Ordering::Acquire)
     }
 
-    /// Records durably that the whole window has been written once.
+    /// Records durably that the whole window has been written at least once.
     pub(super) fn set_filled(&self, persist: Persist) -> io::Result<()> {
         assert!(!self.is_filled(), "{self:?} is filled twice");
         write_header(&self.file, &SegmentHeader { filled: true, ..self.header }, persist)?;
@@ -93,7 +93,7 @@ pub(super) struct Spare {
     pub(super) slot: SlotNumber,
     /// Size in bytes of the window that it held last.
     pub(super) window_bytes: u64,
-    /// The whole window has been written once, so a durable write in it changes no metadata.
+    /// Set if the whole window has been written before, so that a durable write in it changes no metadata.
     pub(super) filled: bool,
     /// The file's last use, or `None` if it was never used. Readers may still hold it; the file is not rewritten until
     /// they have dropped it.

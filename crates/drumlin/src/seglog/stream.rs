@@ -46,7 +46,7 @@ struct Refusals {
     count: u64,
     /// The reason for the last refusal, or `None` if space was lacking.
     last: Option<Arc<io::Error>>,
-    /// The last attempt to prepare a window found no space.
+    /// Set if the last attempt to prepare a window found no space.
     is_disk_full: bool,
 }
 
@@ -307,7 +307,7 @@ impl Tail {
         self.buffers.last_pending()
     }
 
-    /// Returns `true` if a thread may write the pending records.
+    /// Returns `true` if there are pending records and no write is in flight, so that a thread may write them.
     pub(super) fn may_lead(&self) -> bool {
         self.buffers.may_write()
     }

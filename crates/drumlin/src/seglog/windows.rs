@@ -20,7 +20,7 @@ pub(super) struct Window {
     pub(super) segment: Arc<Segment>,
     /// The file is filled up to this position. Records may lie only below it.
     pub(super) ready: StreamPosition,
-    /// The newest record that has bytes in the window.
+    /// The newest record that has any bytes in the window.
     pub(super) last: Option<Timestamp>,
     /// The timestamp and position of one record per stride, in ascending order.
     pub(super) index: Vec<(Timestamp, StreamPosition)>,
@@ -136,7 +136,8 @@ impl Windows {
         &self.list[self.current]
     }
 
-    /// Makes the window that holds `position` the current one. Returns the number of windows that this begins.
+    /// Makes the window that holds `position` the current one. Returns the number of windows that the stream has begun
+    /// by this.
     pub(super) fn advance(&mut self, position: StreamPosition) -> usize {
         assert!(position < self.end(), "a stream reached {position}, past its last window");
         let before = self.current;

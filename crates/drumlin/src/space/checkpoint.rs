@@ -48,7 +48,7 @@ pub(crate) struct PageTableStore {
     /// Changes since the base image, in order. The sequence number of a change is its index in this list.
     pub(super) table_changes: Vec<TableChange>,
     pub(super) summaries: Vec<ExtentAddress>,
-    /// The chunks of the table of segments, and the parts of the catalogue.
+    /// The chunks of the segment table, and the parts of the catalogue.
     pub(super) segment_table: Vec<ExtentAddress>,
     pub(super) catalogue: Vec<ExtentAddress>,
     /// Chunks and summaries in these segments will be moved by the next checkpoint.

@@ -56,7 +56,7 @@ pub(crate) struct Space {
     pub(super) file: FileRef,
     pub(crate) segments: Segments,
     pub(crate) epoch_latch: EpochLatch,
-    /// Indexed by the parity of the epoch.
+    /// The appenders of the two epochs, indexed by the parity of the epoch.
     pub(super) appenders: [Mutex<Appender>; 2],
     pub(super) table_log: TableLog,
     /// Encoders that are not in use.

@@ -16,7 +16,7 @@ const GAP_BYTES_MAX: u64 = 16 << 10;
 /// Reads extents that no thread is writing, and keeps the bytes around the extent read last.
 pub(super) struct NeighbourReader<'s> {
     space: &'s Space,
-    /// `None` before the first read.
+    /// The bytes read last, or `None` before the first read.
     buffer: Option<AlignedBuffer>,
     /// The file offset at which the buffer starts.
     start: u64,

@@ -97,7 +97,7 @@ pub(crate) struct SpaceState {
     pub(crate) dirty_bytes: u64,
     /// The bytes of live reservations.
     pub(crate) reserved_bytes: u64,
-    /// The bytes that a checkpoint may write in addition to pages: summaries or a base image, the table of segments,
+    /// The bytes that a checkpoint may write in addition to pages: summaries or a base image, the segment table,
     /// and the catalogue.
     pub(crate) table_bytes: u64,
 }
@@ -106,7 +106,7 @@ pub(crate) struct SpaceState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Demand {
     cover: Cover,
-    /// The number of times that packing must be possible.
+    /// The number of packings that must still be possible.
     packings: u64,
     /// The number of further checkpoints, writing only tables, for which space must remain.
     table_checkpoints: u64,
@@ -119,7 +119,7 @@ struct Demand {
 enum Cover {
     /// They are not counted.
     Nothing,
-    /// In segments, up to a quarter of each wasted.
+    /// In segments, assuming that up to a quarter of each is wasted.
     Wasteful,
     /// In whole segments, after the open segment is full.
     Tight,
@@ -192,7 +192,7 @@ impl Purpose {
         }
     }
 
-    /// Returns `true` if the purpose has a least margin that differs from the full one.
+    /// Returns `true` if the purpose has a least margin that differs from the full margin.
     pub(super) fn has_least_margin(self) -> bool {
         matches!(self, Purpose::Remove | Purpose::Replay | Purpose::Checkpoint(_))
     }

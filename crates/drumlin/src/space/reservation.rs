@@ -145,7 +145,7 @@ impl Space {
         let mut admissions = self.reservations.admissions.lock();
         let state = self.settled_state(&mut admissions);
         if purpose.is_of_commits() && bytes <= ALLOWANCE_BYTES && admissions.full_disk.is_none() {
-            // An allowance is admitted by the rule for commits with new rows.
+            // An allowance is admitted by the same rule as commits with new rows.
             let admitted_bytes = bytes + ALLOWANCE_BYTES;
             match admit(&state, Purpose::Put, admitted_bytes) {
                 Admission::Granted => {
@@ -255,7 +255,7 @@ impl Space {
             open_segment_bytes: self.open_segment_bytes(),
             dirty_bytes: self.reservations.debt.dirty_bytes(),
             reserved_bytes: admissions.in_use_bytes,
-            // A checkpoint may rewrite the base image and the table of segments, and always writes the catalogue.
+            // A checkpoint may rewrite the base image and the segment table, and always writes the catalogue.
             table_bytes: self.summary_bytes() + self.table_bytes() + self.segments.table_bytes() + catalogue_bytes,
         }
     }
@@ -271,7 +271,7 @@ impl Space {
     }
 }
 
-/// Asks the policy for a reservation without an allowance.
+/// Asks the policy for a reservation that has no allowance.
 fn check_admission(
     admissions: &Admissions,
     state: &SpaceState,

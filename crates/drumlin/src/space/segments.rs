@@ -43,14 +43,14 @@ pub(crate) struct Segments {
 
 #[derive(Debug, Default)]
 struct SegmentState {
-    /// Indexed by segment. Segment 0 holds the superblocks.
+    /// The state of each segment, indexed by number. Segment 0 holds the superblocks.
     segments: Vec<Segment>,
     free: BTreeSet<SegmentId>,
     /// The smallest number of free segments since the last [`take_unneeded`](Segments::take_unneeded).
     free_count_min: u64,
     /// The number of the next use.
     next_use: SegmentUse,
-    /// Chunks of the table of segments that have changed since they were last written.
+    /// Chunks of the segment table that have changed since they were last written.
     changed_chunks: BTreeSet<SegmentTableChunk>,
     /// Bytes released in each epoch whose checkpoint is not durable yet.
     released: BTreeMap<Epoch, HashMap<SegmentId, u64>>,
@@ -97,7 +97,7 @@ impl Uses {
     }
 }
 
-/// The number of a chunk of the table of segments.
+/// The number of a chunk of the segment table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SegmentTableChunk(pub(crate) u32);
 
@@ -365,7 +365,7 @@ impl Segments {
         self.restore_uses(chunk, &[SegmentUse::UNKNOWN; SEGMENT_TABLE_ENTRIES]);
     }
 
-    // ── the table of segments ──────────────────────────────────────────────────────────────────────────────────────
+    // ── the segment table ──────────────────────────────────────────────────────────────────────────────────────────
 
     /// Returns the number of chunks in the segment table.
     pub(crate) fn chunk_count(&self) -> u32 {

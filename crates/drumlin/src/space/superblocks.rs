@@ -1,4 +1,4 @@
-//! The two superblocks, and the only code that writes them.
+//! The two superblocks. No other module writes them.
 //!
 //! A superblock names the newest checkpoint, the openings, and the log ranges that must exist. Checkpoints and openings
 //! change one part of it, and the log changes the other. Both write through this module, and each change is one durable

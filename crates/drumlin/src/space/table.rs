@@ -250,7 +250,7 @@ impl PageTable {
         Some(&self.chunk(index / CHUNK_PAGES)?[index % CHUNK_PAGES])
     }
 
-    /// Loads the page's entry.
+    /// Returns the page's current entry.
     #[inline]
     pub(crate) fn load(&self, page: PageId) -> PageEntry {
         self.cell(page).map_or(PageEntry::Free, |cell| PageEntry::from_bits(cell.load(Ordering::Acquire)))

@@ -79,7 +79,8 @@ impl Space {
         }
     }
 
-    /// Returns `true` if an appended extent can be read back. If it is still in a buffer, enqueues the buffer.
+    /// Returns `true` if an appended extent can be read from the file. If it is still in an appender's buffer, enqueues
+    /// the buffer.
     pub(crate) fn is_written(&self, address: ExtentAddress) -> bool {
         assert!(!address.is_none(), "nothing is written at no address");
         self.flush_appender(address);
@@ -98,7 +99,7 @@ impl Space {
         }
     }
 
-    /// Waits until an appended extent can be read back, enqueuing and writing its buffer if necessary.
+    /// Waits until an appended extent can be read from the file, enqueuing and writing its buffer if necessary.
     pub(crate) fn ensure_written(&self, address: ExtentAddress, written: impl Fn(&[FrameIndex])) -> Result<()> {
         assert!(!address.is_none(), "a write at no address is waited for");
         self.flush_appender(address);

@@ -700,7 +700,7 @@ fn a_reservation_holds_its_space() {
     drop(waited);
 }
 
-/// Waiting reservations are served in order, large and small, and all succeed.
+/// Waiting reservations, large and small, are served in order, and all of them succeed.
 #[test]
 fn reservations_that_wait_all_get_through() {
     let mut rig = Rig::new(Disk::new(true), options(2));
