@@ -107,7 +107,7 @@ impl Pool {
         }
     }
 
-    /// Gathers the addresses, starting at index `first`, that lie close enough together for a single request.
+    /// Returns a single request for the addresses, starting at index `first`, that lie close enough together.
     fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<BulkRead<'_>> {
         let mut end = first;
         let mut span = None;

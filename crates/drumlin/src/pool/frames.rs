@@ -706,8 +706,8 @@ mod tests {
         write.leaf_mut(&other)[0] = 1;
     }
 
-    /// The least memory that page tables leave of 8 MiB has room for the headers of all page sizes and for a page of
-    /// any size.
+    /// Even the least memory that page tables leave in a budget of 8 MiB has room for the headers of all page sizes and
+    /// for a page of any size.
     #[test]
     fn frames_of_every_size_fit_in_little_memory() {
         let frames = Frames::new(Budget::of_pages(1 << 20), Arc::default());

@@ -76,7 +76,7 @@ pub(crate) type VerifyNode = fn(&[u8], Kind) -> Result<(), String>;
 /// Returns the first bytes of a node's lower fence as a number that sorts like the keys. Passed in by the store, too.
 pub(crate) type KeyOrder = fn(&[u8]) -> u128;
 
-/// The functions on nodes that the pool needs.
+/// Functions on nodes, which the store passes in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nodes {
     pub(crate) verify: VerifyNode,
@@ -200,7 +200,7 @@ impl Pool {
                 PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
                     let header = self.frames.header(frame);
                     let address = header.address();
-                    // If the check fails, the page was evicted, and the frame may hold a different one.
+                    // If the check fails, the page was evicted, and the frame may hold a different page.
                     let is_its_own = header.page_key() == Some(PageKey { keyspace: pages.id, page });
                     if is_its_own && pages.table.load(page) == entry {
                         return address;

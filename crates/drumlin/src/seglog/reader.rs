@@ -61,8 +61,8 @@ impl History {
         self.openings.last().map(|&(incarnation, _)| incarnation)
     }
 
-    /// Returns `true` if a record counts: its timestamp is at or above the start of its own incarnation, and below the
-    /// starts of all later ones.
+    /// Returns `true` if a record counts: its timestamp is at or above the start of its own incarnation, if that is
+    /// listed, and below the starts of all later ones.
     pub(super) fn admits(&self, incarnation: Incarnation, timestamp: Timestamp) -> bool {
         let later = self.openings.partition_point(|&(other, _)| other <= incarnation);
         let own = self.openings[..later].last().filter(|&&(other, _)| other == incarnation);

@@ -493,8 +493,7 @@ impl StreamScan {
         assert!(self.applied_end.is_none() && self.uncertain.is_empty(), "a stream is set aside that has records");
     }
 
-    /// Adds a record that recovery applies to the index of its window, and notes it in every window that holds its
-    /// bytes.
+    /// Indexes a record that recovery will apply, and notes it in every window that holds some of its bytes.
     fn index_record(&mut self, segment: usize, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
         self.windows[segment].index_record(timestamp, position);
         let mut reached = segment;
