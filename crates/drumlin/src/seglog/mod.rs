@@ -28,15 +28,15 @@
 //! 9. A segment that names a newer checkpoint than the newest superblock shows corruption: a superblock was lost.
 //! 10. A segment is reused only once all its records are covered and no reader holds it.
 //! 11. The superblock durably lists the windows that must exist ([`Hooks::list`]). It is updated before records are put
-//! into a window, and before the file of a window that is no longer needed is reused. The windows of a stream abut. So
-//! a lost segment is noticed, whatever its contents were.
+//!     into a window, and before the file of a window that is no longer needed is reused. The windows of a stream abut.
+//!     So a lost segment is noticed, whatever its contents were.
 //! 12. The log writes only to files that it knows to be its own: new files get unused names, and a file is inspected
-//! before it is reused.
+//!     before it is reused.
 //! 13. No record is appended to a sealed stream: [`Reservation::append`] checks a flag under the stream's mutex before
-//! it takes a timestamp. Once all streams are sealed, a flush or checkpoint includes every record.
+//!     it takes a timestamp. Once all streams are sealed, a flush or checkpoint includes every record.
 //! 14. A failed write or sync of the log is final. But if a segment can't be created (no disk space, no file handles,
-//! or an inaccessible folder) before any record in it is needed, the log does not fail: the commit that waits for the
-//! segment gets the error, and the next commit retries.
+//!     or a missing folder) before any record in it is needed, the log does not fail: the commit that waits for
+//!     the segment gets the error, and the next commit retries.
 //!
 //! # States
 //! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) → on the
