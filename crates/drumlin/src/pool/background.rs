@@ -1,4 +1,4 @@
-//! The background threads: one keeps frames free, the others read ahead.
+//! //! The background threads: one keeps frames free, and two read ahead.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use super::needs::Wanted;
 use super::{Ahead, DeferredTask, Pool};
 use crate::space::PageSpace;
 
-/// Limit on requests queued for the threads that read ahead.
+/// Limit on the requests that are queued for the threads that read ahead.
 const AHEAD_REQUESTS_MAX: usize = 16;
 
 impl Pool {
@@ -21,7 +21,7 @@ impl Pool {
         }
     }
 
-    /// The body of the background writer: refills elevators, and keeps frames free ahead of need.
+    /// The body of the background writer: refills elevators, and frees frames before they are needed.
     pub(crate) fn run_background(&self) {
         loop {
             {
@@ -41,9 +41,8 @@ impl Pool {
         }
     }
 
-    /// Evicts pages until frames of a size are free ahead of need. Gives up after `INNER_CHANCES + 1` turns in a row
-    /// that evict nothing: the remaining pages are in use, or too few to keep any frame free. Returns the number of
-    /// turns.
+    /// Evicts pages until there are spare frames of this size. Gives up after `INNER_CHANCES + 1` turns in a row that
+    /// evict nothing: the remaining pages are in use, or too few to keep any frame free. Returns the number of turns.
     pub(crate) fn keep_free(&self, page_bytes: usize) -> u32 {
         let mut turns = 0;
         let mut turns_in_vain = 0;
@@ -59,14 +58,14 @@ impl Pool {
         turns
     }
 
-    /// Starts the background threads, unless they run or were stopped.
+    /// Starts the background threads, unless they are running or have been stopped.
     pub(crate) fn start_background(self: &Arc<Self>) -> std::io::Result<()> {
         let mut threads = self.background.threads.lock();
         if self.background.stop.load(Ordering::Acquire) || self.background.has_threads.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         assert!(threads.is_empty(), "background threads are started twice");
-        // Two threads read ahead, so that one can wait for the device while the other decompresses.
+        // Two threads read ahead, so that one can wait for the device while the other decompresses pages.
         type Body = fn(&Pool);
         let bodies: [(&str, Body); 3] = [
             ("drumlin-ahead", Pool::run_read_ahead),
@@ -80,24 +79,25 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns the background threads for the caller to join, after they have been [stopped](Self::stop_background).
+    /// Returns the background threads for the caller to join. They must have been [stopped](Self::stop_background)
+    /// first.
     pub(crate) fn take_threads(&self) -> Vec<JoinHandle<()>> {
         assert!(self.background.stop.load(Ordering::Acquire), "threads are waited for that go on");
         std::mem::take(&mut *self.background.threads.lock())
     }
 
-    /// Hands pages to the threads that read ahead. If they have not begun a page by the time the scan needs it, the
+    /// Queues pages for the threads that read ahead. If they have not begun a page by the time the scan needs it, the
     /// scan reads it itself.
     pub(crate) fn read_ahead(self: &Arc<Self>, pages: &Arc<PageSpace>, wanted: Vec<Wanted>) {
         self.enqueue_ahead(Ahead::Read(Arc::clone(pages), wanted));
     }
 
-    /// Hands an errand to the threads that read ahead. None of them may do it, if they are busy.
+    /// Queues a deferred task for the threads that read ahead. If they are busy, the task may never run.
     pub(crate) fn send_deferred_task(self: &Arc<Self>, task: Arc<dyn DeferredTask>) {
         self.enqueue_ahead(Ahead::DeferredTask(task));
     }
 
-    /// Hands work to the threads that read ahead. Drops the work if their queue is full or no thread can be started.
+    /// Queues a request for the threads that read ahead. Drops it if the queue is full or no thread can be started.
     pub(super) fn enqueue_ahead(self: &Arc<Self>, work: Ahead) {
         let reads_nothing = matches!(&work, Ahead::Read(_, wanted) if wanted.is_empty());
         debug_assert!(!reads_nothing, "no page is read ahead");

@@ -1,10 +1,11 @@
-//! Buffers that extents are read into, within their part of the budget.
+//! Buffers for reading extents, within their part of the budget.
 //!
-//! A caller with reads in flight must not wait for another buffer: it takes a free one ([`Buffers::try_take`]) or
-//! completes a read first. So a caller that waits ([`Buffers::take`]) waits only for the disk.
+//! A caller with reads in flight must not wait for a buffer: it takes a free one ([`Buffers::try_take`]), or completes
+//! a read first. So a caller that does wait ([`Buffers::take`]) waits only for the disk.
 //!
-//! Each size in use may have its share of the memory. A size that has its share waits for one of its own buffers
-//! instead of freeing another size's buffer. So reads of two sizes in turns keep using the same buffers.
+//! Each size in use is entitled to a share of the memory. Once a size has its share, it waits for one of its own
+//! buffers instead of freeing another size's buffer. So reads that alternate between two sizes keep reusing the same
+//! buffers.
 
 use crate::io::AlignedBuffer;
 use crate::sync::{Condvar, Mutex};
@@ -15,10 +16,10 @@ use super::frames::PAGE_BYTES_MAX;
 const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
 /// Maximum bytes of a single read. Larger reads are not faster.
 const GROUP_BYTES_MAX: usize = 256 << 10;
-/// Size of a buffer for a chunk of a large value at any offset in its block, both as stored and decompressed.
+/// Size of a buffer that holds a chunk of a large value twice: as stored, at any offset in its block, and decompressed.
 const PAIR_BYTES: usize = 2 * GROUP_BYTES_MAX + (32 << 10);
 /// Sizes of buffers: for an extent of a small page, an extent of any page, several extents read together, and a chunk
-/// of a large value both stored and decompressed.
+/// of a large value both as stored and decompressed.
 const SIZES: [usize; 4] = [16 << 10, SCRATCH_BYTES, GROUP_BYTES_MAX + SCRATCH_BYTES, PAIR_BYTES];
 
 const _: () = {
@@ -26,10 +27,10 @@ const _: () = {
     assert!(page < any && any < several && several < pair, "the first size that is long enough is the shortest such");
 };
 
-/// A size counts as in use until this many buffers have been taken since the last one of that size.
+/// A size counts as in use until this many buffers of any size have been taken since it was last taken.
 const IN_USE_TAKES: u64 = 512;
 
-/// The buffers that extents are read into. See the module.
+/// The buffers for reading extents. See the module documentation.
 #[derive(Debug)]
 pub(super) struct Buffers {
     limit_bytes: usize,
@@ -39,11 +40,11 @@ pub(super) struct Buffers {
 
 #[derive(Debug, Default)]
 struct SpareBuffers {
-    /// Indexed by size.
+    /// Idle buffers, indexed by size.
     idle: [Vec<AlignedBuffer>; SIZES.len()],
     /// Bytes of the buffers of each size, idle or taken.
     bytes: [usize; SIZES.len()],
-    /// Number of takes so far, and the value it had when each size was last taken.
+    /// Number of takes so far, and its value when each size was last taken.
     take_count: u64,
     last_taken: [u64; SIZES.len()],
 }
@@ -54,13 +55,14 @@ impl Buffers {
     }
 
     /// Returns the maximum bytes of a single read. If there is memory for only a few buffers, extents are read one by
-    /// one, because a group would have to wait until no other read is in progress.
+    /// one, because a group of them would have to wait until no other read is in flight.
     pub(super) fn group_bytes_max(&self) -> usize {
         let [_, one, several, _] = SIZES;
         if self.limit_bytes >= 4 * several { GROUP_BYTES_MAX } else { one }
     }
 
-    /// Takes a buffer of this many bytes. Returns `None` if the memory is used up; one buffer is always granted.
+    /// Takes a buffer of this many bytes. Returns `None` if the memory is used up, except that there is always memory
+    /// for one buffer.
     pub(super) fn try_take(&self, length: usize) -> Option<AlignedBuffer> {
         self.state.lock().try_take(length, self.limit_bytes)
     }
@@ -86,7 +88,7 @@ impl Buffers {
         self.freed.notify_all();
     }
 
-    /// Subtracts a buffer of this capacity, which was dropped with a failed queue.
+    /// Subtracts a buffer of this capacity, which was lost when its queue failed.
     pub(super) fn forfeit(&self, capacity: usize) {
         let class = SIZES.iter().position(|size| *size == capacity).expect("it was taken here");
         let mut state = self.state.lock();
@@ -141,7 +143,7 @@ impl SpareBuffers {
     }
 
     /// Frees an idle buffer of a size other than `class`, preferring the largest. Returns `None` if no other size has
-    /// an idle buffer, or if `class` has its share and only sizes in use have idle buffers.
+    /// an idle buffer, or if `class` has its share and all the idle buffers are of sizes in use.
     fn free_another(&mut self, class: usize, limit_bytes: usize) -> Option<()> {
         assert!(self.idle[class].is_empty(), "a buffer is freed although one is idle");
         let in_use_count = (0..SIZES.len()).filter(|&other| other == class || self.is_in_use(other)).count();
@@ -158,7 +160,7 @@ impl SpareBuffers {
 mod tests {
     use super::*;
 
-    /// The buffers of all sizes together stay within the memory, but one is always granted.
+    /// The buffers of all sizes together stay within the memory, but a first buffer is always granted.
     #[test]
     fn buffers_stay_within_their_memory() {
         let buffers = Buffers::new(200 << 10);
@@ -173,8 +175,8 @@ mod tests {
         assert!(buffers.bytes() <= 200 << 10);
     }
 
-    /// Reads of two sizes in turns get half of the memory each and keep using the same buffers. A size that is no
-    /// longer taken gives up its half.
+    /// If reads alternate between two sizes, each size gets half of the memory and keeps reusing the same buffers. A
+    /// size that is no longer taken gives up its half.
     #[test]
     fn sizes_in_use_keep_their_buffers() {
         let buffers = Buffers::new(2 << 20);

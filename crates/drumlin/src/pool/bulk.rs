@@ -1,4 +1,4 @@
-//! Reading many extents past the pool, for checks and moves, which need each extent only once. These reads are
+//! Reading many extents without the pool, for checks and moves, which need each extent only once. These reads run as
 //! background work.
 
 use std::io;
@@ -9,10 +9,10 @@ use crate::error::{Error, Result};
 use crate::format::ExtentAddress;
 use crate::io::{InFlight, Queue};
 
-/// Requests in flight: enough to use a device's bandwidth, with a megabyte of memory.
+/// Maximum number of requests in flight: enough to use a device's full bandwidth, with a megabyte of memory.
 const REQUESTS_MAX: usize = 4;
 
-/// One read, and the range of the caller's addresses that it covers.
+/// A read, and the range of the caller's addresses that it covers.
 struct BulkRead<'p> {
     span: Span,
     buffer_bytes: usize,
@@ -21,10 +21,10 @@ struct BulkRead<'p> {
 }
 
 impl Pool {
-    /// Reads the extents at `addresses`, neighbours together; O(bytes) if they are in the order of the disk. Calls
-    /// `each`, in no particular order, with the index of each address and its bytes or the error.
+    /// Reads the extents at `addresses`, adjacent ones together; O(bytes) if the addresses ascend. Calls `each`, in no
+    /// particular order, with the index of each address and either its bytes or the error.
     ///
-    /// The extents of a failed request are read again one by one, so that a bad block does not affect its neighbours.
+    /// The extents of a failed request are reread one by one, so that a bad block does not affect its neighbours.
     pub(crate) fn read_past(
         &self,
         addresses: &[ExtentAddress],
@@ -48,7 +48,7 @@ impl Pool {
         result
     }
 
-    /// Reads all of `addresses`. After an error, `slots` holds the requests whose buffers were not given back.
+    /// Reads all of `addresses`. After an error, `slots` holds the requests whose buffers were not returned.
     fn read_requests<'p>(
         &'p self,
         addresses: &[ExtentAddress],
@@ -107,7 +107,7 @@ impl Pool {
         }
     }
 
-    /// Returns one request for the addresses from `first` on that lie close together.
+    /// Returns a single request for the addresses, starting at index `first`, that lie close enough together.
     fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<BulkRead<'_>> {
         let mut end = first;
         let mut span = None;

@@ -5,9 +5,9 @@ use crate::space::FrameIndex;
 /// Dirty pages of one size in key order. See [`write_back`](super::write_back).
 #[derive(Debug, Default)]
 pub(super) struct Elevator {
-    /// The pages not written yet, the next one last.
+    /// The pages that have not been written yet; the next one to write is the last.
     pub(super) rest: Vec<FrameIndex>,
-    /// If no more than this many are left, the elevator wants more.
+    /// The elevator asks for a refill once this many pages or fewer are left.
     pub(super) low: usize,
     pub(super) is_wanted: bool,
 }

@@ -1,4 +1,4 @@
-//! Eviction: taking frames, and choosing the pages that give up theirs.
+//! Taking frames, and choosing the pages to evict.
 
 use std::time::Duration;
 
@@ -9,18 +9,19 @@ use crate::error::{Error, Result};
 use crate::format::node::is_page_bytes;
 use crate::space::{FrameIndex, PageEntry};
 
-/// Pages evicted, or written back, in one batch.
+/// Number of pages evicted, or written back, in one batch.
 pub(super) const BATCH_PAGES: usize = 128;
 
-/// The number of attempts to evict a page before a thread waits for others to unpin or write one.
+/// The number of attempts to evict a page before a thread waits for other threads to unpin or write one.
 const ROUNDS_MAX: u32 = 10_000;
-/// The longest wait for a frame.
+/// The longest time that a thread waits for a frame.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause between two attempts to get a frame. Threads poll because nothing signals that a frame is free.
 const FRAME_PAUSE: Duration = Duration::from_micros(100);
 
 impl Pool {
-    /// Takes a frame for a page, evicting others if none is free. Waits; not for use under the epoch latch.
+    /// Takes a frame for a page, evicting other pages if no frame is free. Blocks, so must not be called under the
+    /// epoch latch.
     pub(crate) fn take_frame(&self, page_bytes: usize) -> Result<NewFrame<'_>> {
         self.reserve_frames(page_bytes)?;
         let (mut rounds, mut deadline) = (0, None);
@@ -33,13 +34,13 @@ impl Pool {
                 return Ok(frame);
             }
             rounds += 1;
-            // After a few turns of the clock no page has a chance left. Pages that survive many turns are pinned or
-            // can't be written.
+            // After a few turns of the clock every page has used up its chances. Pages that survive many turns are
+            // pinned or can't be written.
             if rounds > ROUNDS_MAX {
                 if let Some(stopped) = self.space.failure() {
                     return Err(stopped.into_error());
                 }
-                // Commits pin at most half of the frames. The others are being read into, which does not last.
+                // Commits pin at most half of the frames. The rest are targets of reads in flight, which soon end.
                 let now = self.backend.now();
                 let deadline = *deadline.get_or_insert(now.saturating_add(FRAME_TIMEOUT));
                 if now >= deadline {
@@ -49,8 +50,8 @@ impl Pool {
             }
             if self.evict_for(page_bytes)? == 0 {
                 crate::coverage::mark!("no page could be evicted for a frame");
-                // Frames with images on their way to the disk become evictable once these have been written, however
-                // slow the disk is.
+                // Frames whose images are on their way to the disk become evictable once the images have been written,
+                // however slow the disk is.
                 let _ = self.space.wait_for_jobs(self.on_written());
                 crate::sync::yield_now();
             }
@@ -59,7 +60,7 @@ impl Pool {
 
     pub(super) fn low_water(&self, page_bytes: usize) -> usize {
         let count = self.frames.limit_bytes() / page_bytes;
-        // At most an eighth: a pool of a few frames would otherwise keep no pages.
+        // At most an eighth of the frames: otherwise a pool with few frames would hold no pages.
         (count / 32).clamp(4, 4096).min(count.div_ceil(8))
     }
 
@@ -67,7 +68,7 @@ impl Pool {
         (self.low_water(page_bytes) * 2).min(BATCH_PAGES)
     }
 
-    /// Evicts a batch of clean pages. If there are too few, writes dirty ones back, so that the next call can evict
+    /// Evicts a batch of clean pages. If there are too few, writes dirty pages back, so that the next call can evict
     /// them. Returns the number of pages evicted.
     pub(crate) fn evict_for(&self, page_bytes: usize) -> Result<usize> {
         // Evict pages of the wanted size, unless another size takes more than twice as much memory.
@@ -83,7 +84,7 @@ impl Pool {
         if evicted > 0 {
             return Ok(evicted);
         }
-        // All frames of that size may be pinned.
+        // If all pages of that size are pinned, try the other sizes.
         for (size, _) in sizes.into_iter().filter(|(size, count)| *size != victim_bytes && *count > 0) {
             let evicted = self.evict_victims(page_bytes, size)?;
             if evicted > 0 {
@@ -93,9 +94,9 @@ impl Pool {
         Ok(0)
     }
 
-    /// Shrinks the pool until page tables, with `more_table_bytes`, have their memory: gives back free frames first,
-    /// then evicts pages in batches. If no more can be evicted, leaves the rest to the next caller. Waits; not for use
-    /// under the epoch latch.
+    /// Shrinks the pool until `more_table_bytes` of additional page tables fit in the budget: first gives free frames
+    /// back to the system, then evicts pages in batches. If no more pages can be evicted, leaves the rest to the next
+    /// caller. Blocks, so must not be called under the epoch latch.
     pub(crate) fn fit_frames(&self, more_table_bytes: u64) -> Result<()> {
         if !self.frames.is_over_limit(more_table_bytes) {
             return Ok(());
@@ -108,7 +109,7 @@ impl Pool {
                 crate::coverage::mark!("frames gave up memory for page tables");
                 return Ok(());
             }
-            // Each turn of the clock takes one chance from every page.
+            // Each turn of the clock uses up one chance of every page.
             let largest = self.frames.sizes().into_iter().max_by_key(|(page_bytes, count)| page_bytes * count);
             let Some((page_bytes, _)) = largest.filter(|_| turns_in_vain <= INNER_CHANCES) else { return Ok(()) };
             if self.evict_for(page_bytes)? > 0 {
@@ -120,17 +121,17 @@ impl Pool {
         }
     }
 
-    /// Evicts a batch of pages of `victim_bytes` for pages of `page_bytes`.
+    /// Evicts a batch of pages of `victim_bytes` to make room for pages of `page_bytes`.
     pub(super) fn evict_victims(&self, page_bytes: usize, victim_bytes: usize) -> Result<usize> {
         let wanted = (self.frames_wanted(page_bytes) * page_bytes).div_ceil(victim_bytes).max(1);
         let failure = self.space.failure();
-        // After a failure nothing can be written, so skip all dirty pages in search of clean ones.
+        // After a failure no page can be written, so skip all dirty pages in search of clean ones.
         let dirty_max = if failure.is_some() { usize::MAX } else { BATCH_PAGES };
         let (mut evicted, dirty) = self.evict(victim_bytes, wanted, dirty_max);
         match failure {
             None if evicted < wanted && !dirty.is_empty() => self.write_back(victim_bytes, &dirty)?,
             Some(stopped) if evicted == 0 => {
-                // Each turn takes one chance from every page. These turns use up the remaining ones.
+                // Each turn uses up one chance of every page. These turns use up the chances that are left.
                 for _ in 0..INNER_CHANCES {
                     evicted = self.evict(victim_bytes, wanted, dirty_max).0;
                     if evicted > 0 {
@@ -149,8 +150,8 @@ impl Pool {
         Ok(evicted)
     }
 
-    /// One turn of the clock: evicts up to `wanted` clean pages that have no chance left, and collects up to
-    /// `dirty_max` dirty ones.
+    /// Turns the clock once: evicts up to `wanted` clean pages that have no chance left, and collects up to `dirty_max`
+    /// dirty ones.
     pub(super) fn evict(&self, page_bytes: usize, wanted: usize, dirty_max: usize) -> (usize, Vec<FrameIndex>) {
         let mut evicted = 0;
         let mut dirty = Vec::new();

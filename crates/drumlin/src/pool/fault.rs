@@ -1,4 +1,4 @@
-//! Page faults of threads: reading a page into a frame, verifying it, publishing it.
+//! Page faults of threads: read a page into a frame, verify it, and publish it.
 
 use std::sync::atomic::Ordering;
 use std::task::Waker;
@@ -14,7 +14,7 @@ use crate::io::AlignedBuffer;
 use crate::space::{PageEntry, PageSpace};
 
 impl Pool {
-    /// Brings a page into memory, unless it is there already or free.
+    /// Brings a page into memory, unless it is already there or its number is free.
     pub(crate) fn fault(&self, pages: &PageSpace, wanted: Wanted) -> Result<()> {
         let Wanted { page, frame_bytes, .. } = wanted;
         loop {
@@ -57,7 +57,7 @@ impl Pool {
         self.arrive(pages, wanted, address, frame, result, &buffer[offset..])
     }
 
-    /// Ends a read: verifies the extent and publishes the page, or restores the entry and returns the error.
+    /// Completes a read: verifies the extent and publishes the page, or restores the entry and returns the error.
     pub(super) fn arrive(
         &self,
         pages: &PageSpace,
@@ -96,7 +96,8 @@ impl Pool {
         result
     }
 
-    /// Wakes the threads and tasks that wait for a read of this page. Its entry already shows that the read has ended.
+    /// Wakes the threads and tasks that wait for this page's read. The page's entry already shows that the read has
+    /// ended.
     pub(super) fn announce_arrival(&self, pages: &PageSpace, page: PageId) {
         let locks = self.page_locks(pages, page);
         let tasks: Vec<Waker> = {
@@ -109,7 +110,7 @@ impl Pool {
         tasks.into_iter().for_each(Waker::wake);
     }
 
-    /// Decodes an extent into the frame if it holds the wanted page. Returns the entry that publishes it.
+    /// Decodes an extent into the frame if it holds the wanted page. Returns the entry to publish.
     pub(super) fn decode_into_frame(
         &self,
         page_key: PageKey,
@@ -122,7 +123,7 @@ impl Pool {
         let corrupted = |reason: ExtentError| self.space.corrupted(&what(), address, reason);
         let bytes = &bytes[..address.length() as usize];
         let header = self.space.verify(address, bytes).map_err(corrupted)?;
-        // A value's extents are numbered within the value, so the value id identifies it instead.
+        // The extents of a value are numbered within the value, so they are identified by the value id instead.
         let numbered = match wanted {
             WantedContent::Node => page_key,
             WantedContent::Value(_) => PageKey { page: header.page_key.page, ..page_key },

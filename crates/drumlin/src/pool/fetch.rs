@@ -1,14 +1,15 @@
 //! Page faults of tasks: one thread keeps the reads of all tasks in flight.
 //!
-//! A task that lacks a page posts a request and is woken when it has been answered. The thread claims the page like any
-//! fault. If the page is being read already, the request is answered at once, and the task waits for that read to end.
+//! A task that lacks a page posts a request, and is woken once the request has been answered. The reading thread claims
+//! the page like any other fault. If the page is already being read, the request is answered immediately, and the task
+//! waits for that read to end.
 //!
 //! # Invariants
-//! 1. Every request is answered once, even if the queue fails, the thread panics or the pool is stopped. So no task
-//!    waits forever.
-//! 2. A task that has posted requests for the pages it lacks posts no more until all are answered. So the number of
-//!    tasks bounds the queue.
-//! 3. Wakers are called while no lock is held.
+//! 1. Every request is answered exactly once, even if the queue fails, the thread panics or the pool is stopped. So no
+//!    task waits forever.
+//! 2. A task that has posted requests for the pages it lacks posts no more until all of them have been answered. So the
+//!    number of tasks bounds the queue.
+//! 3. No lock is held when a waker is called.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -43,7 +44,7 @@ struct Fetch<'p> {
 /// The state of the reading thread.
 struct ReadState<'p> {
     waiting: VecDeque<FetchRequest>,
-    /// Reads in flight, by their token.
+    /// Reads in flight, indexed by their token.
     slots: Vec<Option<Fetch<'p>>>,
     slots_free: Vec<usize>,
     /// Wakers of tasks whose requests have been answered.
@@ -51,7 +52,7 @@ struct ReadState<'p> {
 }
 
 impl ReadState<'_> {
-    /// Wakes the tasks one by one: if a waker panics, the rest are still in `woken`.
+    /// Wakes the tasks one by one: if a waker panics, the remaining ones are still in `woken`.
     fn wake(&mut self) {
         while let Some(waker) = self.woken.pop() {
             waker.wake();
@@ -62,9 +63,9 @@ impl ReadState<'_> {
 /// The outcome of starting a request.
 enum StartedRead<'p> {
     Reading(Fetch<'p>, u64, AlignedBuffer),
-    /// Answered without a read: another thread is reading the page, or there is nothing to read.
+    /// The request was answered without a read: either another thread is reading the page, or no read is needed.
     Answered(Option<Waker>),
-    /// No frame or buffer is free.
+    /// No frame or buffer is free, so the request has to be started later.
     Later(FetchRequest),
 }
 
@@ -87,7 +88,7 @@ impl Pool {
         }
     }
 
-    /// Like [`fault_many`](Pool::fault_many), for a task. Returns how many pages were read without an error.
+    /// Like [`fault_many`](Pool::fault_many), for a task. Returns the number of pages that were read without an error.
     pub(crate) async fn fault_many_as_task(
         self: &Arc<Pool>,
         pages: &Arc<PageSpace>,
@@ -113,7 +114,7 @@ impl Pool {
 
     fn poll_arrival(&self, pages: &PageSpace, page: PageId, waker: &Waker) -> Poll<()> {
         let mut waiting = self.page_locks(pages, page).waiting.lock();
-        // A thread that ends a read changes the entry before it takes this lock.
+        // A thread that completes a read changes the entry before it takes this lock.
         if !matches!(pages.table.load(page), PageEntry::Reading(_)) {
             return Poll::Ready(());
         }
@@ -145,7 +146,7 @@ impl Pool {
         Ok(ticket)
     }
 
-    /// Stops the thread after it has answered all posted requests.
+    /// Stops the reading thread after it has answered all posted requests.
     pub(super) fn stop_fetching(&self) {
         let thread = {
             let mut inbox = self.read_service.inbox.lock();
@@ -230,7 +231,7 @@ impl Pool {
             let taken = reads.slots.len() - reads.slots_free.len();
             assert_eq!(queue.in_flight(), taken, "the queue has other reads in flight than the slots");
             let waited = queue.wait(1, &mut finished);
-            // A failing queue may have completed some reads first.
+            // A failing queue may have completed some of its reads first.
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
                 let fetch = reads.slots[slot].take().expect("a completion for each request");
@@ -241,7 +242,7 @@ impl Pool {
                 self.buffers.give(completion.buffer);
             }
             if let Err(error) = waited {
-                // Dropping the queue waits for its reads in flight. The next read makes a new one.
+                // Dropping the queue waits for its reads in flight. The next read creates a new queue.
                 kept = None;
                 self.end_fetches(reads, &error);
             }
@@ -249,7 +250,7 @@ impl Pool {
         }
     }
 
-    /// Ends the reads in flight after their queue has failed.
+    /// Fails the reads in flight after their queue has failed.
     fn end_fetches(&self, reads: &mut ReadState<'_>, error: &io::Error) {
         for (slot, fetch) in reads.slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?)))
         {
@@ -260,7 +261,8 @@ impl Pool {
         assert_eq!(reads.slots_free.len(), reads.slots.len(), "a slot is neither free nor in use");
     }
 
-    /// Answers every request with the error, for invariant 1. The queue has been dropped, and its reads with it.
+    /// Answers every request with the error, to keep invariant 1. The queue has already been dropped, and its reads
+    /// with it.
     fn give_up(&self, reads: &mut ReadState<'_>, error: &io::Error) {
         let posted = {
             let mut inbox = self.read_service.inbox.lock();
@@ -274,9 +276,9 @@ impl Pool {
         }
     }
 
-    /// Takes over the posted requests. If there is nothing else to do, waits for one. Returns `false` when the pool is
-    /// stopped and nothing is left. While reads are in flight, new requests wait until one of these ends, which never
-    /// takes long.
+    /// Takes the posted requests, and waits for one if there is nothing else to do. Returns `false` once the pool has
+    /// been stopped and no request is left. Requests posted while reads are in flight wait until one of these reads
+    /// ends, which never takes long.
     fn collect_requests(&self, waiting: &mut VecDeque<FetchRequest>, in_flight: usize) -> bool {
         let mut inbox = self.read_service.inbox.lock();
         while in_flight == 0 && waiting.is_empty() && inbox.requests.is_empty() {
@@ -296,7 +298,7 @@ impl Pool {
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         };
         if address.length() > frame_bytes as u64 {
-            // The task looks at the entry again and reports the error.
+            // The task reloads the entry and reports the error.
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         }
         let frame = match self.frames.try_take(frame_bytes) {

@@ -1,4 +1,4 @@
-//! The header of a frame: which page it holds, whether that is dirty, pinned or recently used.
+//! The header of a frame: the page that it holds, and whether that page is dirty, pinned or recently used.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -10,11 +10,11 @@ use crate::sync::RwLock;
 
 /// The number of turns of the clock's hand that an unused inner node survives. An inner node leads to the rows of a
 /// hundred leaves. With a single chance, random reads evicted a tenth of the inner nodes in each turn, and a tenth of
-/// the reads had to read a node before the leaf.
+/// the reads had to load an inner node before the leaf.
 /// Measured: decision 014.
 pub(super) const INNER_CHANCES: u32 = 4;
 
-/// Describes the page in a frame. Each header has a cache line of its own.
+/// Describes the page in a frame. Each header has its own cache line.
 #[repr(align(64))]
 pub(crate) struct FrameHeader {
     pub(super) latch: RwLock<()>,
@@ -22,7 +22,7 @@ pub(crate) struct FrameHeader {
     pub(super) dirty: AtomicU64,
     address: AtomicU64,
     pub(super) pins: PinCount,
-    /// Turns of the clock that the page survives without being used.
+    /// Turns of the clock that the page will survive without being used.
     pub(super) references: AtomicU32,
 }
 
@@ -42,7 +42,7 @@ impl FrameHeader {
         (u64::from(page_key.keyspace.0) << 32) | u64::from(page_key.page.0)
     }
 
-    /// The page in the frame, or `None` if it holds none.
+    /// Returns the page in the frame, or `None` if the frame holds no page.
     #[inline]
     pub(crate) fn page_key(&self) -> Option<PageKey> {
         let bits = self.page_key.load(Ordering::Acquire);
@@ -55,14 +55,14 @@ impl FrameHeader {
         self.page_key.load(Ordering::Acquire) == Self::page_key_bits(page_key)
     }
 
-    /// The epoch of the newest change not yet in an extent.
+    /// Returns the epoch of the newest change that is not in an extent yet.
     #[inline]
     pub(crate) fn dirty(&self) -> Option<Epoch> {
         let epoch = self.dirty.load(Ordering::Acquire);
         (epoch != 0).then_some(Epoch(epoch))
     }
 
-    /// The extent of the page's newest image on disk.
+    /// Returns the address of the page's newest image on disk.
     pub(crate) fn address(&self) -> ExtentAddress {
         ExtentAddress::from_bits(self.address.load(Ordering::Acquire)).unwrap_or(ExtentAddress::NONE)
     }
@@ -71,8 +71,8 @@ impl FrameHeader {
         self.address.store(address.to_bits(), Ordering::Release);
     }
 
-    /// Keeps the frame from being evicted until [`Frames::unpin`](super::frames::Frames::unpin). The caller has it
-    /// latched.
+    /// Keeps the frame from being evicted until [`Frames::unpin`](super::frames::Frames::unpin). The caller holds the
+    /// frame's latch.
     pub(crate) fn pin(&self) {
         debug_assert!(self.page_key().is_some(), "a frame without a page is pinned");
         self.pins.pin();
@@ -83,7 +83,7 @@ impl FrameHeader {
         self.pins.is_idle()
     }
 
-    /// Notes a use. Writes only if none was noted since the clock's hand last passed.
+    /// Notes a use. Writes only if the page has no chance left.
     #[inline]
     pub(crate) fn touch(&self) {
         if self.references.load(Ordering::Relaxed) == 0 {
@@ -91,8 +91,8 @@ impl FrameHeader {
         }
     }
 
-    /// Notes a use of an inner node, which every row beneath it needs: it survives [`INNER_CHANCES`] passes of the
-    /// hand.
+    /// Notes a use of an inner node, which every row below it needs, so the node survives [`INNER_CHANCES`] passes of
+    /// the hand.
     #[inline]
     pub(crate) fn touch_inner(&self) {
         if self.references.load(Ordering::Relaxed) != INNER_CHANCES {
@@ -105,12 +105,12 @@ impl FrameHeader {
         self.references.load(Ordering::Relaxed) > 0
     }
 
-    /// Takes one chance as the clock's hand passes. Returns `false` if none was left.
+    /// Uses up one chance as the clock's hand passes. Returns `false` if none was left.
     pub(crate) fn take_reference(&self) -> bool {
         let references = self.references.load(Ordering::Relaxed);
         debug_assert!(references <= INNER_CHANCES, "a page has {references} chances");
         if references > 0 {
-            // Fails if another thread notes a use, which should count for more than this turn.
+            // The exchange fails if another thread notes a use, which should count for more than this turn.
             let _ = self.references.compare_exchange(references, references - 1, Ordering::Relaxed, Ordering::Relaxed);
         }
         references > 0
@@ -123,17 +123,17 @@ impl std::fmt::Debug for FrameHeader {
     }
 }
 
-/// The way in which readers access a page in memory. It decides when the frame becomes free after the page is unlinked.
+/// The way in which readers access a page in memory. It decides when the frame is freed after the page is unlinked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Residency {
-    /// Under the latch. Unlinking takes it exclusively, so no reader is left.
+    /// Under the latch. Unlinking takes the latch exclusively, so no reader is left.
     Leaf,
-    /// Under a reclaim guard. Readers may see the page until they drop the guard.
+    /// Under a reclaim guard. Readers may still see the page until they drop the guard.
     Immutable,
 }
 
 impl Residency {
-    /// The residency of a page whose entry shows it in `frame`.
+    /// Returns the residency of a page whose entry shows it in `frame`.
     pub(crate) fn of(entry: PageEntry, frame: FrameIndex) -> Residency {
         match entry {
             PageEntry::Leaf(shown) if shown == frame => Residency::Leaf,

@@ -4,15 +4,15 @@
 //! 1. A frame is in exactly one of these states: *unused* (never touched, or given back to the system), *free*, *new*
 //!    (owned by a [`NewFrame`]), *published* (named by some page's entry), *retired* (unlinked, but readers may still
 //!    see it).
-//! 2. A published leaf is read under the frame's shared latch and changed under the exclusive one. The owner of the
-//!    latch compares [`FrameHeader::page_key`] with the page wanted, because the frame may have been evicted before it
-//!    was latched.
-//! 3. The page of a published *immutable* frame (inner node, value) does not change. Its frame is retired before it
-//!    becomes free.
-//! 4. `dirty` is the epoch of the newest change not yet in an extent, or 0 if there is none. It changes under the
-//!    latch.
+//! 2. A published leaf is read under the frame's shared latch and changed under the exclusive one. The holder of the
+//!    latch compares [`FrameHeader::page_key`] with the page it wants, because the page may have been evicted before
+//!    the frame was latched.
+//! 3. The page of a published *immutable* frame (inner node, value) does not change. Its frame is retired before it is
+//!    freed.
+//! 4. `dirty` is the epoch of the newest change that is not in an extent yet, or 0 if there is no such change. It is
+//!    changed under the latch.
 //! 5. A frame that is dirty or pinned (by a commit that will change it, or by an image on its way to the disk) is not
-//!    evicted. It can be unlinked while it is pinned; then the last unpin frees it.
+//!    evicted. It can be unlinked while it is pinned; in that case the last unpin frees it.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -35,35 +35,35 @@ use crate::format::{Epoch, PageId};
 use crate::memory::{Account, Budget};
 use crate::space::{CheckpointDebt, FrameIndex, PageEntry, PageTable};
 
-/// Fixed by the range of page sizes: the number of sizes.
+/// The number of page sizes, fixed by their range.
 const CLASS_COUNT: usize = 8;
 const CLASS_SHIFT: u32 = 29;
 
 const _: () = assert!(PAGE_BYTES_MIN << (CLASS_COUNT - 1) == PAGE_BYTES_MAX, "a page size has no class");
 const _: () = assert!(CLASS_COUNT <= 1 << (u32::BITS - CLASS_SHIFT), "a class has no room in a frame's index");
 
-/// The longest wait for another latch by a thread that holds latches. After that it looks the page up again.
+/// The longest that a thread which already holds latches waits for another one. After that it looks up the page again.
 ///
 /// Latches are taken in key order, so waits form no cycle. But an outdated view may lead to a frame whose page lies
-/// elsewhere in the order, or that the thread itself has latched. Such a wait has to end. No latch is held for a
-/// millisecond unless its owner waits for the disk.
+/// elsewhere in the order, or to one that the thread itself has latched, so the wait must be bounded. No latch is held
+/// for as long as a millisecond unless its holder waits for the disk.
 const LATCH_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// Number of headers allocated together, which take 2 KiB. They are never freed. With a larger block for each page
-/// size, headers would take too much of the little memory that large page tables leave.
+/// Number of headers allocated together, which take 2 KiB. They are never freed. If each page size had a larger block,
+/// headers would take too much of the little memory that large page tables leave.
 pub(super) const HEADER_COUNT: usize = 32;
-/// Memory of one such block.
+/// Memory of one block of headers.
 pub(super) const HEADERS_BYTES: usize = HEADER_COUNT * size_of::<FrameHeader>();
 
 /// All frames of one page size.
 pub(super) struct Arena {
     pub(super) page_bytes: usize,
     pub(super) memory: Mapping,
-    /// Blocks of [`HEADER_COUNT`], allocated when their frames are first used.
+    /// Blocks of [`HEADER_COUNT`] headers, each allocated when its frames are first used.
     pub(super) headers: Box<[OnceLock<Box<[FrameHeader]>>]>,
     pub(super) frame_count: usize,
-    /// Frames in the smallest range that can be given back to the system: more than one if frames are smaller than
-    /// system pages.
+    /// Frames in the smallest range that can be given back to the system: more than one if a frame is smaller than a
+    /// system page.
     pub(super) frames_per_unit: usize,
     pub(super) lists: Mutex<Lists>,
     pub(super) hand: AtomicUsize,
@@ -75,18 +75,18 @@ pub(super) struct Lists {
     pub(super) retired: VecDeque<(u64, u32)>,
     /// Frames given back to the system.
     pub(super) decommitted: Vec<u32>,
-    /// All frames from this number on were never touched.
+    /// Frames with this number or a higher one were never touched.
     pub(super) unused: u32,
 }
 
-/// Reserved anonymous memory; the system provides each page as it is touched.
+/// Reserved anonymous memory; the system provides each of its pages when the page is first touched.
 pub(super) struct Mapping {
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: the mapping is plain memory; the frames' states decide which thread may access which part (module, 1 to 3).
-// Test: tests/engine/concurrency.rs, whose threads share one pool.
+// SAFETY: the mapping is plain memory; the states of the frames determine which thread may access which part
+// (invariants 1 to 3 of the module). Test: tests/engine/concurrency.rs, whose threads share one pool.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -97,18 +97,19 @@ impl Mapping {
 
     fn new(bytes: usize) -> std::io::Result<Mapping> {
         assert!(bytes.is_multiple_of(rustix::param::page_size()), "a mapping of {bytes} bytes ends within a page");
-        // SAFETY: a fresh anonymous mapping aliases nothing. Test: `memory_given_back_was_free`, here and below.
+        // SAFETY: a fresh anonymous mapping does not alias any other memory. Test: `memory_given_back_was_free`, here
+        // and below.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, Self::ACCESS, Self::FLAGS)? };
-        // Huge pages save TLB misses if the system offers them. Nothing depends on them.
-        // SAFETY: the range is the mapping just made. No test can fail: the system may ignore the advice.
+        // Huge pages save TLB misses if the system offers them. Correctness does not depend on them.
+        // SAFETY: the range is the mapping just made. No test can fail here, because the system may ignore the advice.
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start: start.cast(), bytes })
     }
 
     /// Gives a range back to the system, which provides memory again when the range is next touched. The system works
-    /// in whole pages of its own, and rounds a length up. Nothing relies on the range reading as zeros afterwards: free
-    /// frames that were not given back hold the bytes of their last page.
+    /// in whole system pages, and rounds a length up. No caller relies on the range reading as zeros afterwards: free
+    /// frames that were not given back still hold the bytes of their last page.
     pub(super) fn give_back(&self, offset: usize, bytes: usize) {
         assert!(offset + bytes <= self.bytes);
         assert!(bytes.is_multiple_of(rustix::param::page_size()), "what else is in the page would be lost");
@@ -119,12 +120,12 @@ impl Mapping {
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         let _ = unsafe { madvise(first, bytes, Advice::LinuxDontNeed) };
         // On other systems the advice may free nothing: on macOS the process keeps the pages. Mapping fresh memory over
-        // the range frees them at once.
+        // the range frees them immediately.
         #[cfg(not(all(target_os = "linux", not(drumlin_portable))))]
         {
-            // SAFETY: as above; what was there has no other owner. Test: as before.
+            // SAFETY: as above; the old contents of the range have no other owner. Test: as before.
             let mapped = unsafe { mmap_anonymous(first, bytes, Self::ACCESS, Self::FLAGS | MapFlags::FIXED) };
-            // If this fails, nothing may be mapped there any longer, and frames in the range could not be used.
+            // If this fails, the range may no longer be mapped, and its frames could not be used.
             assert!(mapped.is_ok_and(|mapped| mapped == first), "the system did not replace {bytes} bytes of memory");
         }
     }
@@ -141,7 +142,8 @@ impl Drop for Mapping {
 /// All frames of all page sizes, within one limit of bytes.
 pub(crate) struct Frames {
     pub(super) arenas: [OnceLock<Arena>; CLASS_COUNT],
-    /// The maximum number of bytes that frames and headers may ever use: the limit while there are no page tables.
+    /// The maximum number of bytes that frames and headers may ever use: the limit that applies while there are no page
+    /// tables.
     capacity_bytes: usize,
     budget: Arc<Budget>,
     pub(super) used_bytes: AtomicUsize,
@@ -172,7 +174,7 @@ pub(super) fn split(frame: FrameIndex) -> (usize, usize) {
 }
 
 impl Frames {
-    /// Creates frames within the part of the budget that page tables leave; `debt` counts their dirty pages.
+    /// Creates frames that use the part of the budget left by page tables; `debt` counts the bytes of dirty pages.
     pub(crate) fn new(budget: Arc<Budget>, debt: Arc<CheckpointDebt>) -> Frames {
         Frames {
             arenas: [const { OnceLock::new() }; CLASS_COUNT],
@@ -188,7 +190,7 @@ impl Frames {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the limit on used bytes, which falls as page tables grow. Frames beyond it are given back as they become
+    /// Returns the limit on used bytes, which falls as page tables grow. Frames beyond it are given back once they are
     /// free.
     pub(crate) fn limit_bytes(&self) -> usize {
         self.budget.frame_bytes_max() as usize
@@ -203,7 +205,7 @@ impl Frames {
         self.arenas[class].get().expect("the frame exists")
     }
 
-    /// Reserves address space for frames of a size, once.
+    /// Reserves address space for frames of a size, if that has not been done yet.
     pub(crate) fn reserve(&self, page_bytes: usize) -> std::io::Result<()> {
         self.arena_or_new(class_of(page_bytes)).map(drop)
     }
@@ -229,11 +231,11 @@ impl Frames {
             lists: Mutex::default(),
             hand: AtomicUsize::new(0),
         };
-        // If two threads race here, the first arena is kept.
+        // If two threads race here, the arena of the first is kept.
         Ok(self.arenas[class].get_or_init(|| arena))
     }
 
-    /// Returns the part of the used bytes that headers take.
+    /// Returns the part of the used bytes that the headers take.
     pub(crate) fn header_bytes(&self) -> usize {
         let headers = self.arenas.iter().filter_map(OnceLock::get).flat_map(|arena| &arena.headers);
         headers.filter(|made| made.get().is_some()).count() * HEADERS_BYTES
@@ -253,11 +255,11 @@ impl Frames {
         assert!(index < arena.frame_count);
         debug_assert!((index + 1) * arena.page_bytes <= arena.memory.bytes, "a frame reaches beyond its arena");
         // SAFETY: the index is within the arena, whose mapping has room for that many pages. Test:
-        // `memory_given_back_was_free`, in which frames would overlap otherwise.
+        // `memory_given_back_was_free`, which would find that frames overlap.
         (unsafe { arena.memory.start.add(index * arena.page_bytes) }, arena.page_bytes)
     }
 
-    /// Records the epoch of the page's newest change, or that the page is clean.
+    /// Stores the epoch of the page's newest change, or marks the page clean.
     #[inline]
     pub(crate) fn set_dirty(&self, frame: FrameIndex, epoch: Option<Epoch>) {
         debug_assert!(epoch != Some(Epoch(0)), "epoch 0 marks a page that is clean");
@@ -267,28 +269,29 @@ impl Frames {
         self.debt.count_dirty(self.page_bytes(frame) as u64, before, epoch);
     }
 
-    /// Bytes of dirty pages.
+    /// Returns the bytes of dirty pages.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.debt.dirty_bytes()
     }
 
-    /// Prefetches the frame's header, the first lines of the page (header and slots) and its last (fences). They arrive
-    /// while the latch is being taken.
+    /// Prefetches the frame's header, the first cache lines of the page (its header and slots) and the last one (its
+    /// fences). They arrive while the latch is being taken.
     #[inline]
     #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "the intrinsic is of one architecture"))]
     pub(crate) fn prefetch(&self, frame: FrameIndex) {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            /// Fixed by the processor.
+            /// Size of a cache line, fixed by the processor.
             const LINE_BYTES: usize = 64;
-            /// Lines at the beginning of a page that are prefetched: its header and its first slots.
+            /// Cache lines prefetched at the beginning of a page: its header and its first slots.
             const PREFETCHED_LINES: usize = 5;
-            // SAFETY: as below; the header is borrowed. No test can fail: no program sees a prefetch.
+            // SAFETY: as below; the header is borrowed. No test can fail here, because a prefetch has no visible
+            // effect.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self.header(frame)).cast()) };
             let (start, page_bytes) = self.page_pointer(frame);
-            // SAFETY: prefetching reads nothing into the program; the addresses lie in the mapping, since the smallest
-            // page has eight lines. No test can fail, as above.
+            // SAFETY: prefetching reads no value into the program; the addresses lie in the mapping, since the smallest
+            // page has eight cache lines. No test can fail here, as above.
             unsafe {
                 for line in 0..PREFETCHED_LINES {
                     _mm_prefetch::<_MM_HINT_T0>(start.add(line * LINE_BYTES).cast());
@@ -298,7 +301,7 @@ impl Frames {
         }
     }
 
-    /// Bytes of the frame's page.
+    /// Returns the size of the frame's page in bytes.
     pub(crate) fn page_bytes(&self, frame: FrameIndex) -> usize {
         PAGE_BYTES_MIN << split(frame).0
     }
@@ -309,7 +312,7 @@ impl Frames {
         self.used(frame, page_key, self.header(frame).latch.read())
     }
 
-    /// Like [`read`](Self::read), but does not wait. Also returns `None` if a writer holds the latch or waits for it.
+    /// Like [`read`](Self::read), but does not wait. Also returns `None` if a writer holds or awaits the latch.
     #[inline]
     pub(crate) fn try_read(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
         self.used(frame, page_key, self.header(frame).latch.try_read()?)
@@ -338,14 +341,14 @@ impl Frames {
         FrameRead { frames: self, frame, page_key, start, bytes, _latch: latch }
     }
 
-    /// Like [`read`](Self::read), but notes no use for the clock.
+    /// Like [`read`](Self::read), but does not note a use for the clock.
     pub(crate) fn peek(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
         let read = self.latched(frame, page_key, header.latch.read());
         header.is(page_key).then_some(read)
     }
 
-    /// Latches the page for change. Returns `None` if the frame no longer holds it.
+    /// Latches the page in `frame` for a change. Returns `None` if the frame no longer holds it.
     #[inline]
     pub(crate) fn write(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
@@ -357,8 +360,8 @@ impl Frames {
         None
     }
 
-    /// Like [`read`](Self::read), for a caller that holds other latches. Also returns `None` if the latch is one of the
-    /// caller's, or could not be taken in time. See [`LATCH_WAIT`].
+    /// Like [`read`](Self::read), for a caller that holds other latches. Also returns `None` if the caller itself holds
+    /// this latch, or the latch could not be taken in time. See [`LATCH_WAIT`].
     pub(crate) fn read_while_holding(
         &self,
         frame: FrameIndex,
@@ -396,14 +399,14 @@ impl Frames {
         header.is(page_key).then_some(write)
     }
 
-    /// Like [`write`](Self::write), but also returns `None` if the latch is taken.
+    /// Like [`write`](Self::write), but also returns `None` if another thread holds the latch.
     pub(crate) fn try_write(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
         let write = FrameWrite { frames: self, frame, page_key, _latch: header.latch.try_write()? };
         header.is(page_key).then_some(write)
     }
 
-    /// Returns the number of reclaim guards taken so far, which is the number of descents.
+    /// Returns the number of reclaim guards taken so far, which equals the number of descents.
     pub(crate) fn descent_count(&self) -> u64 {
         self.reclaimer.entered_count()
     }
@@ -415,18 +418,19 @@ impl Frames {
     }
 }
 
-/// Access to the immutable pages of one pool. While it lives, no frame that was reachable when it was made is reused.
-/// It borrows the frames that it protects and leads to no others. It can't be sent to other threads.
+/// Access to the immutable pages of one pool. While the guard lives, no frame that was reachable when it was made is
+/// reused. It borrows the frames that it protects, and gives access to no other pool's frames. It can't be sent to
+/// other threads.
 pub(crate) struct ReclaimGuard<'p> {
     frames: &'p Frames,
     _era: EraGuard<'p>,
 }
 
 impl ReclaimGuard<'_> {
-    /// Returns the immutable pages of a table.
+    /// Returns a view of the table's immutable pages.
     ///
     /// # Panics
-    /// If the table belongs to another database, whose entries name frames of another pool.
+    /// If the table belongs to a different database, whose entries name frames of a different pool.
     #[inline]
     pub(crate) fn pages<'g>(&'g self, table: &'g PageTable) -> ImmutablePages<'g> {
         assert!(table.is_within(&self.frames.budget), "a page table is read with the guard of another database");
@@ -434,29 +438,31 @@ impl ReclaimGuard<'_> {
     }
 }
 
-/// The immutable pages of a table, under a [`ReclaimGuard`] of the pool that its entries refer to.
+/// The immutable pages of a table, accessed under a [`ReclaimGuard`] of the pool that its entries refer to.
 pub(crate) struct ImmutablePages<'g> {
     frames: &'g Frames,
     table: &'g PageTable,
 }
 
 impl<'g> ImmutablePages<'g> {
-    /// Returns the frame and the page, if the page's entry shows an immutable frame. The caller notes the use.
+    /// Returns the frame and the page, if the page's entry shows an immutable frame. The caller notes the use for the
+    /// clock.
     #[inline]
     pub(crate) fn get(&self, page: PageId) -> Option<(FrameIndex, &'g [u8])> {
         self.load(page).ok()
     }
 
-    /// Like [`get`](Self::get), but otherwise returns the entry, which is loaded only once.
+    /// Like [`get`](Self::get), but returns the entry if it does not show an immutable frame. Loads the entry only
+    /// once.
     #[inline(always)]
     pub(crate) fn load(&self, page: PageId) -> Result<(FrameIndex, &'g [u8]), PageEntry> {
         let entry = self.table.load(page);
         let PageEntry::Immutable(frame) = entry else { return Err(entry) };
         let (start, bytes) = self.frames.page_pointer(frame);
-        // SAFETY: the entry, read under the reclaim guard, names the frame as immutable: its page was complete before
-        // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not reused
-        // while the guard lives (module, 3; `reclaim`, 1). The table's entries name these very frames: `pages`, which
-        // made this value, asserted it, and the value borrows the guard. Tests:
+        // SAFETY: the entry, read under the reclaim guard, names the frame as immutable: the page was complete before
+        // the entry was published (Release/Acquire) and is not changed while it is published, and the frame is not
+        // reused while the guard lives (invariant 3 of the module; invariant 1 of `reclaim`). The table's entries name
+        // frames of this pool: `pages`, which made this value, asserted that, and this value borrows the guard. Tests:
         // `loom_frames_are_reused_when_readers_have_left`, `loom_a_nested_guard_outlives_the_outer`,
         // `a_guard_reads_no_other_database`.
         Ok((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
@@ -479,11 +485,11 @@ impl<'p> NewFrame<'p> {
         self.frames.header(self.frame)
     }
 
-    /// Gives the frame its page key. Returns the frame, whose entry the caller publishes.
+    /// Assigns the page to the frame. Returns the frame, for the caller to publish in the page's entry.
     pub(crate) fn into_published(self, page_key: PageKey) -> FrameIndex {
         let frame = self.frame;
         let header = self.frames.header(frame);
-        // Discard the chances left by the previous page.
+        // Discard the chances that the previous page had left.
         header.references.store(1, Ordering::Relaxed);
         assert!(header.page_key().is_none(), "a new frame holds a page");
         assert!(FrameHeader::page_key_bits(page_key) != 0, "a frame for no page");
@@ -505,8 +511,9 @@ impl Deref for NewFrame<'_> {
 
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: only its owner can reach a new frame (module, 1): a thread that latches it through an outdated index
-        // finds its page key empty and does not look at the page. Test: `memory_given_back_was_free`.
+        // SAFETY: only its owner can reach a new frame (invariant 1 of the module): a thread that latches the frame
+        // through an outdated index finds its page key empty and does not access the page. Test:
+        // `memory_given_back_was_free`.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }
@@ -514,7 +521,7 @@ impl Deref for NewFrame<'_> {
 impl DerefMut for NewFrame<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: as for `deref`, and `&mut self` makes the access exclusive. Test: as there.
+        // SAFETY: as for `deref`; in addition, `&mut self` makes the access exclusive. Test: as for `deref`.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 }
@@ -538,17 +545,17 @@ impl FrameRead<'_> {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            /// Fixed by the processor.
+            /// Size of a cache line, fixed by the processor.
             const LINE_BYTES: usize = 64;
             for at in (bytes.start / LINE_BYTES * LINE_BYTES..bytes.end).step_by(LINE_BYTES) {
-                // SAFETY: prefetching reads nothing into the program; the address is borrowed. No test can cover this,
+                // SAFETY: prefetching reads no value into the program; the address is borrowed. No test can cover this,
                 // because a prefetch has no visible effect.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(&self[at]).cast()) };
             }
         }
     }
 
-    /// The number of the page in the frame.
+    /// Returns the number of the page in the frame.
     #[inline]
     pub(crate) fn page(&self) -> PageId {
         self.page_key.page
@@ -575,7 +582,7 @@ impl Deref for FrameRead<'_> {
     }
 }
 
-/// A page latched for change. For immutable frames the latch serialises replacement; their page is only read.
+/// A page latched for a change. For immutable frames the latch serialises replacement; their pages are only read.
 pub(crate) struct FrameWrite<'p> {
     frames: &'p Frames,
     frame: FrameIndex,
@@ -584,13 +591,13 @@ pub(crate) struct FrameWrite<'p> {
 }
 
 impl FrameWrite<'_> {
-    /// Keyspace and number of the page in the frame.
+    /// Returns the keyspace and number of the page in the frame.
     #[inline]
     pub(crate) fn page_key(&self) -> PageKey {
         self.page_key
     }
 
-    /// The number of the page in the frame.
+    /// Returns the number of the page in the frame.
     #[inline]
     pub(crate) fn page(&self) -> PageId {
         self.page_key.page
@@ -604,23 +611,23 @@ impl FrameWrite<'_> {
         self.frame
     }
 
-    /// Returns the page of a leaf for changing it.
+    /// Returns the page of a leaf for modification.
     ///
     /// # Panics
-    /// If `table` does not show the page as a leaf in this frame, or belongs to another database.
+    /// If `table` does not show the page as a leaf in this frame, or belongs to a different database.
     #[inline]
     pub(crate) fn leaf_mut(&mut self, table: &PageTable) -> &mut [u8] {
         assert!(table.is_within(&self.frames.budget), "a leaf is changed by the page table of another database");
         assert!(table.load(self.page()) == PageEntry::Leaf(self.frame), "only leaves change in place");
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: the latch is held, exclusively, and the entry shows a leaf, which is never read without the latch.
-        // The entry is of a table whose frames these are: asserted above. Tests: `only_leaves_change_in_place`,
-        // `no_other_database_changes_a_leaf`; tests/engine/concurrency.rs.
+        // SAFETY: the latch is held exclusively, and the entry shows a leaf, which is never read without the latch. The
+        // entry belongs to a table whose entries name frames of this pool, as asserted above. Tests:
+        // `only_leaves_change_in_place`, `no_other_database_changes_a_leaf`; tests/engine/concurrency.rs.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 
-    /// Removes the page from the frame. The page's entry must no longer name the frame, which becomes free when the
-    /// page's readers have left.
+    /// Removes the page from the frame. The page's entry must no longer name the frame, which is freed once the page's
+    /// readers have left.
     pub(crate) fn unlink(self, residency: Residency) {
         let frames = self.frames;
         let frame = self.frame;
@@ -645,8 +652,8 @@ impl Deref for FrameWrite<'_> {
     #[inline]
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: the latch is held, exclusively; changes go through `leaf_mut`, which borrows this guard mutably.
-        // Test: tests/engine/concurrency.rs.
+        // SAFETY: the latch is held exclusively; changes go through `leaf_mut`, which borrows this guard mutably. Test:
+        // tests/engine/concurrency.rs.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }
@@ -656,7 +663,8 @@ mod tests {
     use super::*;
     use crate::format::KeyspaceId;
 
-    /// A frame whose page no entry shows as a leaf is never changed in place, even under its latch.
+    /// A page is changed in place only if its entry shows it as a leaf in this frame, even if the caller holds the
+    /// latch.
     #[test]
     #[should_panic(expected = "only leaves change in place")]
     fn only_leaves_change_in_place() {
@@ -669,8 +677,8 @@ mod tests {
         write.leaf_mut(&table)[0] = 1;
     }
 
-    /// Returns a frame that holds a page, and a page table of another database that shows the page in a frame of the
-    /// same number.
+    /// Returns a frame that holds a page, and a page table of a different database that shows the page in a frame of
+    /// the same number.
     fn foreign(entry: fn(FrameIndex) -> PageEntry) -> (Frames, FrameIndex, PageKey, PageTable) {
         let frames = Frames::new(Budget::of_pages(64 << 10), Arc::default());
         let other = PageTable::new(&Budget::of_pages(64 << 10));
@@ -680,7 +688,7 @@ mod tests {
         (frames, frame, page_key, other)
     }
 
-    /// A reclaim guard protects the frames of its own pool, and leads to no others.
+    /// A reclaim guard gives access only to the frames of its own pool.
     #[test]
     #[should_panic(expected = "the guard of another database")]
     fn a_guard_reads_no_other_database() {
@@ -689,7 +697,7 @@ mod tests {
         let _ = reclaim_guard.pages(&other).get(page_key.page);
     }
 
-    /// A latched page can be changed as a leaf only through the page table of its own database.
+    /// A latched page can be modified as a leaf only through the page table of its own database.
     #[test]
     #[should_panic(expected = "the page table of another database")]
     fn no_other_database_changes_a_leaf() {
@@ -698,7 +706,8 @@ mod tests {
         write.leaf_mut(&other)[0] = 1;
     }
 
-    /// The least memory that page tables leave of 8 MiB has room for headers of every size and for a page of any size.
+    /// Even the least memory that page tables leave in a budget of 8 MiB has room for the headers of all page sizes and
+    /// for a page of any size.
     #[test]
     fn frames_of_every_size_fit_in_little_memory() {
         let frames = Frames::new(Budget::of_pages(1 << 20), Arc::default());
@@ -709,7 +718,7 @@ mod tests {
         }
     }
 
-    /// Giving free frames back to the system does not change adjacent frames, however small frames are.
+    /// Giving free frames back to the system does not change adjacent frames, no matter how small frames are.
     #[test]
     fn memory_given_back_was_free() {
         const FRAME_COUNT: usize = 64;
@@ -722,7 +731,8 @@ mod tests {
             for (number, frame) in taken.iter_mut().enumerate() {
                 frame.fill(number as u8 + 1);
             }
-            // Beyond the limit, a frame is given back when it is dropped; otherwise when another size needs the memory.
+            // Beyond the limit, a frame is given back when it is dropped; below it, when another page size needs the
+            // memory.
             frames.budget.take(Account::Tables, (FRAME_COUNT / 2 * page_bytes) as u64);
             let mut number = 0;
             taken.retain(|_| {
@@ -734,7 +744,7 @@ mod tests {
                 let expected = frame[0];
                 assert!(expected != 0 && frame.iter().all(|byte| *byte == expected), "a frame of {page_bytes} bytes");
             }
-            // Whole units were given back: at least those of the frames from 40 on.
+            // Whole units were given back: at least those of the frames numbered 40 and above.
             assert!(frames.used_bytes() - header_bytes <= 48 * page_bytes, "{} of {page_bytes}", frames.used_bytes());
             let left = taken.len();
             let again = (left..32).map_while(|_| frames.try_take(page_bytes)).count();

@@ -1,4 +1,4 @@
-//! Taking frames and giving them back: the free, retired and unused frames of each size, and the clock's hand.
+//! Taking frames and giving them back: the free, retired and unused frames of each page size, and the clock's hand.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -8,12 +8,12 @@ use super::frames::{Arena, Frames, HEADER_COUNT, HEADERS_BYTES, Lists, NewFrame,
 use crate::format::ExtentAddress;
 use crate::space::FrameIndex;
 
-/// If no frame is free, and at least this many are retired, the retired ones whose readers have left are freed before
-/// an unused frame is taken. With fewer, that is not worth while: it looks at the slots of all threads.
+/// If no frame is free, and at least this many are retired, the retired frames whose readers have left are freed before
+/// an unused frame is taken. With fewer retired frames that does not pay, because it reads the slots of all threads.
 const RETIRED_FRAMES_MIN: usize = 8;
 
 impl Frames {
-    /// Takes a free frame for a page of this size. Returns `None` if none is free and the limit is reached.
+    /// Takes a free frame for a page of this size. Returns `None` if no frame is free and the limit is reached.
     pub(crate) fn try_take(&self, page_bytes: usize) -> Option<NewFrame<'_>> {
         let class = class_of(page_bytes);
         let arena = self.arena_or_new(class).ok()?;
@@ -47,13 +47,13 @@ impl Frames {
         }
     }
 
-    /// Takes a frame that was never used or was given back to the system, if the limit allows one more.
+    /// Takes a frame that was never used or was given back to the system, if the limit allows one more frame.
     fn take_unused(&self, arena: &Arena, lists: &mut Lists) -> Option<u32> {
         let unused = lists.unused as usize;
         if lists.decommitted.is_empty() && unused == arena.frame_count {
             return None;
         }
-        // Headers stay when frames are given back.
+        // Headers stay allocated when frames are given back.
         let makes_headers = lists.decommitted.is_empty() && unused.is_multiple_of(HEADER_COUNT);
         let bytes = arena.page_bytes + if makes_headers { HEADERS_BYTES } else { 0 };
         let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl Frames {
         }
     }
 
-    /// Gives free frames of all other sizes back to the system, to make room within the limit for frames of this size.
+    /// Gives free frames of all other page sizes back to the system, to make room for frames of this size.
     pub(crate) fn give_back_free(&self, keep_page_bytes: usize) {
         self.give_back(Some(class_of(keep_page_bytes)), || true);
     }
@@ -108,7 +108,7 @@ impl Frames {
             }
             let mut lists = arena.lists.lock();
             self.free_retired(&mut lists);
-            // The system takes back whole units, so a unit is given back once all its frames are free.
+            // The system takes back whole units only, so a unit is given back once all its frames are free.
             let mut free = std::mem::take(&mut lists.free);
             free.sort_unstable();
             let frames_per_unit = arena.frames_per_unit;
@@ -147,7 +147,7 @@ impl Frames {
         self.arena(class).lists.lock().retired.push_back((tag, index as u32));
     }
 
-    /// Returns the number of frames of a size that are free or retired, plus as many as the limit still allows.
+    /// Returns the number of frames of a size that are free or retired, plus the number that the limit still allows.
     pub(crate) fn available(&self, page_bytes: usize) -> usize {
         let class = class_of(page_bytes);
         let room = self.limit_bytes().saturating_sub(self.used_bytes()) / page_bytes;
@@ -156,7 +156,7 @@ impl Frames {
         lists.free.len() + lists.retired.len() + room
     }
 
-    /// Returns the page sizes that have frames, each with the number of frames in use or free.
+    /// Returns each page size that has frames, with the number of its frames in use or free.
     pub(crate) fn sizes(&self) -> Vec<(usize, usize)> {
         (self.arenas.iter().filter_map(OnceLock::get))
             .map(|arena| {
@@ -177,8 +177,8 @@ impl Frames {
         })
     }
 
-    /// Returns the frames of a size that the clock's hand will pass next: `frame_count` of them, or one turn if that is
-    /// less. The hand does not move.
+    /// Returns the frames of a size that the clock's hand will pass next: `frame_count` of them, or a whole turn if
+    /// there are fewer. Does not move the hand.
     pub(crate) fn ahead(&self, page_bytes: usize, frame_count: usize) -> impl Iterator<Item = FrameIndex> + '_ {
         let class = class_of(page_bytes);
         let arena = self.arenas[class].get();

@@ -1,7 +1,7 @@
-//! Faults of many pages at once: extents that lie close together are read by one request, with many requests in flight.
+//! Faults of many pages together: one request reads extents that lie close together, and many requests are in flight.
 //!
-//! Pages that no request needs yet ([`Pool::fault_spare`]) use only frames that are free and will not be missed: no
-//! page is evicted for them. Such faults have few reads in flight and wait for no buffer.
+//! Spare faults ([`Pool::fault_spare`]) are for pages that no request needs yet. They use only free frames that will
+//! not be missed, so no page is evicted for them. They have few reads in flight and never wait for a buffer.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -16,27 +16,26 @@ use crate::format::ExtentAddress;
 use crate::io::{AlignedBuffer, Completion, InFlight, Queue};
 use crate::space::{PageEntry, PageSpace};
 
-/// Number of requests handed to the kernel at once. Each takes the kernel some 5 µs. With small batches the device
-/// starts early, and pages are decoded while it works.
+/// Number of requests handed to the kernel in one call. Each request takes the kernel some 5 µs. With small batches the
+/// device starts early, and pages are decoded while it is busy.
 /// Measured: decision 010.
 const SUBMITTED_REQUESTS: usize = 8;
 
-/// Number of requests in flight for pages that no request needs yet: one is read while the pages of the other are
-/// decoded.
+/// Requests in flight for pages that no request needs yet: one is being read while the pages of the other are decoded.
 const SPARE_REQUESTS: usize = 2;
 
-/// The purpose of a fault of many pages.
+/// The reason for faulting many pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
     /// A caller waits for the pages.
     Wanted,
-    /// A scan will need them. Such reads are background work: they yield to the others.
+    /// A scan will need them. Such reads are background work: they yield to foreground reads.
     Ahead,
-    /// No request needs them yet. Background work too.
+    /// No request needs them yet. These reads are background work too.
     Spare,
 }
 
-/// Extents that are read together, and their pages.
+/// Extents that one request reads, and their pages.
 struct Group<'p> {
     span: Span,
     buffer_bytes: usize,
@@ -44,12 +43,12 @@ struct Group<'p> {
     in_flight: Option<InFlight<'p>>,
 }
 
-/// The reads of one call of [`Pool::fault_many`].
+/// The reads of a single call of [`Pool::fault_many`].
 struct GroupReads<'p, 'e> {
     pool: &'p Pool,
     pages: &'e PageSpace,
     of: Use,
-    /// The extents that have not been requested, in the order of the disk.
+    /// The extents that have not been requested yet, by address.
     rest: &'e [(ExtentAddress, Wanted)],
     queue: Box<dyn Queue>,
     in_flight: Vec<Option<Group<'p>>>,
@@ -70,8 +69,8 @@ impl<'p> GroupReads<'p, '_> {
             }
             let busy_count = self.in_flight.len() - self.idle.len();
             assert_eq!(self.queue.in_flight(), busy_count, "the queue has other reads in flight than the slots");
-            // While more can be requested, only take reads that have completed. Otherwise wait for several at a time,
-            // because a wake-up costs more than decoding a page.
+            // While more extents can be requested, only take the reads that have completed. Otherwise wait for several
+            // at a time, because a wake-up costs more than decoding a page.
             let go_on = pushed == SUBMITTED_REQUESTS && !self.rest.is_empty() && !self.idle.is_empty();
             let enough = if go_on { 0 } else { self.queue.in_flight().div_ceil(8) };
             if let Err(error) = self.queue.wait(enough, &mut finished) {
@@ -84,7 +83,7 @@ impl<'p> GroupReads<'p, '_> {
         Ok(self.count)
     }
 
-    /// Requests more groups while there are buffers and frames for them. Returns the number of requests.
+    /// Requests more groups as long as there are buffers and frames for them. Returns the number of requests.
     fn submit(&mut self) -> Result<usize> {
         let mut pushed = 0;
         while pushed < SUBMITTED_REQUESTS
@@ -109,7 +108,7 @@ impl<'p> GroupReads<'p, '_> {
             let Ok(Some(group)) = claimed else {
                 buffers.give(buffer);
                 claimed?;
-                // Either other threads have claimed all of these, or no frame is free.
+                // Either other threads have claimed all these pages, or no frame is free.
                 if unclaimed.is_empty() {
                     continue;
                 }
@@ -122,7 +121,7 @@ impl<'p> GroupReads<'p, '_> {
         Ok(pushed)
     }
 
-    /// Counts a request. Returns `None` if background work has its share already.
+    /// Counts a request. Returns `None` if background work already has its share.
     fn admit(&self) -> Option<InFlight<'p>> {
         let share = &self.pool.space.share;
         match self.of {
@@ -155,7 +154,7 @@ impl<'p> GroupReads<'p, '_> {
                 Ok(()) => Ok(()),
                 Err(error) => Err(error.kind().into()),
             };
-            // If the page is invalid, its next reader gets the error again.
+            // If the page is invalid, its next reader will get the error.
             let bytes = &completion.buffer[offset..];
             let arrived = self.pool.arrive(self.pages, wanted, address, frame, result, bytes);
             self.count += usize::from(arrived.is_ok());
@@ -179,8 +178,8 @@ impl<'p> GroupReads<'p, '_> {
 }
 
 impl Pool {
-    /// Brings several pages into memory with many reads in flight. Skips those that can't be read: a caller that needs
-    /// one gets the error when it faults the page itself. Returns the number of pages read.
+    /// Brings several pages into memory, with many reads in flight. Skips pages that can't be read: a caller that needs
+    /// such a page gets the error when it faults the page itself. Returns the number of pages read.
     pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[Wanted]) -> Result<usize> {
         if wanted.len() < 2 {
             return Ok(wanted.iter().filter(|wanted| self.fault(pages, **wanted).is_ok()).count());
@@ -197,20 +196,20 @@ impl Pool {
         Ok(count)
     }
 
-    /// Like [`fault_many`](Self::fault_many), for pages that no request needs yet. Leaves out pages for which there is
-    /// no [spare frame](Self::has_spare_frame), and does not count misses.
+    /// Like [`fault_many`](Self::fault_many), for pages that no request needs yet. Skips pages that have no [spare
+    /// frame](Self::has_spare_frame), and does not count misses.
     pub(crate) fn fault_spare(&self, pages: &PageSpace, wanted: &[Wanted]) -> Result<usize> {
         self.fault_groups(pages, wanted, Use::Spare)
     }
 
-    /// Returns `true` if a page of this size can be brought in without causing an eviction, either now or when the
-    /// background writer next looks for free frames.
+    /// Returns `true` if a page of this size can be brought in without an eviction, now or when the background writer
+    /// next looks for free frames.
     pub(crate) fn has_spare_frame(&self, page_bytes: usize) -> bool {
         self.frames.available(page_bytes) > 2 * self.low_water(page_bytes)
     }
 
     fn fault_groups(&self, pages: &PageSpace, wanted: &[Wanted], of: Use) -> Result<usize> {
-        // Sort by address, so that neighbours on disk come in with one read.
+        // Sort by address, so that one read brings in adjacent extents.
         let mut extents: Vec<(ExtentAddress, Wanted)> = (wanted.iter())
             .filter_map(|&wanted| match pages.table.load(wanted.page) {
                 PageEntry::OnDisk(address) if address.length() <= wanted.frame_bytes as u64 => Some((address, wanted)),
@@ -238,8 +237,8 @@ impl Pool {
         Ok(count)
     }
 
-    /// Claims the next extents that lie close together, along with frames for their pages. Returns `None` if all of
-    /// them are claimed already or no frame is free. With `OnShortage::Wait` it waits for the first frame.
+    /// Claims the next extents that lie close together, and takes frames for their pages. Returns `None` if other
+    /// threads have claimed all of them or no frame is free. With `OnShortage::Wait` it waits for the first frame.
     fn claim_group<'p>(
         &'p self,
         pages: &PageSpace,
@@ -273,13 +272,14 @@ impl Pool {
         if let Some((wanted, ..)) = claimed.first()
             && self.frames.available(wanted.frame_bytes) < self.low_water(wanted.frame_bytes)
         {
-            // Let the next groups find free frames, instead of having this thread evict pages.
+            // Have the background writer free frames for the next groups, so that this thread does not evict pages
+            // itself.
             self.wake_background();
         }
         Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed, in_flight: None }))
     }
 
-    /// Returns the first extents that may be read together, and the most bytes that this takes.
+    /// Returns the longest prefix of `extents` that one request may read, and the bytes that the request takes.
     fn near<'e>(&self, extents: &'e [(ExtentAddress, Wanted)]) -> (&'e [(ExtentAddress, Wanted)], usize) {
         let mut span = None;
         let bytes_max = self.buffers.group_bytes_max();
@@ -296,8 +296,8 @@ mod tests {
     use crate::pool::queues::QUEUE_DEPTH;
     use crate::{Config, KeyspaceOptions};
 
-    /// Reads ahead, and reads of many extents past the pool, yield to other reads: they have the device to themselves
-    /// while it is idle, and a few requests in flight while a read is.
+    /// Read-ahead and bulk reads without the pool yield to foreground reads: they use the device fully while it is
+    /// idle, and have a few requests in flight during a foreground read.
     #[test]
     fn background_reads_yield() {
         let backend = crate::io::in_memory();
@@ -319,7 +319,7 @@ mod tests {
         };
         let mut extents: Vec<(ExtentAddress, Wanted)> = on_disk().collect();
         extents.sort_unstable_by_key(|(address, _)| *address);
-        // Far apart, so that each read has one.
+        // Extents far apart, so that each needs a read of its own.
         let extents: Vec<_> = extents.into_iter().step_by(997).collect();
         assert!(extents.len() >= SUBMITTED_REQUESTS, "{} extents", extents.len());
         let share = &pool.space.share;
@@ -355,7 +355,7 @@ mod tests {
         .unwrap();
         assert_eq!(count, addresses.len());
         assert!(others_max < limited, "{others_max} more reads at once");
-        // Others have the share. A thread has one request in flight all the same.
+        // Other threads have used up the share. Each thread still gets one request in flight.
         let others = [(); 9].map(|()| share.background());
         assert_eq!(submitted(Use::Spare), (1, 10));
         pool.read_past(&addresses, |_, _| assert_eq!(share.in_flight(), (1, 9))).unwrap();

@@ -3,16 +3,16 @@
 //! # Invariants
 //! 1. A page is in at most one frame: a fault first moves the page's entry from `OnDisk` to `Reading`, and only one
 //!    thread succeeds.
-//! 2. An image is appended while its frame is latched and the epoch latch is held, to the appender of the epoch that
-//!    changed it.
-//! 3. A frame is not evicted while its image is on its way to the disk, because a read of the page would come too
-//!    early.
-//! 4. Damage is reported only if the page's entry is still the one that the read began with.
+//! 2. An image is appended while its frame is latched and the epoch latch is held, to the appender of the epoch in
+//!    which the page was changed.
+//! 3. A frame is not evicted while its image is on its way to the disk, because a reread of the page could reach the
+//!    disk before the image does.
+//! 4. Corruption is reported only if the page's entry has not changed since the read began.
 //! 5. A value in a frame is a medium one that was faulted by its value id, and is never dirty: if its extent moves,
 //!    only the frame's address changes. Chunks of large values are never in a frame.
 //!
-//! Lock order: epoch latch, frame latch, then those of `space`. Latches of several frames are taken parents first, then
-//! in key order.
+//! Lock order: epoch latch, frame latch, then the locks of `space`. If a thread latches several frames, it latches
+//! parents first, then proceeds in key order.
 
 mod background;
 mod buffers;
@@ -69,26 +69,26 @@ pub(crate) struct CacheStats {
     pub(crate) misses: AtomicU64,
 }
 
-/// Verifies the bytes of a node read from disk, of the kind that its extent states. Passed in by the store, since only
-/// the tree knows nodes.
+/// Verifies the bytes of a node read from disk; the extent states the kind of node. Passed in by the store, since only
+/// the tree knows the layout of nodes.
 pub(crate) type VerifyNode = fn(&[u8], Kind) -> Result<(), String>;
 
-/// Returns the first bytes of a node's lower fence as a number that sorts like the keys. Passed in for the same reason.
+/// Returns the first bytes of a node's lower fence as a number that sorts like the keys. Passed in by the store, too.
 pub(crate) type KeyOrder = fn(&[u8]) -> u128;
 
-/// Functions on nodes that the pool needs.
+/// Functions on nodes, which the store passes in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nodes {
     pub(crate) verify: VerifyNode,
     pub(crate) key_order: KeyOrder,
 }
 
-/// The buffer pool of a database. See the module.
+/// The buffer pool of a database. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,
     pub(crate) frames: Frames,
-    /// The process that opened the pool. In a forked child, drops free nothing.
+    /// The process that opened the pool. In a forked child, dropping the pool's parts frees nothing.
     pub(crate) process: Process,
     nodes: Nodes,
     backend: Arc<dyn Backend>,
@@ -97,34 +97,36 @@ pub(crate) struct Pool {
     buffers: Buffers,
     queues: Queues,
     pub(crate) cache: CacheStats,
-    /// Held by the thread that chooses what to write back.
+    /// Held by the thread that chooses the pages to write back.
     writing_back: Mutex<()>,
     /// Elevators by page size.
     elevators: Mutex<BTreeMap<usize, Elevator>>,
-    /// Held by the thread that gives up frames for page tables. Other threads wait until it is done.
+    /// Held by the thread that gives up frames for page tables. Other threads wait until it has finished.
     fitting: Mutex<()>,
     background: Background,
-    /// Each scan that reads ahead holds a clone. The count tells how many scans share the memory for it.
+    /// Each scan that reads ahead holds a clone, so the reference count tells how many scans share the memory for
+    /// reading ahead.
     pub(crate) scans_ahead: Arc<()>,
 }
 
 /// The locks of one shard of the pages.
 #[derive(Debug, Default)]
 struct PageLocks {
-    /// Tasks that wait for a page that another thread or task is reading. Threads wait on `arrived` with this lock.
+    /// Tasks that wait for a page that another thread or task is reading. Threads wait on `arrived` with this mutex.
     waiting: Mutex<Vec<(KeyspaceId, PageId, Waker)>>,
     arrived: Condvar,
-    /// Held while the image of a dirty page is appended, because the epoch latch and the frame's are only shared then.
+    /// Held while the image of a dirty page is appended, because the epoch latch and the frame's latch are only shared
+    /// then.
     capturing: Mutex<()>,
 }
 
-/// Work that a thread which reads ahead may do for another room.
+/// A task of a different module that a read-ahead thread may run.
 pub(crate) trait DeferredTask: Send + Sync + std::fmt::Debug {
-    /// Does the work, unless another thread has begun it or it was abandoned.
+    /// Runs the task, unless another thread has begun it or it was abandoned.
     fn run(&self, pool: &Pool);
 }
 
-/// Work for the threads that read ahead, whose results are needed later.
+/// A request to the threads that read ahead. Its result is needed later.
 #[derive(Debug)]
 enum Ahead {
     Read(Arc<PageSpace>, Vec<Wanted>),
@@ -163,7 +165,7 @@ impl Pool {
         }
     }
 
-    /// Keeps the calling thread's view of immutable pages valid.
+    /// Keeps the calling thread's view of immutable pages valid until the guard is dropped.
     #[inline]
     pub(crate) fn reclaim_guard(&self) -> ReclaimGuard<'_> {
         self.frames.reclaim_guard()
@@ -198,7 +200,7 @@ impl Pool {
                 PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
                     let header = self.frames.header(frame);
                     let address = header.address();
-                    // If the check fails, the page was evicted, and the frame may hold another one.
+                    // If the check fails, the page was evicted, and the frame may hold a different page.
                     let is_its_own = header.page_key() == Some(PageKey { keyspace: pages.id, page });
                     if is_its_own && pages.table.load(page) == entry {
                         return address;
@@ -208,7 +210,7 @@ impl Pool {
         }
     }
 
-    /// Takes an idle queue, or makes one.
+    /// Takes an idle queue, or creates one.
     pub(crate) fn take_queue(&self) -> Result<Box<dyn Queue>> {
         match self.queues.take() {
             Some(queue) => Ok(queue),
@@ -219,7 +221,7 @@ impl Pool {
         }
     }
 
-    /// Calls `body` with a buffer from the budget for reads. Waits only for the disk, and `body` must not wait for
+    /// Calls `body` with a read buffer from the budget. This call waits only for the disk, and `body` must not wait for
     /// anything else either.
     pub(crate) fn with_buffer<T>(&self, length: usize, body: impl FnOnce(&mut AlignedBuffer) -> T) -> T {
         let mut buffer = self.buffers.take(length);
@@ -229,7 +231,7 @@ impl Pool {
         value
     }
 
-    /// Returns the bytes of all buffers for reads.
+    /// Returns the bytes of all read buffers.
     pub(crate) fn read_buffer_bytes(&self) -> u64 {
         self.buffers.bytes()
     }

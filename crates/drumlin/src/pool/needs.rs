@@ -1,4 +1,4 @@
-//! The resources that a core operation may lack: a page, a frame, or room among the writes.
+//! The resources that a core operation may lack: a page, a frame, or room among the pending writes.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::format::node::is_page_bytes;
 use crate::format::{PageId, ValueId};
 use crate::space::PageSpace;
 
-/// The resource that a core operation lacks. The operation has changed nothing; the caller provides it and calls again.
+/// The resource that a core operation lacks. The operation has changed nothing; the caller provides it and retries.
 #[derive(Clone, Debug)]
 pub(crate) enum Needs {
     /// A page that is not in memory.
@@ -19,8 +19,8 @@ pub(crate) enum Needs {
     Writes,
 }
 
-/// The reason why a core operation ended without its result. An [`Error`] converts into it by `map_err(Stop::Error)`,
-/// not by `From`: the compiler would list such a `From` to users whenever `?` can't infer a type.
+/// The reason why a core operation ended without a result. An [`Error`] is converted by `map_err(Stop::Error)`, not by
+/// `From`: the compiler would suggest such a `From` to users whenever `?` can't infer a type.
 #[derive(Debug)]
 pub(crate) enum Stop {
     Needs(Needs),
@@ -33,13 +33,14 @@ impl From<Needs> for Stop {
     }
 }
 
-/// A page that a fault brings in, and what its reader expects in it.
+/// A page that a fault brings in, and the content that its reader expects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(super) page: PageId,
     pub(super) frame_bytes: usize,
     pub(super) content: WantedContent,
-    /// A scan reads the page. Background work does not yield to the read: most of it may be the scan's own read-ahead.
+    /// A scan reads the page. Background work does not yield to this read: most of that work may be the scan's own
+    /// read-ahead.
     pub(super) is_of_scan: bool,
 }
 
@@ -54,7 +55,7 @@ pub(super) enum WantedContent {
 }
 
 impl Wanted {
-    /// A leaf or an inner node.
+    /// Asks for a leaf or an inner node.
     pub(crate) fn node(pages: &PageSpace, page: PageId) -> Wanted {
         Wanted { page, frame_bytes: pages.page_bytes, content: WantedContent::Node, is_of_scan: false }
     }
@@ -63,7 +64,8 @@ impl Wanted {
         self.frame_bytes
     }
 
-    /// A page that an earlier opening had in memory. Returns `None` if the listed page can't be the same page now.
+    /// Asks for a page that an earlier opening had in memory. Returns `None` if the listed page can't be the same page
+    /// now.
     pub(crate) fn resident(pages: &PageSpace, listed: &ResidentPage) -> Option<Wanted> {
         let frame_bytes = listed.frame_bytes as usize;
         match listed.value {
@@ -73,7 +75,7 @@ impl Wanted {
         }
     }
 
-    /// A medium value, to be read into a frame of this many bytes.
+    /// Asks for a medium value, to be read into a frame of this many bytes.
     pub(crate) fn value(page: PageId, frame_bytes: usize, value_id: ValueId) -> Wanted {
         Wanted { page, frame_bytes, content: WantedContent::Value(value_id), is_of_scan: false }
     }

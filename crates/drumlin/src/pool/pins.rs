@@ -1,10 +1,10 @@
 //! Pins: they keep a frame from being evicted, and decide which thread frees it once its page is gone.
 //!
-//! A frame may be unlinked while it is pinned. Then its last unpin frees it.
+//! A frame may be unlinked while it is pinned. In that case its last unpin frees it.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// The number of pins, and a bit that marks the frame as abandoned. See the module.
+/// The number of pins, and a bit that marks the frame as abandoned. See the module documentation.
 #[derive(Debug)]
 pub(super) struct PinCount(AtomicU32);
 
@@ -15,7 +15,7 @@ impl PinCount {
         PinCount(AtomicU32::new(0))
     }
 
-    /// Adds a pin. The caller has the frame latched, and it is not abandoned.
+    /// Adds a pin. The caller holds the frame's latch, and the frame is not abandoned.
     pub(super) fn pin(&self) {
         let before = self.0.fetch_add(1, Ordering::AcqRel);
         assert!(before < ABANDONED_BIT - 1, "a frame is pinned that is abandoned");
@@ -35,7 +35,7 @@ impl PinCount {
     }
 
     /// Marks the frame as abandoned, because its page is gone. Returns `true` if the frame is not pinned, in which case
-    /// the caller has to free it. Otherwise the last unpin does.
+    /// the caller has to free it. Otherwise the last unpin will.
     #[must_use]
     pub(super) fn abandon(&self) -> bool {
         let before = self.0.fetch_or(ABANDONED_BIT, Ordering::AcqRel);
@@ -57,7 +57,7 @@ mod models {
 
     use super::*;
 
-    /// In every interleaving of two unpins and an abandon, exactly one of them frees the frame, after the last unpin.
+    /// In every interleaving of two unpins and one abandon, the frame is freed exactly once, after the last unpin.
     #[test]
     fn loom_an_abandoned_frame_is_freed_once() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! Providing what a core operation lacks, and repeating the operation.
+//! Provides the resources that a core operation lacks, and retries the operation.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::error::Result;
 use crate::format::PageId;
 use crate::task::{Boxed, WaitMode, ready, turn};
 
-/// Waits for whatever a core operation lacks.
+/// Waits for any resource that a core operation lacks.
 pub(crate) struct Provider<'p> {
     mode: WaitMode<'p>,
     pool: &'p Arc<Pool>,
-    /// The page that failed to load the last time.
+    /// The page that could not be loaded the last time.
     failed: Option<PageId>,
     is_of_scan: bool,
 }
@@ -23,14 +23,14 @@ impl<'p> Provider<'p> {
         Provider { mode, pool, failed: None, is_of_scan: false }
     }
 
-    /// Provides what a scan lacks, which reads ahead.
+    /// Creates a provider for a scan, which reads ahead.
     pub(crate) fn of_scan(mode: WaitMode<'p>, pool: &'p Arc<Pool>) -> Provider<'p> {
         Provider { is_of_scan: true, ..Provider::new(mode, pool) }
     }
 
-    /// Provides what an operation lacks. Returns the page that was brought in, if the operation lacked a page. An
-    /// outdated node may refer to a page number that has been reused for a page of another kind and size, so failing to
-    /// load a page is an error only the second time in a row.
+    /// Provides the resource that an operation lacks. Returns the page that was brought in, if the operation lacked a
+    /// page. An outdated node may refer to a page number that has been reused for a page of a different kind and size,
+    /// so failing to load a page is an error only if it happens twice in a row.
     pub(crate) fn provide<'a>(&'a mut self, needs: &'a Needs) -> Boxed<'a, Result<Option<PageId>>> {
         Box::pin(async move {
             match needs {
@@ -78,8 +78,9 @@ impl<'p> Provider<'p> {
 }
 
 impl Pool {
-    /// Repeats a core operation until it lacks nothing, providing what it needs between the attempts. The operation's
-    /// argument is the page at which to begin its descent: first the root, later the missing page once it is in memory.
+    /// Retries a core operation until it lacks nothing, providing what it needs between the attempts. The operation's
+    /// argument is the page at which to begin its descent: the root at first, and later the missing page once it is in
+    /// memory.
     #[inline]
     pub(crate) fn waiting<T>(self: &Arc<Pool>, mut operation: impl FnMut(PageId) -> Result<T, Stop>) -> Result<T> {
         match operation(PageId::ROOT) {
@@ -99,7 +100,7 @@ impl Pool {
         }
     }
 
-    /// Like [`waiting`](Self::waiting), but waits as `mode` says.
+    /// Like [`waiting`](Self::waiting), but waits in the given mode.
     pub(crate) async fn awaiting<T>(
         self: &Arc<Pool>,
         mode: WaitMode<'_>,
@@ -112,7 +113,7 @@ impl Pool {
         }
     }
 
-    /// Continues [`awaiting`](Self::awaiting) after the operation has stopped for the first time.
+    /// Continues [`awaiting`](Self::awaiting) after the operation's first stop.
     pub(crate) async fn going_on<T>(
         self: &Arc<Pool>,
         mut provider: Provider<'_>,

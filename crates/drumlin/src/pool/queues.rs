@@ -3,27 +3,27 @@
 use crate::io::Queue;
 use crate::sync::Mutex;
 
-/// Reads that one thread keeps in flight.
+/// Number of reads that one thread keeps in flight.
 pub(super) const QUEUE_DEPTH: usize = 64;
-/// Limit on idle queues kept for reuse. Each is a ring with its memory and a descriptor.
+/// Limit on idle queues kept for reuse. Each holds a ring, its memory and a file descriptor.
 const QUEUE_COUNT_MAX: usize = 16;
 
-/// The behaviour of a thread if there is no frame or buffer for its next read.
+/// A thread's behaviour if there is no frame or buffer for its next read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum OnShortage {
     Wait,
-    /// The thread has reads in flight that others wait for, so it must not wait itself.
+    /// Other threads wait for the thread's reads in flight, so it must not wait itself.
     ReadLater,
 }
 
 impl OnShortage {
-    /// Returns the behaviour of the thread that owns this queue.
+    /// Returns the behaviour required of the thread that owns this queue.
     pub(super) fn of(queue: &dyn Queue) -> OnShortage {
         if queue.in_flight() == 0 { OnShortage::Wait } else { OnShortage::ReadLater }
     }
 }
 
-/// Queues with no read in flight, at most [`QUEUE_COUNT_MAX`].
+/// Queues without reads in flight; at most [`QUEUE_COUNT_MAX`].
 #[derive(Default)]
 pub(super) struct Queues(Mutex<Vec<Box<dyn Queue>>>);
 

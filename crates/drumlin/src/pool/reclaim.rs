@@ -1,48 +1,49 @@
 //! Epoch-based reclamation: a frame that readers may still see is reused only after they have left.
 //!
-//! After K. Fraser, "Practical lock-freedom" (2004). A reader enters by writing the current era into its thread's slot.
-//! An unlinked frame is tagged with the era, and reused once every thread that holds a guard has entered in a later
-//! one.
+//! Based on K. Fraser, "Practical lock-freedom" (2004). A reader enters by writing the current era into its thread's
+//! slot. An unlinked frame is tagged with the current era, and is reused once every thread that holds a guard has
+//! entered in a later era.
 //!
 //! # Invariants
 //! 1. If a thread can reach a frame through a page table that it read under the reclaim guard, the era in its slot is
 //!    at or below the tag that the frame gets when it is retired.
-//! 2. A slot belongs to one thread at a time and counts its guards. Guards nest, and may be dropped in any order.
+//! 2. A slot belongs to one thread at a time and counts that thread's guards. Guards nest, and may be dropped in any
+//!    order.
 
 use std::sync::OnceLock;
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::{CachePadded, thread_index};
 
-/// Slots in the first block. Each block has twice as many as the one before it.
+/// Number of slots in the first block. Each block has twice as many slots as the one before it.
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
-/// Fixed by the number of threads: blocks for two million of them.
+/// Fixed by the number of threads: enough blocks for two million.
 const BLOCK_COUNT: usize = 16;
 
 /// A thread's part of a reclaimer.
 #[derive(Debug, Default)]
 struct Slot {
-    /// The era of the thread's outermost guard, with the number of its guards in the low bits; 0 if it has none.
+    /// The era of the thread's outermost guard, with the number of its guards in the low bits; 0 if it has no guard.
     held: AtomicU64,
-    /// Number of outermost guards of all threads that had the slot, for statistics. It lies in a cache line that the
-    /// thread writes anyway.
+    /// Number of outermost guards taken by all threads that have used the slot, for statistics. It lies in a cache line
+    /// that the thread writes anyway.
     entered: std::sync::atomic::AtomicU64,
 }
 
 type Block = Box<[CachePadded<Slot>]>;
 
-/// Bits of a slot for the number of guards. The other 48 hold the era, which each retired frame raises by one.
+/// Bits of a slot that count guards. The other 48 hold the era, which increases by one with each retired frame.
 const DEPTH_BITS: u32 = 16;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 
-/// The current era, and a slot for each thread. See the module.
+/// The current era, and a slot for each thread. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Reclaimer {
     era: CachePadded<AtomicU64>,
     blocks: [OnceLock<Block>; BLOCK_COUNT],
 }
 
-/// A guard of this reclaimer. While it lives, nothing that was reachable when it was made is reused. It can't be sent
+/// A guard of this reclaimer. While it lives, no frame that was reachable when it was made is reused. It can't be sent
 /// to other threads. Pages are reached only through [`ReclaimGuard`](super::ReclaimGuard), which knows the frames that
 /// it protects.
 #[derive(Debug)]
@@ -54,7 +55,7 @@ pub(crate) struct EraGuard<'a> {
 impl Drop for EraGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Only this thread writes the slot.
+        // Only this thread writes the slot, so a plain load and store suffice.
         let held = self.slot.load(Ordering::Relaxed);
         debug_assert!(held & DEPTH_MAX > 0, "a guard is dropped in a slot that has none");
         let rest = held - 1;
@@ -83,9 +84,10 @@ impl Reclaimer {
             slot.store(held + 1, Ordering::Relaxed);
             return EraGuard { slot, not_send: std::marker::PhantomData };
         }
-        // Only this thread writes the counter.
+        // Only this thread writes the counter, so it needs no atomic addition.
         entered.store(entered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        // Release: a thread that finds this era in `oldest` sees all that this thread has read under earlier guards.
+        // Release: a thread that finds this era in `oldest` sees every access that this thread made under earlier
+        // guards.
         slot.store((self.era.load(Ordering::Relaxed) << DEPTH_BITS) + 1, Ordering::Release);
         // The slot must be visible before any entry is read: pairs with the fence in `oldest`.
         fence(Ordering::SeqCst);
@@ -105,7 +107,7 @@ impl Reclaimer {
         self.blocks.iter().filter_map(OnceLock::get).flat_map(|block| block.iter()).map(|slot| &**slot)
     }
 
-    /// Returns the number of outermost guards so far.
+    /// Returns the number of outermost guards taken so far.
     pub(crate) fn entered_count(&self) -> u64 {
         self.slots().map(|slot| slot.entered.load(Ordering::Relaxed)).sum()
     }
@@ -117,7 +119,7 @@ impl Reclaimer {
         tag
     }
 
-    /// Returns an era. Frames with lower tags may be reused.
+    /// Returns the oldest era that a guard may still hold. Frames with lower tags may be reused.
     pub(crate) fn oldest(&self) -> u64 {
         fence(Ordering::SeqCst);
         let mut oldest = self.era.load(Ordering::SeqCst);
@@ -128,7 +130,7 @@ impl Reclaimer {
                 oldest = oldest.min(held >> DEPTH_BITS);
             }
         }
-        // Orders the reads of threads that have left before the frame is written again.
+        // Orders the reads of threads that have left before the next write to the frame.
         fence(Ordering::SeqCst);
         oldest
     }
@@ -166,17 +168,18 @@ mod models {
 
     use super::*;
 
-    /// The guards of the reader.
+    /// The guards that the reader takes.
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Guards {
         None,
         One,
-        /// Two guards, of which the outer one is dropped before anything is read.
+        /// Two guards. The outer one is dropped before the page is read.
         OuterFirst,
     }
 
     /// There are two frames, and an entry that names the first. A reader takes a guard and reads the page that the
-    /// entry names, twice. A writer points the entry at the second frame and refills the first as soon as it may.
+    /// entry names, twice. A writer points the entry at the second frame, and refills the first as soon as the
+    /// reclaimer allows it.
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     fn read_during_reuse(guards: Guards) {
         struct Frames {
@@ -203,7 +206,7 @@ mod models {
                     let inner = (guards == Guards::OuterFirst).then(|| shared.reclaimer.enter_as(0));
                     let reclaim_guard = inner.or(outer);
                     let frame = shared.entry.load(Ordering::Acquire) as usize;
-                    // SAFETY: the reclaim guard was taken before the entry was read.
+                    // SAFETY: the reclaim guard was taken before the entry was loaded.
                     shared.pages[frame].with(|page| assert_eq!(unsafe { *page }, 7));
                     drop(reclaim_guard);
                 }
@@ -218,13 +221,13 @@ mod models {
         });
     }
 
-    /// A frame is never refilled while a reader sees it, and the readers' accesses happen before it is refilled.
+    /// A frame is never refilled while a reader sees it, and all reads of its old page happen before the refill.
     #[test]
     fn loom_frames_are_reused_when_readers_have_left() {
         read_during_reuse(Guards::One);
     }
 
-    /// A frame is also protected by a guard that outlives the one it was nested in.
+    /// A guard keeps protecting a frame after the guard that it was nested in has been dropped.
     #[test]
     fn loom_a_nested_guard_outlives_the_outer() {
         read_during_reuse(Guards::OuterFirst);

@@ -1,4 +1,4 @@
-//! Removing pages from their keyspace, one or all.
+//! Removing pages from their keyspace, singly or all together.
 
 use std::sync::atomic::Ordering;
 
@@ -27,7 +27,7 @@ impl Pool {
         write.unlink(Residency::of(entry, frame));
     }
 
-    /// Removes a page that is on disk, being read or not, from its keyspace. Returns `false` if its entry has changed.
+    /// Removes a page that is on disk, or being read, from its keyspace. Returns `false` if its entry has changed.
     pub(crate) fn free_on_disk(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -38,7 +38,7 @@ impl Pool {
         let (PageEntry::OnDisk(address) | PageEntry::Reading(address)) = entry else {
             unreachable!("{entry:?} is not on disk")
         };
-        // Claim the page: from here on no thread moves it or begins to read it, and a read in flight finds its entry
+        // Claim the page: after this no thread moves it or begins to read it, and a read in flight finds the entry
         // changed.
         if !pages.table.exchange(page, entry, PageEntry::Reserved) {
             return false;
@@ -52,14 +52,14 @@ impl Pool {
     }
 
     /// Empties the frames of a keyspace that is being dropped, and releases their extents. Only write-back and eviction
-    /// may still work on it.
+    /// may still be active in the keyspace.
     pub(crate) fn discard(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
         assert!(pages.dropped.load(Ordering::Acquire), "the pages of a keyspace in use are discarded");
         self.free_pages(epoch_guard, pages)
     }
 
-    /// Empties a keyspace during recovery. All its pages become free, except those of unattached bulk loads. The caller
-    /// holds the exclusive epoch latch.
+    /// Empties a keyspace during recovery. Frees all its pages except those of unattached bulk loads. The caller holds
+    /// the exclusive epoch latch.
     pub(crate) fn clear(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
         assert!(!pages.dropped.load(Ordering::Acquire), "a keyspace that is dropped is cleared");
         self.free_pages(epoch_guard, pages)
@@ -70,7 +70,7 @@ impl Pool {
             loop {
                 let entry = pages.table.load(page);
                 if matches!(entry, PageEntry::OnDisk(_) | PageEntry::Reading(_)) {
-                    // A read may begin or end at any moment. It must not bring a page into a dropped keyspace.
+                    // A read may begin or end at any moment, but must not bring a page into a dropped keyspace.
                     if self.free_on_disk(epoch_guard, pages, page, entry) {
                         break;
                     }

@@ -1,4 +1,4 @@
-//! Requests of tasks for pages, and the answers that the tasks poll for.
+//! Tasks' requests for pages, and the answers that the tasks poll for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(super) struct FetchRequest {
 pub(super) struct ReadTicket(Mutex<(Option<Result<()>>, Option<Waker>)>);
 
 impl ReadTicket {
-    /// Stores the answer. Returns the waker to wake, if the task has polled.
+    /// Stores the answer. Returns the task's waker, if the task has polled.
     pub(super) fn answer(&self, result: Result<()>) -> Option<Waker> {
         let mut state = self.0.lock();
         assert!(state.0.is_none(), "a request is answered twice");

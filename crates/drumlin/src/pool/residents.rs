@@ -1,4 +1,4 @@
-//! The list of pages in memory, which the next opening reads in advance.
+//! The list of pages in memory, which the next opening prefetches.
 
 use super::Pool;
 use crate::format::advice::ResidentPage;
@@ -6,8 +6,8 @@ use crate::format::extent::{HEADER_BYTES, KIND_OFFSET, Kind};
 use crate::format::{ValueId, get_u64};
 use crate::space::{FrameIndex, PageEntry};
 
-/// A frame, and its place in the list. Inner nodes come first, because every row needs some; then pages are in the
-/// order of the disk.
+/// A frame, and its place in the list. Inner nodes come first, because every row needs some of them; all other pages
+/// follow by address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resident {
     place: u64,
@@ -15,12 +15,12 @@ pub(crate) struct Resident {
 }
 
 /// The bit of `disk_order` that is set unless the page is an inner node, so that inner nodes sort first. The bits below
-/// it are the page's offset on disk.
+/// hold the page's offset on disk.
 const NO_INNER_NODE_BIT: u64 = 1 << 63;
 
 impl Pool {
-    /// Returns the number of frames that hold, or have held, a page: an upper limit of what
-    /// [`residents`](Self::residents) finds, unless more pages come into memory.
+    /// Returns the number of frames that hold, or have held, a page. [`residents`](Self::residents) finds no more pages
+    /// than that, unless more come into memory.
     pub(crate) fn resident_count_max(&self) -> usize {
         self.frames.sizes().into_iter().map(|(_, count)| count).sum()
     }
@@ -46,7 +46,7 @@ impl Pool {
         residents
     }
 
-    /// Returns the page in a frame found by [`residents`](Self::residents), if it still has one.
+    /// Returns the page in a frame found by [`residents`](Self::residents), if the frame still holds a page.
     pub(crate) fn resident_page(&self, resident: Resident) -> Option<ResidentPage> {
         self.resident(resident.frame).map(|(page, _)| page)
     }

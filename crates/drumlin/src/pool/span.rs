@@ -1,9 +1,9 @@
-//! Extents of the file that one request reads.
+//! The part of the file that a single request reads.
 
-/// Maximum gap between extents that are read together. One more request costs as much as reading 16 KiB more.
+/// Maximum gap between extents that one request reads. An additional request costs as much as reading 16 KiB more.
 const GROUP_GAP_BYTES: u64 = 16 << 10;
 
-/// The part of the file that one request reads.
+/// The part of the file that a single request reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) start: u64,
@@ -16,8 +16,8 @@ impl Span {
         (self.end - self.start) as usize
     }
 
-    /// Extends the span over one more extent, given by what it [covers](crate::space::Space::cover), or starts the span
-    /// with it. Returns `false` if two requests are better, or the span would exceed `bytes_max`.
+    /// Extends the span to include an extent, given by what it [covers](crate::space::Space::cover), or starts a span
+    /// with it. Returns `false` if separate requests are better, or if the span would exceed `bytes_max`.
     pub(super) fn join(span: &mut Option<Span>, (start, length, _): (u64, usize, usize), bytes_max: usize) -> bool {
         debug_assert!(length > 0, "an extent of no bytes at {start}");
         let end = start + length as u64;

@@ -1,8 +1,8 @@
-//! Dirty pages on their way to the disk: copied into the segment of their epoch, written, and clean again.
+//! Writing back dirty pages: a page is copied into the segment of its epoch, written, and marked clean.
 //!
 //! Pages that are written together lie together in the file, so that a scan can read them together. A batch of the
 //! dirty pages at the clock's hand would consist of leaves from all over the tree. So batches come from an *elevator*
-//! instead, which takes all dirty pages in key order, from the lowest to the highest key, over and over.
+//! instead, which takes all dirty pages in key order, from the lowest key to the highest, over and over.
 
 use super::Pool;
 use super::elevator::Elevator;
@@ -15,25 +15,24 @@ use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::format::{Epoch, KeyspaceId};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, Purpose, Reclaims};
 
-/// Number of frames after the clock's hand that are searched for an elevator: a gigabyte of pages of 4 KiB. The search
-/// takes 0.2 µs for each dirty one.
+/// Number of frames after the clock's hand that are searched to fill an elevator: a gigabyte of 4 KiB pages. The search
+/// takes 0.2 µs per dirty page.
 /// Measured: decision 029.
 const ELEVATOR_FRAMES: usize = 256 << 10;
 
-/// Keyspace, kind, and the beginning of the lowest key. The latter is stored as bytes to avoid padding in the sorted
-/// list.
+/// Keyspace, kind, and the beginning of the lowest key. The key is stored as bytes to avoid padding in the sorted list.
 type WriteOrder = (KeyspaceId, u8, [u8; size_of::<u128>()]);
 
-/// Minimum number of pages of an elevator. Fewer pages would be no closer together than those of a batch at the clock's
-/// hand, and would delay the pages that the clock waits for. Simulations have few pages.
+/// Minimum number of pages in an elevator. Fewer pages would be no closer together than those of a batch at the clock's
+/// hand, and would delay the pages that the clock waits for. Simulations have few pages, so their minimum is lower.
 const ELEVATOR_PAGES_MIN: usize = if cfg!(feature = "sim") { 8 } else { 8 * BATCH_PAGES };
 
 impl Pool {
     /// Writes a batch of dirty pages of a size, and waits until they can be evicted. The batch comes from the elevator,
-    /// filled up with `frames`.
+    /// topped up with `frames`.
     pub(super) fn write_back(&self, page_bytes: usize, frames: &[FrameIndex]) -> Result<()> {
         let Some(_guard) = self.writing_back.try_lock() else {
-            // Another thread is writing back. Its pages will do for this caller too.
+            // Another thread is writing back. The pages that it writes will serve this caller too.
             crate::coverage::mark!("two threads wanted to write back at once");
             drop(self.writing_back.lock());
             return Ok(());
@@ -47,7 +46,7 @@ impl Pool {
     }
 
     /// Takes the next batch from the elevator of a page size. Wakes the background writer to refill the elevator before
-    /// it is empty.
+    /// it runs empty.
     fn take_from_elevator(&self, page_bytes: usize) -> Vec<FrameIndex> {
         let mut elevators = self.elevators.lock();
         let elevator = elevators.entry(page_bytes).or_default();
@@ -69,12 +68,13 @@ impl Pool {
         batch
     }
 
-    /// Refills the elevators that are about to run empty. O(pages in memory), at most [`ELEVATOR_FRAMES`] of each size.
+    /// Refills the elevators that are about to run empty. O(pages in memory), at most [`ELEVATOR_FRAMES`] per page
+    /// size.
     pub(super) fn extend_elevators(&self) {
         let is_wanted = |(page_bytes, elevator): (&usize, &Elevator)| elevator.is_wanted.then_some(*page_bytes);
         let wanted: Vec<usize> = self.elevators.lock().iter().filter_map(is_wanted).collect();
         for page_bytes in wanted {
-            // Search without the lock, so that other threads can write back.
+            // Search without holding the lock, so that other threads can write back.
             let mut next: Vec<FrameIndex> =
                 self.frames.ahead(page_bytes, ELEVATOR_FRAMES).filter(|frame| self.is_due(*frame)).collect();
             if next.len() < ELEVATOR_PAGES_MIN {
@@ -86,20 +86,20 @@ impl Pool {
             let elevator = elevators.get_mut(&page_bytes).expect("elevators stay");
             elevator.low = next.len() / 4;
             elevator.is_wanted = false;
-            // The remaining pages may be in `next` too. They will be clean when they come up again.
+            // The remaining pages may be in `next` too. They will be clean when their second entry comes up.
             next.append(&mut elevator.rest);
             elevator.rest = next;
         }
     }
 
-    /// Returns `true` if a page is dirty, and the clock's hand would write it because it is not in use. Pages in use
+    /// Returns `true` if a page is dirty and not in use, so that the clock's hand would write it back too. Pages in use
     /// will change again.
     fn is_due(&self, frame: FrameIndex) -> bool {
         let header = self.frames.header(frame);
         header.dirty().is_some() && header.is_idle() && !header.is_referenced()
     }
 
-    /// Writes dirty pages before a checkpoint, as long as that leaves the space that the checkpoint needs. No
+    /// Writes dirty pages before a checkpoint, as far as that leaves enough free space for the checkpoint. No
     /// checkpoint is running.
     pub(crate) fn write_back_all(&self, frees: Reclaims) -> Result<()> {
         let _guard = self.writing_back.lock();
@@ -121,7 +121,7 @@ impl Pool {
             self.relieve()?;
         }
         for epoch in epochs.into_iter().flatten() {
-            // Flush only if the segment is still this epoch's: a checkpoint may have ended the epoch.
+            // Flush only if the segment still belongs to this epoch: a checkpoint may have ended the epoch.
             let epoch_guard = self.space.epoch_latch.shared();
             let current = epoch_guard.epoch();
             if epoch == current || epoch.next() == current {
@@ -139,12 +139,12 @@ impl Pool {
         }
     }
 
-    /// Writes waiting images until there is room for another one.
+    /// Writes pending images until there is room for one more.
     pub(crate) fn relieve(&self) -> Result<()> {
         self.space.wait_for_writes(|frames| self.written(frames))
     }
 
-    /// The callback that unpins frames whose images have been written.
+    /// Returns the callback that unpins frames whose images have been written.
     pub(crate) fn on_written(&self) -> impl Fn(&[FrameIndex]) + '_ {
         |frames| self.written(frames)
     }
@@ -167,8 +167,8 @@ impl Pool {
         if only.is_some_and(|only| only != epoch) {
             return Ok(None);
         }
-        // Another thread may be capturing the same page under the same shared latches. The second thread finds it
-        // clean.
+        // Another thread may be capturing the same page under the same shared latches. The thread that comes second
+        // finds the page clean.
         let _capturing = self.page_locks(&pages, page_key.page).capturing.lock();
         if header.dirty() != Some(epoch) {
             crate::coverage::mark!("a page was copied by another thread first");
@@ -212,8 +212,8 @@ impl Pool {
     }
 
     /// Prepares a latched page for a change in the current epoch. If the running checkpoint still needs the page's
-    /// image of the previous epoch, appends the image first. Fails with [`Needs::Writes`] if there is no room for
-    /// another image on its way to the disk.
+    /// image of the previous epoch, appends that image first. Fails with [`Needs::Writes`] if there is no room for one
+    /// more image on its way to the disk.
     pub(crate) fn prepare_change(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<(), Stop> {
         if write.header().dirty().is_some_and(|epoch| epoch != epoch_guard.epoch()) && self.space.is_near_full() {
             crate::coverage::mark!("an image due to a checkpoint waited for a write buffer");
@@ -230,8 +230,8 @@ impl Pool {
             Some(epoch) if epoch != current => {
                 assert_eq!(epoch.next(), current, "a page is due to a checkpoint that has ended");
                 crate::coverage::mark!("a page changed that a checkpoint had not copied yet");
-                // The frame need not be pinned for this write: it is dirty again at once, and so not evicted before its
-                // next image is written.
+                // The frame does not have to be pinned for this write: it is marked dirty immediately, so it won't be
+                // evicted before its next image is written.
                 self.append_image(epoch_guard, epoch, write.page_key(), write, header, None)?;
                 self.frames.set_dirty(write.frame(), Some(current));
                 Ok(())
@@ -250,13 +250,13 @@ impl Pool {
         self.frames.set_dirty(write.frame(), Some(current));
     }
 
-    /// Sorts frames into the order in which their pages are written: neighbours by key end up next to each other, for
-    /// scans.
+    /// Sorts frames into the order in which their pages are written: by key, so that a scan finds neighbouring pages
+    /// next to each other.
     fn in_write_order(&self, frames: impl Iterator<Item = FrameIndex>) -> Vec<FrameIndex> {
         let ordered = frames.filter_map(|frame| Some((self.write_order(frame)?, frame)));
         let mut ordered: Vec<(WriteOrder, FrameIndex)> = ordered.collect();
         ordered.sort_unstable();
-        // Copy into a vector of exact size, because an elevator keeps it.
+        // Copy into a vector of the exact size, because an elevator keeps it.
         let mut frames = Vec::with_capacity(ordered.len());
         frames.extend(ordered.into_iter().map(|(_, frame)| frame));
         frames
@@ -266,13 +266,13 @@ impl Pool {
         let page_key = self.frames.header(frame).page_key()?;
         let page = self.frames.peek(frame, page_key)?;
         let kind = page[KIND_OFFSET];
-        // The frame may have come to hold a value since it was chosen.
+        // The frame may have been reused for a value since it was chosen.
         let is_node = kind == Kind::Leaf as u8 || kind == Kind::Inner as u8;
         let key_order = if is_node { (self.nodes.key_order)(&page) } else { 0 };
         Some((page_key.keyspace, kind, key_order.to_be_bytes()))
     }
 
-    /// Appends every page that was dirty when the checkpoint began.
+    /// Appends every page that was dirty when the checkpoint began. Returns their number.
     pub(crate) fn write_epoch(&self, epoch: Epoch) -> Result<u64> {
         let due = self.frames.all().filter(|&frame| self.frames.header(frame).dirty() == Some(epoch));
         let mut count = 0;
@@ -293,8 +293,8 @@ mod tests {
     use super::*;
     use crate::Config;
 
-    /// An elevator's batches are written in place of other pages and ascend by key, one after the other. They leave out
-    /// pages that have been used since or are clean.
+    /// Batches come from the elevator instead of from the given frames, and their keys ascend from batch to batch. They
+    /// omit pages that are clean or have been used since.
     #[test]
     fn an_elevator_ascends() {
         const PAGE_BYTES: usize = 4096;
@@ -302,7 +302,7 @@ mod tests {
         let keyspace = db.keyspace("k").unwrap();
         (0..100_000u64).for_each(|row| keyspace.insert((row * 7919 % 100_003).to_be_bytes(), [7; 100]).unwrap());
         let pool = &db.store().unwrap().engine.pool;
-        // Otherwise the background writer would extend the elevators too, and pages would be in them twice.
+        // Stop the background writer: it would extend the elevators too, and pages would be in them twice.
         pool.stop_background();
         pool.take_threads().into_iter().for_each(|thread| thread.join().unwrap());
         for _ in 0..=crate::pool::frame_header::INNER_CHANCES {
@@ -315,7 +315,7 @@ mod tests {
         let (used, clean) = (upcoming[3], upcoming[5]);
         pool.frames.header(used).touch();
         pool.capture(clean, None).unwrap().unwrap();
-        // The elevator's batch is written instead of the page that the clock came upon.
+        // The elevator's batch is written instead of the page at the clock's hand.
         let is_dirty = |frame: FrameIndex| pool.frames.header(frame).dirty().is_some();
         let farthest = *upcoming.last().unwrap();
         pool.write_back(PAGE_BYTES, &[farthest]).unwrap();

@@ -1,24 +1,24 @@
-//! The two buffers of a stream: new records go to one, while the other is written.
+//! The two buffers of a stream: new records go to one while the other is being written.
 
 use crate::format::{BLOCK_BYTES, StreamPosition, Timestamp};
 use crate::io::AlignedBuffer;
 
-/// The first and the last record of those that are not on the medium.
+/// The first and last of the records that are not on the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct UnwrittenRecords {
     pub(super) first: Timestamp,
     pub(super) last: Timestamp,
 }
 
-/// A buffer, and the range of the stream that it holds, which starts at the beginning of a block.
+/// A buffer, and the range of the stream that it holds. The range starts at a block boundary.
 #[derive(Debug)]
 pub(super) struct LogBuffer {
     pub(super) buffer: AlignedBuffer,
     pub(super) base: StreamPosition,
     pub(super) used: usize,
-    /// Records before these in the first block are on the medium, and are written again with the same bytes.
+    /// Earlier records in the first block are already on the medium, and are rewritten with the same bytes.
     pub(super) pending: Option<UnwrittenRecords>,
-    /// One of the pending records names values in extents; see
+    /// At least one of the pending records names values in extents; see
     /// [`Body::naming_extents`](super::record::Body::naming_extents).
     pub(super) names_extents: bool,
 }
@@ -35,14 +35,14 @@ impl LogBuffer {
 }
 
 /// The records of a stream that are not on the medium. At most one batch is being written, and its bytes never change.
-/// Every pending record is in that batch or in the active buffer.
+/// Every pending record is either in that batch or in the active buffer.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    /// The buffer that new records are copied to.
+    /// The buffer to which new records are copied.
     active: LogBuffer,
-    /// The other buffer, unless it is being written.
+    /// The other buffer, or `None` while that buffer is being written.
     idle: Option<AlignedBuffer>,
-    /// The records that are being written. If the write fails, this is never cleared.
+    /// The records that are being written. If the write fails, this stays set forever.
     writing: Option<UnwrittenRecords>,
     /// Everything below this position is on the medium.
     durable_position: StreamPosition,
@@ -61,33 +61,33 @@ impl Buffers {
         }
     }
 
-    /// Returns the maximum bytes of a record: it must fit into an otherwise empty buffer together with the earlier
-    /// records of its block and one padding.
+    /// Returns the maximum bytes of a record: together with the earlier records of its block and one padding, it must
+    /// fit into an otherwise empty buffer.
     pub(super) fn record_bytes_max(buffer_bytes: usize) -> usize {
         assert!(buffer_bytes > 2 * BLOCK_BYTES, "a buffer of {buffer_bytes} bytes holds no record");
         buffer_bytes - 2 * BLOCK_BYTES
     }
 
-    /// Returns the size of the buffer that a record of this size needs.
+    /// Returns the size of the buffer that a record of this size requires.
     pub(super) fn buffer_bytes_for(record_bytes: usize) -> usize {
         (record_bytes + 2 * BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)
     }
 
-    /// The position after the last record.
+    /// Returns the position after the last record.
     pub(super) fn position(&self) -> StreamPosition {
         debug_assert!(self.durable_position <= self.active.end(), "more of a stream is durable than was appended");
         self.active.end()
     }
 
-    /// The position below which everything is on the medium.
+    /// Returns the position below which everything is on the medium.
     pub(super) fn durable_position(&self) -> StreamPosition {
         self.durable_position
     }
 
-    /// Returns `true` if the active buffer has room for `bytes`, which include what is reserved.
+    /// Returns `true` if the active buffer has room for `bytes`, which include the reserved bytes.
     ///
-    /// One block is kept in reserve. If nothing is appended during a write, the last block of the write, which the next
-    /// record shares, moves to the front of the empty buffer.
+    /// One block is kept in reserve: if no record is appended during a write, the write's last block moves to the front
+    /// of the empty buffer, because the next record shares that block.
     pub(super) fn admits(&self, bytes: usize) -> bool {
         self.active.used + bytes <= self.active.buffer.capacity() - BLOCK_BYTES
     }
@@ -102,14 +102,14 @@ impl Buffers {
         self.active.used > self.active.buffer.capacity() / 2
     }
 
-    /// The first record that is not on the medium.
+    /// Returns the first record that is not on the medium.
     pub(super) fn floor(&self) -> Option<Timestamp> {
         let ascend = |(older, newer): (UnwrittenRecords, UnwrittenRecords)| older.last < newer.first;
         debug_assert!(self.writing.zip(self.active.pending).is_none_or(ascend), "records of the two buffers ascend");
         self.writing.or(self.active.pending).map(|pending| pending.first)
     }
 
-    /// The last record that is not on the medium.
+    /// Returns the last record that is not on the medium.
     pub(super) fn last_pending(&self) -> Option<Timestamp> {
         self.active.pending.or(self.writing).map(|pending| pending.last)
     }
@@ -119,7 +119,7 @@ impl Buffers {
         self.writing.is_none() && self.active.pending.is_some()
     }
 
-    /// Adds a record, whose bytes the caller copies to the returned slice.
+    /// Adds a record. The caller copies the record's bytes into the returned slice.
     pub(super) fn push(&mut self, timestamp: Timestamp, bytes: usize, names_extents: bool) -> &mut [u8] {
         let begin = self.active.used;
         debug_assert!(self.fits(bytes), "a record of {bytes} bytes overflows the buffer");
@@ -132,7 +132,7 @@ impl Buffers {
     }
 
     /// Takes the pending records, padded to whole blocks. Until [`complete`](Self::complete) is called, new records go
-    /// to the other buffer, starting at the next block: bytes in flight never change.
+    /// to the other buffer, starting at the next block, because bytes in flight never change.
     pub(super) fn begin_write(&mut self) -> LogBuffer {
         assert!(self.may_write());
         let buffer = self.idle.take().expect("the idle buffer is free when nothing is being written");
@@ -145,8 +145,9 @@ impl Buffers {
         batch
     }
 
-    /// Gives back the batch from [`begin_write`](Self::begin_write), which is on the medium now. If nothing was
-    /// appended during the write, the next record follows in its last block. `reserved_bytes` have to fit after that.
+    /// Returns the batch from [`begin_write`](Self::begin_write), which is now on the medium. If no record was appended
+    /// during the write, the next record follows in the batch's last block, and `reserved_bytes` must fit after that
+    /// position.
     pub(super) fn complete(&mut self, batch: LogBuffer, reserved_bytes: usize) {
         assert_eq!(self.writing, batch.pending, "another batch than was begun is completed");
         assert!(self.durable_position <= batch.end(), "a stream's durable position goes back");
@@ -160,7 +161,7 @@ impl Buffers {
             self.active.buffer[..shared_bytes].copy_from_slice(&batch.buffer[block_start..batch.used]);
         }
         debug_assert!(self.active.base.is_block_start(), "a buffer begins within a block: {}", self.active.base);
-        // This includes the block kept in reserve.
+        // This includes the block that is kept in reserve.
         let reserved = self.active.used + reserved_bytes;
         assert!(reserved <= self.active.buffer.capacity(), "{reserved} bytes are reserved in a buffer");
         assert!(self.idle.is_none(), "a stream has three buffers");
@@ -168,7 +169,7 @@ impl Buffers {
         self.writing = None;
     }
 
-    /// Makes the next record start at `position`. Nothing may be pending.
+    /// Makes the next record start at `position`. No record may be pending.
     pub(super) fn skip_to(&mut self, position: StreamPosition) {
         assert!(self.floor().is_none(), "a stream with pending records goes on elsewhere");
         assert!(self.position() <= position, "a stream that ends at {} goes on at {position}", self.position());

@@ -1,12 +1,12 @@
-//! The life of a record: its space, its way to the medium, and the threads that wait for it.
+//! The life of a record: reserving its space, writing it to the medium, and waking the threads that wait for it.
 //!
-//! Space that is not available immediately is granted in the order of the requests, to threads and tasks alike. The
-//! head of a stream's queue drives its own progress: a thread does the work itself, a task asks a background thread to
-//! do it.
+//! Space that is not available immediately is granted to threads and tasks alike, in the order of their requests. The
+//! head of a stream's queue drives its own progress: a thread writes and prepares windows itself, while a task asks a
+//! background thread to do so.
 //!
-//! Group commit needs no timer, and no thread of its own for callers that wait. A committer that finds its record
-//! pending and no write in flight writes everything that is pending. When that write ends, it wakes the committers
-//! whose records it wrote, and one of the others, which writes next.
+//! Group commit needs no timer, and no extra thread for callers that wait. A committer that finds its record pending
+//! and no write in flight writes everything that is pending. When that write ends, it wakes the committers whose
+//! records it wrote, and one of the remaining committers, which writes next.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -27,13 +27,13 @@ use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 use crate::format::{BLOCK_BYTES, Timestamp};
 
-/// A reservation that was not available immediately. It has a place in the stream's queue until it is dropped.
+/// A reservation that was not available immediately. It keeps its place in the stream's queue until it is dropped.
 struct ReservationTicket<'a> {
     log: &'a SharedLog,
     stream: usize,
     bytes: usize,
     ticket: Ticket,
-    /// The stream's count of refused windows when this ticket began to wait.
+    /// The number of windows that the stream had been refused when this ticket began to wait.
     refusal_count: u64,
 }
 
@@ -55,16 +55,16 @@ enum Answer<'a> {
 enum Turn {
     /// Its space is reserved.
     Admitted,
-    /// Another ticket is first, or the missing resource is on its way.
+    /// A different ticket is first in the queue, or the missing resource is on its way.
     Wait,
     /// Pending records have to be written first.
     Write,
-    /// Another window has to be prepared first.
+    /// The next window has to be prepared first.
     Prepare,
 }
 
 impl SharedLog {
-    /// Waits for space for a record. Space is granted in the order of the requests.
+    /// Waits until space for a record is granted. Requests are granted in order.
     pub(super) fn reserve(&self, index: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         let asked = match self.ask(index, body_bytes)? {
             Answer::Had(reservation) => return Ok(reservation),
@@ -93,8 +93,8 @@ impl SharedLog {
         }
     }
 
-    /// Like [`reserve`](Self::reserve), for a task, in the same queue. Background threads do the work that a thread
-    /// would do itself.
+    /// Like [`reserve`](Self::reserve), for a task. Tasks wait in the same queue as threads; background threads write
+    /// and prepare windows for them.
     pub(super) async fn reserve_as_task(&self, index: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         match self.ask(index, body_bytes)? {
             Answer::Had(reservation) => Ok(reservation),
@@ -138,7 +138,7 @@ impl SharedLog {
         Ok(Answer::Queued(ReservationTicket { log: self, stream: index, bytes, ticket, refusal_count }))
     }
 
-    /// Returns the next step of a ticket in the queue. A ticket that is admitted or refused leaves the queue.
+    /// Returns the next step of a ticket in the queue. A ticket leaves the queue once it is admitted or refused.
     fn take_turn(&self, asked: &ReservationTicket<'_>, tail: &mut Tail) -> Result<Turn> {
         self.check_open(tail)?;
         if !tail.queue.is_first(asked.ticket) {
@@ -163,7 +163,7 @@ impl SharedLog {
         }
     }
 
-    /// Returns the reservation of bytes that the tail has admitted. Requests a preparation if one is due.
+    /// Returns the reservation for bytes that the tail has admitted. Requests a preparation if the stream needs one.
     fn admitted<'a>(&'a self, index: usize, bytes: usize, tail: MutexGuard<'a, Tail>) -> Reservation<'a> {
         debug_assert!(bytes <= tail.reserved_bytes(), "a reservation of {bytes} bytes was not admitted");
         let prepares = tail.preparation().is_some();
@@ -182,8 +182,8 @@ impl SharedLog {
         }
     }
 
-    /// Writes the pending records of a stream. Then wakes the threads that waited for them, and one thread that writes
-    /// next.
+    /// Writes the pending records of a stream. Then wakes the threads that waited for these records, and one thread to
+    /// write next.
     fn flush_as_leader<'a>(&'a self, index: usize, mut tail: MutexGuard<'a, Tail>) {
         let stream = &self.streams[index];
         let (batch, segment) = tail.begin_write();
@@ -200,7 +200,7 @@ impl SharedLog {
                 let has_waiters = tail.is_contended();
                 drop(tail);
                 self.publish();
-                // First wake the threads that may append another record before the next write begins.
+                // First wake the threads that may append their next record before the next write begins.
                 covered.iter().for_each(Waiter::wake);
                 if let Some(successor) = successor {
                     crate::coverage::mark!("a committer wrote records that arrived during its write");
@@ -214,7 +214,7 @@ impl SharedLog {
         }
     }
 
-    /// Writes a batch to the medium: by one durable write, or one for each window that it touches.
+    /// Writes a batch to the medium, by one durable write for each window that it touches.
     fn write(&self, index: usize, batch: &LogBuffer, first: Arc<Segment>) -> Result<(), String> {
         if batch.names_extents {
             (self.hooks.before_write)().map_err(|error| format!("syncing large values failed: {error}"))?;
@@ -244,7 +244,8 @@ impl SharedLog {
         Ok(())
     }
 
-    /// Advances the horizon as far as the streams allow. Reports it, and wakes the tasks that it reaches.
+    /// Advances the horizon as far as the streams allow. Reports the new horizon, and wakes the tasks whose records it
+    /// covers.
     fn publish(&self) {
         if let Some(horizon) = self.horizon.advance() {
             (self.hooks.on_durable)(horizon);
@@ -278,7 +279,8 @@ impl SharedLog {
         Ok(())
     }
 
-    /// Waits until no record of the stream at or below `timestamp` is pending. Writes them if no other thread does.
+    /// Waits until no record of the stream at or below `timestamp` is pending. Writes the pending records unless
+    /// another thread is writing.
     pub(super) fn wait_stream(&self, index: usize, timestamp: Timestamp) -> Result<()> {
         let stream = &self.streams[index];
         let mut registered = None;
@@ -301,7 +303,7 @@ impl SharedLog {
             drop(tail);
             wait::park();
             if self.horizon.durable() >= timestamp {
-                // The thread that moved the horizon has removed this one from the list, or will.
+                // The thread that advanced the horizon has removed this thread from the list, or will do so.
                 return Ok(());
             }
         }
@@ -324,7 +326,7 @@ impl SharedLog {
                 self.request_flush(index, Urgency::Now);
             }
         }
-        // The horizon may have moved, or the log failed, between the first check and the registration.
+        // The horizon may have advanced, or the log failed, between the first check and the registration.
         if self.horizon.durable() >= timestamp {
             return Poll::Ready(Ok(()));
         }
@@ -348,8 +350,8 @@ impl SharedLog {
 
     pub(super) fn request_flush(&self, index: usize, urgency: Urgency) {
         let flush_requested = &self.streams[index].flush_requested;
-        // Check before writing: a cache line that is only read stays in every processor's cache. The thread that takes
-        // the nudge locks the tail afterwards, so it finds the records appended before this check.
+        // Check before storing: a cache line that is only read stays in every processor's cache. The thread that takes
+        // the request locks the tail afterwards, so it finds the records appended before this check.
         if flush_requested.load(Ordering::SeqCst) >= urgency as u8 {
             return;
         }
@@ -365,13 +367,13 @@ impl SharedLog {
     pub(super) fn flush_requested_streams(&self) {
         for (index, stream) in self.streams.iter().enumerate() {
             if stream.flush_requested.swap(0, Ordering::SeqCst) > 0 {
-                // A failure is permanent, and later calls report it.
+                // A failure is permanent, so later calls report it.
                 let _ = self.flush(index);
             }
         }
     }
 
-    /// Writes everything that is pending in a stream.
+    /// Writes all pending records of a stream.
     pub(super) fn flush(&self, index: usize) -> Result<()> {
         let pending = self.streams[index].tail.lock().last_pending();
         match pending {

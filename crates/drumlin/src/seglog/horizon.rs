@@ -1,19 +1,19 @@
 //! The durable horizon: the timestamp up to which all records are on the medium, in every stream.
 //!
-//! Streams write independently, so a record may be on the medium while an older one of another stream is not. Each
-//! stream publishes a *floor*, and the horizon stays below all floors.
+//! Streams are written independently, so a record may be on the medium while an older record of another stream is not.
+//! Each stream publishes a *floor*, and the horizon stays below all floors.
 //!
 //! # Invariants
-//! 1. A stream's floor is at or below its first record that is not on the medium, or `NO_FLOOR` if all are.
+//! 1. A stream's floor is at or below its first record that is not on the medium, or `NO_FLOOR` if all its records are.
 //! 2. A floor is lowered before its timestamp is taken. So a thread that sees the timestamp in `last` either sees a
 //!    floor that covers it, or finds the record on the medium.
-//! 3. Everything at or below the horizon is on the medium. The horizon never goes back.
+//! 3. Everything at or below the horizon is on the medium. The horizon never moves back.
 
 use crate::format::Timestamp;
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// The floor of a stream with nothing pending.
+/// The floor of a stream without pending records.
 const NO_FLOOR: u64 = u64::MAX;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Horizon {
         Timestamp(self.durable.load(Ordering::SeqCst))
     }
 
-    /// Takes a record's timestamp. Returns it with the current horizon. `floor` is the stream's first record that is
+    /// Assigns a record's timestamp. Returns it with the current horizon. `floor` is the stream's first record that is
     /// not on the medium. The caller holds the lock of the stream's tail.
     pub(super) fn take(&self, stream: usize, floor: Option<Timestamp>) -> (Timestamp, Timestamp) {
         let is_first = floor.is_none();
@@ -58,8 +58,8 @@ impl Horizon {
         (Timestamp(timestamp), horizon)
     }
 
-    /// Raises the stream's floor to its first record that is not on the medium, or to none. The caller holds the lock
-    /// of the stream's tail.
+    /// Raises the stream's floor to its first record that is not on the medium, or to `NO_FLOOR` if all are. The caller
+    /// holds the lock of the stream's tail.
     pub(super) fn raise_floor(&self, stream: usize, floor: Option<Timestamp>) {
         debug_assert!(floor.is_none_or(|floor| floor <= self.last()), "a record is pending that has no timestamp yet");
         assert!(floor.is_none_or(|floor| self.durable() < floor), "the horizon has passed a record that is pending");
@@ -68,14 +68,14 @@ impl Horizon {
         self.floors[stream].store(floor.map_or(NO_FLOOR, |floor| floor.0), Ordering::SeqCst);
     }
 
-    /// Returns `true` if the stream may have a record at or below the timestamp that is not on the medium.
+    /// Returns `true` if a record of the stream at or below the timestamp may not be on the medium.
     pub(super) fn is_held_back(&self, stream: usize, timestamp: Timestamp) -> bool {
         self.floors[stream].load(Ordering::SeqCst) <= timestamp.0
     }
 
     /// Advances the horizon as far as the floors allow. Returns the new horizon if it has risen.
     pub(super) fn advance(&self) -> Option<Timestamp> {
-        // Load `last` before the floors (invariant 2).
+        // Load `last` before the floors: invariant 2.
         let mut horizon = self.last.load(Ordering::SeqCst);
         for floor in &self.floors {
             horizon = horizon.min(floor.load(Ordering::SeqCst).saturating_sub(1));
@@ -93,14 +93,14 @@ mod models {
 
     use super::*;
 
-    /// A model of a log for its horizon: the tails, and a medium with a cell for each record.
+    /// A model of a log that exercises its horizon: the tails, and a medium with a cell for each record.
     struct Rig {
         horizon: Horizon,
         tails: [Mutex<()>; 2],
         medium: [UnsafeCell<bool>; 2],
     }
 
-    // SAFETY: loom's cells detect any race.
+    // SAFETY: loom's cells detect all races.
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     unsafe impl Sync for Rig {}
     // SAFETY: as above.
@@ -108,13 +108,13 @@ mod models {
     unsafe impl Send for Rig {}
 
     impl Rig {
-        /// Takes a record of the stream from its timestamp to the medium.
+        /// Assigns the record's timestamp and writes the record to the medium.
         #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
         fn commit(&self, stream: usize, take: impl Fn(&Horizon, usize) -> Timestamp) {
             let tail = self.tails[stream].lock().unwrap();
             let timestamp = take(&self.horizon, stream);
             drop(tail);
-            // SAFETY: the record's own cell; no thread reads it before the horizon covers it.
+            // SAFETY: the cell belongs to this record; no thread reads it before the horizon covers the record.
             self.medium[timestamp.0 as usize - 1].with_mut(|record| unsafe { *record = true });
             let tail = self.tails[stream].lock().unwrap();
             self.horizon.raise_floor(stream, None);
@@ -122,12 +122,12 @@ mod models {
             self.horizon.advance();
         }
 
-        /// Checks that every record that the horizon covers is on the medium.
+        /// Asserts that every record that the horizon covers is on the medium.
         #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
         fn look(&self) -> Timestamp {
             let durable = self.horizon.durable();
             for record in &self.medium[..durable.0 as usize] {
-                // SAFETY: covered by the horizon, so it was written before.
+                // SAFETY: the horizon covers the record, so the record was written before this read.
                 record.with(|record| assert!(unsafe { *record }, "the horizon covers a record that is not there"));
             }
             durable
@@ -150,19 +150,19 @@ mod models {
                 committer.join().unwrap();
             }
             assert!(seen <= rig.look());
-            // The second thread to raise a floor has seen the other's floor.
+            // The thread that raised its floor last saw the floor that the other thread had raised.
             assert_eq!(rig.look(), Timestamp(2));
         });
     }
 
-    /// Two streams with a commit each, and a reader: everything that the horizon covers is on the medium, and it ends
-    /// at the last record.
+    /// Two streams with one commit each, and a reader: everything that the horizon covers is on the medium, and the
+    /// horizon reaches the last record.
     #[test]
     fn loom_the_horizon_covers_only_what_is_on_the_medium() {
         explore(|horizon, stream| horizon.take(stream, None).0);
     }
 
-    /// Without the first of the two stores the model fails, which shows that it can detect the bug.
+    /// Without the first of the two stores the model fails, which shows that it can detect this bug.
     #[test]
     #[should_panic(expected = "Causality violation")]
     fn loom_a_floor_that_comes_down_late_is_found() {

@@ -1,4 +1,4 @@
-//! The live log: reading, verifying and truncating it while it is open.
+//! The live log: reading, verifying and truncating a log while it is open.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ pub(crate) struct Verified {
     pub(crate) segment_count: u64,
     pub(crate) record_count: u64,
     pub(crate) record_bytes: u64,
-    /// Each is an [`Error::Corrupted`] or a read error.
+    /// The damage found. Each entry is an [`Error::Corrupted`] or a read error.
     pub(crate) corruption: Vec<Error>,
 }
 
@@ -37,7 +37,7 @@ impl SharedLog {
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
             let (mut segments, mut newest) = tail.take_covered_windows(covered);
-            // If there is no space for another window, reuse the only one.
+            // If there is no space for another window, reuse the only one that the stream has.
             if tail.is_disk_full()
                 && let Some(window) = tail.take_last_window(covered)
             {
@@ -65,16 +65,16 @@ impl SharedLog {
         self.request_preparation();
     }
 
-    /// Records that all records up to this one may be gone.
+    /// Notes that all records up to this one may have been removed.
     fn give_up(&self, newest: Option<Timestamp>) {
         self.truncated.fetch_max(newest.unwrap_or_default().0, Ordering::SeqCst);
     }
 
     pub(super) fn read_from(&self, after: Timestamp) -> Result<Records> {
-        // Load this first: every record up to it lies before the durable positions that are read below.
+        // Load this first: every record up to this horizon lies before the durable positions that are read below.
         let durable = self.horizon.durable();
         let sources = self.sources();
-        // The other half of the memory is for the bodies.
+        // Use half of the memory here, because the other half is for record bodies.
         let chunk_bytes = reader::chunk_bytes(self.options.reader_bytes / 2, sources.len());
         let truncated = self.truncated.load(Ordering::SeqCst);
         assert!(
@@ -94,7 +94,7 @@ impl SharedLog {
         Ok(Records::new(merge, durable, self.folder.path().to_path_buf()))
     }
 
-    /// Returns the readable part of each stream, current or old. The segments are held, so they are not reused.
+    /// Returns the readable part of each stream, current or old. Holds the segments, so that they are not reused.
     fn sources(&self) -> Vec<Source> {
         let mut sources: Vec<Source> = Vec::new();
         for window in self.old.lock().iter() {
@@ -170,7 +170,7 @@ impl SharedLog {
             }
             let lost = merge.next;
             verified.corruption.push(reader::missing(lost, durable, merge.suspect().as_ref(), self.folder.path()));
-            // Each range of missing timestamps counts as one corruption.
+            // Each range of missing timestamps counts as a single corruption.
             match merge.heads.iter().filter_map(|head| head.found).map(|found| found.timestamp).min() {
                 Some(next) => merge.next = next,
                 None => break,
@@ -182,7 +182,7 @@ impl SharedLog {
     }
 }
 
-/// A segment held for reading, with the timestamps and positions of some of its records.
+/// A segment that is held for reading, with the timestamps and positions of some of its records.
 type Held = (Arc<Segment>, Vec<(Timestamp, StreamPosition)>);
 
 /// The readable part of one stream, up to a position.
@@ -198,7 +198,7 @@ impl Source {
         self.windows.push((Arc::clone(&window.segment), window.index.clone()));
     }
 
-    /// Returns a reader that begins at the last indexed record before the first record above `after`.
+    /// Returns a reader that begins at the last indexed record that does not lie past the first record above `after`.
     fn reader_from(&self, after: Timestamp, chunk_bytes: usize) -> Result<Option<Reader>> {
         let mut first = 0;
         let mut position = StreamPosition::START;

@@ -1,43 +1,42 @@
-//! The log: segmented, append-only, redo-only. It is what a commit waits for.
+//! The log: segmented, append-only, redo-only. A commit waits only for the log.
 //!
-//! A log has one or more parallel *streams*. A stream is one contiguous space of bytes, addressed by position; its
-//! segment files (`<stream>-<slot>.seg`) each hold a *window* of it. A record has a timestamp; timestamps are dense
-//! over all streams and ascend within each. The *durable horizon* is the largest timestamp up to which every record is
-//! on the medium. The byte formats are in [`format::log`](crate::format::log).
+//! A log has one or more parallel *streams*. A stream is one contiguous space of bytes, addressed by position; each of
+//! its segment files (`<stream>-<slot>.seg`) holds a *window* of it. Every record has a timestamp; timestamps are dense
+//! over all streams and ascend within each stream. The *durable horizon* is the largest timestamp up to which every
+//! record is on the medium. The byte formats are in [`format::log`](crate::format::log).
 //!
 //! # Invariants
-//! 1. A timestamp is assigned and its record's bytes are placed in one step, under the stream's mutex, with space that
+//! 1. A timestamp is assigned and its record's bytes are placed in one step, under the stream's mutex, in space that
 //!    was reserved before. So nothing fails or waits once a timestamp exists, and there are no holes.
-//! 2. A stream has one write in flight. A buffer in flight never changes: records that arrive during the write go to
-//!    the other buffer.
-//! 3. Durable bytes are rewritten only with the same bytes: a tail block is written again together with the records
-//!    that follow in it, and recovery continues after the last record that verifies. Only void records may be erased
-//!    (7).
-//! 4. The horizon never passes a record that is not on the medium, in any stream, and never goes back. So what is
-//!    reported durable is a contiguous prefix. A failed write or sync stays pending forever, so the horizon can't pass
+//! 2. A stream has at most one write in flight. A buffer in flight never changes: records that arrive during the write
+//!    go to the other buffer.
+//! 3. Durable bytes are rewritten only with the same bytes: a tail block is rewritten together with the records that
+//!    follow in it, and recovery continues after the last record that verifies. Only void records may be erased (7).
+//! 4. The horizon never passes a record that is not on the medium, in any stream, and never moves back. So the records
+//!    reported durable are a contiguous prefix. A failed write or sync stays pending forever, so the horizon can't pass
 //!    it.
-//! 5. A segment's header is durable before a record is written in its window, and its use number is in the seed of
-//!    every record's checksum. So bytes of an earlier use never verify.
+//! 5. A segment's header is durable before a record is written in its window, and the seed of every record's checksum
+//!    includes the segment's use number. So bytes of an earlier use never verify.
 //! 6. A window is filled with zeros before records are written in it, and recycled files are rewritten in place. So a
 //!    commit's durable write changes no metadata. (A new file is filled in steps; records stay below the filled part.)
-//! 7. A record of an older incarnation at or above a later one's start is void, which means ignored forever. The
-//!    superblock lists the starts. When it has no room for another, an opening erases the records that they void
+//! 7. A record of an older incarnation at or above a later incarnation's start is void: it is ignored forever. The
+//!    superblock lists the starts. When the list is full, an opening erases the records that the starts void
 //!    ([`Scan::erase_void`]) and lists only its own start.
-//! 8. Recovery applies the dense run of timestamps above the checkpoint's. A missing timestamp at or below any horizon
-//!    found in a header (of a record, of a segment, or implied by the start of an opening) is corruption. A missing
-//!    timestamp above all of them ends the replay, whatever follows it.
-//! 9. A segment that names a newer checkpoint than the newest superblock is damage: the superblock is lost.
-//! 10. A segment is reused only when all its records are covered and no reader holds it.
-//! 11. The superblock lists durably which windows must exist ([`Hooks::list`]). It is updated before records are put
-//!     into a window, and before the file of an unneeded window is reused. Windows of a stream abut. So a lost segment
-//!     is noticed, whatever it held.
+//! 8. Recovery applies the dense run of timestamps above the checkpoint's timestamp. A missing timestamp at or below
+//!    any horizon that is found in a header (of a record or a segment) or implied by the start of an opening is
+//!    corruption. A missing timestamp above all these horizons ends the replay, even if records follow it.
+//! 9. A segment that names a newer checkpoint than the newest superblock shows corruption: a superblock was lost.
+//! 10. A segment is reused only once all its records are covered and no reader holds it.
+//! 11. The superblock durably lists the windows that must exist ([`Hooks::list`]). It is updated before records are put
+//!     into a window, and before the file of a window that is no longer needed is reused. The windows of a stream abut.
+//!     So a lost segment is noticed, whatever its contents were.
 //! 12. The log writes only to files that it knows to be its own: new files get unused names, and a file is inspected
 //!     before it is reused.
 //! 13. No record is appended to a sealed stream: [`Reservation::append`] checks a flag under the stream's mutex before
-//!     it takes a timestamp. Once all streams are sealed, a flush or checkpoint leaves no record out.
-//! 14. A failed write or sync of the log is final. If a segment cannot be made, for lack of space, of file handles or
-//!     of the folder, before anything in it is needed, the log does not fail: the commit that waits for the segment
-//!     gets the error, and the next commit tries again.
+//!     it takes a timestamp. Once all streams are sealed, a flush or checkpoint includes every record.
+//! 14. A failed write or sync of the log is final. But if a segment can't be created (no disk space, no file handles,
+//!     or a missing folder) before any record in it is needed, the log does not fail: the commit that waits for
+//!     the segment gets the error, and the next commit retries.
 //!
 //! # States
 //! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) → on the
@@ -47,14 +46,15 @@
 //!
 //! # Who writes
 //! No committer waits for a timer. A committer that finds its record pending and no write in flight writes everything
-//! that is pending, on its own thread. Later committers wait, and the next write covers all of them. A background
-//! thread writes for tasks ([`Log::request_flush`]), and after a short delay writes records that no committer waits for
-//! ([`Log::request_relaxed_flush`]). Another one prepares segments, and removes spare ones once the log is idle. If the
-//! backend has no threads (`Unsupported`), the callers prepare and write themselves.
+//! that is pending, on its own thread. Later committers wait, and the next write covers all of their records. One
+//! background thread writes for tasks ([`Log::request_flush`]), and after a short delay writes records that no
+//! committer waits for ([`Log::request_relaxed_flush`]). A second one prepares segments, and removes spare ones once
+//! the log is idle. If the backend has no threads (`Unsupported`), the callers prepare segments and write records
+//! themselves.
 //!
 //! # Lock order
-//! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run
-//! while no lock is held, except `preparing` and `listed`.
+//! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. No lock except
+//! `preparing` and `listed` is held during hooks and I/O.
 
 mod buffers;
 mod commit;
@@ -115,15 +115,15 @@ pub(crate) struct Log {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The origin of a log.
+/// The way in which a log came to be open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// Created with its database, along with its first windows: a full disk is an error.
+    /// Created with its database. Its first windows are prepared immediately, so a full disk is an error.
     New,
     /// Recovered from a database that was not closed. Windows are prepared when records arrive, so it can be opened on
     /// a full disk.
     Recovered,
-    /// The log of a database that was closed. Nothing is written before the first record.
+    /// The database was closed. Nothing is written before the first record.
     Closed,
 }
 
@@ -134,10 +134,10 @@ struct LogParts {
     options: LogOptions,
     incarnation: Incarnation,
     history: History,
-    /// The newest timestamp covered by the checkpoint with the number below.
+    /// The newest timestamp that the checkpoint numbered `checkpoint` covers.
     covered: Timestamp,
     checkpoint: CheckpointNumber,
-    /// The newest record.
+    /// The timestamp of the newest record.
     last: Timestamp,
     streams: Vec<Stream>,
     old: Vec<Window>,
@@ -273,11 +273,11 @@ impl Log {
         }
     }
 
-    /// Appends a record without a reservation, and gives it its timestamp. Returns `None` if there is not enough space
-    /// right now, or others are waiting for space.
+    /// Appends a record without a reservation and assigns its timestamp. Returns `None` if there is not enough space
+    /// right now, or if other threads or tasks are waiting for space.
     ///
     /// # Errors
-    /// Like [`Reservation::append`].
+    /// Same as [`Reservation::append`].
     pub(crate) fn try_append(&self, stream: usize, body: &Body) -> Result<Option<Appended>> {
         if !self.takes(stream, body.bytes().len()) {
             return Ok(None);
@@ -292,7 +292,7 @@ impl Log {
         Ok(Some(Appended { wants_preparation: tail.preparation().is_some(), ..appended }))
     }
 
-    /// Requests the next window of each stream that wants one.
+    /// Requests a preparation of the next windows of all streams that need them.
     pub(crate) fn request_preparation(&self) {
         self.shared.request_preparation();
     }
@@ -303,18 +303,18 @@ impl Log {
         self.shared.reserve(stream, body_bytes)
     }
 
-    /// Like [`reserve`](Self::reserve), for a task, which waits in the same queue.
+    /// Like [`reserve`](Self::reserve), for a task. Tasks wait in the same queue as threads.
     pub(crate) async fn reserve_as_task(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         self.shared.reserve_as_task(stream, body_bytes).await
     }
 
-    /// Returns the length of the longest body that the log takes, which is that of the first stream.
+    /// Returns the length of the longest body that the log accepts, which is the longest that the first stream accepts.
     pub(crate) fn body_bytes_max(&self) -> usize {
         self.shared.options.body_bytes_max(0)
     }
 
-    /// Returns `true` if the stream takes a body of this length. The first stream takes every body that any other
-    /// stream takes.
+    /// Returns `true` if the stream accepts a body of this length. The first stream accepts every body that any other
+    /// stream accepts.
     pub(crate) fn takes(&self, stream: usize, body_bytes: usize) -> bool {
         let body_bytes_max = self.shared.options.body_bytes_max(stream);
         debug_assert!(body_bytes_max <= self.body_bytes_max(), "stream {stream} takes what the first does not");
@@ -335,8 +335,8 @@ impl Log {
         self.shared.wait_durable_up_to(timestamp)
     }
 
-    /// Like [`wait_durable_up_to`](Self::wait_durable_up_to), for a task, which is woken to poll again. A background
-    /// thread writes for it.
+    /// Like [`wait_durable_up_to`](Self::wait_durable_up_to), for a task, which is woken when it should poll again. A
+    /// background thread writes for it.
     pub(crate) fn poll_durable(&self, timestamp: Timestamp, waker: &Waker) -> Poll<Result<()>> {
         self.shared.poll_durable(timestamp, waker)
     }
@@ -346,25 +346,25 @@ impl Log {
         self.shared.request_flush(appended.stream.index(), Urgency::Now);
     }
 
-    /// Asks a background thread to write a record that no thread waits for, along with others, within about a
+    /// Asks a background thread to write a record that no thread waits for, together with other records, within about a
     /// millisecond.
     pub(crate) fn request_relaxed_flush(&self, appended: &Appended) {
         let urgency = if appended.is_near_full { Urgency::Now } else { Urgency::Soon };
         self.shared.request_flush(appended.stream.index(), urgency);
     }
 
-    /// The durable horizon.
+    /// Returns the durable horizon.
     pub(crate) fn durable(&self) -> Timestamp {
         self.shared.horizon.durable()
     }
 
-    /// The newest timestamp that was assigned.
+    /// Returns the newest timestamp that was assigned.
     pub(crate) fn last(&self) -> Timestamp {
         self.shared.horizon.last()
     }
 
-    /// Lets segments with nothing above `covered` be reused. Everything up to there must be in the durable checkpoint
-    /// with this number, which later segments name.
+    /// Allows the reuse of segments without records above `covered`. All records up to `covered` must be in the durable
+    /// checkpoint with this number, which the headers of later segments will name.
     pub(crate) fn truncate(&self, covered: Timestamp, checkpoint: CheckpointNumber) {
         assert!(covered <= self.durable(), "a checkpoint covers what is not durable");
         self.shared.truncate(covered, checkpoint);
@@ -376,24 +376,24 @@ impl Log {
         self.shared.read_from(after)
     }
 
-    /// The oldest timestamp that [`read_from`](Log::read_from) can begin after.
+    /// Returns the oldest timestamp after which [`read_from`](Log::read_from) can begin.
     #[cfg_attr(not(test), expect(dead_code, reason = "the change feed will use it"))]
     pub(crate) fn truncated(&self) -> Timestamp {
         Timestamp(self.shared.truncated.load(Ordering::SeqCst))
     }
 
-    /// Removes the files of segments that an idle log does not need.
+    /// Removes the segment files that an idle log does not need.
     pub(crate) fn remove_idle(&self) {
         self.shared.remove_idle();
     }
 
-    /// Bytes of the bodies of records appended since the log was opened.
+    /// Returns the bytes of the bodies of all records appended since the log was opened.
     #[inline]
     pub(crate) fn appended_bytes(&self) -> u64 {
         self.shared.streams.iter().map(|stream| stream.appended_bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the bytes of the segments whose records no truncation has covered.
+    /// Returns the bytes of the segments whose records have not been truncated.
     pub(crate) fn live_bytes(&self) -> u64 {
         let old: u64 = self.shared.old.lock().iter().map(|window| window.segment.header.window_bytes).sum();
         let streams = self.shared.streams.iter().map(|stream| {
@@ -408,7 +408,7 @@ impl Log {
         self.shared.sync_count.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes written to the log's files so far, in whole blocks: records with their padding, headers,
+    /// Returns the bytes written to the log's files so far, in whole blocks: records with their padding, headers, and
     /// zeros.
     pub(crate) fn write_bytes(&self) -> u64 {
         let bytes = self.shared.write_bytes.load(Ordering::Relaxed);
@@ -421,14 +421,14 @@ impl Log {
         self.shared.failure()
     }
 
-    /// Fails the log on behalf of another part. Nothing more becomes durable.
+    /// Fails the log on behalf of a different module. No more records will become durable.
     #[cfg_attr(not(test), expect(dead_code, reason = "for failures outside of the log"))]
     pub(crate) fn fail(&self, reason: &str) {
         self.shared.fail(reason);
     }
 
-    /// Ends appending. When this returns, [`last`](Self::last) is final. New reservations are refused, and so are
-    /// records whose space was reserved before; this waits for neither.
+    /// Ends appending. When this returns, [`last`](Self::last) is final. New reservations are refused, and so is
+    /// appending a record whose space was reserved before; this call does not wait for the owners of such reservations.
     pub(crate) fn seal(&self) {
         for stream in &self.shared.streams {
             stream.tail.lock().seal();
@@ -437,7 +437,7 @@ impl Log {
     }
 
     /// Seals the log, writes everything that is pending and ends the threads. If a checkpoint at `covered` covers all
-    /// records, the log is no longer needed: only one segment of each stream is kept.
+    /// records, the log is no longer needed, so only one segment of each stream is kept.
     pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
         self.seal();
         assert!(covered <= self.last(), "a checkpoint of {covered} covers more than the log has");
@@ -470,7 +470,7 @@ impl Log {
         }
     }
 
-    /// Reads every live segment and checks headers and records, continuing after damage.
+    /// Reads every live segment and verifies its header and records, continuing after any corruption.
     pub(crate) fn verify(&self) -> Result<Verified> {
         self.shared.verify()
     }

@@ -16,16 +16,16 @@ const _: () = assert!(BUFFER_BYTES_MIN >= 2 * BLOCK_BYTES + record_bytes(0), "th
 #[derive(Clone, Debug)]
 pub(crate) struct LogOptions {
     pub(crate) streams: u16,
-    /// Bytes of a segment file, header included; a multiple of 4,096.
+    /// Size of a segment file in bytes, including its header; a multiple of 4,096.
     pub(crate) segment_bytes: u64,
     /// Memory for the append buffers of all streams: at least 32 KiB each.
     pub(crate) buffer_bytes: usize,
     /// Memory for reading the log while it is open.
     pub(crate) reader_bytes: usize,
-    /// The longest body that must fit. The first stream gets larger buffers if it needs them for this.
+    /// The longest body that must fit. If necessary, the first stream gets larger buffers for it.
     pub(crate) body_bytes: usize,
     pub(crate) sync: SyncMethod,
-    /// The database's id, in every header.
+    /// The database's id, which is in every header.
     pub(crate) database: DatabaseId,
 }
 
@@ -56,7 +56,7 @@ impl LogOptions {
         Buffers::buffer_bytes_for(record_bytes(self.body_bytes)).max(BUFFER_BYTES_MIN)
     }
 
-    /// Returns the length of a stream's two buffers. One can be filled while the other is written.
+    /// Returns the size of each of a stream's two buffers. One can be filled while the other is being written.
     pub(super) fn stream_buffer_bytes(&self, stream: usize) -> usize {
         let streams = usize::from(self.streams);
         let share = self.buffer_bytes / streams / 2;
@@ -70,7 +70,7 @@ impl LogOptions {
         bytes
     }
 
-    /// Returns the length of the longest body that a stream takes.
+    /// Returns the length of the longest body that a stream accepts.
     pub(super) fn body_bytes_max(&self, stream: usize) -> usize {
         let record_max = Buffers::record_bytes_max(self.stream_buffer_bytes(stream));
         (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))

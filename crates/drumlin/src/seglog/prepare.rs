@@ -1,4 +1,4 @@
-//! Prepares segments ahead of need, and removes surplus ones.
+//! Prepares segments before they are needed, and removes surplus ones.
 
 use std::io;
 use std::path::Path;
@@ -13,12 +13,12 @@ use crate::format::log::SegmentHeader;
 use crate::format::{CheckpointNumber, StreamId, StreamPosition};
 use crate::io::FileRef;
 
-/// Bytes of zeros written between two syncs while a segment in use is filled further.
+/// Bytes of zeros written between two syncs while the rest of a segment in use is filled.
 const FILL_BYTES: u64 = 8 << 20;
 
 const _: () = assert!(FILL_BYTES.is_multiple_of(BLOCK) && FILL_BYTES > 0, "a segment is filled to within a block");
 
-/// Returns `true` if the error is a lack of space, which may be temporary.
+/// Returns `true` if the error is a lack of disk space, which may be temporary.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -26,11 +26,11 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 /// The reason why a preparation failed.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// There is no space for another segment.
+    /// There is no space for one more segment.
     Full(io::Error),
-    /// A file could not be opened or created. Nothing was written, and the next attempt may succeed.
+    /// A file could not be opened or created. No byte was written, and the next attempt may succeed.
     Passing(io::Error),
-    /// The log has failed: nothing may be written.
+    /// The log has failed, so no byte may be written.
     Final(io::Error),
 }
 
@@ -41,7 +41,7 @@ impl From<io::Error> for Refusal {
 }
 
 impl Refusal {
-    /// Classifies an error of opening or making a file.
+    /// Classifies an error from opening or creating a file.
     fn of_opening(error: io::Error) -> Refusal {
         if is_full(&error) { Refusal::Full(error) } else { Refusal::Passing(error) }
     }
@@ -57,8 +57,8 @@ impl SharedLog {
                 match self.prepare(index, preparation) {
                     Ok(()) => self.streams[index].announce_space(),
                     Err(Refusal::Full(error)) => {
-                        // Warn only once. Each checkpoint frees segments for reuse, and the shortage returns after it
-                        // while the disk is as full as before.
+                        // Warn only once. Each checkpoint frees segments for reuse, but the shortage will return after
+                        // it while the disk stays full.
                         let was_logged = self.is_shortage_logged.swap(true, Ordering::Relaxed);
                         let level = if was_logged { log::Level::Debug } else { log::Level::Warn };
                         log::log!(
@@ -72,7 +72,7 @@ impl SharedLog {
                             continue;
                         }
                         drop(tail);
-                        // Removing surplus segments may make enough space.
+                        // Removing surplus segments may free enough space.
                         if self.remove_surplus() {
                             continue;
                         }
@@ -98,7 +98,7 @@ impl SharedLog {
         self.remove_surplus();
     }
 
-    /// Does one step of preparation. Called by one thread at a time.
+    /// Performs one step of preparation. Only one thread may call this at a time.
     pub(super) fn prepare(&self, index: usize, preparation: Preparation) -> Result<(), Refusal> {
         match preparation {
             Preparation::Fill => Ok(self.fill(index)?),
@@ -106,7 +106,7 @@ impl SharedLog {
         }
     }
 
-    /// Fills the newest window a little further.
+    /// Fills the next part of the newest window.
     fn fill(&self, index: usize) -> io::Result<()> {
         let stream = &self.streams[index];
         let (segment, start) = stream.tail.lock().windows.to_fill();
@@ -160,7 +160,7 @@ impl SharedLog {
             }
         };
         assert!(segment.start() < ready && ready <= segment.end(), "{segment:?} is made ready up to {ready}");
-        // No record is put into the window before it is listed.
+        // List the window before any record is put into it.
         let window = Window::new(segment, header.start, header.window_bytes);
         stream.tail.lock().windows.push(window);
         self.list().map_err(Refusal::Final)?;
@@ -170,7 +170,7 @@ impl SharedLog {
         Ok(())
     }
 
-    /// Begins another use of a file, by one durable write.
+    /// Begins a new use of a file, with one durable write.
     fn recycle(
         &self,
         spare: &Spare,
@@ -190,7 +190,7 @@ impl SharedLog {
             return Err(Refusal::Final(not_ours(file.path())));
         }
         if last_use.header.incarnation != self.incarnation {
-            // A previous process may have left the file's length in caches only.
+            // A previous process may have left the file's length only in caches.
             file.sync_data()?;
         }
         segment::write_header(&file, &header, self.persist())?;
@@ -201,12 +201,12 @@ impl SharedLog {
         Ok((segment, ready))
     }
 
-    /// Creates a new file and fills its beginning.
+    /// Creates a new file and fills its beginning with zeros.
     fn make(&self, spare: &Spare, header: SegmentHeader) -> Result<(Arc<Segment>, StreamPosition), Refusal> {
         assert!(!header.filled, "{} is called filled before it is made", spare.name);
         let file = match segment::create(self.folder.as_ref(), &spare.name) {
             Ok(file) => file,
-            // Slots are numbered above those of all files that existed when the log was opened.
+            // A new slot number is above those of all files that existed when the log was opened.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(Refusal::Final(not_ours(&self.folder.path().join(&spare.name))));
             }
@@ -214,7 +214,7 @@ impl SharedLog {
         };
         let filled = self.fill_new(&file, spare, header);
         if filled.is_err() {
-            // An incomplete file would take up space that others need. A scan would ignore it.
+            // An incomplete file would waste space. A scan would ignore it.
             let _ = self.folder.remove(&spare.name);
         }
         Ok(filled?)
@@ -229,8 +229,8 @@ impl SharedLog {
         match file.allocate(0, BLOCK + header.window_bytes) {
             Ok(()) => {}
             Err(error) if is_full(&error) => return Err(error),
-            // Some file systems can't preallocate. Filling the file with zeros also allocates its space, only
-            // more slowly.
+            // Some file systems can't preallocate. Filling the file with zeros allocates its space too, only more
+            // slowly.
             Err(error) => log::debug!("allocating {}: {error}", spare.name),
         }
         let ready = header.start + header.window_bytes.min(FIRST_FILL_BYTES);
@@ -250,8 +250,7 @@ impl SharedLog {
         self.streams.iter().any(has_spares) || !self.doomed.lock().is_empty()
     }
 
-    /// Removes all spares but one of each stream. One is what the next opening, or a stream that has been idle, begins
-    /// with.
+    /// Removes all spares except one per stream: the next opening, or the next burst of commits, begins with that one.
     pub(super) fn remove_idle(&self) {
         let _guard = self.preparing.lock();
         for stream in &self.streams {
@@ -260,7 +259,7 @@ impl SharedLog {
         self.remove_surplus();
     }
 
-    /// Turns all windows of a closed log into spares, and removes all spares but one of each stream.
+    /// Turns all windows of a closed log into spares, and removes all spares except one per stream.
     pub(super) fn remove_closed(&self) {
         let old = std::mem::take(&mut *self.old.lock());
         self.doomed.lock().extend(old.into_iter().map(|window| Spare::of(window.segment)));
@@ -272,8 +271,8 @@ impl SharedLog {
         self.remove_idle();
     }
 
-    /// Removes doomed files, and spares beyond those that recent intervals between truncations needed. Returns `true`
-    /// if it removed any.
+    /// Removes doomed files, and the spares in excess of what recent intervals between truncations needed. Returns
+    /// `true` if it removed any file.
     fn remove_surplus(&self) -> bool {
         let window_bytes = self.options.window_bytes();
         for stream in &self.streams {
@@ -289,7 +288,7 @@ impl SharedLog {
             }
         }
         if removed {
-            // If the names come back after a power cut, no harm is done: their records are all covered.
+            // If the files reappear after a power cut, they do no harm: all their records are covered.
             if let Err(error) = self.folder.sync() {
                 log::warn!("syncing {}: {error}", self.folder.path().display());
             }
@@ -298,7 +297,7 @@ impl SharedLog {
     }
 }
 
-/// Returns the error for a file in the log's folder that this log did not make.
+/// Returns the error for a file in the log's folder that this log did not create.
 fn not_ours(path: &Path) -> io::Error {
     io::Error::other(format!("{} was made or changed by somebody else", path.display()))
 }

@@ -11,11 +11,11 @@ pub(super) struct Ticket(u64);
 #[derive(Debug)]
 struct Queued {
     ticket: Ticket,
-    /// The waker of a task; a thread waits on [`Stream::space`](super::stream::Stream::space).
+    /// The waker of a task, or `None` for a thread, which waits on [`Stream::space`](super::stream::Stream::space).
     waker: Option<Waker>,
 }
 
-/// Reservations that were not available immediately; first come, first served. A ticket is given out once.
+/// Reservations that were not available immediately; first come, first served. Each ticket is issued only once.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     list: VecDeque<Queued>,
@@ -32,7 +32,7 @@ impl Queue {
         self.list.front().is_some_and(|first| first.ticket == ticket)
     }
 
-    /// Takes a place in the queue.
+    /// Adds a ticket at the end of the queue.
     pub(super) fn join(&mut self) -> Ticket {
         let ticket = self.ticket_next;
         debug_assert!(self.list.back().is_none_or(|last| last.ticket.0 < ticket.0), "tickets ascend");
@@ -41,13 +41,13 @@ impl Queue {
         ticket
     }
 
-    /// Leaves the queue. Returns the waker of the ticket's task.
+    /// Removes a ticket from the queue. Returns the waker of the ticket's task.
     pub(super) fn leave(&mut self, ticket: Ticket) -> Option<Waker> {
         let index = self.list.iter().position(|queued| queued.ticket == ticket);
         self.list.remove(index.expect("who leaves the queue is in it")).and_then(|queued| queued.waker)
     }
 
-    /// Stores the waker of a task, which is woken when it should check again.
+    /// Stores the waker of a task. The task is woken when it should check its turn again.
     pub(super) fn wake_later(&mut self, ticket: Ticket, waker: &Waker) {
         let queued = self.list.iter_mut().find(|queued| queued.ticket == ticket);
         assert!(queued.is_some(), "a task waits that has no place in the queue");

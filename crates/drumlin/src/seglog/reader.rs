@@ -1,7 +1,7 @@
-//! Reading a log: the records of one stream in order of position, and those of all streams in order of timestamp.
+//! Reading a log: the records of one stream by position, and the records of all streams by timestamp.
 //!
-//! A record that does not verify is not the end of a stream: its reader continues, in steps of 8 bytes, to the end of
-//! its range. The caller compares timestamps with horizons and decides what a gap means.
+//! A record that does not verify does not end a stream: the reader continues, in steps of 8 bytes, to the end of its
+//! range. The caller compares timestamps with horizons and decides what a gap means.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::io::AlignedBuffer;
 
 const STEP: u64 = RECORD_ALIGNMENT_BYTES as u64;
 
-/// Maximum bytes of one read. With 1 MiB a drive reaches its full bandwidth.
+/// Maximum bytes of one read. At 1 MiB a drive reaches its full bandwidth.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
 
 const _: () = assert!(CHUNK_BYTES_MAX.is_multiple_of(BLOCK as usize), "a read ends within a block");
@@ -31,16 +31,16 @@ pub(super) fn chunk_bytes(memory_bytes: usize, streams: usize) -> usize {
 /// The treatment of record bodies in a merge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Bodies {
-    /// Bodies are verified.
+    /// Bodies are verified but not kept.
     Verified,
-    /// Bodies are verified, and kept until their record is taken, up to a chunk per stream.
+    /// Bodies are verified, and kept until their record is taken, up to one chunk per stream.
     Kept,
 }
 
-/// Decides which records count, by incarnation.
+/// Decides, by incarnation, which records count.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    /// In ascending order, each with its first timestamp.
+    /// The openings in ascending order, each with its first timestamp.
     openings: Vec<(Incarnation, Timestamp)>,
 }
 
@@ -61,8 +61,8 @@ impl History {
         self.openings.last().map(|&(incarnation, _)| incarnation)
     }
 
-    /// Returns `true` if a record counts: it is not below the start of its own incarnation, nor at or above the start
-    /// of a later one.
+    /// Returns `true` if a record counts: its timestamp is at or above the start of its own incarnation, if that is
+    /// listed, and below the starts of all later ones.
     pub(super) fn admits(&self, incarnation: Incarnation, timestamp: Timestamp) -> bool {
         let later = self.openings.partition_point(|&(other, _)| other <= incarnation);
         let own = self.openings[..later].last().filter(|&&(other, _)| other == incarnation);
@@ -73,7 +73,7 @@ impl History {
 
 /// Returns the first offset in `bytes`, in steps of 8, at which a record header may begin.
 fn find_magic(bytes: &[u8]) -> Option<usize> {
-    // The unused part of a log file is zeros. Skipping these in larger units is faster.
+    // The unused part of a log file is zeros, which are skipped faster in larger units.
     const ZEROS: [u8; 512] = [0; 512];
     bytes.chunks(ZEROS.len()).enumerate().filter(|(_, part)| **part != ZEROS[..part.len()]).find_map(|(index, part)| {
         let step = part.chunks_exact(RECORD_ALIGNMENT_BYTES).position(|word| get_u32(word, 0) == RECORD_MAGIC)?;
@@ -90,13 +90,13 @@ pub(super) struct FoundRecord {
     pub(super) end: StreamPosition,
     pub(super) body_bytes: u32,
     body_checksum: u64,
-    /// The record names extents. See [`Body::naming_extents`](super::record::Body::naming_extents).
+    /// Set if the record names extents. See [`Body::naming_extents`](super::record::Body::naming_extents).
     pub(super) names_extents: bool,
-    /// The index of the segment, among the reader's, that the record starts in.
+    /// The index, in the reader's list, of the segment in which the record starts.
     pub(super) segment: usize,
 }
 
-/// The start of bytes that are neither a record nor padding.
+/// The place at which bytes begin that are neither a record nor padding.
 #[derive(Clone, Debug)]
 pub(super) struct Skipped {
     pub(super) path: PathBuf,
@@ -106,9 +106,9 @@ pub(super) struct Skipped {
 /// Reads one stream.
 #[derive(Debug)]
 pub(super) struct Reader {
-    /// In ascending order of use number.
+    /// The segments in ascending order of use number.
     segments: Vec<Arc<Segment>>,
-    /// The end of the readable bytes of each window, which is before the window's end if the file is incomplete.
+    /// The end of the readable bytes of each window. It lies before the window's end if the file is incomplete.
     readable_ends: Vec<StreamPosition>,
     segment: usize,
     position: StreamPosition,
@@ -117,19 +117,19 @@ pub(super) struct Reader {
     chunk: AlignedBuffer,
     chunk_segment: usize,
     chunk_start: StreamPosition,
-    /// The newest horizon in any verified header, even if the body after it did not verify.
+    /// The newest horizon in any verified header, even if the body after that header did not verify.
     pub(super) horizon: Timestamp,
     pub(super) newest_incarnation: Incarnation,
-    /// For each segment, the end of the last verified record, or verified header without a valid body, that starts in
+    /// For each segment, the end of the last verified record (or verified header without a valid body) that starts in
     /// it.
     pub(super) verified_ends: Vec<Option<StreamPosition>>,
-    /// The first bytes after the last record that are neither a record nor padding.
+    /// The start of the first bytes after the last record that are neither a record nor padding.
     pub(super) skipped: Option<Skipped>,
 }
 
 impl Reader {
-    /// Creates a reader of `segments` from `position`, which lies in the first of them, up to before `limit`, in reads
-    /// of `chunk_bytes`.
+    /// Creates a reader of `segments` that begins at `position`, which lies in the first segment, and stops before
+    /// `limit`. It reads `chunk_bytes` at a time.
     pub(super) fn new(
         segments: Vec<Arc<Segment>>,
         position: StreamPosition,
@@ -175,8 +175,8 @@ impl Reader {
         Reader::new(segments, StreamPosition::START, StreamPosition::MAX, chunk_bytes)
     }
 
-    /// Returns the next record. Its body replaces the contents of `kept`, which is left empty if the body is longer
-    /// than a chunk.
+    /// Returns the next record. Its body replaces the contents of `kept`; if the body is longer than a chunk, `kept` is
+    /// left empty.
     pub(super) fn next(&mut self, mut kept: Option<&mut Vec<u8>>) -> Result<Option<FoundRecord>> {
         self.skipped = None;
         while let Some(position) = self.candidate()? {
@@ -233,14 +233,14 @@ impl Reader {
         Ok(None)
     }
 
-    /// Returns the checksum of this many bytes from `position`, or `None` if the segments end before.
+    /// Returns the checksum of this many bytes starting at `position`, or `None` if the segments end too early.
     fn checksum(&mut self, position: StreamPosition, bytes: usize) -> Result<Option<u64>> {
         let mut checksum = Checksum::default();
         let is_whole = self.visit(position, bytes, |part| checksum.update(part))?;
         Ok(is_whole.then(|| checksum.digest()))
     }
 
-    /// Reads the body of the last record found, which is longer than a chunk.
+    /// Reads the body of the record found last, which is longer than a chunk.
     fn read_long(&mut self, found: &FoundRecord) -> Result<Vec<u8>> {
         assert!(self.position == found.end && self.segment == found.segment, "the reader has gone on from {found:?}");
         let mut body = Vec::with_capacity(found.body_bytes as usize);
@@ -253,7 +253,7 @@ impl Reader {
         Err(Error::corrupted(self.segments[found.segment].path(), what, "it verified before and no longer does"))
     }
 
-    /// Moves on to the next position that may hold a record.
+    /// Advances to the next position that may hold a record.
     fn candidate(&mut self) -> Result<Option<StreamPosition>> {
         loop {
             while self.segment < self.segments.len() && self.position >= self.readable_ends[self.segment] {
@@ -283,7 +283,7 @@ impl Reader {
         }
     }
 
-    /// Returns `true` if these bytes of the chunk are the padding after a tail block that was being written.
+    /// Returns `true` if these bytes of the chunk are the padding that was written after a tail block.
     fn is_padding(&self, from: usize, until: usize) -> bool {
         until.is_multiple_of(BLOCK as usize)
             && until - from < BLOCK as usize
@@ -310,14 +310,14 @@ impl Reader {
         true
     }
 
-    /// Returns the segment whose window follows without a gap. If a window was begun twice, the later use counts.
+    /// Returns the segment whose window follows without a gap. If that window was begun twice, the later use counts.
     fn successor(&self, segment: usize) -> Option<usize> {
         let end = self.readable_ends[segment];
         (segment + 1..self.segments.len()).rev().find(|&next| self.segments[next].start() == end)
     }
 
-    /// Passes this many bytes from `position`, which must not lie before the current segment, to `take` in parts.
-    /// Returns `false` if the segments end before.
+    /// Passes this many bytes, starting at `position`, to `take` in parts. `position` must not lie before the current
+    /// segment. Returns `false` if the segments end too early.
     fn visit(&mut self, position: StreamPosition, bytes: usize, mut take: impl FnMut(&[u8])) -> Result<bool> {
         let mut segment = self.segment;
         let mut position = position;
@@ -338,7 +338,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// Makes the chunk contain `position`.
+    /// Loads the chunk that contains `position`, unless it is already loaded.
     fn load(&mut self, segment: usize, position: StreamPosition) -> Result<()> {
         let loaded = self.chunk_start..self.chunk_start + self.chunk.len() as u64;
         if self.chunk_segment == segment && loaded.contains(&position) {
@@ -368,25 +368,25 @@ impl Reader {
 pub(super) struct Head {
     pub(super) reader: Reader,
     pub(super) found: Option<FoundRecord>,
-    /// The record's body, if bodies are kept and it is no longer than a chunk. Longer ones are read later, because
-    /// dozens of streams may each be at one of the longest.
+    /// The record's body, if bodies are kept and this one is no longer than a chunk. Longer bodies are read later,
+    /// because dozens of streams may each be at one of the longest.
     body: Vec<u8>,
-    /// Bytes skipped on the way to `found`.
+    /// The bytes that the reader skipped before it reached `found`.
     skipped: Option<Skipped>,
 }
 
-/// The records of all streams by timestamp.
+/// Merges the records of all streams by timestamp.
 #[derive(Debug)]
 pub(super) struct Merge {
     pub(super) heads: Vec<Head>,
     bodies: Bodies,
     history: History,
-    /// The timestamp that must come next.
+    /// The timestamp of the record that must come next.
     pub(super) next: Timestamp,
 }
 
 impl Merge {
-    /// Merges the records above `after`.
+    /// Creates a merge of the records above `after`.
     pub(super) fn new(readers: Vec<Reader>, bodies: Bodies, history: History, after: Timestamp) -> Result<Merge> {
         let heads = readers.into_iter().map(|reader| Head { reader, found: None, body: Vec::new(), skipped: None });
         let mut merge = Merge { heads: heads.collect(), bodies, history, next: after.next() };
@@ -396,7 +396,7 @@ impl Merge {
         Ok(merge)
     }
 
-    /// Moves a stream to its next record that counts.
+    /// Advances a stream to its next record that counts.
     fn advance(&mut self, head: usize) -> Result<()> {
         let head = &mut self.heads[head];
         loop {
@@ -423,7 +423,7 @@ impl Merge {
         self.heads.iter().position(|head| head.found.is_some_and(|found| found.timestamp == self.next))
     }
 
-    /// Takes the record that is due. The merge must keep bodies.
+    /// Takes the body of the record that is due. The merge must keep bodies.
     pub(super) fn take(&mut self, head: usize) -> Result<Vec<u8>> {
         assert!(self.bodies == Bodies::Kept, "the bodies were not kept");
         let Head { reader, found, body, .. } = &mut self.heads[head];
@@ -437,7 +437,7 @@ impl Merge {
         Ok(body)
     }
 
-    /// Passes the record that is due without taking it.
+    /// Skips the record that is due without taking its body.
     pub(super) fn step(&mut self, head: usize) -> Result<()> {
         let taken = self.next;
         let is_due = self.heads[head].found.is_some_and(|found| found.timestamp == taken);
@@ -466,14 +466,14 @@ impl Merge {
         Ok(self.heads.iter().map(|head| head.reader.horizon).max().unwrap_or_default())
     }
 
-    /// Returns the likely place of the missing record. It is known best if later records follow in its stream.
+    /// Returns the likely location of the missing record. The guess is best if later records follow in its stream.
     pub(super) fn suspect(&self) -> Option<Skipped> {
         let between = self.heads.iter().filter(|head| head.found.is_some()).find_map(|head| head.skipped.clone());
         between.or_else(|| self.heads.iter().find_map(|head| head.skipped.clone()))
     }
 }
 
-/// Returns the error for a missing record that was durable.
+/// Returns the error for a missing record that had been durable.
 pub(super) fn missing(
     missing: Timestamp,
     horizon: Timestamp,
@@ -496,7 +496,8 @@ pub(crate) struct Record {
     pub(crate) body: Vec<u8>,
 }
 
-/// The records above one timestamp up to another, in order and without gaps. The iterator ends after its first error.
+/// The records after one timestamp up to a later one, in order and without gaps. The iterator ends after its first
+/// error.
 #[derive(Debug)]
 pub(crate) struct Records {
     merge: Merge,
@@ -534,7 +535,7 @@ mod tests {
     use super::*;
     use crate::format::put_u32;
 
-    /// A record's magic is found at every step, whatever precedes it, and ignored between steps.
+    /// A record's magic is found at every step, whatever bytes precede it, and ignored between steps.
     #[test]
     fn a_magic_is_found_at_every_step() {
         for length in [0, 8, 504, 512, 1032, 4096] {

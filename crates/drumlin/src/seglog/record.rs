@@ -2,7 +2,7 @@
 
 use crate::format::{StreamId, StreamPosition, Timestamp, checksum};
 
-/// The body of a record with its checksum, which is computed outside of any lock.
+/// The body of a record with its checksum, which is computed without holding any lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Body {
     bytes: Vec<u8>,
@@ -16,7 +16,7 @@ impl Body {
         Body { bytes, checksum, names_extents: false }
     }
 
-    /// Creates the body of a record that names values in extents. The extents must be durable before the record. See
+    /// Creates the body of a record that names values in extents. The extents must be durable before the record is. See
     /// [`Hooks::before_write`](super::Hooks::before_write).
     pub(crate) fn naming_extents(bytes: Vec<u8>) -> Body {
         Body { names_extents: true, ..Body::new(bytes) }
@@ -26,7 +26,7 @@ impl Body {
         self.names_extents
     }
 
-    /// Returns the vector that the body was made from, for reuse.
+    /// Returns the vector from which the body was made, for reuse.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -47,8 +47,8 @@ pub(crate) struct Appended {
     pub(crate) stream: StreamId,
     /// The position after the record in its stream.
     pub(crate) end: StreamPosition,
-    /// The stream's buffer is filling up.
+    /// Set if the stream's buffer is filling up.
     pub(crate) is_near_full: bool,
-    /// The stream needs its next window prepared, and the caller has to request this.
+    /// The stream needs its next window prepared, and the caller has to request that.
     pub(crate) wants_preparation: bool,
 }

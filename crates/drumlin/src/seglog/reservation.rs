@@ -1,12 +1,12 @@
-//! Space of a stream that is reserved for a record.
+//! Reserving space in a stream for a record.
 
 use super::record::{Appended, Body};
 use super::shared::SharedLog;
 use crate::error::Result;
 use crate::format::log::record_bytes;
 
-/// Space reserved in a stream for one record. Its owner must not reserve again in the same stream, nor wait for a
-/// thread that might, because the second reservation may have to wait for the first.
+/// Space reserved in a stream for one record. Its owner must not make a second reservation in the same stream, nor wait
+/// for a thread that might, because the second reservation may have to wait for the first.
 #[derive(Debug)]
 pub(crate) struct Reservation<'a> {
     pub(super) log: &'a SharedLog,
@@ -15,14 +15,14 @@ pub(crate) struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// Appends the record and gives it its timestamp.
+    /// Appends the record and assigns its timestamp.
     ///
     /// # Errors
-    /// [`Error::Failed`](crate::error::Error::Failed) if the log was sealed or has failed since the reservation: there
-    /// is no timestamp and no record.
+    /// [`Error::Failed`](crate::error::Error::Failed) if the log was sealed or has failed since the reservation: no
+    /// timestamp was assigned and no record was appended.
     ///
     /// # Panics
-    /// If the body is longer than what was reserved.
+    /// If the body is longer than the reserved length.
     pub(crate) fn append(mut self, body: &Body) -> Result<Appended> {
         assert!(record_bytes(body.bytes().len()) <= self.bytes, "a record is longer than its reservation");
         let shared = self.log;

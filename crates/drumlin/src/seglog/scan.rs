@@ -1,4 +1,4 @@
-//! Recovery: reads what is in the log, finds its end, and detects whether anything is missing.
+//! Recovery: reads the log's records, finds its end, and detects missing records.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -19,26 +19,26 @@ use crate::format::{
 };
 use crate::io::{AlignedBuffer, Backend, FolderRef, OpenOptions, Persist};
 
-/// The facts about the log that the superblock has.
+/// The facts about the log that the superblock holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SuperblockLogState<'a> {
     /// The openings of the database, each with its first timestamp. Records of openings older than the first listed one
-    /// count if they are below its start.
+    /// count if they are below the start of that one.
     pub(crate) incarnations: &'a [(Incarnation, Timestamp)],
     /// Sequence number of the newest valid superblock.
     pub(crate) checkpoint: CheckpointNumber,
     /// Everything up to this timestamp is in the checkpoint.
     pub(crate) covered: Timestamp,
-    /// The log ranges that must exist.
+    /// The log ranges that the superblock lists: they must exist.
     pub(crate) ranges: &'a [LogRange],
-    /// The database was closed, so no record is above `covered` unless a superblock is lost.
+    /// The database was closed, so no record is above `covered` unless a superblock was lost.
     pub(crate) is_closed: bool,
 }
 
 /// The part of a window that is searched for its first record, to decide whether the previous window is still needed.
 const PROBE_BYTES: u64 = 64 << 10;
 
-/// Bytes rewritten at a time.
+/// Number of bytes rewritten in one step.
 const REWRITE_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(PROBE_BYTES.is_multiple_of(BLOCK) && PROBE_BYTES > 0, "a window is searched to within a block");
@@ -63,7 +63,7 @@ pub(crate) struct Scan {
 
 #[derive(Debug, Default)]
 struct StreamScan {
-    /// In ascending order of use number. Windows whose records are all in the checkpoint become spares.
+    /// The windows in ascending order of use number. Windows whose records are all in the checkpoint become spares.
     windows: Vec<Window>,
     spares: Vec<Spare>,
     use_number_max: UseNumber,
@@ -74,12 +74,12 @@ struct StreamScan {
     origin: StreamPosition,
     /// The end of the last record that recovery applies.
     applied_end: Option<StreamPosition>,
-    /// Timestamps and positions of the records to be applied that may not be durable.
+    /// Timestamps and positions of the records that recovery applies but that may not be durable.
     uncertain: VecDeque<(Timestamp, StreamPosition)>,
 }
 
 impl Scan {
-    /// Reads and checks the whole log, and makes it durable. If the log was closed, reads only its headers and writes
+    /// Reads and verifies the whole log, and makes it durable. If the log was closed, reads only its headers and writes
     /// nothing. Fails if a record is missing that was once durable and is not in the checkpoint.
     pub(crate) fn open(
         backend: &Arc<dyn Backend>,
@@ -95,8 +95,8 @@ impl Scan {
         Ok(scan)
     }
 
-    /// Reads and checks the whole log, and writes nothing. If `on_corruption` continues after an error, the scan has
-    /// the records up to the first missing one.
+    /// Reads and verifies the whole log, without writing anything. If `on_corruption` continues after an error, the
+    /// scan contains the records up to the first missing one.
     pub(crate) fn read(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -130,13 +130,13 @@ impl Scan {
         for stream in scan.streams.values_mut() {
             sound(stream.set_aside_covered(&scan.history, known.covered), on_corruption)?;
         }
-        // Everything below the start of an opening was on the medium when that opening began.
+        // Everything below the start of an opening was already on the medium when that opening began.
         let openings_horizon = known.incarnations.iter().map(|&(_, first)| Timestamp(first.0.saturating_sub(1))).max();
         sound(scan.find_end(openings_horizon.unwrap_or_default(), on_corruption), on_corruption)?;
         Ok(scan)
     }
 
-    /// Creates a scan without segments, for a database of which only the newest checkpoint is read.
+    /// Creates a scan without segments, for reading only a database's newest checkpoint.
     pub(crate) fn nothing(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -159,12 +159,12 @@ impl Scan {
         }
     }
 
-    /// Makes the writes that a previous process left in caches durable, so that nothing found can be lost; changes no
-    /// byte. A sync alone is not enough: if an earlier sync failed, the system may have dropped the writes that it
-    /// covered and still show them to readers. So the records that are not proven durable, which are at most those that
-    /// were in flight at the end, are written again.
+    /// Makes the writes that a previous process left in caches durable, so that no record found can be lost later;
+    /// changes no byte. A sync alone is not enough: if an earlier sync failed, the system may have dropped the writes
+    /// that it covered and still show them to readers. So the records that are not proven durable are rewritten; they
+    /// are at most those that were in flight at the end.
     fn harden(&self) -> Result<()> {
-        // The process that made a segment may have been killed before the segment's name was durable.
+        // The process that created a segment may have been killed before the segment's name was durable.
         self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))?;
         for stream in self.streams.values() {
             for window in &stream.windows {
@@ -228,8 +228,8 @@ impl Scan {
         Ok(())
     }
 
-    /// Returns `true` if no segment was begun by an opening that the superblock does not know. Such an opening was
-    /// recorded in a superblock that is lost, and its segments may have records.
+    /// Returns `true` if every segment was begun by an opening that the superblock knows. An opening that it does not
+    /// know was recorded in a superblock that has been lost, and its segments may hold records.
     fn is_as_closed(&self, incarnations: &[(Incarnation, Timestamp)]) -> bool {
         let newest = incarnations.iter().map(|&(incarnation, _)| incarnation).max();
         let mut windows = self.streams.values().flat_map(|stream| &stream.windows);
@@ -241,7 +241,7 @@ impl Scan {
         let mut position = range.from;
         while position < range.to {
             let mut windows = self.streams.get(&range.stream).into_iter().flat_map(|stream| &stream.windows);
-            // If a window was begun twice, the later use counts. Windows are in the order of their use numbers.
+            // If a window was begun twice, the later use counts. Windows are ordered by use number.
             let Some(window) = windows.rfind(|window| window.segment.start() == position) else {
                 let what = format!("the log, stream {} from position {position}", range.stream);
                 let reason = format!(
@@ -261,8 +261,8 @@ impl Scan {
         Ok(())
     }
 
-    /// Returns the bytes of one read. All streams are read at once, in the memory of the append buffers, which do not
-    /// exist yet.
+    /// Returns the bytes of one read. All streams are read together, using the memory of the append buffers, which do
+    /// not exist yet.
     fn chunk_bytes(&self) -> usize {
         chunk_bytes(self.options.buffer_bytes, self.streams.len())
     }
@@ -309,11 +309,12 @@ impl Scan {
         Ok(())
     }
 
-    /// Durably erases the records that the starts of openings void, so that the starts can be forgotten. This takes no
-    /// space and does not change the log's contents. If a power cut interrupts it, repeating it completes the work.
+    /// Durably erases the records that the starts of openings void, so that the starts can be dropped from the list.
+    /// This takes no space and does not change the log's contents. If a power cut interrupts it, repeating it finishes
+    /// the erasure.
     ///
     /// The header of each void record is overwritten with zeros. Spares are searched too, because a later opening may
-    /// take one for a window with records. Records at or above the start of the opening that follows may stay.
+    /// mistake a spare for a window with records. Records at or above the start of the opening that follows may stay.
     pub(crate) fn erase_void(&self) -> Result<()> {
         for stream in self.streams.values() {
             let spares = stream.spares.iter().filter_map(|spare| spare.last_use.clone());
@@ -334,17 +335,18 @@ impl Scan {
         Ok(())
     }
 
-    /// Returns the newest timestamp that recovery must apply. All records from the checkpoint up to it are present.
+    /// Returns the newest timestamp that recovery must apply. All records between the checkpoint and this timestamp are
+    /// present.
     pub(crate) fn last(&self) -> Timestamp {
         self.last
     }
 
-    /// Returns the bytes of the bodies that recovery must apply.
+    /// Returns the total bytes of the record bodies that recovery must apply.
     pub(crate) fn record_bytes(&self) -> u64 {
         self.record_bytes
     }
 
-    /// Returns `true` if the log is in the state that closing leaves: nothing has to be recovered or made durable.
+    /// Returns `true` if the log is in the state that closing leaves: there is nothing to recover or to make durable.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed
     }
@@ -354,20 +356,20 @@ impl Scan {
         self.record_count
     }
 
-    /// Returns `true` if one of these records names extents.
+    /// Returns `true` if any of the records that recovery must apply names extents.
     pub(crate) fn names_extents(&self) -> bool {
         assert!(!self.names_extents || self.record_count > 0, "extents are named by no record");
         self.names_extents
     }
 
-    /// Returns the records above the checkpoint. May be called any number of times.
+    /// Returns the records above the checkpoint. May be called repeatedly.
     pub(crate) fn records(&self) -> Result<Records> {
-        // The other half of the memory is for the bodies.
+        // Use half of the memory here, because the other half is for record bodies.
         let chunk_bytes = chunk_bytes(self.options.buffer_bytes / 2, self.streams.len());
         let mut readers = Vec::new();
         for stream in self.streams.values() {
             let Some(applied_end) = stream.applied_end else { continue };
-            // Leave out windows that were prepared and never used: they hold no records, and one of them may be an
+            // Leave out windows that were prepared but never used: they hold no records, and one of them may be an
             // earlier use of the same range.
             let used = stream.windows.iter().filter(|window| window.last.is_some());
             let segments = used.map(|window| Arc::clone(&window.segment)).collect();
@@ -386,7 +388,7 @@ impl Scan {
         Ok(log)
     }
 
-    /// Creates a log that takes no records and writes nothing.
+    /// Creates a log that accepts no records and writes nothing.
     pub(crate) fn start_read_only(self, incarnation: Incarnation) -> Log {
         assert!(self.record_count == 0, "a log with records to apply is only read");
         let log = self.assemble(incarnation, CheckpointNumber::NONE, Hooks::none());
@@ -433,13 +435,13 @@ impl Scan {
 }
 
 /// Overwrites the header of a record with zeros. The record starts in the first of these segments, and its header may
-/// extend into another. The other bytes of its blocks stay the same.
+/// extend into a later one. All other bytes of the header's blocks stay the same.
 fn erase_header(segments: &[Arc<Segment>], position: StreamPosition, options: &LogOptions) -> Result<()> {
     let mut segment = &segments[0];
     let mut rest = position..position + RECORD_HEADER_BYTES as u64;
     while !rest.is_empty() {
         if rest.start == segment.end() {
-            // As in the reader: if a window was begun twice, the later use counts.
+            // As in the reader, if a window was begun twice, the later use counts.
             let follows = |next: &&Arc<Segment>| next.start() == rest.start;
             segment = segments.iter().rfind(follows).expect("the header was read to its end");
         }
@@ -461,8 +463,8 @@ impl StreamScan {
         self.windows.iter().map(|window| Arc::clone(&window.segment)).collect()
     }
 
-    /// Turns the windows with nothing above `covered` into spares. These are all windows before one whose first record
-    /// is at or below the first timestamp above `covered`.
+    /// Turns the windows without records above `covered` into spares. These are all the windows before one whose first
+    /// record is at or below the first timestamp above `covered`.
     fn set_aside_covered(&mut self, history: &History, covered: Timestamp) -> Result<()> {
         for later in (1..self.windows.len()).rev() {
             let segment = &self.windows[later].segment;
@@ -491,13 +493,13 @@ impl StreamScan {
         assert!(self.applied_end.is_none() && self.uncertain.is_empty(), "a stream is set aside that has records");
     }
 
-    /// Enters a record that recovery applies into the windows that hold its bytes.
+    /// Indexes a record that recovery will apply, and notes it in every window that holds some of its bytes.
     fn index_record(&mut self, segment: usize, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
         self.windows[segment].index_record(timestamp, position);
         let mut reached = segment;
         while self.windows[reached].end() < end {
             let window_end = self.windows[reached].end();
-            // As in the reader: if a window was begun twice, the later use counts.
+            // As in the reader, if a window was begun twice, the later use counts.
             let follows = |window: &Window| window.segment.start() == window_end;
             reached = self.windows.iter().rposition(follows).expect("the record was read to its end");
             self.windows[reached].last = Some(timestamp);
@@ -512,7 +514,7 @@ impl StreamScan {
         }
     }
 
-    /// Durably rewrites the records that may be in caches only.
+    /// Durably rewrites the records that may exist only in caches.
     fn harden(&self, options: &LogOptions) -> Result<()> {
         let Some(&(_, first)) = self.uncertain.front() else { return Ok(()) };
         let mut position = first.block_start();
@@ -535,8 +537,8 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Returns the stream, ready to continue after the last byte that verifies, at the next block: in the same window
-    /// if there is room, and then in the unused windows that were prepared after it.
+    /// Returns the stream, ready to continue at the block after the last byte that verifies: in the same window if
+    /// there is room, and then in the unused windows that were prepared after it.
     fn resume(mut self, number: StreamId, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
         let begins = self.windows.first().map_or(self.origin, |window| window.segment.start());
         let position = self.verified_end.map_or(begins, StreamPosition::block_end);
@@ -549,7 +551,7 @@ impl StreamScan {
             let (start, end) = (window.segment.start(), window.end());
             let ready = if window.segment.is_filled() { end } else { position.max(start) };
             kept.push(Window { ready, ..window });
-            // Only the last window may be filled while it is in use.
+            // Only the last window may be in use before it is filled.
             let follows = |window: &Window| window.segment.start() == end;
             next = if ready == end { self.windows.iter().rposition(follows) } else { None };
         }
@@ -563,13 +565,13 @@ impl StreamScan {
         Stream::new(buffer_bytes, position, kept, Spares::new(spares, use_number_next, slot_next))
     }
 
-    /// Returns `true` if a later use of the same range of the stream exists, in which case that one counts.
+    /// Returns `true` if the same range of the stream has a later use, which then counts instead of this one.
     fn is_begun_again(&self, index: usize) -> bool {
         let start = self.windows[index].segment.start();
         self.windows[index + 1..].iter().any(|window| window.segment.start() == start)
     }
 
-    /// Checks that no window is missing between the first with a record to apply and the last with any record.
+    /// Verifies that no window is missing between the first with a record to apply and the last with any record.
     /// `verified_ends` holds the end of the last record of each window.
     fn check_abutting(&self, verified_ends: &[Option<StreamPosition>]) -> Result<()> {
         let mut end = None;
@@ -589,9 +591,9 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Keeps the windows between two that recovery needs, or between the last of these and `position`, as long as the
-    /// window before them is kept. They hold records that were left out, and the range listed for a stream must have no
-    /// gaps.
+    /// Keeps the windows that lie between two windows that recovery needs, or between the last of these and `position`,
+    /// if the window before them is kept too. They hold records that were left out, and the listed range of a stream
+    /// must have no gaps.
     fn keep_between(&mut self, position: StreamPosition) {
         let mut newest = None;
         let mut end = None;

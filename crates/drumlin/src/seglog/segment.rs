@@ -13,10 +13,10 @@ use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// Bytes of zeros written before a new segment is used. They are few, because a commit may be waiting.
+/// Bytes of zeros written before a new segment is used: only a few, because a commit may be waiting.
 pub(super) const FIRST_FILL_BYTES: u64 = 1 << 20;
 
-/// Size of a single write of zeros: large enough for a device's bandwidth, small enough not to delay commits.
+/// Size of a single write of zeros: large enough to use the device's bandwidth, small enough not to delay commits.
 const ZEROS_BYTES: usize = 256 << 10;
 
 const _: () = assert!(ZEROS_BYTES.is_multiple_of(BLOCK_BYTES), "a transfer of zeros ends within a block");
@@ -27,7 +27,7 @@ pub(super) struct Segment {
     pub(super) file: FileRef,
     pub(super) header: SegmentHeader,
     pub(super) seed: u64,
-    /// `true` if the header on the medium says that the whole window has been written once.
+    /// `true` if the header on the medium says that the whole window has been written at least once.
     filled: AtomicBool,
 }
 
@@ -48,12 +48,12 @@ impl Segment {
         self.file.path()
     }
 
-    /// The position of the window's first byte.
+    /// Returns the position of the window's first byte.
     pub(super) fn start(&self) -> StreamPosition {
         self.header.start
     }
 
-    /// The position after the window's last byte.
+    /// Returns the position after the window's last byte.
     pub(super) fn end(&self) -> StreamPosition {
         self.header.start + self.header.window_bytes
     }
@@ -62,7 +62,7 @@ impl Segment {
         self.filled.load(Ordering::Acquire)
     }
 
-    /// Records durably that the whole window has been written once.
+    /// Records durably that the whole window has been written at least once.
     pub(super) fn set_filled(&self, persist: Persist) -> io::Result<()> {
         assert!(!self.is_filled(), "{self:?} is filled twice");
         write_header(&self.file, &SegmentHeader { filled: true, ..self.header }, persist)?;
@@ -70,14 +70,14 @@ impl Segment {
         Ok(())
     }
 
-    /// Returns the offset in the file of a position in the window.
+    /// Returns the file offset of a position in the window.
     pub(super) fn offset(&self, position: StreamPosition) -> u64 {
         assert!(self.start() <= position && position <= self.end(), "position {position} outside of {self:?}");
         BLOCK + (position - self.start())
     }
 }
 
-/// The spares that are suitable for a window.
+/// Selects the spares that are suitable for a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SpareSize {
     /// Spares that held a window of this many bytes.
@@ -86,17 +86,17 @@ pub(super) enum SpareSize {
     Any,
 }
 
-/// A file that is available for another use.
+/// A file that is available for reuse.
 #[derive(Debug)]
 pub(super) struct Spare {
     pub(super) name: String,
     pub(super) slot: SlotNumber,
-    /// Bytes of the window that it last held.
+    /// Size in bytes of the window that it held last.
     pub(super) window_bytes: u64,
-    /// The whole window has been written once, so a durable write in it changes no metadata.
+    /// Set if the whole window has been written before, so that a durable write in it changes no metadata.
     pub(super) filled: bool,
-    /// The file's last use, or `None` if it was never used. Readers may still hold it; the file is not rewritten before
-    /// they drop it.
+    /// The file's last use, or `None` if it was never used. Readers may still hold it; the file is not rewritten until
+    /// they have dropped it.
     pub(super) last_use: Option<Arc<Segment>>,
 }
 
@@ -122,7 +122,7 @@ impl Spare {
         self.last_use.as_ref().is_none_or(|segment| Arc::strong_count(segment) == 1)
     }
 
-    /// Returns `true` if the spare may be used again for a window of this size.
+    /// Returns `true` if the spare may be reused for a window of this size.
     pub(super) fn serves(&self, size: SpareSize) -> bool {
         self.last_use.is_some() && (size == SpareSize::Any || size == SpareSize::Window(self.window_bytes))
     }
@@ -168,15 +168,15 @@ pub(super) fn write_zeros(file: &FileRef, start: u64, end: u64) -> io::Result<()
     Ok(())
 }
 
-/// The kind of a file in the log folder.
+/// The kind of file found in the log folder.
 #[derive(Debug)]
 pub(super) enum FoundFile {
     Segment(Arc<Segment>),
-    /// Never used, or not completely created.
+    /// The file was never used, or its creation was not completed.
     Unused,
 }
 
-/// Opens a segment file with these options, and checks its header against its name and its database.
+/// Opens a segment file with these options, and checks its header against its name and the database id.
 pub(super) fn inspect(
     folder: &dyn Folder,
     name: &str,
@@ -187,12 +187,12 @@ pub(super) fn inspect(
     let path = &folder.path().join(name);
     let file = folder.open(name, options).map_err(|error| Error::io("opening", path, error))?;
     let length = file.len().map_err(|error| Error::io("measuring", path, error))?;
-    // If the file is shorter, the missing bytes read as zeros here.
+    // If the file is shorter than this, the missing bytes count as zeros.
     let mut blocks = AlignedBuffer::zeroed(2 * BLOCK_BYTES);
     file.read_up_to(&mut blocks, 0).map_err(|error| Error::io("reading", path, error))?;
     let (header, window) = blocks.split_at(BLOCK_BYTES);
     match SegmentHeader::decode(header) {
-        // A header is durable before the first record is written after it.
+        // A header is made durable before the first record is written after it.
         Ok(None) if window.iter().any(|&byte| byte != 0) => {
             Err(Error::corrupted(path, "log segment header", "it is zero, though records follow it"))
         }
@@ -214,8 +214,8 @@ pub(super) fn inspect(
     }
 }
 
-/// Returns the minimum bytes in the window of a segment with this header: they were durable before the header was
-/// written.
+/// Returns the minimum number of bytes that are filled in the window of a segment with this header: they were durable
+/// before the header was written.
 pub(super) fn written_bytes_min(header: &SegmentHeader) -> u64 {
     if header.filled { header.window_bytes } else { header.window_bytes.min(FIRST_FILL_BYTES) }
 }

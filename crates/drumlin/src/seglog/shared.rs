@@ -1,4 +1,4 @@
-//! The state of an open log, which its callers and its threads share.
+//! The state of an open log, shared by its callers and its threads.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,27 +33,27 @@ pub(super) struct SharedLog {
     pub(super) hooks: Hooks,
     pub(super) horizon: Horizon,
     pub(super) streams: Box<[Stream]>,
-    /// Windows of earlier openings that no checkpoint covers yet. Those of a stream are ordered by use number.
+    /// Windows of earlier openings that no checkpoint covers yet. The windows of each stream are ordered by use number.
     pub(super) old: Mutex<Vec<Window>>,
-    /// Records at or below this timestamp may be gone.
+    /// Records at or below this timestamp may have been removed.
     pub(super) truncated: AtomicU64,
     pub(super) checkpoint: AtomicU64,
     pub(super) failure: OnceLock<Arc<str>>,
     pub(super) sync_count: AtomicU64,
-    /// Bytes written to the log's files: blocks of records, headers, zeros.
+    /// Bytes written to the log's files: blocks of records, headers, and zeros.
     pub(super) write_bytes: AtomicU64,
-    /// Tasks that wait for a timestamp. `tasks_count` is checked whenever the horizon moves.
+    /// Tasks that wait for a timestamp. `tasks_count` is checked whenever the horizon advances.
     pub(super) tasks: Mutex<Vec<(Timestamp, Waker)>>,
     pub(super) tasks_count: AtomicUsize,
     pub(super) signal: Signal,
     /// Held while segments are prepared or removed.
     pub(super) preparing: Mutex<()>,
-    /// The ranges that were last listed. See [`Hooks::list`].
+    /// The ranges that were listed last. See [`Hooks::list`].
     pub(super) listed: Mutex<Vec<LogRange>>,
     pub(super) doomed: Mutex<Vec<Spare>>,
-    /// A full disk has been reported, and no segment has been made since.
+    /// A full disk has been reported, and no segment has been created since.
     pub(super) is_shortage_logged: AtomicBool,
-    /// `true` if the background threads run. Otherwise callers do their work.
+    /// `true` if the background threads are running. Otherwise callers prepare segments and write records themselves.
     pub(super) has_threads: AtomicBool,
 }
 
@@ -93,9 +93,9 @@ impl SharedLog {
         ranges.into_values().filter(|range| range.from < range.to).collect()
     }
 
-    /// Lists the ranges that must exist durably, if they have changed.
+    /// Durably lists the ranges that must exist, if they have changed.
     pub(super) fn list(&self) -> io::Result<()> {
-        // Hold the lock during the call, so that a later list is a newer one.
+        // Hold the lock during the call, so that lists are recorded in the order in which they were made.
         let mut listed = self.listed.lock();
         let ranges = self.ranges();
         if *listed != ranges {
@@ -109,7 +109,7 @@ impl SharedLog {
         self.failure.get().cloned()
     }
 
-    /// Appends a record that the stream has room for.
+    /// Appends a record. The stream must have room for it.
     pub(super) fn append(&self, stream: usize, tail: &mut Tail, body: &Body) -> Appended {
         let floor = tail.floor();
         // No other thread changes the counter, because the tail is locked.
@@ -125,7 +125,7 @@ impl SharedLog {
         }
     }
 
-    /// Fails if records must not be appended to the stream with this tail.
+    /// Fails if the stream with this tail must not accept records.
     pub(super) fn check_open(&self, tail: &Tail) -> Result<()> {
         match self.failure.get() {
             Some(reason) => Err(Error::Failed { reason: Arc::clone(reason) }),

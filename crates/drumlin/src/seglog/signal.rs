@@ -25,24 +25,24 @@ struct Wanted {
 pub(super) enum Urgency {
     /// Write within [`GATHERING`]: no task waits for the records either.
     Soon = 1,
-    /// Write at once: a task waits, or the buffer fills.
+    /// Write immediately: a task waits, or the buffer is filling up.
     Now = 2,
 }
 
-/// The delay before records that no caller waits for are written. At 300,000 such records per second, writing whenever
-/// no write was in flight took a quarter of a processor.
+/// The delay before writing records that no caller waits for. At 300,000 such records per second, writing whenever no
+/// write was in flight took a quarter of a processor.
 /// Measured: decision 013.
 const GATHERING: Duration = Duration::from_millis(1);
 
-/// A log that had nothing to prepare for this long counts as idle. Its spare segments are for the next burst of
-/// commits. A burst after that has to create segments, with a sync for each 8 MiB.
+/// A log with nothing to prepare for this long counts as idle. Its spare segments are kept this long for the next burst
+/// of commits. A later burst has to create segments, with a sync for each 8 MiB.
 pub(super) const IDLE: Duration = Duration::from_secs(5);
 
 /// The reason why the preparing thread wakes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Call {
     Prepare,
-    /// Nothing had to be prepared for a while.
+    /// Nothing has had to be prepared for a while.
     Idle,
     Stop,
 }
@@ -66,7 +66,7 @@ impl Signal {
         self.flush.notify_one();
     }
 
-    /// Sleeps until there is something to prepare or the log stops. If `has_surplus`, sleeps no longer than [`IDLE`].
+    /// Sleeps until there is a segment to prepare or the log stops. If `has_surplus`, sleeps no longer than [`IDLE`].
     pub(super) fn wait_prepare(&self, has_surplus: bool) -> Call {
         let mut state = self.state.lock();
         while !state.prepare && !state.stop {
@@ -84,7 +84,7 @@ impl Signal {
         }
     }
 
-    /// Sleeps until there is something to flush. Returns `false` once the log stops.
+    /// Sleeps until there are records to flush. Returns `false` once the log stops.
     pub(super) fn wait_flush(&self) -> bool {
         let mut state = self.state.lock();
         self.flush.wait_while(&mut state, |wanted| wanted.flush.is_none() && !wanted.stop);

@@ -3,8 +3,8 @@
 use super::segment::{self, Spare, SpareSize};
 use crate::format::{SlotNumber, StreamId, UseNumber};
 
-/// The files of a stream that are available for another use, the numbers for new files and uses, and how many spares
-/// are worth keeping. Numbers only ascend.
+/// The files of a stream that are available for reuse, the numbers for new files and uses, and how many spares are
+/// worth keeping. The numbers only ascend.
 #[derive(Debug)]
 pub(super) struct Spares {
     list: Vec<Spare>,
@@ -12,7 +12,7 @@ pub(super) struct Spares {
     slot_next: SlotNumber,
     /// The number of windows begun since the last truncation.
     begun_windows: usize,
-    /// The number of spares that is worth keeping: as many as an interval between truncations needs.
+    /// The number of spares worth keeping: as many as an interval between truncations needs.
     wanted: usize,
 }
 
@@ -39,12 +39,13 @@ impl Spares {
         number
     }
 
-    /// Returns `true` if a spare of this size can be used immediately.
+    /// Returns `true` if a spare of this size is immediately available.
     pub(super) fn has_free(&self, size: SpareSize) -> bool {
         self.list.iter().any(|spare| spare.is_free() && spare.serves(size))
     }
 
-    /// Takes a spare of this size that can be used immediately, or the name of a new file for `window_bytes`.
+    /// Takes a spare of this size that is immediately available, or else a new file's name, for a window of
+    /// `window_bytes`.
     pub(super) fn take(&mut self, stream: StreamId, size: SpareSize, window_bytes: u64) -> Spare {
         let free = self.list.iter().position(|spare| spare.is_free() && spare.serves(size));
         let spare = match free {
@@ -59,26 +60,26 @@ impl Spares {
         spare
     }
 
-    /// Records that records were appended to `count` more windows.
+    /// Notes that records were appended to `count` more windows.
     pub(super) fn note_begun(&mut self, count: usize) {
         self.begun_windows += count;
     }
 
-    /// Estimates the number of spares worth keeping, after a truncation. The need of one interval between checkpoints
-    /// predicts that of the next. The estimate decays by a quarter.
+    /// Estimates the number of spares worth keeping, after a truncation: the next interval between checkpoints will
+    /// probably need as many as the last one did. The estimate decays by a quarter per interval.
     pub(super) fn begin_interval(&mut self) {
         self.wanted = self.begun_windows.max(self.wanted * 3 / 4).max(1);
         self.begun_windows = 0;
         debug_assert!(self.wanted > 0, "a stream on a full disk may need its only spare");
     }
 
-    /// Makes a single spare worth keeping.
+    /// Reduces the number of spares worth keeping to one.
     pub(super) fn want_one(&mut self) {
         self.wanted = 1;
     }
 
-    /// Takes the spares that are not worth keeping: those of other sizes, and then those beyond the wanted number.
-    /// Spares of `window_bytes` are kept first.
+    /// Takes the spares that are not worth keeping: first the spares of other sizes, then those beyond the wanted
+    /// number. Spares of `window_bytes` are the last to go.
     pub(super) fn take_surplus(&mut self, size: SpareSize, window_bytes: u64) -> Vec<Spare> {
         assert!(self.wanted > 0, "a stream on a full disk may need its only spare");
         let (mut kept, mut surplus): (Vec<_>, Vec<_>) = self.list.drain(..).partition(|spare| spare.serves(size));

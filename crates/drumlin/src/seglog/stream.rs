@@ -17,11 +17,11 @@ use super::windows::{Preparation, Window, Windows};
 use crate::format::log::{FLAG_AFTER_DATA, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed};
 use crate::format::{BLOCK_BYTES, Incarnation, StreamId, StreamPosition, Timestamp, UseNumber};
 
-/// The space of a stream that is reserved for records which are not appended yet. Both sums are zero, or neither.
+/// The space of a stream that is reserved for records not appended yet. Either both sums are zero or neither is.
 #[derive(Debug, Default)]
 struct Reserved {
     bytes: usize,
-    /// The bytes, plus the padding that each record may cause.
+    /// The reserved bytes, plus the padding that each record may cause.
     span_bytes: u64,
 }
 
@@ -40,13 +40,13 @@ impl Reserved {
     }
 }
 
-/// The attempts to prepare a window that failed.
+/// The failed attempts to prepare a window.
 #[derive(Debug, Default)]
 struct Refusals {
     count: u64,
-    /// The reason of the last refusal, which is `None` for lack of space.
+    /// The reason for the last refusal, or `None` if space was lacking.
     last: Option<Arc<io::Error>>,
-    /// The last attempt to prepare a window found no space.
+    /// Set if the last attempt to prepare a window found no space.
     is_disk_full: bool,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Tail {
     pub(super) windows: Windows,
     pub(super) spares: Spares,
     refusals: Refusals,
-    /// Reservations, appends and preparations are refused from now on.
+    /// Once this is set, reservations, appends and preparations are refused.
     is_sealed: bool,
     /// The reservations that wait for space.
     pub(super) queue: Queue,
@@ -69,13 +69,13 @@ pub(super) struct Tail {
 /// A stream of the log.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// The [`Urgency`](super::signal::Urgency) with which the background thread was asked to write, or 0 if it was not
-    /// asked.
+    /// The highest [`Urgency`](super::signal::Urgency) of the pending requests to the background thread to write, or 0
+    /// if there is no request.
     pub(super) flush_requested: CachePadded<AtomicU8>,
     pub(super) tail: Mutex<Tail>,
-    /// Bytes of the bodies of records appended since the log was opened. Changed with the tail locked.
+    /// Total bytes of the bodies of records appended since the log was opened. Changed only while the tail is locked.
     pub(super) appended_bytes: AtomicU64,
-    /// Signalled when space in the buffer or a window becomes free, or when it never will.
+    /// Signalled when space in the buffer or a window is freed, or when there will never be any.
     pub(super) space: Condvar,
 }
 
@@ -100,7 +100,7 @@ impl Stream {
         }
     }
 
-    /// Announces that space may have become free. The head of the queue checks again.
+    /// Announces that space may have been freed. The head of the queue then checks again.
     pub(super) fn announce_space(&self) {
         let waker = self.tail.lock().queue.take_first_waker();
         self.space.notify_all();
@@ -109,7 +109,7 @@ impl Stream {
         }
     }
 
-    /// Announces that there will be no more space. The whole queue checks again.
+    /// Announces that there will be no more space. The whole queue then checks again.
     pub(super) fn announce_end(&self) {
         let wakers = self.tail.lock().queue.take_wakers();
         self.space.notify_all();
@@ -118,12 +118,12 @@ impl Stream {
 }
 
 impl Tail {
-    /// The position after the last record.
+    /// Returns the position after the last record.
     pub(super) fn position(&self) -> StreamPosition {
         self.buffers.position()
     }
 
-    /// The position below which everything is on the medium.
+    /// Returns the position below which everything is on the medium.
     pub(super) fn durable_position(&self) -> StreamPosition {
         self.buffers.durable_position()
     }
@@ -142,7 +142,7 @@ impl Tail {
         self.is_sealed = true;
     }
 
-    /// Returns `true` if the buffer has room for a record of `bytes`, after those that are reserved.
+    /// Returns `true` if the buffer has room for a record of `bytes`, in addition to the reserved records.
     pub(super) fn buffer_admits(&self, bytes: usize) -> bool {
         self.buffers.admits(self.reserved.bytes + bytes)
     }
@@ -162,7 +162,7 @@ impl Tail {
         self.span_end(bytes) <= self.windows.ready()
     }
 
-    /// Returns `true` if a record of `bytes` fits and would not overtake another one in the queue.
+    /// Returns `true` if a record of `bytes` fits, and appending it would not overtake a request in the queue.
     pub(super) fn fits_at_once(&self, bytes: usize) -> bool {
         !self.is_contended() && self.buffer_admits(bytes) && self.windows_admit(bytes)
     }
@@ -181,19 +181,19 @@ impl Tail {
         self.reserved.remove(bytes);
     }
 
-    /// Returns the bytes that are reserved for records which are not appended yet.
+    /// Returns the bytes that are reserved for records not appended yet.
     pub(super) fn reserved_bytes(&self) -> usize {
         self.reserved.bytes
     }
 
-    /// Requests the windows that a record of `bytes` needs.
+    /// Requests enough windows for a record of `bytes`.
     pub(super) fn want_windows_for(&mut self, bytes: usize) {
         let needed = self.span_end(bytes);
         assert!(needed > self.position(), "a window is wanted that nothing needs");
         self.windows.want(needed);
     }
 
-    /// Requests a window, if there is none, before a record needs it.
+    /// Requests a window before a record needs it, if the stream has no window.
     pub(super) fn want_window(&mut self) {
         self.want_windows_for(BLOCK_BYTES);
     }
@@ -206,7 +206,7 @@ impl Tail {
         self.windows.preparation(self.position(), self.refusals.is_disk_full)
     }
 
-    /// Refuses another window. The reservations that wait for it get the error.
+    /// Refuses the window that was requested. The reservations that wait for it get the error.
     pub(super) fn refuse(&mut self, error: Option<Arc<io::Error>>) {
         self.windows.want_nothing();
         self.refusals.count += 1;
@@ -218,12 +218,12 @@ impl Tail {
         self.refusals.count
     }
 
-    /// Returns the reason of the last refusal, or `None` if it was lack of space.
+    /// Returns the reason for the last refusal, or `None` if space was lacking.
     pub(super) fn last_refusal(&self) -> Option<&Arc<io::Error>> {
         self.refusals.last.as_ref()
     }
 
-    /// Records whether the disk had space for a window. Returns `true` if it had none before.
+    /// Notes whether the disk had space for a window. Returns `true` if it had no space at the previous attempt.
     pub(super) fn set_disk_full(&mut self, is_disk_full: bool) -> bool {
         std::mem::replace(&mut self.refusals.is_disk_full, is_disk_full)
     }
@@ -243,14 +243,14 @@ impl Tail {
         self.spares.has_free(self.spare_size(window_bytes))
     }
 
-    /// Takes the file for the next window, and the number of its use.
+    /// Takes the file for the next window, and the number of the file's new use.
     pub(super) fn take_spare(&mut self, stream: StreamId, window_bytes: u64) -> (Spare, UseNumber) {
         let size = self.spare_size(window_bytes);
         (self.spares.take(stream, size, window_bytes), self.spares.take_use_number())
     }
 
     /// Takes the spares that are not worth keeping. While the stream lacks its next window, spares of any size are
-    /// worth keeping, because the disk may have no space for it.
+    /// worth keeping, because the disk may have no space for a new file.
     pub(super) fn take_surplus(&mut self, window_bytes: u64) -> Vec<Spare> {
         let has_window_ahead = self.windows.has_window_ahead(self.position());
         let size = if has_window_ahead { self.spare_size(window_bytes) } else { SpareSize::Any };
@@ -259,7 +259,7 @@ impl Tail {
 
     /// Copies a record into the buffer. Returns its timestamp and the position after it.
     ///
-    /// `assign` returns the timestamp, and the horizon to store in the record.
+    /// `assign` returns the timestamp and the horizon to store in the record.
     pub(super) fn append(
         &mut self,
         body: &Body,
@@ -297,17 +297,17 @@ impl Tail {
         (timestamp, end)
     }
 
-    /// The first record that is not on the medium.
+    /// Returns the first record that is not on the medium.
     pub(super) fn floor(&self) -> Option<Timestamp> {
         self.buffers.floor()
     }
 
-    /// The last record that is not on the medium.
+    /// Returns the last record that is not on the medium.
     pub(super) fn last_pending(&self) -> Option<Timestamp> {
         self.buffers.last_pending()
     }
 
-    /// Returns `true` if a thread may write the pending records.
+    /// Returns `true` if there are pending records and no write is in flight, so that a thread may write them.
     pub(super) fn may_lead(&self) -> bool {
         self.buffers.may_write()
     }
@@ -320,7 +320,7 @@ impl Tail {
         (batch, segment)
     }
 
-    /// Gives back the batch from [`begin_write`](Self::begin_write), which is on the medium now.
+    /// Returns the batch from [`begin_write`](Self::begin_write), which is now on the medium.
     pub(super) fn complete(&mut self, batch: LogBuffer) {
         debug_assert!(batch.used > 0, "a write of no records is completed");
         self.buffers.complete(batch, self.reserved.bytes);
@@ -332,13 +332,13 @@ impl Tail {
     }
 
     /// Takes the windows before the current one whose records are all at or below `covered`. Returns them with the
-    /// newest timestamp that they hold.
+    /// newest timestamp in them.
     pub(super) fn take_covered_windows(&mut self, covered: Timestamp) -> (Vec<Arc<Segment>>, Option<Timestamp>) {
         self.windows.take_covered(covered, self.buffers.durable_position())
     }
 
-    /// Takes the only window, if all its records are at or below `covered` and nothing is being written to it. The
-    /// stream continues after it, and the rest of the window stays empty.
+    /// Takes the stream's only window, if all its records are at or below `covered` and none is being written. The
+    /// stream continues after the window, whose remainder stays empty.
     pub(super) fn take_last_window(&mut self, covered: Timestamp) -> Option<Window> {
         if self.floor().is_some() || self.reserved.bytes > 0 {
             return None;
@@ -348,7 +348,7 @@ impl Tail {
         Some(window)
     }
 
-    /// Takes all windows of a closed log, because nothing in them is needed.
+    /// Takes all windows of a closed log, because no record in them is needed.
     pub(super) fn take_windows(&mut self) -> Vec<Arc<Segment>> {
         assert!(self.is_sealed && self.floor().is_none(), "a stream that goes on gives up its windows");
         self.windows.take_all(self.position())

@@ -1,4 +1,4 @@
-//! Waiting for a stream, so that only the threads that can proceed are woken.
+//! Waiting for a stream in such a way that only threads that can proceed are woken.
 
 use std::cell::RefCell;
 
@@ -9,7 +9,7 @@ thread_local! {
     static PARKER: RefCell<Option<Parker>> = const { RefCell::new(None) };
 }
 
-/// The number of a waiter, by which its thread finds it again.
+/// The number of a waiter, by which its thread removes it from the list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct WaiterId(u64);
 
@@ -28,7 +28,7 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Makes a waiter of the calling thread.
+    /// Creates a waiter for the calling thread.
     fn current(id: WaiterId, timestamp: Timestamp) -> Waiter {
         let unparker = PARKER.with_borrow_mut(|parker| parker.get_or_insert_default().unparker().clone());
         Waiter { id, timestamp, unparker }
@@ -39,7 +39,7 @@ impl Waiter {
     }
 }
 
-/// The threads that wait for records of a stream. A number is given out once.
+/// The threads that wait for records of a stream. Each number is assigned only once.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     list: Vec<Waiter>,
@@ -55,7 +55,7 @@ impl Waiters {
         id
     }
 
-    /// Removes a waiter, unless it was taken.
+    /// Removes a waiter, unless it has been taken.
     pub(super) fn remove(&mut self, id: WaiterId) {
         self.list.retain(|waiter| waiter.id != id);
     }
@@ -65,7 +65,7 @@ impl Waiters {
         self.list.pop()
     }
 
-    /// Takes the waiters of timestamps below `floor`, or all if it is `None`.
+    /// Takes the waiters for timestamps below `floor`, or all waiters if it is `None`.
     pub(super) fn take_below(&mut self, floor: Option<Timestamp>) -> Vec<Waiter> {
         self.list.extract_if(.., |waiter| floor.is_none_or(|floor| waiter.timestamp < floor)).collect()
     }

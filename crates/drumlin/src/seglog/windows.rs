@@ -1,4 +1,5 @@
-//! The windows of a stream: the parts of it that have a file, and how far ahead of the records they reach.
+//! The windows of a stream: the parts of the stream that are backed by a file, and how far they reach ahead of the
+//! records.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,7 +8,8 @@ use super::segment::Segment;
 use crate::format::log::RECORD_ALIGNMENT_BYTES;
 use crate::format::{BLOCK_BYTES, StreamPosition, Timestamp};
 
-/// Distance between entries of a window's index: the most that a reader has to read before its starting point.
+/// Distance between entries of a window's index: the most that a reader has to read before it reaches its starting
+/// point.
 const INDEX_STRIDE_BYTES: u64 = 64 << 10;
 
 const _: () = assert!(BLOCK_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a record can't begin with a block");
@@ -16,25 +18,25 @@ const _: () = assert!(BLOCK_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a rec
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) segment: Arc<Segment>,
-    /// The file is filled up to this position. Records may lie below it.
+    /// The file is filled up to this position. Records may lie only below it.
     pub(super) ready: StreamPosition,
-    /// The newest record that has bytes in the window.
+    /// The newest record that has any bytes in the window.
     pub(super) last: Option<Timestamp>,
-    /// In ascending order, the timestamp and position of one record per stride.
+    /// The timestamp and position of one record per stride, in ascending order.
     pub(super) index: Vec<(Timestamp, StreamPosition)>,
 }
 
 impl Window {
-    /// Creates a window. `held_bytes` are the bytes of it that the file holds: for a header alone it is not worth
-    /// allocating an index of full size.
+    /// Creates a window. `held_bytes` is the part of the window that its file holds: if there is only a header,
+    /// allocating an index of full size would be wasteful.
     pub(super) fn new(segment: Arc<Segment>, ready: StreamPosition, held_bytes: u64) -> Window {
         assert!((segment.start()..=segment.end()).contains(&ready), "{segment:?} is ready up to {ready}");
         let entries = segment.header.window_bytes.min(held_bytes) / INDEX_STRIDE_BYTES + 1;
-        // Allocate here, because appending must not allocate.
+        // Allocate now, because appending must not allocate.
         Window { segment, ready, last: None, index: Vec::with_capacity(entries as usize) }
     }
 
-    /// Records that a record starts at `position`.
+    /// Adds a record that starts at `position` to the index.
     pub(super) fn index_record(&mut self, timestamp: Timestamp, position: StreamPosition) {
         assert!(self.last < Some(timestamp), "records of a window ascend");
         assert!((self.start()..self.end()).contains(&position), "a record begins in another window");
@@ -61,29 +63,31 @@ impl Window {
     }
 }
 
-/// The next step of preparing a stream.
+/// The next step in preparing a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Preparation {
     Fill,
     Window,
 }
 
-/// The windows of a stream, from the oldest kept to the newest prepared. They abut, and all but the newest are filled.
+/// The windows of a stream, from the oldest kept to the newest prepared. They abut, and all except the newest are
+/// filled.
 #[derive(Debug)]
 pub(super) struct Windows {
     list: VecDeque<Window>,
     /// The index of the window in which the last record started.
     current: usize,
-    /// The start of the next window, while there are no windows.
+    /// The start of the next window, used while there are no windows.
     origin: StreamPosition,
     /// The position of this opening's first record.
     began: StreamPosition,
-    /// A reservation waits for windows up to this position.
+    /// The end of the windows that a reservation waits for.
     wanted: StreamPosition,
 }
 
 impl Windows {
-    /// Creates the windows of a stream whose next record starts at `position`, in the first window if there is one.
+    /// Creates the windows of a stream. Its next record starts at `position`, which lies in the first window if there
+    /// is one.
     pub(super) fn new(list: Vec<Window>, position: StreamPosition) -> Windows {
         assert!(list.is_sorted_by(|left, right| left.end() == right.start()), "windows of a stream abut");
         let is_within = |first: &Window| (first.start()..first.end()).contains(&position);
@@ -104,18 +108,18 @@ impl Windows {
         self.list.iter()
     }
 
-    /// The start of the oldest window.
+    /// Returns the start of the oldest window.
     pub(super) fn start(&self) -> StreamPosition {
         self.list.front().map_or(self.origin, Window::start)
     }
 
-    /// The position after the newest window.
+    /// Returns the position after the newest window.
     pub(super) fn end(&self) -> StreamPosition {
         debug_assert!(self.list.is_empty() || self.current < self.list.len(), "the window in use is not listed");
         self.list.back().map_or(self.origin, Window::end)
     }
 
-    /// The position up to which records may be written.
+    /// Returns the position up to which records may be written.
     pub(super) fn ready(&self) -> StreamPosition {
         let mut ready = self.origin;
         for window in self.list.iter().skip(self.current) {
@@ -127,12 +131,13 @@ impl Windows {
         ready
     }
 
-    /// Returns the window that holds the last record's start.
+    /// Returns the window in which the last record starts.
     pub(super) fn current(&self) -> &Window {
         &self.list[self.current]
     }
 
-    /// Makes the window that holds `position` the current one. Returns the number of windows that this begins.
+    /// Makes the window that holds `position` the current one. Returns the number of windows that the stream has begun
+    /// by this.
     pub(super) fn advance(&mut self, position: StreamPosition) -> usize {
         assert!(position < self.end(), "a stream reached {position}, past its last window");
         let before = self.current;
@@ -143,7 +148,7 @@ impl Windows {
         self.current - before
     }
 
-    /// Records that a record starts at `position`, which is in the current window, and reaches to `end`.
+    /// Adds a record to the index of the current window, in which it starts, and notes it in every window up to `end`.
     pub(super) fn index_record(&mut self, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
         debug_assert!(position < end, "the record at {position} has no bytes");
         assert!(end <= self.end(), "a record ends at {end}, past the last window");
@@ -161,19 +166,19 @@ impl Windows {
         self.wanted = self.wanted.max(position);
     }
 
-    /// Withdraws the requests.
+    /// Withdraws all requests.
     pub(super) fn want_nothing(&mut self) {
         self.wanted = StreamPosition::START;
     }
 
-    /// Returns `true` if there is a window that holds no record yet. The last record ends at `position`.
+    /// Returns `true` if the newest window holds no record yet. The last record ends at `position`.
     pub(super) fn has_window_ahead(&self, position: StreamPosition) -> bool {
         self.list.back().is_some_and(|window| window.start() > position)
     }
 
-    /// Returns the bytes that are kept ready after the last record: as many as were appended since the opening, up to a
-    /// window. So a short opening prepares little that it does not use, and a busy one has a window ahead, so that no
-    /// append waits for one.
+    /// Returns the number of bytes to keep ready after the last record: as many as were appended since the opening, but
+    /// at most one window. So a short opening prepares little that it does not use, and a busy one always has a window
+    /// ahead, so no append waits for one.
     fn lead_bytes(&self, position: StreamPosition) -> u64 {
         let window_bytes = self.list.back().map_or(0, |window| window.segment.header.window_bytes);
         assert!(self.began <= position, "a stream that began at {} is at {position}", self.began);
@@ -181,7 +186,7 @@ impl Windows {
     }
 
     /// Returns the next step of preparation, if one is needed. The last record ends at `position`. On a full disk, only
-    /// windows that a reservation waits for are needed.
+    /// the windows that a reservation waits for are needed.
     pub(super) fn preparation(&self, position: StreamPosition, is_disk_full: bool) -> Option<Preparation> {
         debug_assert!(
             self.list.iter().rev().skip(1).all(Window::is_filled),
@@ -196,20 +201,21 @@ impl Windows {
         }
     }
 
-    /// Adds a window after the newest one. No record may be in it until [`set_ready`](Self::set_ready) is called.
+    /// Adds a window after the newest one. It must not hold records until [`set_ready`](Self::set_ready) has been
+    /// called.
     pub(super) fn push(&mut self, window: Window) {
         assert_eq!(window.start(), self.end(), "windows of a stream abut");
         assert_eq!(window.ready, window.start(), "{:?} is used before it is listed", window.segment);
         self.list.push_back(window);
     }
 
-    /// Returns the segment of the newest window, which is to be filled from the returned position on.
+    /// Returns the segment of the newest window, and the position at which to continue filling it.
     pub(super) fn to_fill(&self) -> (Arc<Segment>, StreamPosition) {
         let window = self.list.back().expect("a window is to be filled");
         (Arc::clone(&window.segment), window.ready)
     }
 
-    /// Records that the newest window, which was filled up to `before`, is filled up to `ready` now.
+    /// Notes that the newest window, which had been filled up to `before`, is now filled up to `ready`.
     pub(super) fn set_ready(&mut self, before: StreamPosition, ready: StreamPosition) {
         let window = self.list.back_mut().expect("a window is being filled");
         assert_eq!(window.ready, before, "a window was filled by two threads at once");
@@ -226,7 +232,7 @@ impl Windows {
     }
 
     /// Takes the windows before the current one whose records are all at or below `covered` and below `durable`.
-    /// Returns them with the newest timestamp that they hold.
+    /// Returns them with the newest timestamp in them.
     pub(super) fn take_covered(
         &mut self,
         covered: Timestamp,
@@ -248,8 +254,8 @@ impl Windows {
         (taken, newest)
     }
 
-    /// Takes the only window, if it is filled and all its records are at or below `covered`. The stream has to continue
-    /// after it.
+    /// Takes the only window, if it is filled and all its records are at or below `covered`. The stream must then
+    /// continue after it.
     pub(super) fn take_only(&mut self, covered: Timestamp) -> Option<Window> {
         let window = self.list.front()?;
         if self.list.len() > 1 || !window.is_filled() || window.last > Some(covered) {

@@ -1,12 +1,13 @@
-//! Fills segments: packs extents into large buffers, each of which is written in one request.
+//! Fills segments: packs extents into large buffers, and each buffer is written by one request.
 //!
 //! An appender does no I/O itself. It assigns addresses to extents immediately and returns [`WriteJob`]s as buffers
-//! fill, so it can be used under latches. The thread that filled a buffer, or that waits for one, runs the jobs.
+//! fill up, so it can be used under latches. The jobs are run by the thread that filled the buffer, or by one that
+//! waits for it.
 //!
 //! # Invariants
 //! 1. An extent lies within one buffer, hence within one job and one segment.
-//! 2. A block is written once: a buffer that is flushed early ends at a block boundary, and the next begins there.
-//! 3. An extent is sealed when it is packed, because the use of its segment is not known before.
+//! 2. A block is written once: a buffer that is flushed early ends at a block boundary, and the next one begins there.
+//! 3. An extent is sealed when it is packed, because the use of its segment is not known earlier.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -19,12 +20,12 @@ use crate::io::AlignedBuffer;
 use crate::memory::WRITE_BUFFER_COUNT;
 use crate::sync::Mutex;
 
-/// The buffers of one or more appenders. There are as many as were ever in use at once. Idle ones are kept up to their
-/// part of the budget.
+/// The buffers of one or more appenders. There are as many buffers as were ever in use at the same time. Idle buffers
+/// are kept up to their part of the budget.
 #[derive(Debug)]
 pub(crate) struct WriteBuffers {
-    /// The size of a write. A longer extent gets a buffer of its own; with a small budget, a chunk of a large value can
-    /// be that long.
+    /// The size of a write. A longer extent gets its own buffer; with a small budget, a chunk of a large value can be
+    /// that long.
     buffer_bytes: usize,
     idle: Mutex<Vec<AlignedBuffer>>,
 }
@@ -43,7 +44,7 @@ impl WriteBuffers {
         WriteBuffer { buffer: Some(buffer), home: Arc::clone(self) }
     }
 
-    /// Allocates a buffer for an extent that is too long for the others. It is not kept.
+    /// Allocates a buffer for an extent that is too long for the regular ones. The buffer is not kept afterwards.
     fn make(self: &Arc<Self>, extent_bytes: u64) -> WriteBuffer {
         let bytes = (extent_bytes as usize).next_multiple_of(BLOCK_BYTES);
         assert!(bytes > self.buffer_bytes, "an extent of {extent_bytes} bytes has room in a buffer that is kept");
@@ -88,17 +89,17 @@ impl Drop for WriteBuffer {
 pub(crate) struct WriteJob {
     pub(crate) offset: u64,
     buffer: WriteBuffer,
-    /// The frames whose pages are in the buffer. They must not be evicted before it is written.
+    /// The frames whose pages are in the buffer. They must not be evicted until it has been written.
     pub(crate) frames: Vec<FrameIndex>,
 }
 
 impl WriteJob {
-    /// The bytes to be written.
+    /// Returns the bytes to be written.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// The range of the file that they are written to.
+    /// Returns the range of the file to which the bytes are written.
     pub(crate) fn range(&self) -> std::ops::Range<u64> {
         self.offset..self.offset + self.buffer.len() as u64
     }
@@ -114,7 +115,7 @@ pub(crate) struct Appender {
 struct OpenSegment {
     id: SegmentId,
     epoch: Epoch,
-    /// The first byte not taken by an extent.
+    /// The first byte that no extent has taken.
     position: u64,
     end: u64,
     buffer_start: u64,
@@ -127,7 +128,7 @@ impl Appender {
         Appender { buffers, open: None }
     }
 
-    /// Packs one extent and seals it. If another segment is needed, calls `take` for one.
+    /// Packs one extent and seals it. If a new segment is needed, calls `take` to get it.
     pub(crate) fn append(
         &mut self,
         segments: &Segments,
@@ -172,7 +173,7 @@ impl Appender {
         Ok(address)
     }
 
-    /// Returns the open segment, taking one if there is none.
+    /// Returns the open segment, taking a new one if none is open.
     fn open(
         &mut self,
         segments: &Segments,
@@ -196,7 +197,7 @@ impl Appender {
         Ok(self.open.as_mut().expect("opened above"))
     }
 
-    /// Takes a segment for the epoch if it has none, so that no other purpose can use it up.
+    /// Takes a segment for the epoch if it has none, so that no other purpose can use up the last one.
     pub(crate) fn begin(
         &mut self,
         segments: &Segments,
@@ -206,23 +207,23 @@ impl Appender {
         self.open(segments, epoch, take).map(drop)
     }
 
-    /// Returns `true` if appending an extent of this size would hand over a buffer first.
+    /// Returns `true` if appending an extent of this size would first hand over the buffer.
     pub(crate) fn is_full(&self, extent_bytes: usize) -> bool {
         let bytes = (extent_bytes as u64).next_multiple_of(ExtentAddress::UNIT_BYTES);
         self.open.as_ref().is_some_and(|open| open.position + bytes > open.buffer_end().min(open.end))
     }
 
-    /// The bytes left in the open segment.
+    /// Returns the bytes left in the open segment.
     pub(crate) fn open_segment_bytes(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.end - open.position)
     }
 
-    /// Returns `true` if the extent is in the buffer, and so in no write job yet.
+    /// Returns `true` if the extent is in the buffer, and thus not in a write job yet.
     pub(crate) fn holds(&self, address: ExtentAddress) -> bool {
         self.open.as_ref().is_some_and(|open| (open.buffer_start..open.position).contains(&address.start()))
     }
 
-    /// Hands over the buffer's contents to be written.
+    /// Hands over the contents of the buffer as a write job.
     pub(crate) fn flush(&mut self, jobs: &mut Vec<WriteJob>) {
         if let Some(open) = &mut self.open {
             open.flush(jobs);
@@ -260,7 +261,7 @@ impl OpenSegment {
         jobs.push(WriteJob { offset: self.buffer_start, buffer, frames: std::mem::take(&mut self.frames) });
         self.position = self.buffer_start + padded as u64;
         self.buffer_start = self.position;
-        // The last buffer of a segment may be shorter than the others.
+        // The last buffer of a segment may be shorter than its others.
         let rest = (self.end - self.buffer_start) as usize;
         if rest < self.buffer.len() {
             self.buffer.set_len(rest);

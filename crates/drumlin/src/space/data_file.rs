@@ -1,4 +1,4 @@
-//! The state of the data file: the parts that every file of this folder works on.
+//! The state of the data file, which all files of this folder work on.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -22,7 +22,7 @@ use crate::memory::Budget;
 use crate::sync::{Mutex, RwLock};
 
 /// The share of background work (cleaning, read-ahead, warm start, and the writes of checkpoints) in the requests in
-/// flight, while reads or commits are active. Three requests beside each of theirs.
+/// flight while reads or commits are active: three background requests for each foreground request.
 /// Measured: decision 044.
 pub(crate) const BACKGROUND_SHARE: f64 = 0.75;
 
@@ -35,48 +35,48 @@ pub(crate) struct Traffic {
     pub(crate) write_bytes: AtomicU64,
 }
 
-/// The first reason to stop, if there is one.
+/// The first reason why the database stopped, if it has stopped.
 #[derive(Debug, Default)]
 pub(super) struct Failure {
     pub(super) stopped: OnceLock<Stopped>,
-    /// The database was closed, possibly after a failure. Nothing more is read.
+    /// The database was closed, possibly after a failure. Nothing will be read from now on.
     pub(super) is_closed: AtomicBool,
 }
 
-/// The segment that chunks of large values are written to, and the position of the next one.
+/// The segment to which chunks of large values are written, and the position of the next chunk.
 #[derive(Debug, Default)]
 pub(super) struct ValueSegment {
     pub(super) open: Mutex<Option<(SegmentId, u64)>>,
 }
 
-/// The data file of a database. See the module.
+/// The data file of a database. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Space {
     pub(super) path: PathBuf,
     pub(super) file: FileRef,
     pub(crate) segments: Segments,
     pub(crate) epoch_latch: EpochLatch,
-    /// Indexed by the parity of the epoch.
+    /// The appenders of the two epochs, indexed by the parity of the epoch.
     pub(super) appenders: [Mutex<Appender>; 2],
     pub(super) table_log: TableLog,
-    /// Encoders not in use.
+    /// Encoders that are not in use.
     pub(super) encoders: Mutex<Vec<Encoder>>,
     pub(super) write_jobs: WriteJobs,
     pub(super) values: ValueSegment,
-    /// Appender for extents that the reclaimer moves, and the epoch in which they are moved.
+    /// Appender for extents that the reclaimer moves, and the epoch in which it moves them.
     pub(super) mover: Mutex<(Appender, Epoch)>,
-    /// Bytes have been written to the file since the last sync began.
+    /// Set if bytes have been written to the file since the last sync began.
     pub(super) unsynced: AtomicBool,
     pub(super) syncing: Mutex<()>,
     pub(super) page_spaces: RwLock<HashMap<KeyspaceId, Arc<PageSpace>>>,
-    /// Bytes of the catalogue's entries for keyspaces, not counting the lists of their tables' chunks, and bytes of its
+    /// Bytes of the catalogue's entries for keyspaces (excluding the lists of their tables' chunks), and bytes of its
     /// list of summaries.
     pub(super) keyspace_bytes: AtomicU64,
     pub(super) summary_list_bytes: AtomicU64,
     pub(super) failure: Failure,
     pub(crate) traffic: Traffic,
     pub(super) reservations: Reservations,
-    /// Counts the requests in flight of the whole database: background work yields to reads and commits.
+    /// Counts the requests in flight of the whole database, so that background work yields to reads and commits.
     pub(crate) share: Arc<Share>,
     /// The memory that the database may use.
     pub(super) budget: Arc<Budget>,
@@ -137,7 +137,7 @@ impl Space {
         Space { share, ..self }
     }
 
-    /// Returns the counters of bytes in memory that the next checkpoint has to write.
+    /// Returns the counters of the bytes in memory that the next checkpoint has to write.
     pub(crate) fn debt(&self) -> Arc<CheckpointDebt> {
         Arc::clone(&self.reservations.debt)
     }

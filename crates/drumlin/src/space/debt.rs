@@ -1,16 +1,16 @@
-//! The bytes in memory that the next checkpoint has to write, as counters that every change of a page keeps up to date.
+//! Counters of the bytes in memory that the next checkpoint has to write. Every change of a page updates them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::format::{Epoch, catalogue};
 use crate::sync::CachePadded;
 
-/// Bytes in memory that the next checkpoint writes. The pool and the versions keep the counters up to date.
+/// The bytes in memory that the next checkpoint will write. The pool and the versions keep the counters up to date.
 #[derive(Debug, Default)]
 pub(crate) struct CheckpointDebt {
     dirty: CachePadded<DirtyPages>,
     orphan_count: AtomicU64,
-    /// Pages of values that nothing needs and that wait to be freed.
+    /// Pages of values that are no longer needed and wait to be freed.
     pub(super) unfreed_pages: AtomicU64,
 }
 
@@ -22,7 +22,7 @@ struct DirtyPages {
 }
 
 impl CheckpointDebt {
-    /// Moves a page from the epoch of its previous change to that of its newest. `None` stands for a clean page.
+    /// Moves a page from the epoch of its previous change to that of its newest change. `None` stands for a clean page.
     #[inline]
     pub(crate) fn count_dirty(&self, page_bytes: u64, before: Option<Epoch>, after: Option<Epoch>) {
         if before == after {
@@ -66,7 +66,7 @@ impl CheckpointDebt {
         self.orphan_count.store(count as u64, Ordering::Relaxed);
     }
 
-    /// Sets the number of pages of values that nothing needs and that wait for an epoch with memory for their changes.
+    /// Sets the number of pages of unneeded values that wait for an epoch with enough memory to log their changes.
     pub(crate) fn set_unfreed_pages(&self, count: u64) {
         self.unfreed_pages.store(count, Ordering::Relaxed);
     }

@@ -1,20 +1,21 @@
-//! The epoch latch: see invariants 2 and 3 of the module.
+//! The epoch latch: see invariants 2 and 3 in the documentation of `space`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::format::Epoch;
 use crate::sync::{ShardedLock, ShardedReadGuard, ShardedWriteGuard};
 
-/// Fixes the current epoch while pages change. Threads that change pages take it shared; a checkpoint takes it
+/// Fixes the current epoch while pages change. Threads that change pages take the latch shared; a checkpoint takes it
 /// exclusively to begin.
 #[derive(Debug)]
 pub(crate) struct EpochLatch {
     latch: ShardedLock,
-    /// Changes under the exclusive latch only.
+    /// Changed only under the exclusive latch.
     newest: AtomicU64,
 }
 
-/// Guard of the [`EpochLatch`]: the epoch does not change while it lives. Held briefly, and never across a wait.
+/// Guard of the [`EpochLatch`]: the epoch does not change while the guard lives. It is held briefly, and never while
+/// waiting.
 #[derive(Debug)]
 pub(crate) struct EpochGuard<'a> {
     epoch: Epoch,
@@ -27,7 +28,7 @@ impl EpochLatch {
         EpochLatch { latch: ShardedLock::default(), newest: AtomicU64::new(epoch.0) }
     }
 
-    /// Begins the next epoch. The caller has latched this one exclusively.
+    /// Begins the next epoch. The caller holds the latch of the current one exclusively.
     pub(super) fn begin_next(&self, epoch_guard: &EpochGuard<'_>) {
         let ended = epoch_guard.epoch();
         assert!(epoch_guard.exclusive.is_some() && ended == self.newest(), "an epoch began beside its latch");
@@ -36,27 +37,27 @@ impl EpochLatch {
         self.newest.store(ended.next().0, Ordering::Relaxed);
     }
 
-    /// Latches the epoch, shared.
+    /// Takes the latch shared.
     #[inline]
     pub(crate) fn shared(&self) -> EpochGuard<'_> {
         let shared = Some(self.latch.read());
         EpochGuard { epoch: self.newest(), _shared: shared, exclusive: None }
     }
 
-    /// Latches the epoch exclusively, so that no other thread changes a page.
+    /// Takes the latch exclusively, so that no other thread changes a page.
     pub(crate) fn exclusive(&self) -> EpochGuard<'_> {
         let exclusive = Some(self.latch.write());
         EpochGuard { epoch: self.newest(), _shared: None, exclusive }
     }
 
-    /// Returns the newest epoch without latching it: it may end at any moment.
+    /// Returns the newest epoch without latching it, so it may end at any moment.
     pub(super) fn newest(&self) -> Epoch {
         Epoch(self.newest.load(Ordering::Relaxed))
     }
 }
 
 impl EpochGuard<'_> {
-    /// The current epoch.
+    /// Returns the current epoch.
     #[inline]
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch

@@ -1,4 +1,4 @@
-//! Extents that are not pages: appending them, and reading and verifying them.
+//! Extents that are not pages: appending, reading and verifying them.
 
 use super::Space;
 use super::table::CHUNK_PAGES;
@@ -29,7 +29,7 @@ pub(crate) fn read_extent(space: &Space, address: ExtentAddress) -> Result<(Head
     open_extent(space, address, &buffer[offset..offset + address.length() as usize])
 }
 
-/// Verifies an extent that was read. Returns its header and its decompressed contents.
+/// Verifies an extent that has been read. Returns its header and its decompressed contents.
 pub(crate) fn open_extent(space: &Space, address: ExtentAddress, bytes: &[u8]) -> Result<(Header, Vec<u8>)> {
     let reason = |reason| space.corrupted("an extent", address, reason);
     let header = space.verify(address, bytes).map_err(reason)?;
@@ -76,7 +76,7 @@ pub(super) fn payload_of(
     Ok(page)
 }
 
-/// Returns the entries in a chunk's extent.
+/// Returns the entries stored in a chunk's extent.
 pub(super) fn chunk_entries(
     space: &Space,
     keyspace: KeyspaceId,

@@ -1,27 +1,27 @@
 //! The bulk loads that are attached to a keyspace, as its readers and writers see them.
 //!
-//! A bulk load takes no row locks, and its pages have no commit timestamps. So readers and writers cannot notice it as
-//! they notice other commits. Instead the keyspace records two facts about loads, and they ask for them:
+//! A bulk load takes no row locks, and its pages have no commit timestamps. So readers and writers can't notice it the
+//! way they notice other commits. Instead the keyspace records two facts about loads, for them to query:
 //!
-//! - *When the newest load was attached.* The keyspace had no row for any reader at that time. So a reader at an
+//! - *When the newest load was attached.* At that time the keyspace had no row for any reader, so a reader at an
 //!   earlier timestamp treats every leaf as empty ([`is_loaded_since`](LoadGate::is_loaded_since)).
-//! - *Whether a load is being attached now.* A writer that has locked its row may skip the conflict check if nothing
-//!   was published since its snapshot, because other writers hold row locks until they publish. A load holds none, so
-//!   it announces itself, and a writer that sees the announcement does the check
+//! - *Whether a load is being attached now.* A writer that has locked its row may skip the conflict check if no commit
+//!   was published since its snapshot, because other writers hold row locks until they publish. A load holds no row
+//!   lock, so it announces itself, and a writer that sees the announcement performs the check
 //!   ([`may_have_changed`](LoadGate::may_have_changed)).
 //!
 //! # Protocol
-//! The thread that attaches holds the exclusive epoch latch, and the latch of the root's frame:
+//! The attaching thread holds the exclusive epoch latch and the latch of the root's frame. It proceeds as follows:
 //! 1. [`announce`](LoadGate::announce) the load.
-//! 2. Check that no row of the keyspace is locked. If one is, give up.
-//! 3. Take the timestamp, and [`set_loaded_at`](Announcement::set_loaded_at) it.
+//! 2. Check that no row of the keyspace is locked. If any row is, give up.
+//! 3. Take the timestamp, and pass it to [`set_loaded_at`](Announcement::set_loaded_at).
 //! 4. Publish the timestamp, then replace the root.
 //! 5. Drop the announcement.
 //!
-//! A writer locks its row, then asks `may_have_changed`, which looks for the announcement before it looks at what is
-//! published. Either the load sees the lock in step 2, or the writer sees the announcement or, after step 5, the
-//! published timestamp. A reader latches a leaf, then asks `is_loaded_since`. It can reach a leaf of the load only
-//! through the new root, and so sees step 3.
+//! A writer locks its row, then calls `may_have_changed`, which looks for the announcement before it looks at the
+//! published timestamp. Either the load sees the lock in step 2, or the writer sees the announcement or, after step 5,
+//! the published timestamp. A reader latches a leaf, then calls `is_loaded_since`. It can reach a leaf of the load only
+//! through the new root, so it sees the effect of step 3.
 //!
 //! The loom models of `load/attach.rs` explore steps 1 to 5 with a concurrent writer. The planted bugs `skip-attaching`
 //! and `show-load-early` remove one check each.
@@ -31,10 +31,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::format::Timestamp;
 use crate::sync;
 
-/// The loads of one keyspace, as its readers and writers see them. See the module.
+/// The loads of one keyspace, as its readers and writers see them. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct LoadGate {
-    /// Timestamp of the newest commit that attached a load, or 0.
+    /// Timestamp of the newest commit that attached a load, or 0 if none did.
     attached_at: AtomicU64,
     is_attaching: sync::atomic::AtomicBool,
 }
@@ -55,16 +55,16 @@ impl LoadGate {
         Announcement(self)
     }
 
-    /// Returns `false` if nothing was published since the snapshot, and no load is about to be attached that has missed
-    /// the caller's row lock. Then no row that the caller has locked has changed since.
+    /// Returns `false` if no commit was published since the snapshot, and no load that missed the caller's row lock is
+    /// about to be attached. In that case no row that the caller has locked has changed since the snapshot.
     #[inline]
     pub(crate) fn may_have_changed(&self, snapshot: Timestamp, published: impl FnOnce() -> Timestamp) -> bool {
-        // The order matters: a load stops announcing itself only after it is published.
+        // The order matters: a load withdraws its announcement only after it is published.
         self.is_attaching.load(Ordering::Acquire) || published() > snapshot
     }
 
-    /// Returns `true` if a load has been attached since this snapshot. The keyspace was empty at the snapshot, and
-    /// nothing in the pages shows when the rows came. The caller must hold a leaf's latch.
+    /// Returns `true` if a load has been attached since this snapshot. If so, the keyspace was empty at the snapshot,
+    /// although the pages do not show when their rows came. The caller must hold a leaf's latch.
     #[inline]
     pub(crate) fn is_loaded_since(&self, snapshot: Timestamp) -> bool {
         self.attached_at.load(Ordering::Acquire) > snapshot.0

@@ -1,4 +1,5 @@
-//! Reading the page tables: everything that the newest superblock refers to, when a database is opened or checked.
+//! Reading the page tables, and everything else that the newest superblock refers to, when a database is opened or
+//! checked.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,8 +17,8 @@ use crate::format::summary::{self, TableChange};
 use crate::format::{Epoch, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, ValueId, extent};
 use crate::hash::HashMap;
 
-/// The catalogue is read only if this many times its size fits into the budget, because it is in memory both encoded
-/// and decoded.
+/// The catalogue is read only if this many times its size fits into the budget, because it is held in memory both
+/// encoded and decoded.
 const CATALOGUE_BUDGET_FACTOR: u64 = 4;
 
 /// The state of a database that its newest superblock describes.
@@ -28,9 +29,9 @@ pub(crate) struct LoadedTables {
 }
 
 impl PageTableStore {
-    /// Reads everything that the superblock refers to, and fills page tables and segment states. Fails if the catalogue
-    /// or the page tables would not fit into the budget of `memory_bytes`, before allocating them. If `on_corruption`
-    /// continues after an error, the corrupted structure counts as empty.
+    /// Reads everything that the superblock refers to, and fills the page tables and segment states. Fails before
+    /// allocating them if the catalogue or the page tables would not fit into the budget of `memory_bytes`. If
+    /// `on_corruption` continues after an error, the corrupted structure counts as empty.
     pub(crate) fn load(
         mut self,
         space: &Space,
@@ -82,8 +83,8 @@ impl PageTableStore {
         Ok(LoadedTables { page_tables: self, catalogue })
     }
 
-    /// Returns the page-table changes since the base image, by keyspace and chunk. Changes made before a keyspace was
-    /// dropped are left out.
+    /// Returns the page-table changes since the base image, by keyspace and chunk. Omits changes made before their
+    /// keyspace was dropped.
     fn changes_by_chunk(&self) -> HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> {
         let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> = HashMap::default();
         for change in &self.table_changes {
@@ -97,8 +98,8 @@ impl PageTableStore {
         changes
     }
 
-    /// Returns the entries of a table's chunk, from its base image and the changes since. Marks the extents that they
-    /// name as in use.
+    /// Returns the entries of a table's chunk, from its base image and the changes since then. Marks the extents that
+    /// the entries name as in use.
     fn load_chunk(
         &mut self,
         space: &Space,
@@ -141,7 +142,7 @@ impl PageTableStore {
             let restored =
                 address.and_then(|address| restore(space, format_args!("page {page} of keyspace {name:?}"), address));
             if let Err(error) = restored {
-                // If a summary is damaged, outdated entries are expected and not worth reporting.
+                // If a summary is damaged, outdated entries are expected, so they are not reported.
                 if !self.corrupted.summary {
                     on_corruption(error)?;
                 }
@@ -184,7 +185,7 @@ impl PageTableStore {
         Catalogue::decode(&bytes).filter(|_| next == ExtentRef::NONE).ok_or_else(malformed)
     }
 
-    /// Restores the table of segments, with which everything else is verified.
+    /// Restores the segment table, which is needed to verify all other extents.
     fn read_segment_table(
         &mut self,
         space: &Space,
@@ -200,7 +201,7 @@ impl PageTableStore {
             }
         }
         self.segment_table = named.iter().map(|extent| extent.address).collect();
-        // The file may have become shorter since the checkpoint.
+        // The file may have shrunk since the checkpoint.
         for (chunk, &address) in (0..chunk_count).map(SegmentTableChunk).zip(&self.segment_table) {
             if address.is_none() || self.corrupted.segment_chunks.contains(&chunk) {
                 continue;
@@ -234,7 +235,7 @@ impl PageTableStore {
             found(error, COST);
             true
         };
-        // A damaged catalogue need not be noted: each checkpoint rewrites it.
+        // Damage to the catalogue does not have to be noted, because each checkpoint rewrites the catalogue.
         for &address in &self.catalogue {
             is_damaged(address, "the catalogue");
         }
@@ -276,7 +277,8 @@ fn restore_named(space: &Space, what: &str, extent: ExtentRef) -> Result<()> {
     if space.segments.restore_named(extent) { Ok(()) } else { Err(space.corrupted(what, extent.address, MISPLACED)) }
 }
 
-/// Reads a page table's chunk that a bulk load has written. Returns the address of each page, or none.
+/// Reads a page-table chunk that a bulk load has written. Returns the address of each page, or `NONE` for a page that
+/// does not exist.
 pub(crate) fn read_image(space: &Space, image: ChunkImage) -> Result<Vec<ExtentAddress>> {
     let ChunkImage { keyspace, chunk, address } = image;
     let entries = chunk_entries(space, keyspace, chunk, address, read_extent(space, address)?)?;

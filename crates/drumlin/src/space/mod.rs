@@ -4,18 +4,18 @@
 //! 1. *No overwriting.* Each write of a page goes to a new address. The page's old address is released in the epoch of
 //!    the new image, and is reused only after the checkpoint that ends that epoch is durable.
 //! 2. *The epoch latch.* Every change of a page or of a page table happens under the shared epoch latch; a checkpoint
-//!    takes it exclusively to begin. No thread waits for I/O under it, with one exception: a thread that appends and
-//!    finds no free segment grows the file ([`take_segment`](Space::take_segment)). Commits reserve space before they
-//!    take the latch, so this is rare.
-//! 3. *Images belong to the epoch of their change.* A page last changed in epoch e is appended to e's appender,
-//!    whenever that happens. At most two epochs exist: the current one, and the one whose checkpoint is being made.
-//! 4. *Every change of an entry is logged.* The table as of a checkpoint is the base image plus all changes up to its
-//!    epoch, in the order of (epoch, sequence). The entries in memory run ahead of the checkpoint and are never written
-//!    themselves.
+//!    takes the latch exclusively to begin. No thread waits for I/O under it, with one exception: a thread that appends
+//!    and finds no free segment grows the file ([`take_segment`](Space::take_segment)). This is rare, because commits
+//!    reserve space before they take the latch.
+//! 3. *Images belong to the epoch of their change.* A page last changed in epoch e is appended to e's appender, no
+//!    matter when it is written. At most two epochs exist: the current one, and the one whose checkpoint is being made.
+//! 4. *Every change of an entry is logged.* The table as of a checkpoint is the base image plus all changes up to the
+//!    checkpoint's epoch, in the order of (epoch, sequence). The entries in memory run ahead of the checkpoint and are
+//!    never written themselves.
 //!
-//! Lock order: epoch latch, frame latch, mover and values, admissions, appender, segments. The job queue, idle buffers
-//! and encoders are leaves. So are the logged changes, except that [`summarise`](Space::summarise) appends while it
-//! holds them.
+//! Lock order: epoch latch, frame latch, mover and values, admissions, appender, segments. No other lock is taken under
+//! the job queue, the idle buffers or the encoders. The same holds for the logged changes, except that
+//! [`summarise`](Space::summarise) appends while it holds them.
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
@@ -63,7 +63,7 @@ pub(crate) use table_log::ChunkImage;
 impl Space {
     // ── the epoch ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Latches the epoch exclusively, calls `at_start` with the epoch that ends, and begins the next epoch.
+    /// Latches the epoch exclusively, calls `at_start` with the epoch that is ending, and begins the next epoch.
     pub(crate) fn begin_checkpoint<T>(&self, at_start: impl FnOnce(Epoch) -> T) -> (Epoch, T) {
         let epoch_guard = self.epoch_latch.exclusive();
         let ended = epoch_guard.epoch();
@@ -80,7 +80,7 @@ impl Space {
         self.page_spaces.read().get(&id).cloned()
     }
 
-    /// Describes a page for an error. A dropped keyspace is named by its number.
+    /// Describes a page for an error message. A dropped keyspace is named by its number.
     pub(crate) fn quoted_page(&self, page_key: PageKey) -> String {
         match self.page_space(page_key.keyspace) {
             Some(pages) => {
@@ -102,8 +102,8 @@ impl Space {
         assert!(replaced.is_none(), "a keyspace is added twice: {replaced:?}");
     }
 
-    /// Forgets a dropped keyspace and releases the addresses of all its pages. Its frames must be empty, and the epoch
-    /// latch held exclusively.
+    /// Removes a dropped keyspace and releases the addresses of all its pages. Its frames must be empty, and the caller
+    /// must hold the epoch latch exclusively.
     pub(crate) fn drop_page_space(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) {
         assert!(pages.dropped.load(Ordering::Acquire), "a keyspace in use is dropped");
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
@@ -112,7 +112,7 @@ impl Space {
         let keyspace_bytes = catalogue::keyspace_bytes(pages.name.len());
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
         assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);
-        // A bulk load frees its own pages.
+        // Leave out a bulk load's pages, which the load frees itself.
         let is_owned = |entry: &PageEntry| !matches!(entry, PageEntry::Unattached(_) | PageEntry::Reserved);
         let owned = pages.table.iter().filter(|(_, entry)| is_owned(entry));
         let numbers: Vec<PageId> = owned.map(|(page, _)| page).collect();
@@ -129,7 +129,7 @@ impl Space {
         }
     }
 
-    /// Bytes of the page tables of all keyspaces.
+    /// Returns the bytes of the page tables of all keyspaces.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.page_spaces.read().values().map(|pages| pages.table.memory_bytes()).sum()
     }
@@ -139,7 +139,7 @@ impl Space {
         self.check_budget(self.budget.needed_for_growth(more_bytes))
     }
 
-    /// Fails if the budget has no memory for page tables of this size. Called before they are read.
+    /// Fails if the budget has no memory for page tables of this size. Called before the tables are read.
     fn check_opened_tables(&self, bytes: u64) -> Result<()> {
         self.check_budget(self.budget.needed_for_opening(bytes))
     }
@@ -179,8 +179,8 @@ impl Space {
     ) -> Result<ExtentAddress> {
         self.assert_open(epoch);
         let mut jobs = Vec::new();
-        // Enqueue the buffers before unlocking the appender. So at any moment an extent is either in the appender or in
-        // a job that threads waiting for it can find.
+        // Enqueue the buffers before unlocking the appender, so that at any moment an extent is either in the appender
+        // or in a job that can be found by threads waiting for it.
         let mut appender = self.appender(epoch).lock();
         let take = || self.take_segment(Purpose::Pages);
         let address = appender.append(&self.segments, epoch, extent, frame, &mut jobs, take);
@@ -198,8 +198,8 @@ impl Space {
         }
     }
 
-    /// Appends an extent that is being moved. When packing, it goes to the epoch's own segment. Nothing refers to its
-    /// new address until [`flush_moved`](Self::flush_moved) was called and the jobs have run.
+    /// Appends an extent that is being moved. When packing, the extent goes to the epoch's own segment. Nothing may
+    /// refer to the new address until [`flush_moved`](Self::flush_moved) has been called and the jobs have run.
     pub(crate) fn append_moved(
         &self,
         epoch: Epoch,
@@ -224,7 +224,7 @@ impl Space {
         address
     }
 
-    /// Enqueues the buffers with moved extents.
+    /// Enqueues the buffers that hold moved extents.
     pub(crate) fn flush_moved(&self, moves: &SpaceReservation<'_>) {
         let mut jobs = Vec::new();
         let mut mover = self.mover.lock();
@@ -241,7 +241,7 @@ impl Space {
         }
     }
 
-    /// Ends the segment that extents are moved to, after the last of them.
+    /// Closes the segment to which extents are moved, once the last one has been moved.
     pub(crate) fn seal_moved(&self) {
         let mut jobs = Vec::new();
         let mut mover = self.mover.lock();
@@ -254,8 +254,9 @@ impl Space {
         self.appender(self.epoch_latch.newest()).lock().open_segment_bytes()
     }
 
-    /// Takes a segment for the rest of this epoch's writes, if it has none. Called before a checkpoint begins: on a
-    /// full disk, pages of the next epoch that are evicted during the checkpoint might take the last segment.
+    /// Takes a segment for the rest of this epoch's writes, if the epoch has none. Called before a checkpoint begins:
+    /// on a full disk, pages of the next epoch that are evicted during the checkpoint might otherwise take the last
+    /// segment.
     pub(crate) fn begin_segment(&self) -> Result<()> {
         let epoch_guard = self.epoch_latch.shared();
         let take = || self.take_segment(Purpose::Pages);
@@ -290,7 +291,7 @@ impl Space {
         self.traffic.writes.fetch_add(1, Ordering::Relaxed);
         self.traffic.write_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let written = self.file.write_at(bytes, offset, Persist::Later);
-        // Set after the write: a sync that began before the write ended may not include it.
+        // Set this after the write: a sync that began before the write ended may not include it.
         self.unsynced.store(true, Ordering::Release);
         written.map_err(|error| self.fail(&format!("writing {} failed: {error}", self.path.display())))
     }
@@ -301,11 +302,11 @@ impl Space {
         superblocks.begin_writing().map_err(|error| self.fail(&format!("recording this opening failed: {error}")))
     }
 
-    /// Makes everything written so far durable. A failure is final.
+    /// Makes everything written so far durable. If this fails, the database stops for good.
     pub(crate) fn sync(&self) -> Result<()> {
         self.check_failure()?;
-        // Take the lock first: a caller that finds nothing to sync must not return before the sync that covers its
-        // bytes has ended.
+        // Take the lock first: a caller that finds nothing left to sync must not return before the sync that covers
+        // its bytes has ended.
         let _guard = self.syncing.lock();
         if !self.unsynced.swap(false, Ordering::AcqRel) {
             return self.check_failure();
@@ -324,7 +325,7 @@ impl Space {
         self.traffic.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Verifies an extent read from an address, and that it belongs there.
+    /// Verifies an extent read from an address, and checks that it belongs there.
     pub(crate) fn verify(&self, address: ExtentAddress, bytes: &[u8]) -> std::result::Result<Header, ExtentError> {
         let header = extent::verify(bytes)?;
         let mut segment_use = self.segments.segment_use(self.segments.segment_of(address));
@@ -332,15 +333,15 @@ impl Space {
             segment_use = header.origin.segment_use;
         }
         header.check(self.segments.origin(segment_use))?;
-        // The caller's address may date from an earlier use of the segment.
+        // The caller's address may belong to an earlier use of the segment.
         if !address.is_of(segment_use) {
             return Err(ExtentError::Use(segment_use));
         }
         Ok(header)
     }
 
-    /// Returns the aligned range of the file that covers an extent: its start, its length, and the extent's offset in
-    /// it.
+    /// Returns the aligned range of the file that covers an extent: the range's start and length, and the extent's
+    /// offset in it.
     pub(crate) fn cover(&self, address: ExtentAddress) -> (u64, usize, usize) {
         let alignment = self.file.alignment() as u64;
         assert!(!address.is_none(), "no extent to be read");
@@ -351,19 +352,19 @@ impl Space {
 
     // ── logged changes ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Logs that a page's entry changed in `epoch`. The caller holds the epoch latch. It also holds the page's latch,
-    /// unless the page is not published yet, so the changes of each page are logged in order.
+    /// Logs that a page's entry changed in `epoch`. The caller holds the epoch latch. Unless the page is not published
+    /// yet, the caller also holds the page's latch, so each page's changes are logged in order.
     pub(crate) fn record(&self, epoch: Epoch, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
         self.assert_open(epoch);
         self.table_log.push(epoch, keyspace, page, address);
     }
 
-    /// Logs that a bulk load's pages in a chunk were attached. No page of the chunk was in use before.
+    /// Logs that a bulk load's pages in a chunk were attached. No page of the chunk was in use before that.
     pub(crate) fn record_image(&self, epoch_guard: &EpochGuard<'_>, image: ChunkImage) {
         self.table_log.push_image(epoch_guard.epoch(), image);
     }
 
-    /// Calls `change`, and logs the change like [`record`](Self::record) if it returns `true`. No later change of the
+    /// Calls `change`, and if it returns `true`, logs the change like [`record`](Self::record). No later change of the
     /// page is logged before this one.
     pub(crate) fn record_change(
         &self,
@@ -376,9 +377,9 @@ impl Space {
         self.table_log.push_if(epoch_guard.epoch(), keyspace, page, address, change)
     }
 
-    /// Logs that a page is free. Must precede reusing its number, because the next owner's change has to be the later
-    /// one. If the keyspace was dropped, a single change covers all its pages, and none is logged here: on a full disk
-    /// there might be no space for one change per page.
+    /// Logs that a page is free. This must precede the reuse of the page's number, because the next owner's change has
+    /// to come later in the log. If the keyspace was dropped, a single change covers all its pages, so nothing is
+    /// logged here: on a full disk there might be no space for one change per page.
     pub(crate) fn record_free(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, page: PageId) {
         assert!(page != PageId::NONE, "a free page 0 would drop the keyspace");
         if !pages.dropped.load(Ordering::Acquire) {
@@ -386,46 +387,47 @@ impl Space {
         }
     }
 
-    /// Number of logged changes of both epochs in memory.
+    /// Returns the number of logged changes of both epochs in memory.
     pub(crate) fn change_count(&self) -> usize {
         self.table_log.len()
     }
 
-    /// Number of page-table changes of the newest epoch: those logged, and one for each dirty page, which is logged
-    /// when the page is written. Zero right after a checkpoint has begun. Approximate: a page that is being written may
-    /// count twice or not at all.
+    /// Returns the number of page-table changes of the newest epoch: those logged, plus one for each dirty page, which
+    /// is logged when the page is written. Zero right after a checkpoint has begun. Approximate: a page that is being
+    /// written may be counted twice or not at all.
     pub(crate) fn epoch_change_count(&self) -> u64 {
         loop {
             let newest = self.epoch_latch.newest();
             let logged = self.table_log.count(newest);
             let dirty = self.reservations.debt.dirty_pages(newest);
-            // Both counts must be of the same epoch: after two checkpoints have begun, the counters belong to another
-            // epoch.
+            // Both counts must be of the same epoch: once two checkpoints have begun, the counters belong to a
+            // different epoch.
             if self.epoch_latch.newest() == newest {
                 return logged + dirty;
             }
         }
     }
 
-    /// Pages of large values that no reader needs and that later epochs free: the newest has no memory for the changes.
+    /// Returns the number of pages of unneeded large values that later epochs will free, because the newest epoch has
+    /// no memory for the changes.
     pub(crate) fn unfreed_pages(&self) -> u64 {
         self.reservations.debt.unfreed_pages.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the newest epoch has at most `changes_max` changes of page tables, and at most `unfreed_max`
-    /// pages wait to be freed in later ones.
+    /// Returns `true` if the newest epoch has at most `changes_max` page-table changes, and at most `unfreed_max` pages
+    /// wait to be freed in later epochs.
     pub(crate) fn admits_changes(&self, changes_max: u64, unfreed_max: u64) -> bool {
         debug_assert!(changes_max > 0, "commits would wait for an epoch without changes");
         debug_assert!(changes_max <= unfreed_max, "{unfreed_max} pages wait, an epoch has {changes_max} changes");
         self.epoch_change_count() <= changes_max && self.unfreed_pages() <= unfreed_max
     }
 
-    /// Bytes of memory that the logged changes take.
+    /// Returns the bytes of memory that the logged changes take.
     pub(crate) fn change_bytes(&self) -> u64 {
         self.table_log.bytes()
     }
 
-    /// Returns an error that names a damaged extent of the data file.
+    /// Returns an error that names a corrupted extent of the data file.
     pub(crate) fn corrupted(&self, what: &str, address: ExtentAddress, reason: impl std::fmt::Display) -> Error {
         Error::corrupted(&self.path, format!("{what} at {address:?}"), reason)
     }
@@ -442,7 +444,7 @@ mod tests {
     use crate::io::{Backend, OpenOptions};
     use crate::memory::Budget;
 
-    /// A write of the next epoch can't take the last segment, because the checkpoint in progress has taken it already.
+    /// A write of the next epoch can't take the last segment, because the checkpoint in progress has already taken it.
     #[test]
     fn a_checkpoint_has_its_segment_before_it_begins() {
         let backend = FaultyBackend::new(crate::io::in_memory());

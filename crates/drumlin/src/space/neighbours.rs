@@ -1,5 +1,5 @@
-//! Reading extents one after another if they are usually neighbours on disk, and neighbours with one request. This
-//! suits the chunks of page tables that an opening reads, because a base image appends them in order.
+//! Reading extents in order when most of them are adjacent on disk, so that one request reads several. This suits the
+//! page-table chunks that an opening reads, because a base image appends its chunks in order.
 
 use std::io;
 
@@ -10,15 +10,15 @@ use crate::io::AlignedBuffer;
 /// Maximum bytes of a read. Larger reads are not faster.
 const READ_BYTES_MAX: usize = 256 << 10;
 
-/// Maximum gap between extents that are read together. One more request costs as much as reading 16 KiB more.
+/// Maximum gap between extents that one request reads. An additional request costs as much as reading 16 KiB more.
 const GAP_BYTES_MAX: u64 = 16 << 10;
 
-/// Reads extents that no thread is writing to, and keeps the bytes around the last one.
+/// Reads extents that no thread is writing, and keeps the bytes around the extent read last.
 pub(super) struct NeighbourReader<'s> {
     space: &'s Space,
-    /// `None` before the first read.
+    /// The bytes read last, or `None` before the first read.
     buffer: Option<AlignedBuffer>,
-    /// The buffer's offset in the file.
+    /// The file offset at which the buffer starts.
     start: u64,
 }
 
@@ -27,8 +27,8 @@ impl NeighbourReader<'_> {
         NeighbourReader { space, buffer: None, start: 0 }
     }
 
-    /// Returns the bytes of the first of `addresses`, which must be plausible. Reads those of the following extents
-    /// that lie nearby along with it. If that fails, reads the first one alone, so that a bad block does not affect its
+    /// Returns the bytes of the first of `addresses`, which must be plausible. Reads nearby ones of the following
+    /// extents along with it. If that fails, reads the first extent alone, so that a bad block does not affect its
     /// neighbours.
     pub(super) fn read(&mut self, addresses: &[ExtentAddress]) -> io::Result<&[u8]> {
         let address = addresses[0];
@@ -47,7 +47,8 @@ impl NeighbourReader<'_> {
         self.buffer.as_ref()?.get(offset..offset + address.length() as usize)
     }
 
-    /// Reads the first of `addresses` and its neighbours. Returns `false` if the read fails or would be too large.
+    /// Reads the first of `addresses` together with its neighbours. Returns `false` if the read fails or would be too
+    /// large.
     fn fill(&mut self, addresses: &[ExtentAddress]) -> bool {
         let (start, length, _) = self.space.cover(addresses[0]);
         let mut end = start + length as u64;

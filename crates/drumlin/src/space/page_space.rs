@@ -1,4 +1,4 @@
-//! The pages of a keyspace: their table, and the state that concerns all of them.
+//! The pages of a keyspace: their table, and state that concerns all of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +15,13 @@ use crate::memory::Budget;
 pub(crate) struct PageSpace {
     pub(crate) id: KeyspaceId,
     pub(crate) page_bytes: usize,
-    /// The keyspace's name, for the catalogue and for errors.
+    /// The keyspace's name, for the catalogue and for error messages.
     pub(crate) name: Box<str>,
     pub(crate) table: PageTable,
     /// Set when the keyspace is dropped and its pages are being freed.
     pub(crate) dropped: AtomicBool,
-    /// Set if page-table entries were lost when the database was opened despite damage. Nodes may then name pages that
-    /// do not exist.
+    /// Set if page-table entries were lost when the database was opened despite corruption. In that case nodes may name
+    /// pages that do not exist.
     has_lost_pages: AtomicBool,
     /// The bulk loads that are attached to the keyspace.
     pub(crate) load_gate: LoadGate,
@@ -35,22 +35,22 @@ impl PageSpace {
         PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, load_gate }
     }
 
-    /// Records that entries of the page table may be lost.
+    /// Notes that entries of the page table may have been lost.
     pub(crate) fn expect_lost_pages(&self) {
         self.has_lost_pages.store(true, Ordering::Release);
     }
 
-    /// Returns `true` if a node may name a page that the table has lost.
+    /// Returns `true` if a node may name a page that is missing from the table.
     pub(crate) fn has_lost_pages(&self) -> bool {
         self.has_lost_pages.load(Ordering::Acquire)
     }
 
-    /// The keyspace's name, quoted for an error.
+    /// Returns the keyspace's name, quoted for an error message.
     pub(crate) fn quoted_name(&self) -> String {
         quoted(&self.name)
     }
 
-    /// Describes one of the keyspace's pages for an error.
+    /// Describes one of the keyspace's pages for an error message.
     pub(crate) fn quoted_page(&self, page: PageId) -> String {
         format!("page {page} of keyspace {}", self.quoted_name())
     }

@@ -1,47 +1,48 @@
-//! The policy of disk space: who may take how much of it. A pure function of a [`SpaceState`]; README.md shows it as a
-//! table, which a test writes.
+//! The policy of disk space: which purposes may take how much of it. It is a pure function of a [`SpaceState`];
+//! README.md shows it as a table, which a test generates.
 //!
 //! # Rules
-//! 1. *Coverage.* A purpose that makes pages dirty leaves enough free segments for the checkpoint that writes them.
-//! 2. *Others first.* A purpose that only takes space leaves more: what packing needs. So removals, and packing after
-//!    them, still find space when puts do not.
-//! 3. *Monotone.* More free space never turns a grant into a refusal, and more claims never turn a refusal into a
-//!    grant. Reserved bytes count like requested ones.
+//! 1. *Coverage.* A purpose that makes pages dirty leaves enough free segments for the checkpoint that writes these
+//!    pages.
+//! 2. *Yielding.* A purpose that only takes space leaves more: what packing needs. So removals, and packing after them,
+//!    still find space when puts no longer do.
+//! 3. *Monotonicity.* More free space never turns a grant into a refusal, and more claims never turn a refusal into a
+//!    grant. Reserved bytes count the same as requested ones.
 
 use std::fmt;
 
-/// Fixed by the format: a summary's entry takes 24 bytes for each page, and a page at least 512: a
-/// twentieth, rounded up from 24 / 512.
+/// Fixed by the format: a summary's entry takes 24 bytes per page, and a page has at least 512 bytes. Their ratio, 24 /
+/// 512, is rounded up to a twentieth.
 const ENTRY_SHARE: u64 = 20;
 
-/// The part of a segment that is certain to be used, in quarters. The rest is waste: up to a page of 64 KiB at the end
-/// of a segment of 256 KiB, or partial blocks at flushes.
+/// The part of a segment that is certain to be used, in quarters. The rest may be wasted: up to a 64 KiB page at the
+/// end of a 256 KiB segment, or partial blocks at flushes.
 const USED_QUARTERS: u64 = 3;
 
-/// Segments that packing needs besides the tables: one for the checkpoint before it, one for the extents that it moves,
-/// and one for the checkpoint after it, each of which fits into a segment if the tables do.
+/// Segments that packing needs in addition to those for tables: one for the checkpoint before it, one for the extents
+/// that it moves, and one for the checkpoint after it. Each of the three fits into one segment if the tables do.
 const PACKING_SEGMENTS_MIN: u64 = 3;
 
-/// Packing also needs this multiple of the tables beyond their first segment: the checkpoint before packing may free
-/// nothing and rewrite every table, and so may the one after it.
+/// Packing also needs this multiple of the table bytes beyond the first segment: the checkpoint before packing may free
+/// nothing and rewrite every table, and so may the checkpoint after it.
 const PACKING_TABLES_FACTOR: u64 = 2;
 
 /// Puts and values leave room for packing twice: once for the removals that follow them, and once for the packing that
-/// those removals leave room for.
+/// these removals in turn leave room for.
 const PUT_PACKING_FACTOR: u64 = 2;
 
-/// Segments that are free in addition to twice the spare ones before a reclaimer stops making space: as many as the
-/// file grows by at a time.
+/// A reclaimer stops making space when this many segments are free in addition to twice the spare ones: as many as the
+/// file grows by in one step.
 const RELIEVED_SEGMENTS: u64 = 8;
 
-/// The use that space is reserved for.
+/// The purpose for which space is reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// Pages that a commit with new rows makes dirty.
     Put,
     /// Pages that a commit makes dirty by removing rows only.
     Remove,
-    /// Pages that recovery makes dirty. Their space was available when the commit was made.
+    /// Pages that recovery makes dirty. Their space was available when the commit was originally made.
     Replay,
     /// Segments of an epoch's appender.
     Pages,
@@ -51,9 +52,9 @@ pub(crate) enum Purpose {
     Move,
     /// Like `Move`, but on a full disk, where extents are moved into the checkpoint's own segments.
     Pack,
-    /// Everything that a checkpoint writes. It reserves no bytes itself.
+    /// Everything that a checkpoint writes. The checkpoint itself reserves no bytes.
     Checkpoint(Reclaims),
-    /// Images of dirty pages that are written before such a checkpoint.
+    /// Images of dirty pages that are written before a checkpoint that frees this much.
     WriteBack(Reclaims),
 }
 
@@ -62,31 +63,31 @@ pub(crate) enum Purpose {
 pub(crate) enum Reclaims {
     /// At least one segment, once the checkpoint is durable.
     Segments,
-    /// Possibly none, so another checkpoint has to find space after it.
+    /// Possibly no segment, so the following checkpoint has to find space too.
     Nothing,
 }
 
-/// The space that a reservation leaves free beyond its bytes.
+/// The space that a reservation must leave free beyond its own bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Margin {
-    /// Space for waste at the ends of segments, and the space that the purpose leaves for others.
+    /// Space for waste at the ends of segments, plus the space that the purpose leaves to other purposes.
     Full,
-    /// No margin. For operations that free space, once no more can be had.
+    /// No margin. For operations that free space, when the full margin is not available.
     Least,
 }
 
-/// The answer of [`admit`].
+/// The result of [`admit`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Admission {
     /// There is enough space at the full margin.
     Granted,
-    /// There is enough space at the least margin. The full margin takes this many free segments.
+    /// There is enough space only at the least margin. The full margin requires this many free segments.
     Scarce { segments: u64 },
-    /// There is not enough space. The two margins take this many free segments.
+    /// There is not enough space. The two margins require these numbers of free segments.
     Short { segments: u64, least_segments: u64 },
 }
 
-/// Free space, and the bytes that have a claim to it.
+/// Free space, and the bytes that claim it.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct SpaceState {
     pub(crate) segment_bytes: u64,
@@ -96,33 +97,33 @@ pub(crate) struct SpaceState {
     pub(crate) dirty_bytes: u64,
     /// The bytes of live reservations.
     pub(crate) reserved_bytes: u64,
-    /// The bytes that a checkpoint may write in addition to pages: summaries or a base image, the table of segments,
+    /// The bytes that a checkpoint may write in addition to pages: summaries or a base image, the segment table,
     /// and the catalogue.
     pub(crate) table_bytes: u64,
 }
 
-/// The space that must be free so that a purpose is admitted: the sum of its parts, in segments.
+/// The free space that a purpose requires to be admitted: the sum of these parts, in segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Demand {
     cover: Cover,
-    /// The number of times that packing must be possible.
+    /// The number of packings that must still be possible.
     packings: u64,
-    /// The number of further checkpoints that write only tables.
+    /// The number of further checkpoints, writing only tables, for which space must remain.
     table_checkpoints: u64,
-    /// Segments that are taken at once.
+    /// Segments that the purpose takes immediately.
     taken: u64,
 }
 
-/// The way in which the bytes of the next checkpoint are counted in segments.
+/// The way in which the bytes of the next checkpoint are converted to segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cover {
-    /// Not at all.
+    /// They are not counted.
     Nothing,
-    /// In segments of which a quarter may be wasted.
+    /// In segments, assuming that up to a quarter of each is wasted.
     Wasteful,
-    /// In whole segments, after the open one is full.
+    /// In whole segments, after the open segment is full.
     Tight,
-    /// Together with the bytes that are packed, in all space that can be written. A quarter of it may be wasted.
+    /// Together with the packed bytes, in all space that can be written. Up to a quarter of it may be wasted.
     Packed,
 }
 
@@ -162,8 +163,8 @@ impl fmt::Display for Demand {
 }
 
 impl Purpose {
-    /// The policy: what must be free at the full margin and at the least one. Segments that values and moves are about
-    /// to take are accounted for here, not in the bytes that are reserved.
+    /// The policy: the demands at the full margin and at the least margin. Segments that values and moves are about to
+    /// take are counted here, not among the reserved bytes.
     fn demands(self, state: &SpaceState, bytes: u64) -> (Demand, Demand) {
         let cover = Demand { cover: Cover::Wasteful, ..NOTHING };
         let tight = Demand { cover: Cover::Tight, ..NOTHING };
@@ -172,26 +173,26 @@ impl Purpose {
         match self {
             Purpose::Put => (put, put),
             Purpose::Value => alike(Demand { taken: 1, ..put }),
-            // Moving may end before a segment is empty, so the checkpoint after it may free nothing.
+            // A move may end before a segment is empty, so the checkpoint after it may free nothing.
             Purpose::Move => alike(Demand { table_checkpoints: 1, taken: 1, ..cover }),
             Purpose::Remove => (Demand { packings: 1, ..cover }, tight),
-            // The commit had its space before, so a full disk is no reason to refuse it.
+            // The commit already had its space once, so a full disk is no reason to refuse it.
             Purpose::Replay => (put, NOTHING),
-            // These bytes were reserved when the pages became dirty.
+            // These bytes were already reserved when the pages became dirty.
             Purpose::Pages => alike(NOTHING),
             Purpose::Pack => alike(if bytes == 0 { NOTHING } else { packed }),
             Purpose::Checkpoint(frees) => {
                 let table_checkpoints = frees.checkpoints_after();
                 (Demand { table_checkpoints, ..cover }, Demand { table_checkpoints, ..tight })
             }
-            // An image is at most as long as its page, and the flush after it wastes less than as much again. So it
-            // takes no segment.
+            // An image is at most as long as its page, and the flush after it wastes less than that length. So the
+            // write-back fits into the open segment and takes no new one.
             Purpose::WriteBack(_) if state.open_segment_bytes >= 2 * bytes => alike(NOTHING),
             Purpose::WriteBack(frees) => alike(Demand { table_checkpoints: 1 + frees.checkpoints_after(), ..NOTHING }),
         }
     }
 
-    /// Returns `true` if the purpose has a least margin that differs from the full one.
+    /// Returns `true` if the purpose has a least margin that differs from the full margin.
     pub(super) fn has_least_margin(self) -> bool {
         matches!(self, Purpose::Remove | Purpose::Replay | Purpose::Checkpoint(_))
     }
@@ -208,7 +209,7 @@ fn alike(demand: Demand) -> (Demand, Demand) {
 
 impl Reclaims {
     /// Returns the number of further checkpoints that must find space after this one. A checkpoint that frees nothing
-    /// must leave space for another, which frees what this one has replaced.
+    /// must leave space for one more, which will free what this one has replaced.
     fn checkpoints_after(self) -> u64 {
         match self {
             Reclaims::Segments => 0,
@@ -217,7 +218,7 @@ impl Reclaims {
     }
 }
 
-/// Decides whether this many bytes can be reserved.
+/// Decides whether this many bytes can be reserved for a purpose.
 pub(crate) fn admit(state: &SpaceState, purpose: Purpose, bytes: u64) -> Admission {
     assert!(state.open_segment_bytes <= state.segment_bytes, "an open segment has more room than there is: {state:?}");
     let (full, least) = purpose.demands(state, bytes);
@@ -240,13 +241,14 @@ impl SpaceState {
         page_bytes + page_bytes / ENTRY_SHARE + self.table_bytes
     }
 
-    /// Returns the number of free segments that hold them in any case.
+    /// Returns the number of free segments that are sure to hold [these bytes](Self::checkpoint_bytes), even with
+    /// waste.
     fn needed_segments(&self, more_bytes: u64) -> u64 {
         self.checkpoint_bytes(more_bytes) / (self.segment_bytes * USED_QUARTERS / 4) + 1
     }
 
-    /// Returns the number of free segments that hold them together with the rest of the open segment, if little is
-    /// wasted.
+    /// Returns the number of free segments that hold the same bytes together with the rest of the open segment, if
+    /// little space is wasted.
     fn least_segments(&self, more_bytes: u64) -> u64 {
         match self.checkpoint_bytes(more_bytes).saturating_sub(self.open_segment_bytes * USED_QUARTERS / 4) {
             0 => 0,
@@ -273,18 +275,18 @@ impl SpaceState {
         PACKING_SEGMENTS_MIN + (PACKING_TABLES_FACTOR * beyond_bytes).div_ceil(self.segment_bytes)
     }
 
-    /// Returns the number of segments that commits with new rows leave free.
+    /// Returns the number of segments that commits with new rows must leave free.
     pub(crate) fn spare_segments(&self) -> u64 {
         PUT_PACKING_FACTOR * self.packing_segments()
     }
 
-    /// Returns the number of free segments that are not given back to the file system. On a disk that other programs
-    /// fill, they might not be available again.
+    /// Returns the number of free segments that are not given back to the file system: on a disk that other programs
+    /// fill, they might not be available later.
     pub(crate) fn kept_segments(&self) -> u64 {
         self.needed_segments(0) + self.spare_segments()
     }
 
-    /// Returns the number of free segments beyond what the next checkpoint needs.
+    /// Returns the number of free segments in excess of those that the next checkpoint needs.
     pub(crate) fn idle_segments(&self) -> u64 {
         self.free_segments.saturating_sub(self.needed_segments(0))
     }
@@ -295,23 +297,24 @@ impl SpaceState {
         (writable_bytes * USED_QUARTERS / 4).saturating_sub(self.checkpoint_bytes(0))
     }
 
-    /// Returns `true` if there are so many free segments that no more space needs to be made for now.
+    /// Returns `true` if so many segments are free that no more space has to be made for now.
     pub(crate) fn is_relieved(&self) -> bool {
         self.free_segments >= 2 * self.spare_segments() + RELIEVED_SEGMENTS
     }
 
-    /// Returns `true` if twice as much space is free as a commit of `bytes` needs. A disk that was full counts as
-    /// having space again then, so that the answer does not change with each segment.
+    /// Returns `true` if twice as much space is free as a commit of `bytes` needs. Only then does a disk that was full
+    /// count as having space, so that the answer does not flip with each segment.
     pub(super) fn has_plenty(&self, bytes: u64) -> bool {
         self.free_segments >= 2 * self.needed_segments(bytes) + self.spare_segments()
     }
 
-    /// Asserts rule 1 for bytes that were just reserved.
+    /// Asserts rule 1 for bytes that have just been reserved.
     pub(super) fn assert_covered(&self, purpose: Purpose, bytes: u64) {
         let covers = match purpose {
             Purpose::Put | Purpose::Value | Purpose::Move => self.free_segments >= self.needed_segments(bytes),
             Purpose::Remove | Purpose::Checkpoint(_) => self.free_segments >= self.least_segments(bytes),
-            // Packing is limited by all space that can be written. The other purposes are part of the sums already.
+            // Packing is limited by all space that can be written. The bytes of the remaining purposes are already part
+            // of the sums.
             Purpose::Pack => bytes <= self.movable_bytes(),
             Purpose::Replay | Purpose::Pages | Purpose::WriteBack(_) => true,
         };

@@ -6,30 +6,32 @@
 //!
 //! # Contract
 //! 1. *Reserved before dirty.* `dirty + reserved` bounds the page bytes that the next checkpoint writes. A reservation
-//!    covers everything that its holder may make dirty. It does not shrink as pages become dirty: these bytes count
-//!    twice until the reservation ends, so that changing a page touches no shared sum.
-//! 2. *One policy.* [`admit`] alone decides, from a [`SpaceState`]. It is pure: same state, same answer.
+//!    covers everything that its holder may make dirty. It does not shrink as pages become dirty: their bytes count
+//!    twice until the reservation ends, so changing a page touches no shared sum.
+//! 2. *One policy.* [`admit`] alone decides, from a [`SpaceState`]. It is pure: the same state always gets the same
+//!    answer.
 //! 3. *Coverage.* When bytes are reserved, three quarters of the free segments hold `dirty + reserved + tables`; the
 //!    last quarter of each is left for waste. At the [least](Margin::Least) margin, the free segments and the rest of
-//!    the open one hold them without that allowance. Each purpose but [`Remove`](Purpose::Remove) leaves more than that
-//!    free, so operations that free space still find room when those that take space do not.
+//!    the open one hold these bytes without that allowance for waste. Each purpose except [`Remove`](Purpose::Remove)
+//!    leaves more than that free, so operations that free space still find room when operations that take space do not.
 //! 4. *Sums.* After [`settle`](super::reservation_sums::Reservations::settle), `in_use` is the sum of the live
-//!    reservations. Asserted at each change, in release builds too, because the numbers are in registers at that point.
+//!    reservations. This is asserted at each change, even in release builds, because the numbers are in registers at
+//!    that point.
 //! 5. *Segments are taken here.* [`Space::take_segment`] is the only caller of `Segments::take`; an appender receives
-//!    it as a function, with the purpose that it serves. Appenders of an epoch take segments for bytes that have been
-//!    reserved already. Asking again under the latches that they run under could only fail what must not fail. So their
-//!    purpose, [`Pages`](Purpose::Pages), is always granted. Values and moves take segments for bytes that are not
-//!    reserved yet, and each segment is admitted separately.
+//!    it as a function, together with the purpose that it serves. An epoch's appender takes segments for bytes that
+//!    have already been reserved, and does so under latches, where a refusal could not be handled. So its purpose,
+//!    [`Pages`](Purpose::Pages), is always granted. Values and moves take segments for bytes that are not reserved yet,
+//!    so each of their segments is admitted separately.
 //!
 //! # The allowance
-//! Asking the policy takes some 300 instructions and six locks, so a commit far from a full disk does not ask. When one
-//! commit asks, [`ALLOWANCE_BYTES`] more are admitted with it. The next commits, of any thread, subtract their bytes
-//! from this allowance with one atomic operation. Bytes that were subtracted count as reserved until the next commit
-//! has to ask, even if their commit has ended: the pages that it made dirty were not counted when the allowance was
-//! admitted. Each question to the policy revokes the allowance first. So it never causes a refusal. On a full disk none
-//! is granted, and each commit asks.
+//! Asking the policy takes some 300 instructions and six locks, so a commit does not ask if the disk is far from full.
+//! When a commit does ask, [`ALLOWANCE_BYTES`] more are admitted with it. The next commits, on any thread, subtract
+//! their bytes from this allowance with one atomic operation. Subtracted bytes count as reserved until the next commit
+//! has to ask, even if their own commit has ended: the pages that it made dirty were not counted when the allowance was
+//! admitted. Every query of the policy revokes the allowance first, so an allowance never causes a refusal. On a full
+//! disk no allowance is granted, so each commit asks.
 //!
-//! Lock order: the admissions, before the logged changes, the appender and the segments.
+//! Lock order: the admissions are locked before the logged changes, the appender and the segments.
 
 use std::sync::atomic::Ordering;
 
@@ -40,18 +42,18 @@ use super::reservation_sums::Admissions;
 use crate::error::{Error, Result};
 use crate::format::SegmentId;
 
-/// Tells how much space was lacking for a reservation.
+/// The space that was lacking for a reservation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
     /// Number of free segments that would have sufficed.
     segments: u64,
-    /// Bytes that were reserved by others.
+    /// The bytes that other reservations held.
     pub(crate) reserved_bytes: u64,
-    /// The reservation would have needed less without an allowance.
+    /// Without an allowance, the reservation would have needed less.
     is_for_allowance: bool,
 }
 
-/// Reserved disk space. It is released when this is dropped.
+/// Reserved disk space. Dropping this value releases the space.
 #[must_use = "space is released when the reservation is dropped"]
 pub(crate) struct SpaceReservation<'s> {
     space: &'s Space,
@@ -74,7 +76,7 @@ impl Drop for SpaceReservation<'_> {
             assert!(admissions.packing_count > 0, "{self:?} was not counted");
             admissions.packing_count -= 1;
         }
-        // Release: the pages that the holder made dirty are counted before its bytes are no longer reserved.
+        // Release: the pages that the holder made dirty are counted before the bytes stop being reserved.
         reservations.allowance.ended_bytes.fetch_add(self.bytes, Ordering::Release);
     }
 }
@@ -84,7 +86,7 @@ impl SpaceReservation<'_> {
         self.purpose
     }
 
-    /// Reserves `bytes` in place of the bytes reserved so far. If they are not admitted, reserves none and returns
+    /// Replaces the reserved bytes by `bytes`. If the policy does not admit them, reserves no bytes and returns
     /// `false`.
     pub(crate) fn resize(&mut self, bytes: u64) -> bool {
         assert!(!self.purpose.is_of_commits(), "an allowance is not resized");
@@ -102,7 +104,7 @@ impl SpaceReservation<'_> {
 }
 
 impl Space {
-    /// Reserves space, growing the file if too little is free. On a full disk, a purpose that frees space makes do with
+    /// Reserves space, growing the file if too little is free. On a full disk, a purpose that frees space falls back to
     /// the least margin.
     ///
     /// # Errors
@@ -123,7 +125,7 @@ impl Space {
         }
     }
 
-    /// Reserves space that is free: from the allowance if that suffices, otherwise by the policy.
+    /// Reserves space without growing the file: from the allowance if it suffices, otherwise by the policy.
     #[inline]
     pub(crate) fn try_reserve(
         &self,
@@ -137,13 +139,13 @@ impl Space {
         Ok(SpaceReservation { space: self, purpose, bytes })
     }
 
-    /// Adds `bytes` to the reserved ones if the policy admits them. For commits, also grants an allowance, unless the
+    /// Adds `bytes` to the reserved bytes if the policy admits them. For commits, also grants an allowance, unless the
     /// disk is full.
     fn reserve_by_policy(&self, purpose: Purpose, bytes: u64, margin: Margin) -> Result<(), Shortage> {
         let mut admissions = self.reservations.admissions.lock();
         let state = self.settled_state(&mut admissions);
         if purpose.is_of_commits() && bytes <= ALLOWANCE_BYTES && admissions.full_disk.is_none() {
-            // An allowance is admitted by the rule for commits with new rows.
+            // An allowance is admitted by the same rule as commits with new rows.
             let admitted_bytes = bytes + ALLOWANCE_BYTES;
             match admit(&state, Purpose::Put, admitted_bytes) {
                 Admission::Granted => {
@@ -163,10 +165,10 @@ impl Space {
         Ok(())
     }
 
-    /// Grows the file by the lacking segments.
+    /// Grows the file by the number of segments that were lacking.
     ///
     /// # Errors
-    /// [`Error::DiskFull`], except if only the allowance did not fit: the caller tries again without one.
+    /// [`Error::DiskFull`], unless only the allowance did not fit: in that case the caller retries without one.
     pub(crate) fn grow(&self, shortage: Shortage) -> Result<()> {
         assert!(shortage.segments > 0, "nothing was short: {shortage:?}");
         self.begin_writing()?;
@@ -180,7 +182,7 @@ impl Space {
         })
     }
 
-    /// Records that sparse segments have been packed as far as that gains space, if the disk is still full.
+    /// If the disk is still full, notes that sparse segments have been packed as far as that gains space.
     pub(crate) fn set_packed(&self) {
         let mut admissions = self.reservations.admissions.lock();
         let state = self.settled_state(&mut admissions);
@@ -202,7 +204,7 @@ impl Space {
             let mut admissions = self.reservations.admissions.lock();
             let state = self.settled_state(&mut admissions);
             match check_admission(&admissions, &state, purpose, 0, Margin::Full) {
-                // An epoch's appender, which does not ask the policy, may have taken the last segment.
+                // An epoch's appender may have taken the last segment, because it does not ask the policy.
                 Ok(()) => match self.segments.try_take() {
                     Some(segment) => return Ok(segment),
                     None => continue,
@@ -215,27 +217,27 @@ impl Space {
         }
     }
 
-    /// Gives the free end of the file back to the file system, except for `keep` free segments or the
-    /// [kept](SpaceState::kept_segments) ones if those are more.
+    /// Gives the free end of the file back to the file system, but keeps `keep` free segments, or the
+    /// [kept](SpaceState::kept_segments) number if that is larger.
     pub(crate) fn shrink(&self, keep: u64) -> Result<()> {
-        // Hold the lock, so that the file does not lose segments that a concurrent admission relies on.
+        // Hold the lock, so that the file does not lose segments on which a concurrent admission relies.
         let mut admissions = self.reservations.admissions.lock();
         let keep = keep.max(self.settled_state(&mut admissions).kept_segments());
         let keep = u32::try_from(keep).unwrap_or(u32::MAX);
         self.segments.shrink(keep).map_err(|error| Error::io("shrinking", self.path(), error))
     }
 
-    /// Returns `true` if the policy would still grant the purpose for bytes that are reserved already.
+    /// Returns `true` if the policy would still grant the purpose, for bytes that are already reserved.
     pub(crate) fn is_admitted(&self, purpose: Purpose, bytes: u64) -> bool {
         admit(&self.state(), purpose, bytes) == Admission::Granted
     }
 
-    /// Returns the current state of free space and of the claims to it. Revokes the allowance.
+    /// Returns the current free space and the claims to it. Revokes the allowance.
     pub(crate) fn state(&self) -> SpaceState {
         self.settled_state(&mut self.reservations.admissions.lock())
     }
 
-    /// Settles the sums and returns the state. Forgets that the disk was full once plenty is free.
+    /// Settles the sums and returns the state. Clears the full-disk mark once plenty of space is free.
     fn settled_state(&self, admissions: &mut Admissions) -> SpaceState {
         self.reservations.settle(admissions);
         let state = self.state_of(admissions);
@@ -244,7 +246,7 @@ impl Space {
     }
 
     fn state_of(&self, admissions: &Admissions) -> SpaceState {
-        // The catalogue's parts have headers, and are stored in units of 64 bytes.
+        // The parts of the catalogue have headers, and are stored in units of 64 bytes.
         let catalogue_bytes = self.catalogue_bytes() + self.reservations.debt.orphan_bytes();
         let catalogue_bytes = catalogue_bytes + catalogue_bytes / 256 + 128;
         SpaceState {
@@ -253,23 +255,23 @@ impl Space {
             open_segment_bytes: self.open_segment_bytes(),
             dirty_bytes: self.reservations.debt.dirty_bytes(),
             reserved_bytes: admissions.in_use_bytes,
-            // A checkpoint may rewrite the base image and the table of segments, and always writes the catalogue.
+            // A checkpoint may rewrite the base image and the segment table, and always writes the catalogue.
             table_bytes: self.summary_bytes() + self.table_bytes() + self.segments.table_bytes() + catalogue_bytes,
         }
     }
 
-    /// Returns the bytes of the live reservations.
+    /// Returns the total bytes of the live reservations.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         self.state().reserved_bytes
     }
 
-    /// Returns `true` while extents are being packed. Their bytes count twice in this time.
+    /// Returns `true` while extents are being packed. During that time their bytes count twice.
     pub(crate) fn is_packing(&self) -> bool {
         self.reservations.admissions.lock().packing_count > 0
     }
 }
 
-/// Asks the policy for a reservation without an allowance.
+/// Asks the policy for a reservation that has no allowance.
 fn check_admission(
     admissions: &Admissions,
     state: &SpaceState,
@@ -277,7 +279,7 @@ fn check_admission(
     bytes: u64,
     margin: Margin,
 ) -> Result<(), Shortage> {
-    // Do not ask for packing before each removal: packing takes at least one checkpoint.
+    // Do not require packing before each removal, because packing takes at least one checkpoint.
     let is_packed = admissions.full_disk.as_ref().is_some_and(|full_disk| full_disk.is_packed(state));
     let margin = if purpose == Purpose::Remove && is_packed { Margin::Least } else { margin };
     let segments = match (admit(state, purpose, bytes), margin) {

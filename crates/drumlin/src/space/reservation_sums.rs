@@ -7,8 +7,8 @@ use super::debt::CheckpointDebt;
 use super::policy::{Purpose, SpaceState};
 use crate::sync::{CachePadded, Mutex};
 
-/// Bytes admitted in advance: 18 commits of one row, each with 7 pages of 4 KiB. With more, small files would grow just
-/// for the allowance.
+/// Bytes admitted in advance: 18 single-row commits, each with 7 pages of 4 KiB. With a larger allowance, small files
+/// would grow for its sake alone.
 pub(super) const ALLOWANCE_BYTES: u64 = 512 << 10;
 
 /// The sums of the reserved bytes.
@@ -19,37 +19,38 @@ pub(super) struct Reservations {
     pub(super) allowance: CachePadded<Allowance>,
 }
 
-/// The allowance of commits, which they change without a lock.
+/// The allowance of commits, which commits change without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Allowance {
-    /// The bytes that are left of it.
+    /// The bytes that are left of the allowance.
     pub(super) left_bytes: AtomicU64,
-    /// The bytes of reservations that have ended since the sums were settled.
+    /// The bytes of reservations that have ended since the sums were last settled.
     pub(super) ended_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Admissions {
-    /// The bytes of reservations that were live when the sums were last settled, and of later ones that took no
-    /// allowance.
+    /// The bytes of reservations that were live when the sums were last settled, and of later reservations that did not
+    /// use the allowance.
     pub(super) in_use_bytes: u64,
-    /// The allowance as it was granted.
+    /// The bytes that were granted as the current allowance.
     granted_bytes: u64,
     /// Number of reservations for [`Purpose::Pack`].
     pub(super) packing_count: u32,
-    /// Set when the file can't grow, until [plenty](SpaceState::has_plenty) is free.
+    /// Set when the file can't grow, until [plenty](SpaceState::has_plenty) of space is free.
     pub(super) full_disk: Option<FullDisk>,
 }
 
-/// The findings about a full disk.
+/// The state that is tracked while the disk is full.
 #[derive(Debug, Default)]
 pub(super) struct FullDisk {
-    /// The number of [idle segments](SpaceState::idle_segments) left after sparse segments were last packed.
+    /// The number of [idle segments](SpaceState::idle_segments) that were left after sparse segments were last packed.
     pub(super) packed_idle_segments: Option<u64>,
 }
 
 impl FullDisk {
-    /// Returns `true` if packing gains no more space: the last attempt has ended, and no segment has been taken since.
+    /// Returns `true` if packing would gain no more space: the last attempt has ended, and no segment has been taken
+    /// since.
     pub(super) fn is_packed(&self, state: &SpaceState) -> bool {
         self.packed_idle_segments.is_some_and(|idle_segments| idle_segments <= state.idle_segments())
     }
@@ -67,18 +68,18 @@ impl Reservations {
         Reservations { debt: Arc::default(), admissions: Mutex::default(), allowance: CachePadded::default() }
     }
 
-    /// Takes bytes from the allowance. Returns `false` if it is too small.
+    /// Takes bytes from the allowance. Returns `false` if too little of it is left.
     #[inline]
     pub(super) fn take_allowed(&self, bytes: u64) -> bool {
         let left_bytes = &self.allowance.left_bytes;
-        // Relaxed: the bytes become visible to `settle` with those that have ended, or with a later modification.
+        // Relaxed: the bytes become visible to `settle` when the reservation ends, or with a later modification.
         left_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
     }
 
     /// Revokes the allowance and brings the sum of the live reservations up to date.
     pub(super) fn settle(&self, admissions: &mut Admissions) {
-        // Read what has ended first: each of these bytes was taken before, so it is among the bytes taken. Acquire
-        // pairs with the release of `SpaceReservation::drop`.
+        // Read the ended bytes first: each of them was taken earlier, so it is among the taken bytes. Acquire pairs
+        // with the release in `SpaceReservation::drop`.
         let ended_bytes = self.allowance.ended_bytes.swap(0, Ordering::Acquire);
         let left_bytes = self.allowance.left_bytes.swap(0, Ordering::Relaxed);
         let granted_bytes = std::mem::take(&mut admissions.granted_bytes);
@@ -89,7 +90,7 @@ impl Reservations {
         admissions.in_use_bytes -= ended_bytes;
     }
 
-    /// Grants an allowance, after the sums were [settled](Self::settle).
+    /// Grants an allowance. The sums must have been [settled](Self::settle).
     pub(super) fn grant(&self, admissions: &mut Admissions) {
         assert!(admissions.granted_bytes == 0, "an allowance is granted beside another: {admissions:?}");
         let left_bytes = self.allowance.left_bytes.load(Ordering::Relaxed);

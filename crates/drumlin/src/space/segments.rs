@@ -1,13 +1,14 @@
-//! The allocation of the data file's segments: which are in use, and in which use of each its extents were written.
+//! The allocation of the data file's segments: the segments in use, and the use of each in which its extents were
+//! written.
 //!
 //! # Invariants
-//! 1. A segment is free only if it is not referred to by a durable table or by one that is being made durable. Space
-//!    released in an epoch is subtracted only after the checkpoint that ends the epoch is durable.
-//! 2. The file system has allocated space for every segment of the file, so writing to a segment can't find the disk
-//!    full. Lack of space shows when the file grows, before anything depends on the new segments.
-//! 3. The lowest free segment is taken first, so that the end of the file becomes empty and can be given back.
+//! 1. A segment is free only if neither the durable tables nor those being made durable refer to it. Space released in
+//!    an epoch is subtracted only after the checkpoint that ends the epoch is durable.
+//! 2. The file system has allocated space for every segment of the file, so writing to a segment can't fail for lack of
+//!    space. A full disk shows when the file grows, before anything depends on the new segments.
+//! 3. The lowest free segment is taken first, so that the end of the file empties and can be given back.
 //! 4. Each time a segment is taken, a new *use* of it begins, with a number that was never used before. Every extent in
-//!    the segment carries that number. So if a write is lost, the old extent in its place is not mistaken for one of
+//!    the segment carries that number. So if a write is lost, the old extent at that address is not mistaken for one of
 //!    the newer use.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,34 +23,34 @@ use crate::format::extent::{Origin, SEGMENT_TABLE_ENTRIES};
 use crate::format::{DatabaseId, Epoch, ExtentAddress, ExtentRef, SegmentId, SegmentUse};
 use crate::io::FileRef;
 
-/// Number of segments by which the file grows if the disk has room.
+/// Number of segments by which the file grows in one step if the disk has room.
 const GROWTH_SEGMENTS: u32 = 8;
 
-/// The segments of a data file. See the module.
+/// The segments of a data file. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Segments {
     file: FileRef,
-    /// The identity of the database.
+    /// The id of the database.
     database: DatabaseId,
     segment_bytes: u64,
-    /// The largest number of segments that addresses can name.
+    /// The largest number of segments that addresses can express.
     segment_count_max: u32,
     state: Mutex<SegmentState>,
     uses: Uses,
-    /// Held while the file grows or shrinks, which is I/O. Taken before `state`.
+    /// Held while the file grows or shrinks, which is I/O. Must be taken before `state`.
     resize: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct SegmentState {
-    /// Indexed by segment. Segment 0 holds the superblocks.
+    /// The state of each segment, indexed by number. Segment 0 holds the superblocks.
     segments: Vec<Segment>,
     free: BTreeSet<SegmentId>,
     /// The smallest number of free segments since the last [`take_unneeded`](Segments::take_unneeded).
     free_count_min: u64,
     /// The number of the next use.
     next_use: SegmentUse,
-    /// Chunks of the table of segments that have changed since they were last written.
+    /// Chunks of the segment table that have changed since they were last written.
     changed_chunks: BTreeSet<SegmentTableChunk>,
     /// Bytes released in each epoch whose checkpoint is not durable yet.
     released: BTreeMap<Epoch, HashMap<SegmentId, u64>>,
@@ -60,11 +61,11 @@ struct SegmentState {
 #[derive(Clone, Copy, Debug, Default)]
 struct Segment {
     live_bytes: u64,
-    /// Still appended to, and so not free even if nothing in it is live.
+    /// Extents are still being appended to it, so it is not free even if it holds no live bytes.
     open: bool,
 }
 
-/// The use of each segment, readable without a lock. Zero if it was never used.
+/// The use of each segment, readable without a lock; zero if the segment was never used.
 #[derive(Debug, Default)]
 struct Uses {
     /// Each level has twice as many entries as the one before it.
@@ -74,7 +75,7 @@ struct Uses {
 impl Uses {
     /// Number of segments in the first level.
     const FIRST_LEVEL_SEGMENTS: u64 = 1024;
-    /// Fixed by the number of segments: the levels needed for all 2³² segments: 2¹⁰ · (2²³ − 1).
+    /// Fixed by the number of segments: enough levels for all 2³² segments: 2¹⁰ · (2²³ − 1).
     const LEVEL_COUNT: usize = 23;
 
     fn locate(segment: SegmentId) -> (usize, usize) {
@@ -96,17 +97,17 @@ impl Uses {
     }
 }
 
-/// The number of a chunk of the table of segments.
+/// The number of a chunk of the segment table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SegmentTableChunk(pub(crate) u32);
 
 impl SegmentTableChunk {
-    /// Returns the chunk that has a segment's entry.
+    /// Returns the chunk that holds a segment's entry.
     fn of(segment: SegmentId) -> SegmentTableChunk {
         SegmentTableChunk(segment.0 / SEGMENT_TABLE_ENTRIES as u32)
     }
 
-    /// Returns the segments that have their entries in this chunk.
+    /// Returns the segments whose entries are in this chunk.
     fn segments(self) -> impl Iterator<Item = SegmentId> {
         let first = self.0 * SEGMENT_TABLE_ENTRIES as u32;
         (first..first + SEGMENT_TABLE_ENTRIES as u32).map(SegmentId)
@@ -127,7 +128,7 @@ pub(crate) struct Usage {
 
 impl Segments {
     /// Creates the state of a database file of `count` segments, all of them free except the first. `first_use` must be
-    /// above all uses ever assigned.
+    /// greater than all uses ever assigned.
     pub(crate) fn new(
         file: FileRef,
         database: DatabaseId,
@@ -169,12 +170,12 @@ impl Segments {
         u64::from(segment.0) * self.segment_bytes
     }
 
-    /// Returns the segment that an extent lies in.
+    /// Returns the segment in which an extent lies.
     pub(crate) fn segment_of(&self, address: ExtentAddress) -> SegmentId {
         SegmentId((address.start() / self.segment_bytes) as u32)
     }
 
-    /// Returns the origin that extents written in a use of a segment carry.
+    /// Returns the origin that extents carry if they were written in this use of a segment.
     pub(crate) fn origin(&self, segment_use: SegmentUse) -> Origin {
         Origin { database: self.database, segment_use }
     }
@@ -184,13 +185,14 @@ impl Segments {
         self.uses.get(segment)
     }
 
-    /// Returns a reference to a live extent that includes its segment's use, and so can be verified without the table
-    /// of segments.
+    /// Returns a reference to a live extent that includes the use of its segment, so that the extent can be verified
+    /// without the segment table.
     pub(crate) fn name(&self, address: ExtentAddress) -> ExtentRef {
         ExtentRef { address, segment_use: self.segment_use(self.segment_of(address)) }
     }
 
-    /// Returns `true` if an address read from disk is possible: within one segment, and not among the superblocks.
+    /// Returns `true` if an address read from disk is possible: within one segment, and not in the segment of the
+    /// superblocks.
     pub(crate) fn is_plausible(&self, address: ExtentAddress) -> bool {
         self.is_within(&self.state.lock(), address)
     }
@@ -207,14 +209,15 @@ impl Segments {
         self.state.lock().free.len() as u64
     }
 
-    /// Returns the number of segments that have been free since the last call.
+    /// Returns the number of segments that have been free ever since the last call.
     pub(crate) fn take_unneeded(&self) -> u64 {
         let mut state = self.state.lock();
         let free_count = state.free.len() as u64;
         std::mem::replace(&mut state.free_count_min, free_count).min(free_count)
     }
 
-    /// Makes sure that `count` segments are free, growing the file if necessary. Fails with `StorageFull` if it can't.
+    /// Ensures that `count` segments are free, growing the file if necessary. Fails with `StorageFull` if the file
+    /// can't grow.
     pub(super) fn ensure_free(&self, count: u32) -> io::Result<()> {
         if self.free_count() >= u64::from(count) {
             return Ok(());
@@ -245,7 +248,7 @@ impl Segments {
 
     fn grow(&self, segment_count: u32, added: u32) -> io::Result<u32> {
         assert!(added > 0 && segment_count > 0, "{added} segments are added to {segment_count}");
-        // Fail here, before anything relies on the space: no address could name an extent beyond the limit.
+        // Fail here, before anything relies on the space: no address could name an extent past the limit.
         if added > self.segment_count_max.saturating_sub(segment_count) {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -254,7 +257,7 @@ impl Segments {
         Ok(added)
     }
 
-    /// Takes the lowest free segment, if any is free.
+    /// Takes the lowest free segment, if there is one.
     pub(super) fn try_take(&self) -> Option<SegmentId> {
         let mut state = self.state.lock();
         let segment = state.free.pop_first()?;
@@ -270,7 +273,7 @@ impl Segments {
         Some(segment)
     }
 
-    /// Takes the lowest free segment. Grows the file if none is free.
+    /// Takes the lowest free segment, growing the file if none is free.
     pub(super) fn take(&self) -> io::Result<SegmentId> {
         loop {
             if let Some(segment) = self.try_take() {
@@ -280,7 +283,7 @@ impl Segments {
         }
     }
 
-    /// Records that nothing more will be appended to the segment. If it has no live bytes, it becomes free.
+    /// Notes that no more extents will be appended to the segment. If it has no live bytes, it is freed.
     pub(crate) fn close(&self, segment: SegmentId) {
         let mut state = self.state.lock();
         let closed = state.segment(segment);
@@ -292,7 +295,7 @@ impl Segments {
         }
     }
 
-    /// Records that the extent is in use.
+    /// Counts the extent as in use.
     pub(crate) fn retain(&self, address: ExtentAddress) {
         let segment = self.segment_of(address);
         let mut state = self.state.lock();
@@ -304,10 +307,10 @@ impl Segments {
 
     // ── opening ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Like [`retain`](Self::retain), for an extent found during opening. Its segment is then no longer free. Returns
-    /// `false` if the address is impossible: outside the file, across two segments, or in a segment that is full
-    /// already. Whether the extent belongs to the segment's use is checked when it is read, so that one unreadable page
-    /// leaves the others readable.
+    /// Like [`retain`](Self::retain), for an extent found while the database is opened. If its segment was free, it no
+    /// longer is. Returns `false` if the address is impossible: outside the file, across two segments, or in a segment
+    /// that is already full. Whether the extent belongs to the segment's use is checked only when it is read, so that
+    /// one unreadable page leaves all other pages readable.
     #[must_use]
     pub(crate) fn restore(&self, address: ExtentAddress) -> bool {
         let mut state = self.state.lock();
@@ -326,8 +329,8 @@ impl Segments {
         fits
     }
 
-    /// Like [`restore`](Self::restore), for an extent named together with its use. Also returns `false` if a live
-    /// extent in the same segment has another use.
+    /// Like [`restore`](Self::restore), for an extent that is named together with its use. Also returns `false` if a
+    /// live extent in the same segment belongs to a different use.
     #[must_use]
     pub(crate) fn restore_named(&self, extent: ExtentRef) -> bool {
         if !self.is_plausible(extent.address) {
@@ -345,8 +348,8 @@ impl Segments {
         self.restore(extent.address)
     }
 
-    /// Restores a chunk of the table of segments. The table may be outdated, so segments that already have live extents
-    /// keep the use that those were named with.
+    /// Restores a chunk of the segment table. The table may be outdated, so a segment that already has live extents
+    /// keeps the use with which these were named.
     pub(crate) fn restore_uses(&self, chunk: SegmentTableChunk, uses: &[SegmentUse]) {
         let state = self.state.lock();
         for (segment, &segment_use) in chunk.segments().zip(uses) {
@@ -356,36 +359,36 @@ impl Segments {
         }
     }
 
-    /// Marks the uses in a damaged chunk of the table of segments as unknown, except those already known from extent
+    /// Marks the uses in a damaged chunk of the segment table as unknown, except those already known from extent
     /// references.
     pub(crate) fn forget_uses(&self, chunk: SegmentTableChunk) {
         self.restore_uses(chunk, &[SegmentUse::UNKNOWN; SEGMENT_TABLE_ENTRIES]);
     }
 
-    // ── the table of segments ──────────────────────────────────────────────────────────────────────────────────────
+    // ── the segment table ──────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the number of chunks in the table of all segments.
+    /// Returns the number of chunks in the segment table.
     pub(crate) fn chunk_count(&self) -> u32 {
         SegmentTableChunk::of(SegmentId(self.state.lock().segments.len() as u32 - 1)).0 + 1
     }
 
-    /// Returns the bytes of the table that a checkpoint may write, which is all of it.
+    /// Returns the bytes of the segment table that a checkpoint may write, which is the whole table.
     pub(crate) fn table_bytes(&self) -> u64 {
         u64::from(self.chunk_count()) * (SEGMENT_TABLE_ENTRIES as u64 * 8 + 64)
     }
 
-    /// Returns the chunks of the table that have changed since the last call.
+    /// Returns the chunks of the segment table that have changed since the last call.
     pub(crate) fn take_changed_chunks(&self) -> BTreeSet<SegmentTableChunk> {
         std::mem::take(&mut self.state.lock().changed_chunks)
     }
 
-    /// Returns the current contents of a chunk of the table. They are right for every segment with live extents, even
-    /// if segments are taken concurrently.
+    /// Returns the current contents of a chunk of the segment table. They are correct for every segment with live
+    /// extents, even if other segments are taken concurrently.
     pub(crate) fn uses_in(&self, chunk: SegmentTableChunk) -> impl Iterator<Item = SegmentUse> + '_ {
         chunk.segments().map(|segment| self.uses.get(segment))
     }
 
-    /// Records that the extent is no longer in use after the end of `epoch`.
+    /// Notes that the extent is no longer in use once `epoch` has ended.
     pub(crate) fn release(&self, address: ExtentAddress, epoch: Epoch) {
         let segment = self.segment_of(address);
         let mut state = self.state.lock();
@@ -395,15 +398,15 @@ impl Segments {
         assert!(released_bytes <= live_bytes, "{segment}: {released_bytes} bytes released of {live_bytes}");
     }
 
-    /// Frees an extent that was never in any table, such as a chunk of a value whose transaction did not commit.
+    /// Frees an extent that no table ever referred to, such as a chunk of a value whose transaction did not commit.
     pub(crate) fn discard(&self, address: ExtentAddress) {
         let segment = self.segment_of(address);
         let mut state = self.state.lock();
         state.subtract(segment, address.length());
     }
 
-    /// Frees everything released up to `epoch`, whose checkpoint is durable. Returns the number of segments that became
-    /// free.
+    /// Frees the space that was released up to `epoch`, whose checkpoint is durable. Returns the number of segments
+    /// that this freed.
     pub(crate) fn settle(&self, epoch: Epoch) -> u64 {
         let mut state = self.state.lock();
         assert!(epoch > state.settled, "{epoch} is settled after {}", state.settled);
@@ -418,7 +421,7 @@ impl Segments {
         (state.free.len() - free_before) as u64
     }
 
-    /// Gives the free end of the file back to the file system, except for `keep` free segments.
+    /// Gives the free end of the file back to the file system, but keeps `keep` free segments.
     pub(crate) fn shrink(&self, keep: u32) -> io::Result<()> {
         let _resize = self.resize.lock();
         let count = {
@@ -441,8 +444,8 @@ impl Segments {
         self.file.set_len(u64::from(count) * self.segment_bytes)
     }
 
-    /// Returns up to `count_max` segments worth emptying, emptiest first: closed segments of which at most
-    /// `live_share_max` is live. Bytes released in an epoch that is not settled yet do not count as live.
+    /// Returns up to `count_max` segments worth emptying, emptiest first: closed segments whose live share is at most
+    /// `live_share_max`. Bytes released in an epoch that is not settled yet do not count as live.
     pub(crate) fn sparse(&self, live_share_max: f64, count_max: usize) -> Vec<(SegmentId, u64)> {
         let state = self.state.lock();
         let limit = (self.segment_bytes as f64 * live_share_max) as u64;
@@ -466,7 +469,7 @@ impl Segments {
         state.segments.iter().enumerate().skip(1).any(is_released)
     }
 
-    /// Returns the closed segments in use from `first` on.
+    /// Returns the closed segments in use, starting with number `first`.
     pub(crate) fn from(&self, first: SegmentId) -> Vec<SegmentId> {
         let state = self.state.lock();
         let used = |segment: &Segment| !segment.open && segment.live_bytes > 0;
@@ -495,7 +498,7 @@ impl SegmentState {
         &mut self.segments[segment.0 as usize]
     }
 
-    /// Asserts that every segment except the first is either free or in use: open, or with live bytes.
+    /// Asserts that every segment except the first is either free or in use: open, or holding live bytes.
     fn assert_sums(&self) {
         let used = self.segments.iter().skip(1).filter(|segment| segment.open || segment.live_bytes > 0).count();
         let (free, all) = (self.free.len(), self.segments.len() - 1);
@@ -534,7 +537,7 @@ mod tests {
         Segments::new(file, DatabaseId(77), 64 << 10, count, SegmentUse::first_of(Incarnation(3)))
     }
 
-    /// A segment that becomes free and is taken again within the same epoch gets a new use.
+    /// A segment that is freed and taken again within the same epoch gets a new use.
     #[test]
     fn each_use_has_a_number_of_its_own() {
         let segments = segments(2);
@@ -547,7 +550,7 @@ mod tests {
         }
     }
 
-    /// A file that has grown to the limit of addresses behaves like a full disk, and fails when it would grow.
+    /// A file that has reached the limit of addresses behaves like a full disk when it would have to grow.
     #[test]
     fn a_file_ends_where_addresses_do() {
         assert_eq!(u64::from(Segments::count_max(1 << 20)) << 20, ExtentAddress::FILE_BYTES_MAX);
@@ -563,7 +566,7 @@ mod tests {
         assert_eq!(segments.take().unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 
-    /// The levels of the table in memory abut, up to the last possible segment.
+    /// The levels of the in-memory table abut, up to the last possible segment.
     #[test]
     fn levels_abut() {
         let uses = Uses::default();
@@ -577,7 +580,7 @@ mod tests {
         assert!(level < Uses::LEVEL_COUNT && (offset as u64) < Uses::FIRST_LEVEL_SEGMENTS << level);
     }
 
-    /// An extent named with its use has to agree with all live extents in its segment.
+    /// An extent named together with a use must agree with all live extents in its segment.
     #[test]
     fn an_extent_named_with_another_use_is_not_restored() {
         let segments = segments(1100);

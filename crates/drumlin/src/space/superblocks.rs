@@ -1,21 +1,22 @@
-//! The two superblocks, and the only code that writes them.
+//! The two superblocks. No other module writes them.
 //!
 //! A superblock names the newest checkpoint, the openings, and the log ranges that must exist. Checkpoints and openings
-//! change one part of it, the log the other. Both write through this module, and each change is one durable write into
-//! the slot that does not hold the newest superblock.
+//! change one part of it, and the log changes the other. Both write through this module, and each change is one durable
+//! write into the slot that does not hold the newest superblock.
 //!
 //! # Invariants
-//! 1. Writes happen one at a time, and each starts from the superblock of the write before. So no write loses what
-//!    another has listed.
-//! 2. After a failed write there are no more: the contents of its slot are unknown, and the other slot is needed.
-//! 3. A superblock that says *closed* is followed by another one before anything is written that an opening depends on:
-//!    data, log or name. So as long as it is the newest, the log holds nothing above its checkpoint, and no number of
-//!    the next opening is in use.
+//! 1. Only one write is in progress at a time, and each starts from the superblock of the previous write. So no write
+//!    loses what an earlier one has listed.
+//! 2. After a failed write there are no further writes: the contents of its slot are unknown, and the other slot is
+//!    needed.
+//! 3. After a superblock that says *closed*, another one is written before anything on which an opening depends: data,
+//!    log or name. So as long as the closed superblock is the newest, the log holds no record above its checkpoint, and
+//!    no number that the next opening will assign is in use.
 //!
 //! # States
-//! Deferred ([`Superblocks::defer`]: a closed database was opened, and nothing has been written) → open
+//! Deferred ([`Superblocks::defer`]: a closed database was opened, and nothing has been written yet) → open
 //! ([`Superblocks::begin_writing`], before the first write) → closed ([`Superblocks::close`]). A database that was not
-//! closed is open from the start.
+//! closed starts out open.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,14 +27,14 @@ use crate::format::{BLOCK_BYTES, CheckpointNumber, Incarnation, SuperblockNumber
 use crate::io::{AlignedBuffer, FileRef, FolderRef, Persist, SyncMethod};
 use crate::sync::Mutex;
 
-/// The two superblocks of a data file. See the module.
+/// The two superblocks of a data file. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Superblocks {
     file: FileRef,
     sync: SyncMethod,
     /// The newest superblock on the medium; `None` once a write has failed.
     newest: Mutex<Option<Superblock>>,
-    /// Present while this opening has written nothing.
+    /// Present until this opening writes for the first time.
     deferred: Mutex<Option<Deferred>>,
     is_deferred: AtomicBool,
 }
@@ -43,7 +44,7 @@ pub(crate) struct Superblocks {
 struct Deferred {
     /// The openings that the next superblock will list.
     incarnations: Vec<(Incarnation, Timestamp)>,
-    /// Folders whose names a previous process may not have synced before it ended.
+    /// Folders whose names a previous process may have left unsynced when it ended.
     folders: Vec<FolderRef>,
 }
 
@@ -51,7 +52,7 @@ struct Deferred {
 #[derive(Debug)]
 pub(crate) struct FoundSuperblock {
     pub(crate) newest: Superblock,
-    /// The reason why the other superblock is invalid, if it is.
+    /// The reason why the superblock in the other slot is invalid, if it is.
     pub(crate) reason: Option<Error>,
 }
 
@@ -61,15 +62,15 @@ impl Superblocks {
         Superblocks { file, sync, newest, deferred, is_deferred: AtomicBool::new(false) }
     }
 
-    /// Defers recording this opening of a closed database until the first write, which also syncs these folders.
+    /// Defers recording this opening of a closed database until its first write, which will also sync these folders.
     pub(crate) fn defer(&self, incarnations: Vec<(Incarnation, Timestamp)>, folders: Vec<FolderRef>) {
         assert!(self.is_closed(), "an opening is put off of a database that was not closed");
         *self.deferred.lock() = Some(Deferred { incarnations, folders });
         self.is_deferred.store(true, Ordering::Release);
     }
 
-    /// If recording this opening was deferred, records it now by a durable superblock that follows the closed one.
-    /// Called before the first write to any other place; after that it costs one atomic load.
+    /// If recording this opening was deferred, records it now, by a durable superblock that follows the closed one.
+    /// Called before the first write to any other part of the database; later calls cost one atomic load.
     pub(crate) fn begin_writing(&self) -> io::Result<()> {
         if !self.is_deferred.load(Ordering::Acquire) {
             return Ok(());
@@ -77,7 +78,7 @@ impl Superblocks {
         let mut deferred = self.deferred.lock();
         if let Some(Deferred { incarnations, folders }) = &*deferred {
             crate::coverage::mark!("an opening was recorded at its first write");
-            // The closed superblock may not be durable yet, and the next write overwrites the older slot.
+            // The closed superblock may not be durable yet, and the next write will overwrite the older slot.
             let synced = folders.iter().try_for_each(|folder| folder.sync()).and_then(|()| self.file.sync_data());
             synced.and_then(|()| self.write_again()).inspect_err(|_| *self.newest.lock() = None)?;
             self.write_open(|next| next.incarnations.clone_from(incarnations))?;
@@ -92,9 +93,9 @@ impl Superblocks {
         self.newest.lock().as_ref().is_some_and(|newest| newest.is_closed)
     }
 
-    /// Writes that the database is closed: the log is not needed, and nothing is written after this. Both superblocks
-    /// say so, because the log may be removed afterwards: if one of them is lost, the other must not ask for the log.
-    /// Does nothing if nothing has been written since the database was last closed.
+    /// Records that the database is closed: the log is not needed, and nothing will be written from now on. Both
+    /// superblocks say so, because the log may be removed afterwards: if one of the two is lost, the other must not
+    /// require the log. Does nothing if nothing has been written since the database was last closed.
     pub(crate) fn close(&self) -> io::Result<()> {
         if self.is_closed() {
             assert!(self.is_deferred.load(Ordering::Acquire), "a database was written to that is closed");
@@ -107,7 +108,7 @@ impl Superblocks {
         self.write_next(|_| {})
     }
 
-    /// Writes the next superblock: the newest one, changed by `change`.
+    /// Writes the next superblock: the newest one with `change` applied.
     pub(crate) fn write(&self, change: impl FnOnce(&mut Superblock)) -> io::Result<()> {
         self.begin_writing()?;
         self.write_open(change)
@@ -137,8 +138,8 @@ impl Superblocks {
         Ok(())
     }
 
-    /// Writes the newest superblock again, as it was read. It may exist only in caches from which a failed sync dropped
-    /// it, and the next write overwrites the slot of the one before it.
+    /// Rewrites the newest superblock as it was read. It may exist only in caches, from which a failed sync dropped it,
+    /// and the next write will overwrite the slot of its predecessor.
     pub(crate) fn write_again(&self) -> io::Result<()> {
         let newest = self.newest.lock();
         let Some(newest) = newest.as_ref() else {
@@ -148,8 +149,8 @@ impl Superblocks {
     }
 }
 
-/// Returns the newer of the two superblocks that are valid. An unreadable superblock or one of a newer format is
-/// ignored if the other is valid. So a format change has to mark both superblocks before it changes anything else.
+/// Returns the newer of the two superblocks, or the only valid one. An unreadable superblock or one of a newer format
+/// is ignored if the other is valid. So a format change has to mark both superblocks before it changes anything else.
 pub(crate) fn read(file: &FileRef) -> Result<FoundSuperblock> {
     let mut newest: Option<Superblock> = None;
     let mut other_format = None;
@@ -215,7 +216,8 @@ pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMet
     file.sync_all().map_err(|error| Error::io("syncing", file.path(), error))
 }
 
-/// Returns `true` if the file is what an interrupted creation leaves: empty, or zeros except for superblocks.
+/// Returns `true` if the file is in the state that an interrupted creation leaves: empty, or all zeros except for
+/// superblocks.
 pub(crate) fn is_begun(file: &FileRef) -> io::Result<bool> {
     let mut buffer = AlignedBuffer::zeroed(64 * BLOCK_BYTES);
     let mut offset = 0;

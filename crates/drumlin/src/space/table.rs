@@ -1,7 +1,7 @@
 //! The page table of a keyspace: one atomic entry per page.
 //!
-//! Only a page's entry says where the page is; nodes refer to pages by number. So moving a page, on disk or in memory,
-//! changes its entry and nothing else.
+//! Only a page's entry tells where the page is; nodes refer to pages by number. So moving a page, on disk or in memory,
+//! changes only its entry.
 //!
 //! # States of an entry, and transitions
 //! ```text
@@ -23,14 +23,14 @@
 //! [`PageEntry::may_become`] lists all of them; `store` and `exchange` assert it.
 //!
 //! # Invariants
-//! 1. Every change of an entry other than OnDisk ⇄ Reading ⇄ resident happens under the epoch latch, so a checkpoint
-//!    that begins sees no half-done change.
-//! 2. The page of a `Leaf` entry is read and written under its frame's latch. The page of an `Immutable` entry is never
-//!    changed while it is published: its readers need no latch, only a reclaim guard that keeps the frame from being
+//! 1. Every change of an entry, except between OnDisk, Reading and resident states, happens under the epoch latch, so a
+//!    checkpoint that begins sees no half-done change.
+//! 2. The page of a `Leaf` entry is read and written under its frame's latch. The page of an `Immutable` entry never
+//!    changes while it is published: its readers need no latch, only a reclaim guard that keeps the frame from being
 //!    reused.
 //! 3. An `Unattached` page belongs to one bulk load: no node that a reader can reach names it, no checkpoint records
 //!    it, and no other thread changes its entry.
-//! 4. A table only grows, and a chunk never moves. So an entry can be read without a lock.
+//! 4. A table only grows, and its chunks never move. So an entry can be read without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -40,7 +40,7 @@ use crate::sync::Mutex;
 use crate::format::{ExtentAddress, PageId};
 use crate::memory::{Account, Budget};
 
-/// The number of a frame of the buffer pool. The top three bits are its size class.
+/// The number of a frame in the buffer pool. Its top three bits are the frame's size class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct FrameIndex(pub(crate) u32);
 
@@ -49,17 +49,17 @@ pub(crate) struct FrameIndex(pub(crate) u32);
 pub(crate) enum PageEntry {
     /// There is no such page.
     Free,
-    /// Allocated, and about to be published by the thread that allocated it.
+    /// Allocated; the thread that allocated it is about to publish it.
     Reserved,
     /// On disk.
     OnDisk(ExtentAddress),
     /// On disk, with a read in flight.
     Reading(ExtentAddress),
-    /// In a frame, protected by the frame's latch.
+    /// In a frame, and protected by the frame's latch.
     Leaf(FrameIndex),
-    /// In a frame and never changed there: an inner node or a chunk of a large value.
+    /// In a frame, and never changed there: an inner node or a medium value.
     Immutable(FrameIndex),
-    /// On disk, written by a bulk load that is not attached yet.
+    /// On disk, written by a bulk load that has not been attached yet.
     Unattached(ExtentAddress),
 }
 
@@ -73,8 +73,8 @@ const TAG_UNATTACHED: u64 = 5;
 const ADDRESS_MASK: u64 = (1 << TAG_SHIFT) - 1;
 
 impl PageEntry {
-    /// Returns `true` if the module's state machine leads from this entry to `next`, not counting `allocate` and
-    /// `free`.
+    /// Returns `true` if the module's state machine allows a transition from this entry to `next`, not counting
+    /// `allocate` and `free`.
     fn may_become(self, next: PageEntry) -> bool {
         use PageEntry::{Immutable, Leaf, OnDisk, Reading, Reserved, Unattached};
         match (self, next) {
@@ -128,43 +128,44 @@ impl PageEntry {
     }
 }
 
-/// Pages per chunk, whose entries take 8 KiB.
+/// Number of pages per chunk, whose entries take 8 KiB.
 pub(crate) const CHUNK_PAGES: usize = crate::format::extent::TABLE_PAGES;
 
-/// Bytes of memory of a chunk.
+/// Bytes of memory that a chunk takes.
 pub(crate) const CHUNK_BYTES: u64 = (CHUNK_PAGES * size_of::<AtomicU64>()) as u64;
 
-/// Chunks in the first level of the directory. Each level has twice as many as the one before it.
+/// Number of chunks in the first level of the directory. Each level has twice as many chunks as the one before it.
 const FIRST_LEVEL_CHUNKS: usize = 64;
 
-/// Bytes of memory of a chunk's slot in the directory.
+/// Bytes of memory that a chunk's slot in the directory takes.
 const SLOT_BYTES: u64 = size_of::<OnceLock<Chunk>>() as u64;
 
-/// Fixed by the number of pages: the levels needed for all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
+/// Fixed by the number of pages: enough levels for all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
 const LEVEL_COUNT: usize = 17;
 
 type Chunk = Box<[AtomicU64]>;
 type Level = Box<[OnceLock<Chunk>]>;
 
-/// The page table of a keyspace. See the module.
+/// The page table of a keyspace. See the module documentation.
 pub(crate) struct PageTable {
     levels: [OnceLock<Level>; LEVEL_COUNT],
     allocation: Mutex<Allocation>,
-    /// Bytes taken from the budget.
+    /// Bytes that the table has taken from the budget.
     bytes: AtomicU64,
     budget: Arc<Budget>,
-    /// The number of possible page numbers.
+    /// The exclusive limit on page numbers.
     page_count_max: AtomicU64,
 }
 
-/// The allocation of page numbers. A free page is one whose entry is `Free`; the counts narrow down the search for one.
+/// The allocation of page numbers. A page is free if its entry is `Free`; the counts narrow down the search for free
+/// pages.
 #[derive(Default)]
 struct Allocation {
     /// Number of free pages in each chunk that exists.
     free_counts: Vec<u16>,
     /// Number of free pages in all chunks.
     free_count: u64,
-    /// The page after the last ones allocated.
+    /// The page after those allocated last.
     cursor: usize,
 }
 
@@ -175,7 +176,7 @@ impl std::fmt::Debug for PageTable {
 }
 
 impl PageTable {
-    /// Creates an empty table, which takes memory from the budget as it grows.
+    /// Creates an empty table. As it grows, it takes memory from the budget.
     pub(crate) fn new(budget: &Arc<Budget>) -> PageTable {
         PageTable {
             levels: [const { OnceLock::new() }; LEVEL_COUNT],
@@ -186,21 +187,21 @@ impl PageTable {
         }
     }
 
-    /// Returns `true` if the table takes its memory from this budget. Each open database has a budget of its own, so
-    /// this tells whether the frames named by the entries belong to a given database's pool.
+    /// Returns `true` if the table takes its memory from this budget. Each open database has its own budget, so this
+    /// tells whether the frames named by the entries belong to a given database's pool.
     #[inline]
     pub(crate) fn is_within(&self, budget: &Arc<Budget>) -> bool {
         Arc::ptr_eq(&self.budget, budget)
     }
 
-    /// Returns `true` if this many more page numbers are left, even after the allocations of all commits in progress,
-    /// each of which has called this too. A commit that has its timestamp must not run out of them. O(1), without a
-    /// lock.
+    /// Returns `true` if this many page numbers would be left even after the allocations of all commits in progress,
+    /// each of which has called this function too. A commit that has its timestamp must not run out of page numbers.
+    /// O(1), without a lock.
     pub(crate) fn has_numbers(&self, page_count: u64) -> bool {
-        /// Share of the numbers reserved for commits in progress: enough for thousands of the largest commits.
+        /// One in this many numbers is reserved for commits in progress: enough for thousands of the largest commits.
         const IN_PROGRESS_SHARE: u64 = 64;
         let page_count_max = self.page_count_max.load(Ordering::Relaxed);
-        // This includes the directory's bytes, so it slightly underestimates the numbers that are left.
+        // This includes the directory's bytes, so it slightly underestimates how many numbers are left.
         let reached = self.memory_bytes() / size_of::<AtomicU64>() as u64;
         reached + page_count + page_count_max / IN_PROGRESS_SHARE <= page_count_max
     }
@@ -242,14 +243,14 @@ impl PageTable {
         self.budget.take(Account::Tables, bytes);
     }
 
-    /// Returns the page's cell, or `None` beyond the end of the table.
+    /// Returns the page's cell, or `None` past the end of the table.
     #[inline]
     fn cell(&self, page: PageId) -> Option<&AtomicU64> {
         let index = page.0 as usize;
         Some(&self.chunk(index / CHUNK_PAGES)?[index % CHUNK_PAGES])
     }
 
-    /// Loads the page's entry.
+    /// Returns the page's current entry.
     #[inline]
     pub(crate) fn load(&self, page: PageId) -> PageEntry {
         self.cell(page).map_or(PageEntry::Free, |cell| PageEntry::from_bits(cell.load(Ordering::Acquire)))
@@ -262,8 +263,8 @@ impl PageTable {
         self.cell(page).is_some_and(|cell| cell.load(Ordering::Acquire) == entry.to_bits())
     }
 
-    /// Publishes a new entry. The caller holds whatever the module's states require to keep other threads from changing
-    /// it.
+    /// Publishes a new entry. The caller holds the latches that, by the module's states, keep other threads from
+    /// changing it.
     pub(crate) fn store(&self, page: PageId, entry: PageEntry) {
         assert!(page != PageId::NONE, "page 0 does not exist");
         let cell = self.cell(page).expect("the page was allocated");
@@ -286,7 +287,7 @@ impl PageTable {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of memory of a table with this many chunks.
+    /// Returns the bytes of memory that a table with this many chunks takes.
     pub(crate) fn memory_bytes_of(chunk_count: u64) -> u64 {
         let levels = (0..LEVEL_COUNT).map(|level| (FIRST_LEVEL_CHUNKS as u64) << level);
         let mut reached = 0;
@@ -300,23 +301,23 @@ impl PageTable {
         chunk_count * CHUNK_BYTES + slot_count * SLOT_BYTES
     }
 
-    /// Returns the maximum number of bytes of memory by which `page_count` more pages can make the table grow. O(1),
-    /// without a lock.
+    /// Returns the maximum number of bytes by which `page_count` more pages can make the table grow. O(1), without a
+    /// lock.
     pub(crate) fn growth_bytes_max(&self, page_count: u64) -> u64 {
-        // The table grows contiguously, by a chunk for each `CHUNK_PAGES` pages. A new level of the directory has 64
-        // more slots than all levels before it together, and any level that growth skips over has fewer slots than
-        // there will be chunks.
+        // The table grows contiguously, by one chunk per `CHUNK_PAGES` pages. A new level of the directory has 64 more
+        // slots than all earlier levels together, and any level that the growth skips has fewer slots than there will
+        // be chunks.
         let chunk_count = page_count.div_ceil(CHUNK_PAGES as u64);
         let slots = self.memory_bytes() / CHUNK_BYTES + FIRST_LEVEL_CHUNKS as u64 + 2 * chunk_count;
         chunk_count * CHUNK_BYTES + slots * SLOT_BYTES
     }
 
-    /// Returns the number of chunks, which are numbered from 0.
+    /// Returns the number of chunks. They are numbered from 0.
     pub(crate) fn chunk_count(&self) -> usize {
         self.allocation.lock().free_counts.len()
     }
 
-    /// Returns the end of the page numbers in the table. Many of them may be free.
+    /// Returns the end of the table's page numbers. Many of the numbers below it may be free.
     pub(crate) fn number_end(&self) -> u64 {
         (self.chunk_count() * CHUNK_PAGES) as u64
     }
@@ -329,11 +330,11 @@ impl PageTable {
             allocation.free_count,
             "the chunks have other free pages than are counted"
         );
-        // Page 0 does not exist, and does not count as free either.
+        // Page 0 does not exist, and is not counted as free either.
         ((allocation.free_counts.len() * CHUNK_PAGES) as u64).saturating_sub(1 + allocation.free_count)
     }
 
-    /// Allocates `count` consecutive pages and marks them reserved. Amortised O(count); never waits.
+    /// Allocates `count` consecutive pages and marks them as reserved. Amortised O(count); never waits.
     pub(crate) fn allocate(&self, count: u32) -> PageId {
         assert!(count > 0);
         let mut allocation = self.allocation.lock();
@@ -366,15 +367,15 @@ impl PageTable {
         PageId(first as u32)
     }
 
-    /// Allocates all pages of `count` consecutive chunks that are new or have no page in use, and marks them reserved.
-    /// Returns the first of these chunks. For bulk loads. O(chunks).
+    /// Allocates all pages of `count` consecutive chunks that are new or have no page in use, and marks them as
+    /// reserved. Returns the first of these chunks. For bulk loads. O(chunks).
     pub(crate) fn allocate_chunks(&self, count: usize) -> usize {
         let mut allocation = self.allocation.lock();
         let chunk_count = allocation.free_counts.len();
         assert!(count > 0 && chunk_count > 0, "{count} chunks are added to a table of {chunk_count}");
         let is_unused = |chunk: &usize| usize::from(allocation.free_counts[*chunk]) == CHUNK_PAGES;
         let mut run = 0;
-        // Skip the first chunk, which has the root.
+        // Skip the first chunk, which holds the root.
         let found = (1..chunk_count).find(|chunk| {
             run = if is_unused(chunk) { run + 1 } else { 0 };
             run == count
@@ -394,8 +395,9 @@ impl PageTable {
         first
     }
 
-    /// Enters the pages of a chunk written by a bulk load that the log attaches to a keyspace without pages. Returns
-    /// `false` if the chunk can't exist, or was entered before. Only called while the database is being opened.
+    /// Enters the pages of a chunk that was written by a bulk load; the log attaches the load to a keyspace without
+    /// pages. Returns `false` if the chunk can't exist, or was entered before. Only called while the database is being
+    /// opened.
     #[must_use]
     pub(crate) fn restore_unattached(&self, chunk: usize, addresses: &[ExtentAddress]) -> bool {
         let mut allocation = self.allocation.lock();
@@ -414,7 +416,7 @@ impl PageTable {
         true
     }
 
-    /// Allocates the root's page, which was just freed. The caller holds the exclusive epoch latch.
+    /// Allocates the root's page, which has just been freed. The caller holds the exclusive epoch latch.
     pub(crate) fn allocate_root(&self) {
         let mut allocation = self.allocation.lock();
         let cell = self.cell(PageId::ROOT).expect("a keyspace has a root");
@@ -424,7 +426,7 @@ impl PageTable {
         allocation.free_count -= 1;
     }
 
-    /// Adds chunks up to this one. Their pages are free.
+    /// Adds chunks up to and including this one. Their pages are free.
     fn grow_to(&self, allocation: &mut Allocation, chunk: usize) {
         while allocation.free_counts.len() <= chunk {
             let next = allocation.free_counts.len();
@@ -436,7 +438,7 @@ impl PageTable {
         }
     }
 
-    /// Returns the number of free pages directly before `end`, up to `most`.
+    /// Returns the number of free pages directly before `end`, but no more than `most`.
     fn free_tail(&self, end: usize, most: usize) -> usize {
         (1..=most.min(end.saturating_sub(1)))
             .take_while(|back| self.load(PageId((end - back) as u32)) == PageEntry::Free)
@@ -444,17 +446,17 @@ impl PageTable {
             .unwrap_or(0)
     }
 
-    /// Looks for `count` consecutive free pages, starting where the last search ended, in up to 16 chunks with enough
-    /// free pages.
+    /// Searches for `count` consecutive free pages, starting where the last search ended, in up to 16 chunks that have
+    /// enough free pages.
     fn find_run(&self, allocation: &Allocation, count: usize) -> Option<usize> {
         if allocation.free_count < count as u64 {
             return None;
         }
-        /// The maximum number of chunks that one search looks through.
+        /// The maximum number of chunks that one search examines.
         const CHUNKS_SEARCHED_MAX: usize = 16;
         let chunks = allocation.free_counts.len();
         let cursor_chunk = allocation.cursor / CHUNK_PAGES;
-        // Start after the last page allocated. The pages before it in the same chunk come last.
+        // Start after the page allocated last. The pages before it in the same chunk come last.
         let starts = (0..=chunks).map(|step| match step {
             0 => allocation.cursor,
             _ => (cursor_chunk + step) % chunks * CHUNK_PAGES,
@@ -476,7 +478,7 @@ impl PageTable {
         None
     }
 
-    /// Frees a page. Returns the entry that it had. The caller releases the page's extent and frame.
+    /// Frees a page. Returns the entry that it had. The caller must release the page's extent and frame.
     pub(crate) fn free(&self, page: PageId) -> PageEntry {
         assert!(page != PageId::NONE, "page 0 does not exist");
         let mut allocation = self.allocation.lock();
@@ -506,7 +508,7 @@ impl PageTable {
         allocation.free_count -= used;
     }
 
-    /// Returns all pages in use with their entries, in order. It may or may not see concurrent changes.
+    /// Returns all pages in use with their entries, in order. Concurrent changes may or may not be included.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, PageEntry)> + '_ {
         (0..self.chunk_count()).flat_map(move |chunk| {
             let cells = self.chunk(chunk).expect("chunks up to the count exist");
@@ -538,7 +540,7 @@ mod tests {
         PageTable::new(&Budget::of_pages(1 << 30))
     }
 
-    /// Every entry survives encoding and decoding.
+    /// Encoding an entry and decoding the bits yields the same entry.
     #[test]
     fn entries_survive_their_bits() {
         let address = ExtentAddress::new(4096, 300, crate::format::SegmentUse(7));
@@ -555,7 +557,7 @@ mod tests {
         }
     }
 
-    /// `may_become` allows the transitions of the state machine and no others.
+    /// `may_become` allows exactly the transitions of the state machine.
     #[test]
     fn entries_change_by_the_state_machine() {
         let address = |start| ExtentAddress::new(start, 300, crate::format::SegmentUse(7));
@@ -576,7 +578,7 @@ mod tests {
         assert_eq!(legal(inner), [here, there, leaf, other_leaf, other_inner]);
     }
 
-    /// Pages are allocated once, runs are consecutive, and freed pages are reused.
+    /// No page is allocated twice, runs are consecutive, and freed pages are reused.
     #[test]
     fn pages_are_given_out_once() {
         let table = table();
@@ -591,13 +593,13 @@ mod tests {
         }
         let mut again: Vec<u32> = (0..10).map(|_| table.allocate(1).0).collect();
         again.sort_unstable();
-        // New and freed pages may both be used, but none twice.
+        // Both new and freed pages may be used, but no page twice.
         again.dedup();
         assert_eq!(again.len(), 10);
         assert_eq!(table.page_count(), 3002);
     }
 
-    /// Allocating and freeing runs forever does not make the table grow.
+    /// Allocating and freeing runs over and over does not make the table grow.
     #[test]
     fn freed_runs_serve_again() {
         let table = table();
@@ -610,7 +612,7 @@ mod tests {
         assert!(table.chunk_count() <= 3, "{} chunks", table.chunk_count());
     }
 
-    /// A table takes its memory from the budget, at most as much as predicted, and gives it back when dropped.
+    /// A table takes its memory from the budget, no more than predicted, and gives it back when dropped.
     #[test]
     fn a_table_takes_its_memory_of_the_budget() {
         let table = table();

@@ -1,4 +1,5 @@
-//! The changes of page tables that no checkpoint on disk contains yet, of both epochs: see invariant 4 of the module.
+//! The page-table changes of both epochs that no checkpoint on disk contains yet: see invariant 4 in the documentation
+//! of `space`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +10,7 @@ use crate::sync::{CachePadded, Mutex, MutexGuard};
 
 const _: () = assert!(size_of::<TableChange>() as u64 == memory::CHANGE_BYTES);
 
-/// A chunk of a page table as a bulk load has written it. None of the chunk's pages was in use before.
+/// A chunk of a page table as a bulk load has written it. No page of the chunk was in use before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ChunkImage {
     pub(crate) keyspace: KeyspaceId,
@@ -17,7 +18,7 @@ pub(crate) struct ChunkImage {
     pub(crate) address: ExtentAddress,
 }
 
-/// The logged changes of page tables of one epoch.
+/// The logged page-table changes of one epoch.
 #[derive(Debug, Default)]
 pub(super) struct EpochChanges {
     /// Changes that no summary contains yet.
@@ -26,8 +27,8 @@ pub(super) struct EpochChanges {
     pub(super) summarised: Vec<TableChange>,
     /// The addresses of the epoch's summaries.
     pub(super) summaries: Vec<ExtentAddress>,
-    /// Chunks of base images written by bulk loads, each with the sequence number of the next change. Earlier changes
-    /// of the chunk's pages are superseded.
+    /// Base-image chunks written by bulk loads, each with the sequence number of the next change. They supersede
+    /// earlier changes of their pages.
     pub(super) images: Vec<(ChunkImage, u32)>,
     next_sequence: u32,
 }
@@ -43,11 +44,11 @@ impl EpochChanges {
     }
 }
 
-/// The logged changes of the two epochs. Indexed by the parity of the epoch.
+/// The logged changes of the two epochs, indexed by the parity of the epoch.
 #[derive(Debug, Default)]
 pub(super) struct TableLog {
     changes: [Mutex<EpochChanges>; 2],
-    /// The lengths of `changes`, readable without the locks.
+    /// The number of changes of each epoch, readable without the locks.
     counts: [CachePadded<AtomicU64>; 2],
 }
 
@@ -61,7 +62,7 @@ impl TableLog {
         &self.counts[(epoch.0 & 1) as usize]
     }
 
-    /// Begins an epoch. The changes of the epoch before last, which had its parity, must have been
+    /// Begins an epoch. The changes of the epoch before last, which had the same parity, must have been
     /// [taken](Self::take).
     pub(super) fn begin(&self, epoch: Epoch) {
         let mut changes = self.lock(epoch);
@@ -89,7 +90,8 @@ impl TableLog {
         let changed = change();
         if changed {
             changes.push(keyspace, page, address);
-            // Count under the lock, so that a thread that estimates the next checkpoint's writes misses no change.
+            // Count while holding the lock, so that a thread that estimates the next checkpoint's writes misses no
+            // change.
             self.count_of(epoch).fetch_add(1, Ordering::Relaxed);
         }
         changed
@@ -110,12 +112,12 @@ impl TableLog {
         std::mem::take(&mut *changes)
     }
 
-    /// Returns the number of changes of an epoch.
+    /// Returns the number of logged changes of an epoch.
     pub(super) fn count(&self, epoch: Epoch) -> u64 {
         self.count_of(epoch).load(Ordering::Acquire)
     }
 
-    /// Returns the number of changes of both epochs.
+    /// Returns the number of logged changes of both epochs.
     pub(super) fn len(&self) -> usize {
         self.counts.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum()
     }

@@ -1,4 +1,4 @@
-//! Large values: their chunks are written at once, to segments of their own.
+//! Large values: their chunks are written immediately, to separate segments.
 
 use super::{Purpose, Space};
 use crate::error::Result;
@@ -6,13 +6,13 @@ use crate::format::{BLOCK_BYTES, ExtentAddress, SegmentUse, extent};
 use crate::io::AlignedBuffer;
 
 impl Space {
-    /// Returns the maximum size of a large value's extent, including its header and the value's identity: 256 KiB, or
-    /// less if segments are small.
+    /// Returns the maximum size of a large value's extent, including its header and the value id: 256 KiB, or less if
+    /// segments are small.
     pub(crate) fn value_chunk_bytes(&self) -> usize {
         (256usize << 10).min(self.segments.segment_bytes() as usize / 4)
     }
 
-    /// Writes a chunk of a large value immediately. Returns its address, which no table has yet.
+    /// Writes a chunk of a large value immediately. Returns its address, which is not in any table yet.
     pub(crate) fn write_value_chunk(&self, extent: &mut AlignedBuffer, bytes: usize) -> Result<ExtentAddress> {
         let padded = bytes.next_multiple_of(BLOCK_BYTES);
         assert!(bytes > 0, "a chunk of a value has no bytes");
@@ -53,7 +53,7 @@ impl Space {
         Ok(address)
     }
 
-    /// Ends the open segment of large values, so that it can be emptied and reused.
+    /// Closes the open segment of large values, so that it can be emptied and reused.
     pub(crate) fn seal_values(&self) {
         if let Some((segment, _)) = self.values.open.lock().take() {
             self.segments.close(segment);

@@ -1,4 +1,5 @@
-//! Full buffers on their way to the disk. A thread that fills a buffer, or waits for one, writes all that wait.
+//! Full buffers on their way to the disk. A thread that fills a buffer, or waits for a buffer, writes all the waiting
+//! ones.
 
 use super::write_queue::overlap;
 use super::{FrameIndex, Space};
@@ -6,19 +7,19 @@ use crate::error::Result;
 use crate::format::ExtentAddress;
 
 impl Space {
-    /// Returns `true` if the buffers that wait or are being written use up their part of the budget.
+    /// Returns `true` if the buffers that are waiting or being written use up their part of the budget.
     pub(crate) fn is_near_full(&self) -> bool {
         self.write_jobs.jobs.lock().is_near_full()
     }
 
-    /// Returns the number of buffers that wait or are being written.
+    /// Returns the number of buffers that are waiting or being written.
     #[cfg(test)]
     pub(crate) fn write_count(&self) -> usize {
         let jobs = self.write_jobs.jobs.lock();
         jobs.waiting.len() + jobs.running.len()
     }
 
-    /// Waits until [`is_near_full`](Self::is_near_full) returns `false`, writing buffers that wait.
+    /// Waits until [`is_near_full`](Self::is_near_full) returns `false`, writing the buffers that wait.
     pub(crate) fn wait_for_writes(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
         while self.is_near_full() {
             self.run_jobs(&written)?;
@@ -30,8 +31,8 @@ impl Space {
         Ok(())
     }
 
-    /// Writes buffers until none waits, and calls `written` with the frames of each. When it returns, other threads may
-    /// still be writing.
+    /// Writes buffers until none is waiting, and calls `written` with the frames of each. When this returns, other
+    /// threads may still be writing buffers.
     pub(crate) fn run_jobs(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
         loop {
             let job = {
@@ -64,7 +65,7 @@ impl Space {
         }
     }
 
-    /// Waits until every buffer enqueued so far is written.
+    /// Waits until every buffer enqueued so far has been written.
     pub(crate) fn wait_for_jobs(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
         loop {
             self.run_jobs(&written)?;
@@ -78,7 +79,8 @@ impl Space {
         }
     }
 
-    /// Returns `true` if an appended extent can be read back. If it is still in a buffer, enqueues the buffer.
+    /// Returns `true` if an appended extent can be read from the file. If it is still in an appender's buffer, enqueues
+    /// the buffer.
     pub(crate) fn is_written(&self, address: ExtentAddress) -> bool {
         assert!(!address.is_none(), "nothing is written at no address");
         self.flush_appender(address);
@@ -97,7 +99,7 @@ impl Space {
         }
     }
 
-    /// Waits until an appended extent can be read back, enqueuing and writing its buffer if necessary.
+    /// Waits until an appended extent can be read from the file, enqueuing and writing its buffer if necessary.
     pub(crate) fn ensure_written(&self, address: ExtentAddress, written: impl Fn(&[FrameIndex])) -> Result<()> {
         assert!(!address.is_none(), "a write at no address is waited for");
         self.flush_appender(address);

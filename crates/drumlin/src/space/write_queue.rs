@@ -1,4 +1,4 @@
-//! The queue of full buffers that wait to be written, and those that are being written.
+//! The queue of full buffers that are waiting to be written, and the buffers that are being written.
 
 use std::collections::VecDeque;
 
@@ -7,35 +7,36 @@ use crate::format::{BLOCK_BYTES, ExtentAddress};
 use crate::memory::WRITE_BUFFER_COUNT;
 use crate::sync::{Condvar, Mutex};
 
-/// The write jobs of a data file. The lock is a leaf.
+/// The write jobs of a data file. No other lock is taken while this one is held.
 #[derive(Debug, Default)]
 pub(super) struct WriteJobs {
     pub(super) jobs: Mutex<Jobs>,
     pub(super) done: Condvar,
 }
 
-/// The state that the lock of [`WriteJobs`] guards.
+/// The state protected by the lock of [`WriteJobs`].
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
     pub(super) waiting: VecDeque<WriteJob>,
     /// Ranges of the file that are being written.
     pub(super) running: Vec<std::ops::Range<u64>>,
-    /// Ranges that could not be written, so their content on disk is wrong.
+    /// Ranges that could not be written, so their content on disk is invalid.
     pub(super) failed: Vec<std::ops::Range<u64>>,
 }
 
 impl Jobs {
-    /// Returns `true` if half of the buffers or more are waiting or being written. The others are being filled.
+    /// Returns `true` if at least half of the buffers are waiting or being written. The remaining buffers are being
+    /// filled.
     pub(super) fn is_near_full(&self) -> bool {
         self.waiting.len() + self.running.len() >= WRITE_BUFFER_COUNT / 2
     }
 
-    /// Returns `true` if writing the extent at this address failed.
+    /// Returns `true` if the write of the extent at this address failed.
     pub(super) fn have_failed(&self, address: ExtentAddress) -> bool {
         self.failed.iter().any(|range| range.contains(&address.start()))
     }
 
-    /// Returns `true` if the extent at this address waits to be written or is being written.
+    /// Returns `true` if the extent at this address is waiting to be written or is being written.
     pub(super) fn contain(&self, address: ExtentAddress) -> bool {
         let waiting = self.waiting.iter().map(WriteJob::range);
         waiting.chain(self.running.iter().cloned()).any(|range| range.contains(&address.start()))

@@ -1,10 +1,10 @@
-//! Power cuts at any write, repeatedly: whatever was acknowledged is recovered, complete and in order, and nothing is
-//! made up.
+//! Power cuts at any write, repeatedly: everything that was acknowledged is recovered, complete and in order, and
+//! recovery invents no record.
 
 use super::*;
 
-/// The records appended, by timestamp, and the timestamp up to which they must be recovered. Forgets records that a
-/// power cut took.
+/// The records appended, by timestamp, and the timestamp up to which they must be recovered. Drops records that were
+/// lost in a power cut.
 #[derive(Default)]
 struct Oracle {
     bodies: Vec<Vec<u8>>,
@@ -24,7 +24,7 @@ impl Oracle {
         self.bodies[index] = body;
     }
 
-    /// Compares the recovered records with those appended, and forgets the lost ones.
+    /// Compares the recovered records with those appended, and drops the lost ones.
     fn check(&mut self, rig: &Rig, context: &str) -> Scan {
         let scan = rig.scan().unwrap_or_else(|error| panic!("{context}: {error}"));
         let last = scan.last().0;
@@ -98,11 +98,12 @@ fn scripted_run(rig: &mut Rig, log: &Log, oracle: &mut Oracle, random: &mut Rand
             break;
         }
     }
-    // The horizon is a promise to readers, just as a returned commit is one to its author.
+    // The horizon is a promise to readers, just as a returned commit is a promise to its author.
     oracle.acknowledged = oracle.acknowledged.max(log.durable().0);
 }
 
-/// Deterministic: 150 histories of up to 8 power cuts each, with 1 to 3 streams whose number changes at every opening.
+/// Deterministic: 150 histories of up to 8 power cuts each, with 1 to 3 streams. The number of streams changes at every
+/// opening.
 #[test]
 fn scripted_power_cuts_lose_nothing() {
     let (mut cuts, mut recovered) = (0, 0);
@@ -123,7 +124,7 @@ fn scripted_power_cuts_lose_nothing() {
                 let scan = oracle.check(&rig, &format!("seed {seed}, generation {generation}"));
                 recovered += scan.record_count();
                 if random.below(4) == 0 {
-                    // The power is cut again before the log has started, with or without the opening listed.
+                    // Cut the power again before the log has started, with or without the opening listed.
                     rig.disk.cut_after(1 + random.below(3));
                 }
                 if random.below(8) == 0 {
@@ -140,7 +141,7 @@ fn scripted_power_cuts_lose_nothing() {
     assert!(cuts > 1000 && recovered > 10_000, "{cuts} cuts, {recovered} records recovered");
 }
 
-/// Power cuts lose nothing with committers on several threads and the background threads running.
+/// With committers on several threads and with the background threads running, power cuts lose no acknowledged record.
 #[test]
 fn threaded_power_cuts_lose_nothing() {
     for seed in 0..25 {
@@ -161,7 +162,7 @@ fn threaded_power_cuts_lose_nothing() {
                             let length = body_length(&mut random, log.body_bytes_max() / 4);
                             let body = body_of(random.next(), length);
                             let Ok(reservation) = log.reserve(stream, body.len()) else { break };
-                            // Hold the lock during the append, so that the oracle knows a record before anyone can
+                            // Hold the lock during the append, so that the oracle knows a record before any thread can
                             // recover it.
                             let appended = {
                                 let mut oracle = oracle.lock();

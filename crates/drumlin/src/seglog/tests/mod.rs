@@ -1,5 +1,4 @@
-//! The log on a simulated disk: each rule separately ([`rules`]), then all of them together under power cuts
-//! ([`crash`]).
+//! The log on a simulated disk: each rule on its own ([`rules`]), then all rules together under power cuts ([`crash`]).
 
 mod crash;
 mod rules;
@@ -32,7 +31,7 @@ fn options(streams: u16) -> LogOptions {
     }
 }
 
-/// Returns a body of about `bytes` bytes that differs from all others.
+/// Returns a body of about `bytes` bytes that differs from the bodies of all other numbers.
 fn body_of(number: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random(number);
     let mut body = number.to_le_bytes().to_vec();
@@ -49,7 +48,7 @@ fn folder_of(backend: &Arc<dyn Backend>, path: &str) -> FolderRef {
     crate::io::open_folder(backend, Path::new(path)).unwrap()
 }
 
-/// The simulated disk, with the faults that a test sets.
+/// The simulated disk, with the faults that a test injects.
 struct Disk {
     disk: sim::Disk,
     faulty: FaultyBackend,
@@ -74,24 +73,24 @@ impl Disk {
         Arc::new(self.faulty.clone())
     }
 
-    /// Returns a state that the disk may have after a power cut now.
+    /// Returns the disk in a state that a power cut at this moment might leave.
     fn cut(&self, random: &mut Random) -> Arc<Disk> {
         self.disk.turn_off();
         let after = self.disk.medium().cut(Loss::Sectors, &mut sim::Random(random.next()));
         Disk::with(after, self.has_threads)
     }
 
-    /// Returns the disk as a process that ended leaves it: nothing is lost.
+    /// Returns the disk as it is after the process ends: nothing is lost.
     fn copy(&self) -> Arc<Disk> {
         Disk::with(self.disk.medium(), self.has_threads)
     }
 
-    /// Cuts the power in the middle of the `writes`-th write from now.
+    /// Cuts the power in the middle of a later write: the `writes`-th, counting from now.
     fn cut_after(&self, writes: u64) {
         self.disk.turn_off_in_write(writes);
     }
 
-    /// Puts the disk into the state after a failed sync.
+    /// Puts the disk into the state that a failed sync leaves.
     fn forget_pending(&self) {
         self.disk.with_medium(Medium::forget_pending);
     }
@@ -143,7 +142,7 @@ impl Disk {
     }
 }
 
-/// A log on its disk, with what the superblock would hold.
+/// A log on its disk, and what the superblock would contain.
 struct Rig {
     disk: Arc<Disk>,
     backend: Arc<dyn Backend>,
@@ -185,7 +184,7 @@ impl Rig {
         Path::new(DIR).join(segment::name(StreamId(stream), SlotNumber(slot)))
     }
 
-    /// Returns hooks that keep the listed ranges.
+    /// Returns hooks that record the listed ranges.
     fn hooks(&self) -> Hooks {
         let write = || {
             let disk = Arc::clone(&self.disk);
@@ -275,7 +274,8 @@ fn commit(log: &Log, stream: usize, body: Vec<u8>) -> Timestamp {
     appended.timestamp
 }
 
-/// Commits records whose bodies are numbers, from the next timestamp to `last`, on all streams in turn.
+/// Commits records whose bodies are derived from their numbers, from the next timestamp up to `last`, on all streams in
+/// turn.
 fn commit_to(log: &Log, last: u64, bytes: usize) {
     while log.last().0 < last {
         let number = log.last().0 + 1;
@@ -287,7 +287,7 @@ fn expect(first: u64, last: u64, bytes: usize) -> Vec<(u64, Vec<u8>)> {
     (first..=last).map(|number| (number, body_of(number, bytes))).collect()
 }
 
-/// Returns the file that the error of a damaged log names, and the whole message.
+/// Returns the file named by the error of a corrupted log, and the whole message.
 fn damage(result: Result<Scan>) -> (PathBuf, String) {
     match result {
         Err(error @ Error::Corrupted { .. }) => {

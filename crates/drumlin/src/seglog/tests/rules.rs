@@ -1,4 +1,4 @@
-//! Each rule separately.
+//! Each rule of the log on its own.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -11,7 +11,7 @@ use crate::io::{IoBackend, OpenOptions, Persist};
 use crate::seglog::hooks::{BeforeWrite, OnDurable};
 use crate::seglog::segment::BLOCK;
 
-/// Committed records are recovered in order, for any number of streams, after a clean end and after a power cut.
+/// Committed records are recovered in order, with any number of streams, both after a clean end and after a power cut.
 #[test]
 fn what_is_committed_comes_back() {
     for streams in 1..=3 {
@@ -45,7 +45,7 @@ fn every_body_length_comes_back() {
 }
 
 /// Incarnations: a timestamp missing in one stream ends the replay. The records that follow it in another stream are
-/// ignored, then and after later openings, although they verify.
+/// ignored, both then and after later openings, although they verify.
 #[test]
 fn a_gap_between_streams_ends_the_replay_for_ever() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -70,8 +70,9 @@ fn a_gap_between_streams_ends_the_replay_for_ever() {
     assert_eq!(contents(log.read_from(Timestamp(0)).unwrap()), expected);
 }
 
-/// Incarnations: records that the starts of openings void can be erased, and the starts forgotten. The records that
-/// count stay the same, then and after later openings, even if the header of a void record extends into another window.
+/// Incarnations: records that the starts of openings void can be erased, and the starts then dropped from the list. The
+/// records that count stay the same, both then and after later openings, even if the header of a void record extends
+/// into the next window.
 #[test]
 fn erased_records_need_no_starts() {
     let mut random = Random(11);
@@ -85,7 +86,7 @@ fn erased_records_need_no_starts() {
                 let bytes = 100 + 8 * random.below(500) as usize;
                 last = Some(append(&log, random.below(2) as usize, body_of(opening, bytes)));
             }
-            // Only the stream of the last record is written, so the records missing from the other one are a gap.
+            // Only the stream of the last record is written, so the records missing from the second stream are a gap.
             if let Some(last) = last {
                 log.shared.wait_stream(last.stream.index(), last.timestamp).unwrap();
             }
@@ -109,7 +110,8 @@ fn erased_records_need_no_starts() {
     assert!(erased_count > 20, "{erased_count}");
 }
 
-/// Horizon: a commit is durable only if every older timestamp is, in whatever stream. Its waiter makes sure of this.
+/// Horizon: a commit is durable only if every record with an older timestamp is, in all streams. The thread that waits
+/// for the commit ensures this.
 #[test]
 fn a_waiter_writes_older_records_of_other_streams() {
     let mut rig = Rig::new(Disk::new(false), options(3));
@@ -124,7 +126,7 @@ fn a_waiter_writes_older_records_of_other_streams() {
     assert_eq!(rig.recovered()[..3], expect(1, 3, 100));
 }
 
-/// Damage: one flipped bit in any record that a later horizon covers is reported with file and timestamp.
+/// Corruption: one flipped bit in any record that a later horizon covers is reported with the file and the timestamp.
 #[test]
 fn a_flipped_bit_in_the_middle_is_damage() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -144,7 +146,7 @@ fn a_flipped_bit_in_the_middle_is_damage() {
     }
 }
 
-/// Damage: a timestamp that existed when an opening began must exist forever.
+/// Corruption: a timestamp that existed when an opening began must be found by every later opening.
 #[test]
 fn a_record_from_before_an_opening_must_be_there() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -158,8 +160,8 @@ fn a_record_from_before_an_opening_must_be_there() {
     assert!(damage(rig.scan()).1.contains("timestamp 3 "));
 }
 
-/// Recovery makes records durable that a previous process left in caches: readers may see them, so a power cut must not
-/// take them back.
+/// Recovery makes records durable that a previous process left in caches: readers may have seen them, so a power cut
+/// must not lose them.
 #[test]
 fn what_was_recovered_from_a_cache_stays() {
     for seed in 0..20 {
@@ -175,8 +177,8 @@ fn what_was_recovered_from_a_cache_stays() {
     }
 }
 
-/// Recovered records survive even if their write had failed. The system's cache then shows bytes that it will never
-/// write, so a sync alone would not keep them. Covers records of two streams.
+/// Recovered records survive even if their write failed. In that case the system's cache shows bytes that the system
+/// will never write, so a sync alone would not keep them. Covers records of two streams.
 #[test]
 fn what_a_failed_write_left_in_a_cache_stays() {
     for (seed, bytes) in [(0, 300), (1, 9000), (2, 20_000)] {
@@ -200,13 +202,13 @@ fn what_a_failed_write_left_in_a_cache_stays() {
 }
 
 /// If a process was killed before the name of a new segment was durable, the next process finds the segment and reuses
-/// it without naming it again: recovery makes the names of what it finds durable.
+/// it without creating the name: recovery makes the names of all segments that it finds durable.
 #[test]
 fn what_was_recovered_keeps_its_name() {
     let mut rig = Rig::new(Disk::new(false), options(1));
     let log = rig.create();
     commit_to(&log, 1, 9000);
-    // Killed between writing the second segment's header and syncing its name.
+    // The process is killed between writing the second segment's header and syncing its name.
     rig.disk.cut_after(2);
     assert!(log.reserve(0, 20_000).is_err());
     drop(log);
@@ -227,7 +229,7 @@ fn what_was_recovered_keeps_its_name() {
     }
 }
 
-/// End: a torn last record ends the replay, and nothing before it is lost.
+/// End: a torn last record ends the replay, and no record before it is lost.
 #[test]
 fn a_torn_end_loses_nothing_before_it() {
     for seed in 0..40 {
@@ -265,8 +267,8 @@ fn a_torn_rewrite_of_the_tail_block_loses_nothing() {
     }
 }
 
-/// Busy block: records that arrive while the tail block is written go to the next block. Bytes in flight do not change,
-/// and the padding is not a gap.
+/// Busy block: records that arrive while the tail block is being written go to the next block. Bytes in flight do not
+/// change, and the padding does not count as a gap.
 #[test]
 fn a_busy_tail_block_is_padded() {
     let mut rig = Rig::new(Disk::new(true), options(1));
@@ -292,7 +294,7 @@ fn a_busy_tail_block_is_padded() {
     assert_eq!(rig.recovered(), expect(1, 4, 100));
 }
 
-/// Segments: records may span any number of segments, and are recovered.
+/// Segments: records may span any number of segments, and are still recovered.
 #[test]
 fn records_span_segments() {
     let mut rig = Rig::new(Disk::new(false), LogOptions { segment_bytes: 8192, ..options(1) });
@@ -307,7 +309,7 @@ fn records_span_segments() {
     assert_eq!(rig.recovered(), expect(1, 40, 10_000));
 }
 
-/// Recycling: covered segments are reused, so the log stays as small as what is live. No record of an earlier use is
+/// Recycling: covered segments are reused, so the log stays as small as its live part. No record of an earlier use is
 /// ever recovered, even if its bytes are still there after the new ones.
 #[test]
 fn covered_segments_are_recycled() {
@@ -327,7 +329,7 @@ fn covered_segments_are_recycled() {
     assert_eq!(timestamps(log.read_from(log.truncated()).unwrap()).last(), Some(&2000));
 }
 
-/// Use numbers: bytes of an earlier use do not verify if they are put back in their old place by hand.
+/// Use numbers: bytes of an earlier use do not verify, even if a test copies them back to their old offset.
 #[test]
 fn bytes_of_an_earlier_use_never_verify() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -341,11 +343,11 @@ fn bytes_of_an_earlier_use_never_verify() {
     assert_ne!(rig.disk.bytes(&first)[..4096], stale[..4096], "the first segment is in use again");
     drop(log);
     rig.disk.tamper(&first, |bytes| bytes[4096..].copy_from_slice(&stale[4096..]));
-    // The stale bytes now cover records that were durable. That is damage, and does not bring back records 1 to 30.
+    // The stale bytes now cover records that were durable. That is corruption, and records 1 to 30 do not reappear.
     damage(rig.scan());
 }
 
-/// A copy of a record within another record's body is never taken for a record, even if the outer record is torn.
+/// A copy of a record within another record's body is never mistaken for a record, even if the outer record is torn.
 #[test]
 fn a_record_within_a_body_is_no_record() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -360,7 +362,7 @@ fn a_record_within_a_body_is_no_record() {
     assert_eq!(rig.recovered(), expect(1, 2, 100));
 }
 
-/// A segment that names a newer checkpoint than the newest superblock is damage.
+/// A segment that names a newer checkpoint than the newest superblock is reported as corruption.
 #[test]
 fn a_superblock_older_than_a_segment_says_is_damage() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -374,8 +376,8 @@ fn a_superblock_older_than_a_segment_says_is_damage() {
     assert!(damage(rig.scan()).1.contains("names checkpoint 1"));
 }
 
-/// A record of an opening that the superblock does not list is damage, even if it lists none because the database is
-/// new.
+/// A record of an opening that the superblock does not list is reported as corruption, even if the superblock lists no
+/// opening at all because the database is new.
 #[test]
 fn a_superblock_older_than_an_opening_is_damage() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -389,7 +391,7 @@ fn a_superblock_older_than_an_opening_is_damage() {
     assert!(rig.openings.is_empty());
 }
 
-/// A damaged header of a segment is reported, and so is a zeroed one.
+/// A damaged segment header is reported, and so is a zeroed one.
 #[test]
 fn a_damaged_segment_header_is_reported() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -404,8 +406,8 @@ fn a_damaged_segment_header_is_reported() {
     assert_eq!(damage(rig.scan()).0, path);
 }
 
-/// The end of a log can't be told from damage to its last records, but a file that was complete once and is shorter now
-/// was cut.
+/// The end of a log can't be distinguished from damage to its last records, but a file that was once complete and is
+/// shorter now must have been truncated.
 #[test]
 fn a_segment_that_was_cut_short_is_damage() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -420,8 +422,8 @@ fn a_segment_that_was_cut_short_is_damage() {
     }
 }
 
-/// A window was begun twice, because an opening found one prepared and took another file. Both passes of recovery then
-/// read a record that extends into it from the later use, even if nothing else is there.
+/// A window was begun twice, because an opening found one prepared but took a different file. If a record extends into
+/// this window, both passes of recovery read the record's end from the later use, even if that use holds nothing else.
 #[test]
 fn a_record_runs_on_into_a_window_that_was_begun_twice() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -444,8 +446,9 @@ fn a_record_runs_on_into_a_window_that_was_begun_twice() {
     assert_eq!(records, [1, 2]);
 }
 
-/// Missing file: any segment that is removed, emptied, zeroed or replaced by an earlier use is noticed. This includes
-/// the newest and the prepared one, with one and with several streams, even in a log that an earlier opening began.
+/// Missing file: it is noticed if any segment is removed, emptied, zeroed or replaced by an earlier use. This includes
+/// the newest segment and the prepared one, with one stream and with several, even in a log that an earlier opening
+/// began.
 #[test]
 fn a_lost_segment_is_damage() {
     for (streams, commits, reopens) in [(1, 80, false), (1, 3, false), (1, 80, true), (3, 3, false), (3, 90, true)] {
@@ -501,8 +504,8 @@ fn a_lost_segment_is_damage() {
     }
 }
 
-/// I/O: a failed write is final. The commit in flight has an unknown outcome, later ones are refused, the horizon
-/// stays, and reopening settles the outcome.
+/// I/O: a failed write is final. The commit in flight has an unknown outcome, later commits are refused, the horizon no
+/// longer advances, and reopening decides the outcome.
 #[test]
 fn a_failed_write_is_final() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -526,8 +529,8 @@ fn a_failed_write_is_final() {
     assert_eq!(rig.recovered(), expect(1, 4, 100));
 }
 
-/// A sealed log assigns no timestamp, even if space was reserved before. Records appended before sealing are closed
-/// with it.
+/// A sealed log assigns no timestamp, even if space was reserved before. Records appended before the log was sealed are
+/// written when it is closed.
 #[test]
 fn a_sealed_log_takes_no_record() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -554,8 +557,8 @@ fn a_sealed_log_takes_no_record() {
     assert_eq!(rig.recovered(), expect(1, 5, 100));
 }
 
-/// A record without a reservation is appended if there is room, and recovered. It takes no reserved room, overtakes no
-/// record that waits for room, and is refused by a sealed log.
+/// A record without a reservation is appended if there is room, and is recovered. It uses no reserved room, does not
+/// overtake records that wait for room, and is refused by a sealed log.
 #[test]
 fn a_record_without_a_reservation_overtakes_none() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -585,8 +588,8 @@ fn a_record_without_a_reservation_overtakes_none() {
     assert_eq!(rig.recovered(), expect(1, 6, 100));
 }
 
-/// Another part of the engine can fail the log, which wakes all waiters. A write in flight still counts once it has
-/// completed.
+/// A different part of the engine can fail the log, which wakes all waiters. A write in flight still counts if it
+/// completes afterwards.
 #[test]
 fn the_log_can_be_failed_from_outside() {
     let mut rig = Rig::new(Disk::new(true), options(1));
@@ -612,7 +615,7 @@ fn the_log_can_be_failed_from_outside() {
     assert_eq!(log.durable(), Timestamp(2));
 }
 
-/// Large values: the hook runs before a write with a record appended after data, and before no other write.
+/// Large values: the hook runs before a write that includes a record naming extents, and before no other write.
 #[test]
 fn values_are_synced_before_the_record_that_names_them() {
     let disk = Disk::new(false);
@@ -639,7 +642,7 @@ fn values_are_synced_before_the_record_that_names_them() {
     assert!(log.failure().unwrap().contains("no values"));
 }
 
-/// The hook is called for every horizon, including the last.
+/// The hook is called for every horizon, including the last one.
 #[test]
 fn the_horizon_is_reported() {
     let heard = Arc::new(AtomicU64::new(0));
@@ -654,8 +657,8 @@ fn the_horizon_is_reported() {
     assert_eq!(heard.load(Ordering::SeqCst), 9);
 }
 
-/// A full disk refuses reservations, but not records with reserved space. Reservations succeed again once segments are
-/// free.
+/// On a full disk, reservations are refused, but records with reserved space are not. Reservations succeed again once
+/// segments have been freed.
 #[test]
 fn a_full_disk_passes() {
     for threads in [false, true] {
@@ -697,7 +700,7 @@ fn a_reservation_holds_its_space() {
     drop(waited);
 }
 
-/// Waiting reservations are served in order, large and small, and all succeed.
+/// Waiting reservations, large and small, are served in order, and all of them succeed.
 #[test]
 fn reservations_that_wait_all_get_through() {
     let mut rig = Rig::new(Disk::new(true), options(2));
@@ -720,14 +723,14 @@ fn reservations_that_wait_all_get_through() {
     assert_eq!(rig.recovered().len(), 360);
 }
 
-/// Relaxed commits are written although no caller waits for them.
+/// Relaxed commits are written even though no caller waits for them.
 #[test]
 fn a_request_to_flush_is_enough() {
     let mut rig = Rig::new(Disk::new(true), options(2));
     let log = rig.create();
     for number in 1..=100u64 {
         let appended = append(&log, number as usize % 2, body_of(number, 100));
-        // One stream is for tasks, the other for commits that no caller waits for.
+        // One stream is for tasks, the second for commits that no caller waits for.
         if number % 2 == 0 { log.request_flush(&appended) } else { log.request_relaxed_flush(&appended) }
     }
     while log.durable() < Timestamp(100) {
@@ -749,8 +752,8 @@ fn poll<F: Future>(future: &mut Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(waker))
 }
 
-/// Tasks that wait for space share one queue with threads. They are served in order, woken when it is their turn,
-/// skipped when dropped, and refused when the log fails. The writes that they wait for are done for them.
+/// Tasks that wait for space share a queue with threads. They are served in order, woken when it is their turn, skipped
+/// when dropped, and refused when the log fails. The writes for which they wait happen without their help.
 #[test]
 fn a_task_can_wait_for_space() {
     for threads in [false, true] {
@@ -792,7 +795,7 @@ fn a_task_can_wait_for_space() {
     }
 }
 
-/// A task is woken when its commit is durable, although no thread waits for it, and when the log fails.
+/// A task is woken when its commit is durable, even though no thread waits for it, and when the log fails.
 #[test]
 fn a_task_can_wait() {
     let mut rig = Rig::new(Disk::new(true), options(2));
@@ -824,7 +827,8 @@ fn a_task_can_wait() {
     }
 }
 
-/// Reading from any timestamp finds its place by the index, and yields exactly the durable records above it.
+/// Reading can begin at any timestamp: it uses the index to find its position, and yields exactly the durable records
+/// above the timestamp.
 #[test]
 fn reading_begins_anywhere() {
     let mut rig = Rig::new(Disk::new(false), LogOptions { segment_bytes: 64 * 4096, ..options(2) });
@@ -857,7 +861,7 @@ fn a_reader_keeps_its_segments() {
     assert!(rig.disk.used_bytes() <= before, "they are reused afterwards");
 }
 
-/// Reopening with more or fewer streams loses nothing. Files of removed streams are deleted once they are covered.
+/// Reopening with more or fewer streams loses no record. Files of removed streams are deleted once they are covered.
 #[test]
 fn the_number_of_streams_can_change() {
     let mut rig = Rig::new(Disk::new(false), options(3));
@@ -886,7 +890,7 @@ fn the_number_of_streams_can_change() {
     assert_eq!(rig.recovered(), expect(181, 200, 900));
 }
 
-/// Segments of another size are read, and replaced once they are covered.
+/// Segments of a different size can be read, and are replaced once they are covered.
 #[test]
 fn the_size_of_segments_can_change() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -919,8 +923,8 @@ fn a_large_segment_is_filled_in_steps() {
     }
 }
 
-/// A closed log is started without a write. Its next record goes to an existing file, even if that was not filled to
-/// its end.
+/// A closed log is started without a write. Its next record goes to an existing file, even if that file was not
+/// completely filled.
 #[test]
 fn a_closed_log_is_started_without_a_write() {
     for segment_bytes in [9 * 4096, 12 << 20] {
@@ -942,9 +946,9 @@ fn a_closed_log_is_started_without_a_write() {
     }
 }
 
-/// The superblock that lists an opening's first window is lost: the superblock before it still finds the records. If
-/// that one is lost too, the newest superblock says that the log was closed, but the segment's header names an opening
-/// unknown to it.
+/// If the superblock that lists an opening's first window is lost, the previous superblock still leads to the records.
+/// If that one is lost too, the newest superblock says that the log was closed, but the segment's header names an
+/// opening unknown to it.
 #[test]
 fn superblocks_lost_after_closing_are_noticed() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -965,8 +969,8 @@ fn superblocks_lost_after_closing_are_noticed() {
     assert!(message.contains("opening 2, which the superblock does not know"), "{message}");
 }
 
-/// A truncation keeps as many segments of a busy log as the log may need again. An idle log keeps one in addition to
-/// those in use, and a closed one a single file per stream.
+/// After a truncation, a busy log keeps as many segments as it may need again. An idle log keeps one in addition to
+/// those in use, and a closed log keeps a single file per stream.
 #[test]
 fn idle_and_closed_logs_are_short() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -988,8 +992,8 @@ fn idle_and_closed_logs_are_short() {
     assert_eq!(rig.recovered(), expect(801, 810, 1000));
 }
 
-/// A new log prepares one segment for each stream, and a few records add none. By the time a stream's segment is half
-/// full, the next one is prepared.
+/// A new log prepares one segment per stream, and a few records do not add any. By the time a stream's segment is half
+/// full, the next one has been prepared.
 #[test]
 fn segments_are_prepared_as_the_log_grows() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -1020,7 +1024,7 @@ fn opening_again_takes_no_space() {
     assert_eq!(rig.recovered(), expect(1, 5, 100));
 }
 
-/// Checking a live log counts its records and names each damaged place.
+/// Verifying a live log counts its records and names each damaged place.
 #[test]
 fn verify_reports_all_damage() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -1057,7 +1061,7 @@ fn closing_writes_everything() {
     assert_eq!(rig.recovered(), expect(1, 50, 100));
 }
 
-/// A lone committer's records cost one durable write each. Concurrent committers share one.
+/// A lone committer's records cost one durable write each. Concurrent committers share a write.
 #[test]
 fn committers_that_meet_share_a_write() {
     let mut rig = Rig::new(Disk::new(true), options(1));
@@ -1082,7 +1086,7 @@ fn committers_that_meet_share_a_write() {
     assert_eq!(log.sync_count(), 12);
 }
 
-/// On a disk without space for a second segment, the first is reused each time a checkpoint covers it.
+/// On a disk without space for a second segment, the first one is reused each time a checkpoint covers it.
 #[test]
 fn a_full_disk_needs_one_segment() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -1109,7 +1113,7 @@ fn a_full_disk_needs_one_segment() {
 }
 
 thread_local! {
-    /// Warnings logged by this thread.
+    /// The number of warnings logged by this thread.
     static WARNINGS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
@@ -1130,8 +1134,8 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// A full disk is reported once, however often segments are reused on it, and once more after it had space for a
-/// segment.
+/// A full disk is reported once, no matter how often segments are reused on it, and once more if it had space for a
+/// segment in between.
 #[test]
 fn a_full_disk_is_reported_once() {
     log::set_logger(&Warnings).expect("no other test of the library has a logger");
@@ -1153,7 +1157,7 @@ fn a_full_disk_is_reported_once() {
 }
 
 /// Segments of an earlier size are reused while the disk has no space for one of the current size, and removed once it
-/// has.
+/// does.
 #[test]
 fn a_full_disk_keeps_segments_of_another_size() {
     for other_bytes in [5 * 4096, 33 * 4096] {
@@ -1189,8 +1193,8 @@ fn a_full_disk_keeps_segments_of_another_size() {
     }
 }
 
-/// A stream that finds no space for a segment of the current size does not take the other streams' segments of an
-/// earlier size.
+/// A stream that finds no space for a segment of the current size does not take other streams' segments of an earlier
+/// size.
 #[test]
 fn a_full_disk_leaves_each_stream_a_segment() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -1207,17 +1211,17 @@ fn a_full_disk_leaves_each_stream_a_segment() {
         }
         rig.truncate(&log, log.last());
         let last = commit(&log, 0, body_of(log.last().0 + 1, 1000));
-        // The first stream needs its only segment, and looks for space for another one.
+        // The first stream needs its only segment, and looks for space for a second one.
         rig.truncate(&log, Timestamp(last.0 - 1));
         commit(&log, 1, body_of(last.0 + 1, 1000));
     }
 }
 
-/// If two windows cover the same range, the later use counts. A window that was prepared earlier and never used hides
-/// nothing.
+/// If two windows cover the same range, the later use counts. A window that was prepared earlier but never used hides
+/// no record.
 #[test]
 fn a_window_that_was_never_used_hides_nothing() {
-    // Longer than one read: otherwise reading the unused window would stop after the last record.
+    // The window is longer than one read: otherwise reading the unused window would stop after the last record.
     let long = LogOptions { segment_bytes: 33 * 4096, ..options(1) };
     let mut rig = Rig::new(Disk::new(false), long);
     let log = rig.create();

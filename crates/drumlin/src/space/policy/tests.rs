@@ -8,8 +8,8 @@ use super::*;
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// The policy as a table. Each row has free segments, room, dirty, reserved and table bytes; then the purpose and
-/// bytes; then the answer.
+/// The policy as a table. Each row holds the free segments, then the bytes left in the open segment and the dirty,
+/// reserved and table bytes; then the purpose and the requested bytes; and finally the answer.
 #[test]
 fn the_policy_admits_by_a_table() {
     const MB: u64 = 1 << 20;
@@ -21,7 +21,7 @@ fn the_policy_admits_by_a_table() {
     type Numbers = (u64, u64, u64, u64, u64);
     #[rustfmt::skip]
     let table: &[(Numbers, Purpose, u64, Admission)] = &[
-        // An empty file: one segment for the checkpoint, and six to spare.
+        // An empty file: one segment for the checkpoint, and six spare segments.
         ((7, 0, 0, 0, 0), Purpose::Put, NONE, granted),
         ((6, 0, 0, 0, 0), Purpose::Put, NONE, alike(7)),
         ((4, 0, 0, 0, 0), Purpose::Remove, NONE, granted),
@@ -30,28 +30,29 @@ fn the_policy_admits_by_a_table() {
         ((8, 0, 0, 0, 0), Purpose::Put, 700 << 10, granted),
         ((7, 0, 0, 0, 0), Purpose::Put, 700 << 10, granted),
         ((7, 0, 0, 0, 0), Purpose::Put, 740 << 10, alike(8)),
-        // Dirty, reserved and requested bytes count alike.
+        // Dirty, reserved and requested bytes count the same.
         ((10, 0, 2 * MB, 0, 0), Purpose::Put, NONE, granted),
         ((10, 0, MB, MB, 0), Purpose::Put, NONE, granted),
         ((10, 0, MB, 0, 0), Purpose::Put, MB, granted),
         ((8, 0, 2 * MB, 0, 0), Purpose::Put, NONE, alike(9)),
         ((8, 0, MB, MB, 0), Purpose::Put, NONE, alike(9)),
-        // Tables take their own bytes, and beyond one segment four times their bytes must be spare.
+        // Tables take up their own bytes, and four times their bytes beyond one segment must be spare.
         ((8, 0, 0, 0, MB), Purpose::Put, NONE, granted),
         ((10, 0, 0, 0, MB + 1), Purpose::Put, NONE, granted),
         ((9, 0, 0, 0, MB + 1), Purpose::Put, NONE, alike(10)),
         ((13, 0, 0, 0, 2 * MB), Purpose::Put, NONE, granted),
         ((12, 0, 0, 0, 2 * MB), Purpose::Put, NONE, alike(13)),
-        // A removal leaves half as much free. At the least margin it leaves nothing, and fills the open segment.
+        // A removal has to leave only half as much free. At the least margin it leaves nothing, and fills the open
+        // segment.
         ((6, 0, 2 * MB, 0, 0), Purpose::Remove, NONE, granted),
         ((5, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, scarce(6)),
         ((1, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, short(6, 2)),
         ((8, 0, 0, 0, 2 * MB), Purpose::Remove, NONE, granted),
         ((7, 0, 0, 0, 2 * MB), Purpose::Remove, NONE, scarce(8)),
         ((0, MB, 0, 0, MB / 2), Purpose::Remove, NONE, scarce(4)),
-        // Recovery takes whatever there is.
+        // Recovery takes any space that there is.
         ((0, 0, 9 * MB, 0, 0), Purpose::Replay, MB, scarce(21)),
-        // An epoch's appender takes what others have reserved.
+        // An epoch's appender takes the space that commits have reserved.
         ((0, 0, 9 * MB, 9 * MB, MB), Purpose::Pages, NONE, granted),
         // A segment for values or for moves leaves as much space free as its purpose requires.
         ((8, 0, 0, 0, 0), Purpose::Value, NONE, granted),
@@ -59,20 +60,21 @@ fn the_policy_admits_by_a_table() {
         ((3, 0, 0, 0, 0), Purpose::Move, NONE, granted),
         ((2, 0, 0, 0, 0), Purpose::Move, NONE, alike(3)),
         ((3, 0, MB, 0, 0), Purpose::Move, NONE, alike(4)),
-        // Packing fills three quarters of all free space, less the writes of the checkpoint that follows.
+        // Packing fills three quarters of all free space, minus the writes of the following checkpoint.
         ((4, 0, 0, 0, 0), Purpose::Pack, 3 * MB, granted),
         ((4, 0, 0, 0, 0), Purpose::Pack, 3 * MB + 1, alike(5)),
         ((3, MB, 0, 0, 0), Purpose::Pack, 3 * MB, granted),
         ((4, 0, 0, 0, MB), Purpose::Pack, 2 * MB, granted),
         ((4, 0, 0, 0, MB), Purpose::Pack, 2 * MB + 1, alike(5)),
         ((0, 0, 9 * MB, 0, MB), Purpose::Pack, NONE, granted),
-        // A checkpoint that frees nothing leaves as many segments as the tables take, for another checkpoint.
+        // A checkpoint that frees nothing leaves as many segments as the tables take, for the checkpoint after it.
         ((3, 0, 2 * MB, 0, 0), Purpose::Checkpoint(Reclaims::Segments), NONE, granted),
         ((3, 0, 2 * MB, 0, 0), Purpose::Checkpoint(Reclaims::Nothing), NONE, short(4, 4)),
         ((3, MB, 2 * MB, 0, 0), Purpose::Checkpoint(Reclaims::Nothing), NONE, scarce(4)),
         ((6, 0, 0, 0, 2 * MB), Purpose::Checkpoint(Reclaims::Nothing), NONE, granted),
         ((2, 0, 0, 0, 2 * MB), Purpose::Checkpoint(Reclaims::Segments), NONE, short(3, 3)),
-        // A page is written ahead into the open segment, or into a segment beyond those that the checkpoint leaves.
+        // A page is written back early into the open segment, or into a segment beyond those that the checkpoint
+        // requires.
         ((0, 8192, 9 * MB, 0, 0), Purpose::WriteBack(Reclaims::Nothing), 4096, granted),
         ((1, 8191, 9 * MB, 0, 0), Purpose::WriteBack(Reclaims::Nothing), 4096, alike(2)),
         ((1, 8191, 9 * MB, 0, 0), Purpose::WriteBack(Reclaims::Segments), 4096, granted),
@@ -89,7 +91,7 @@ fn the_policy_admits_by_a_table() {
 }
 
 /// The policy is monotone: more free space never turns a grant into a refusal, and more claims never turn a refusal
-/// into a grant. Reserved bytes count like requested ones.
+/// into a grant. Reserved bytes count the same as requested ones.
 #[test]
 fn more_space_never_admits_less() {
     let mut random = drumlin_testing::Random(3);
@@ -135,8 +137,8 @@ fn more_space_never_admits_less() {
     }
 }
 
-/// A segment that is granted for moves leaves what a checkpoint needs that frees nothing: if extents moved into the
-/// last free segments but one, no checkpoint could be made.
+/// When a segment is granted for moves, enough space is left for a checkpoint that frees nothing: if extents were moved
+/// into all free segments but the last, no checkpoint could be made.
 #[test]
 fn moves_leave_space_for_a_checkpoint() {
     let mut random = drumlin_testing::Random(5);
@@ -157,8 +159,8 @@ fn moves_leave_space_for_a_checkpoint() {
     }
 }
 
-/// A disk with plenty of space admits a commit together with as many bytes in advance. Otherwise a commit would be
-/// refused over and over because of an allowance.
+/// A disk with plenty of space admits a commit together with the same number of bytes in advance. Otherwise a commit
+/// would be refused over and over because of an allowance.
 #[test]
 fn plenty_of_space_admits_twice_the_bytes() {
     let mut random = drumlin_testing::Random(4);
@@ -182,7 +184,7 @@ fn plenty_of_space_admits_twice_the_bytes() {
     assert!(plenty_count > 1000, "only {plenty_count} states had plenty");
 }
 
-/// The table in README.md is the policy. `DRUMLIN_TEST_BLESS` writes it.
+/// The table in README.md matches the policy. `DRUMLIN_TEST_BLESS` rewrites the table.
 #[test]
 fn the_readme_shows_the_policy() {
     const MB: u64 = 1 << 20;

@@ -11,7 +11,7 @@ use crate::memory::Budget;
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// Creates a space on a disk with a limited number of segments.
+/// Creates a data file on this disk.
 fn space(backend: &FaultyBackend) -> Space {
     let path = Path::new("data");
     let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
@@ -27,8 +27,8 @@ fn limit(backend: &FaultyBackend, segments: u64) {
     backend.set_space_limit(Some(backend.space_used() + segments * SEGMENT_BYTES));
 }
 
-/// The allowance granted with one commit pays for the next ones, of any thread. What they took counts as reserved while
-/// they live, and the policy sees only that.
+/// The allowance granted with one commit pays for the next commits, on any thread. The bytes that they take count as
+/// reserved while the commits live, and the policy sees only those bytes.
 #[test]
 fn an_allowance_pays_for_what_follows() {
     let space = space(&disk());
@@ -51,8 +51,8 @@ fn an_allowance_pays_for_what_follows() {
     assert_eq!(space.reserved_bytes(), 0);
 }
 
-/// Bytes that a commit took from the allowance count as reserved when the next allowance is admitted, until the commit
-/// ends.
+/// Bytes that a commit took from the allowance count as reserved until the commit ends, even after the next allowance
+/// has been admitted.
 #[test]
 fn what_an_allowance_paid_for_is_covered() {
     let space = space(&disk());
@@ -75,7 +75,7 @@ fn an_allowance_causes_no_refusal() {
     let alive = space.reserve(Purpose::Put, 5000).unwrap();
     assert_eq!(left(&space), ALLOWANCE_BYTES);
     limit(&backend, 0);
-    // More than is free together with an allowance, but less than is free without it.
+    // More than is free if an allowance is included, but less than is free without one.
     let free = space.state().free_segments;
     let bytes = (free - 6) * (SEGMENT_BYTES * 3 / 4) * 20 / 21 - (64 << 10);
     let large = space.reserve(Purpose::Put, bytes).unwrap();
@@ -94,8 +94,8 @@ fn an_allowance_causes_no_refusal() {
     assert_eq!(left(&space), ALLOWANCE_BYTES);
 }
 
-/// Threads reserve and release concurrently on a disk that is full now and then. They never reserve more than is
-/// covered, and nothing remains reserved at the end.
+/// Threads reserve and release concurrently on a disk that is sometimes full. They never reserve more than is covered,
+/// and no bytes remain reserved at the end.
 #[test]
 fn sums_hold_under_threads() {
     let backend = disk();
@@ -116,7 +116,7 @@ fn sums_hold_under_threads() {
                         Err(Error::DiskFull { .. }) => alive.clear(),
                         Err(error) => panic!("{error:?}"),
                     }
-                    // Asking revokes the allowance, so ask seldom enough that it is used.
+                    // Asking revokes the allowance, so ask rarely enough for the allowance to be used.
                     if round % 16 == 0 {
                         let state = space.state();
                         let held = admit(&state, Purpose::Remove, 0);
@@ -132,7 +132,7 @@ fn sums_hold_under_threads() {
     assert_eq!(space.reserved_bytes(), 0);
 }
 
-/// Values and moves leave reserved segments alone; an epoch's appender takes them.
+/// Values and moves do not take reserved segments; an epoch's appender does.
 #[test]
 fn segments_are_taken_for_a_purpose() {
     let backend = disk();
@@ -157,7 +157,7 @@ fn segments_are_taken_for_a_purpose() {
 }
 
 /// On a full disk, a removal that would leave too little space for packing is refused, so that packing is tried first.
-/// The space that packing could not gain may be used until another segment is taken.
+/// The space that packing could not gain may then be used until the next segment is taken.
 #[test]
 fn packing_is_tried_once_for_each_segment() {
     let backend = disk();
@@ -165,7 +165,7 @@ fn packing_is_tried_once_for_each_segment() {
     space.segments.ensure_free(9).unwrap();
     limit(&backend, 0);
     let remove = || space.try_reserve(Purpose::Remove, 1000, Margin::Full).map(drop);
-    // Leave less than plenty, so that the disk counts as full until there is more.
+    // Leave less space than counts as plenty, so that the disk counts as full until there is more.
     while space.state().free_segments > 7 {
         space.take_segment(Purpose::Pages).unwrap();
     }
@@ -184,7 +184,7 @@ fn packing_is_tried_once_for_each_segment() {
         remove().expect("packing gains no more");
         space.take_segment(Purpose::Pages).unwrap();
     }
-    // If the disk has space again, the file grows.
+    // Once the disk has space again, the file grows.
     remove().expect_err("a segment was taken");
     space.set_packed();
     backend.set_space_limit(None);
