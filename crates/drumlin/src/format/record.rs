@@ -1,5 +1,5 @@
-//! The body of a log record: the changes of one commit. It contains complete new values, never differences from old
-//! ones.
+//! The body of a log record: the changes of one commit. It contains the complete new values, not differences from the
+//! old values.
 //!
 //! The body is a list of operations. Each begins with a kind (1 byte) and a keyspace (4), followed by:
 //!
