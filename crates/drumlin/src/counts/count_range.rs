@@ -1,4 +1,4 @@
-//! Counting the rows of a range from the counts of its pages, and folding changes into these counts.
+//! Counts the rows of a range from the counts of its pages, and folds changes into these counts.
 //!
 //! Counting moves a cursor along the range. If the cursor is at the first key of a child, it skips that child and its
 //! right siblings by adding their entries. Otherwise it descends into the child; in a leaf it passes the individual
@@ -24,7 +24,7 @@ use crate::tree::{RESTARTS_MAX, Target};
 /// Measured: the figure above.
 const LEAVES_AT_ONCE: u32 = if cfg!(feature = "sim") { 8 } else { 128 };
 
-/// Limit on pages read in one batch.
+/// The maximum number of pages read in one batch.
 const PAGES_AT_ONCE: usize = 64;
 
 /// The maximum number of leaves that a count may visit before the keyspace starts to keep counts.
@@ -131,7 +131,7 @@ pub(super) fn begins_at(inner: &Inner<'_>, child: usize, key: &[u8]) -> bool {
     }
 }
 
-/// Returns the end of the children that lie entirely below `end`.
+/// Returns the index after the last child that lies entirely below `end`.
 pub(super) fn child_end(inner: &Inner<'_>, end: Option<&[u8]>) -> usize {
     match (end, inner.upper_fence()) {
         (None, _) => inner.len(),

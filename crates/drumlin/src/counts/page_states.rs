@@ -614,7 +614,7 @@ mod models {
 
     const PAGE: PageId = PageId(2);
 
-    /// The part of the protocol that a run of the model leaves out.
+    /// The part of the protocol that is omitted in a run of the model.
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Without {
         Nothing,

@@ -1,4 +1,4 @@
-//! Reducing the rows of a range with the help of its pages' states.
+//! Reduces the rows of a range with the help of its pages' states.
 //!
 //! The tree knows nothing about the reducer. It moves a cursor along the range and returns the next step ([`Piece`]):
 //! states to combine, rows to read, or pages whose states can be made and kept. The caller carries out the step without

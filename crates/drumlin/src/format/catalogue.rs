@@ -1,15 +1,15 @@
 //! The catalogue of a checkpoint: its keyspaces, and the addresses of their page tables.
 //!
-//! The catalogue is a byte string, cut into parts, each of which is an extent of kind `Catalogue`. Every part begins
-//! with a reference to the previous part, or zeros in the first part. The superblock refers to the last part. So the
-//! number of parts is limited only by the disk's free space. Integers are little-endian; a list is its length (4 bytes)
-//! followed by its items.
+//! The catalogue is a byte string that is cut into parts. Each part is an extent of kind `Catalogue` and begins with a
+//! reference to the previous part, or zeros in the first part. The superblock refers to the last part. So the number of
+//! parts is limited only by the disk's free space. Integers are little-endian; a list is its length (4 bytes) followed
+//! by its items.
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
-//! list of keyspaces:  id (4)   page size (4)   length of the name (2)   name   list of chunks of the table's base image: place (8), 0 if all its pages are free
-//! list of summaries:  place (8)
-//! list of chunks of the table of segments:  place (8)   use (8)
+//! list of keyspaces:  id (4)   page size (4)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free
+//! list of summaries:  address (8)
+//! list of chunks of the table of segments:  address (8)   use (8)
 //! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots could still see; freed at the next opening
 //! ```
 

@@ -72,7 +72,7 @@ number! {
     crate Epoch(u64)
 }
 number! {
-    /// One opening of the database.
+    /// The number of an opening of the database.
     crate Incarnation(u32)
 }
 number! {
@@ -280,7 +280,7 @@ impl Timestamp {
 }
 
 impl Epoch {
-    /// The first epoch of an incarnation.
+    /// Returns the first epoch of an incarnation.
     #[must_use]
     pub(crate) fn first_of(incarnation: Incarnation) -> Epoch {
         Epoch((u64::from(incarnation.0) << 32) | 1)

@@ -35,7 +35,7 @@
 //!     24     4  incarnation
 //!     28     4  bytes of the body, which follows this header and is padded with zeros to a multiple of 8
 //!     32     8  XXH3-64 of the body
-//!     40     8  XXH3-64 of the bytes from 0 to 40, with a seed that depends on the record's place: see [`record_seed`]
+//!     40     8  XXH3-64 of the bytes from 0 to 40, with a seed that depends on the position: see [`record_seed`]
 //! ```
 
 use super::{
@@ -209,7 +209,7 @@ const _: () = {
     assert!(RECORD_HEADER_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES));
 };
 
-/// Records begin at multiples of this.
+/// Records begin at multiples of this many bytes.
 pub(crate) const RECORD_ALIGNMENT_BYTES: usize = 8;
 
 /// The first four bytes of every record, as an integer.

@@ -5,12 +5,12 @@
 //!
 //! ```text
 //! 1 put          key length (2)  value length (4)  key  value
-//! 2 put large    key length (2)  length (8)  identity (8)  chunks (4)  key  place (8) and use of the segment (8) of each chunk
+//! 2 put large    key length (2)  length (8)  identity (8)  chunks (4)  key  address (8) and use of the segment (8) of each chunk
 //! 3 remove       key length (2)  key
 //! 4 create       page size (4)  name length (2)  name
 //! 5 drop
 //! 6 attach       rows (8)  root (16)  chunks (4)  runs (4)
-//!                of each chunk: number (4), place and use of its segment (16)
+//!                of each chunk: number (4), address and use of its segment (16)
 //!                of each run of segments: first (4), how many (4), use of the first (8)
 //! ```
 //!

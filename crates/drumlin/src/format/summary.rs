@@ -6,7 +6,7 @@
 //! OFFSET  SIZE  DESCRIPTION
 //!      0     4  keyspace
 //!      4     4  page; 0: the keyspace was dropped, and all its pages with it
-//!      8     8  the page's new place; 0: it was freed
+//!      8     8  the page's new address; 0: it was freed
 //!     16     4  sequence number within the epoch: of two entries for a page, the higher one counts
 //!     20     4  zero
 //! ```

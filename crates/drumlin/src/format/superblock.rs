@@ -19,9 +19,9 @@
 //!     80     4  number of incarnations listed (up to 64)
 //!     84     4  number of the log's ranges listed (up to 64)
 //!     88   768  incarnations, 12 bytes each: number (4), the first timestamp of its commits (8)
-//!    856    16  the catalogue's last part: place (8), use of its segment (8)
+//!    856    16  the catalogue's last part: address (8), use of its segment (8)
 //!    872  1536  ranges of the log that must exist, 24 bytes each: stream (8), its position from (8) and to (8)
-//!   2408     8  1: the database was closed, and the log holds nothing above the checkpoint; 0: the log may
+//!   2408     8  1: the database was closed, and the log holds nothing above the checkpoint; 0: it may
 //!   2416     8  identity of the checkpoint, random; 0: it has none
 //!   2424  1672  zero
 //! ```

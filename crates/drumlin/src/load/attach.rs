@@ -79,7 +79,7 @@ impl Engine {
             self.pool.append_due_image(&epoch_guard, &root)?;
             let timestamp = take_timestamp()?;
             assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
-            // Nothing fails from here on.
+            // Nothing below this point can fail.
             announcement.set_loaded_at(timestamp);
             self.show_pages(&epoch_guard, pages, tables);
             // Must precede replacing the root: a thread that reads the new root, and then the published timestamp, has
@@ -159,7 +159,7 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Replaces the keyspace's root, which is empty or already freed, by the load's root.
+    /// Replaces the keyspace's root, which is empty or already freed, with the load's root.
     fn replace_root(
         &self,
         epoch_guard: &EpochGuard<'_>,

@@ -96,7 +96,7 @@ impl Loader {
         self.sorting.as_ref().map_or(self.tree.rows(), |sorting| sorting.rows)
     }
 
-    /// The number of free segments in the data file when the load began.
+    /// Returns the number of free segments in the data file when the load began.
     pub(crate) fn free_segments_before(&self) -> u64 {
         self.free_segments_before
     }

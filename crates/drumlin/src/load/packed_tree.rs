@@ -32,7 +32,7 @@ pub(super) struct PackedTree {
 /// The kind of the bytes after a row's key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rest {
-    /// The value itself.
+    /// The value itself, after its length.
     Inline,
     /// A reference to a value that has extents of its own.
     Reference,

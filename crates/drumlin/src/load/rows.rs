@@ -85,7 +85,7 @@ impl LoadedRows {
         self.batch_pages = self.batch_pages.min((leaves_max / 2).max(1));
     }
 
-    /// Steps to the next row and stores its key in `key`. Returns `false` if there are no more rows.
+    /// Steps to the next row and stores its key in `key`. Returns `false` if no rows are left.
     pub(super) fn step(&mut self, key: &mut Vec<u8>) -> Result<bool> {
         loop {
             let Some(page) = self.leaves.front() else {
@@ -111,7 +111,7 @@ impl LoadedRows {
         Leaf::new(self.leaves.front().expect("the leaf of the newest row")).value(self.returned - 1)
     }
 
-    /// Moves on to the next leaves. Returns `false` if there are no more.
+    /// Moves on to the next leaves. Returns `false` if no leaves are left.
     fn read_leaves(&mut self) -> Result<bool> {
         assert!(self.leaves.is_empty(), "leaves are read before the others are done with");
         if !std::mem::replace(&mut self.has_read_root, true) {
@@ -140,8 +140,8 @@ impl LoadedRows {
         Ok(true)
     }
 
-    /// Returns the next leaves to read, all with the same parent, or `None` if there are no more. Reads the inner nodes
-    /// above them.
+    /// Returns the next leaves to read, all with the same parent, or `None` if no leaves are left. Reads the inner
+    /// nodes above them.
     fn next_numbers(&mut self) -> Result<Option<Vec<PageId>>> {
         while let Some((page, next)) = self.path.last_mut() {
             let inner = Inner::new(page);

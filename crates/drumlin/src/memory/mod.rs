@@ -513,7 +513,7 @@ impl Grant {
         self.bytes += bytes;
     }
 
-    /// Makes the grant cover exactly `bytes`. Returns `false` if the account has too little left.
+    /// Makes the grant cover exactly `bytes`. Returns `false`, and changes nothing, if the account has too little left.
     pub(crate) fn resize(&mut self, bytes: u64) -> bool {
         if bytes > self.bytes && !self.budget.try_take(self.of, bytes - self.bytes) {
             return false;

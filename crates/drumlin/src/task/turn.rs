@@ -28,19 +28,19 @@ const TURN_UNITS: u32 = 160;
 /// The number of units that a turn must have left for a call to begin in it.
 const CALL_UNITS_MAX: u32 = 40;
 
-/// One call, with the overhead around its work.
+/// The overhead of a call, in units.
 /// Measured: decision 034, together with [`TURN_UNITS`].
 pub(crate) const CALL_UNITS: u32 = 3;
-/// Descending to a leaf.
+/// The cost of descending to a leaf, in units.
 /// Measured: decision 034, together with [`TURN_UNITS`].
 pub(crate) const LEAF_UNITS: u32 = 8;
-/// Copying a row out of a leaf, or showing it to a closure.
+/// The cost of copying a row out of a leaf or passing it to a closure, in units.
 /// Measured: decision 034, together with [`TURN_UNITS`].
 pub(crate) const ROW_UNITS: u32 = 1;
-/// Locking a row for a commit.
+/// The cost of locking a row for a commit, in units.
 /// Measured: decision 034, together with [`TURN_UNITS`].
 pub(crate) const LOCK_UNITS: u32 = 1;
-/// Committing a row.
+/// The cost of committing a row, in units.
 /// Measured: decision 034, together with [`TURN_UNITS`].
 pub(crate) const CHANGE_UNITS: u32 = 20;
 /// The number of bytes copied in one unit.
@@ -81,7 +81,7 @@ impl Work {
         Work { units: Some(units), left_min: units.clamp(1, TURN_UNITS), has_yielded: false }
     }
 
-    /// Returns the overhead of a call, due at its beginning.
+    /// Returns the work that every call begins with: its overhead.
     pub(super) fn call() -> Work {
         Work { units: Some(CALL_UNITS), left_min: CALL_UNITS_MAX, has_yielded: false }
     }

@@ -613,7 +613,7 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     Some(split_around(leaf, key, value_bytes))
 }
 
-/// Returns the separator of a split that makes room for one row.
+/// Returns the separator of a split that makes room for a single row.
 fn split_around(leaf: &Leaf<'_>, key: &[u8], value_bytes: usize) -> Vec<u8> {
     let change = match leaf.search(key) {
         Ok(index) => LeafChange::Replace { index, value_bytes },
