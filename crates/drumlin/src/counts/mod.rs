@@ -34,7 +34,7 @@
 //!    from them afterwards.
 //!
 //! Lock order: the epoch latch, the base's lock, a leaf's latch, the list's lock, the lock of one part. A structure
-//! change takes only the lock that guards the pointer to the counts.
+//! change takes only the lock that guards the pointer to the counts and, during a capture, that of the recorded pages.
 
 pub(crate) mod capture;
 mod capture_state;

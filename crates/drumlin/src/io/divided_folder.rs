@@ -23,7 +23,7 @@ pub(crate) fn with_parts(folder: FolderRef, is_part: impl Fn(&str) -> bool) -> i
     Ok(if parts.is_empty() { folder } else { Arc::new(DividedFolder { folder, parts }) })
 }
 
-/// A folder that its user sees as one, but that consists of several in the file system.
+/// A folder and its parts, which look like a single folder to their user.
 #[derive(Debug)]
 struct DividedFolder {
     folder: FolderRef,

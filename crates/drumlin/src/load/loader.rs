@@ -3,8 +3,9 @@
 //! As long as keys arrive in ascending order, rows are packed into leaves as they come ([`PackedTree`]), and full
 //! leaves are written immediately ([`LoadPages`]). When a key arrives out of order, the loader switches to an external
 //! merge sort ([`Sorting`]): rows are sorted in memory, spilled as runs (each a packed tree), and merged at the end.
-//! After the last row, the load is made durable and attached ([`Engine::attach`]). If by then the keyspace has rows, a
-//! snapshot still sees rows removed from it, or a transaction has locked one, the load fails and its pages are freed.
+//! After the last row, the load is made durable and attached ([`Engine::attach`]). The load fails and its pages are
+//! freed if by then the keyspace has rows, a snapshot still sees rows that were removed from it, or a transaction has
+//! locked one of its keys.
 //!
 //! [`Engine::attach`]: crate::txn::engine::Engine::attach
 

@@ -564,8 +564,8 @@ pub(crate) fn reserve<T>(vector: &mut Vec<T>, more: usize) {
 mod tests {
     use super::*;
 
-    /// The parts add up to the budget, and none is empty, for every allowed budget and number of log streams. In
-    /// budgets of 8 MiB or more with one stream, pages get more than a third.
+    /// For every allowed budget and number of log streams, the parts add up to the budget, and every part has some
+    /// memory. In budgets of 8 MiB or more with one stream, pages get more than a third.
     #[test]
     fn parts_add_up_to_the_budget() {
         for streams in 1..=64 {
