@@ -2,8 +2,8 @@
 //!
 //! Without the feature `sim`, this module does nothing.
 //!
-//! A *mark* stands at a rare event that simulations have to reach in order to prove anything about it. Each mark has a
-//! line in [`MARKS`]; a mark without a line does not compile.
+//! A *mark* labels a rare event that simulations must reach if they are to prove anything about it. Each mark has a
+//! line in [`MARKS`]; a mark without a line there does not compile.
 
 /// The texts of all marks.
 pub(crate) const MARKS: &[&str] = &[
@@ -119,7 +119,7 @@ const fn is_same(one: &[u8], other: &[u8]) -> bool {
     true
 }
 
-/// Reports that the mark was reached.
+/// Reports that this point in the code was reached.
 macro_rules! mark {
     ($text:literal) => {{
         const INDEX: usize = $crate::coverage::index_of($text);
@@ -133,11 +133,11 @@ mod nobody {
     #[inline(always)]
     pub(crate) fn reached(_: usize) {}
 
-    /// Reports that a commit got its timestamp.
+    /// Reports that a commit was given its timestamp.
     #[inline(always)]
     pub(crate) fn timestamp_taken(_: crate::format::Timestamp) {}
 
-    /// The body of a commit that another thread makes for this one.
+    /// Returns `body`, which makes a commit on another thread, unchanged.
     #[inline(always)]
     pub(crate) fn on_behalf<T>(body: impl FnOnce() -> T + Send + 'static) -> impl FnOnce() -> T + Send + 'static {
         body
@@ -174,13 +174,13 @@ mod simulation {
         }
     }
 
-    /// Calls `callback` when the next commit of this thread gets its timestamp. A later call replaces the callback.
+    /// Calls `callback` when the next commit of this thread is given its timestamp. A later call replaces the callback.
     pub fn on_timestamp(callback: Option<OnTimestamp>) {
         ON_TIMESTAMP.with_borrow_mut(|own| *own = callback);
     }
 
-    /// Wraps the body of a commit that another thread makes for this one, so that this thread's client learns the
-    /// timestamp.
+    /// Wraps the body of a commit that another thread will make on behalf of this one. This thread's client still
+    /// learns the timestamp.
     pub(crate) fn on_behalf<T>(body: impl FnOnce() -> T + Send + 'static) -> impl FnOnce() -> T + Send + 'static {
         let callback = ON_TIMESTAMP.with_borrow_mut(Option::take);
         move || {
@@ -191,7 +191,7 @@ mod simulation {
         }
     }
 
-    /// Returns all marks, and how often this process reached each.
+    /// Returns all marks, each with the number of times this process has reached it.
     pub fn marks() -> Vec<(&'static str, u64)> {
         MARKS.iter().zip(&HITS).map(|(text, hits)| (*text, hits.load(Ordering::Relaxed))).collect()
     }

@@ -1,20 +1,21 @@
 //! Hash tables whose iteration order is the same in every run.
 //!
-//! The standard library's hash tables use a random key in each process, as a defence against keys chosen to collide.
-//! Here the keys are numbers that the engine assigns, so a cheap hash is enough, and repeatable runs matter more.
+//! The standard library seeds its hash tables with a random key in each process, as a defence against keys chosen to
+//! collide. Here the engine assigns the keys, which are all numbers, so a cheap hash is enough, and repeatable runs
+//! matter more.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
 pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 pub(crate) type HashSet<K> = std::collections::HashSet<K, BuildHasherDefault<NumberHasher>>;
 
-/// Multiplies, as the compiler's own tables do (FxHash, in the form of `rustc-hash` 2): the high bits of the product
-/// depend on all bits of the number, and the last step moves them to where tables look.
+/// Hashes by multiplication, like the compiler's own tables (FxHash, in the form of `rustc-hash` 2): the high bits of
+/// the product depend on all bits of the number, and the final rotation moves them to the bits that hash tables use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NumberHasher(u64);
 
 impl NumberHasher {
-    /// Fixed by the hash function.
+    /// The multiplier of `rustc-hash` 2. Fixed by the hash function.
     const FACTOR: u64 = 0xf135_7aea_2e62_a9c5;
 
     #[inline]

@@ -1,22 +1,22 @@
-//! Row counts as of a checkpoint: read while commits continue, and taken up again by the opening that starts from the
-//! checkpoint.
+//! Row counts as of a checkpoint. They are read while commits continue, and restored by the opening that recovers from
+//! the checkpoint.
 //!
-//! A checkpoint has the tree as it was after commit C. The counts to be written with it are the entries that are right
-//! for the fences that pages have in the checkpoint, plus the listed changes up to C that are not in those entries. A
-//! [`CountCapture`] begins with the checkpoint, when no commit is half applied. Beginning it costs nothing. Until it is
-//! dropped:
+//! A checkpoint contains the tree as it was after commit C. The counts to be written with it consist of the entries
+//! that match the fences of pages in the checkpoint, and of the listed changes up to C that are not in those entries. A
+//! [`CountCapture`] begins together with the checkpoint, when no commit is half applied. Beginning it costs nothing.
+//! Until it is dropped:
 //!
-//! 1. Nothing is folded. A fold that is already running holds the lock of the base and folds no change after C;
-//!    [`floor`] waits for it.
-//! 2. A page is noted before its entry changes to describe other fences than at C, or another page with the same
-//!    number. A reader of the capture loads an entry first and looks it up among the noted pages afterwards, so it
-//!    never uses an entry that was stored for other fences. All other entries are counts at the base within the fences
-//!    at C, even if they are stored later.
-//! 3. Changes are appended to the list, and none in it is moved. The changes up to C were in the list when the capture
-//!    began, because all commits up to C had been applied.
+//! 1. Nothing is folded. A fold that is already running holds the base's lock and folds no change after C; [`floor`]
+//!    waits for it to end.
+//! 2. A page is recorded as changed before its entry starts to describe fences other than those at C, or a new page
+//!    with the same number. A reader of the capture first loads an entry and then checks if its page was recorded, so
+//!    it never uses an entry that was stored for different fences. The remaining entries are counts at the base within
+//!    the fences at C, even if they were stored later.
+//! 3. Changes are only appended to the list, and listed changes keep their places. All changes up to C were in the list
+//!    when the capture began, because all commits up to C had been applied.
 //!
-//! A capture becomes void if the counts end, or if too many pages are noted. So the reader calls
-//! [`CountCapture::is_whole`] after it has read everything.
+//! A capture becomes void if the counts end, or if too many changed pages are recorded. So its reader calls
+//! [`CountCapture::is_whole`] at the end.
 //!
 //! [`floor`]: CountCapture::floor
 
@@ -35,7 +35,7 @@ use crate::sync::atomic::Ordering;
 #[derive(Debug)]
 pub(crate) struct CountCapture {
     kept: Arc<KeptCounts>,
-    /// All pages that the keyspace had at the checkpoint have lower numbers.
+    /// All page numbers of the keyspace were below this at the checkpoint.
     number_end: u32,
 }
 
@@ -49,8 +49,8 @@ impl Drop for CountCapture {
 }
 
 impl CountCapture {
-    /// Returns the base of the captured counts: the entries contain all changes up to this commit, and the list has the
-    /// changes after it.
+    /// Returns the base of the captured counts: the entries include all changes up to this commit, and the list
+    /// contains all later ones.
     pub(crate) fn floor(&self) -> Timestamp {
         self.kept.base().floor
     }
@@ -61,7 +61,7 @@ impl CountCapture {
     }
 
     /// Calls `take` with the listed changes up to a commit, starting at index `first`, until it returns `false`.
-    /// Returns the index of the first change that was not taken, or `None` if all were.
+    /// Returns the index of the change for which it did, or `None` if `take` took all changes.
     pub(crate) fn changes(
         &self,
         first: usize,
@@ -79,14 +79,14 @@ impl CountCapture {
         })
     }
 
-    /// Appends up to `count_max` counted pages and their rows to `into`, starting at page `first`. Returns the first
-    /// page that was not looked at, or `None` at the end.
+    /// Appends up to `count_max` counted pages to `into`, each with its number of rows, starting at page `first`.
+    /// Returns the page to continue from, or `None` at the end.
     pub(crate) fn entries(&self, first: PageId, count_max: usize, into: &mut Vec<(PageId, u32)>) -> Option<PageId> {
         assert!(into.is_empty() && count_max > 0, "no room for {count_max} entries");
         let mut page = first.0;
         while page < self.number_end && into.len() < count_max {
-            // A larger count can only be that of an inner node; it is summed from the node's children again after the
-            // next opening.
+            // Larger counts, which only inner nodes can have, are left out. After the next opening they are recomputed
+            // from the node's children.
             if let CountEntry::Rows(rows) = self.kept.entry(PageId(page))
                 && let Ok(rows) = u32::try_from(rows)
             {
@@ -94,7 +94,7 @@ impl CountCapture {
             }
             page += 1;
         }
-        // The lookup must follow the reading of the entries.
+        // Must come after the entries were loaded (see the module).
         if let Some(changed_pages) = &*self.kept.capture.changed_pages.lock() {
             into.retain(|(page, _)| !changed_pages.contains(page));
         }
@@ -104,21 +104,21 @@ impl CountCapture {
 }
 
 impl KeptCounts {
-    /// Ends counts that contradict the pages. This happens only to counts that were read from a file whose damaged
-    /// bytes passed verification, or that have ended already.
+    /// Ends counts that contradict the pages. This can happen only to counts that have already ended, or that were read
+    /// from a file whose corrupted bytes passed verification.
     pub(crate) fn mark_inconsistent(&self) {
         assert!(self.capture.is_restored || self.invalidated(), "counts contradict the pages");
         self.invalidated.store(true, Ordering::Release);
     }
 }
 
-/// Counts that an opening reads from a file.
+/// Counts that are being read from a file during an opening.
 #[derive(Debug)]
 pub(crate) struct RestoredCounts(KeptCounts);
 
 impl RestoredCounts {
-    /// Creates counts with this base, for snapshots from `horizon` on, with room for pages with numbers below
-    /// `number_end`. Returns `None` if there is no memory for them.
+    /// Creates counts with this base, for snapshots at or after `horizon`, with room for page numbers below
+    /// `number_end`. Returns `None` if memory is too short.
     pub(crate) fn new(
         floor: Timestamp,
         horizon: Timestamp,
@@ -153,15 +153,15 @@ impl RestoredCounts {
 }
 
 impl Counts {
-    /// Begins a capture for a checkpoint, of pages with numbers below `number_end`. The caller holds the exclusive
-    /// epoch latch, so no commit is half applied.
+    /// Begins a capture for a checkpoint, of pages with numbers below `number_end`. Returns `None` if no counts are
+    /// kept. The caller holds the exclusive epoch latch, so no commit is half applied.
     pub(crate) fn capture_at_checkpoint(&self, number_end: u64) -> Option<CountCapture> {
         self.is_restructured.store(false, Ordering::Relaxed);
         self.capture(number_end)
     }
 
-    /// Begins a capture as of the newest checkpoint, after which there was no commit. Returns `None` if the tree's
-    /// structure has changed since. The caller holds the exclusive epoch latch.
+    /// Begins a capture as of the newest checkpoint. No commit may have followed it. Returns `None` if no counts are
+    /// kept, or if the tree's structure has changed since. The caller holds the exclusive epoch latch.
     pub(crate) fn capture_again(&self, number_end: u64) -> Option<CountCapture> {
         if self.is_restructured.load(Ordering::Relaxed) { None } else { self.capture(number_end) }
     }
@@ -180,7 +180,7 @@ impl Counts {
         self.kept().is_some_and(|kept| kept.capture.has_new_entries.load(Ordering::Relaxed))
     }
 
-    /// Takes up the counts that an earlier opening left. Called before anything is changed. Returns `false` if the
+    /// Installs the counts that an earlier opening wrote. Called before anything is changed. Returns `false` if the
     /// counts ended for lack of memory.
     pub(crate) fn restore(&self, RestoredCounts(kept): RestoredCounts) -> bool {
         kept.with_list(ChangeList::sort);

@@ -1,4 +1,5 @@
-//! The memory of counts for a capture: whether one is open, and which pages it must not take.
+//! The state of counts that captures need: it shows if a capture is open, and which pages' entries the capture must
+//! leave out.
 
 use std::collections::BTreeSet;
 
@@ -6,18 +7,19 @@ use crate::format::PageId;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// Limit on noted pages: a set of 64 KiB. A capture of 200 MB of counts lasts for a second.
+/// The maximum number of recorded pages, which make up a set of 64 KiB. Captures are short: 200 MB of counts take a
+/// second.
 const CHANGED_PAGES_MAX: usize = if cfg!(feature = "sim") { 16 } else { 4096 };
 
 /// The fields of [`KeptCounts`](super::KeptCounts) that captures need.
 #[derive(Debug)]
 pub(super) struct CaptureState {
     pub(super) is_open: AtomicBool,
-    /// Pages whose fences have changed since the capture began; `None` if there were too many.
+    /// Pages whose fences have changed since the capture began, or `None` if too many have.
     pub(super) changed_pages: Mutex<Option<BTreeSet<PageId>>>,
-    /// An entry has been stored since the last capture began.
+    /// `true` if an entry has been stored since the last capture began.
     pub(super) has_new_entries: AtomicBool,
-    /// The counts were read from a file.
+    /// `true` if the counts were read from a file.
     pub(super) is_restored: bool,
 }
 
@@ -31,12 +33,13 @@ impl CaptureState {
         }
     }
 
-    /// Returns `true` while a capture is open, which forbids folding.
+    /// Returns `true` while a capture is open. Folding is forbidden during that time.
     pub(super) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
     }
 
-    /// Records a page whose fences change. Must be called before the page's entry changes to describe other fences.
+    /// Records a page whose fences are about to change. Must be called before the page's entry changes to describe the
+    /// new fences.
     pub(super) fn record_changed_page(&self, page: PageId) {
         if !self.is_open() {
             return;

@@ -7,7 +7,7 @@ use crate::format::Timestamp;
 pub(crate) enum RowChange {
     Inserted,
     Removed,
-    /// The row got another value.
+    /// The row's value was replaced.
     Replaced,
 }
 
@@ -38,8 +38,8 @@ impl CountChange {
     }
 }
 
-/// Returns the first eight bytes of a key as a number, padded with zeros. The numbers sort as the keys do, except that
-/// different keys may have the same number.
+/// Returns the first eight bytes of a key as a number, padded with zeros. The numbers sort in the order of the keys,
+/// but different keys may have the same number.
 fn head_of(key: &[u8]) -> u64 {
     let mut head = [0; 8];
     let bytes = key.len().min(8);
@@ -60,8 +60,7 @@ impl<'k> Headed<'k> {
     }
 }
 
-/// Changes and their keys. The first `sorted_count` changes are sorted by key; the rest are in the order of their
-/// arrival.
+/// Changes and their keys. The first `sorted_count` changes are sorted by key; the rest are in order of arrival.
 #[derive(Default)]
 pub(super) struct ChangeList {
     pub(super) changes: Vec<CountChange>,
@@ -99,7 +98,8 @@ impl ChangeList {
         debug_assert!(other.sorted_count == 0, "a part of the list is in order");
     }
 
-    /// Returns the changes whose keys are at least `lower` and below `upper`: first the sorted ones, then the others.
+    /// Returns the changes whose keys are at least `lower` and below `upper`: first those from the sorted part, then
+    /// the rest.
     fn parts_within<'c>(
         &'c self,
         lower: &'c [u8],
@@ -126,7 +126,8 @@ impl ChangeList {
         sorted.chain(recent)
     }
 
-    /// Returns the lowest changed key that is at least `lower` and below `upper`, counting only changes up to a commit.
+    /// Returns the lowest changed key that is at least `lower` and below `upper`, considering only changes up to commit
+    /// `up_to`.
     pub(super) fn first_changed(&self, lower: &[u8], upper: Option<&[u8]>, up_to: Timestamp) -> Option<&[u8]> {
         let (mut sorted, recent) = self.parts_within(lower, upper);
         let first = sorted.find(|change| change.timestamp <= up_to).map(|change| self.key(change));
@@ -176,7 +177,7 @@ impl ChangeList {
 mod tests {
     use super::*;
 
-    /// Sums by range and commit are right, however much of the list is sorted.
+    /// Sums by range and commit are right, even if only a part of the list is sorted.
     #[test]
     fn changes_are_summed_by_range_and_commit() {
         let mut list = ChangeList::default();

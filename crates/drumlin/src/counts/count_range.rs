@@ -1,9 +1,9 @@
-//! Counting the rows of a range from the counts of its pages, and folding changes into these counts.
+//! Counts the rows of a range from the counts of its pages, and folds changes into these counts.
 //!
-//! A count moves a cursor along the range. If the cursor is at the first key of a child, the count passes that child
-//! and its right siblings whole, by adding their entries. Otherwise it descends into the child; in a leaf it passes the
-//! rows themselves. So it climbs to the node that covers the range and comes down again: O(log n) nodes. If an entry
-//! holds no count, the count computes it from the page's children, or from the leaf's rows, and stores it.
+//! Counting moves a cursor along the range. If the cursor is at the first key of a child, it skips that child and its
+//! right siblings by adding their entries. Otherwise it descends into the child; in a leaf it passes the individual
+//! rows. So it climbs up to the node that covers the range and back down on the other side, visiting O(log n) nodes. If
+//! an entry holds no count, the count is computed from the page's children, or from the leaf's rows, and stored.
 
 use std::sync::Arc;
 
@@ -19,26 +19,26 @@ use crate::task::{WaitMode, turn};
 use crate::tree::node::{Inner, Leaf, Node};
 use crate::tree::{RESTARTS_MAX, Target};
 
-/// Limit on leaves counted while holding the lock of the base. This is some 15 us of work, which a fold has to wait
-/// for, and one turn of a task.
+/// Limit on the leaves counted during one hold of the base's lock. They take some 15 us, about one turn of a task, and
+/// a fold has to wait for them.
 /// Measured: the figure above.
 const LEAVES_AT_ONCE: u32 = if cfg!(feature = "sim") { 8 } else { 128 };
 
-/// Limit on pages read in one batch.
+/// The maximum number of pages read in one batch.
 const PAGES_AT_ONCE: usize = 64;
 
-/// Number of leaves that a count may visit without the keyspace beginning to keep counts.
+/// The maximum number of leaves that a count may visit before the keyspace starts to keep counts.
 pub(crate) const LEAVES_WITHOUT: usize = if cfg!(feature = "sim") { 2 } else { 16 };
 
 /// The reason why a step ended.
 pub(super) enum StepError {
-    /// The view was outdated, or a page's fences are being changed.
+    /// The step read outdated pages, or a page's fences are being changed: repeat it.
     Again,
-    /// The step has done enough work under the lock of the base.
+    /// The step has held the base's lock long enough.
     Yield,
     /// These pages are not in memory.
     Pages(Vec<PageId>),
-    /// Changes were folded, or the counts ended: the sums made before are void.
+    /// Changes were folded, or the counts ended, so all sums made so far are void.
     Folded,
 }
 
@@ -48,14 +48,14 @@ pub(crate) struct CountCursor {
     /// The first key that has not been passed.
     position: Vec<u8>,
     end: Option<Vec<u8>>,
-    /// Number of rows at the base that have been passed.
+    /// The number of rows at the base that have been passed.
     rows: u64,
     pub(crate) generation: u64,
     is_done: bool,
 }
 
 impl CountCursor {
-    /// A count of the keys that are at least `lower` and below `upper`, made in this generation.
+    /// Begins a count of the keys that are at least `lower` and below `upper`, in this generation.
     pub(crate) fn new(lower: Vec<u8>, upper: Option<Vec<u8>>, generation: u64) -> CountCursor {
         assert!(upper.as_ref().is_none_or(|upper| lower < *upper), "an empty range is counted");
         CountCursor { position: lower, end: upper, rows: 0, generation, is_done: false }
@@ -67,7 +67,7 @@ impl CountCursor {
         self.rows
     }
 
-    /// Passes all keys below `fence`, with this many rows among them.
+    /// Passes all keys below `fence`, which include this many rows.
     fn pass(&mut self, rows: u64, fence: Option<&[u8]>) {
         self.rows += rows;
         match fence {
@@ -81,16 +81,16 @@ impl CountCursor {
     }
 }
 
-/// The row that a count stops at, by its position.
+/// A search for the row at a given position, where a count stops.
 #[derive(Debug)]
 pub(crate) struct Seek {
     /// The snapshot in which rows are counted.
     pub(crate) snapshot: Timestamp,
     /// The rows that the reader's own transaction has inserted (1) or removed (-1), in key order.
     pub(crate) own: Vec<(Vec<u8>, i64)>,
-    /// Number of rows, as the snapshot sees them, that still have to be passed before the row.
+    /// The number of rows, as the snapshot sees them, that still have to be passed before the row.
     pub(crate) remaining: u64,
-    /// The cursor's position, once the row is known to lie in the leaf there.
+    /// The cursor's position, once the row is known to be in the leaf at that position.
     pub(crate) found: Option<Vec<u8>>,
 }
 
@@ -102,9 +102,8 @@ impl Seek {
         &self.own[index_of(lower)..upper.map_or(self.own.len(), index_of)]
     }
 
-    /// Passes the rows of an interval, to which `changes` rows are added, unless the row sought is among them. Returns
-    /// `None` if more rows were removed than the interval had, which shows that the counted rows belong to another
-    /// interval.
+    /// Passes an interval with `rows` rows plus `changes` net insertions, and returns `true`, unless the row sought is
+    /// in it. Returns `None` if the sum is negative, which shows that `rows` was counted in a different interval.
     fn passes(&mut self, rows: u64, changes: i64) -> Option<bool> {
         let rows = rows.checked_add_signed(changes)?;
         let is_passed = rows <= self.remaining;
@@ -115,7 +114,7 @@ impl Seek {
     }
 }
 
-/// The work done during one hold of the base's lock.
+/// A step of counting, made during one hold of the base's lock.
 struct Step<'s> {
     tree: &'s CountedTree,
     kept: &'s KeptCounts,
@@ -132,7 +131,7 @@ pub(super) fn begins_at(inner: &Inner<'_>, child: usize, key: &[u8]) -> bool {
     }
 }
 
-/// Returns the end of the children that lie entirely below `end`.
+/// Returns the index after the last child that lies entirely below `end`.
 pub(super) fn child_end(inner: &Inner<'_>, end: Option<&[u8]>) -> usize {
     match (end, inner.upper_fence()) {
         (None, _) => inner.len(),
@@ -142,8 +141,7 @@ pub(super) fn child_end(inner: &Inner<'_>, end: Option<&[u8]>) -> usize {
 }
 
 impl Step<'_> {
-    /// Returns the number of rows beneath a page at the base, counting them if the entry holds no count. The page must
-    /// be of this level.
+    /// Returns the number of rows beneath a page of this level at the base. Counts them if the entry holds no count.
     fn rows_of(&mut self, page: PageId, level: u8) -> Result<u64, StepError> {
         let stamp = match self.kept.entry(page) {
             CountEntry::Rows(rows) => return Ok(rows),
@@ -181,7 +179,7 @@ impl Step<'_> {
         if self.kept.store(page, stamp, rows) { Ok(rows) } else { Err(StepError::Again) }
     }
 
-    /// Returns the number of rows of a latched leaf at the base, from `lower` on and below `upper`.
+    /// Returns the number of rows of a latched leaf at the base, with keys of at least `lower` and below `upper`.
     fn leaf_rows(&self, leaf: &Leaf<'_>, lower: &[u8], upper: Option<&[u8]>) -> u64 {
         debug_assert!(leaf.lower_fence().is_none_or(|fence| fence <= lower), "rows before a leaf are counted in it");
         let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper));
@@ -190,15 +188,16 @@ impl Step<'_> {
             return rows;
         }
         let changed = self.kept.all_changes(lower, upper);
-        // Counts that have ended lack changes, but no answer is taken from them.
+        // A negative result is harmless if the counts have ended and lack changes: no answer is taken from them.
         rows.checked_add_signed(-changed).unwrap_or_else(|| {
             self.kept.mark_inconsistent();
             0
         })
     }
 
-    /// Calls `visit` with the children of a node, in order, and the rows beneath each, until it returns `false`. If a
-    /// page is missing, it still counts the other children that are in memory, so that their counts are stored.
+    /// Calls `visit` with each of these children of a node, in order, and the number of rows beneath it, until `visit`
+    /// returns `false`. If a page is missing, continues counting children that are in memory, so that their counts are
+    /// stored.
     fn children(
         &mut self,
         inner: &Inner<'_>,
@@ -226,8 +225,8 @@ impl Step<'_> {
         if missing.is_empty() { Ok(()) } else { Err(StepError::Pages(missing)) }
     }
 
-    /// Returns the number of rows that the changes visible to the seeking reader add beneath each of these children.
-    /// The first child begins at the cursor's position.
+    /// Returns, for each of these children, the net number of rows that the changes visible to the seeking reader add
+    /// beneath it. The first child begins at the cursor's position.
     fn changes_of_children(
         &self,
         inner: &Inner<'_>,
@@ -247,8 +246,8 @@ impl Step<'_> {
         sums
     }
 
-    /// Passes the children of a node that lie entirely within the range, up to the one with the row sought. Returns how
-    /// many it passed, and their rows.
+    /// Passes the children of a node that lie entirely within the range, up to the one with the row sought. Returns the
+    /// number of children passed, and the number of their rows.
     fn pass_children(
         &mut self,
         inner: &Inner<'_>,
@@ -277,12 +276,12 @@ impl Step<'_> {
             }
         }
         assert!(first + passed <= child_end.max(first), "children are passed that reach beyond the range");
-        // The page table has a newer version of this node, in which a child has lost a part of the interval that this
-        // version assigns to it.
+        // If so, the page table has a newer version of this node, in which a child covers only part of the interval
+        // that it has here.
         if is_outdated { Err(StepError::Again) } else { Ok((passed, sum)) }
     }
 
-    /// Descends towards the cursor's position, and passes what it can within one node.
+    /// Descends to the cursor's position, and passes as many keys as possible within one node.
     fn advance(&mut self, cursor: &mut CountCursor, mut seek: Option<&mut Seek>) -> Result<(), StepError> {
         let mut page = PageId::ROOT;
         let mut level = u8::MAX;
@@ -297,7 +296,7 @@ impl Step<'_> {
                     level = inner.level();
                     let child = inner.child_for(&cursor.position);
                     if begins_at(&inner, child, &cursor.position) {
-                        // If the sums turn out to come from an outdated node, restore the seek to where it was.
+                        // If the sums turn out to come from an outdated node, restore the number of remaining rows.
                         let before = seek.as_ref().map(|seek| seek.remaining);
                         let passed = self.pass_children(&inner, child, cursor, seek.as_deref_mut());
                         let is_there = self.tree.pages.table.shows(page, PageEntry::Immutable(frame));
@@ -334,7 +333,7 @@ impl Step<'_> {
         }
     }
 
-    /// Passes a leaf's rows within an interval, unless the row sought is among them.
+    /// Passes a leaf's rows within an interval, unless the row sought is among them. Returns `true` if it passed them.
     fn passes_leaf(&self, rows: u64, within: (&[u8], Option<&[u8]>), seek: &mut Seek) -> bool {
         let mut changes = 0;
         self.kept.visit_changes(self.base, within, seek.snapshot, |_, change| changes += change);
@@ -365,8 +364,8 @@ impl Step<'_> {
 
 impl CountedTree {
     /// Moves a count to the end of its range, or to the row that it seeks. Returns `false` if changes have been folded
-    /// or the counts have ended, in which case the count has to start over. O(log n), plus O(leaves) beneath pages that
-    /// have no count.
+    /// or the counts have ended, in which case the count has to start over. O(log n), plus O(leaves beneath pages
+    /// without a count).
     pub(crate) async fn count_on(
         &self,
         mode: WaitMode<'_>,
@@ -379,8 +378,8 @@ impl CountedTree {
         Ok(done.is_some())
     }
 
-    /// Repeats a step until it succeeds, bringing in the pages that it lacks. Returns `None` if changes have been
-    /// folded or the counts have ended.
+    /// Repeats a step until it succeeds, reading the pages that it lacks. Returns `None` if changes have been folded or
+    /// the counts have ended.
     pub(super) async fn walking<T>(
         &self,
         mode: WaitMode<'_>,
@@ -414,8 +413,8 @@ impl CountedTree {
         assert!(!pages.is_empty(), "no page is missing");
         pages.sort_unstable();
         pages.dedup();
-        // If none could be read, other threads are reading them or they are unreadable: wait for the first, or get its
-        // error.
+        // If no page could be read, other threads are reading the pages, or they are unreadable: wait for the first
+        // page, or get its error.
         if pages.len() == 1 || self.fault_nodes(mode, &pages).await? == 0 {
             provider.provide(&Needs::Page(Arc::clone(&self.pages), pages[0])).await?;
         }
@@ -431,7 +430,8 @@ impl CountedTree {
         let reclaim_guard = self.pool.reclaim_guard();
         let nodes = reclaim_guard.pages(&self.pages.table);
         let base = kept.base();
-        // A change of fences that was under way when the counts ended never ends in their entries.
+        // Checking for ended counts also avoids an endless wait: if a change of fences was in progress when the counts
+        // ended, the pages' entries stay `Changing`.
         if base.generation != cursor.generation || kept.invalidated() {
             return Err(StepError::Folded);
         }
@@ -448,11 +448,11 @@ impl CountedTree {
         let nodes = reclaim_guard.pages(&self.pages.table);
         let base = kept.base();
         let mut step = Step { tree: self, kept, base: &base, nodes: &nodes, leaves_left: 1 };
-        // If the leaf is not in memory or its fences are changing, leave it to the count that needs it.
+        // If the leaf is not in memory or its fences are changing, leave it to whichever count needs it.
         let _ = step.rows_of(page, 0);
     }
 
-    /// Returns `true` if a range has so many leaves that counts are worth keeping.
+    /// Returns `true` if a range has enough leaves to make counts worth keeping.
     pub(crate) async fn has_many_leaves(&self, mode: WaitMode<'_>, lower: &[u8], upper: Option<&[u8]>) -> Result<bool> {
         self.pool
             .awaiting(mode, |_| {
@@ -471,7 +471,7 @@ impl CountedTree {
                 match (many, path) {
                     (Some(many), _) => Ok(many),
                     (None, Ok(_)) => Ok(false),
-                    // There is no inner node: the root is a leaf.
+                    // No inner node was visited: the root is a leaf.
                     (None, Err(stop)) => Err::<bool, Stop>(stop),
                 }
             })
@@ -485,7 +485,8 @@ impl CountedTree {
         let nodes = reclaim_guard.pages(&self.pages.table);
         let mut missing = Vec::new();
         let mut path = Path::default();
-        // A removal must not be folded before the insert of the same row.
+        // Once a change of a row is left in the list, so are its later ones: a removal must not be folded before the
+        // insert.
         let mut left: Option<Vec<u8>> = None;
         let hold = kept.fold(up_to, |key, change| {
             if left.as_deref() == Some(key) {
@@ -505,10 +506,10 @@ impl CountedTree {
         missing
     }
 
-    /// Folds changes into the counts, if the list has more than `unsorted_max` that are out of order or takes too much
-    /// memory. Brings in the inner nodes above the changes. `fold_limit` returns the newest commit whose changes may be
-    /// folded; its argument is `true` if the list takes too much memory. Then changes that older readers don't see may
-    /// be folded too; their snapshots can no longer use the counts.
+    /// Folds changes into the counts, if the list has more than `unsorted_max` unsorted changes or takes too much
+    /// memory. Reads missing inner nodes above the changes. `fold_limit` returns the newest commit whose changes may be
+    /// folded; its argument is `true` if the list takes too much memory. In that case, changes that older snapshots
+    /// don't see may be folded too, and those snapshots can no longer use the counts.
     pub(crate) async fn fold_counts(
         &self,
         mode: WaitMode<'_>,
@@ -518,7 +519,7 @@ impl CountedTree {
     ) -> Result<()> {
         let Some(is_large) = kept.wants_fold(unsorted_max) else { return Ok(()) };
         let up_to = fold_limit(is_large);
-        /// Rounds after which the remaining changes are left to the next fold.
+        /// The number of rounds after which the remaining changes are left to the next fold.
         const ROUNDS_MAX: usize = 8;
         let mut provider = Provider::new(mode, &self.pool);
         for _ in 0..ROUNDS_MAX {
@@ -533,11 +534,11 @@ impl CountedTree {
     }
 }
 
-/// The path from the root to a leaf, made of inner nodes in memory, and the changes to be folded into the counts along
-/// it. Keys arrive in order.
+/// The path of inner nodes in memory from the root to a leaf, and the sum of the changes to be folded into their
+/// counts. Keys must arrive in order.
 #[derive(Default)]
 struct Path<'g> {
-    /// The inner nodes on the path; only the root if that is a leaf.
+    /// The inner nodes on the path, or just the root if it is a leaf.
     pages: Vec<PageId>,
     /// The lowest inner node on the path.
     lowest: Option<Inner<'g>>,
@@ -559,7 +560,7 @@ impl<'g> Path<'g> {
         Ok(())
     }
 
-    /// Adds the sum of the folded changes to the nodes above the leaves.
+    /// Adds the sum of the folded changes to the counts of the path's nodes.
     fn end(&mut self, kept: &KeptCounts) {
         let sum = std::mem::take(&mut self.sum);
         self.pages.drain(..).for_each(|page| kept.add_folded(page, sum));
@@ -580,7 +581,7 @@ impl<'g> Path<'g> {
                 }
                 _ => None,
             };
-            // The page number may belong to another node by now.
+            // By now, the page number may belong to a different node.
             let Some(inner) = found.filter(|inner| inner.level() < level && inner.covers(key)) else {
                 self.pages.clear();
                 return Err(page);

@@ -1,4 +1,4 @@
-//! The counts that a keyspace keeps: the entries of its pages, and the list of changes since.
+//! The counts that a keyspace keeps: the entries of its pages, and the list of later changes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,24 +11,25 @@ use crate::memory::{Account, Budget};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{CachePadded, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, thread_index};
 
-/// The point in time as of which the entries are counted.
+/// The base: the point in time at which the entries are counted.
 #[derive(Debug)]
 pub(crate) struct CountState {
-    /// Changes up to this commit may be folded, so the counts answer no reader at an earlier snapshot.
+    /// Changes up to this commit may have been folded, so the counts can't answer for earlier snapshots.
     pub(crate) horizon: Timestamp,
-    /// All changes up to this commit are folded.
+    /// All changes up to this commit have been folded.
     pub(crate) floor: Timestamp,
-    /// Raised by each fold.
+    /// Incremented by each fold.
     pub(crate) generation: u64,
 }
 
-/// Number of parts of the list that commits add to. Each part has its own lock.
+/// The number of parts that commits append to before they are merged into the list. Each part has its own lock.
 const PART_COUNT: usize = 8;
 
-/// Limit on the size of the list under any budget: the offset of a key in the list has four bytes.
+/// Limit on the size of the list under any budget, because the offset of a key in the list has only four bytes.
 const LIST_BYTES_MAX: u64 = 512 << 20;
 
-/// Number of unsorted changes at which the list is folded. Looking through 2,048 takes 10 us; folding them takes 1 ms.
+/// The number of unsorted changes at which the list is folded. Scanning 2,048 changes takes 10 us; folding them takes 1
+/// ms.
 /// Measured: the figures above.
 pub(crate) const UNSORTED_CHANGES_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
 
@@ -39,13 +40,13 @@ pub(crate) struct KeptCounts {
     pub(super) base: RwLock<CountState>,
     list: Mutex<ChangeList>,
     parts: [CachePadded<Mutex<ChangeList>>; PART_COUNT],
-    /// Reductions of the rows' values; set by the first aggregate.
+    /// Reductions of the rows' values, which begin with the first aggregate.
     pub(super) reductions: OnceLock<Reductions>,
     pub(super) capture: CaptureState,
     budget: Arc<Budget>,
     /// Bytes taken from the budget.
     bytes: AtomicU64,
-    /// Limits on the bytes of the list and of each of its parts.
+    /// Limits on the size of the list and of each part, in bytes.
     list_bytes_max: u64,
     part_bytes_max: u64,
 }
@@ -65,7 +66,7 @@ impl Drop for KeptCounts {
 /// The reason why counts do not answer for a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NoAnswer {
-    /// Changes have been folded since the sums were begun, which makes the sums void.
+    /// Changes have been folded since the sums were begun, so they are void.
     Folded,
     /// The snapshot is older than the counts, or the counts have ended.
     Never,
@@ -116,7 +117,7 @@ impl KeptCounts {
     // ── the list ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Adds a row that a commit changed to the list. The caller holds the leaf's exclusive latch. Returns `false` if
-    /// the change was not added because the counts have ended, or end now because the list is full.
+    /// the change was not added, either because the counts had ended, or because the list is full, which ends them.
     pub(super) fn add(&self, key: &[u8], timestamp: Timestamp, change: RowChange) -> bool {
         if self.invalidated() {
             return false;
@@ -146,7 +147,7 @@ impl KeptCounts {
             let mut part = part.lock();
             if !part.changes.is_empty() {
                 list.append(&mut part);
-                // Free a large buffer here, in case few changes are added to this part from now on.
+                // Free a large buffer, in case this part will receive few changes from now on.
                 if part.memory_bytes() > self.part_bytes_max / 2 {
                     parts_bytes += part.memory_bytes();
                     *part = ChangeList::default();
@@ -164,12 +165,12 @@ impl KeptCounts {
     }
 
     /// Returns the net number of rows that all listed changes add between `lower` and `upper`. The caller holds the
-    /// latch of the leaf with these keys.
+    /// latch of the leaf that contains these keys.
     pub(super) fn all_changes(&self, lower: &[u8], upper: Option<&[u8]>) -> i64 {
         self.with_list(|list| list.sum(lower, upper, Timestamp(u64::MAX)))
     }
 
-    /// Fails if sums made in this generation are not valid for the snapshot.
+    /// Fails if sums made in generation `generation` are not valid for the snapshot.
     fn check(&self, base: &CountState, generation: u64, snapshot: Timestamp) -> Result<(), NoAnswer> {
         assert!(generation <= base.generation && base.floor <= base.horizon, "{base:?} goes back");
         if self.invalidated() || snapshot < base.horizon {
@@ -178,8 +179,8 @@ impl KeptCounts {
         if base.generation == generation { Ok(()) } else { Err(NoAnswer::Folded) }
     }
 
-    /// Returns the net number of rows that the changes in a range add up to a published snapshot, to be added to the
-    /// rows that were summed in this generation.
+    /// Returns the net number of rows that the changes in a range, up to a published snapshot, add to the sum made in
+    /// this generation.
     pub(crate) fn changes_up_to(
         &self,
         generation: u64,
@@ -192,8 +193,9 @@ impl KeptCounts {
         Ok(sum)
     }
 
-    /// Calls `visit`, in no order, with each changed key of a range up to a snapshot, and with 1 for an insert, -1 for
-    /// a removal or 0 for a replaced value. The caller holds `base`, and adds these changes to the rows at the base.
+    /// Calls `visit`, in no particular order, for each change in a range up to a snapshot, with the key and 1 for an
+    /// insert, -1 for a removal or 0 for a replaced value. The caller holds `base`, and adds these changes to the rows
+    /// at the base.
     pub(super) fn visit_changes(
         &self,
         base: &CountState,
@@ -219,7 +221,7 @@ impl KeptCounts {
         self.with_list(|list| list.first_changed(lower, upper, up_to).map(<[u8]>::to_vec))
     }
 
-    /// Returns the current generation, if its sums and states answer for the snapshot.
+    /// Returns the current generation if its sums and states are valid for the snapshot.
     pub(crate) fn generation_for(&self, snapshot: Timestamp) -> Result<u64, NoAnswer> {
         let base = self.base();
         self.check(&base, base.generation, snapshot)?;
@@ -232,8 +234,8 @@ impl KeptCounts {
     }
 
     /// Returns `Some` if the list should be folded: it has more than `unsorted_max` unsorted changes, or takes too much
-    /// memory. The value is `true` if it takes too much memory, in which case the fold may go beyond what older readers
-    /// see.
+    /// memory. The value is `true` if it takes too much memory; the fold may then include changes that older snapshots
+    /// don't see.
     pub(crate) fn wants_fold(&self, unsorted_max: usize) -> Option<bool> {
         if self.capture.is_open() {
             return None;
@@ -246,7 +248,7 @@ impl KeptCounts {
     }
 
     /// Sorts the list, and calls `fold` with each change up to a commit, in key order. Removes the changes for which
-    /// `fold` returns `true`. Counting is blocked until the returned guard is dropped. Folds nothing while a capture is
+    /// `fold` returns `true`. Counting is blocked until the returned guard is dropped. Does nothing while a capture is
     /// open.
     pub(super) fn fold(
         &self,
@@ -292,8 +294,8 @@ impl KeptCounts {
         self.entries.load(page)
     }
 
-    /// Stores the number of rows beneath a page in place of the stamp that was read before they were counted. Returns
-    /// `false` if the page's fences have changed since, or another thread stored a count first.
+    /// Stores the number of rows beneath a page, replacing the stamp that was read before they were counted. Returns
+    /// `false` if the page's fences have changed since, or if another thread has stored a count first.
     pub(super) fn store(&self, page: PageId, stamp: u64, rows: u64) -> bool {
         self.capture.set_new_entries();
         self.entries.store(page, stamp, rows, |bytes| self.take(bytes))
@@ -340,8 +342,8 @@ impl KeptCounts {
         }
     }
 
-    /// Keeps a page's state, along with the stamp that was read before the page's rows. Returns `false` if there is no
-    /// memory for the state, or the page's stamp has changed.
+    /// Keeps a page's state, along with the stamp that was read before the page's rows. Returns `false` if the account
+    /// has no room for the state, or if the page's stamp has changed.
     pub(crate) fn store_state(
         &self,
         reduction: &KeptReduction,
@@ -368,7 +370,7 @@ impl KeptCounts {
         }
     }
 
-    /// Returns `true` if the account can take this many more bytes and still have half of its limit left for the list.
+    /// Returns `true` if the account has room for this many more bytes while leaving half of its limit for the list.
     pub(super) fn has_memory_for(&self, bytes: u64) -> bool {
         let limit_bytes = self.budget.limit_bytes(Account::Counts);
         self.budget.taken_bytes(Account::Counts) + bytes <= limit_bytes / 2

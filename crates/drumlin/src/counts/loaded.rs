@@ -1,4 +1,5 @@
-//! Counts of a bulk load: the packer knows how many rows are beneath each node that it writes.
+//! Counts of a bulk load. They cost no extra reads, because the packer knows the number of rows beneath each node that
+//! it writes.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use super::page_entries::CountEntries;
 use crate::format::{PageId, Timestamp};
 use crate::memory::Budget;
 
-/// Counts of a tree that is being packed, until it is attached.
+/// The counts of a tree that is being packed, until the tree is attached.
 #[derive(Debug)]
 pub(crate) struct LoadedCounts {
     kept: KeptCounts,
@@ -15,12 +16,12 @@ pub(crate) struct LoadedCounts {
 }
 
 impl LoadedCounts {
-    /// Creates counts that cover no page yet.
+    /// Creates counts without any entries.
     pub(crate) fn new(budget: &Arc<Budget>) -> LoadedCounts {
         LoadedCounts { kept: KeptCounts::new(Timestamp(0), budget), page_count: 0 }
     }
 
-    /// Returns the counts, whose base is yet to be set.
+    /// Returns the counts. The caller sets their base.
     pub(super) fn into_kept(self) -> KeptCounts {
         self.kept
     }
@@ -30,8 +31,8 @@ impl LoadedCounts {
         self.page_count
     }
 
-    /// Adds the count of a page that was stored. Returns `false` if the counts would take too much memory for this many
-    /// pages, by the same limit as in [`Counts::begin`](super::Counts::begin).
+    /// Adds the count of a page that the load has stored. Returns `false` if the counts would take too much memory, by
+    /// the same limit as in [`Counts::begin`](super::Counts::begin).
     pub(crate) fn add(&mut self, page: PageId, rows: u64) -> bool {
         let kept = &self.kept;
         assert!(rows > 0, "page {page} of a load has no rows");

@@ -1,40 +1,40 @@
 //! Row counts of a keyspace: the number of rows beneath each page, and a list of the changes since they were counted.
 //!
-//! Counts are stored next to the pages, not in them, because inner nodes are never changed in memory. A keyspace starts
-//! to keep [`KeptCounts`] with its first large count, bulk load or check. Its entries give the number of rows beneath
-//! each page *at the base*: as if none of the changes in the list had been made. A commit adds each row that it inserts
-//! or removes to the list; replacing a value adds nothing. So the count of a range at snapshot s is the sum of three
+//! Counts are stored separately from the pages, because inner nodes are immutable in memory. A keyspace starts to keep
+//! [`KeptCounts`] with its first large count, bulk load or check. Its entries give the number of rows beneath each page
+//! *at the base*: as if none of the changes in the list had been made. A commit adds each row that it inserts or
+//! removes to the list; replacing a value adds nothing. So the count of a range at snapshot s is the sum of three
 //! numbers: the entries of the pages that lie entirely within the range, the rows at the base in the leaves at its two
-//! ends, and the changes in the list up to s. When the list has grown, the changes that every reader sees are *folded*:
-//! added to the entries of the pages above them and removed from the list.
+//! ends, and the listed changes up to s. When the list has grown too long, the changes that every reader sees are
+//! *folded*: added to the entries of the pages above them, and removed from the list.
 //!
-//! A keyspace that is never counted pays one load of a flag for each row that is inserted or removed.
+//! In a keyspace that is never counted, this costs one load of a flag per inserted or removed row.
 //!
-//! Reductions of the rows' values are kept next to the counts (`counts/page_states.rs`). While a keyspace has any, the
-//! list also holds the rows whose values were replaced, and a fold voids the reductions of the pages that it touches.
+//! Reductions of the rows' values are kept along with the counts (`counts/page_states.rs`). While a keyspace has
+//! reductions, the list also contains replaced values, and a fold voids the reductions of the pages that it touches.
 //!
 //! # Invariants
-//! 1. The list holds exactly the inserts and removals since counts began that have not been folded. A change is added
-//!    under the exclusive latch of its leaf, before its commit is published. So a thread that has a leaf latched finds
-//!    all changes of the leaf's rows, and a reader at s finds all changes up to s. Counts begin under the exclusive
-//!    epoch latch, when no commit is half applied.
-//! 2. An entry that holds a count holds the number of rows at the base within its page's fences. A count is stored by
-//!    compare-and-swap: it replaces only the stamp that was read before the rows were counted.
+//! 1. The list contains exactly the inserts and removals since counts began that have not been folded. A change is
+//!    added under the exclusive latch of its leaf, before its commit is published. So a thread that has latched a leaf
+//!    finds all changes to the leaf's rows, and a reader at s finds all changes up to s. Counts begin under the
+//!    exclusive epoch latch, when no commit is half applied.
+//! 2. A count in an entry is the number of rows at the base within its page's fences. It is stored by compare-and-swap,
+//!    so it can replace only the stamp that was read before the rows were counted.
 //! 3. A page's entry becomes `Changing` before the page's fences change, and before any node with the new fences is
-//!    published. Once all these nodes are published it becomes `Unknown` with a new stamp ([`Counts::end_change`]). To
+//!    published. Once all these nodes are published, it becomes `Unknown` with a new stamp ([`Counts::end_change`]). To
 //!    sum the children of a node, a thread loads the node, loads the children's entries, and then checks that the page
-//!    table still shows the node. An entry that was stored after its page's fences changed was stored after the parent
-//!    was replaced, so the check fails. If a change removes a page, it ends before the page's number is freed. The next
-//!    page with that number begins with a stamp of its own, so a late count of the old page is either not stored or not
+//!    table still shows the node. If an entry was stored after its page's fences changed, the parent had already been
+//!    replaced, so the check fails. If a change removes a page, the change ends before the page's number is freed. The
+//!    next page with that number starts with a new stamp, so a late count of the old page is either not stored or not
 //!    kept.
-//! 4. A fold adds to entries and removes from the list while it holds the lock of the base exclusively; counting holds
-//!    it shared. Both release the lock between steps. A fold raises the generation, by which a count notices that the
-//!    sums it made before are void.
-//! 5. Counts that end are marked as ended before the first change is left out of the list. No answer is taken from them
-//!    afterwards.
+//! 4. A fold changes the entries and the list while it holds the base's lock exclusively; counting holds the lock
+//!    shared. Both release it between steps. A fold increments the generation, which tells a count that its earlier
+//!    sums are void.
+//! 5. When counts end, they are marked as invalid before the first change is left out of the list. No answer is taken
+//!    from them afterwards.
 //!
-//! Lock order: the epoch latch, the base, a leaf's latch, the list, a part of the list. A structure change takes only
-//! the lock that guards the pointer to the counts.
+//! Lock order: the epoch latch, the base's lock, a leaf's latch, the list's lock, the lock of one part. A structure
+//! change takes only the lock that guards the pointer to the counts and, during a capture, that of the recorded pages.
 
 pub(crate) mod capture;
 mod capture_state;
@@ -71,14 +71,14 @@ pub(crate) struct CountedTree {
 }
 
 impl CountedTree {
-    /// Joins a tree with its counts. The tree's observer passes the structure changes on to `counts`.
+    /// Joins a tree with its counts. The tree's observer must pass structure changes on to `counts`.
     pub(crate) fn new(tree: Tree, counts: Arc<Counts>) -> CountedTree {
         CountedTree { tree, counts }
     }
 
-    /// Begins to keep the counts of the keyspace, and with `keeps_reductions` also reductions of its values, if there
-    /// is memory for them. Stops commits briefly: those that have a timestamp are applied first, and those that get one
-    /// later see that counts are kept. `published` returns the newest commit once commits have stopped.
+    /// Begins to keep the keyspace's counts, and with `keeps_reductions` also reductions of its values. Returns `None`
+    /// if memory is too short. Commits pause briefly: those that already have a timestamp are applied first, and later
+    /// ones see that counts are kept. `published` is called during the pause and returns the newest commit.
     pub(crate) fn keep_counts(
         &self,
         budget: &Arc<Budget>,
@@ -102,20 +102,20 @@ impl Deref for CountedTree {
     }
 }
 
-/// The counts of a keyspace, if it keeps them.
+/// The counts of a keyspace, which may not keep any.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     /// Commits read this flag for every row that they insert or remove.
     are_kept: AtomicBool,
-    /// Reductions are kept, so replaced rows go to the list too.
+    /// `true` if reductions are kept, so that replaced values go into the list too.
     are_values_kept: AtomicBool,
-    /// The fences of some page have changed since the last checkpoint began, or since the database was opened.
+    /// `true` if the fences of any page have changed since the last checkpoint began, or since the database was opened.
     is_restructured: AtomicBool,
     kept: RwLock<Option<Arc<KeptCounts>>>,
 }
 
 impl Counts {
-    /// Returns the counts, unless none are kept or they have been invalidated.
+    /// Returns the counts, or `None` if they are not kept or have been invalidated.
     #[inline]
     pub(crate) fn kept(&self) -> Option<Arc<KeptCounts>> {
         if !self.are_kept.load(Ordering::Acquire) {
@@ -129,8 +129,8 @@ impl Counts {
         Some(kept)
     }
 
-    /// Begins to keep counts, with room for pages with numbers below `number_end`. The caller holds the exclusive epoch
-    /// latch: no commit is half applied, and `now` is published. Returns `None` if there is no memory for them.
+    /// Begins to keep counts, with room for page numbers below `number_end`. The caller holds the exclusive epoch
+    /// latch, so no commit is half applied, and `now` is published. Returns `None` if memory is too short.
     pub(crate) fn begin(
         &self,
         _epoch_guard: &EpochGuard<'_>,
@@ -153,8 +153,8 @@ impl Counts {
         Some(kept)
     }
 
-    /// Begins with the counts of a bulk load that commit `at` has attached. The caller holds the exclusive epoch latch,
-    /// and earlier counts of the keyspace have ended.
+    /// Begins to keep counts, starting with those of a bulk load that commit `at` has attached. The caller holds the
+    /// exclusive epoch latch, and earlier counts of the keyspace have ended.
     pub(crate) fn begin_loaded(&self, _epoch_guard: &EpochGuard<'_>, loaded: LoadedCounts, at: Timestamp) {
         let kept = loaded.into_kept();
         assert!(at > Timestamp(0), "a load is attached by no commit");
@@ -169,7 +169,8 @@ impl Counts {
         crate::coverage::mark!("a keyspace began to keep the counts of a load");
     }
 
-    /// Begins to keep reductions, and counts if there are none yet, like [`begin`](Self::begin). Returns the counts.
+    /// Begins to keep reductions, and also counts if the keyspace keeps none yet, like [`begin`](Self::begin). Returns
+    /// the counts.
     pub(crate) fn begin_reductions(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -179,7 +180,8 @@ impl Counts {
     ) -> Option<Arc<KeptCounts>> {
         let kept = self.begin(epoch_guard, now, budget, number_end)?;
         if kept.reductions.get().is_none() {
-            // Five eighths, the same limit as for tables of states. The list is folded at a quarter.
+            // Five eighths is also the limit for tables of states. It leaves room for the list, which is folded at a
+            // quarter.
             let needed_bytes = budget.taken_bytes(Account::Counts) + CountEntries::memory_bytes_of(number_end);
             if needed_bytes > budget.limit_bytes(Account::Counts) / 8 * 5 {
                 return None;
@@ -191,7 +193,7 @@ impl Counts {
         Some(kept)
     }
 
-    /// Ends these counts. Called before the first change is left out of their list.
+    /// Ends these counts. Must be called before the first change is left out of their list.
     fn end(&self, kept: &Arc<KeptCounts>) {
         kept.invalidated.store(true, Ordering::Release);
         let mut current = self.kept.write();
@@ -227,7 +229,7 @@ impl Counts {
         }
     }
 
-    /// Voids the count beneath this page number, which is about to be given to a new page.
+    /// Voids the count of this page number, which is about to be given to a new page.
     pub(crate) fn page_created(&self, page: PageId) {
         self.is_restructured.store(true, Ordering::Relaxed);
         if let Some(kept) = self.kept() {
@@ -236,8 +238,8 @@ impl Counts {
         }
     }
 
-    /// Voids the counts of pages whose fences are about to change. The caller has these pages latched. No count of them
-    /// can be stored until [`end_change`](Self::end_change).
+    /// Voids the counts of pages whose fences are about to change. The caller has latched these pages. Their counts
+    /// can't be stored until [`end_change`](Self::end_change).
     pub(crate) fn begin_change(&self, pages: &[PageId]) {
         self.is_restructured.store(true, Ordering::Relaxed);
         if let Some(kept) = self.kept() {
@@ -246,8 +248,8 @@ impl Counts {
         }
     }
 
-    /// Ends a change of fences. No counts can have begun since [`begin_change`](Self::begin_change), because the caller
-    /// shares the epoch latch. If the counts ended during the change, their entries stay void.
+    /// Ends a change of fences. Counts can't have begun since [`begin_change`](Self::begin_change), because the caller
+    /// holds the epoch latch shared. If the counts ended during the change, their entries stay void.
     pub(crate) fn end_change(&self, pages: &[PageId]) {
         if self.are_kept.load(Ordering::Acquire)
             && let Some(kept) = &*self.kept.read()
@@ -257,9 +259,9 @@ impl Counts {
     }
 }
 
-/// Converts bounds to the first key of the range and its exclusive upper bound.
+/// Converts bounds to an inclusive lower and an exclusive upper bound.
 pub(crate) fn half_open(lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> (Vec<u8>, Option<Vec<u8>>) {
-    // The smallest key above `key`.
+    // Returns the smallest key above `key`.
     let next_key = |key: &[u8]| [key, &[0]].concat();
     let first = match lower {
         Bound::Unbounded => Vec::new(),

@@ -1,5 +1,5 @@
-//! An atomic entry for each page. It holds the number of rows beneath the page, or a stamp by which a reader notices
-//! that the page or its fences have changed. `counts/mod.rs` has the rules.
+//! An atomic entry for each page. It holds the number of rows beneath the page, or a stamp that shows readers if the
+//! page or its fences have changed. `counts/mod.rs` states the invariants.
 
 use std::sync::OnceLock;
 
@@ -14,20 +14,20 @@ const CHANGING_BIT: u64 = 1 << 62;
 /// The state of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CountEntry {
-    /// Rows beneath the page at the base.
+    /// The number of rows beneath the page at the base.
     Rows(u64),
-    /// Not counted. The stamp differs each time the entry enters this state.
+    /// Not counted. The entry has a different stamp each time it enters this state.
     Unknown(u64),
     /// The page's fences are being changed.
     Changing,
 }
 
-/// Number of entries in the first level. Each level has twice as many as the one before it.
+/// The number of entries in the first level. Each level has twice as many as the previous one.
 const FIRST_LEVEL_ENTRIES: usize = if cfg!(drumlin_loom) { 4 } else { 64 };
-/// Fixed by the number of pages: the levels needed for all 2³² pages.
+/// The number of levels. Fixed by the number of possible pages, 2³².
 const LEVEL_COUNT: usize = 31;
 
-/// An entry for each page.
+/// The entries of all pages, in levels that are allocated on demand.
 pub(super) struct CountEntries {
     levels: [OnceLock<Box<[AtomicU64]>>; LEVEL_COUNT],
     stamps: AtomicU64,
@@ -55,7 +55,7 @@ impl CountEntries {
         Some(&self.levels[level].get()?[offset])
     }
 
-    /// Returns `true` if storing a count of the page needs no more memory.
+    /// Returns `true` if a count of the page can be stored without allocating memory.
     pub(super) fn has_cell(&self, page: PageId) -> bool {
         self.cell(page).is_some()
     }
@@ -71,7 +71,7 @@ impl CountEntries {
         &cells[offset]
     }
 
-    /// Returns the bytes of the entries for all pages with numbers below `number_end`.
+    /// Returns the size of the entries for all page numbers below `number_end`, in bytes.
     pub(super) fn memory_bytes_of(number_end: u64) -> u64 {
         let (level, _) = Self::locate(PageId(number_end.saturating_sub(1).min(u64::from(u32::MAX)) as u32));
         ((FIRST_LEVEL_ENTRIES << (level + 1)) * size_of::<u64>()) as u64
@@ -82,8 +82,8 @@ impl CountEntries {
         Self::decode(self.cell(page).map_or(0, |cell| cell.load(Ordering::Acquire)))
     }
 
-    /// Like [`load`](Self::load), but allocates the page's cell. For callers that compare stamps later: without a cell,
-    /// voiding the page would leave no trace.
+    /// Like [`load`](Self::load), but allocates the page's cell. Use it if the stamp will be compared later: without a
+    /// cell, voiding the page would leave no trace.
     pub(super) fn load_made(&self, page: PageId, take: impl FnOnce(u64)) -> CountEntry {
         Self::decode(self.cell_or_new(page, take).load(Ordering::Acquire))
     }
@@ -97,7 +97,7 @@ impl CountEntries {
         }
     }
 
-    /// Replaces a stamp by a count. Returns `false` if the entry no longer holds that stamp.
+    /// Replaces a stamp with a count. Returns `false` if the entry no longer holds that stamp.
     pub(super) fn store(&self, page: PageId, stamp: u64, rows: u64, take: impl FnOnce(u64)) -> bool {
         assert!(rows < CHANGING_BIT && stamp < CHANGING_BIT, "{rows} rows, or stamp {stamp}, read as a mark");
         let cell = self.cell_or_new(page, take);
@@ -124,8 +124,8 @@ impl CountEntries {
         stamp
     }
 
-    /// Gives a page without a count a new stamp. Skips a page whose fences are being changed, because it gets one
-    /// afterwards.
+    /// Gives a page without a count a new stamp. Skips a page whose fences are being changed, because it will get a new
+    /// stamp when the change ends.
     pub(super) fn void(&self, page: PageId) {
         let Some(cell) = self.cell(page) else { return };
         let stamp = self.next_stamp();
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(entries.load(page), CountEntry::Changing);
     }
 
-    /// Every page number has a cell, and no two share one.
+    /// Every page number has a cell of its own.
     #[test]
     fn every_page_has_a_cell() {
         let mut before = None;
@@ -209,7 +209,7 @@ mod models {
     const LEFT: PageId = PageId(2);
     const RIGHT: PageId = PageId(3);
 
-    /// The part of the protocol that a run of the model leaves out.
+    /// The part of the protocol that is omitted in a run of the model.
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Without {
         Nothing,
@@ -224,7 +224,7 @@ mod models {
     /// A parent whose only child is split. The left leaf has two rows, one of which moves to the right leaf.
     struct Leaves {
         entries: CountEntries,
-        /// The version of the parent: 1 has one child, 2 has two.
+        /// The version of the parent: version 1 has one child, version 2 has two.
         parent: AtomicU64,
         left: Mutex<u64>,
         right: Mutex<u64>,
@@ -284,7 +284,7 @@ mod models {
         }
     }
 
-    /// Two threads count while a leaf is split. Every count that they return or store must be two.
+    /// Two threads count while a third splits a leaf. Every count that they return or store must be two.
     fn count_beside_split(without: Without) {
         loom::model(move || {
             let leaves = Arc::new(Leaves {
@@ -325,7 +325,7 @@ mod models {
         count_beside_split(Without::Stamps);
     }
 
-    /// Shows that the model detects a count that is kept over a split.
+    /// Shows that the model detects a count that is kept across a split.
     #[test]
     #[should_panic(expected = "a wrong count")]
     fn loom_counts_kept_over_a_split_are_wrong() {

@@ -1,27 +1,27 @@
-//! Reductions of the rows beneath each page: for each reducer that was used on a keyspace, the states of its pages.
+//! Reductions of the rows beneath each page: the states of a keyspace's pages, for each reducer that was used on it.
 //!
-//! They live next to the counts and follow the same rules (`counts/mod.rs`) with one difference. The old and the new
-//! value of a row would be enough to correct a sum, but not a minimum. So a state describes the rows at the base, and
-//! it is used only for pages beneath which no row has changed since. Folding a change voids the states of the pages
-//! above it.
+//! They are kept along with the counts and follow the same rules (`counts/mod.rs`), with one difference: a state can't
+//! be corrected by a change. The old and new values of a row would be enough to correct a sum, but not a minimum. So a
+//! state describes the rows at the base, and is used only if no row beneath the page has changed since. Folding a
+//! change voids the states of the pages above it.
 //!
 //! # Invariants
 //! 1. Each page has a stamp, which is replaced whenever the page's fences change or a change beneath the page is
-//!    folded. A state is valid as long as the page's stamp is the one that was read before the rows.
-//! 2. A state is stored only if no listed change up to the snapshot that it was made from lies in its page. So it also
-//!    describes the rows at the base, and at every snapshot up to which no listed change lies in the page.
-//! 3. From [`Reductions::since`] on, the list has every change of a row, including replaced values. No state is used
-//!    for an older snapshot, or made from one.
+//!    folded. A state is valid while the page's stamp is still the one that was read before the rows.
+//! 2. A state is stored only if the list has no change in its page up to the snapshot that it was made from. So it also
+//!    describes the rows at the base, and those at every other snapshot up to which the list has no change in the page.
+//! 3. From commit [`Reductions::since`] onwards, the list has every change of a row, including replaced values. No
+//!    state is used for an older snapshot, or made from an older snapshot.
 //!
-//! States are opaque bytes in this module; `db/reducer.rs` knows what they mean. No user function runs under a lock or
-//! a latch.
+//! States are opaque bytes in this module; `db/reducer.rs` interprets them. No user function runs under a lock or a
+//! latch.
 //!
-//! The states of a few dozen reducers are kept: those used most recently. They have an account of their own, and give
-//! memory back when the last user drops their table. Nearly all states are those of leaves, at 12 bytes plus the state
-//! for each reducer and leaf. If the account is full, the reducer with the most states has to drop states of leaves,
-//! one part at a time, in favour of other reducers. The states of inner nodes stay, and leaves without a state are
-//! reduced from their rows. States never keep page tables or loads from getting memory: states beyond what those leave
-//! are dropped ([`Reductions::shed`]).
+//! The states of the few dozen most recently used reducers are kept. They have an account of their own, and their
+//! memory is given back when the last user drops their table. Nearly all states belong to leaves; each takes 12 bytes
+//! plus its content. If the account is full, the reducer whose states take the most memory has to drop states of
+//! leaves, one part at a time, in favour of other reducers. States of inner nodes are kept, and leaves without a state
+//! are reduced from their rows. States never deprive page tables or loads of memory: if these leave too little for the
+//! states, the excess is dropped ([`Reductions::shed`]).
 
 use std::any::TypeId;
 use std::sync::Arc;
@@ -36,11 +36,11 @@ use crate::sync::{Mutex, MutexGuard};
 /// Limit on the length of a reducer's name, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 1 << 10;
 
-/// Limit on the reducers whose states are kept. A small budget keeps fewer: their tables, with names of the greatest
-/// length, take at most an eighth of the counts' account.
+/// The maximum number of reducers whose states are kept. With a small budget there are fewer, because their tables,
+/// with names of the maximum length, take at most an eighth of the counts' account.
 const KEPT_REDUCERS_MAX: u64 = 32;
 
-/// Identifies a reducer. Two reducers with the same identity give the same answers.
+/// Identifies a reducer. Reducers with the same identity must give the same answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ReducerId {
     pub(crate) kind: TypeId,
@@ -51,49 +51,49 @@ pub(crate) struct ReducerId {
 pub(crate) struct Reductions {
     /// A stamp for each page.
     pub(super) stamps: CountEntries,
-    /// The newest commit at the time when reductions began.
+    /// The newest commit when reductions began.
     pub(super) since: Timestamp,
-    /// Least recently used first.
+    /// The reducers' tables, the least recently used first.
     kept: Mutex<Vec<Arc<KeptReduction>>>,
     kept_max: usize,
     budget: Arc<Budget>,
 }
 
-/// Number of parts of a reducer's states. Each part has its own lock.
+/// The number of parts that a reducer's states are divided into. Each part has its own lock.
 const PART_COUNT: usize = 64;
-/// Number of pages in a block of a part. Fixed by the word that has one bit for each.
+/// The number of pages in a block. Fixed by the size of the word that has one bit per page.
 const BLOCK_PAGES: usize = 64;
 
-/// The kinds of pages that states are kept for.
+/// The two kinds of pages that states are kept for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StateLevel {
-    /// Leaves: nearly all pages, so their states are dropped first.
+    /// Leaves, which are nearly all pages, so their states are dropped first.
     Leaf,
     Inner,
 }
 
-/// The states of pages with adjacent numbers, stored in consecutive slots of equal length. Most reducers have states
-/// of one length, or nearly so.
+/// The states of pages with adjacent numbers, stored in consecutive slots of equal length. This suits most reducers,
+/// whose states have the same or nearly the same length.
 #[derive(Default)]
 struct Block {
-    /// A bit for each page that has a state.
+    /// A bitmap of the pages that have a state.
     present: u64,
-    /// The bits of those pages that are leaves.
+    /// The bits of `present` that belong to leaves.
     leaves: u64,
-    /// Bytes of a slot: stamp, length, and room for the longest state.
+    /// The size of a slot in bytes: stamp, length, and room for the longest state.
     slot_bytes: usize,
     slots: Vec<u8>,
 }
 
-/// Bytes of a slot before the state. Fixed by its layout.
+/// The size of the stamp and the length before a state. Fixed by the layout of a slot.
 const SLOT_HEAD_BYTES: usize = 12;
-/// Number of states for which a block grows at a time.
+/// A block grows by room for this many states at a time.
 const BLOCK_GROWTH_STATES: usize = 8;
-/// Bytes of a block without its slots, in a hash table that is three quarters full.
+/// The memory of a block without its slots, assuming a hash table that is three quarters full.
 const BLOCK_BYTES: usize = (size_of::<(u32, Block)>() + 1) * 4 / 3;
 
 impl Block {
-    /// Returns the index of a page's slot, or of the slot that it would get.
+    /// Returns the index of a page's slot, or the index at which its slot would be inserted.
     fn rank(&self, index: usize) -> usize {
         debug_assert!(index < BLOCK_PAGES, "page {index} of a block");
         (self.present & ((1 << index) - 1)).count_ones() as usize
@@ -143,7 +143,7 @@ impl Block {
         debug_assert_eq!(self.get(index), Some((stamp, state)), "a state is kept as another");
     }
 
-    /// Drops the states of leaves, or all states.
+    /// Drops all states, or only those of leaves.
     fn drop_states(&mut self, leaves_only: bool) {
         let mut rest = Block::default();
         for index in (0..BLOCK_PAGES).filter(|index| leaves_only && self.leaves & 1 << index == 0) {
@@ -160,7 +160,7 @@ impl Block {
     }
 }
 
-/// Blocks by their numbers.
+/// Blocks by number.
 type Blocks = HashMap<u32, Block>;
 
 /// The states of a reducer.
@@ -168,16 +168,16 @@ pub(crate) struct KeptReduction {
     id: ReducerId,
     parts: [Mutex<Blocks>; PART_COUNT],
     budget: Arc<Budget>,
-    /// Bytes taken from the counts' account for the table.
+    /// The number of bytes taken from the counts' account for the table.
     table_bytes: u64,
-    /// Bytes taken from the states' account.
+    /// The number of bytes taken from the states' account.
     state_bytes: AtomicU64,
     leaf_count: AtomicU64,
-    /// The part that drops its leaves' states next.
+    /// The next part to drop the states of its leaves.
     next_dropped: AtomicU64,
 }
 
-/// Bytes of a table without states and without the reducer's name.
+/// The size of a table without its states and the reducer's name, in bytes.
 const TABLE_BYTES: u64 = size_of::<KeptReduction>() as u64 + 16;
 
 impl Drop for KeptReduction {
@@ -194,8 +194,8 @@ impl std::fmt::Debug for KeptReduction {
 }
 
 impl KeptReduction {
-    /// Returns the part of a page. Pages with adjacent numbers share a part; after a bulk load these are also
-    /// neighbours in the tree.
+    /// Returns the part that a page belongs to. Pages with adjacent numbers share a part, because after a bulk load
+    /// they are also neighbours in the tree.
     fn part_of(page: PageId) -> usize {
         const { assert!(PART_COUNT.is_power_of_two() && BLOCK_PAGES == u64::BITS as usize) };
         page.0 as usize / BLOCK_PAGES % PART_COUNT
@@ -207,10 +207,10 @@ impl KeptReduction {
     }
 }
 
-/// Typical size of a state, used to reserve memory in advance.
+/// The typical size of a state, used to reserve memory in advance.
 const STATE_BYTES: usize = 24;
 
-/// States in the key order of their pages.
+/// A list of states, in the key order of their pages.
 #[derive(Debug, Default)]
 pub(crate) struct States {
     bytes: Vec<u8>,
@@ -252,8 +252,9 @@ impl Reductions {
         }
     }
 
-    /// Returns the states of a reducer, or `None` if reductions began after the snapshot or there is no memory for a
-    /// table. A new table replaces the least recently used one.
+    /// Returns the table of a reducer's states, creating it if necessary. Returns `None` if reductions began after the
+    /// snapshot, or if memory is too short for a table. If there are too many tables, a new one replaces the least
+    /// recently used one.
     pub(crate) fn of(&self, id: &ReducerId, snapshot: Timestamp) -> Option<Arc<KeptReduction>> {
         assert!(id.name.len() <= NAME_BYTES_MAX, "a name of {} bytes is kept", id.name.len());
         if snapshot < self.since {
@@ -273,7 +274,8 @@ impl Reductions {
         Some(made)
     }
 
-    /// Appends the states of pages at the base, up to the first page that has none. Returns how many it appended.
+    /// Appends the states of pages at the base, up to the first page without a state. Returns the number of states
+    /// appended.
     pub(super) fn states(
         &self,
         reduction: &KeptReduction,
@@ -286,7 +288,7 @@ impl Reductions {
             let CountEntry::Unknown(stamp) = self.stamps.load(page) else { break };
             let part = KeptReduction::part_of(page);
             if locked.as_ref().is_none_or(|(of, _)| *of != part) {
-                // Never hold two locks at once.
+                // Unlock the previous part first: a thread never holds two of these locks.
                 drop(locked.take());
                 locked = Some((part, reduction.parts[part].lock()));
             }
@@ -304,16 +306,17 @@ impl Reductions {
         self.states(reduction, std::iter::once(page), &mut States::default()) > 0
     }
 
-    /// Returns the limit that applies to another state of this level. An eighth of the account is reserved for inner
-    /// nodes, of which there are few. Then leaves without states cost extra reads only at the two ends of a range.
+    /// Returns the limit on all states when one of this level is added. An eighth of the account is reserved for the
+    /// few inner nodes. If they all have states, leaves without states cost extra reads only at the two ends of a
+    /// range.
     fn limit_bytes(&self, level: StateLevel) -> u64 {
         let bytes = self.budget.limit_bytes(Account::States);
         if level == StateLevel::Leaf { bytes / 8 * 7 } else { bytes }
     }
 
-    /// Returns the reducer that has to drop states: among those that hold states of leaves, the one whose states take
-    /// the most memory. To make room for a leaf, they must take more than those of `to` by a margin. So reducers share
-    /// the memory instead of taking it from each other in turns.
+    /// Returns the reducer that has to drop states in favour of `to`: among those with states of leaves, the one whose
+    /// states take the most memory. To make room for a leaf's state, that must exceed the memory of `to` by a margin
+    /// ([`SHARE_BYTES_MIN`]).
     fn yielding(&self, to: &KeptReduction, level: StateLevel) -> Option<Arc<KeptReduction>> {
         let kept = self.kept.lock();
         let bytes_of = |kept: &Arc<KeptReduction>| kept.state_bytes.load(Ordering::Relaxed);
@@ -324,14 +327,15 @@ impl Reductions {
         (level == StateLevel::Inner || is_richer).then(|| Arc::clone(richest))
     }
 
-    /// Returns `true` if there is memory for states of more leaves, or another reducer can be made to drop some.
+    /// Returns `true` if there is memory for states of more leaves, or a reducer can be made to drop some.
     pub(super) fn has_leaf_memory(&self, reduction: &KeptReduction) -> bool {
         let needed_bytes = KeptReduction::bytes_for(STATE_BYTES);
         self.budget.taken_bytes(Account::States) + needed_bytes <= self.limit_bytes(StateLevel::Leaf)
             || self.yielding(reduction, StateLevel::Leaf).is_some()
     }
 
-    /// Makes room for a state by dropping states of other reducers' leaves. Returns `false` if there is not enough.
+    /// Makes room for a state, if necessary by dropping states of leaves. Returns `false` if that frees too little
+    /// memory.
     pub(super) fn reserve_state(&self, reduction: &KeptReduction, level: StateLevel, state_bytes: usize) -> bool {
         let needed_bytes = KeptReduction::bytes_for(state_bytes);
         while self.budget.taken_bytes(Account::States) + needed_bytes > self.limit_bytes(level) {
@@ -341,7 +345,7 @@ impl Reductions {
         true
     }
 
-    /// Drops the states that exceed the memory left for them, those of leaves first.
+    /// Drops states until the rest fits into the memory left for them. Those of leaves go first.
     pub(crate) fn shed(&self) {
         let is_beyond = || self.budget.taken_bytes(Account::States) > self.budget.limit_bytes(Account::States);
         if !is_beyond() {
@@ -357,13 +361,13 @@ impl Reductions {
     }
 }
 
-/// A reducer takes memory from another by dropping states of its leaves, but only if the other's states take more
-/// memory than its own, by an eighth and this many bytes. Otherwise the two would take memory from each other in turns.
+/// To make room for states of its leaves, a reducer takes memory from another only if the other's states exceed its own
+/// by an eighth and this many bytes. Otherwise the two would keep taking memory from each other.
 const SHARE_BYTES_MIN: u64 = 4 << 10;
 
 impl KeptReduction {
     /// Creates a table without states. Returns `None` if counts have taken five eighths of their account, because the
-    /// rest is for the list of changes.
+    /// rest is reserved for the list of changes.
     fn new(id: ReducerId, budget: &Arc<Budget>) -> Option<KeptReduction> {
         let bytes = TABLE_BYTES + heap_bytes(id.name.capacity()) as u64;
         if budget.taken_bytes(Account::Counts) + bytes > budget.limit_bytes(Account::Counts) / 8 * 5 {
@@ -383,13 +387,12 @@ impl KeptReduction {
         })
     }
 
-    /// Returns the maximum memory that storing one more state can take: that of a new block, or of a block that has to
-    /// grow.
+    /// Returns the memory to reserve for one more state: enough for a new block and its first slots.
     fn bytes_for(state_bytes: usize) -> u64 {
         (BLOCK_BYTES + heap_bytes(BLOCK_GROWTH_STATES * (SLOT_HEAD_BYTES + state_bytes))) as u64
     }
 
-    /// Stores a page's state, replacing the one before.
+    /// Stores a page's state, replacing any previous one.
     pub(super) fn store(&self, page: PageId, stamp: u64, level: StateLevel, state: &[u8]) {
         debug_assert!(page != PageId::NONE, "page 0 has no rows");
         let (number, index) = Self::block_of(page);
@@ -401,7 +404,7 @@ impl KeptReduction {
         });
     }
 
-    /// Drops the states of the leaves of one part. Calls take the parts in turn.
+    /// Drops the leaves' states of one part. Successive calls go through the parts in turn.
     fn drop_part(&self) {
         let part = self.next_dropped.fetch_add(1, Ordering::Relaxed) as usize % PART_COUNT;
         self.drop_states(part, true);
@@ -421,8 +424,8 @@ impl KeptReduction {
         });
     }
 
-    /// Calls `change` with a part. `change` returns the bytes and the leaves that the part had before and has now, with
-    /// which the accounts are updated.
+    /// Calls `change` with a part, and updates the accounts. `change` returns two pairs, before and after: the bytes
+    /// that the part takes, and the number of its leaves.
     fn change(&self, part: usize, change: impl FnOnce(&mut Blocks) -> ((u64, u32), (u64, u32))) {
         let mut blocks = self.parts[part].lock();
         let ((bytes_before, leaves_before), (bytes, leaves)) = change(&mut blocks);
@@ -444,7 +447,7 @@ impl KeptReduction {
 mod tests {
     use super::*;
 
-    /// States come back as they were pushed, including empty ones.
+    /// States are returned in the order in which they were pushed, including empty ones.
     #[test]
     fn states_keep_their_order() {
         let mut states = States::default();
@@ -483,7 +486,7 @@ mod tests {
         reductions.of(&id, Timestamp(1)).expect("there is memory for a table")
     }
 
-    /// Stores states of leaves until there is no more room. Returns how many.
+    /// Stores states of leaves until no room is left. Returns their number.
     fn fill(reductions: &Reductions, reduction: &KeptReduction, leaf_count: u32) -> u32 {
         let keep = |page: &u32| {
             let is_reserved = reductions.reserve_state(reduction, StateLevel::Leaf, 32);
@@ -495,8 +498,8 @@ mod tests {
         (1..=leaf_count).filter(keep).count() as u32
     }
 
-    /// Two reducers share the memory of states, and neither loses the states of its inner nodes to leaves. All memory
-    /// is given back at the end.
+    /// Two reducers share the memory for states, and states of inner nodes are never dropped in favour of leaves. All
+    /// memory is given back at the end.
     #[test]
     fn reducers_share_the_memory_of_states() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
@@ -534,7 +537,7 @@ mod tests {
     fn states_give_way() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
         let limit = budget.limit_bytes(Account::States);
-        // A load leaves states the memory that page tables do not take.
+        // A load alone would leave the states enough memory, so in its case page tables have taken some too.
         for (account, tables_bytes) in [(Account::Tables, 0), (Account::Loads, limit * 3 / 4)] {
             budget.take(Account::Tables, tables_bytes);
             let reductions = Reductions::new(Timestamp(1), &budget);
@@ -551,7 +554,7 @@ mod tests {
         }
     }
 
-    /// Only the states of the reducers used last are kept and take memory, however many names are used.
+    /// Only the most recently used reducers are kept and take memory, no matter how many names are used.
     #[test]
     fn the_reducers_used_last_are_kept() {
         let budget = Arc::new(Budget::new(64 << 20, 1));
@@ -611,13 +614,13 @@ mod models {
 
     const PAGE: PageId = PageId(2);
 
-    /// The part of the protocol that a run of the model leaves out.
+    /// The part of the protocol that is omitted in a run of the model.
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Without {
         Nothing,
         /// A fold does not change the page's stamp.
         Voiding,
-        /// The stamp is read after the rows.
+        /// The stamp is read after the rows instead of before.
         StampFirst,
     }
 
@@ -625,9 +628,9 @@ mod models {
     struct Page {
         stamps: CountEntries,
         published: AtomicU64,
-        /// Commits whose changes are in the list.
+        /// The commits whose changes are in the list.
         list: Mutex<Vec<u64>>,
-        /// The commit up to which changes are folded.
+        /// The commit up to which changes have been folded.
         base: RwLock<u64>,
         state: Mutex<Option<(u64, u64)>>,
         leaf: Mutex<()>,
@@ -696,7 +699,8 @@ mod models {
         }
     }
 
-    /// One thread makes a state while another commits and folds. A state that is used must be that of its snapshot.
+    /// One thread makes a state while another commits and folds. A third may use the state only for a snapshot that it
+    /// is valid for.
     fn reduce_beside_fold(without: Without) {
         loom::model(move || {
             let page = Arc::new(Page {

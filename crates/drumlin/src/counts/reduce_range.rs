@@ -1,10 +1,10 @@
-//! Reducing the rows of a range with the states of its pages.
+//! Reduces the rows of a range with the help of its pages' states.
 //!
-//! The tree knows nothing of the reducer. It moves a cursor along the range and returns the next step ([`Piece`]):
+//! The tree knows nothing about the reducer. It moves a cursor along the range and returns the next step ([`Piece`]):
 //! states to combine, rows to read, or pages whose states can be made and kept. The caller carries out the step without
-//! holding any lock or latch, and asks for the next. Each part that was passed has been reduced as of the snapshot, so
-//! it stays valid if changes are folded afterwards. Changes are looked up in the list that all readers share, never
-//! copied from it, because the list may be long.
+//! holding any lock or latch, and asks for the next step. Keys that the cursor has passed are reduced as of the
+//! snapshot, so their result stays valid if changes are folded afterwards. Changes are looked up in the list that all
+//! readers share, never copied from it, because the list may be long.
 
 use super::CountedTree;
 use super::count_range::{StepError, begins_at, child_end};
@@ -18,7 +18,7 @@ use crate::space::{FrameIndex, PageEntry};
 use crate::task::WaitMode;
 use crate::tree::node::{Inner, Node};
 
-/// Limit on pages whose rows are read in one step.
+/// The maximum number of pages whose rows are read in one step.
 const PAGES_AT_ONCE: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 
 /// The progress of a reduction along its range.
@@ -32,14 +32,14 @@ pub(crate) struct ReduceCursor {
     pub(crate) snapshot: Timestamp,
     /// The changed key that the last lookup found.
     pub(crate) next_changed: Option<NextChanged>,
-    /// The generation of counts in which it was looked up.
+    /// The generation of counts in which `next_changed` was looked up.
     pub(crate) generation: u64,
-    /// No states are made, because there is no memory to keep them.
+    /// `true` if no states are made because memory to keep them is too short.
     pub(crate) only_reads: bool,
 }
 
 impl ReduceCursor {
-    /// Passes all keys below `upper`; the rest of the range if it is `None`.
+    /// Passes all keys below `upper`, or the rest of the range if `upper` is `None`.
     pub(crate) fn pass(&mut self, upper: Option<&[u8]>) {
         match upper {
             Some(upper) if self.end.as_deref().is_none_or(|end| upper < end) => {
@@ -52,8 +52,8 @@ impl ReduceCursor {
     }
 }
 
-/// The result of a lookup: the first changed key at or after `from`. It is kept, so that one lookup serves all pages
-/// before that key.
+/// The result of a lookup: the first changed key at or after `from`. It is cached because it is valid for all pages up
+/// to that key.
 #[derive(Debug)]
 pub(crate) struct NextChanged {
     from: Vec<u8>,
@@ -61,14 +61,15 @@ pub(crate) struct NextChanged {
     key: Option<Vec<u8>>,
 }
 
-/// Finds the first key, at or after the given one and within the reduced range, that the reader has changed itself.
+/// Finds the first key that the reader's own transaction has changed, at or after the given key and within the reduced
+/// range.
 pub(crate) type OwnChanged<'o> = &'o (dyn Fn(&[u8]) -> Option<Vec<u8>> + Sync);
 
 /// A page whose state can be made.
 #[derive(Debug)]
 pub(crate) struct Unreduced {
     pub(crate) page: PageId,
-    /// The stamp to store the state with.
+    /// The stamp to store along with the state.
     pub(crate) stamp: u64,
     pub(crate) level: StateLevel,
     /// The page's upper fence.
@@ -80,9 +81,9 @@ pub(crate) struct Unreduced {
 pub(crate) enum Piece {
     /// States of pages that lie entirely within the range. The cursor has passed them.
     States(States),
-    /// Rows from the cursor's position up to, not including, this key. No state covers them.
+    /// Rows without a state: from the cursor's position up to this key, exclusive.
     Rows { upper: Option<Vec<u8>> },
-    /// Adjacent pages from key `lower` on that have no state. Their states are made from their rows.
+    /// Adjacent pages without states, starting at key `lower`. Their states are made from their rows.
     Pages { lower: Vec<u8>, pages: Vec<Unreduced> },
     /// An inner node without a state, and the states of all its children.
     Node { page: PageId, stamp: u64, states: States },
@@ -107,7 +108,7 @@ struct FoundNode<'l> {
 }
 
 impl<'l> Look<'l> {
-    /// Returns the inner node in a page, of a level below `above`, or `None` if the page is a leaf.
+    /// Returns the inner node in a page, whose level must be below `above`, or `None` if the page is a leaf.
     fn node(&self, page: PageId, above: u8) -> Result<Option<FoundNode<'l>>, StepError> {
         match self.nodes.load(page) {
             Ok((frame, bytes)) => {
@@ -123,16 +124,16 @@ impl<'l> Look<'l> {
         }
     }
 
-    /// Fails unless the page table still shows the node. If it does, the node's children had these fences when their
-    /// stamps were read.
+    /// Fails unless the page table still shows the node. Success proves that the node's children had these fences when
+    /// their stamps were read.
     fn check_shown(&self, node: &FoundNode<'_>) -> Result<(), StepError> {
         debug_assert!(node.page != PageId::NONE, "page 0 is no node");
         let is_shown = self.tree.pages.table.shows(node.page, PageEntry::Immutable(node.frame));
         if is_shown { Ok(()) } else { Err(StepError::Again) }
     }
 
-    /// Returns the first key at or after `from` that was changed up to the snapshot or by the reader itself. No state
-    /// reflects its change.
+    /// Returns the first key at or after `from` with a change that no state reflects: a listed change up to the
+    /// snapshot, or one by the reader's own transaction.
     fn next_changed<'c>(&self, cursor: &'c mut ReduceCursor, from: &[u8]) -> Option<&'c [u8]> {
         let ReduceCursor { end, snapshot, next_changed, .. } = cursor;
         let is_known = next_changed.as_ref().is_some_and(|next: &NextChanged| {
@@ -153,7 +154,7 @@ impl<'l> Look<'l> {
     }
 
     /// Returns the lowest level of pages for which states are made. Pages of this level are reduced from their rows,
-    /// pages above it from their children. It is the level of the leaves, unless there is no memory for more states of
+    /// and pages above it from their children. It is the leaf level, unless memory is too short for more states of
     /// leaves.
     fn row_level(&self) -> u8 {
         u8::from(!self.reductions.has_leaf_memory(self.reduction))
@@ -163,7 +164,7 @@ impl<'l> Look<'l> {
         let (mut page, mut level) = (PageId::ROOT, u8::MAX);
         loop {
             let Some(node) = self.node(page, level)? else {
-                // Either the root is a leaf, or an outdated inner node pointed to a page that is a leaf by now.
+                // Either the root is a leaf, or an outdated inner node pointed to a page that has become a leaf.
                 if page != PageId::ROOT {
                     return Err(StepError::Again);
                 }
@@ -183,9 +184,9 @@ impl<'l> Look<'l> {
         }
     }
 
-    /// Returns the states of the children from `first` on that lie entirely within the range, up to the first without a
-    /// usable state. If `first` itself has none, returns the first step to make one, or `None` if the search has to
-    /// descend into it.
+    /// Returns the states of the children, starting with `first`, that lie entirely within the range, up to the first
+    /// child without a usable state. If `first` itself has no usable state, returns the first step to make one, or
+    /// `None` if the search has to descend into that child.
     fn pass_children(
         &self,
         node: &FoundNode<'l>,
@@ -195,7 +196,7 @@ impl<'l> Look<'l> {
         let inner = &node.inner;
         let position = cursor.position.clone();
         let child_end = child_end(inner, cursor.end.as_deref());
-        // The children before the one with the next changed row are as they were at the base.
+        // The children before the one with the next changed row are unchanged since the base.
         let unchanged = match self.next_changed(cursor, &position) {
             Some(key) if inner.upper_fence().is_none_or(|upper| key < upper) => child_end.min(inner.child_for(key)),
             _ => child_end,
@@ -245,7 +246,7 @@ impl<'l> Look<'l> {
         Ok(Piece::Node { page, stamp, states })
     }
 
-    /// Returns adjacent children that have no state and no changes that a state could not reflect.
+    /// Returns adjacent children without states and without changes that a state could not reflect.
     fn unreduced_pages(
         &self,
         node: &FoundNode<'l>,
@@ -277,8 +278,7 @@ impl<'l> Look<'l> {
         if pages.is_empty() { Err(StepError::Again) } else { Ok(Piece::Pages { lower, pages }) }
     }
 
-    /// Returns the rows of leaves from the cursor's position on, up to the first leaf that has or could get a usable
-    /// state.
+    /// Returns the rows from the cursor's position up to the first leaf that has a usable state or could get one.
     fn rows_from(&self, node: &FoundNode<'l>, first: usize, cursor: &mut ReduceCursor) -> Result<Piece, StepError> {
         assert!(node.inner.level() == 1, "rows of a node of level {}", node.inner.level());
         let (mut lower, mut upper) = (Vec::new(), Vec::new());
@@ -303,8 +303,8 @@ impl<'l> Look<'l> {
 }
 
 impl CountedTree {
-    /// Returns the next step of a reduction, or `None` if changes have been folded since the cursor's lookup of changed
-    /// keys, or the counts have ended.
+    /// Returns the next step of a reduction, or `None` if the counts have ended, or if changes have been folded since
+    /// the cursor last looked up changed keys.
     pub(crate) async fn next_piece(
         &self,
         mode: WaitMode<'_>,

@@ -11,9 +11,9 @@ use super::{SegmentUse, get_u64, put_u64};
 /// | 54..61 | stamp: seven bits of the segment's use |
 /// | 61..64 | 0: left to the page table's tags |
 ///
-/// The stamp usually distinguishes two addresses of the same bytes in different uses of their segment. The full number
-/// of the use is in the table of segments and in the extent's header. The zero word is not an address, because the
-/// superblocks lie at the start of the file.
+/// The stamp usually tells apart two addresses of the same bytes in different uses of their segment. The full use
+/// number is in the table of segments and in the extent's header. Zero is never an address, because the superblocks are
+/// at the start of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct ExtentAddress(u64);
 
@@ -32,19 +32,20 @@ impl PartialOrd for ExtentAddress {
 
 impl ExtentAddress {
     pub(crate) const NONE: ExtentAddress = ExtentAddress(0);
-    /// Extents start at multiples of this. Rounding up to 64 bytes wastes 32 on average, under 1 % of a page of 4 KiB.
+    /// Extents start at multiples of this. Rounding their length up to 64 bytes wastes 32 bytes on average, less than 1
+    /// % of a 4 KiB page.
     pub(crate) const UNIT_BYTES: u64 = 64;
     pub(super) const START_BITS: u32 = 40;
     pub(super) const LENGTH_BITS: u32 = 14;
     pub(super) const STAMP_BITS: u32 = 7;
-    /// Number of bits that an address uses.
+    /// The number of bits that an address uses.
     pub(crate) const BITS: u32 = ExtentAddress::START_BITS + ExtentAddress::LENGTH_BITS + ExtentAddress::STAMP_BITS;
-    /// The end of the file range that addresses can name: 64 TiB.
+    /// The end of the part of the file that addresses can reach: 64 TiB.
     pub(crate) const FILE_BYTES_MAX: u64 = (1 << ExtentAddress::START_BITS) * ExtentAddress::UNIT_BYTES;
     /// The length of the longest extent.
     pub(crate) const EXTENT_BYTES_MAX: u64 = ((1 << ExtentAddress::LENGTH_BITS) - 1) * ExtentAddress::UNIT_BYTES;
 
-    /// Creates the address of `length` bytes from `start`. The length is rounded up to whole units.
+    /// Creates the address of `length` bytes starting at `start`. The length is rounded up to whole units.
     pub(crate) fn new(start: u64, length: u64, segment_use: SegmentUse) -> ExtentAddress {
         assert!(start.is_multiple_of(ExtentAddress::UNIT_BYTES), "extent starts between units: {start}");
         let units = length.div_ceil(ExtentAddress::UNIT_BYTES);
@@ -55,24 +56,24 @@ impl ExtentAddress {
         ExtentAddress(start_units | (units << ExtentAddress::START_BITS) | stamp)
     }
 
-    /// Returns the stamp of a use. Successive uses have different stamps, and so have the first uses of successive
+    /// Returns the stamp of a use. Successive uses have different stamps, and so do the first uses of successive
     /// openings.
     fn stamp_of(segment_use: SegmentUse) -> u64 {
         let opening = segment_use.0 >> SegmentUse::COUNT_BITS;
         segment_use.0.wrapping_add(opening.wrapping_mul(37)) & ((1 << ExtentAddress::STAMP_BITS) - 1)
     }
 
-    /// Returns `true` if the address can have been assigned in this use of its segment.
+    /// Returns `true` if the address may have been assigned in this use of its segment, judging by its stamp.
     pub(crate) fn is_of(self, segment_use: SegmentUse) -> bool {
         self.0 >> (ExtentAddress::START_BITS + ExtentAddress::LENGTH_BITS) == ExtentAddress::stamp_of(segment_use)
     }
 
-    /// Returns the word that is stored.
+    /// Returns the address in its stored form.
     pub(crate) fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// Returns the address with these bits, or `None` if no address has them.
+    /// Returns the address with this stored form, or `None` if it is not a valid address.
     pub(crate) fn from_bits(bits: u64) -> Option<ExtentAddress> {
         let address = ExtentAddress(bits);
         let well_formed = bits >> ExtentAddress::BITS == 0 && address.start() > 0 && address.length() > 0;
@@ -83,12 +84,12 @@ impl ExtentAddress {
         self.0 == 0
     }
 
-    /// The offset in the data file, in bytes.
+    /// Returns the extent's offset in the data file, in bytes.
     pub(crate) fn start(self) -> u64 {
         (self.0 & ((1 << ExtentAddress::START_BITS) - 1)) * ExtentAddress::UNIT_BYTES
     }
 
-    /// The length in bytes, a multiple of [`ExtentAddress::UNIT_BYTES`].
+    /// Returns the extent's length in bytes, a multiple of [`ExtentAddress::UNIT_BYTES`].
     pub(crate) fn length(self) -> u64 {
         ((self.0 >> ExtentAddress::START_BITS) & ((1 << ExtentAddress::LENGTH_BITS) - 1)) * ExtentAddress::UNIT_BYTES
     }
@@ -149,14 +150,15 @@ mod tests {
         assert_eq!(ExtentAddress::from_bits(1 << 61), None);
     }
 
-    /// Addresses sort in the order of the file, whatever their lengths and uses.
+    /// Addresses sort by their offset in the file, regardless of length and use.
     #[test]
     fn addresses_sort_by_where_they_start() {
         let (near, far) = (ExtentAddress::new(64, 4096, SegmentUse(9)), ExtentAddress::new(128, 64, SegmentUse(1)));
         assert!(near < far);
     }
 
-    /// The stamp distinguishes a use from the one before, and from the use with the same count in the opening before.
+    /// The stamp distinguishes a use from its predecessor, and from the use with the same counter in the previous
+    /// opening.
     #[test]
     fn stamps_of_neighbouring_uses_differ() {
         let segment_use = SegmentUse(SegmentUse::first_of(Incarnation(5)).0 + 9);

@@ -1,10 +1,11 @@
-//! Parts of advice files: the pages that were in memory (`resident`), and the row counts that keyspaces kept at a
-//! checkpoint (`counts-0`, `counts-1`). They only speed up the next opening.
+//! The parts of advice files, which only speed up the next opening. They list the pages that were in memory
+//! (`resident`), or the row counts that keyspaces kept at a checkpoint (`counts-0`, `counts-1`).
 //!
-//! An advice file is a sequence of parts, each a whole number of blocks, and each verified separately. Parts form
-//! *series*: the parts of one writing of the file about one keyspace, numbered from 0 to the part that is marked as the
-//! last. A series is used completely or not at all. Each part of a list of resident pages is a series of its own, so a
-//! list that was half written still has valid parts of its own or of the list before:
+//! An advice file is a sequence of parts. Each part consists of whole blocks and is verified separately. Parts form
+//! *series*: the parts about one keyspace from one writing of the file, numbered from 0 up to the part that is marked
+//! as the last. A series is used completely or not at all. Each part of a list of resident pages is a series of its
+//! own, so the file remains useful even if it was only half overwritten, with some parts from the new list and some
+//! from the previous one:
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -61,14 +62,14 @@ pub(crate) const ITEM_COUNT_OFFSET: usize = 60;
 pub(crate) const BASE_OFFSET: usize = 64;
 pub(crate) const KEYSPACE_OFFSET: usize = 72;
 pub(crate) const ITEMS_OFFSET: usize = 76;
-/// Limit on the bytes of a part: more than three times the longest key.
+/// The maximum length of a part, in bytes: more than three times the longest key.
 pub(crate) const PART_BYTES_MAX: usize = 16 * BLOCK_BYTES;
 
 pub(crate) const CHANGE_TIMESTAMP_OFFSET: usize = 0;
 pub(crate) const CHANGE_KEY_BYTES_OFFSET: usize = 8;
 pub(crate) const CHANGE_IS_INSERT_OFFSET: usize = 10;
 pub(crate) const CHANGE_ZERO_OFFSET: usize = 11;
-/// Bytes of a change before its key.
+/// The number of bytes of a change before its key.
 pub(crate) const CHANGE_HEAD_BYTES: usize = 12;
 
 pub(crate) const ENTRY_PAGE_OFFSET: usize = 0;
@@ -82,7 +83,7 @@ pub(crate) const RESIDENT_VALUE_OFFSET: usize = 12;
 pub(crate) const RESIDENT_BYTES: usize = 20;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"DRUMADV\n");
-/// The bytes that the magic of every advice file begins with, including files of versions before this one.
+/// The bytes at the beginning of every advice file's magic, including earlier versions.
 const MAGIC_PREFIX: &[u8] = b"DRUM";
 const VERSION: u32 = 1;
 
@@ -112,7 +113,8 @@ const _: () = {
     assert!(RESIDENT_BYTES == RESIDENT_VALUE_OFFSET + 8);
 };
 
-/// Returns `true` if a file whose first written block is this one is an advice file, of any database and version.
+/// Returns `true` if `block`, the first written block of a file, shows that it is an advice file, of any database and
+/// version.
 pub(crate) fn is_advice(block: &[u8]) -> bool {
     block.get(MAGIC_OFFSET..).is_some_and(|magic| magic.starts_with(MAGIC_PREFIX))
 }
@@ -129,14 +131,14 @@ pub(crate) enum PartKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PartHead {
     pub(crate) database: DatabaseId,
-    /// The checkpoint that the part is valid for; 0: it is valid for any.
+    /// The checkpoint that the part is valid for, or 0 if it is valid for any checkpoint.
     pub(crate) checkpoint: CheckpointId,
     pub(crate) writing: WritingId,
     /// The number of the part in its series.
     pub(crate) number: u32,
     pub(crate) is_last: bool,
     pub(crate) kind: PartKind,
-    /// All changes up to this commit are in the entries.
+    /// The entries include all changes up to this commit.
     pub(crate) base: Timestamp,
     pub(crate) keyspace: KeyspaceId,
 }
@@ -159,7 +161,7 @@ pub(crate) struct ResidentPage {
     pub(crate) value: Option<ValueId>,
 }
 
-/// A buffer for one part after another, each filled with as many items as fit.
+/// A buffer in which parts are built, one after another, each from as many items as fit.
 #[derive(Debug)]
 pub(crate) struct PartBuffer {
     bytes: Vec<u8>,
@@ -226,7 +228,7 @@ impl PartBuffer {
         true
     }
 
-    /// Returns the part as it is written.
+    /// Completes the part and returns it in its stored form.
     pub(crate) fn seal(&mut self, head: &PartHead) -> &[u8] {
         self.bytes.resize(self.bytes.len().next_multiple_of(BLOCK_BYTES), 0);
         put_u32(&mut self.bytes, ITEM_COUNT_OFFSET, self.count);
@@ -235,7 +237,7 @@ impl PartBuffer {
     }
 }
 
-/// Completes a part, which has its items and their number.
+/// Completes a part that already contains its items and their number.
 pub(crate) fn seal_part(head: &PartHead, part: &mut [u8]) {
     assert!(part.len().is_multiple_of(BLOCK_BYTES) && part.len() <= PART_BYTES_MAX, "a part of {} bytes", part.len());
     put_u64(part, MAGIC_OFFSET, MAGIC);
@@ -253,7 +255,7 @@ pub(crate) fn seal_part(head: &PartHead, part: &mut [u8]) {
     put_u64(part, CHECKSUM_OFFSET, sum);
 }
 
-/// Returns the length of the part that begins with this block, or `None` if none begins with it.
+/// Returns the length of the part that begins with this block, or `None` if no part begins here.
 pub(crate) fn part_bytes(block: &[u8]) -> Option<usize> {
     let is_part = block.len() == BLOCK_BYTES
         && get_u64(block, MAGIC_OFFSET) == MAGIC
@@ -271,7 +273,7 @@ pub(crate) struct Part<'b> {
 }
 
 impl<'b> Part<'b> {
-    /// Decodes a part whose bytes may be anything.
+    /// Decodes a part from untrusted bytes. Returns `None` if they are not a valid part.
     pub(crate) fn decode(part: &'b [u8]) -> Option<Part<'b>> {
         let bytes = part_bytes(part.get(..BLOCK_BYTES)?)?;
         if bytes != part.len() || get_u64(part, CHECKSUM_OFFSET) != checksum(&part[MAGIC_OFFSET..], 0) {
@@ -296,7 +298,7 @@ impl<'b> Part<'b> {
         Some(Part { head, count: get_u32(part, ITEM_COUNT_OFFSET) as usize, items: &part[ITEMS_OFFSET..] })
     }
 
-    /// Returns the changes in a part of changes, up to the first that is malformed.
+    /// Returns the changes in a part of kind `Changes`, up to the first malformed one.
     pub(crate) fn changes(&self) -> impl Iterator<Item = ListedChange<'b>> + use<'b> {
         let mut rest = self.items;
         (0..self.count_of(PartKind::Changes)).map_while(move |_| {
@@ -312,13 +314,13 @@ impl<'b> Part<'b> {
         })
     }
 
-    /// Returns the pages in a part of entries, each with its number of rows.
+    /// Returns the pages in a part of kind `Entries`, each with its number of rows.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (PageId, u32)> + use<'b> {
         let entries = self.items.chunks_exact(ENTRY_BYTES).take(self.count_of(PartKind::Entries));
         entries.map(|entry| (PageId(get_u32(entry, ENTRY_PAGE_OFFSET)), get_u32(entry, ENTRY_ROWS_OFFSET)))
     }
 
-    /// Returns the pages in a part of resident pages.
+    /// Returns the pages in a part of kind `Residents`.
     pub(crate) fn residents(&self) -> impl Iterator<Item = ResidentPage> + use<'b> {
         let items = self.items.chunks_exact(RESIDENT_BYTES).take(self.count_of(PartKind::Residents));
         items.map(|item| {
@@ -398,7 +400,7 @@ mod tests {
         }
     }
 
-    /// A part has only the blocks that its items need, and may have no items.
+    /// A part has only as many blocks as its items need, and may have no items.
     #[test]
     fn parts_are_as_long_as_their_items() {
         let mut buffer = PartBuffer::new(PART_BYTES_MAX);

@@ -1,28 +1,28 @@
-//! The catalogue of a checkpoint: which keyspaces exist, and where their tables are stored.
+//! The catalogue of a checkpoint: its keyspaces, and the addresses of their page tables.
 //!
-//! The catalogue is a byte string, cut into parts, each of which is an extent of kind `Catalogue`. Every part begins
-//! with a reference to the part before it, which is zero in the first part. The superblock names the last part. So the
-//! disk's free space is the only limit on their number. Integers are little-endian; a list is its length (4 bytes)
-//! followed by its items.
+//! The catalogue is a byte string that is cut into parts. Each part is an extent of kind `Catalogue` and begins with a
+//! reference to the previous part, or zeros in the first part. The superblock refers to the last part. So the number of
+//! parts is limited only by the disk's free space. Integers are little-endian; a list is its length (4 bytes) followed
+//! by its items.
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
-//! list of keyspaces:  id (4)   page size (4)   length of the name (2)   name   list of chunks of the table's base image: place (8), 0 if all its pages are free
-//! list of summaries:  place (8)
-//! list of chunks of the table of segments:  place (8)   use (8)
+//! list of keyspaces:  id (4)   page size (4)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free
+//! list of summaries:  address (8)
+//! list of chunks of the table of segments:  address (8)   use (8)
 //! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots could still see; freed at the next opening
 //! ```
 
 use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId, ValueId};
 
-/// Bytes of the catalogue in each part except the last.
+/// The number of catalogue bytes in each part except the last.
 pub(crate) const PART_BYTES: usize = 48 << 10;
 
-/// Bytes that every catalogue has, and bytes of an orphan.
+/// The size of an empty catalogue, and of an orphan, in bytes.
 pub(crate) const HEAD_BYTES: u64 = 28;
 pub(crate) const ORPHAN_BYTES: u64 = 12;
 
-/// Returns the bytes of a keyspace, not counting its chunks.
+/// Returns the size of a keyspace's entry without its list of chunks, in bytes.
 pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
     14 + name_bytes as u64
 }
@@ -34,7 +34,7 @@ pub(crate) struct Catalogue {
     pub(crate) next_value: ValueId,
     pub(crate) keyspaces: Vec<KeyspaceEntry>,
     pub(crate) summaries: Vec<ExtentAddress>,
-    /// One for each chunk of the table.
+    /// The chunks of the table of segments.
     pub(crate) segments: Vec<ExtentRef>,
     pub(crate) orphans: Vec<Orphan>,
 }
@@ -49,7 +49,7 @@ pub(crate) struct KeyspaceEntry {
     pub(crate) chunks: Vec<ExtentAddress>,
 }
 
-/// The pages of a large value that no row refers to.
+/// A large value that no row refers to, by its pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Orphan {
     pub(crate) keyspace: KeyspaceId,
@@ -142,7 +142,7 @@ impl<'a> Reader<'a> {
 
     fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let count = self.u32()?;
-        // The count is not trusted: do not allocate before the items are read.
+        // The count is not trusted, so don't allocate memory for it before reading the items.
         let mut items = Vec::new();
         for _ in 0..count {
             items.push(item(self)?);
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::format::SegmentUse;
 
-    /// A catalogue survives encoding. If it is cut short anywhere, it is refused without a panic.
+    /// A catalogue survives encoding. A truncated catalogue is refused without a panic.
     #[test]
     fn a_catalogue_survives_its_bytes() {
         let address = ExtentAddress::new(4096, 64, SegmentUse(1));

@@ -26,8 +26,8 @@ fn rows(heading: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Compares offsets and sizes with constants. A field's size is the distance to the next field. Each description has to
-/// contain the given word, so that no two rows can be swapped.
+/// Compares offsets and sizes with constants. A field's size is the distance to the next field. Each description must
+/// contain the given word, which reveals swapped rows.
 fn compare(heading: &str, fields: &[(usize, &str)], end: usize) {
     let rows = rows(heading);
     assert_eq!(rows.len(), fields.len(), "{heading}: the document has {} rows", rows.len());
@@ -39,8 +39,8 @@ fn compare(heading: &str, fields: &[(usize, &str)], end: usize) {
     }
 }
 
-/// Compares the fixed fields of an encoded sample with the numbers that were encoded. Rows of variable length follow
-/// them and give their size as a letter.
+/// Compares the fixed fields of an encoded sample with the numbers that were encoded. In the document, fields of
+/// variable length come after them, and their size is a letter.
 fn compare_sample(heading: &str, sample: &[u8], values: &[u64]) {
     let rows = rows(heading);
     let fixed: Vec<_> = rows.iter().filter(|row| row[1].parse::<usize>().is_ok()).collect();
@@ -221,7 +221,8 @@ fn the_log_is_as_documented() {
     compare("Record header", &fields, l::RECORD_HEADER_BYTES);
 }
 
-/// The operations of a record's body are laid out as documented. Each is encoded with distinguishable numbers.
+/// The operations of a record's body are laid out as documented. The encoded numbers are all different, to reveal
+/// swapped fields.
 #[test]
 fn operations_are_as_documented() {
     let extent = ExtentRef { address: ExtentAddress::new(4096, 64, SegmentUse(1)), segment_use: SegmentUse(1) };
@@ -270,7 +271,8 @@ fn the_catalogue_is_as_documented() {
     };
     let bytes = catalogue.encode();
     compare_sample("Head of the catalogue", &bytes, &[8, 99, 1]);
-    // 16 bytes precede the keyspace. Its name takes 4 bytes and its chunk 4 + 8. Then each list begins with its length.
+    // 16 bytes precede the keyspace. Its name takes 4 bytes and its list of chunks 4 + 8. The remaining lists begin
+    // with their lengths.
     compare_sample("A keyspace", &bytes[16..], &[7, 4096, 4]);
     assert_eq!(bytes[26..30], *b"name");
     assert_eq!(bytes[30..42], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());

@@ -1,6 +1,7 @@
 //! The header at the beginning of every extent on disk, and the checksum and compression of extents.
 //!
-//! A page in memory begins with the same 40 bytes, so a page that does not compress is written as it is.
+//! A page in memory begins with the same 40 bytes, so a page that does not compress is stored unchanged after the
+//! header.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -15,8 +16,9 @@
 //!     34     6  database: the low 48 bits of its identity
 //! ```
 //!
-//! Use and database are the extent's *origin*. A lost write leaves an older extent in its place, which may be whole and
-//! belong to the same page; a misdirected write leaves an extent of another database. The origin reveals both.
+//! Use and database are the extent's *origin*, which reveals two kinds of failed writes. A lost write leaves an older
+//! extent in place, which may be intact and belong to the same page. A misdirected write may leave an extent of a
+//! different database.
 
 use lz4_flex::block::{CompressTable, compress_into_with_table};
 
@@ -31,14 +33,14 @@ pub(crate) const RAW_BYTES_OFFSET: usize = 28;
 pub(crate) const KIND_OFFSET: usize = 32;
 pub(crate) const CODEC_OFFSET: usize = 33;
 pub(crate) const DATABASE_OFFSET: usize = 34;
-/// Bytes of the header of an extent, and of a page.
+/// The length of an extent's header, and of a page's.
 pub(crate) const HEADER_BYTES: usize = 40;
-/// The offset of a value's bytes: after the header and the value id.
+/// The offset of the value's bytes in a chunk, after the header and the value id.
 pub(crate) const VALUE_BYTES_OFFSET: usize = HEADER_BYTES + 8;
-/// Number of pages whose addresses an extent of kind `Table` holds, 8 bytes each.
+/// The number of addresses in an extent of kind `Table`, one per page, 8 bytes each.
 pub(crate) const TABLE_PAGES: usize = 1024;
 
-/// Number of entries in an extent of kind `Segments`, 8 bytes each.
+/// The number of entries in an extent of kind `Segments`, 8 bytes each.
 pub(crate) const SEGMENT_TABLE_ENTRIES: usize = 512;
 
 const _: () = {
@@ -65,7 +67,7 @@ pub(crate) enum Kind {
     Table = 4,
     /// Part of a checkpoint's catalogue.
     Catalogue = 5,
-    /// Changes of page tables in an epoch.
+    /// Page-table changes in an epoch.
     Summary = 6,
     /// Part of the table of segments.
     Segments = 7,
@@ -86,21 +88,21 @@ impl Kind {
     }
 }
 
-/// The identity of an extent, which a reader compares with the expected one.
+/// The identity of an extent. Readers check that it is the one they expect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageKey {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) page: PageId,
 }
 
-/// The database and segment use that an extent was written in, which a reader compares with the expected ones.
+/// The database and segment use that an extent was written in. Readers check that both are as expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
     pub(crate) database: DatabaseId,
     pub(crate) segment_use: SegmentUse,
 }
 
-/// The bits of a database's id that an extent has room for.
+/// The bits of a database's id that fit into an extent's header.
 const DATABASE_MASK: u64 = (1 << 48) - 1;
 
 /// The reason why an extent is invalid.
@@ -136,16 +138,16 @@ impl std::fmt::Display for ExtentError {
 const CODEC_NONE: u8 = 0;
 const CODEC_LZ4: u8 = 1;
 
-/// Compression must save at least this share of a page to be worth undoing on every read: 1/8.
+/// Compression must save at least this fraction of a page, 1/8, to be worth decompressing it on every read.
 const COMPRESSION_GAIN_SHARE: usize = 8;
 
-/// Returns the room that encoding a page of this size needs. This is more than the stored size if the page turns out
-/// not to compress.
+/// Returns the buffer size that encoding a page of this size requires. It exceeds the stored size, even that of a page
+/// that does not compress.
 pub(crate) fn encoded_bytes_max(page_bytes: usize) -> usize {
     HEADER_BYTES + lz4_flex::block::get_maximum_output_size(page_bytes - HEADER_BYTES).max(page_bytes - HEADER_BYTES)
 }
 
-/// Encodes pages one after another in the same memory, so that no page costs zeroing and freeing it.
+/// Encodes pages, one after another, in the same buffer, to avoid zeroing and freeing a new one for each page.
 #[derive(Default)]
 pub(crate) struct Encoder {
     table: CompressTable,
@@ -160,9 +162,9 @@ impl std::fmt::Debug for Encoder {
 }
 
 impl Encoder {
-    /// Encodes `page` as an extent. The page begins with a header, whose bytes are replaced. Compresses the page if
-    /// that saves an eighth. The caller that assigns an address [seals](seal) the extent, and pads it to the unit of
-    /// addresses.
+    /// Encodes `page` as an extent. The page must begin with space for a header, whose content is ignored. Compresses
+    /// the page if that saves at least an eighth. Once the extent's address is assigned, the caller [seals](seal) the
+    /// extent and pads it to the unit of addresses.
     pub(crate) fn encode(&mut self, page: &[u8], page_key: PageKey, kind: Kind) -> &[u8] {
         let bytes_max = encoded_bytes_max(page.len());
         if self.buffer.len() < bytes_max {
@@ -177,14 +179,14 @@ impl Encoder {
         &self.buffer[..self.stored_bytes]
     }
 
-    /// Returns the bytes of memory that it holds for extents.
+    /// Returns the size of the encoder's buffer, in bytes.
     pub(crate) fn buffer_bytes(&self) -> usize {
         self.buffer.len()
     }
 }
 
-/// Like [`Encoder::encode`] for a page of any size, but encodes to the beginning of `extent`, which must have
-/// [room](encoded_bytes_max) for it. Returns the stored length.
+/// Like [`Encoder::encode`], but encodes to the beginning of `extent`, which must have [room](encoded_bytes_max) for
+/// the page. Returns the stored length.
 pub(crate) fn encode_into(page: &[u8], page_key: PageKey, kind: Kind, extent: &mut [u8]) -> usize {
     encode_with(page, page_key, kind, extent, &mut CompressTable::default())
 }
@@ -215,7 +217,7 @@ fn encode_with(page: &[u8], page_key: PageKey, kind: Kind, extent: &mut [u8], ta
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     pub(crate) page_key: PageKey,
-    /// The origin, with only those bits of the database's id that an extent has room for.
+    /// The origin, with only those bits of the database's id that fit into the header.
     pub(crate) origin: Origin,
     pub(crate) kind: Kind,
     pub(crate) stored_bytes: usize,
@@ -250,7 +252,7 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, ExtentError> {
 }
 
 impl Header {
-    /// Fails if the extent was written in another database or in another use of a segment.
+    /// Fails if the extent was written in a different database or a different use of the segment.
     pub(crate) fn check(&self, expected: Origin) -> Result<(), ExtentError> {
         if self.origin.database.0 != expected.database.0 & DATABASE_MASK {
             return Err(ExtentError::Database);
@@ -341,7 +343,7 @@ mod tests {
         }
     }
 
-    /// An extent of another database, or of any other use of its segment, is detected.
+    /// An extent of a different database, or of any other use of its segment, is detected.
     #[test]
     fn another_origin_is_noticed() {
         let mut out = Encoder::default().encode(&[5u8; 512], WHO, Kind::Leaf).to_vec();

@@ -1,4 +1,4 @@
-//! A type for each kind of number that is stored on disk.
+//! Types for the numbers that are stored on disk.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
@@ -36,12 +36,12 @@ macro_rules! number {
 number! {
     /// The number of a page within its keyspace. Page 0 does not exist; page 1 is always the root of the tree.
     ///
-    /// 32 bits allow for 16 TiB in a keyspace of 4 KiB pages and for 256 TiB with 64 KiB pages, with a page table of 32
-    /// GiB.
+    /// 32 bits allow for keyspaces of 16 TiB with 4 KiB pages, and of 256 TiB with 64 KiB pages. The page table then
+    /// takes 32 GiB.
     crate PageId(u32)
 }
 number! {
-    /// The number of a keyspace; never used twice in one database.
+    /// The number of a keyspace. It is never reused within a database.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -53,7 +53,7 @@ number! {
     KeyspaceId(u32)
 }
 number! {
-    /// The dense number of a commit: 1, 2, 3, … Timestamp 0 is the empty database.
+    /// The number of a commit. Commits are numbered without gaps: 1, 2, 3, … Timestamp 0 is that of an empty database.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -67,12 +67,12 @@ number! {
     Timestamp(u64)
 }
 number! {
-    /// The time between two checkpoints. The high 32 bits are the incarnation, so an epoch that a power cut interrupted
+    /// The time between two checkpoints. The high 32 bits are the incarnation, so an epoch interrupted by a power cut
     /// can't be mistaken for one of a later opening.
     crate Epoch(u64)
 }
 number! {
-    /// One opening of the database.
+    /// The number of an opening of the database.
     crate Incarnation(u32)
 }
 number! {
@@ -85,7 +85,7 @@ number! {
     crate StreamId(u16)
 }
 number! {
-    /// The number of a segment file within its stream. A file keeps it through all its uses.
+    /// The number of a segment file within its stream. A file keeps its number through all its uses.
     crate SlotNumber(u32)
 }
 number! {
@@ -93,7 +93,8 @@ number! {
     crate CheckpointNumber(u64)
 }
 number! {
-    /// The number of a superblock, which tells the newer of the two. It is also raised between checkpoints.
+    /// The sequence number of a superblock, which shows which of the two is newer. It increases with every superblock
+    /// that is written, even between checkpoints.
     crate SuperblockNumber(u64)
 }
 number! {
@@ -101,33 +102,33 @@ number! {
     crate ChunkNumber(u32)
 }
 
-/// One use of a segment of the data file, from the time when it is taken to the time when it is free again. No two uses
-/// in a database have the same number: the high 28 bits are the opening, the rest is a counter.
+/// One use of a segment of the data file, from the time the segment is taken until it is freed. Each use in a database
+/// has a different number: the high 28 bits are the opening, the rest is a counter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct SegmentUse(pub(crate) u64);
 
 impl SegmentUse {
-    /// The use is unknown, because its entry in the table of segments is corrupted.
+    /// An unknown use: the entry in the table of segments is corrupted.
     pub(crate) const UNKNOWN: SegmentUse = SegmentUse(u64::MAX);
-    /// Bits of the counter: 2^36 segments of a megabyte are 64 PiB written in one opening.
+    /// The number of bits in the counter. With segments of 1 MiB, one opening can write 2^36 of them, which is 64 PiB.
     pub(super) const COUNT_BITS: u32 = 36;
 
-    /// The first use of an opening.
+    /// Returns the first use of an opening.
     pub(crate) fn first_of(incarnation: Incarnation) -> SegmentUse {
         SegmentUse((u64::from(incarnation.0) << SegmentUse::COUNT_BITS) | 1)
     }
 }
 
-/// The number of a value that has extents of its own. Never used twice in one database.
+/// The number of a value that has extents of its own. It is never reused within a database.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct ValueId(pub(crate) u64);
 
-/// A database's random number, which distinguishes its files and extents from those of other databases.
+/// A random number that identifies a database, and distinguishes its files and extents from those of other databases.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct DatabaseId(pub(crate) u64);
 
-/// A checkpoint's random number, or 0 if it has none. No two checkpoints have the same, not even in two copies of a
-/// database.
+/// A random number that identifies a checkpoint, or 0 if it has none. Each checkpoint has a different number, even in
+/// different copies of a database.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct CheckpointId(pub(crate) u64);
 
@@ -135,8 +136,8 @@ pub(crate) struct CheckpointId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct WritingId(pub(crate) u64);
 
-/// A byte position in a stream of the log, which is one space of bytes over all its segments. It never wraps around: 64
-/// bits are 16 EiB of records.
+/// A byte position in a stream of the log, counted from the stream's beginning across all its segments. It never wraps
+/// around: 64 bits are enough for 16 EiB of records.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct StreamPosition(pub(crate) u64);
 
@@ -151,7 +152,7 @@ impl StreamPosition {
         StreamPosition(self.0 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64)
     }
 
-    /// Returns the first start of a block at or after the position, or [`MAX`](Self::MAX) if there is none.
+    /// Returns the first block boundary at or after the position, or [`MAX`](Self::MAX) if there is no such boundary.
     pub(crate) fn block_end(self) -> StreamPosition {
         self.0.checked_next_multiple_of(BLOCK_BYTES as u64).map_or(StreamPosition::MAX, StreamPosition)
     }
@@ -175,7 +176,7 @@ impl AddAssign<u64> for StreamPosition {
     }
 }
 
-/// Returns the number of bytes from the earlier position on the right.
+/// Returns the number of bytes between an earlier position, on the right, and this one.
 impl Sub for StreamPosition {
     type Output = u64;
 
@@ -235,7 +236,7 @@ impl SlotNumber {
 }
 
 impl CheckpointNumber {
-    /// The state before the first checkpoint.
+    /// No checkpoint exists yet.
     pub(crate) const NONE: CheckpointNumber = CheckpointNumber(0);
 
     /// Returns the number of the next checkpoint.
@@ -257,7 +258,7 @@ impl SuperblockNumber {
 }
 
 impl ChunkNumber {
-    /// Returns the number that the extent's header has in place of a page number.
+    /// Returns the chunk number in the form in which it takes the page number's place in an extent's header.
     pub(crate) fn as_page(self) -> PageId {
         PageId(self.0)
     }
@@ -279,7 +280,7 @@ impl Timestamp {
 }
 
 impl Epoch {
-    /// The first epoch of an incarnation.
+    /// Returns the first epoch of an incarnation.
     #[must_use]
     pub(crate) fn first_of(incarnation: Incarnation) -> Epoch {
         Epoch((u64::from(incarnation.0) << 32) | 1)

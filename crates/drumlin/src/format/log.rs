@@ -1,7 +1,7 @@
 //! The header of a log segment and the header of a log record.
 //!
-//! The first block of a segment file is its header. Only its first 512 bytes are used, so that a device writes it whole
-//! or not at all. A block of zeros is the header of a segment that was never used.
+//! The first block of a segment file is its header. Only its first 512 bytes are used, because a device writes this
+//! many entirely or not at all. A block of zeros is the header of a segment that was never used.
 //!
 //! ```text
 //! SEGMENT HEADER
@@ -35,7 +35,7 @@
 //!     24     4  incarnation
 //!     28     4  bytes of the body, which follows this header and is padded with zeros to a multiple of 8
 //!     32     8  XXH3-64 of the body
-//!     40     8  XXH3-64 of the bytes from 0 to 40, with a seed that depends on the record's place: see [`record_seed`]
+//!     40     8  XXH3-64 of the bytes from 0 to 40, with a seed that depends on the position: see [`record_seed`]
 //! ```
 
 use super::{
@@ -58,7 +58,7 @@ pub(super) const FIRST_OFFSET: usize = 56;
 pub(super) const HORIZON_OFFSET: usize = 64;
 pub(super) const CHECKPOINT_OFFSET: usize = 72;
 pub(super) const CHECKSUM_OFFSET: usize = 80;
-/// Bytes of a segment's header; the rest of its block is zero.
+/// The length of a segment's header. The rest of its block is zero.
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 88;
 
 const _: () = {
@@ -139,7 +139,7 @@ impl SegmentHeader {
         put_u64(block, CHECKSUM_OFFSET, sum);
     }
 
-    /// Decodes the header at the start of `block`. Returns `None` if the block is zero.
+    /// Decodes the header at the start of `block`. Returns `None` if the block is all zeros.
     pub(crate) fn decode(block: &[u8]) -> Result<Option<SegmentHeader>, SegmentHeaderError> {
         if block.iter().all(|&byte| byte == 0) {
             return Ok(None);
@@ -175,7 +175,8 @@ impl SegmentHeader {
         Ok(Some(header))
     }
 
-    /// Returns the seed for the checksums of all records that start in this window. Their position is added to it.
+    /// Returns the base of the seeds for all records that start in this window. [`record_seed`] adds a record's
+    /// position.
     pub(crate) fn seed(&self) -> u64 {
         let mut identity = [0; 24];
         put_u64(&mut identity, 0, self.database.0);
@@ -193,7 +194,7 @@ pub(super) const RECORD_INCARNATION_OFFSET: usize = 24;
 pub(super) const BODY_BYTES_OFFSET: usize = 28;
 pub(super) const BODY_CHECKSUM_OFFSET: usize = 32;
 pub(super) const RECORD_CHECKSUM_OFFSET: usize = 40;
-/// Bytes of a record's header.
+/// The length of a record's header.
 pub(crate) const RECORD_HEADER_BYTES: usize = 48;
 
 const _: () = {
@@ -208,22 +209,22 @@ const _: () = {
     assert!(RECORD_HEADER_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES));
 };
 
-/// Records begin at multiples of this.
+/// Records begin at multiples of this many bytes.
 pub(crate) const RECORD_ALIGNMENT_BYTES: usize = 8;
 
 /// The first four bytes of every record, as an integer.
 pub(crate) const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"dRec");
 
-/// The record names values in extents, which were synced before it was written.
+/// Flag: the record refers to extents, which were synced before the record was written.
 pub(crate) const FLAG_AFTER_DATA: u32 = 1;
 
-/// Returns the bytes that a record with a body of this length takes in its stream.
+/// Returns the number of bytes that a record with a body of this length takes up in its stream.
 pub(crate) const fn record_bytes(body_bytes: usize) -> usize {
     (RECORD_HEADER_BYTES + body_bytes).next_multiple_of(RECORD_ALIGNMENT_BYTES)
 }
 
 /// Returns the seed for the checksum of a record's header. It is specific to the database, stream, segment use and
-/// position. So neither stale bytes nor a copy of a record within another record's body ever verify.
+/// position. So neither stale records nor a copy of a record inside another record's body will ever verify.
 pub(crate) fn record_seed(segment_seed: u64, position: StreamPosition) -> u64 {
     segment_seed.wrapping_add(position.0)
 }

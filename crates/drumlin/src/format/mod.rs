@@ -1,7 +1,7 @@
 //! Every persistent byte: offsets, encoding, decoding. No I/O happens here.
 //!
 //! All integers are little-endian. A field's offset is a constant, and compile-time checks assert that the fields of a
-//! structure abut. `docs/format.md` has the tables for readers; a test compares it with the code.
+//! structure abut. `docs/format.md` documents the structures as tables, which a test compares with the code.
 
 pub(crate) mod address;
 pub(crate) mod advice;
@@ -25,10 +25,11 @@ pub use ids::{KeyspaceId, Timestamp};
 
 /// The format version that this code writes, and the only one that it reads.
 ///
-/// Version 2: an inner node's row is its separator and a page number. In version 1 another 12 bytes followed.
+/// Since version 2, a row of an inner node consists of a separator and a page number. In version 1, 12 more bytes
+/// followed.
 pub(crate) const FORMAT_VERSION: u32 = 2;
 
-/// Limit on the streams of a log. The superblock lists a range for each.
+/// The maximum number of streams of a log. The superblock has room for one range per stream.
 pub(crate) const LOG_STREAM_COUNT_MAX: u16 = 64;
 
 /// The unit of direct I/O in bytes. Every file region that is written separately starts and ends on such a boundary.
@@ -70,7 +71,7 @@ pub(crate) fn put_u64(bytes: &mut [u8], offset: usize, value: u64) {
     bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Returns the checksum of everything that Drumlin writes: XXH3-64 of `bytes` with `seed`.
+/// Returns the checksum that Drumlin uses for everything it writes: XXH3-64 of `bytes` with `seed`.
 #[inline]
 pub(crate) fn checksum(bytes: &[u8], seed: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(bytes, seed)

@@ -1,4 +1,4 @@
-//! A page of a tree: a leaf or an inner node. `tree/node` has the rules that its bytes obey.
+//! A page of a tree: a leaf or an inner node. `tree/node` states the invariants of its fields.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -52,10 +52,10 @@ pub(crate) const LOWER_BYTES_OFFSET: usize = 58;
 pub(crate) const UPPER_BYTES_OFFSET: usize = 60;
 pub(crate) const LEVEL_OFFSET: usize = 62;
 pub(crate) const RUN_OFFSET: usize = 63;
-/// The offset of the slots. One cache line holds both headers, and eight slots fill the next.
+/// The offset of the slots. Both headers fit into one cache line, and eight slots fill the next.
 pub(crate) const SLOTS_OFFSET: usize = 64;
 
-/// The length that stands for an absent fence.
+/// The length field of an absent fence.
 pub(crate) const FENCE_ABSENT: u16 = 0xFFFF;
 
 pub(crate) const SLOT_HEAD_OFFSET: usize = 0;
@@ -65,18 +65,18 @@ pub(crate) const SLOT_BYTES: usize = 8;
 /// Marks a slot whose value is a [`LargeRef`]. Suffixes are at most 16,384 bytes long, so the bit is free.
 pub(crate) const SLOT_LARGE_FLAG: u16 = 0x8000;
 
-/// Bytes before the value in a leaf's row, not counting the suffix.
+/// The number of bytes between a leaf row's suffix and its value.
 pub(crate) const VALUE_LENGTH_BYTES: usize = 2;
 
 pub(crate) const CHILD_PAGE_OFFSET: usize = 0;
-/// Bytes of an inner node's row, not counting the suffix.
+/// The number of bytes after the suffix in an inner node's row.
 pub(crate) const CHILD_BYTES: usize = 4;
 
 pub(super) const LARGE_LENGTH_OFFSET: usize = 0;
 pub(super) const LARGE_ID_OFFSET: usize = 8;
 pub(super) const LARGE_PAGE_OFFSET: usize = 16;
 pub(super) const LARGE_CHUNKS_OFFSET: usize = 20;
-/// Bytes of a reference to a large value.
+/// The length of a reference to a large value.
 pub(crate) const LARGE_REF_BYTES: usize = 24;
 
 const _: () = {
@@ -104,12 +104,12 @@ const _: () = {
     assert!(LARGE_REF_BYTES == LARGE_CHUNKS_OFFSET + 4);
 };
 
-/// The size of a page is a power of two between these. The smallest sizes are for tests, in which they make splits
+/// The size of a page is a power of two between these limits. The smallest sizes are for tests, where they make splits
 /// frequent.
 pub(crate) const PAGE_BYTES_MIN: usize = 512;
 pub(crate) const PAGE_BYTES_MAX: usize = 65_536;
 
-/// Returns `true` if pages can have this size.
+/// Returns `true` if this is a valid page size.
 pub(crate) fn is_page_bytes(bytes: usize) -> bool {
     bytes.is_power_of_two() && (PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&bytes)
 }
@@ -119,12 +119,12 @@ pub(crate) const fn key_bytes_max(page_bytes: usize) -> usize {
     page_bytes / 4
 }
 
-/// Returns the length of the longest value that is stored in the page with a key of this length. Its row takes at most
-/// three eighths of the page, or if the key is long the value gets a quarter of the page.
+/// Returns the length of the longest value that is stored in the page with a key of this length. Normally its row takes
+/// at most three eighths of the page. With a long key, the value still gets a quarter of the page, less the overhead.
 ///
-/// No row takes more than half a page less the page's header. So it fits between two fences of the greatest length, a
-/// quarter of the page each, and a split is always possible. Rows close to that limit would leave pages with a single
-/// row and half empty, so the limit here is three eighths.
+/// No row may take more than half a page less the page's header. So it always fits between two fences of the maximum
+/// length, a quarter of the page each, and a split is always possible. Rows close to half a page would leave pages half
+/// empty, with a single row, so the usual limit is three eighths.
 pub(crate) const fn inline_bytes_max(page_bytes: usize, key_bytes: usize) -> usize {
     let own_bytes = SLOTS_OFFSET + SLOT_BYTES + VALUE_LENGTH_BYTES;
     let left_by_key = (page_bytes / 8 * 3).saturating_sub(own_bytes + key_bytes);
@@ -137,7 +137,7 @@ const _: () = {
     assert!(inline_bytes_max(PAGE_BYTES_MIN, key_bytes_max(PAGE_BYTES_MIN)) >= LARGE_REF_BYTES);
     // An inner node between the longest fences has room for two children and the longest separator.
     assert!(PAGE_BYTES_MIN - 3 * key_bytes_max(PAGE_BYTES_MIN) >= SLOTS_OFFSET + 2 * (SLOT_BYTES + CHILD_BYTES));
-    // Lengths and offsets fit their fields, and the flag next to the suffix's length is free.
+    // Lengths and offsets fit their fields, and the flag does not overlap the suffix's length.
     assert!(key_bytes_max(PAGE_BYTES_MAX) < SLOT_LARGE_FLAG as usize);
     assert!(PAGE_BYTES_MAX - SLOTS_OFFSET <= u16::MAX as usize);
 };
@@ -146,7 +146,7 @@ const _: () = {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LargeRef {
     pub(crate) length: u64,
-    /// Identifies the value, whatever extents it has moved through.
+    /// Identifies the value, even after it moves to different extents.
     pub(crate) id: ValueId,
     pub(crate) first_page: PageId,
     pub(crate) chunk_count: u32,
@@ -171,8 +171,8 @@ impl LargeRef {
         }
     }
 
-    /// Returns `true` if the reference can name a value: its pages can exist, and each holds at least one byte and at
-    /// most as many as an extent.
+    /// Returns `true` if the reference may be valid: its page numbers are in range, and its chunks can have the sizes
+    /// that its length requires.
     pub(crate) fn is_plausible(&self) -> bool {
         let pages_end = self.first_page.0.checked_add(self.chunk_count);
         self.first_page != PageId::NONE && pages_end.is_some() && is_value_length(self.length, self.chunk_count)

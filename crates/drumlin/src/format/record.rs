@@ -1,19 +1,20 @@
-//! The body of a log record: what one commit did, in absolute terms.
+//! The body of a log record: the changes of one commit. It contains the complete new values, not differences from the
+//! old values.
 //!
-//! A list of operations. Each begins with a kind (1 byte) and a keyspace (4), followed by:
+//! The body is a list of operations. Each begins with a kind (1 byte) and a keyspace (4), followed by:
 //!
 //! ```text
 //! 1 put          key length (2)  value length (4)  key  value
-//! 2 put large    key length (2)  length (8)  identity (8)  chunks (4)  key  place (8) and use of the segment (8) of each chunk
+//! 2 put large    key length (2)  length (8)  identity (8)  chunks (4)  key  address (8) and use of the segment (8) of each chunk
 //! 3 remove       key length (2)  key
 //! 4 create       page size (4)  name length (2)  name
 //! 5 drop
 //! 6 attach       rows (8)  root (16)  chunks (4)  runs (4)
-//!                of each chunk: number (4), place and use of its segment (16)
+//!                of each chunk: number (4), address and use of its segment (16)
 //!                of each run of segments: first (4), how many (4), use of the first (8)
 //! ```
 //!
-//! The keys of a record ascend within a keyspace, and none occurs twice.
+//! Within a keyspace, the keys of a record ascend, without duplicates.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, SegmentId, SegmentUse, ValueId};
@@ -41,8 +42,8 @@ pub(crate) enum Operation<'a> {
 pub(crate) struct Attachment {
     pub(crate) rows: u64,
     pub(crate) root: ExtentRef,
-    /// The chunks of the keyspace's page table that name the other pages, in ascending order: the number and the image
-    /// of each.
+    /// The chunks of the keyspace's page table that contain the addresses of all pages except the root, in ascending
+    /// order: the number and the image of each chunk.
     pub(crate) images: Vec<(u32, ExtentRef)>,
     /// The segments that contain all of these extents, in ascending order.
     pub(crate) segments: Vec<SegmentRun>,
@@ -58,7 +59,7 @@ pub(crate) struct SegmentRun {
 }
 
 impl Attachment {
-    /// Returns the use of a segment, if it is one of the attachment's.
+    /// Returns the use of a segment, or `None` if the attachment does not list the segment.
     pub(crate) fn use_of(&self, segment: SegmentId) -> Option<SegmentUse> {
         let after = self.segments.partition_point(|run| run.first <= segment);
         let run = self.segments.get(after.checked_sub(1)?)?;
@@ -84,7 +85,7 @@ impl Attachment {
     }
 }
 
-/// Bytes of an operation, not counting its key, value and addresses.
+/// The size of each operation in bytes, not counting its key, value and addresses.
 pub(crate) const PUT_BYTES: usize = 5 + 2 + 4;
 pub(crate) const PUT_LARGE_BYTES: usize = 5 + 2 + 8 + 8 + 4;
 pub(crate) const REMOVE_BYTES: usize = 5 + 2;
@@ -159,7 +160,7 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
     debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
 }
 
-/// Decodes the operations of a body. If the body is malformed, yields `None` at that point and ends.
+/// Decodes the operations of a body. At a malformed operation, yields `None` and ends.
 pub(crate) fn decode(body: &[u8]) -> impl Iterator<Item = Option<(KeyspaceId, Operation<'_>)>> {
     let mut rest = body;
     std::iter::from_fn(move || {
@@ -192,7 +193,7 @@ fn take_u64(rest: &mut &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(take(rest, 8)?.try_into().ok()?))
 }
 
-/// Takes a reference to an extent. Returns `None` if it names none or is malformed.
+/// Takes a reference to an extent. Returns `None` if it is empty or malformed.
 fn take_extent(rest: &mut &[u8]) -> Option<ExtentRef> {
     ExtentRef::from_bytes(take(rest, ExtentRef::BYTES)?).filter(|extent| *extent != ExtentRef::NONE)
 }
@@ -279,7 +280,7 @@ mod tests {
         }
     }
 
-    /// Runs return the use of each segment that they were made of, and of no other.
+    /// Runs return the use of each segment that they were made from, and of no other segment.
     #[test]
     fn runs_of_segments_have_their_uses() {
         let attachment = attachment();
@@ -288,8 +289,8 @@ mod tests {
         assert!(uses.eq([0, 0, 0, 7, 8, 9, 11, 0, 0, 12, 0, 0]));
     }
 
-    /// Every operation survives encoding. A body that is cut short, or a value that its extents can't hold, is refused
-    /// without a panic.
+    /// Every operation survives encoding. A truncated body is decoded without a panic, and a value that its extents
+    /// can't hold is refused.
     #[test]
     fn operations_survive_their_bytes() {
         let operations = [

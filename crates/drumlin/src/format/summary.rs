@@ -1,4 +1,4 @@
-//! Summaries: the changes of page tables in an epoch.
+//! Summaries: the page-table changes of an epoch.
 //!
 //! The payload of an extent of kind `Summary`, after the extent's header, is a list of entries:
 //!
@@ -6,7 +6,7 @@
 //! OFFSET  SIZE  DESCRIPTION
 //!      0     4  keyspace
 //!      4     4  page; 0: the keyspace was dropped, and all its pages with it
-//!      8     8  the page's new place; 0: it was freed
+//!      8     8  the page's new address; 0: it was freed
 //!     16     4  sequence number within the epoch: of two entries for a page, the higher one counts
 //!     20     4  zero
 //! ```
@@ -28,7 +28,7 @@ const _: () = {
     assert!(TABLE_CHANGE_BYTES == ZERO_OFFSET + 4);
 };
 
-/// A change of a page's entry.
+/// A change to a page's entry in its page table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TableChange {
     pub(crate) keyspace: KeyspaceId,
@@ -49,7 +49,7 @@ pub(crate) fn encode(change: &TableChange, out: &mut Vec<u8>) {
     put_u32(bytes, SEQUENCE_OFFSET, change.sequence);
 }
 
-/// Decodes all changes of a payload. Returns `None` if it is malformed.
+/// Decodes all changes in a payload. Returns `None` if the payload is malformed.
 pub(crate) fn decode(payload: &[u8]) -> Option<Vec<TableChange>> {
     if !payload.len().is_multiple_of(TABLE_CHANGE_BYTES) {
         return None;

@@ -1,7 +1,7 @@
-//! The superblock: which checkpoint is the newest, and where its catalogue lies.
+//! The superblock identifies the newest checkpoint and contains the address of its catalogue.
 //!
-//! There are two superblocks, at the file offsets [`SLOT_OFFSETS`], which are written alternately. The valid one with
-//! the higher sequence number counts.
+//! There are two superblocks, at the file offsets [`SLOT_OFFSETS`]; writes alternate between them. Of the valid
+//! superblocks, the one with the higher sequence number counts.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -19,9 +19,9 @@
 //!     80     4  number of incarnations listed (up to 64)
 //!     84     4  number of the log's ranges listed (up to 64)
 //!     88   768  incarnations, 12 bytes each: number (4), the first timestamp of its commits (8)
-//!    856    16  the catalogue's last part: place (8), use of its segment (8)
+//!    856    16  the catalogue's last part: address (8), use of its segment (8)
 //!    872  1536  ranges of the log that must exist, 24 bytes each: stream (8), its position from (8) and to (8)
-//!   2408     8  1: the database was closed, and the log holds nothing above the checkpoint; 0: the log may
+//!   2408     8  1: the database was closed, and the log holds nothing above the checkpoint; 0: it may
 //!   2416     8  identity of the checkpoint, random; 0: it has none
 //!   2424  1672  zero
 //! ```
@@ -32,8 +32,8 @@ use super::{
     put_u64,
 };
 
-/// The offsets of the two superblocks in the data file. They are several blocks apart, so that no write can damage
-/// both.
+/// The offsets of the two superblocks in the data file. They are several blocks apart, so that no single write can
+/// damage both.
 pub(crate) const SLOT_OFFSETS: [u64; 2] = [0, 8 * BLOCK_BYTES as u64];
 
 pub(crate) const MAGIC: [u8; 8] = *b"DRUMLIN\n";
@@ -95,19 +95,20 @@ pub(crate) struct Superblock {
     pub(crate) timestamp: Timestamp,
     pub(crate) epoch: Epoch,
     pub(crate) catalogue_bytes: u64,
-    /// The last part of the catalogue, which names the part before it. `NONE` before the first checkpoint.
+    /// The last part of the catalogue, which refers to the previous part. `NONE` before the first checkpoint.
     pub(crate) catalogue: ExtentRef,
-    /// In ascending order, each with the first timestamp that it assigned.
+    /// The latest openings in ascending order, each with the first timestamp that it assigned.
     pub(crate) incarnations: Vec<(Incarnation, Timestamp)>,
     /// The log ranges that must exist. Empty if the database was closed, because then nothing in the log is needed.
     pub(crate) log: Vec<LogRange>,
-    /// The database was closed and no opening has written since, so the log holds nothing above the checkpoint.
+    /// `true` if the database was closed and no opening has written to it since. The log then holds nothing above the
+    /// checkpoint.
     pub(crate) is_closed: bool,
-    /// The identity of the checkpoint. Files that accompany the checkpoint name it.
+    /// The identity of the checkpoint. Files that belong to the checkpoint contain it.
     pub(crate) checkpoint_id: CheckpointId,
 }
 
-/// A range of a stream of the log. Windows of segments cover it without gaps.
+/// A range of positions in a stream of the log. The windows of the stream's segments cover it without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LogRange {
     pub(crate) stream: StreamId,
@@ -142,7 +143,7 @@ impl std::fmt::Display for SuperblockError {
 }
 
 impl Superblock {
-    /// Returns the block that is written.
+    /// Encodes the superblock as a block.
     pub(crate) fn encode(&self) -> [u8; BLOCK_BYTES] {
         assert!(self.incarnations.len() <= INCARNATION_COUNT_MAX);
         assert!(self.log.len() <= LOG_RANGE_COUNT_MAX);
@@ -179,7 +180,7 @@ impl Superblock {
         block
     }
 
-    /// Decodes a block whose bytes may be anything.
+    /// Decodes a superblock from untrusted bytes.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockError> {
         if bytes.len() != BLOCK_BYTES || bytes[MAGIC_OFFSET..MAGIC_OFFSET + 8] != MAGIC {
             return Err(SuperblockError::Magic);
@@ -274,7 +275,7 @@ mod tests {
         }
     }
 
-    /// A superblock survives encoding, and any flipped bit of the fields in use is detected.
+    /// A superblock survives encoding. Any flipped bit is detected, except in the zeros before the checksum.
     #[test]
     fn a_superblock_survives_its_block() {
         let mut block = sample().encode();

@@ -1,4 +1,4 @@
-//! A folder that keeps some of its files in subfolders, which may be links to other devices.
+//! A folder that keeps some of its files in subfolders, which may be symbolic links to other devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,7 +11,7 @@ use super::{FileRef, Folder, FolderRef, Lock, OpenOptions};
 /// `is_part` accepts its name.
 ///
 /// # Errors
-/// The operating system's error: the folder cannot be listed, or a part cannot be entered.
+/// The operating system's error if the folder cannot be listed or a part cannot be opened.
 pub(crate) fn with_parts(folder: FolderRef, is_part: impl Fn(&str) -> bool) -> io::Result<FolderRef> {
     let mut parts = BTreeMap::new();
     for name in folder.list()? {
@@ -23,20 +23,20 @@ pub(crate) fn with_parts(folder: FolderRef, is_part: impl Fn(&str) -> bool) -> i
     Ok(if parts.is_empty() { folder } else { Arc::new(DividedFolder { folder, parts }) })
 }
 
-/// A folder that looks like one to its user, and is several to the operating system.
+/// A folder and its parts, which look like a single folder to their user.
 #[derive(Debug)]
 struct DividedFolder {
     folder: FolderRef,
     parts: BTreeMap<String, FolderRef>,
 }
 
-/// Returns the part that a file's name begins with.
+/// Returns the name of the part that a file belongs to: the prefix of its name.
 fn part_of(name: &str) -> Option<&str> {
     name.split_once('-').map(|(part, _)| part)
 }
 
 impl DividedFolder {
-    /// Returns the folder that holds a file: its part, unless the file was created before the part.
+    /// Returns the folder that a file is kept in: its part, unless the file was created before the part was.
     fn holder(&self, name: &str) -> io::Result<&FolderRef> {
         Ok(match part_of(name).and_then(|part| self.parts.get(part)) {
             Some(part) if part.exists(name)? || !self.folder.exists(name)? => part,

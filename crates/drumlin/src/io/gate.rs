@@ -1,8 +1,8 @@
 //! A gate in front of a folder: once it is shut, nothing is written through handles that were opened through it.
 //!
-//! A database may be closed while other threads are inside its calls, and opened again before they return. What those
-//! threads still read is verified as usual. What they would write must not reach the files, which belong to another
-//! opening by then.
+//! A database may be closed while other threads are inside its calls, and reopened before those calls return. Their
+//! reads are harmless, since everything read is verified as usual. Their writes must not reach the files, which by then
+//! belong to the new opening.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::{BackendFile, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist};
 use crate::sync::RwLock;
 
-/// Refuses writes once it is shut.
+/// Refuses all writes after it has been shut.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     /// Each write holds this lock shared while it runs.
@@ -20,7 +20,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Refuses writes from here on, and waits for those under way.
+    /// Refuses all further writes, and waits for those in progress.
     pub(crate) fn shut(&self) {
         *self.is_shut.write() = true;
     }
@@ -174,7 +174,8 @@ impl BackendFile for GatedFile {
         self.file.unlock()
     }
 
-    /// Returns the inner file's own type, which queues recognise. The engine writes through no queue.
+    /// Returns the inner file, whose type queues recognise. This does not bypass the gate, since the engine never
+    /// writes through a queue.
     fn as_any(&self) -> &dyn std::any::Any {
         self.file.as_any()
     }
@@ -186,8 +187,8 @@ mod tests {
     use crate::io::fault::{FaultyBackend, Operation};
     use crate::io::{Backend, in_memory, open_folder};
 
-    /// Nothing is written through a shut gate. A write begun before has ended when `shut` returns. Reads continue to
-    /// work.
+    /// Nothing is written through a shut gate. A write that began earlier has finished by the time `shut` returns.
+    /// Reads still work.
     #[test]
     fn nothing_is_written_through_a_shut_gate() {
         let disk = FaultyBackend::new(in_memory());

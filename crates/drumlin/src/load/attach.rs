@@ -2,19 +2,19 @@
 //!
 //! # Why this is correct
 //! - *All or nothing.* One log record attaches the load. It is written once the load's extents are on the medium, and
-//!   replaying it repeats what is done here. Without the record, nothing refers to the extents.
+//!   replaying it repeats the steps below. Without the record, nothing refers to the extents.
 //! - *No row is hidden.* The keyspace must be empty for all readers: its root is a leaf without rows, and no snapshot
-//!   needs a version of a row that it once had. Both are checked while the epoch latch is held exclusively, so no
-//!   commit can change either. Empty leaves that removals have left are merged before.
+//!   needs a version of a row that it once had. Both conditions are checked while the epoch latch is held exclusively,
+//!   so no commit can change either. Empty leaves left by removals are merged beforehand.
 //! - *Older snapshots see none of its rows.* The load's pages don't record when they were attached; the keyspace does
-//!   (`LoadGate::is_loaded_since`). A reader at an earlier timestamp treats the keyspace as empty. A transaction
-//!   that began earlier and writes a row of it, or has read any, ends in a conflict.
-//! - *No writer is overtaken.* A writer locks its row before it reads it, and it reads it through the root. The load
+//!   (`LoadGate::is_loaded_since`). A reader at an earlier timestamp treats the keyspace as empty. A transaction that
+//!   began earlier and writes a row of the keyspace, or has read one, ends in a conflict.
+//! - *No writer is overtaken.* A writer locks its row before reading it, and reads it through the root. The load
 //!   latches the root's frame before it checks whether a row of the keyspace is locked. So if a writer reads before the
 //!   load latches the root, the load sees the writer's lock and is refused. If the writer reads later, it sees the
-//!   load, which is published by then.
+//!   load, which has been published by then.
 //! - *No writer skips a check that it needs.* The load announces itself before it checks for locks.
-//!   `space/load_gate.rs` has the whole protocol, and the argument.
+//!   `space/load_gate.rs` describes the whole protocol and why it is safe.
 
 use super::pages::LoadTables;
 use crate::counts::CountedTree;
@@ -29,16 +29,16 @@ use crate::tree::node::Leaf;
 use crate::tree::{Emptied, Target};
 use crate::txn::engine::{Engine, Replaying};
 
-/// The reasons for which a load is refused after it began, in [`Error::KeyspaceNotEmpty`].
+/// Reasons for refusing a load after it has begun, reported in [`Error::KeyspaceNotEmpty`].
 const HAS_GOT_ROWS: &str = "it received rows during the load";
 const IS_BUSY: &str = "other calls were changing it while its empty pages were merged";
 const IS_SEEN: &str = "a snapshot still sees rows that were removed from it";
 const IS_LOCKED: &str = "a transaction has locked a row of it";
 
 impl Engine {
-    /// Attaches a load that is complete and on the medium. The keyspace must have no row for any reader, and none of
-    /// its rows may be locked; otherwise changes nothing and fails. Its root must be a leaf. Commits wait while this
-    /// runs: O(pages of the load). If the load has counts, the keyspace keeps counts from then on.
+    /// Attaches a load that is complete and on the medium. Fails without changing anything if a reader can still see a
+    /// row of the keyspace, or if one of its rows is locked. Its root must be a leaf. Commits wait while this runs:
+    /// O(pages of the load). If the load comes with counts, the keyspace keeps counts from then on.
     pub(crate) fn attach(
         &self,
         tree: &CountedTree,
@@ -48,7 +48,7 @@ impl Engine {
     ) -> Result<()> {
         let (pages, id) = (&tree.pages, tree.pages.id);
         assert!(!tables.root.is_none(), "a load without a root is attached");
-        // The root may be evicted again before it is latched.
+        // Loop, because the root may be evicted after it is read and before it is latched.
         loop {
             let is_empty_root = tree.pool.waiting(|_| {
                 let leaf = tree.read_leaf(Target::At(&[]))?;
@@ -59,7 +59,7 @@ impl Engine {
             }
             let epoch_guard = self.space.epoch_latch.exclusive();
             tree.check_dropped()?;
-            // Must precede latching the root: counters hold the counts and wait for that latch.
+            // Must precede latching the root: threads that count rows hold the counts while they wait for that latch.
             tree.counts.discard();
             let PageEntry::Leaf(frame) = pages.table.load(PageId::ROOT) else { continue };
             let Some(root) = self.pool.frames.write(frame, tree.page_key(PageId::ROOT)) else { continue };
@@ -79,15 +79,15 @@ impl Engine {
             self.pool.append_due_image(&epoch_guard, &root)?;
             let timestamp = take_timestamp()?;
             assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
-            // Nothing fails from here on.
+            // Nothing below this point can fail.
             announcement.set_loaded_at(timestamp);
             self.show_pages(&epoch_guard, pages, tables);
-            // Must precede replacing the root: a thread that reads the new root and then what is published has to see
-            // the load.
+            // Must precede replacing the root: a thread that reads the new root, and then the published timestamp, has
+            // to see that the load is published.
             self.clock.mark_applied(timestamp);
             assert!(self.clock.published() >= timestamp, "the load at {timestamp} can be read before it is published");
             self.replace_root(&epoch_guard, pages, Some(root), tables);
-            // No commit has changed a row of the load yet, because commits hold the epoch latch.
+            // No commit can have changed a row of the load yet, because commits need the epoch latch.
             if let Some(counts) = counts {
                 tree.counts.begin_loaded(&epoch_guard, counts, timestamp);
             }
@@ -95,8 +95,8 @@ impl Engine {
         }
     }
 
-    /// Merges the empty leaves that removals have left in the keyspace, so that a load can be attached. Fails if the
-    /// keyspace has a row. O(leaves).
+    /// Merges the empty leaves left in the keyspace by removals, so that a load can be attached. Fails if the keyspace
+    /// has a row. O(leaves).
     pub(super) fn merge_before_load(&self, tree: &CountedTree) -> Result<()> {
         // A merge changes two nodes, replaces a third, and frees a page.
         let (changes, bytes) = (4, 4 * tree.pages.page_bytes as u64);
@@ -117,8 +117,8 @@ fn refused(tree: &CountedTree, reason: &'static str) -> Error {
 }
 
 impl Engine<Replaying> {
-    /// Attaches a load as its log record says. Reads the chunks of its page table by calling `read`. Drops the pages
-    /// that the keyspace had, which contained no rows. Returns `false` if the tables are not those of a load.
+    /// Attaches a load by replaying its log record. Calls `read` for the chunks of its page table. Drops the keyspace's
+    /// previous pages, which contained no rows. Returns `false` if the tables can't belong to a load.
     pub(crate) fn replay_attach(
         &self,
         pages: &PageSpace,
@@ -139,8 +139,8 @@ impl Engine<Replaying> {
 }
 
 impl<L> Engine<L> {
-    /// Turns the load's pages into pages of the keyspace, whose root does not lead to them yet. Frees page numbers that
-    /// the load reserved and did not use.
+    /// Turns the load's pages into pages of the keyspace, although its root does not lead to them yet. Frees the page
+    /// numbers that the load reserved but did not use.
     fn show_pages(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, tables: &LoadTables) {
         let is_ascending = |left: &(usize, ExtentAddress), right: &(usize, ExtentAddress)| left.0 < right.0;
         debug_assert!(tables.images.is_sorted_by(is_ascending), "a chunk of a load is attached twice");
@@ -149,7 +149,7 @@ impl<L> Engine<L> {
                 match pages.table.load(page) {
                     PageEntry::Unattached(address) => pages.table.store(page, PageEntry::OnDisk(address)),
                     PageEntry::Reserved => drop(pages.table.free(page)),
-                    // Entries are already free if the load is replayed.
+                    // During replay, the unused entries are already free.
                     entry => assert!(entry == PageEntry::Free, "page {page} of a load became {entry:?}"),
                 }
             }
@@ -159,7 +159,7 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Replaces the keyspace's root, which is empty or already freed, by the load's root.
+    /// Replaces the keyspace's root, which is empty or already freed, with the load's root.
     fn replace_root(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -187,7 +187,7 @@ mod models {
     use crate::memory::Budget;
     use crate::txn::clock::Clock;
 
-    /// A keyspace to which a load is attached, and the lock of one of its rows.
+    /// A keyspace that a load is attached to, and the lock of one of its rows.
     struct Rig {
         pages: PageSpace,
         clock: Clock,
@@ -216,8 +216,8 @@ mod models {
         pages.load_gate.may_have_changed(Timestamp(0), || clock.published())
     }
 
-    /// Runs a load and a transaction that began before it. The transaction must not assume that a row is unchanged if
-    /// the load has put it.
+    /// Runs a load concurrently with a transaction that began before it. If the load is attached, the transaction must
+    /// not assume that its row is unchanged.
     fn explore(is_announced: bool, may_have_changed: fn(&PageSpace, &Clock) -> bool) {
         loom::model(move || {
             let rig = Arc::new(Rig {
@@ -233,20 +233,21 @@ mod models {
         });
     }
 
-    /// Either the transaction, which has locked a row, sees that a load is being attached, or the load sees the lock.
+    /// A transaction locks a row while a load is being attached. Either the transaction sees the load, or the load sees
+    /// the lock.
     #[test]
     fn loom_a_load_is_seen_by_those_who_lock_its_rows() {
         explore(true, checks);
     }
 
-    /// Without the announcement the model fails, which shows that it can find the bug.
+    /// Without the announcement the model fails, which proves that it can find this bug.
     #[test]
     #[should_panic(expected = "taken for unchanged")]
     fn loom_a_load_that_is_not_announced_is_found() {
         explore(false, checks);
     }
 
-    /// The model also fails if the transaction looks for the announcement too late.
+    /// The model also fails if the transaction checks for the announcement too late.
     #[test]
     #[should_panic(expected = "taken for unchanged")]
     fn loom_an_announcement_that_is_looked_for_late_is_found() {

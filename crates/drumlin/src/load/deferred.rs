@@ -1,8 +1,8 @@
-//! Work that a thread of the pool does while its owner continues: writing a buffer of a bulk load, or reading the next
-//! leaves of a sorted run.
+//! Deferred work, which a thread of the pool does while its owner continues: writing a buffer of a bulk load, or
+//! reading the next leaves of a sorted run.
 //!
-//! The threads that read ahead do this work. If all of them are still busy when the owner needs the result, the owner
-//! does the work itself, and so is never slower than without them.
+//! The read-ahead threads do this work. If they have not begun it by the time the owner needs the result, the owner
+//! does it itself, so it is never slower than without them.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -30,7 +30,7 @@ struct SharedTask<T> {
 enum TaskState<T> {
     Waiting(TaskBody<T>),
     Running,
-    /// The work returned a result or panicked. A panic is passed on to the owner.
+    /// The work has returned a result, or has panicked. A panic is passed on to the owner.
     Ended(thread::Result<Result<T>>),
     /// The owner has taken the result, or has abandoned the work.
     Taken,
@@ -51,7 +51,8 @@ impl<T: Send> DeferredTask for SharedTask<T> {
 }
 
 impl<T> SharedTask<T> {
-    /// Does the work, unless another thread has begun it or it was abandoned. Returns `true` if this call did it.
+    /// Does the work, unless another thread has begun it or the owner has abandoned it. Returns `true` if this call did
+    /// the work.
     fn try_run(&self, pool: &Pool) -> bool {
         let work = {
             let mut state = self.state.lock();
@@ -71,7 +72,7 @@ impl<T> SharedTask<T> {
 }
 
 impl<T: Send + 'static> Deferred<T> {
-    /// Hands over work. Everything that the work owns is dropped before [`wait`](Self::wait) returns.
+    /// Hands `work` over to the pool. Everything that it owns is dropped before [`wait`](Self::wait) returns.
     pub(super) fn begin(pool: &Arc<Pool>, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Deferred<T> {
         let state = Mutex::new(TaskState::Waiting(Box::new(work)));
         let shared = Arc::new(SharedTask { state, ended: Condvar::default() });
@@ -79,7 +80,7 @@ impl<T: Send + 'static> Deferred<T> {
         Deferred { pool: Arc::clone(pool), shared }
     }
 
-    /// Waits for the end of the work, or does it if no thread has begun it. Returns its result.
+    /// Waits for the work to end, or does it if no thread has begun it. Returns its result.
     pub(super) fn wait(self) -> Result<T> {
         self.shared.try_run(&self.pool);
         let result = self.shared.take_result();
@@ -88,7 +89,8 @@ impl<T: Send + 'static> Deferred<T> {
 }
 
 impl<T> SharedTask<T> {
-    /// Waits for the end of work that was begun. Returns `None` if the result was taken or the work abandoned.
+    /// Waits for the end of work that a thread has begun. Returns `None` if the result was already taken or the work
+    /// was abandoned.
     fn take_result(&self) -> Option<thread::Result<Result<T>>> {
         let mut state = self.state.lock();
         loop {
@@ -106,9 +108,9 @@ impl<T> SharedTask<T> {
 }
 
 impl<T> Drop for Deferred<T> {
-    /// Abandons work that no thread has begun; otherwise waits for its end.
+    /// Abandons the work if no thread has begun it; otherwise waits for it to end.
     fn drop(&mut self) {
-        // In a forked child, the thread that does the work is the parent's.
+        // In a forked child, don't wait: the thread that does the work exists only in the parent.
         if !self.pool.process.is_here() {
             return;
         }
@@ -129,7 +131,7 @@ mod tests {
     use super::*;
     use crate::{Config, Error};
 
-    /// The owner does the work if no thread does. Abandoned work is not done.
+    /// The owner does the work if no thread begins it. Abandoned work is never done.
     #[test]
     fn work_that_nobody_begins_is_its_owners() {
         let db = Config::in_memory().open("").unwrap();
@@ -146,8 +148,8 @@ mod tests {
         assert_eq!(Arc::strong_count(&owned), 1, "what the work owns is kept");
     }
 
-    /// A panic of the work reaches its owner, whichever thread does it. If the work was abandoned, the panic ends
-    /// there.
+    /// A panic in the work reaches its owner, no matter which thread was running it. If the work was abandoned, the
+    /// panic is discarded.
     #[test]
     fn work_that_panics_ends() {
         let db = Config::in_memory().open("").unwrap();
@@ -170,8 +172,8 @@ mod tests {
         assert_eq!(done.unwrap(), 1, "the threads go on");
     }
 
-    /// Another thread does the work while its owner continues. The owner waits for its end, even if it abandons the
-    /// work.
+    /// A different thread does the work while its owner continues. The owner waits for the end of work that has begun,
+    /// even when it abandons it.
     #[test]
     fn work_that_was_begun_is_waited_for() {
         let db = Config::in_memory().open("").unwrap();
@@ -184,7 +186,7 @@ mod tests {
             let deferred = Deferred::begin(pool, move |_| {
                 begun.send(thread::current().id()).unwrap();
                 may_go_on.recv().unwrap();
-                // Long enough for the owner to pass a wait that does not work.
+                // Long enough for the owner to get past a wait that is broken.
                 (0..1000).for_each(|_| thread::yield_now());
                 drop(held);
                 Ok(thread::current().id())

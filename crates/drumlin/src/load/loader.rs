@@ -1,10 +1,11 @@
-//! The loader: takes the rows of one bulk load, and attaches the tree that it builds of them.
+//! The loader takes the rows of one bulk load, builds a tree from them, and attaches the tree.
 //!
-//! As long as keys arrive in ascending order, rows are packed into leaves as they come ([`PackedTree`]), and the leaves
-//! are written at once ([`LoadPages`]). When a key arrives out of order, the loader switches to an external merge sort
-//! ([`Sorting`]): rows are sorted in memory, spilled as runs (each of them a packed tree), and merged at the end. After
-//! the last row, the load is made durable and attached ([`Engine::attach`]). If the keyspace has rows by then, or a
-//! reader or writer is in the way, the load fails, and its pages are freed.
+//! As long as keys arrive in ascending order, rows are packed into leaves as they come ([`PackedTree`]), and full
+//! leaves are written immediately ([`LoadPages`]). When a key arrives out of order, the loader switches to an external
+//! merge sort ([`Sorting`]): rows are sorted in memory, spilled as runs (each a packed tree), and merged at the end.
+//! After the last row, the load is made durable and attached ([`Engine::attach`]). The load fails and its pages are
+//! freed if by then the keyspace has rows, a snapshot still sees rows that were removed from it, or a transaction has
+//! locked one of its keys.
 //!
 //! [`Engine::attach`]: crate::txn::engine::Engine::attach
 
@@ -30,21 +31,21 @@ use crate::txn::engine::Engine;
 use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 
-/// Write buffers of a load: one is filled while the other is written.
+/// The number of write buffers of a load: one is filled while the other is being written.
 const WRITE_BUFFERS: u64 = 2;
 
 /// The smallest write buffer. A buffer also holds at least two pages.
 const BUFFER_BYTES_MIN: usize = 64 << 10;
 
-/// Pages that a load needs besides its write buffers: the rows that wait at each level, the page being packed, and the
-/// extent made of it.
+/// Memory that a load needs in addition to its write buffers, in pages: the pending rows of each level, the page being
+/// packed, and its encoded extent.
 const LOAD_PAGES: u64 = 6;
 
-/// Pages of memory that each run of a merge gets. If there are too many runs for that, they are first merged in groups,
-/// always of at least two.
+/// Memory for each run of a merge, in pages. If there are too many runs for the memory, they are first merged in groups
+/// of at least two.
 const RUN_PAGES: usize = 12;
 
-/// The memory of a load, reserved before it begins. A load that has begun can finish within it.
+/// The memory of a load, reserved before it begins. Once begun, a load needs no more to finish.
 pub(crate) struct LoadMemory {
     /// The memory of the write buffers and pages.
     packing: Grant,
@@ -59,15 +60,15 @@ pub(crate) struct Loader {
     open: Arc<OpenKeyspace>,
     /// The tree being packed: the result, or the next run while rows are being sorted.
     tree: PackedTree,
-    /// `Some` once a key has arrived that is below the one before it.
+    /// `Some` once a key has arrived that is lower than its predecessor.
     sorting: Option<Sorting>,
     /// The size of one write buffer, in bytes.
     buffer_bytes: usize,
     /// The memory of the write buffers and pages.
     _memory: Grant,
-    /// The memory for sorting; it moves to `sorting` when sorting begins.
+    /// The memory for sorting, which moves to `sorting` when sorting begins.
     sorting_memory: Option<Grant>,
-    /// Free segments of the data file when the load began.
+    /// The number of free segments in the data file when the load began.
     free_segments_before: u64,
 }
 
@@ -75,9 +76,9 @@ pub(crate) struct Loader {
 #[derive(Debug)]
 struct Sorting {
     buffer: SortBuffer,
-    /// The runs in the order of their rows' arrival.
+    /// The runs, in the order in which their rows arrived.
     runs: Vec<LoadedRows>,
-    /// Rows that have arrived.
+    /// The number of rows that have arrived.
     rows: u64,
 }
 
@@ -96,7 +97,7 @@ impl Loader {
         self.sorting.as_ref().map_or(self.tree.rows(), |sorting| sorting.rows)
     }
 
-    /// Free segments of the data file when the load began.
+    /// Returns the number of free segments in the data file when the load began.
     pub(crate) fn free_segments_before(&self) -> u64 {
         self.free_segments_before
     }
@@ -121,7 +122,7 @@ impl Loader {
         self.insert_written(engine, key, &value)
     }
 
-    /// Adds a row whose large value was [written](write_large) before.
+    /// Adds a row whose large value has already been [written](write_large).
     pub(crate) fn insert_written(&mut self, engine: &Engine, key: &[u8], value: &LargeValue) -> Result<()> {
         self.begin_row(engine, key)?;
         if self.sorting.is_none() {
@@ -129,13 +130,14 @@ impl Loader {
             self.take_back_equal(key);
             return self.tree.push_reference(key, reference);
         }
-        // Make room first: that may end a run, and the value must belong to the same run as its row.
+        // Make room before adopting the value: making room may end a run, and the value must belong to the same run as
+        // its row.
         self.reserve_row(engine, key, Waiting::Written(&[0; LARGE_REF_BYTES]))?;
         let reference = self.tree.adopt(value)?;
         self.put_off(engine, key, Waiting::Written(&reference.to_bytes()))
     }
 
-    /// Prepares for a row with this key. If it is the first key out of order, sorting begins.
+    /// Prepares for a row with this key. The first key out of order starts sorting.
     fn begin_row(&mut self, engine: &Engine, key: &[u8]) -> Result<()> {
         self.open.check_key(key)?;
         self.open.tree.check_dropped()?;
@@ -152,8 +154,8 @@ impl Loader {
         }
     }
 
-    /// Switches to sorting. The rows packed so far become the first run or, if no node of them was written yet, go to
-    /// the sort buffer.
+    /// Switches to sorting. The rows packed so far become the first run or, if none of their nodes has been written
+    /// yet, go to the sort buffer.
     fn begin_sorting(&mut self, engine: &Engine) -> Result<()> {
         crate::coverage::mark!("rows of a bulk load were sorted");
         let memory = self.sorting_memory.take().expect("sorting begins once");
@@ -229,7 +231,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Sorts the rows still in the buffer, and merges the runs.
+    /// Sorts the rows that are still in the buffer, and merges the runs.
     fn finish_sorting(&mut self, engine: &Engine) -> Result<()> {
         if self.sorting().runs.is_empty() {
             self.tree.keep_counts(engine);
@@ -249,7 +251,7 @@ impl Loader {
         merging::merge(engine, runs, memory.bytes(), &mut self.tree)
     }
 
-    /// Completes the tree and attaches it. Returns the number of rows. If this fails, nothing of the load remains.
+    /// Completes the tree and attaches it. Returns the number of rows. On failure, no trace of the load remains.
     pub(crate) fn finish(mut self, engine: &Engine) -> Result<u64> {
         self.open.tree.check_dropped()?;
         if self.sorting.is_some() {
@@ -277,9 +279,9 @@ pub(crate) async fn write_large(
 }
 
 impl LoadMemory {
-    /// Reserves the memory of a load: for its buffers and for sorting. The load takes up to a quarter of what other
-    /// loads have left, so that more loads can begin, or else the least it can work in. The caller has frames give the
-    /// memory up.
+    /// Reserves the memory of a load: for its buffers and for sorting. The load takes up to a quarter of the memory
+    /// that other loads have left, so that more loads can begin, but at least the minimum that it can work in. The
+    /// caller makes frames give up this memory.
     pub(crate) fn reserve(budget: &Arc<Budget>, page_bytes: usize) -> Result<LoadMemory> {
         let [mut packing, mut sorting] = [(); 2].map(|()| budget.grant(Account::Loads));
         let left_bytes = packing.limit_bytes().saturating_sub(budget.taken_bytes(Account::Loads));
@@ -298,7 +300,8 @@ impl LoadMemory {
     }
 }
 
-/// Attaches a load that was written, durably. On failure its pages are freed, unless only the log has failed.
+/// Durably attaches a load whose pages were written. On failure its pages are freed, unless the load was attached and
+/// only the log failed afterwards.
 fn attach_durably(
     engine: &Engine,
     open: &OpenKeyspace,
@@ -314,9 +317,11 @@ fn attach_durably(
         return Err(Error::record_too_large(rows as usize, bytes, body_bytes_max as u64));
     }
     engine.merge_before_load(tree)?;
-    // Sync now: the record may be written as soon as it is appended, and must not wait for all of the data then.
+    // Sync before appending the record: it may be written as soon as it is appended, and should not have to wait for
+    // all of the data then.
     engine.space.sync()?;
-    // Removed rows stay in the versions until no reader needs them, and would keep the keyspace from being empty.
+    // Removed rows are kept as versions while a reader may need them. Drop those that can be dropped, because the
+    // keyspace does not count as empty until then.
     ready(engine.show_durable(WaitMode::Blocking, engine.clock.published()))?;
     engine.free_unneeded_values();
     let changes = 2;
@@ -330,7 +335,7 @@ fn attach_durably(
     });
     assert!(attached.is_err() || timestamp.get().is_some(), "a load is attached without a timestamp");
     if timestamp.get().is_some() {
-        // Release even if the log has failed since: these pages belong to the keyspace now.
+        // Release them even if the log failed after this timestamp was taken: these pages belong to the keyspace now.
         pages.release();
     }
     attached.map(drop)

@@ -1,5 +1,5 @@
-//! Bulk loads: a tree is built apart from its keyspace and attached to it by one commit. `README.md` tells the life of
-//! a load and what keeps it correct.
+//! Bulk loads: a tree is built separately from its keyspace and attached to it by one commit. `README.md` describes the
+//! life of a load and what keeps it correct.
 
 mod attach;
 mod deferred;

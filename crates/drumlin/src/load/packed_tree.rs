@@ -22,7 +22,7 @@ pub(super) struct PackedTree {
     open: Arc<OpenKeyspace>,
     packer: Packer,
     pages: LoadPages,
-    /// The number of rows beneath each page. `None` for a sorted run, whose rows are not counted.
+    /// The number of rows beneath each page. `None` if rows are not counted, as in a sorted run.
     counts: Option<LoadedCounts>,
     /// The bytes after the key of the row that is being added.
     rest: Vec<u8>,
@@ -32,9 +32,9 @@ pub(super) struct PackedTree {
 /// The kind of the bytes after a row's key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rest {
-    /// The value itself.
+    /// The value itself, after its length.
     Inline,
-    /// The reference to a value with extents of its own.
+    /// A reference to a value that has extents of its own.
     Reference,
 }
 
@@ -47,7 +47,7 @@ impl PackedTree {
         PackedTree { open: Arc::clone(open), packer, pages, counts: None, rest: Vec::new(), rows: 0 }
     }
 
-    /// Counts the rows beneath each page from here on. The tree must still be empty.
+    /// Starts counting the rows beneath each page. The tree must still be empty.
     pub(super) fn keep_counts(&mut self, engine: &Engine) {
         assert!(self.rows == 0, "rows are counted of a tree that has some");
         self.counts = Some(LoadedCounts::new(&engine.budget));
@@ -63,7 +63,7 @@ impl PackedTree {
         self.packer.last_key()
     }
 
-    /// Appends a row. Writes its value if it does not fit into the leaf; the value must not be large.
+    /// Appends a row. If the value does not fit into the leaf, writes it separately. It must not be a large value.
     pub(super) fn push(&mut self, engine: &Engine, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() <= self.open.tree.inline_bytes_max(key) {
             self.rest.clear();
@@ -100,8 +100,8 @@ impl PackedTree {
         }
     }
 
-    /// Removes and returns all rows, and stops counting; values that were written stay. Returns `None` if nodes were
-    /// already written.
+    /// Removes and returns all rows, and stops counting. Values that were written separately stay in the tree. Returns
+    /// `None` if nodes were already written.
     pub(super) fn take_rows(&mut self) -> Option<Vec<TakenRow>> {
         let taken = self.packer.take_rows()?;
         assert_eq!(taken.len() as u64, self.rows, "rows are neither pending nor in nodes");
@@ -120,7 +120,7 @@ impl PackedTree {
         Ok(reference)
     }
 
-    /// Takes over a large value that was written; the caller then adds a row that refers to it.
+    /// Takes over a large value that was already written. The caller then adds a row that refers to it.
     pub(super) fn adopt(&mut self, written: &LargeValue) -> Result<LargeRef> {
         let chunk_count = u32::try_from(written.addresses.len()).expect("fewer than 2^32 chunks");
         let first_page = self.pages.take_numbers(written.addresses.len())?;
@@ -136,7 +136,7 @@ impl PackedTree {
         self.pages.discard(reference.first_page, reference.chunk_count);
     }
 
-    /// Takes a value over from another load of the same keyspace. Returns its new reference.
+    /// Takes over a value from another load of the same keyspace. Returns its new reference.
     pub(super) fn take_over(&mut self, from: &LoadPages, reference: LargeRef) -> Result<LargeRef> {
         let first_page = self.pages.take_over(from, reference.first_page, reference.chunk_count)?;
         Ok(LargeRef { first_page, ..reference })
@@ -149,8 +149,8 @@ impl PackedTree {
         Ok(LoadedRows::new(self.open, self.pages))
     }
 
-    /// Completes the tree, with the page tables that attaching needs. Also returns its counts if the tree is large
-    /// enough for them to be kept.
+    /// Completes the tree, and writes the page tables that attaching it requires. Also returns its counts if the tree
+    /// is large enough to keep them.
     pub(super) fn into_load(mut self) -> Result<(LoadPages, Option<LoadedCounts>)> {
         assert!(self.rows > 0, "a load of no rows is attached");
         self.packer.finish(&mut CountedPages { pages: &mut self.pages, counts: &mut self.counts })?;

@@ -1,19 +1,19 @@
 //! Packing: building a tree bottom up from rows in key order.
 //!
 //! The leaves are filled from left to right with as many rows as fit, and so is each level above them. A node is
-//! complete when the next row does not fit. Only then is its upper fence known, and with it the prefix that is cut from
-//! the keys. Because keys ascend, the prefix can only become shorter as rows are added, so running sums give the size
+//! complete when the next row does not fit. Only then is its upper fence known, and thus the prefix that is cut from
+//! its keys. Because keys ascend, the prefix can only become shorter as rows are added, so running sums yield the size
 //! of the node in constant time per row.
 //!
 //! This is the textbook's bottom-up bulk loading of a B+tree (Ramakrishnan and Gehrke, *Database Management Systems*,
 //! chapter 10; Graefe, "Modern B-Tree Techniques", 2011, on index creation), with prefix truncation.
 //!
 //! # Invariants
-//! 1. Each row of a level lies between the lower fence of its node and the separator before the next row, so ranges
-//!    abut.
-//! 2. The rows pending at a level fit into a node, up to the last boundary at which it can end. The newest row is
+//! 1. Each row of a level lies between the lower fence of its node and the separator before the next row, so the ranges
+//!    of adjacent nodes abut.
+//! 2. The rows pending at a level fit into a node, up to the last boundary at which the node can end. The newest row is
 //!    always pending.
-//! 3. Each level holds the rows of one node and one more row in memory.
+//! 3. Each level holds in memory the rows of one node and one more row.
 
 use super::pages::LoadPages;
 use crate::counts::loaded::LoadedCounts;
@@ -25,13 +25,13 @@ use crate::tree::node::{PackedRow, child_rest, common_bytes, pack, separator_bet
 
 /// Receives the finished nodes.
 pub(crate) trait NodeSink {
-    /// Stores a node below the root that has `rows` rows beneath it. Returns its page.
+    /// Stores a node other than the root, with `rows` rows beneath it. Returns its page.
     fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId>;
     /// Stores the root, which is page 1.
     fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()>;
 }
 
-/// The pages of a load, and the rows beneath each, if they are counted.
+/// The pages of a load and, if rows are counted, the number of rows beneath each.
 pub(crate) struct CountedPages<'p> {
     pub(crate) pages: &'p mut LoadPages,
     pub(crate) counts: &'p mut Option<LoadedCounts>,
@@ -64,7 +64,8 @@ fn append_node(pages: &mut LoadPages, number: PageId, level: u8, page: &[u8]) ->
     pages.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)
 }
 
-/// A row whose node is not complete, as offsets in the level's buffer: the start, and the ends of its key and its rest.
+/// A row whose node is not complete yet, as offsets into the level's buffer: its start, the end of its key, and the end
+/// of the bytes after the key.
 #[derive(Clone, Copy, Debug)]
 struct PendingRow {
     start: usize,
@@ -75,7 +76,7 @@ struct PendingRow {
     row_count: u64,
 }
 
-/// A packed row that was taken back, with the fields of [`PackedRow`].
+/// A row that was taken back out of the packer: an owned [`PackedRow`].
 #[derive(Debug)]
 pub(crate) struct TakenRow {
     pub(crate) key: Vec<u8>,
@@ -83,7 +84,7 @@ pub(crate) struct TakenRow {
     pub(crate) is_large: bool,
 }
 
-/// The last boundary at which the pending node can end: after this many rows, with this upper fence.
+/// The last boundary at which the pending node can end.
 #[derive(Debug, Default)]
 struct Boundary {
     rows: usize,
@@ -99,7 +100,7 @@ struct Level {
     bytes: Vec<u8>,
     rows: Vec<PendingRow>,
     boundary: Boundary,
-    /// At least one node of this level has been stored.
+    /// `true` once a node of this level has been stored.
     has_nodes: bool,
 }
 
@@ -123,7 +124,7 @@ impl Level {
         self.rows.push(PendingRow { start, key_end, end: self.bytes.len(), is_large: row.is_large, row_count });
     }
 
-    /// Returns the bytes of a node with all pending rows and this upper fence.
+    /// Returns the size of a node with all pending rows and this upper fence, in bytes.
     fn node_bytes(&self, upper: Option<&[u8]>) -> usize {
         let prefix_bytes = match (&self.lower, upper) {
             (Some(lower), Some(upper)) => common_bytes(lower, upper),
@@ -169,18 +170,18 @@ impl Packer {
         self.levels[0].last_key()
     }
 
-    /// Takes back the newest row. Returns its bytes after the key, and whether its value is large.
+    /// Takes back the newest row. Returns the bytes after its key, and `true` if they are a reference to a large value.
     pub(crate) fn pop(&mut self) -> Option<(Vec<u8>, bool)> {
         let level = &mut self.levels[0];
         let row = level.rows.pop()?;
         let rest = level.bytes[row.key_end..row.end].to_vec();
         level.bytes.truncate(row.start);
-        // A boundary lies between two rows, so the rows that it counts never include the newest.
+        // A boundary lies between two rows, so the rows before it never include the newest.
         assert!(level.boundary.rows <= level.rows.len(), "a row is taken back that a cut counts");
         Some((rest, row.is_large))
     }
 
-    /// Takes back all rows and starts over. Returns `None` if nodes with some of them have been stored.
+    /// Takes back all rows and starts over. Returns `None` if some of them are in nodes that have already been stored.
     pub(crate) fn take_rows(&mut self) -> Option<Vec<TakenRow>> {
         let level = &self.levels[0];
         if level.has_nodes {
@@ -193,7 +194,7 @@ impl Packer {
         Some(rows)
     }
 
-    /// Adds a row to the leaf level. Its key must be above all previous keys. Amortised O(bytes).
+    /// Adds a row to the leaf level. Its key must be greater than all previous keys. Amortised O(bytes).
     pub(crate) fn push(&mut self, row: PackedRow<'_>, sink: &mut impl NodeSink) -> Result<()> {
         self.push_at(0, row, 1, sink)
     }
@@ -218,13 +219,13 @@ impl Packer {
     fn complete(&mut self, level: usize, sink: &mut impl NodeSink) -> Result<()> {
         let here = &mut self.levels[level];
         let Boundary { rows, upper } = std::mem::take(&mut here.boundary);
-        // A row always fits between two fences of the greatest length.
+        // A row always fits into a node, even between two fences of the maximum length.
         assert!(rows > 0, "a row does not fit into a node of its own");
         assert!(rows <= here.rows.len(), "{rows} rows are completed of {}", here.rows.len());
         let lower = here.lower.replace(upper);
         let upper = self.levels[level].lower.clone();
         self.put(level, rows, (lower, upper), sink)?;
-        // The rows after the boundary have a new lower fence, so push them again.
+        // The rows after the boundary belong to a new node with a new lower fence, so push them once more.
         let here = &mut self.levels[level];
         let rest = here.rows.split_off(rows);
         here.rows.clear();
@@ -356,8 +357,8 @@ mod tests {
         nodes
     }
 
-    /// Rows of any length, with prefixes that come and go, make a valid tree that holds them all and reports the number
-    /// of rows beneath each node.
+    /// Rows of any length, with varying common prefixes, make a valid tree that holds them all, and the sink receives
+    /// the correct number of rows beneath each node.
     #[test]
     fn a_packed_tree_has_its_rows() {
         let mut state = 7u64;
@@ -397,7 +398,8 @@ mod tests {
         }
     }
 
-    /// Packed leaves have no room for one more row, given that each other row may then lose a byte of its prefix.
+    /// Packed leaves have no room for one more row, allowing for the byte of prefix that each of the other rows might
+    /// lose.
     #[test]
     fn packed_leaves_are_full() {
         let rows: Vec<_> = (0..10_000u64).map(|row| (row.to_be_bytes().to_vec(), vec![7; 100])).collect();
@@ -410,7 +412,7 @@ mod tests {
         assert!(sparse <= 1, "{sparse} of {} leaves have room for a row", leaves.len());
     }
 
-    /// Inner nodes have at least 230 children if keys have 16 bytes, except the first and the last node of a level.
+    /// With 16-byte keys, inner nodes have at least 230 children, except the first and the last node of a level.
     #[test]
     fn packed_inner_nodes_have_many_children() {
         let rows: Vec<_> = (0..6000).map(|row| (format!("user{row:012}").into_bytes(), vec![7; 1400])).collect();
@@ -421,7 +423,7 @@ mod tests {
         assert!(counts.len() >= 5 && counts.iter().all(|&count| count >= 230), "nodes of {counts:?} children");
     }
 
-    /// The newest row can be taken back, whatever came before it.
+    /// The newest row can always be taken back, even if it is the first of its node.
     #[test]
     fn the_newest_row_can_be_taken_back() {
         let (mut packer, mut nodes) = (Packer::new(512), Nodes::default());

@@ -1,14 +1,16 @@
-//! The pages of a bulk load, which are written past the pool and can't be reached by readers before they are attached.
+//! The pages of a bulk load. They are written directly, bypassing the pool, and readers can't reach them until the load
+//! is attached.
 //!
-//! A load has page numbers of its own: whole chunks of its keyspace's page table in which no page was in use. Its pages
-//! are packed into segments of its own and written in whole buffers. Their entries are `Unattached`. Once all pages are
-//! written, each of the table's chunks is written too, as the base image that the next checkpoint will name.
+//! A load has page numbers of its own: whole chunks of its keyspace's page table, taken while none of their pages was
+//! in use. Its pages are packed into segments of its own and written in whole buffers. Their entries are `Unattached`.
+//! Once all pages are written, each of the table's chunks is written too, as the base image that the next checkpoint
+//! will name.
 //!
 //! # Invariants
-//! 1. Nothing durable names anything of a load before it is attached. So a power cut leaves no trace of it, and its
-//!    segments are free when the database is opened again.
+//! 1. Before a load is attached, nothing durable refers to any part of it. So a power cut leaves no trace of the load,
+//!    and its segments are free at the next opening.
 //! 2. A load that is dropped before it is attached gives everything back: page numbers, extents, the open segment.
-//! 3. Everything that the load has appended is written, though not synced, when [`finish`](LoadPages::finish) or
+//! 3. All appended pages have been written, though not synced, when [`finish`](LoadPages::finish) or
 //!    [`finish_run`](LoadPages::finish_run) returns.
 
 use std::collections::BTreeMap;
@@ -25,10 +27,11 @@ use crate::space::table::CHUNK_BYTES;
 use crate::space::{PageEntry, PageSpace, Purpose};
 use crate::txn::Reclaim;
 
-/// Limit on the page numbers that a load takes at once, in chunks of the page table: 128 MiB of pages of 4 KiB.
+/// Limit on the page numbers that a load takes ahead of need, in chunks of the page table: enough for 128 MiB of 4 KiB
+/// pages.
 const CHUNKS_AT_ONCE_MAX: usize = 32;
 
-/// The result of a complete load that is not attached yet: the tables of its pages, and its root.
+/// The result of a complete load that is not attached yet: its page tables and its root.
 #[derive(Debug)]
 pub(crate) struct LoadTables {
     /// The load's chunks of the keyspace's page table, ascending, with the addresses of their images. A chunk without
@@ -45,20 +48,20 @@ pub(crate) struct LoadPages {
     epoch: Epoch,
     /// The load's chunks of the page table, in the order in which they were taken.
     chunks: Vec<usize>,
-    /// Page numbers of the newest chunks that are still available.
+    /// The page numbers of the newest chunks that are still unused.
     numbers: Range<usize>,
-    /// Set once the tables are written.
+    /// `Some` once the tables have been written.
     tables: Option<LoadTables>,
     root: ExtentAddress,
     encoder: Encoder,
-    /// The newest buffer handed over for writing.
+    /// The write of the buffer that was handed over last.
     write: Option<Deferred<()>>,
     reclaim: Arc<dyn Reclaim>,
-    /// The pages belong to the keyspace now.
+    /// `true` once the pages belong to the keyspace.
     is_attached: bool,
 }
 
-/// The treatment of extents that are still in the buffer.
+/// The fate of the extents that are still in the buffer.
 #[derive(Clone, Copy)]
 enum Buffered {
     Write,
@@ -97,7 +100,7 @@ impl LoadPages {
         }
     }
 
-    /// The load's keyspace.
+    /// Returns the load's keyspace.
     pub(crate) fn keyspace(&self) -> KeyspaceId {
         self.pages.id
     }
@@ -106,7 +109,7 @@ impl LoadPages {
     pub(crate) fn take_numbers(&mut self, count: usize) -> Result<PageId> {
         assert!(count > 0 && self.tables.is_none(), "{count} pages are added to a load that is complete");
         if self.numbers.len() < count {
-            // Take as many chunks as the load has: small loads take few, and large ones rarely take more.
+            // Double the number of chunks: small loads take few of them, and large loads rarely have to take more.
             let more = (count - self.numbers.len()).div_ceil(TABLE_PAGES);
             let chunk_count = more.max(self.chunks.len().min(CHUNKS_AT_ONCE_MAX));
             self.grow(count.div_ceil(TABLE_PAGES).max(chunk_count))?;
@@ -129,14 +132,14 @@ impl LoadPages {
         let first = table.allocate_chunks(chunk_count);
         assert!(!self.chunks.contains(&first), "chunk {first} is given out twice");
         let start = first * TABLE_PAGES;
-        // If no other load has taken chunks in between, the remaining numbers and the new ones form one range.
+        // If no other load has taken chunks since, the remaining numbers and the new ones form one range.
         self.numbers =
             if self.numbers.end == start { self.numbers.start } else { start }..start + chunk_count * TABLE_PAGES;
         self.chunks.extend(first..first + chunk_count);
         Ok(())
     }
 
-    /// Appends a page under a number taken before, or as the root.
+    /// Appends a page under a number that the load has taken, or as the root.
     pub(crate) fn append(&mut self, number: PageId, name: PageKey, kind: Kind, page: &[u8]) -> Result<()> {
         let address = self.append_extent(name, kind, page)?;
         if number == PageId::ROOT {
@@ -148,7 +151,8 @@ impl LoadPages {
         Ok(())
     }
 
-    /// Takes over extents that were written elsewhere, as pages from number `first` on, which was taken before.
+    /// Takes over extents that were written elsewhere, as pages with consecutive numbers from `first`. The load must
+    /// have taken these numbers.
     pub(crate) fn adopt(&mut self, first: PageId, addresses: &[ExtentAddress]) {
         assert!(first != PageId::ROOT && !addresses.is_empty(), "a value of no extents is taken over");
         for (number, &address) in (first.0..).zip(addresses) {
@@ -156,8 +160,8 @@ impl LoadPages {
         }
     }
 
-    /// Takes over the pages of a value from another load of the keyspace, which keeps their numbers. Returns the first
-    /// of the new numbers.
+    /// Takes over the pages of a value from another load of the keyspace and gives them new numbers. The old numbers
+    /// stay reserved for the other load. Returns the first new number.
     pub(crate) fn take_over(&mut self, from: &LoadPages, first: PageId, count: u32) -> Result<PageId> {
         assert!(from.keyspace() == self.keyspace() && !from.is_attached, "a value is taken from {from:?}");
         let taken = self.take_numbers(count as usize)?;
@@ -169,7 +173,7 @@ impl LoadPages {
         Ok(taken)
     }
 
-    /// Returns the address of a page that was appended, other than the root.
+    /// Returns the address of an appended page other than the root.
     pub(crate) fn address(&self, page: PageId) -> ExtentAddress {
         match self.pages.table.load(page) {
             PageEntry::Unattached(address) => address,
@@ -186,8 +190,8 @@ impl LoadPages {
     /// Gives back the extents of these pages.
     pub(crate) fn discard(&mut self, first: PageId, count: u32) {
         assert!(self.tables.is_none(), "pages of a complete load are given back");
-        // Another use of the segment may begin at once. The error will be reported again, because the database has
-        // failed.
+        // Wait, because the segment may be reused immediately. Ignore an error: it will be reported again, because the
+        // database has failed.
         let _ = self.wait_for_write();
         for number in (first.0..first.0 + count).map(PageId) {
             let address = self.address(number);
@@ -229,13 +233,14 @@ impl LoadPages {
         self.write.take().map_or(Ok(()), Deferred::wait)
     }
 
-    /// Writes everything in the buffer. The pages can be read afterwards, but are never attached.
+    /// Completes a sorted run by writing out the buffer. Its pages can be read afterwards, but will never be attached.
     pub(crate) fn finish_run(&mut self) -> Result<()> {
         assert!(!self.root.is_none() && self.tables.is_none(), "a sorted run is completed twice, or without a root");
         self.seal(Buffered::Write)
     }
 
-    /// Writes the chunks of the page table and everything in the buffer; O(pages). Nothing can be appended afterwards.
+    /// Completes a load by writing the chunks of the page table, and then everything in the buffer; O(pages). Nothing
+    /// can be appended afterwards.
     pub(crate) fn finish(&mut self) -> Result<()> {
         assert!(!self.root.is_none() && self.tables.is_none(), "a load is completed twice, or without a root");
         let mut images = Vec::with_capacity(self.chunks.len());
@@ -281,7 +286,7 @@ impl LoadPages {
         }
     }
 
-    /// Returns the addresses of the load's pages except the root.
+    /// Returns the addresses of all pages of the load except the root.
     fn written(&self) -> impl Iterator<Item = ExtentAddress> + '_ {
         let numbers = self.chunks.iter().flat_map(|chunk| chunk * TABLE_PAGES..(chunk + 1) * TABLE_PAGES);
         numbers.filter_map(|number| match self.pages.table.load(PageId(number as u32)) {
@@ -290,7 +295,7 @@ impl LoadPages {
         })
     }
 
-    /// Returns the segments that a complete load lies in, with their uses.
+    /// Returns the segments that contain a complete load, each with its current use.
     pub(crate) fn segments(&self) -> BTreeMap<SegmentId, SegmentUse> {
         let segments = &self.pool.space.segments;
         let tables = self.tables();
@@ -301,7 +306,7 @@ impl LoadPages {
         addresses.filter(|address| !address.is_none()).map(of).collect()
     }
 
-    /// Leaves the pages to the keyspace, to which they are attached.
+    /// Leaves the pages to the keyspace that they were attached to.
     pub(crate) fn release(mut self) {
         assert!(self.tables.is_some(), "a load is attached before it is complete");
         self.is_attached = true;
@@ -321,7 +326,7 @@ impl Drop for LoadPages {
         if self.is_attached || !self.pool.process.is_here() {
             return;
         }
-        // The buffer need not be written, and the database may have failed or be closed.
+        // Drop the buffer, which nothing needs, and ignore errors: the database may have failed or be closed.
         let _ = self.seal(Buffered::Drop);
         let segments = &self.pool.space.segments;
         for chunk in &self.chunks {

@@ -1,5 +1,5 @@
-//! Reads back the rows of a sorted run in key order. While the rows of some leaves are returned, the next leaves
-//! are being read.
+//! Reads back the rows of a sorted run in key order. While it returns rows from some leaves, the next leaves are being
+//! read.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::space::extents::{open_extent, read_extent};
 use crate::tree::node::{Inner, Leaf, Node, RowValue};
 use crate::txn::keyspace::OpenKeyspace;
 
-/// Bytes of pages that are read together, if memory allows.
+/// The size of a batch of pages that are read together, if memory allows.
 const BATCH_BYTES: usize = 128 << 10;
 
 /// Leaves that are being read.
@@ -25,27 +25,29 @@ struct NextLeaves {
     read: Deferred<Vec<Vec<u8>>>,
 }
 
-/// An iterator over the rows of a sorted run. It follows the inner nodes, so that values are read only on demand.
+/// An iterator over the rows of a sorted run. It finds leaves through their parents instead of scanning the file, so
+/// large values are read only on demand.
 #[derive(Debug)]
 pub(crate) struct LoadedRows {
     /// The maximum number of leaves that are read together.
     batch_pages: usize,
-    /// There is enough memory to read the next leaves while the current ones are in use.
+    /// `true` if memory suffices to read the next leaves while the current ones are in use.
     reads_ahead: bool,
     has_read_root: bool,
     /// The inner nodes above the next leaf to request, from the root down, each with the index of its next child.
     path: Vec<(Vec<u8>, usize)>,
-    /// The next leaves. This field is dropped before `pages` frees the extents that are being read.
+    /// The next leaves. Must be declared before `pages`: fields are dropped in order, and the read must end before
+    /// `pages` frees the extents that are being read.
     ahead: Option<NextLeaves>,
     /// Leaves that were read, in order.
     leaves: VecDeque<Vec<u8>>,
-    /// The number of rows of the first of these leaves that were returned.
+    /// The number of rows already returned from the first of these leaves.
     returned: usize,
     pages: LoadPages,
     open: Arc<OpenKeyspace>,
 }
 
-/// Pages that a [`LoadedRows`] needs besides its leaves: inner nodes, and an extent that is being decoded.
+/// Memory that a [`LoadedRows`] needs in addition to its leaves, in pages: inner nodes, and an extent being decoded.
 const EXTRA_PAGES: usize = 4;
 
 impl LoadedRows {
@@ -69,7 +71,7 @@ impl LoadedRows {
         &self.pages
     }
 
-    /// Returns the least memory in which rows can be read.
+    /// Returns the minimum memory for reading a run, in bytes.
     pub(super) fn bytes_min(page_bytes: usize) -> usize {
         (EXTRA_PAGES + 1) * page_bytes
     }
@@ -83,7 +85,7 @@ impl LoadedRows {
         self.batch_pages = self.batch_pages.min((leaves_max / 2).max(1));
     }
 
-    /// Steps to the next row and stores its key in `key`. Returns `false` if there are no more rows.
+    /// Steps to the next row and stores its key in `key`. Returns `false` if no rows are left.
     pub(super) fn step(&mut self, key: &mut Vec<u8>) -> Result<bool> {
         loop {
             let Some(page) = self.leaves.front() else {
@@ -109,7 +111,7 @@ impl LoadedRows {
         Leaf::new(self.leaves.front().expect("the leaf of the newest row")).value(self.returned - 1)
     }
 
-    /// Moves on to the next leaves. Returns `false` if there are no more.
+    /// Moves on to the next leaves. Returns `false` if no leaves are left.
     fn read_leaves(&mut self) -> Result<bool> {
         assert!(self.leaves.is_empty(), "leaves are read before the others are done with");
         if !std::mem::replace(&mut self.has_read_root, true) {
@@ -138,8 +140,8 @@ impl LoadedRows {
         Ok(true)
     }
 
-    /// Returns the next leaves to read, all with the same parent, or `None` if there are no more. Reads the inner nodes
-    /// above them.
+    /// Returns the next leaves to read, all with the same parent, or `None` if no leaves are left. Reads the inner
+    /// nodes above them.
     fn next_numbers(&mut self) -> Result<Option<Vec<PageId>>> {
         while let Some((page, next)) = self.path.last_mut() {
             let inner = Inner::new(page);
@@ -165,12 +167,12 @@ impl LoadedRows {
         numbers.iter().map(|number| self.pages.address(*number)).collect()
     }
 
-    /// Frees a page after it was read, as it will not be read again.
+    /// Frees a page that has been read, since it will not be needed again.
     fn give_back(&mut self, page: PageId) {
         self.pages.discard(page, 1);
     }
 
-    /// Enters a node that was read: a leaf joins the queue, an inner node the path.
+    /// Stores a node that was read: adds a leaf to the queue, an inner node to the path.
     fn enter(&mut self, page: Vec<u8>) {
         let above = self.path.last().map(|(page, _)| Node::new(page).level());
         let level = Node::new(&page).level();
@@ -189,7 +191,7 @@ impl LoadedRows {
     }
 }
 
-/// Reads many nodes at once.
+/// Reads a batch of nodes.
 fn read(pool: &Pool, addresses: &[ExtentAddress]) -> Result<Vec<Vec<u8>>> {
     let mut nodes = vec![Vec::new(); addresses.len()];
     let mut failed = None;
@@ -212,7 +214,7 @@ mod tests {
     use crate::load::packed_tree::PackedTree;
 
     /// A run returns its rows in order, with and without memory for reading ahead. A run dropped halfway frees the rest
-    /// of its pages. Leaves that are being read stay allocated until they were read.
+    /// of its pages. The extents of leaves are not freed until the leaves have been read.
     #[test]
     fn the_next_leaves_are_read_ahead() {
         const ROWS: u64 = 30_000;

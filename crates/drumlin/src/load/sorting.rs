@@ -5,17 +5,17 @@ use crate::tree::node::common_bytes;
 
 /// Rows are stored in chunks of this many bytes. The longest row fits into one.
 const CHUNK_BYTES: usize = 128 << 10;
-/// The most chunks that a 32-bit offset can address.
+/// The maximum number of chunks that a 32-bit offset can address.
 const CHUNKS_MAX: usize = u32::MAX as usize / CHUNK_BYTES;
-/// Bytes before a row's key: the lengths of key and value, and the kind of the value.
-/// Fixed by their layout.
+/// The number of bytes before a row's key: the lengths of key and value, and the kind of the value.
+/// Fixed by the layout of rows in a chunk.
 const HEAD_BYTES: usize = 9;
 
 /// The value of a row in the buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Waiting<'b> {
     Whole(&'b [u8]),
-    /// The encoded reference of a value that was written before.
+    /// The encoded reference to a value that was already written.
     Written(&'b [u8]),
 }
 
@@ -36,7 +36,7 @@ struct Entry {
     offset: u32,
 }
 
-/// Rows that wait to be sorted. Among rows with the same key, the later wins.
+/// Rows that wait to be sorted. Among rows with the same key, the latest wins.
 #[derive(Debug)]
 pub(super) struct SortBuffer {
     chunks: Vec<Vec<u8>>,
@@ -49,10 +49,11 @@ pub(super) struct SortBuffer {
 }
 
 impl SortBuffer {
-    /// The least memory of a buffer: one chunk, and the entries of its rows if they have 100 bytes or more.
+    /// The minimum memory of a buffer: one chunk and the entries of its rows, provided that they have 100 bytes or
+    /// more.
     pub(super) const BYTES_MIN: u64 = (CHUNK_BYTES + CHUNK_BYTES / 4) as u64;
 
-    /// Creates a buffer that begins with this memory.
+    /// Creates a buffer that starts out with this memory.
     pub(super) fn new(memory: Grant) -> SortBuffer {
         assert!(memory.bytes() >= Self::BYTES_MIN, "rows are sorted in {} bytes", memory.bytes());
         SortBuffer { chunks: Vec::new(), newest: 0, entries: Vec::new(), shared_bytes: 0, memory }
@@ -67,13 +68,13 @@ impl SortBuffer {
         self.memory.bytes()
     }
 
-    /// Drops the rows and returns the memory.
+    /// Drops the rows and returns the memory grant.
     pub(super) fn into_memory(self) -> Grant {
         self.memory
     }
 
-    /// Makes room for a row. Returns `false` if that would take more memory than there is, or more than half of what
-    /// loads may have, because another load could not begin then. The first row always has room. Amortised O(1).
+    /// Makes room for a row. Returns `false` if that would take more memory than is left, or more than half of the
+    /// limit for loads, since other loads could not begin then. The first row always fits. Amortised O(1).
     pub(super) fn try_reserve(&mut self, key: &[u8], value: Waiting<'_>) -> bool {
         let row_bytes = HEAD_BYTES + key.len() + value.bytes().len();
         assert!(row_bytes <= CHUNK_BYTES, "a row of {row_bytes} bytes waits to be sorted");
@@ -82,7 +83,7 @@ impl SortBuffer {
         let chunk_count = self.chunks.len().max(self.newest + usize::from(is_full) + 1);
         let capacity = grown_capacity(&self.entries, 1);
         if chunk_count > self.chunks.len() || capacity > self.entries.capacity() {
-            // While the entries are moved to a larger vector, both vectors exist.
+            // Both vectors exist while the entries are moved to a larger one.
             let grown = if capacity > self.entries.capacity() { capacity } else { 0 };
             let entry_bytes = (self.entries.capacity() + grown) * size_of::<Entry>();
             let bytes = (chunk_count * CHUNK_BYTES + entry_bytes) as u64;
@@ -99,7 +100,7 @@ impl SortBuffer {
         true
     }
 
-    /// Adds a row, after [memory was reserved](Self::try_reserve) for it.
+    /// Adds a row. [Room must have been reserved](Self::try_reserve) for it.
     pub(super) fn push(&mut self, key: &[u8], value: Waiting<'_>) {
         assert!(self.entries.len() < self.entries.capacity(), "a row is added without room");
         self.shared_bytes = match self.entries.first() {
@@ -159,7 +160,7 @@ impl SortBuffer {
         })
     }
 
-    /// Removes all rows but keeps the memory.
+    /// Removes all rows but keeps the memory for reuse.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
         self.chunks.iter_mut().for_each(Vec::clear);
@@ -183,7 +184,7 @@ mod tests {
         SortBuffer::new(memory)
     }
 
-    /// Rows of all lengths come back in key order, and the latest row of each key is the one that counts.
+    /// Rows of all lengths come out in key order, and only the latest row of each key counts.
     #[test]
     fn rows_are_sorted() {
         let mut state = 11u64;
@@ -213,8 +214,8 @@ mod tests {
         }
     }
 
-    /// A buffer takes up to half of the memory of loads, keeps it when cleared, and then has room for as many rows
-    /// again.
+    /// A buffer takes up to half of the memory for loads and keeps it when cleared. It then has room for the same
+    /// number of rows as before.
     #[test]
     fn a_full_buffer_refuses_rows() {
         let mut buffer = buffer(16 << 20);
@@ -236,7 +237,7 @@ mod tests {
         assert_eq!(buffer.memory_bytes(), taken);
     }
 
-    /// The longest row, and many short ones, have room even if other loads have taken all the rest.
+    /// The longest row fits, and so do many short ones, even if other loads have taken all the remaining memory.
     #[test]
     fn the_least_memory_is_enough() {
         let budget = Arc::new(Budget::new(Budget::bytes_min(1), 1));

@@ -1,4 +1,4 @@
-//! The memory budget: how it is divided, and how much of each part is taken.
+//! The memory budget: its division into parts, and the amount taken from each.
 //!
 //! # Invariants
 //! 1. The parts add up to at most the budget ([`Budget::new`]). They are fixed when the database is opened. Page tables
@@ -6,10 +6,10 @@
 //! 2. Memory is taken from its account before it is allocated. Amounts that vary with the use of the database are held
 //!    by a [`Grant`], which returns them on drop; buffers and frames are counted by the lists that own them.
 //! 3. An account limits the sum over the whole database, not the share of one transaction. A request that does not fit
-//!    waits if the memory will become free without anyone's help; otherwise it fails.
+//!    waits if the memory is bound to be freed by operations that do not depend on the request; otherwise it fails.
 //!
-//! The sizes of containers are estimated for their worst ordinary state: trees half full, hash tables that have just
-//! doubled.
+//! Container sizes are estimated for the worst case that is common in practice: trees half full, hash tables that have
+//! just doubled.
 
 mod turns;
 
@@ -32,22 +32,22 @@ pub(crate) enum Account {
     /// Write sets, row locks and read sets of open transactions, and row locks of plain writes that wait.
     Transactions,
     /// The memory of a commit until it is applied: its record, images of its values, and the row lock of a plain write.
-    /// Does not include a single row with a short record, which is kept in a vector of its thread.
+    /// A single row with a short record is not counted, because its record is kept in a thread-local vector.
     Commits,
-    /// Changes of page tables that no base image contains yet.
+    /// Page-table changes that are not in a base image yet.
     TableChanges,
-    /// Buffers that extents are read into, and in which chunks of large values are packed and unpacked.
+    /// Buffers for reading extents, and for packing and unpacking chunks of large values.
     Reads,
     /// Rows and values copied by scans and readers.
     Copies,
-    /// Large values on their way through users' code: chunks that sources are about to fill, and values passed to
-    /// reducers.
+    /// Large values that are being passed to or from user code: chunks that sources are about to fill, and values
+    /// passed to reducers.
     Sources,
-    /// Buffers that extents are written from.
+    /// Buffers for writing extents.
     Writes,
     /// The fixed memory of an open database: slots of commits in flight, empty lock tables, queues.
     Fixed,
-    /// Part of `Pages`: pages that commits in progress keep from being evicted.
+    /// Part of `Pages`: pages that commits in progress have pinned.
     Pinned,
     /// Part of `Pages`: page tables.
     Tables,
@@ -78,7 +78,7 @@ impl Account {
         Account::Fixed,
     ];
 
-    /// The account's name in statistics.
+    /// Returns the account's name in statistics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Account::Pages => "pages",
@@ -102,30 +102,31 @@ impl Account {
     }
 }
 
-/// The least memory that a database with one log stream works in. Simulations use less, so that memory runs short.
+/// The minimum budget of a database with one log stream. Simulations use a lower one, to make memory run short.
 const BUDGET_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 20 } else { 8 << 20 };
 
-/// The memory that each further log stream adds to the least.
+/// The amount that each additional log stream adds to the minimum budget.
 const STREAM_BYTES_MIN: u64 = if cfg!(feature = "sim") { 64 << 10 } else { 0 };
 
-/// Number of write buffers: one for each epoch's appender and one for the mover, and as many that are being written.
+/// Number of write buffers: one for the appender of each of the two epochs and one for the mover, plus as many again
+/// for writes in flight.
 pub(crate) const WRITE_BUFFER_COUNT: usize = 6;
 
-/// The memory that a writer of a large value needs: a chunk, and the bytes that it has read before it knows the value
-/// to be large.
+/// The memory that a writer of a large value needs: a chunk, and the bytes that it reads before it knows that the value
+/// is large.
 pub(crate) const SOURCE_BYTES_MAX: u64 = (256 << 10) + (64 << 10);
 
-/// Number of page encoders that are kept: enough for evictions, a checkpoint and a commit at the same time.
+/// Number of page encoders kept for reuse: enough for evictions, a checkpoint and a commit at the same time.
 pub(crate) const ENCODER_COUNT: usize = 4;
 
-/// Memory of an encoder that is kept, not counting the 8 KiB of its compressor. Encoders of pages of up to 8 KiB stay
-/// within it.
+/// The maximum memory of an encoder kept for reuse, not counting the 8 KiB of its compressor. Encoders of pages up to 8
+/// KiB stay below this limit.
 pub(crate) const ENCODER_BYTES_MAX: usize = 12 << 10;
 
 /// Slots of commits in flight, the tables kept by 64 shards of row locks, encoders, and small structures.
 const FIXED_BYTES: u64 = (384 << 10) + (ENCODER_COUNT * (ENCODER_BYTES_MAX + (8 << 10))) as u64;
 
-/// Bytes of a logged change of a page table.
+/// The size of a logged page-table change, in bytes.
 /// Fixed by the format of a change.
 pub(crate) const CHANGE_BYTES: u64 = 24;
 
@@ -134,7 +135,7 @@ pub(crate) const CHANGE_BYTES: u64 = 24;
 pub(crate) struct Budget {
     total_bytes: u64,
     log_streams: u16,
-    /// The limits of the parts in [`Account::ALL`].
+    /// The limits of the accounts in [`Account::ALL`].
     limits: [u64; Account::ALL.len()],
     taken: [CachePadded<AtomicU64>; USE_COUNT],
     /// Queues of commits that wait to begin, and of commits that wait for room for versions.
@@ -147,7 +148,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Returns the least memory that a database with this many log streams works in.
+    /// Returns the minimum budget of a database with this many log streams.
     pub(crate) fn bytes_min(log_streams: u16) -> u64 {
         BUDGET_BYTES_MIN + u64::from(log_streams.saturating_sub(1)) * STREAM_BYTES_MIN
     }
@@ -165,7 +166,8 @@ impl Budget {
             sources: WaitQueue::default(),
             locks: WaitQueue::default(),
         };
-        // The first stream can hold the largest transaction twice. The others together get as much, or what they need.
+        // The first stream can hold the largest transaction twice. The other streams together get up to as much, and at
+        // least the minimum that they need.
         let first = 2 * (budget.transaction_bytes_max() + (16 << 10));
         let others = u64::from(log_streams) - 1;
         let log =
@@ -173,10 +175,10 @@ impl Budget {
         let taken = [
             (Account::Log, log),
             (Account::Versions, total / 32 * 3),
-            // The largest transaction, a copy of its write set for an open scan, and the grants made in advance for
-            // both: of writes, of locks, and of reads.
+            // The largest transaction, a copy of its write set for an open scan, and what three grants (writes, locks
+            // and reads) reserve in advance.
             (Account::Transactions, 2 * budget.transaction_memory_max() + 3 * GRANT_STEP_BYTES_MAX),
-            // The largest record, and the memory that comes with it.
+            // The largest record, and the memory used along with it.
             (Account::Commits, budget.transaction_bytes_max() + (total / 64).min(4 << 20)),
             (Account::TableChanges, total / 32),
             // At least twice a chunk of a large value.
@@ -230,9 +232,9 @@ impl Budget {
                 let others: u64 = others.iter().sum();
                 (bytes / 8 * 7).saturating_sub(others).min(bytes / 8)
             }
-            // A state takes a hundredth of the leaf that it saves reading. States give way to loads as soon as these
-            // begin, and to page tables. Between two checkpoints page tables grow by less than the eighth that is left;
-            // the engine checks this limit at each checkpoint.
+            // A state takes a hundredth of the memory of the leaf that it makes unnecessary to read. States give way to
+            // page tables, and to loads as soon as one begins. Between two checkpoints page tables grow by less than
+            // the eighth that is left; the engine checks this limit at each checkpoint.
             Account::States => {
                 let bytes = self.limits[Account::Pages as usize];
                 let loads = if self.taken_bytes(Account::Loads) > 0 { bytes / 2 } else { 0 };
@@ -240,15 +242,15 @@ impl Budget {
                 let others = others.iter().sum::<u64>() + loads;
                 (bytes / 4 * 3).saturating_sub(others).min(bytes / 4)
             }
-            // Beyond this limit nothing more is spilled.
+            // At this limit, spilling stops.
             Account::Spilled => self.limits[Account::Pages as usize] / 8,
             _ => self.limits[of as usize],
         }
     }
 
     /// Returns the limit of frames with their headers: the pages account without page tables, buffers of bulk loads,
-    /// counts, states and spilled versions. It is at least an eighth of the account. So a database can be opened, and
-    /// rows removed, even if its log has more pages than a commit may add.
+    /// counts, states and spilled versions. It is at least an eighth of the account. So the database can be opened, and
+    /// rows removed, even if its log contains more pages than commits may add.
     pub(crate) fn frame_bytes_max(&self) -> u64 {
         let bytes = self.limits[Account::Pages as usize];
         let accounts = [Account::Tables, Account::Loads, Account::Counts, Account::States, Account::Spilled];
@@ -257,33 +259,33 @@ impl Budget {
         bytes.saturating_sub(taken_bytes).max(bytes / 8)
     }
 
-    /// Returns a budget in which page tables could grow by `more_bytes`, or `None` if this budget has room for that.
-    /// Called before pages or a keyspace are added, because page tables are never evicted.
+    /// Returns `None` if page tables have room to grow by `more_bytes`; otherwise returns the size of a budget in which
+    /// they would. Called before pages or a keyspace are added, because page tables are never evicted.
     pub(crate) fn needed_for_growth(&self, more_bytes: u64) -> Option<u64> {
         let bytes = self.taken_bytes(Account::Tables) + more_bytes;
         let others = self.taken_by_others();
         (bytes > self.limit_bytes(Account::Tables)).then(|| self.total_for_tables(bytes, others))
     }
 
-    /// Returns a budget in which a database with page tables of this size can be opened, or `None` if this budget
-    /// suffices. At opening, page tables may take more than commits may make them take: everything except the minimum
-    /// for frames. So a database made in a budget can always be opened in it.
+    /// Returns `None` if a database with page tables of this size can be opened in this budget; otherwise returns the
+    /// size of a budget that suffices. At opening, page tables may take everything except the minimum for frames, which
+    /// is more than commits let them grow to. So a database created in a budget can always be reopened in it.
     pub(crate) fn needed_for_opening(&self, bytes: u64) -> Option<u64> {
         (bytes > self.limits[Account::Pages as usize] / 8 * 7).then(|| self.total_for_tables(bytes, 0))
     }
 
-    /// Returns the bytes of the pages account that loads and counts have taken. States and spilled versions give way to
-    /// page tables.
+    /// Returns the bytes of the pages account taken by loads and counts. States and spilled versions are left out
+    /// because they give way to page tables.
     fn taken_by_others(&self) -> u64 {
         self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts)
     }
 
-    /// Returns the smallest budget, to within 64 KiB, in which commits may make page tables take this many bytes. The
-    /// bytes of `others` are assumed to take the same share of that budget as of this one.
+    /// Returns the smallest budget, to within 64 KiB, in which commits may let page tables grow to this many bytes.
+    /// Assumes that `others` would take the same share of that budget as of this one.
     fn total_for_tables(&self, bytes: u64, others: u64) -> u64 {
-        /// The precision of the budget that is computed.
+        /// The precision of the result.
         const STEP_BYTES: u64 = 64 << 10;
-        /// The end of the search. Fixed by the arithmetic: twice as many bytes would overflow.
+        /// The upper end of the search. Fixed by the arithmetic: twice as much would overflow.
         const TOTAL_BYTES_MAX: u64 = 1 << 62;
         let pages_bytes = |budget: &Budget| u128::from(budget.limits[Account::Pages as usize]);
         let carries = |total| {
@@ -304,18 +306,18 @@ impl Budget {
         high
     }
 
-    /// Returns the bytes that are taken from an account.
+    /// Returns the number of bytes currently taken from an account.
     pub(crate) fn taken_bytes(&self, of: Account) -> u64 {
         self.taken[of as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the size of the buffers for reading a log with this many streams while it is open: at least a block
-    /// each.
+    /// Returns the size of the buffers for reading a log with this many streams while it is open: at least a block per
+    /// stream.
     pub(crate) fn log_reader_bytes(&self, log_streams: u16) -> u64 {
         (self.total_bytes / 128).clamp(64 << 10, 2 << 20).max(u64::from(log_streams) * (4 << 10))
     }
 
-    /// Returns the bytes of the rows that one transaction may put, as they are stored in the log.
+    /// Returns the maximum size of the rows that one transaction may put, as stored in the log.
     pub(crate) fn transaction_bytes_max(&self) -> u64 {
         (self.total_bytes / 32).min(8 << 20)
     }
@@ -331,22 +333,22 @@ impl Budget {
         self.limit_bytes(Account::Pinned) / 2
     }
 
-    /// Returns the bytes of versions beyond which the oldest snapshot is ended. The rest of the account is for commits
-    /// in progress.
+    /// Returns the size of all versions beyond which the oldest snapshot is ended. The rest of the account is left to
+    /// commits in progress.
     pub(crate) fn version_bytes_max(&self) -> u64 {
         self.total_bytes / 16
     }
 
     /// Returns the number of page-table changes in one epoch at which its checkpoint must begin. It is also the number
-    /// of changes since the base image at which a checkpoint folds them. Memory holds this many since the base image,
-    /// this many of the newest epoch, and twice this many of the epoch that ends, while they are copied. Vectors grow
-    /// by a quarter, so the account has five fourths of these four.
+    /// of changes since the base image at which a checkpoint folds them. Memory holds up to this many changes since the
+    /// base image, this many of the newest epoch, and twice this many of the ending epoch while its changes are copied:
+    /// four times in all. Vectors grow by a quarter, so the account has five fourths of that.
     pub(crate) fn epoch_changes_max(&self) -> u64 {
         self.limit_bytes(Account::TableChanges) / CHANGE_BYTES / 5
     }
 
-    /// Returns the size of a buffer that extents are written from: enough for a device's bandwidth, less in a small
-    /// budget.
+    /// Returns the size of a buffer that extents are written from: large enough to use a device's full bandwidth,
+    /// smaller in a small budget.
     pub(crate) fn write_buffer_bytes(&self) -> usize {
         if self.total_bytes < 16 << 20 { 128 << 10 } else { 256 << 10 }
     }
@@ -356,17 +358,17 @@ impl Budget {
         Grant { budget: Arc::clone(self), of, bytes: 0 }
     }
 
-    /// Takes memory of an account for the duration of a call, unless others wait for the account. A refusal changes
-    /// nothing.
+    /// Takes memory from an account for the duration of a call, unless other requests are queued for it. A refusal has
+    /// no effect.
     pub(crate) fn try_hold(&self, of: Account, bytes: u64) -> Option<Held<'_>> {
         let is_awaited = self.queue(of).is_some_and(WaitQueue::are_awaited);
         (!is_awaited && self.try_take(of, bytes)).then(|| Held { budget: self, of, bytes })
     }
 
-    /// Grants from two accounts, or from neither. A request above a limit is reduced to the limit. Each limit is read
-    /// once: if it were read again and had fallen in between, a request that nothing competes with could be refused
-    /// forever. Undoing the first of the two wakes no waiter: the caller may itself be the first in the queue, and
-    /// would wake itself forever.
+    /// Grants memory from both accounts or from neither. A request above a limit is reduced to the limit. Each limit is
+    /// read only once: if a second read returned a lower limit, a request without competition could be refused forever.
+    /// Undoing the first grant wakes no waiter: the caller may itself be at the head of the queue, and would wake
+    /// itself forever.
     pub(crate) fn try_grant_both(self: &Arc<Self>, parts: [(Account, u64); 2]) -> Option<[Grant; 2]> {
         let [first, second] = parts.map(|(of, bytes)| (of, bytes, self.limit_bytes(of)));
         let [first, second] = [first, second].map(|(of, bytes, limit)| (of, bytes.min(limit), limit));
@@ -384,14 +386,14 @@ impl Budget {
         self.try_take_within((of, bytes, self.limit_bytes(of)))
     }
 
-    /// A refused request must not take memory even briefly: the first in a queue could check at that moment, go back to
-    /// sleep, and never be woken.
+    /// A refused request must not take memory even briefly: the waiter at the head of the queue might check at that
+    /// moment, go back to sleep, and never be woken.
     fn try_take_within(&self, (of, bytes, limit): (Account, u64, u64)) -> bool {
         let enlarged = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= limit);
         self.taken[of as usize].fetch_update(Ordering::SeqCst, Ordering::SeqCst, enlarged).is_ok()
     }
 
-    /// Takes memory that has been granted already, or that can't be refused.
+    /// Takes memory that was already granted, or that can't be refused.
     pub(crate) fn take(&self, of: Account, bytes: u64) {
         self.taken[of as usize].fetch_add(bytes, Ordering::Relaxed);
     }
@@ -437,7 +439,7 @@ pub(crate) struct Held<'b> {
 }
 
 impl Held<'_> {
-    /// Removes `bytes` from what is given back on drop. Their new owner counts them and gives them back itself.
+    /// Keeps `bytes` from being given back on drop. Their new owner counts them and gives them back itself.
     #[inline]
     pub(crate) fn keep(&mut self, bytes: u64) {
         assert!(bytes <= self.bytes, "{bytes} bytes are kept of {self:?}");
@@ -452,16 +454,16 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Returns the maximum number of bytes that page tables may take of the pages account, given the bytes that loads and
-/// counts have taken.
+/// Returns the maximum number of bytes of the pages account that page tables may take, given the number taken by loads
+/// and counts (`others`).
 fn table_bytes_max(pages_bytes: u64, others: u64) -> u64 {
     (pages_bytes / 8 * 7).saturating_sub(others).min(pages_bytes / 4 * 3)
 }
 
-/// The first step of a grant that grows step by step: enough for a few rows.
+/// The initial size of a grant that grows in steps: enough for a few rows.
 const GRANT_BYTES_MIN: u64 = 1 << 10;
 
-/// The maximum number of bytes that a grant covers in advance.
+/// The maximum number of bytes that a grant reserves in advance.
 const GRANT_STEP_BYTES_MAX: u64 = 16 << 10;
 
 impl Grant {
@@ -481,7 +483,7 @@ impl Grant {
     }
 
     /// Makes the grant cover `bytes` in total. Returns `false` if the account has too little left. Grows in steps of a
-    /// quarter, up to 16 KiB, so that the counter that all threads share is touched rarely.
+    /// quarter, up to 16 KiB, to keep updates of the counter, which all threads share, rare.
     pub(crate) fn cover(&mut self, bytes: u64) -> bool {
         if bytes <= self.bytes {
             return true;
@@ -492,9 +494,9 @@ impl Grant {
         enlarged.is_some()
     }
 
-    /// Enlarges the grant by up to `most` bytes, and at least `least`. The amount is `most_unshared` if nothing of the
-    /// account is taken, and falls with the square of what is left. Returns the amount, or `None` if less than `least`
-    /// is left. So early callers get enough to work fast and leave enough for hundreds of later ones.
+    /// Enlarges the grant by up to `most` bytes, and at least `least`. The amount is `most_unshared` if the account is
+    /// untouched, and falls with the square of the free part. Returns the amount, or `None` if less than `least` is
+    /// left. So early callers get enough to work fast and leave enough for hundreds of later ones.
     pub(crate) fn cover_share(&mut self, least: u64, most: u64, most_unshared: u64) -> Option<u64> {
         let limit = u128::from(self.limit_bytes());
         let left = limit.saturating_sub(u128::from(self.budget.taken_bytes(self.of)));
@@ -511,7 +513,7 @@ impl Grant {
         self.bytes += bytes;
     }
 
-    /// Makes the grant cover exactly `bytes`. Returns `false` if the account has too little left.
+    /// Makes the grant cover exactly `bytes`. Returns `false`, and changes nothing, if the account has too little left.
     pub(crate) fn resize(&mut self, bytes: u64) -> bool {
         if bytes > self.bytes && !self.budget.try_take(self.of, bytes - self.bytes) {
             return false;
@@ -530,12 +532,13 @@ impl Drop for Grant {
     }
 }
 
-/// Returns the bytes of heap that an allocation takes: a multiple of 16, including one word of the allocator.
+/// Returns the bytes of heap that an allocation of this size takes: a multiple of 16, including one word of the
+/// allocator.
 pub(crate) fn heap_bytes(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + 8).next_multiple_of(16).max(32) }
 }
 
-/// Size up to which a vector doubles.
+/// The size up to which a vector doubles, in bytes.
 const DOUBLED_BYTES_MAX: usize = 4 << 10;
 
 /// Returns the capacity of a vector after [`reserve`].
@@ -561,8 +564,8 @@ pub(crate) fn reserve<T>(vector: &mut Vec<T>, more: usize) {
 mod tests {
     use super::*;
 
-    /// The parts add up to the budget, and none is empty, for every allowed budget and number of log streams. In
-    /// budgets from 8 MiB on, pages have more than a third of it if there is one stream.
+    /// For every allowed budget and number of log streams, the parts add up to the budget, and every part has some
+    /// memory. In budgets of 8 MiB or more with one stream, pages get more than a third.
     #[test]
     fn parts_add_up_to_the_budget() {
         for streams in 1..=64 {
@@ -573,7 +576,7 @@ mod tests {
                 let parts = Account::ALL.map(|of| budget.limit_bytes(of));
                 assert_eq!(parts.iter().sum::<u64>(), total, "{streams} streams");
                 assert!(parts.iter().all(|bytes| *bytes > 0), "{parts:?} of {total}, {streams} streams");
-                // A reader's copy of a value that is just not large.
+                // A reader's copy of the longest value that is not large.
                 assert!(budget.limit_bytes(Account::Copies) > (64 << 10) + 16);
                 let share = match streams {
                     1 => 3,
@@ -587,7 +590,7 @@ mod tests {
         }
     }
 
-    /// A refused request must not take memory even briefly: the only waiter could check at that moment, go back to
+    /// A refused request must not take memory even briefly: the only waiter might check at that moment, go back to
     /// sleep, and never be woken.
     #[test]
     fn a_refused_attempt_takes_nothing() {
@@ -603,8 +606,8 @@ mod tests {
         });
     }
 
-    /// A call gives back everything that it holds when it ends. It holds nothing if others wait for the account, or if
-    /// the account has too little left.
+    /// Held memory is given back on drop. Nothing is held if another request is queued for the account, or if too
+    /// little is left in it.
     #[test]
     fn what_others_wait_for_is_not_held() {
         let budget = Budget::new(8 << 20, 1);
@@ -633,7 +636,7 @@ mod tests {
         assert_eq!(budget.taken_bytes(Account::Commits) + budget.taken_bytes(Account::Pinned), 0);
     }
 
-    /// Page tables take memory from frames, of which commits may pin half. An eighth is left to frames.
+    /// Page tables take memory from frames, but leave them an eighth. Commits may pin half of the frames.
     #[test]
     fn page_tables_take_from_frames() {
         let budget = Budget::of_pages(8000);
@@ -647,7 +650,8 @@ mod tests {
         assert!(budget.needed_for_opening(7000).is_none() && budget.needed_for_opening(7001).is_some());
     }
 
-    /// The budget named when page tables do not fit is large enough for them, and a slightly smaller one is not.
+    /// The budget that the error names when page tables do not fit is large enough for them, and a slightly smaller one
+    /// is not.
     #[test]
     fn an_error_names_a_budget_for_page_tables() {
         for (total, streams) in [(8 << 20, 1), (8 << 20, 64), (64 << 20, 4)] {
@@ -660,8 +664,8 @@ mod tests {
         }
     }
 
-    /// While a load has taken its share, the budget that the error names is larger than the one that is too small, and
-    /// page tables fit into it next to an equally large load.
+    /// While a load holds its share, the error names a larger budget than the current one, and page tables fit into
+    /// that budget next to a load that takes the same share of it.
     #[test]
     fn an_error_names_a_budget_for_page_tables_and_a_load() {
         let load_in = |budget: &Arc<Budget>| {
@@ -679,7 +683,8 @@ mod tests {
         assert_eq!(larger.needed_for_growth(bytes), None);
     }
 
-    /// The transactions account has room for the largest transaction and a copy of it, however their grants have grown.
+    /// The transactions account has room for the largest transaction and a copy of it, no matter in which steps their
+    /// grants grow.
     #[test]
     fn the_largest_transaction_and_a_copy_fit() {
         for total in [Budget::bytes_min(1), 64 << 20, 1 << 40] {
@@ -694,7 +699,7 @@ mod tests {
         }
     }
 
-    /// An account grants no more than it has, and has all of it again when the grants are gone.
+    /// An account grants no more than its limit, and all of it is available once the grants are dropped.
     #[test]
     fn a_part_gives_what_it_has() {
         let budget = Arc::new(Budget::new(8 << 20, 1));

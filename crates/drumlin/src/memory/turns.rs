@@ -1,11 +1,11 @@
 //! A queue of threads and tasks that wait for memory, served in the order of their requests.
 //!
 //! # Invariants
-//! 1. Only the first in the queue takes memory that becomes free; later callers join the queue behind it. So a large
-//!    request is not overtaken by small ones forever.
-//! 2. The first is woken whenever memory is released. It joins the queue before it checks for memory, and a release
-//!    checks the queue after giving memory back. All four accesses are sequentially consistent, so at least one of the
-//!    two sees the other.
+//! 1. Only the waiter at the head of the queue takes memory that is freed; later callers line up behind it. So small
+//!    requests cannot overtake a large one forever.
+//! 2. The waiter at the head is woken whenever memory is released. A waiter joins the queue before it checks for
+//!    memory, and a release checks the queue after giving memory back. All four accesses are sequentially consistent,
+//!    so either the waiter sees the memory or the release sees the waiter.
 //! 3. No waker is called or dropped while the lock is held.
 
 use std::collections::VecDeque;
@@ -59,7 +59,7 @@ impl WaitQueue {
         QueueTicket { turns: self, ticket }
     }
 
-    /// Announces that memory was given back. Wakes the first in the queue.
+    /// Announces that memory was given back, which wakes the waiter at the head of the queue.
     #[inline]
     pub(crate) fn announce(&self) {
         if self.are_awaited() {
@@ -77,8 +77,8 @@ impl WaitQueue {
 }
 
 impl QueueTicket<'_> {
-    /// Calls `attempt` if it is this ticket's turn, and returns its value if it has one. The waker is called when
-    /// polling again may succeed.
+    /// Calls `attempt` if this ticket is at the head of the queue, and returns its value, if any. The waker is called
+    /// when another poll may succeed.
     pub(crate) fn poll<T>(&self, waker: &Waker, attempt: impl FnOnce() -> Option<T>) -> Poll<T> {
         let (is_first, before) = {
             let mut queue = self.turns.queue.lock();
@@ -111,7 +111,7 @@ impl Drop for QueueTicket<'_> {
 mod tests {
     use super::*;
 
-    /// The first ticket gets what is available, and the second only after the first has left.
+    /// The first ticket gets the available memory; the second gets some only after the first has left.
     #[test]
     fn turns_are_taken_in_order() {
         let turns = WaitQueue::default();

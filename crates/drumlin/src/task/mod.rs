@@ -1,10 +1,10 @@
-//! The ways in which calls wait: by blocking their thread, or as tasks of any executor that polls them.
+//! Two ways for a call to wait: by blocking its thread, or as a task of whichever executor polls it.
 //!
 //! The engine's operations are written once, as `async` functions, and a [`WaitMode`] tells them how to wait. In
-//! `Blocking` mode, every wait blocks inside its poll, so the whole operation is ready at its first poll ([`ready`]).
-//! In `Tasks` mode, a wait stores a waker and occupies no thread. The exception is work that only blocking calls can do
-//! or that cannot be divided (growing a file, large values, definitions, commits of many rows): [`Workers`] do that. A
-//! task that never has to wait yields to its executor after a [`turn`].
+//! `Blocking` mode, every wait blocks inside its poll, so the operation as a whole is ready at its first poll
+//! ([`ready`]). In `Tasks` mode, a wait stores a waker and occupies no thread. The exceptions are operations that need
+//! blocking system calls or cannot be split up (growing a file, large values, definitions, commits of many rows): these
+//! run on [`Workers`]. A task that never has to wait yields to its executor after a [`turn`].
 
 mod rooted;
 mod timer;
@@ -24,16 +24,17 @@ pub(crate) use timer::Timer;
 use turn::Work;
 
 /// The threads of each pool. A job may wait for the disk, for other threads and for running jobs, but never for a
-/// queued job. So a task that holds something that a job may wait for (log space) must not need a job of the same pool.
+/// queued job. So a task that holds a resource that jobs wait for (log space) must not depend on a job of the same
+/// pool.
 const WORKER_THREADS_MAX: usize = 2;
 
-/// Returns a pool of threads for what only blocking calls can do. They start with the first jobs.
+/// Returns a thread pool for operations that must block. Its threads are started by the first jobs.
 pub(crate) fn new_workers(backend: &Arc<dyn Backend>) -> Workers {
     Workers::new(Arc::clone(backend), WORKER_THREADS_MAX)
 }
 
 /// A boxed future, for operations that seldom run or take long compared with an allocation: reading a page, a commit
-/// that waits. Boxing keeps the futures of the callers small, and the operation is compiled only once.
+/// that waits. Boxing keeps the callers' futures small and the operation is compiled only once.
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The background services for asynchronous callers.
@@ -44,14 +45,14 @@ pub(crate) struct Tasks {
     /// them, and jobs of `workers` may wait for log space or take minutes.
     pub(crate) evictors: Workers,
     /// Threads that make commits of many rows. They are separate from `workers`, because a commit waits for space in
-    /// the file and in the log, and the commits that hold this space may need `workers`. A commit in their queue holds
-    /// only row locks, and no commit waits for row locks.
+    /// the file and in the log, and the commits that hold this space may need `workers`. A commit queued here holds
+    /// only row locks, which no commit waits for.
     pub(crate) committers: Workers,
     pub(crate) timer: Timer,
 }
 
 impl Tasks {
-    /// Returns the wait mode for a call that begins. First yields to other tasks if its thread's turn is over.
+    /// Returns the wait mode for a new call. Yields to other tasks first if its thread's turn is over.
     #[inline]
     pub(crate) async fn begin_call(&self) -> WaitMode<'_> {
         Work::call().await;
@@ -67,7 +68,7 @@ impl Tasks {
         }
     }
 
-    /// Stops the threads after they have done their remaining jobs.
+    /// Lets the threads finish their queued jobs, then stops them.
     pub(crate) fn stop(&self) {
         self.workers.stop();
         self.evictors.stop();
@@ -76,7 +77,7 @@ impl Tasks {
     }
 }
 
-/// The way in which an operation waits.
+/// The way an operation waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WaitMode<'t> {
     /// The calling thread blocks.
@@ -90,7 +91,8 @@ impl WaitMode<'_> {
         matches!(self, WaitMode::Tasks(_))
     }
 
-    /// Counts a piece of work that is about to be done. First yields if the thread's turn is over.
+    /// Charges a piece of work, which is about to begin, to the thread's turn. Yields first if too little of the turn
+    /// is left.
     #[inline]
     pub(crate) fn work(self, units: u32) -> Work {
         match self {
@@ -99,7 +101,7 @@ impl WaitMode<'_> {
         }
     }
 
-    /// Counts work whose size is known only after it was done.
+    /// Charges work whose size is known only afterwards to the thread's turn.
     #[inline]
     pub(crate) fn worked(self, units: u32) {
         if let WaitMode::Tasks(_) = self {
@@ -107,7 +109,7 @@ impl WaitMode<'_> {
         }
     }
 
-    /// Runs a body that may block: on this thread, or on a worker for a task.
+    /// Runs a body that may block: on this thread in blocking mode, on a worker thread for a task.
     pub(crate) async fn run<T: Send + 'static>(self, body: impl FnOnce() -> T + Send + 'static) -> T {
         match self {
             WaitMode::Blocking => body(),
@@ -135,7 +137,7 @@ impl Wake for UnparkThread {
 }
 
 impl WaitMode<'_> {
-    /// Calls `poll` until it is ready, again each time its waker is called.
+    /// Calls `poll` until it returns `Ready`: once immediately, and once more each time the waker is called.
     pub(crate) async fn until<T>(self, mut poll: impl FnMut(&Waker) -> Poll<T>) -> T {
         match self {
             WaitMode::Blocking => {
@@ -205,10 +207,10 @@ impl WaitMode<'_> {
     }
 }
 
-/// Returns the result of an operation that waits by blocking.
+/// Returns the result of an operation in blocking mode.
 ///
 /// # Panics
-/// If the future is not ready at its first poll, because it was given another wait mode.
+/// If the future is not ready at its first poll, because it was given a different wait mode.
 #[inline]
 pub(crate) fn ready<T>(operation: impl Future<Output = T>) -> T {
     match pin!(operation).poll(&mut Context::from_waker(Waker::noop())) {

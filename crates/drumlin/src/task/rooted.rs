@@ -1,13 +1,13 @@
 //! Futures whose code stays in this crate.
 //!
-//! The compiler treats an `async` block like a generic function: it compiles the block again in every crate that polls
-//! or drops the future. If a public call awaited the engine directly, each program that makes the call would compile
-//! the engine again. A [`Rooted`] future carries the addresses of two functions, which poll and drop it. A program
-//! compiles only the two calls through these addresses.
+//! The compiler treats an `async` block like a generic function: it recompiles the block in every crate that polls or
+//! drops the future. If a public call awaited the engine directly, each program that makes the call would recompile the
+//! engine. A [`Rooted`] future carries the addresses of the two functions that poll and drop it. A program compiles
+//! only two calls through these addresses.
 //!
-//! The function that makes the future takes the addresses, so that function must be compiled in this crate, too. It
-//! has no type parameters, and it is `#[inline(never)]`: without this, the compiler may copy a short function into the
-//! crates of its callers. A test of the project checks both.
+//! The addresses are taken in the function that makes the future, so that function must be compiled in this crate, too.
+//! It must have no type parameters, and be `#[inline(never)]`, because otherwise the compiler may inline a short
+//! function into its callers' crates. A project test checks both.
 
 // `Rooted` pins its future in place and drops it through its address.
 #![allow(unsafe_code)]
@@ -17,7 +17,7 @@ use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// A future that is polled and dropped by code of the crate that made it. It needs no allocation.
+/// A future that is polled and dropped by code compiled in the crate that made it. Needs no allocation.
 #[must_use = "futures do nothing unless polled"]
 pub(crate) struct Rooted<F: Future> {
     future: ManuallyDrop<F>,
@@ -25,13 +25,13 @@ pub(crate) struct Rooted<F: Future> {
     /// `ManuallyDrop::drop`.
     ///
     /// # Safety
-    /// It is called once, for `future`, and nothing uses the future afterwards.
+    /// Must be called only once, for `future`, which must not be used afterwards.
     drop: unsafe fn(&mut ManuallyDrop<F>),
 }
 
 impl<F: Future> Rooted<F> {
-    /// Makes a future that this crate's code polls and drops. Only functions that are compiled in this crate may call
-    /// this: see the module.
+    /// Makes a future that this crate's code polls and drops. Call this only from functions that are compiled in this
+    /// crate: see the module.
     #[inline]
     pub(crate) fn new(future: F) -> Rooted<F> {
         Rooted { future: ManuallyDrop::new(future), poll: F::poll, drop: ManuallyDrop::drop }
@@ -46,7 +46,7 @@ impl<F: Future> Future for Rooted<F> {
         // SAFETY: nothing moves out of `self`, and `future` is not moved either: it is pinned whenever `self` is, since
         // no method returns it unpinned and `Drop` drops it in place.
         let this = unsafe { self.get_unchecked_mut() };
-        // SAFETY: `future` is pinned, as said above, and `ManuallyDrop` holds its value in place.
+        // SAFETY: `future` is pinned (see above), and `ManuallyDrop` holds its value in place.
         let future = unsafe { Pin::new_unchecked(&mut *this.future) };
         (this.poll)(future, context)
     }
@@ -55,7 +55,8 @@ impl<F: Future> Future for Rooted<F> {
 impl<F: Future> Drop for Rooted<F> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: `drop` is called once and nothing uses the future afterwards. It is dropped where it was pinned.
+        // SAFETY: this is the only call, and nothing uses the future afterwards. It is dropped in place, where it was
+        // pinned.
         unsafe { (self.drop)(&mut self.future) }
     }
 }
@@ -69,7 +70,7 @@ mod tests {
     use std::sync::Arc;
     use std::task::{Context, Poll, Waker};
 
-    /// Holds a reference to one of its own variables across a wait.
+    /// Holds a reference to one of its own variables across an `await`.
     async fn borrows_itself(alive: Arc<()>, is_pending: bool) -> usize {
         let bytes = [1u8, 2, 3];
         let slice = &bytes[1..];
@@ -82,7 +83,8 @@ mod tests {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    // The future continues where it stopped. It is dropped once, whether it was never polled, has waited, or is done.
+    // A polled future resumes where it stopped. It is dropped exactly once, whether it was never polled, is pending, or
+    // has completed.
     #[test]
     fn polled_and_dropped_like_the_future_itself() {
         let alive = Arc::new(());
@@ -103,7 +105,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&alive), 1);
     }
 
-    // A `Rooted` future is `Send` if its future is.
+    // A `Rooted` future is `Send` if the future inside it is.
     #[test]
     fn is_send_if_the_future_is() {
         fn is_send(_: &impl Send) {}

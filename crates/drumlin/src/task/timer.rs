@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::io::Backend;
 use crate::sync::{Condvar, Mutex};
 
-/// Wakes tasks at their deadlines. Its thread starts with the first of them.
+/// Wakes tasks at their deadlines. The first deadline starts its thread.
 #[derive(Debug)]
 pub(crate) struct Timer {
     backend: Arc<dyn Backend>,
@@ -25,7 +25,7 @@ struct TimerState {
 
 #[derive(Debug, Default)]
 struct Alarms {
-    /// The wakers, by deadline and number.
+    /// The wakers by deadline; a serial number separates equal deadlines.
     waiting: BTreeMap<(Duration, u64), Waker>,
     next_number: u64,
     thread: Option<JoinHandle<()>>,
@@ -51,7 +51,7 @@ impl Timer {
         Timer { backend, shared: Arc::default() }
     }
 
-    /// Calls the waker at `deadline`, a time of the backend's clock.
+    /// Calls the waker at `deadline`, measured by the backend's clock.
     pub(crate) fn wake_at(&self, deadline: Duration, waker: Waker) -> Alarm {
         let mut state = self.shared.state.lock();
         let key = (deadline, state.next_number);

@@ -1,16 +1,16 @@
 //! The B+tree of a keyspace.
 //!
 //! # Invariants
-//! 1. Page 1 is the root, whatever its level. A node covers the keys from its lower fence (included) to its upper fence
-//!    (excluded). At each level the ranges of the nodes abut and cover all keys.
-//! 2. Inner nodes are replaced, never changed. From any version of an inner node, however old, a descent reaches a node
-//!    that once covered the key. The leaf that it reaches is checked, under its latch, for whether it covers the key
-//!    now; if not, the descent starts again. So an outdated view costs a restart and never gives a wrong answer.
-//! 3. A structure change happens under the shared epoch latch and the exclusive latches of the parent and the nodes
-//!    concerned. They are latched parents before children, left before right. A structure change moves rows but changes
-//!    none, and leaves no record in the log.
-//! 4. A core operation never waits. If it lacks something, it returns what it lacks ([`Needs`]) and has changed
-//!    nothing.
+//! 1. Page 1 is always the root, regardless of its level. A node covers the keys from its lower fence (inclusive) to
+//!    its upper fence (exclusive). At each level, the ranges of the nodes abut and cover all keys.
+//! 2. Inner nodes are replaced, never changed. From any version of an inner node, no matter how old, a descent reaches
+//!    a node that once covered the key. The leaf at its end is latched and checked; if it does not cover the key now,
+//!    the descent restarts. So an outdated view costs a restart, but never gives a wrong answer.
+//! 3. A structure change holds the epoch latch shared, and the parent and the affected nodes exclusively. Latch order
+//!    is parents before children, left before right. A structure change moves rows without changing them, and is not
+//!    logged.
+//! 4. A core operation never waits. If it lacks a page or a frame, it returns that need ([`Needs`]) without having
+//!    changed anything.
 
 pub(crate) mod node;
 mod structure;
@@ -27,22 +27,22 @@ use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::{Boxed, WaitMode};
 use node::{Inner, LeafMut, Node};
 
-/// A listener to structure changes, for data about pages that lies outside of them: row counts and old versions. Each
-/// keyspace's tree gets its observer when it is created. All calls are made under the shared epoch latch.
+/// A listener to structure changes, for data about pages that is kept outside of them: row counts and old versions.
+/// Each keyspace's tree is created with its observer. All calls are made under the shared epoch latch.
 pub(crate) trait RowObserver: Send + Sync {
-    /// A new page is about to be published under this number, which an earlier page may have had.
+    /// A new page is about to be published under this number, which may have belonged to an earlier page.
     fn page_created(&self, page: PageId);
 
     /// The fences of these pages are about to change. The caller has latched the pages exclusively, and has not
     /// published any node with the new fences.
     fn begin_change(&self, pages: &[PageId]);
 
-    /// All nodes with the new fences of these pages have been published. A page that the change removes still has its
-    /// number.
+    /// All nodes with the new fences of these pages have been published. If the change removes a page, its number has
+    /// not been freed yet.
     fn end_change(&self, pages: &[PageId]);
 
-    /// The rows from `separator` on, or all rows if it is `None`, have moved from one leaf to another. The leaves
-    /// always differ, and are latched.
+    /// The rows starting at `separator`, or all rows if it is `None`, have moved from leaf `from` to leaf `to`. Both
+    /// leaves are latched, and they are never the same.
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>);
 }
 
@@ -60,16 +60,16 @@ impl std::fmt::Debug for Tree {
     }
 }
 
-/// The number of restarts after which the tree is considered damaged. An outdated view lasts only microseconds.
+/// The number of restarts after which the tree is considered corrupted, since views are outdated only for microseconds.
 pub(crate) const RESTARTS_MAX: usize = 1_000_000;
 
-/// The limit on restarts once page-table entries are known to be lost: then only eviction can make a view outdated.
+/// The limit on restarts once page-table entries are known to be lost. Outdated views can then come only from eviction.
 const LOST_RESTARTS_MAX: usize = 100;
 
-/// The limit on restarts that may each read from the device.
+/// The limit on restarts if each of them may read from the device.
 const UNREADABLE_RESTARTS_MAX: usize = 1000;
 
-/// Verifies a page that was read from an extent of this kind on disk, before anything relies on it.
+/// Verifies a page that was read from an extent of this kind, before anything relies on its content.
 pub(crate) fn check_node(page: &[u8], kind: Kind) -> Result<(), node::NodeError> {
     node::check(page)?;
     match (Node::new(page).level(), kind) {
@@ -78,7 +78,7 @@ pub(crate) fn check_node(page: &[u8], kind: Kind) -> Result<(), node::NodeError>
     }
 }
 
-/// Returns the first sixteen bytes of a node's lower fence as a number. These numbers sort as the keys do.
+/// Returns the first sixteen bytes of a node's lower fence as a number. These numbers sort in the order of the fences.
 pub(crate) fn key_order(page: &[u8]) -> u128 {
     let mut first = [0; 16];
     if let Some(lower) = Node::new(page).lower_fence() {
@@ -102,7 +102,7 @@ pub(crate) enum Direction {
 pub(crate) enum Target<'k> {
     /// The node that covers the key.
     At(&'k [u8]),
-    /// The node that holds the keys directly below this one.
+    /// The node that contains the keys directly below this one.
     Below(&'k [u8]),
     /// The last node of its level.
     Last,
@@ -135,7 +135,7 @@ impl Target<'_> {
 #[derive(Debug)]
 pub(crate) struct Unreadable {
     pub(crate) page: PageId,
-    /// The node's fences, as its parent has them: the keys between them can't be reached without the node.
+    /// The node's fences, according to its parent. The keys between them can't be reached without the node.
     pub(crate) lower: Option<Vec<u8>>,
     pub(crate) upper: Option<Vec<u8>>,
     pub(crate) error: Error,
@@ -144,13 +144,14 @@ pub(crate) struct Unreadable {
 /// The leaves that a scan will visit next, and their parents. See [`Tree::upcoming`].
 #[derive(Debug, Default)]
 pub(crate) struct Upcoming {
-    /// Inner nodes that are on disk: parents of leaves that will be upcoming soon, or else a node above them.
+    /// Inner nodes on disk: parents of leaves that the scan will reach soon, or if these parents are not known yet, a
+    /// node above them.
     pub(crate) inner: Vec<PageId>,
-    /// The upcoming leaves that are on disk.
+    /// Upcoming leaves that are on disk.
     pub(crate) pages: Vec<PageId>,
-    /// Number of upcoming leaves, including those in memory.
+    /// The number of upcoming leaves, including those in memory.
     pub(crate) leaf_count: usize,
-    /// The key at which the leaves after these begin (forward) or end (backward), if there are any.
+    /// The key at which the leaves after these begin (forward) or end (backward), or `None` if no leaves follow.
     pub(crate) next: Option<Vec<u8>>,
 }
 
@@ -176,19 +177,19 @@ impl Tree {
         PageKey { keyspace: self.pages.id, page }
     }
 
-    /// Returns the length of the longest key.
+    /// Returns the maximum length of a key.
     pub(crate) fn key_bytes_max(&self) -> usize {
         crate::format::node::key_bytes_max(self.pages.page_bytes)
     }
 
-    /// Returns the length of the longest value that is stored inline with this key.
+    /// Returns the maximum length of a value that is stored inline with this key.
     pub(crate) fn inline_bytes_max(&self, key: &[u8]) -> usize {
         crate::format::node::inline_bytes_max(self.pages.page_bytes, key.len())
     }
 
     // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Brings a page of the tree into memory, unless it is already there or free.
+    /// Reads a page of the tree into memory, unless it is already in memory or free.
     pub(crate) fn fault<'a>(&'a self, mode: WaitMode<'a>, wanted: Wanted) -> Boxed<'a, Result<()>> {
         Box::pin(async move {
             match mode {
@@ -198,7 +199,7 @@ impl Tree {
         })
     }
 
-    /// Brings several pages of the tree into memory with many reads in flight. Skips pages that can't be read. Returns
+    /// Reads several pages of the tree into memory, with many reads in flight. Skips pages that can't be read. Returns
     /// the number of pages read.
     pub(crate) fn fault_many<'a>(&'a self, mode: WaitMode<'a>, wanted: &'a [Wanted]) -> Boxed<'a, Result<usize>> {
         Box::pin(async move {
@@ -218,14 +219,14 @@ impl Tree {
 
     // ── descents ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Descends from a page above the target's leaf, and returns the leaf's page and the frame that seems to hold it.
-    /// Prefetches the frame into the processor's cache.
+    /// Descends from a page above the target's leaf. Returns the leaf's page and the frame that appears to hold it, or
+    /// `None` if the view was outdated. Prefetches the frame into the processor's cache.
     pub(crate) fn locate(&self, from: PageId, target: Target<'_>) -> Result<Option<(PageId, FrameIndex)>, Stop> {
         self.descend_from(from, target, |_, _, _, _| ())
     }
 
-    /// Descends from the root to the frame that seems to hold the target's leaf. `visit` sees the inner nodes on the
-    /// path.
+    /// Descends from the root to the frame that appears to hold the target's leaf. Calls `visit` with each inner node
+    /// on the path and the index of the child that the descent continues with.
     #[inline]
     pub(crate) fn descend(
         &self,
@@ -254,8 +255,8 @@ impl Tree {
                     }
                     self.pool.frames.header(frame).touch_inner();
                     let inner = Inner::new(bytes);
-                    // Only the leaf is checked for whether it covers the target. An outdated path ends at a leaf that
-                    // does not, and it can't loop because levels must descend.
+                    // Don't check that inner nodes cover the target: only the leaf matters. An outdated path ends at a
+                    // leaf that does not cover it, and can't loop because levels must descend.
                     if inner.level() >= level {
                         return Ok(None);
                     }
@@ -278,13 +279,13 @@ impl Tree {
         }
     }
 
-    /// Returns the error of a tree in which descents never end.
+    /// Returns the error for a tree in which descents never reach their leaf.
     pub(crate) fn lost(&self) -> Error {
         let what = format!("the tree of keyspace {}", self.pages.quoted_name());
         Error::corrupted(self.pool.space.path(), what, "its nodes do not lead to every key")
     }
 
-    /// Repeats an attempt to latch a leaf until it succeeds. It returns `None` if its view was outdated.
+    /// Repeats an attempt to latch a leaf until it succeeds. The attempt returns `None` if its view was outdated.
     #[inline]
     fn restarting<T>(&self, mut attempt: impl FnMut() -> Result<Option<T>, Stop>) -> Result<T, Stop> {
         for restart in 0..RESTARTS_MAX {
@@ -296,7 +297,7 @@ impl Tree {
         Err(Stop::Error(self.lost()))
     }
 
-    /// Returns the target's leaf, latched for reading. Expected O(log n).
+    /// Returns the target's leaf, latched shared. Expected O(log n).
     #[inline]
     pub(crate) fn read_leaf(&self, target: Target<'_>) -> Result<FrameRead<'_>, Stop> {
         self.restarting(|| {
@@ -305,8 +306,8 @@ impl Tree {
         })
     }
 
-    /// Like [`read_leaf_from`](Self::read_leaf_from), for a scan. If the descent begins at the root, it also returns
-    /// the frame of the next leaf, if that is in memory and has the same parent.
+    /// Like [`read_leaf_from`](Self::read_leaf_from), for a scan. After a descent from the root, also returns the frame
+    /// of the next leaf, if that leaf is in memory and has the same parent.
     pub(crate) fn read_leaf_of_scan(
         &self,
         from: PageId,
@@ -333,8 +334,8 @@ impl Tree {
         })
     }
 
-    /// Like [`read_leaf`](Self::read_leaf), but begins at a page that an earlier descent lacked. If that page no longer
-    /// leads to the leaf, begins at the root.
+    /// Like [`read_leaf`](Self::read_leaf), but resumes at a page that an earlier descent lacked. If that page no
+    /// longer leads to the leaf, starts over at the root.
     #[inline]
     pub(crate) fn read_leaf_from(&self, from: PageId, target: Target<'_>) -> Result<FrameRead<'_>, Stop> {
         if from != PageId::ROOT
@@ -346,7 +347,7 @@ impl Tree {
         self.read_leaf(target)
     }
 
-    /// Like [`read_leaf`](Self::read_leaf), for a caller that already holds the latches of leaves before this one.
+    /// Like [`read_leaf`](Self::read_leaf), for a caller that has already latched leaves to the left of this one.
     /// `is_held_here` recognises their frames.
     pub(crate) fn read_leaf_while_holding(
         &self,
@@ -363,7 +364,7 @@ impl Tree {
         })
     }
 
-    /// Latches the target's leaf for reading in the frame where it was [located](Self::locate), if it is still there.
+    /// Latches the target's leaf shared in the frame where it was [located](Self::locate), if it is still there.
     #[inline]
     pub(crate) fn read_leaf_at(
         &self,
@@ -374,8 +375,8 @@ impl Tree {
         self.is_leaf_of(&read, target).then_some(read)
     }
 
-    /// Like [`read_leaf_at`](Self::read_leaf_at), for a caller that holds other latches. Also returns `None` if it
-    /// would have to wait for the latch.
+    /// Like [`read_leaf_at`](Self::read_leaf_at), for a caller that holds other latches. Returns `None` instead of
+    /// waiting for the latch.
     #[inline]
     pub(crate) fn try_read_leaf_at(
         &self,
@@ -386,13 +387,13 @@ impl Tree {
         self.is_leaf_of(&read, target).then_some(read)
     }
 
-    /// Returns `true` if the latched frame still holds the leaf of its page number, and the leaf covers the target.
+    /// Returns `true` if the latched frame is still the current one of its page, and the leaf covers the target.
     #[inline]
     fn is_leaf_of(&self, read: &FrameRead<'_>, target: Target<'_>) -> bool {
         self.pages.table.shows(read.page(), PageEntry::Leaf(read.frame())) && target.is_in(&Node::new(read))
     }
 
-    /// Latches a leaf for change in the frame where it was found before, if it is still there and covers the key.
+    /// Latches a leaf exclusively in the frame where it was located, if it is still there and covers the key.
     #[inline]
     pub(crate) fn write_leaf_at(
         &self,
@@ -405,7 +406,7 @@ impl Tree {
         (self.pages.table.shows(page, PageEntry::Leaf(frame)) && Node::new(&write).covers(key)).then_some(write)
     }
 
-    /// Returns the leaf that covers the key, latched for change. The caller may hold the latches of leaves before it;
+    /// Returns the leaf that covers the key, latched exclusively. The caller may have latched leaves to its left;
     /// `is_held_here` recognises their frames. Expected O(log n).
     #[inline]
     pub(crate) fn write_leaf(
@@ -419,7 +420,7 @@ impl Tree {
         })
     }
 
-    /// Fails if the keyspace is being dropped, which frees its pages.
+    /// Fails if the keyspace is being dropped, since dropping frees its pages.
     pub(crate) fn check_dropped(&self) -> Result<(), Error> {
         if self.pages.dropped.load(std::sync::atomic::Ordering::Acquire) {
             return Err(Error::KeyspaceDropped { name: self.pages.name.to_string() });
@@ -427,7 +428,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Called before each restart. Fails if the keyspace is being dropped or its page tables have lost entries.
+    /// Called before each restart. Fails if the keyspace is being dropped, or if its page tables have lost entries and
+    /// [`LOST_RESTARTS_MAX`] is reached.
     #[cold]
     pub(crate) fn pause(&self, restart: usize) -> Result<()> {
         self.check_dropped()?;
@@ -441,10 +443,10 @@ impl Tree {
     }
 
     /// Returns the pages that a scan will need next: at most `count` leaves with the same parent, starting with the one
-    /// that covers the target, and the lowest inner nodes that lead to as many leaves after those.
+    /// that covers the target, and the lowest inner nodes above about as many subsequent leaves.
     pub(crate) fn upcoming(&self, target: Target<'_>, direction: Direction, count: usize) -> Upcoming {
         let mut upcoming = Upcoming::default();
-        /// Upper estimate of the bytes that a child takes in an inner node. Long keys take more.
+        /// An upper estimate of a child's size in an inner node, in bytes. It may be larger if keys are long.
         const CHILD_BYTES: usize = 64;
         let from = |child: usize, len: usize, count: usize| -> Vec<usize> {
             match direction {
@@ -483,8 +485,8 @@ impl Tree {
         upcoming
     }
 
-    /// Finds the first unreadable node on the path to the key's leaf. Returns `None` if all can be read. Expected O(log
-    /// n).
+    /// Finds the first unreadable node on the path to the key's leaf. Returns `None` if the whole path can be read.
+    /// Expected O(log n).
     pub(crate) fn unreadable<'a>(&'a self, mode: WaitMode<'a>, key: &'a [u8]) -> Boxed<'a, Result<Option<Unreadable>>> {
         Box::pin(async move {
             let mut provider = Provider::new(mode, &self.pool);
@@ -521,13 +523,13 @@ impl Tree {
     }
 }
 
-/// Descents for ascending keys. Each begins at the lowest inner node of the previous one, if that node covers the key.
-/// The node may be outdated by then, like any node during a descent.
+/// Descents for ascending keys. Each starts at the lowest inner node of the previous descent, if that node covers the
+/// key. The node may have become outdated, like any node during a descent.
 pub(crate) struct Finger<'g> {
     tree: &'g Tree,
     immutable_pages: ImmutablePages<'g>,
     lowest: Option<Inner<'g>>,
-    /// The child of `lowest` that covers the last key.
+    /// The child of `lowest` that covers the previous key.
     child: usize,
 }
 
@@ -536,8 +538,8 @@ impl<'g> Finger<'g> {
         Finger { tree, immutable_pages: reclaim_guard.pages(&tree.pages.table), lowest: None, child: 0 }
     }
 
-    /// Returns `true` if the parent says that the key belongs to the leaf located last. The key must not be below the
-    /// last one.
+    /// Returns `true` if, according to its parent, the most recently located leaf covers the key. The key must not be
+    /// lower than the previous one.
     #[inline]
     pub(crate) fn is_at(&self, key: &[u8]) -> bool {
         debug_assert!(self.lowest.is_none_or(|node| self.child < node.len()), "the finger points beyond its node");
@@ -547,7 +549,7 @@ impl<'g> Finger<'g> {
         })
     }
 
-    /// Returns the frame that seems to hold the key's leaf, like [`Tree::locate`] from the root.
+    /// Returns the frame that appears to hold the key's leaf, like [`Tree::locate`] from the root.
     #[inline]
     pub(crate) fn locate(&mut self, key: &[u8]) -> Result<Option<(PageId, FrameIndex)>, Stop> {
         if let Some(node) = self.lowest.filter(|node| node.covers(key)) {
@@ -582,7 +584,7 @@ impl<'g> Finger<'g> {
     }
 }
 
-/// Returns the fences of a child: the first key that it may hold, and the first key after its range.
+/// Returns the lower and upper fences of a child.
 pub(crate) fn child_fences(inner: &Inner<'_>, child: usize) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
     debug_assert!(child < inner.len(), "a node of {} children is asked for child {child}", inner.len());
     let (mut lower, mut upper) = (Vec::new(), Vec::new());

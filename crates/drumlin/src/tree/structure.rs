@@ -1,4 +1,4 @@
-//! Splits and merges. Each of these structure changes is complete in itself.
+//! Splits and merges. Each of these structure changes leaves the tree in a valid state.
 
 use super::node::{Inner, InnerMut, Leaf, LeafChange, LeafMut, Node, separator_between};
 use super::{RowObserver, Target, Tree, check_node};
@@ -9,7 +9,7 @@ use crate::pool::{FrameWrite, Needs, NewFrame, Provider, Residency, Stop};
 use crate::space::{EpochGuard, PageEntry};
 use crate::task::{Boxed, WaitMode};
 
-/// A row to be put into a leaf or removed from it: its key, and the bytes of its value, or `None` if it is removed.
+/// A row to be put into a leaf or removed from it: its key, and the length of its value, or `None` for a removal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Incoming<'k> {
     pub(crate) key: &'k [u8],
@@ -24,18 +24,18 @@ impl Incoming<'_> {
     }
 }
 
-/// Frames that a structure change needs at most.
+/// The maximum number of frames that a structure change needs.
 pub(crate) const FRAMES_NEEDED: usize = 3;
 
-/// Bytes of a slot and of a value's length: the cost of a row besides its key and value.
+/// The overhead of a row, in addition to its key and value: its slot, and the length of its value.
 const ROW_OVERHEAD_BYTES: usize = crate::format::node::SLOT_BYTES + crate::format::node::VALUE_LENGTH_BYTES;
 
-/// A node is merged only if less than a quarter of it is in use and the result leaves a quarter free. This keeps splits
-/// and merges from undoing each other.
+/// Nodes are merged only if one of them is less than a quarter full and the merged node has at least a quarter free.
+/// This keeps splits and merges from undoing each other.
 const UNDERFULL_SHARE: usize = 4;
 
-/// The maximum number of consecutive passes over empty leaves that merge nothing. Other threads may change the tree at
-/// the same time.
+/// The maximum number of consecutive passes over empty leaves that merge nothing, which happens if other threads keep
+/// changing the tree.
 const IDLE_PASSES_MAX: u32 = 100;
 
 /// The outcome of merging the leaves of a tree without rows.
@@ -43,13 +43,13 @@ const IDLE_PASSES_MAX: u32 = 100;
 pub(crate) enum Emptied {
     /// The root is an empty leaf.
     Whole,
-    /// A row was found.
+    /// The tree has a row.
     HasRows,
     /// Nothing was merged in [`IDLE_PASSES_MAX`] passes: other threads were changing the tree.
     Busy,
 }
 
-/// A change of the fences of latched pages. Dropping it tells the observer that all new nodes are published.
+/// A change of the fences of latched pages. Dropping it tells the observer that all new nodes have been published.
 struct FenceChange<'t, const N: usize> {
     observer: &'t dyn RowObserver,
     pages: [PageId; N],
@@ -61,26 +61,26 @@ impl<const N: usize> Drop for FenceChange<'_, N> {
     }
 }
 
-/// The neighbours that are merged.
+/// The condition for merging two neighbours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Merging {
-    /// Those of which one is underfull, if the result leaves a quarter of the page free.
+    /// At least one is underfull, and the merged node leaves a quarter of the page free.
     Underfull,
-    /// All that fit into one page.
+    /// Both fit into one page.
     AllThatFit,
 }
 
-/// The outcome of a step.
+/// The outcome of one attempt to make room.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Progress {
-    /// The leaf of the first row has room for all rows that it covers: those below this key, or all if it is `None`.
+    /// There is room for all rows below this key, or for all rows if it is `None`.
     Done(Option<Vec<u8>>),
-    /// A node above the leaf was split, or something changed in between. Look again.
+    /// A node above the leaf was split, the leaf needs more splits, or another thread changed the tree: try again.
     Again,
 }
 
 impl Tree {
-    /// Splits leaves until the rows that belong to each leaf fit into it together. The rows ascend. Waits for pages and
+    /// Splits leaves until each has room for all of the rows that it covers. The rows must ascend. Waits for pages and
     /// frames.
     pub(crate) fn split_for<'a>(&'a self, mode: WaitMode<'a>, mut rows: &'a [Incoming<'a>]) -> Boxed<'a, Result<()>> {
         Box::pin(async move {
@@ -97,7 +97,7 @@ impl Tree {
                             return Ok(());
                         }
                     }
-                    // If the keyspace has been dropped, its nodes are gone and looking again would never end.
+                    // If the keyspace has been dropped, its nodes are gone, and retrying would never end.
                     Ok(Progress::Again) => self.check_dropped()?,
                     Err(Stop::Error(error)) => return Err(error),
                     Err(Stop::Needs(Needs::Frame(page_bytes))) => {
@@ -122,7 +122,7 @@ impl Tree {
             path.push((page, inner.fits_separator(self.key_bytes_max())));
         })?;
         let Some((leaf_page, _)) = found else { return Ok(Progress::Again) };
-        // Make room from the top down: the parent of the highest full node has room for a split of that node.
+        // Make room from the top down: split the highest full node, since its parent still has room.
         if let Some(full) = path.iter().position(|&(_, fits)| !fits) {
             return if full == 0 {
                 self.grow_root(&epoch_guard, frames)
@@ -136,19 +136,19 @@ impl Tree {
         }
     }
 
-    /// Tells the observer that the fences of these pages are about to change. The caller has the pages latched.
+    /// Tells the observer that the fences of these pages are about to change. The caller has latched the pages.
     fn begin_change<const N: usize>(&self, pages: [PageId; N]) -> FenceChange<'_, N> {
         debug_assert!(pages.iter().all(|page| *page != PageId::ROOT), "the root has other fences");
         self.observer.begin_change(&pages);
         FenceChange { observer: &*self.observer, pages }
     }
 
-    /// Returns the inner node in `page`, latched exclusively so that it can't be replaced.
+    /// Returns the inner node in `page`, latched exclusively, which keeps other threads from replacing it.
     fn latch_inner(&self, page: PageId) -> Option<FrameWrite<'_>> {
         let PageEntry::Immutable(frame) = self.pages.table.load(page) else { return None };
         let write = self.pool.frames.write(frame, self.page_key(page))?;
         let is_there = self.pages.table.load(page) == PageEntry::Immutable(frame);
-        // The page number may belong to a large value by now.
+        // By now, the page number may belong to a large value.
         let is_inner = is_there && write[KIND_OFFSET] == Kind::Inner as u8;
         debug_assert!(
             !is_inner || Node::new(&write).level() > 0,
@@ -180,7 +180,7 @@ impl Tree {
         old.unlink(Residency::Immutable);
     }
 
-    /// Publishes a page that no node refers to yet.
+    /// Publishes a new page. No node refers to it yet.
     fn publish(&self, epoch_guard: &EpochGuard<'_>, mut new: NewFrame<'_>, kind: Kind) -> PageId {
         new[KIND_OFFSET] = kind as u8;
         debug_assert_eq!(check_node(&new, kind), Ok(()), "a new node is not sound");
@@ -337,8 +337,8 @@ impl Tree {
         copy.copy_from_slice(&parent);
         let index = Inner::new(&parent).child_for(&separator) + 1;
         InnerMut::new(&mut copy).insert_child(index, &separator, right).expect("room was checked");
-        // Replace the parent first. If the lower node became the left half while the parent still sent all keys to it,
-        // both nodes would be current, and a descent for a key of the right half would end in the wrong leaf unnoticed.
+        // Replace the parent first. Otherwise, the child would already be the left half while the current parent still
+        // sent all keys to it, and a descent for a key in the right half would end in the wrong leaf unnoticed.
         self.replace(epoch_guard, parent_page, parent, copy);
         self.replace(epoch_guard, page, full, left);
         Ok(Progress::Again)
@@ -347,8 +347,7 @@ impl Tree {
     // ── merging ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Merges the leaf that covers the key with a neighbour, if both are in memory and fit together, and then does the
-    /// same for the nodes above. Does only what it can do without waiting: a merge saves space, but correctness does
-    /// not depend on it.
+    /// same for the nodes above. Gives up rather than wait: a merge saves space, but correctness does not depend on it.
     pub(crate) fn try_merge(&self, key: &[u8]) {
         let mut level = 0;
         while let Ok(true) = self.try_merge_level(key, level, Merging::Underfull) {
@@ -359,12 +358,12 @@ impl Tree {
         }
     }
 
-    /// Merges the leaves of a tree without rows until its root is an empty leaf, or until it finds a row. Waits for
+    /// Merges the leaves of a tree without rows until its root is an empty leaf. Stops if it finds a row. Waits for
     /// pages and frames. O(leaves).
     ///
-    /// A tree that was larger than memory has empty leaves after its rows are removed, because
+    /// If a tree was larger than memory, empty leaves are left after its rows are removed, because
     /// [`try_merge`](Self::try_merge) merges only leaves in memory. `prepare` is called before each change, without
-    /// latches; its result is kept until the change is made.
+    /// holding latches; its result is kept until the change has been made.
     pub(crate) fn merge_empty_leaves<R>(&self, mut prepare: impl FnMut() -> Result<R>) -> Result<Emptied> {
         let read_empty_leaf = |key: &[u8]| {
             self.pool.waiting(|_| {
@@ -376,14 +375,14 @@ impl Tree {
         let mut idle_passes = 0;
         while idle_passes < IDLE_PASSES_MAX {
             idle_passes += 1;
-            // Each pass leaves at most one leaf to each parent, so that the next one merges the parents.
+            // Each pass leaves at most one leaf per parent, so the next pass can merge the parents.
             let mut next = Some(Vec::new());
             while let Some(key) = next {
                 let Some((page, upper)) = read_empty_leaf(&key)? else { return Ok(Emptied::HasRows) };
                 if page == PageId::ROOT {
                     return Ok(Emptied::Whole);
                 }
-                // This also brings the right neighbour and the nodes above it into memory.
+                // Reading the right neighbour also brings it and the nodes above it into memory.
                 if let Some(upper) = &upper
                     && read_empty_leaf(upper)?.is_none()
                 {
@@ -417,7 +416,8 @@ impl Tree {
         Node::new(page).live_bytes() * UNDERFULL_SHARE < page.len()
     }
 
-    /// Merges two nodes of a level. Returns `true` if the level above may need a merge now.
+    /// Merges the node of this level that covers the key with a neighbour. Returns `true` if the level above may need a
+    /// merge now.
     fn try_merge_level(&self, key: &[u8], level: u8, merging: Merging) -> Result<bool, Stop> {
         let mut copy = self.free_frame()?;
         let epoch_guard = self.pool.space.epoch_latch.shared();
@@ -465,7 +465,7 @@ impl Tree {
             crate::coverage::mark!("two leaves merged");
             self.observer.rows_moved(&self.pages, right_page, left_page, None);
             self.replace(&epoch_guard, parent_page, parent, copy);
-            // The change has to end before the page number can be reused.
+            // End the change before freeing the page, because its number may then be reused.
             drop(change);
             self.pool.free_page(&epoch_guard, &self.pages, right);
         } else {
@@ -484,7 +484,7 @@ impl Tree {
             crate::coverage::mark!("two inner nodes merged");
             self.replace(&epoch_guard, left_page, left, merged);
             self.replace(&epoch_guard, parent_page, parent, copy);
-            // The change has to end before the page number can be reused.
+            // End the change before freeing the page, because its number may then be reused.
             drop(change);
             self.pool.free_page(&epoch_guard, &self.pages, right);
         }
@@ -497,7 +497,7 @@ impl Tree {
         self.pool.frames.try_take(page_bytes).ok_or_else(|| Needs::Frame(page_bytes).into())
     }
 
-    /// Replaces the root by its only child. Returns `true` if the new root may have an only child too.
+    /// Replaces the root with its only child. Returns `true` if the new root might also have only one child.
     fn try_collapse_root(&self) -> Result<bool, Stop> {
         let epoch_guard = &self.pool.space.epoch_latch.shared();
         let Some(root) = self.latch_inner(PageId::ROOT) else { return Ok(false) };
@@ -535,13 +535,13 @@ impl Tree {
     }
 }
 
-/// Returns `true` if all rows that the leaf covers fit into it when they are put in this order. Space that removals
-/// free is not counted; at worst this splits a leaf early.
+/// Returns `true` if all rows that the leaf covers fit into it when they are put in this order. Ignores the space freed
+/// by removals; at worst, the leaf is split earlier than necessary.
 pub(crate) fn fits(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
     let upper = leaf.upper_fence();
     let covered = || rows.iter().take_while(|row| upper.is_none_or(|upper| row.key < upper));
     let puts = || covered().filter_map(|row| Some((row.key, row.value_bytes?)));
-    // If they would fit as new rows, which is the usual case, skip looking for existing ones.
+    // In the usual case they would fit even if all of them were new: then don't search for existing rows.
     let mut free_bytes = leaf.free_bytes();
     let new_rows_fit = puts().all(|(key, value_bytes)| {
         let left_bytes = free_bytes.checked_sub(leaf.row_cost(key.len(), value_bytes));
@@ -563,7 +563,7 @@ pub(crate) fn fits(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
     })
 }
 
-/// Returns the progress after the leaf of the first row was split into these two.
+/// Returns the progress made by splitting the first row's leaf into these two.
 fn progress_after_split(left: &Leaf<'_>, right: &Leaf<'_>, rows: &[Incoming<'_>]) -> Progress {
     let separator = left.upper_fence().expect("a leaf was split here");
     debug_assert!(right.lower_fence() == Some(separator), "a split leaves a gap");
@@ -590,7 +590,8 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     let only_appends = merged.get(leaf.len()).is_some_and(|row| row.put == Some(0));
     let total: usize = merged.iter().map(|row| row.bytes).sum();
     let capacity = leaf.free_bytes() + leaf.live_bytes() - leaf_overhead_bytes(leaf);
-    // If all rows follow the last one, this is a sorted load: fill the left leaf. Otherwise split in the middle.
+    // If all new rows follow the leaf's last row, this is a sorted load: fill the left leaf. Otherwise split in the
+    // middle.
     let goal = if only_appends { capacity.saturating_sub(leaf_reserve_bytes(leaf)) } else { total / 2 };
     let mut left_bytes = 0;
     let mut at = 0;
@@ -606,12 +607,13 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     if sides_fit(leaf, &separator) {
         return Some(separator);
     }
-    // The existing rows leave no room for such a long fence. A split around one row always fits.
+    // One half has no room for such a long fence in addition to its existing rows. A split planned for a single row
+    // always fits.
     let &(key, value_bytes) = puts.first()?;
     Some(split_around(leaf, key, value_bytes))
 }
 
-/// Returns the separator of a split that makes room for one row.
+/// Returns the separator of a split that makes room for a single row.
 fn split_around(leaf: &Leaf<'_>, key: &[u8], value_bytes: usize) -> Vec<u8> {
     let change = match leaf.search(key) {
         Ok(index) => LeafChange::Replace { index, value_bytes },
@@ -620,8 +622,8 @@ fn split_around(leaf: &Leaf<'_>, key: &[u8], value_bytes: usize) -> Vec<u8> {
     leaf.split_for(&change).separator
 }
 
-/// Returns the rows to be put into the leaf, each with the bytes of its value. Two pages full of them are enough to
-/// determine the first split. Removals are left out because they need no room.
+/// Returns the rows to be put into the leaf, each with the length of its value. Stops after two pages full of rows,
+/// which are enough to determine the first split. Leaves out removals, because they need no room.
 fn puts_ahead<'k>(leaf: &Leaf<'_>, rows: &[Incoming<'k>]) -> Vec<(&'k [u8], usize)> {
     let mut ahead_bytes = 2 * leaf.page_bytes();
     let covered = rows.iter().take_while(|row| leaf.upper_fence().is_none_or(|upper| row.key < upper));
@@ -635,18 +637,18 @@ fn puts_ahead<'k>(leaf: &Leaf<'_>, rows: &[Incoming<'k>]) -> Vec<(&'k [u8], usiz
         .collect()
 }
 
-/// A row that is in the leaf, to be put, or both.
+/// A row that is in the leaf, is to be put, or both.
 struct MergedRow {
-    /// The row's index in the leaf, or the leaf's length if it is not there.
+    /// The row's index in the leaf, or the leaf's length if the leaf does not contain it.
     index: usize,
-    /// The row's index among those to be put.
+    /// The row's index among the rows to be put.
     put: Option<usize>,
-    /// The bytes that the row needs.
+    /// The space that the row needs, in bytes.
     bytes: usize,
 }
 
 impl MergedRow {
-    /// Returns the row's key. If the key has to be assembled from the leaf, `copy` holds it.
+    /// Returns the row's key, which is assembled in `copy` if it has to come from the leaf.
     fn key<'k>(&self, leaf: &Leaf<'_>, puts: &[(&'k [u8], usize)], copy: &'k mut Vec<u8>) -> &'k [u8] {
         match self.put {
             Some(put) => puts[put].0,
@@ -659,7 +661,7 @@ impl MergedRow {
     }
 }
 
-/// Merges the leaf's rows with those to be put, by key.
+/// Merges the leaf's rows with the rows to be put, in key order.
 fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> Vec<MergedRow> {
     debug_assert!(puts.is_sorted_by(|left, right| left.0 < right.0), "rows to be put are out of order");
     let mut merged = Vec::with_capacity(leaf.len() + puts.len());
@@ -679,7 +681,7 @@ fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> Vec<MergedRow> {
                 next += 1;
             }
             if puts.get(next).is_some_and(|(put, _)| *put == &key[..]) {
-                // Until the row is put, it needs the bytes that it has now.
+                // The old value takes up space until the new one is put, so count the larger of the two.
                 row = MergedRow { bytes: row.bytes.max(put_row(next).bytes), put: Some(next), ..row };
                 next += 1;
             }
@@ -691,8 +693,8 @@ fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> Vec<MergedRow> {
     merged
 }
 
-/// Returns `true` if both halves of a split have room for the existing rows and the new fence. Assumes that the prefix
-/// does not grow; what a longer prefix saves is spare room.
+/// Returns `true` if both halves of a split have room for their existing rows and the new fence. Conservatively assumes
+/// that prefixes do not become longer, which would save space.
 fn sides_fit(leaf: &Leaf<'_>, separator: &[u8]) -> bool {
     let at = leaf.lower_bound(separator);
     let rows_bytes = |indexes: std::ops::Range<usize>| -> usize {
@@ -704,14 +706,14 @@ fn sides_fit(leaf: &Leaf<'_>, separator: &[u8]) -> bool {
         && base_bytes + fence_bytes(leaf.upper_fence()) + rows_bytes(at..leaf.len()) <= leaf.page_bytes()
 }
 
-/// Returns the bytes of the header and the fences.
+/// Returns the size of the header and the fences, in bytes.
 fn leaf_overhead_bytes(leaf: &Leaf<'_>) -> usize {
     crate::format::node::SLOTS_OFFSET
         + leaf.lower_fence().map_or(0, <[u8]>::len)
         + leaf.upper_fence().map_or(0, <[u8]>::len)
 }
 
-/// Returns the bytes to keep free for the fence that a split adds to the left leaf.
+/// Returns the number of bytes to keep free for the fence that a split adds to the left leaf.
 fn leaf_reserve_bytes(leaf: &Leaf<'_>) -> usize {
     if leaf.upper_fence().is_none() { 64 } else { 0 }
 }
@@ -741,7 +743,7 @@ mod tests {
         }
     }
 
-    /// If `fits` returns `true`, the rows can be put one after the other. Otherwise the leaf can be split.
+    /// If `fits` returns `true`, all rows can be put, one after another. Otherwise the leaf can be split.
     #[test]
     fn rows_that_fit_can_be_put() {
         let mut random = Random(3);
@@ -755,11 +757,11 @@ mod tests {
             let mut page = vec![0; page_bytes];
             LeafMut::init(&mut page, Some(b"k"), upper);
             for _ in 0..40 {
-                // A row without room is left out.
+                // Ignore rows that do not fit.
                 put(&mut page, &key(&mut random, keys), value_bytes(&mut random));
             }
             let mut keys: Vec<Vec<u8>> = (0..=random.below(12)).map(|_| key(&mut random, keys)).collect();
-            // A key beyond the leaf, if it has an upper fence.
+            // Add a key that the leaf does not cover if it has an upper fence.
             keys.push(b"k99".to_vec());
             keys.sort();
             keys.dedup();

@@ -10,7 +10,8 @@ use crate::format::node::{
 };
 use crate::format::{get_u16, get_u32};
 
-/// The reason why a node is invalid. Numbers are indexes of rows.
+/// The reason why a node is invalid. The number is the page size in `PageBytes`, the level in `Level`, and otherwise
+/// the index of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NodeError {
     PageBytes(usize),
@@ -60,10 +61,12 @@ impl std::fmt::Display for NodeError {
     }
 }
 
-/// Pages up to this size, the default, are verified with a smaller map of their bytes, which is quick to clear.
+/// Pages up to this size, which is the default, are verified with a smaller bitmap of their bytes, because it is faster
+/// to clear.
 const PAGE_BYTES_USUAL: usize = 4096;
 
-/// Verifies every invariant of a node on any bytes, without allocating. Costs about as much as one pass over the page.
+/// Verifies all invariants of a node in an untrusted page, without allocating. Takes about as long as one pass over the
+/// page.
 pub(crate) fn check(page: &[u8]) -> Result<(), NodeError> {
     if !page.len().is_power_of_two() || !(PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&page.len()) {
         return Err(NodeError::PageBytes(page.len()));
@@ -89,13 +92,13 @@ pub(crate) fn check(page: &[u8]) -> Result<(), NodeError> {
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    // No early exit, so that the compiler can vectorise the loop.
+    // There is no early exit, so that the compiler can vectorise the loop.
     bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
-/// Verifies that both fences lie within the page and in order, and that the prefix is what they have in common.
+/// Verifies that both fences lie within the page and are in order, and that the prefix is their common beginning.
 fn check_fences(node: &Node<'_>) -> Result<(), NodeError> {
-    // Two fences of a quarter page each leave half of it, so the offsets below can't underflow.
+    // Fences of at most a quarter page each leave half of the page, so the offsets below can't underflow.
     let fits = |bytes: Option<usize>| bytes.is_none_or(|bytes| bytes <= key_bytes_max(node.page.len()));
     if ![LOWER_BYTES_OFFSET, UPPER_BYTES_OFFSET].into_iter().all(|offset| fits(node.fence_bytes(offset))) {
         return Err(NodeError::FenceBytes);
@@ -111,8 +114,8 @@ fn check_fences(node: &Node<'_>) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Verifies that every row lies within the heap, overlaps no other and has valid content for its kind of node. `used`
-/// has a bit for each byte of the page, all of them clear.
+/// Verifies that every row lies within the heap, overlaps no other row, and has valid content for its kind of node.
+/// `used` must have a clear bit for each byte of the page.
 fn check_rows(node: &Node<'_>, used: &mut [u64]) -> Result<(), NodeError> {
     assert!(used.len() * 64 >= node.page.len(), "a map of {} words for {} bytes", used.len(), node.page.len());
     let (heap_start, heap_end) = (node.heap_start(), node.heap_end());
@@ -179,7 +182,7 @@ fn is_clean(page: &[u8], used: &[u64], range: Range<usize>) -> bool {
     })
 }
 
-/// Marks the bytes from `start` to `end`. Returns `false` if one of them was marked already.
+/// Marks the bytes from `start` to `end` as used. Returns `false` if any of them was already marked.
 fn claim(used: &mut [u64], start: usize, end: usize) -> bool {
     assert!(start < end && end <= used.len() * 64, "bytes {start} to {end} are claimed");
     let (first, last) = (start / 64, (end - 1) / 64);
@@ -193,7 +196,7 @@ fn claim(used: &mut [u64], start: usize, end: usize) -> bool {
     taken == 0
 }
 
-/// Verifies that keys ascend within the fences and have the right heads.
+/// Verifies that keys ascend, lie within the fences, begin with the shared bytes, and have the right heads.
 fn check_keys(node: &Node<'_>) -> Result<(), NodeError> {
     let (first, shared_bytes) = (node.first_key(), node.shared_bytes());
     if first == 1 && (node.slot(0).suffix_bytes() != 0 || node.slot(0).head() != 0) {

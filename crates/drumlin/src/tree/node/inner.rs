@@ -1,8 +1,8 @@
 //! Inner nodes: children, and the separators between them.
 //!
-//! Child `i` covers the keys from separator `i` (included) to separator `i + 1` (excluded). Child 0 has no separator:
-//! it begins at the node's lower fence. A child's entry is its page number and nothing else, because every descent
-//! reads inner nodes: the more children each has, the fewer there are to read.
+//! Child `i` covers the keys from separator `i` (inclusive) to separator `i + 1` (exclusive). Child 0 has no separator:
+//! its range begins at the node's lower fence. A child's entry contains only its page number. This keeps nodes wide and
+//! the tree low, so that descents, all of which read inner nodes, have fewer of them to read.
 
 use std::cmp::Ordering;
 use std::ops::Deref;
@@ -19,7 +19,7 @@ pub(super) fn entry_of(child: PageId) -> [u8; CHILD_BYTES] {
     entry
 }
 
-/// A page seen as an inner node.
+/// A read-only view of a page as an inner node.
 #[derive(Clone, Copy)]
 pub(crate) struct Inner<'a>(Node<'a>);
 
@@ -66,7 +66,7 @@ impl<'a> Inner<'a> {
         &self.page[start..start + CHILD_BYTES]
     }
 
-    /// The page of a child.
+    /// Returns the page of a child.
     #[inline]
     pub(crate) fn child(&self, index: usize) -> PageId {
         let child = PageId(get_u32(self.entry(index), CHILD_PAGE_OFFSET));
@@ -74,13 +74,14 @@ impl<'a> Inner<'a> {
         child
     }
 
-    /// Replaces the content of `separator` by the separator before child `index`, which must not be 0.
+    /// Replaces the content of `separator` with the separator before child `index`, which must not be 0.
     pub(crate) fn separator_into(&self, index: usize, separator: &mut Vec<u8>) {
         assert!(index > 0, "child 0 has no separator");
         self.key_into(index, separator);
     }
 
-    /// Replaces the content of `fence` by the lower fence of child `index`. Returns `false` if it has none.
+    /// Replaces the content of `fence` with the lower fence of child `index`. Returns `false` if the child has no lower
+    /// fence.
     pub(crate) fn child_lower_into(&self, index: usize, fence: &mut Vec<u8>) -> bool {
         if index > 0 {
             self.key_into(index, fence);
@@ -90,7 +91,8 @@ impl<'a> Inner<'a> {
         self.lower_fence().inspect(|lower| fence.extend_from_slice(lower)).is_some()
     }
 
-    /// Replaces the content of `fence` by the upper fence of child `index`. Returns `false` if it has none.
+    /// Replaces the content of `fence` with the upper fence of child `index`. Returns `false` if the child has no upper
+    /// fence.
     pub(crate) fn child_upper_into(&self, index: usize, fence: &mut Vec<u8>) -> bool {
         if index + 1 < self.len() {
             self.key_into(index + 1, fence);
@@ -100,23 +102,26 @@ impl<'a> Inner<'a> {
         self.upper_fence().inspect(|upper| fence.extend_from_slice(upper)).is_some()
     }
 
-    /// Returns `true` if a child fits with any covered separator of up to `separator_bytes`.
+    /// Returns `true` if the node has room for one more child with any separator of up to `separator_bytes` within its
+    /// fences.
     #[inline]
     pub(crate) fn fits_separator(&self, separator_bytes: usize) -> bool {
         SLOT_BYTES + CHILD_BYTES + separator_bytes.saturating_sub(self.prefix_bytes()) <= self.free_bytes()
     }
 
-    /// Returns the child at which to split the node, which becomes the first of the right node. It is in the middle by
-    /// bytes, near a short separator, or at the end during a sorted load. The node must have at least two children.
+    /// Returns the child at which to split the node. It becomes the right node's first child. The split is near the
+    /// middle, by bytes, at a short separator, or at one end during a sorted load. The node must have at least two
+    /// children.
     pub(crate) fn split_index(&self) -> usize {
         let last = self.len() - 1;
         assert!(last > 0, "an inner node with one child can't be split");
         let cost = |index: usize| self.cost_of(self.slot(index));
-        // The separator before the right node's first child moves up to the parent, and its cost with it.
+        // The separator before the right node's first child moves up to the parent, so it no longer takes up space
+        // here.
         let right_cost = |at: usize, left_cost: usize| self.rows_cost() - left_cost - self.key_suffix(at).len();
         let fits = |at: usize, left_cost: usize| {
             let separator = self.key_suffix(at);
-            // Each side has one child without a separator, which gains nothing from a longer prefix.
+            // Each half has one child without a separator, which saves nothing under a longer prefix.
             let left = self.side_bytes(self.lower_fence(), separator, at - 1, left_cost);
             let right = self.side_bytes(self.upper_fence(), separator, last - at, right_cost(at, left_cost));
             left <= self.page_bytes() && right <= self.page_bytes()
@@ -134,7 +139,7 @@ impl<'a> Inner<'a> {
             left_cost += cost(at - 1);
             let imbalance = left_cost.abs_diff(right_cost(at, left_cost));
             let separator_bytes = self.key_suffix(at).len();
-            // Within the window the separator's length decides, outside of it the distance from the middle.
+            // Within the window, the length of the separator decides; outside, the distance from the middle.
             let rank = if imbalance <= window { (0, separator_bytes, imbalance) } else { (imbalance, 0, 0) };
             let rank = (!fits(at, left_cost), rank, at);
             best = best.min(Some(rank)).or(Some(rank));
@@ -163,18 +168,18 @@ impl<'a> Inner<'a> {
     }
 }
 
-/// A page seen as an inner node that can be changed.
+/// A mutable view of a page as an inner node.
 pub(crate) struct InnerMut<'a>(NodeMut<'a>);
 
 impl<'a> InnerMut<'a> {
-    /// The inner node in a page.
+    /// Views a page as a mutable inner node.
     #[inline]
     pub(crate) fn new(page: &'a mut [u8]) -> InnerMut<'a> {
         debug_assert!(Node::new(page).level() > 0, "a leaf taken for an inner node");
         InnerMut(NodeMut { page })
     }
 
-    /// Makes a page an inner node between two fences, with one child that covers the whole range.
+    /// Turns a page into an inner node between two fences, with one child that covers the whole range.
     pub(crate) fn init(
         page: &'a mut [u8],
         level: u8,
@@ -189,13 +194,13 @@ impl<'a> InnerMut<'a> {
         InnerMut(node)
     }
 
-    /// The node for reading.
+    /// Returns a read-only view of the node.
     #[inline]
     pub(crate) fn as_inner(&self) -> Inner<'_> {
         Inner(self.0.view())
     }
 
-    /// Inserts child `index`, which takes over the range from `separator` on from child `index - 1`.
+    /// Inserts a child at `index`. It takes over the keys from `separator` upwards from child `index - 1`.
     pub(crate) fn insert_child(&mut self, index: usize, separator: &[u8], child: PageId) -> Result<(), PageFull> {
         let inner = self.as_inner();
         debug_assert!(inner.covers(separator) && inner.lower_fence() != Some(separator));
@@ -216,7 +221,7 @@ impl<'a> InnerMut<'a> {
     }
 
     /// Moves the children from `at`, which must not be 0, to `right`, an unused page of the same size. The separator
-    /// before child `at` leaves the node: it replaces the content of `separator` and belongs in the parent.
+    /// before child `at` is removed from the node and stored in `separator`, for the parent.
     pub(crate) fn split_to(&mut self, at: usize, right: &mut [u8], separator: &mut Vec<u8>) {
         assert_eq!(right.len(), self.0.page.len());
         assert!(at > 0 && at < self.as_inner().len(), "an inner node without children");

@@ -20,7 +20,7 @@ pub(crate) enum RowValue<'a> {
 }
 
 impl RowValue<'_> {
-    /// The bytes that the value takes in a leaf.
+    /// Returns the number of bytes that the value takes up in a leaf.
     #[inline]
     pub(crate) fn stored_bytes(&self) -> usize {
         match self {
@@ -29,7 +29,7 @@ impl RowValue<'_> {
         }
     }
 
-    /// Calls `body` with the bytes to store and the flag of the slot.
+    /// Calls `body` with the bytes to store and the flag to set in the slot.
     #[inline]
     fn with_bytes<R>(&self, body: impl FnOnce(&[u8], u16) -> R) -> R {
         match self {
@@ -39,27 +39,27 @@ impl RowValue<'_> {
     }
 }
 
-/// A change for which a leaf has no room.
+/// A change that a leaf has no room for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LeafChange<'k> {
-    /// Inserting a row that would become row `index`.
+    /// Insert a row, which becomes row `index`.
     Insert { index: usize, key: &'k [u8], value_bytes: usize },
-    /// Replacing the value of row `index` by a longer one.
+    /// Replace the value of row `index` with a longer one.
     Replace { index: usize, value_bytes: usize },
 }
 
 /// A plan to split a leaf for a change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Split {
-    /// The first row that moves to the right: 0 if all move, the number of rows if none does.
+    /// The first row that moves to the right leaf: 0 if all rows move, or the number of rows if all stay.
     pub(crate) at: usize,
-    /// The lower fence of the right leaf and the upper fence of the left.
+    /// The new fence: the left leaf's upper and the right leaf's lower one.
     pub(crate) separator: Vec<u8>,
-    /// The inserted or changed row belongs to the right leaf.
+    /// `true` if the inserted or changed row belongs to the right leaf.
     pub(crate) goes_right: bool,
 }
 
-/// A page seen as a leaf.
+/// A read-only view of a page as a leaf.
 #[derive(Clone, Copy)]
 pub(crate) struct Leaf<'a>(Node<'a>);
 
@@ -72,13 +72,13 @@ impl<'a> Deref for Leaf<'a> {
     }
 }
 
-/// Decodes the reference that a row has in place of a large value.
+/// Decodes the reference that a row stores in place of a large value.
 pub(crate) fn large_ref(value: &[u8]) -> LargeRef {
     LargeRef::from_bytes(value.first_chunk().expect("a reference is 24 bytes long"))
 }
 
 impl<'a> Leaf<'a> {
-    /// The leaf in a page.
+    /// Views a page as a leaf.
     #[inline]
     pub(crate) fn new(page: &'a [u8]) -> Leaf<'a> {
         let node = Node::new(page);
@@ -86,7 +86,8 @@ impl<'a> Leaf<'a> {
         Leaf(node)
     }
 
-    /// Searches for a key. Returns its row, or else as an error the row that it would become. Works for any key.
+    /// Searches for a key. Returns the index of its row or, as an error, the index at which the row would be inserted.
+    /// Works for any key.
     #[inline]
     pub(crate) fn search(&self, key: &[u8]) -> Result<usize, usize> {
         let found = self.find(0, key);
@@ -99,8 +100,8 @@ impl<'a> Leaf<'a> {
         found
     }
 
-    /// Returns the offsets of the rows that a search for the key would read, without reading them: the first row, for
-    /// the bytes that all suffixes share, and the row that may have the key.
+    /// Returns the offsets of the rows that a search for the key would read, without reading the rows. They are the
+    /// first row, which contains the shared bytes, and the row that may have the key.
     #[inline]
     pub(crate) fn compared_rows(&self, key: &[u8]) -> Option<[usize; 2]> {
         let rest = key.get(self.prefix_bytes() + self.shared_bytes()..)?;
@@ -110,7 +111,7 @@ impl<'a> Leaf<'a> {
         Some(rows)
     }
 
-    /// Returns the first row whose key is not below `key`. Works for any key.
+    /// Returns the first row whose key is at least `key`. Works for any key.
     #[inline]
     pub(crate) fn lower_bound(&self, key: &[u8]) -> usize {
         self.search(key).unwrap_or_else(|index| index)
@@ -122,14 +123,14 @@ impl<'a> Leaf<'a> {
         if slot.is_large() { RowValue::Large(large_ref(value)) } else { RowValue::Inline(value) }
     }
 
-    /// The value of a row.
+    /// Returns the value of a row.
     #[inline]
     pub(crate) fn value(&self, index: usize) -> RowValue<'a> {
         self.value_of(self.slot(index))
     }
 
-    /// Returns a row's bytes as they lie in the leaf, the length of its key, and its value. The bytes begin with the
-    /// key, without the node's prefix, and end with the value if it is inline.
+    /// Returns a row's bytes as stored in the leaf, the length of its suffix, and its value. The bytes begin with the
+    /// suffix and end with the value, if it is inline.
     #[inline]
     pub(crate) fn row(&self, index: usize) -> (&'a [u8], usize, RowValue<'a>) {
         let slot = self.slot(index);
@@ -137,8 +138,8 @@ impl<'a> Leaf<'a> {
         (bytes, slot.suffix_bytes(), self.value_of(slot))
     }
 
-    /// Returns the place of a row in the [heap](Node::heap): the range of its key without the node's prefix, the range
-    /// of its value, and whether the value is a [reference](large_ref).
+    /// Returns the location of a row in the [heap](Node::heap): the range of its key without the node's prefix, the
+    /// range of its value, and `true` if the value is a [reference](large_ref).
     #[inline]
     pub(crate) fn row_in_heap(&self, index: usize) -> (Range<usize>, Range<usize>, bool) {
         let slot = self.slot(index);
@@ -148,20 +149,20 @@ impl<'a> Leaf<'a> {
         (start..suffix_end, suffix_end + VALUE_LENGTH_BYTES..end, slot.is_large())
     }
 
-    /// Returns the length of the longest inline value that row `index` may have.
+    /// Returns the maximum length of an inline value in row `index`.
     fn inline_bytes_max(&self, index: usize) -> usize {
         debug_assert!(index < self.len(), "there is no row {index}");
         inline_bytes_max(self.page_bytes(), self.prefix_bytes() + self.slot(index).suffix_bytes())
     }
 
-    /// Returns the bytes that a row with a key and a value of these lengths takes.
+    /// Returns the number of bytes that a row with a key and a value of these lengths takes up.
     #[inline]
     pub(crate) fn row_cost(&self, key_bytes: usize, value_bytes: usize) -> usize {
         SLOT_BYTES + key_bytes - self.prefix_bytes() + VALUE_LENGTH_BYTES + value_bytes
     }
 
-    /// Returns the bytes of the page that new rows of `rows_bytes` will be written to, unless the heap has to be
-    /// compacted.
+    /// Returns the range of the page that new rows of `rows_bytes` in total will be written to, unless the heap has to
+    /// be compacted.
     pub(crate) fn upcoming_bytes(&self, rows_bytes: usize) -> Range<usize> {
         let end = self.heap_start();
         debug_assert!(self.slots_end() <= end, "slots and heap overlap");
@@ -185,9 +186,10 @@ impl<'a> Leaf<'a> {
 
     /// Plans the split of a leaf that has no room for `change`.
     ///
-    /// The split is in the middle by bytes, near a short separator, or at the end during a sorted load. After
-    /// [`LeafMut::split_to`] the change is retried on its side. If rows are so long that it still does not fit, that
-    /// side is split again. It has fewer rows each time, and a row always fits into a leaf of its own.
+    /// The split is near the middle, by bytes, at a short separator, or at one end during a sorted load. After
+    /// [`LeafMut::split_to`], the change is retried in the leaf that now covers its key. If rows are so long that it
+    /// still does not fit, that leaf is split, too. The leaf has fewer rows each time, and a row always fits into a
+    /// leaf of its own.
     pub(crate) fn split_for(&self, change: &LeafChange<'_>) -> Split {
         let plan = SplitPlan::new(self, change);
         let boundary = plan.choose();
@@ -199,14 +201,14 @@ impl<'a> Leaf<'a> {
     }
 }
 
-/// The rows of a leaf as a change would leave them. Boundary `b` is in front of row `b`.
+/// The rows of a leaf as they would be after a change. Boundary `b` is in front of row `b`.
 struct SplitPlan<'l> {
     leaf: Leaf<'l>,
-    /// The row that is inserted or replaced.
+    /// The index of the row that is inserted or replaced.
     index: usize,
-    /// The suffix of the row that is inserted.
+    /// The suffix of the inserted row.
     inserted: Option<&'l [u8]>,
-    /// The bytes that the changed row takes before and after the change.
+    /// The number of bytes that the changed row takes up, before and after the change.
     old_cost: usize,
     new_cost: usize,
     rows: usize,
@@ -260,8 +262,8 @@ impl<'l> SplitPlan<'l> {
         separator_between(self.suffix(boundary - 1), self.suffix(boundary))
     }
 
-    /// Returns the first row of the leaf that moves to the right of a boundary, and whether the changed row is on that
-    /// side.
+    /// Returns the first row of the leaf that moves to the right of a boundary, and `true` if the changed row is on
+    /// that side.
     fn outcome(&self, boundary: usize) -> (usize, bool) {
         let goes_right = self.index >= boundary;
         let at = if self.inserted.is_some() && !goes_right { boundary - 1 } else { boundary };
@@ -274,8 +276,7 @@ impl<'l> SplitPlan<'l> {
         [(boundary, left_cost), (self.rows - boundary, self.rows_cost - left_cost)]
     }
 
-    /// Returns `true` if both sides of a boundary that has `left_cost` on its left fit into a page each, after the
-    /// change.
+    /// Returns `true` if each side of a boundary that has `left_cost` on its left fits into a page after the change.
     fn fits(&self, boundary: usize, left_cost: usize) -> bool {
         self.sides_fit(boundary, self.sides(boundary, left_cost))
     }
@@ -328,10 +329,10 @@ impl<'l> SplitPlan<'l> {
         best.map_or_else(|| self.choose_among_long_rows(), |(_, _, boundary)| boundary)
     }
 
-    /// Returns the boundary nearest to the middle, preferably one around which the rows fit after the change.
+    /// Returns the boundary nearest to the middle, preferring those where both sides fit into pages after the change.
     ///
-    /// There is always a boundary around which they fit before the change. Let row `m` straddle the middle. If neither
-    /// boundary next to it would do, `m` and the longest fences on either side would fill more than a page.
+    /// At least one boundary has sides that fit before the change. Let row `m` straddle the middle. If both boundaries
+    /// next to `m` failed, `m` and the longest fences on either side would fill more than a page.
     #[cold]
     fn choose_among_long_rows(&self) -> usize {
         let mut best = None;
@@ -349,37 +350,37 @@ impl<'l> SplitPlan<'l> {
     }
 }
 
-/// A page seen as a leaf that can be changed.
+/// A mutable view of a page as a leaf.
 pub(crate) struct LeafMut<'a>(NodeMut<'a>);
 
 impl<'a> LeafMut<'a> {
-    /// The leaf in a page.
+    /// Views a page as a leaf.
     #[inline]
     pub(crate) fn new(page: &'a mut [u8]) -> LeafMut<'a> {
         debug_assert_eq!(Node::new(page).level(), 0, "an inner node taken for a leaf");
         LeafMut(NodeMut { page })
     }
 
-    /// Makes a page an empty leaf between two fences.
+    /// Turns a page into an empty leaf between two fences.
     pub(crate) fn init(page: &'a mut [u8], lower: Option<&[u8]>, upper: Option<&[u8]>) -> LeafMut<'a> {
         let mut node = NodeMut { page };
         node.init(0, lower, upper);
         LeafMut(node)
     }
 
-    /// The leaf for reading.
+    /// Returns a read-only view of the leaf.
     #[inline]
     pub(crate) fn as_leaf(&self) -> Leaf<'_> {
         Leaf(self.0.view())
     }
 
-    /// Records the newest commit applied.
+    /// Records the newest commit that was applied to the leaf.
     #[inline]
     pub(crate) fn set_newest(&mut self, newest: Timestamp) {
         self.0.set_newest(newest);
     }
 
-    /// Inserts a row at `index`, the place that [`Leaf::search`] found for its key.
+    /// Inserts a row at `index`, the position that [`Leaf::search`] returned for its key.
     #[inline]
     pub(crate) fn insert(&mut self, index: usize, key: &[u8], value: RowValue<'_>) -> Result<(), PageFull> {
         let leaf = self.as_leaf();
@@ -425,7 +426,8 @@ impl<'a> LeafMut<'a> {
         Ok(())
     }
 
-    /// Resizes the part of a row after its suffix to `rest_bytes`. Returns where it starts. Its content is lost.
+    /// Resizes the part of a row after its suffix to `rest_bytes`, and returns its offset. The caller must rewrite its
+    /// content.
     #[inline]
     fn resize_rest(&mut self, index: usize, rest_bytes: usize) -> Result<usize, PageFull> {
         let leaf = self.as_leaf();
@@ -462,8 +464,8 @@ impl<'a> LeafMut<'a> {
         self.0.remove_row(index);
     }
 
-    /// Moves the rows from `at` on to `right`, an unused page of the same size. The separator must be above the rows
-    /// that stay, and not above those that move.
+    /// Moves the rows starting at `at` to `right`, an unused page of the same size. The separator must be greater than
+    /// all keys that stay, but not greater than any key that moves.
     pub(crate) fn split_to(&mut self, at: usize, separator: &[u8], right: &mut [u8]) {
         assert_eq!(right.len(), self.0.page.len());
         debug_assert!(at == 0 || self.as_leaf().compare_key(at - 1, separator).is_lt());

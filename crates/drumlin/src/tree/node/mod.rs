@@ -1,31 +1,34 @@
 //! Slotted pages: the nodes of a tree, at any level.
 //!
-//! Pure functions over the bytes of one page. They do no I/O, take no locks and keep nothing outside the page. The
-//! layout is in `format/node.rs`; [`leaf`] and [`inner`] say what a row is at each level.
+//! This module consists of functions on the bytes of one page, which do no I/O and take no locks. `format/node.rs`
+//! describes the layout; [`leaf`] and [`inner`] define the rows of each level.
 //!
-//! A node covers the keys from its lower fence (included) to its upper fence (excluded). If a fence is absent, the node
-//! is unbounded on that side. Every key between the fences begins with the bytes that both fences have in common. This
-//! *prefix* is cut from all keys, and the rest of a key is its *suffix*. Each slot holds the first four bytes of its
-//! suffix as a number, the *head*, so that a search compares whole suffixes only among rows with equal heads.
+//! A node covers the keys from its lower fence (inclusive) to its upper fence (exclusive). If a fence is absent, the
+//! node is unbounded on that side. Every key between the fences begins with the bytes that both fences have in common.
+//! This *prefix* is cut from all keys; the rest of a key is its *suffix*. Each slot holds the first four bytes of its
+//! row's suffix as a number, the *head*, so that a search has to compare whole suffixes only among rows with equal
+//! heads.
 //!
-//! A node at an edge of the tree lacks a fence and so has no prefix, although its keys may have a long one in common,
-//! as numbers in big-endian order do. The root is such a node, and every search goes through it. In these nodes the
-//! heads begin after the *shared* bytes, with which all suffixes begin. A new key that does not begin with all of them
-//! shortens them.
+//! A node at an edge of the tree lacks a fence and therefore has no prefix, although its keys may begin with many
+//! common bytes, as big-endian numbers do. The root is such a node, and every search passes through it. In these nodes,
+//! the heads start after the *shared* bytes, a common beginning of all suffixes. If a new key does not begin with all
+//! of the shared bytes, they are shortened.
 //!
 //! # Invariants
 //! 1. The heap ends where the fences begin. Slots and heap never meet: `slots_end <= heap_start`.
-//! 2. Rows lie in the heap and do not overlap. The bytes of all rows and the garbage add up to the heap.
-//! 3. Keys ascend strictly and lie within the fences. (Child 0 of an inner node has no key: its lower fence serves.)
-//! 4. The prefix is exactly the common beginning of both fences, and empty if one is absent.
-//! 5. The shared bytes are a beginning that all suffixes have in common, but not always the longest. There are none if
-//!    both fences exist.
-//! 6. Every head is that of its suffix.
-//! 7. Unused bytes are zero: they compress to nothing, and no removed row can be read from the disk.
-//! 8. The first 40 bytes of a page are never touched here.
+//! 2. Rows lie in the heap and do not overlap. The bytes of all rows plus the garbage add up to the heap.
+//! 3. Keys ascend strictly and lie within the fences. (Child 0 of an inner node has no key of its own: the node's lower
+//!    fence takes its place.)
+//! 4. The prefix is exactly the common beginning of both fences. It is empty if either is absent.
+//! 5. The shared bytes are a common beginning of all suffixes, but not always the longest. If both fences exist, no
+//!    bytes are shared.
+//! 6. Every head consists of the first four bytes of its suffix after the shared bytes.
+//! 7. Unused bytes are zero: they take up almost no space when compressed, and removed rows can't be recovered from the
+//!    disk.
+//! 8. The first 40 bytes of a page, the extent's header, are never touched here.
 //!
-//! [`check()`] verifies all of them on untrusted bytes. On a page that passes, no function of this module panics for
-//! arguments within the node's bounds. On other pages functions may panic, but do nothing worse.
+//! [`check()`] verifies the invariants on untrusted bytes. If a page passes, no function of this module panics for
+//! arguments within the node's bounds. On other pages, functions may panic but do nothing worse.
 
 mod check;
 mod inner;
@@ -54,7 +57,7 @@ use leaf::Split;
 pub(crate) use leaf::{Leaf, LeafChange, LeafMut, RowValue, large_ref};
 pub(crate) use packed::{EMPTY_LEAF, PackedRow, child_rest, large_rest, pack, push_value};
 
-/// The page has no room, even if its heap were compacted. Nothing was changed.
+/// The page does not have enough room, not even with a compacted heap. It was not changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageFull;
 
@@ -62,11 +65,11 @@ pub(crate) struct PageFull;
 /// that end.
 const SORTED_INSERTIONS: usize = 4;
 
-/// The share of the bytes by which a split may deviate from the middle for a shorter separator: an eighth, so that the
-/// smaller half keeps at least 7/16 of them.
+/// A split may choose a shorter separator if the two halves then differ by at most this share of the bytes: an eighth,
+/// so the smaller half keeps at least 7/16.
 const SPLIT_WINDOW_SHARE: usize = 8;
 
-/// A slot: head, offset of the row, length of its suffix, and whether its value is a reference to a large one.
+/// A slot: the head, the row's offset, the length of its suffix, and the flag of a large value.
 #[derive(Clone, Copy)]
 struct Slot(u64);
 
@@ -105,17 +108,17 @@ impl Slot {
     }
 }
 
-/// The offset of slot `index` in the page.
+/// Returns the offset of slot `index` in the page.
 #[inline]
 fn slot_offset(index: usize) -> usize {
     SLOTS_OFFSET + index * SLOT_BYTES
 }
 
-/// Bytes of a suffix that its slot holds.
+/// The number of bytes of a suffix that are in its slot.
 /// Fixed by the format of a slot.
 const HEAD_BYTES: usize = 4;
 
-/// Returns the first four bytes as a number, padded with zeros. Heads sort as their strings do, except that different
+/// Returns the first four bytes as a number, padded with zeros. Heads sort in the order of their strings, but different
 /// strings may have equal heads.
 #[inline]
 fn head_of(suffix: &[u8]) -> u32 {
@@ -140,8 +143,8 @@ pub(crate) fn common_bytes(a: &[u8], b: &[u8]) -> usize {
     common + a[common..].iter().zip(&b[common..]).take_while(|(x, y)| x == y).count()
 }
 
-/// Returns the shortest string above `left` and not above `right`: the beginning of `right`, up to and including the
-/// first byte that differs.
+/// Returns the shortest string that is greater than `left` but not greater than `right`: the beginning of `right`, up
+/// to and including the first byte that differs.
 pub(crate) fn separator_between<'k>(left: &[u8], right: &'k [u8]) -> &'k [u8] {
     debug_assert!(left < right);
     let separator = &right[..common_bytes(left, right) + 1];
@@ -149,8 +152,8 @@ pub(crate) fn separator_between<'k>(left: &[u8], right: &'k [u8]) -> &'k [u8] {
     separator
 }
 
-/// Returns the part of `key` after `common`. If the key does not begin with `common`, fails with its order relative to
-/// all keys that do.
+/// Returns the part of `key` after `common`. If the key does not begin with `common`, fails with the key's order
+/// relative to all keys that do.
 #[inline]
 fn strip<'k>(key: &'k [u8], common: &[u8]) -> Result<&'k [u8], Ordering> {
     if common.is_empty() {
@@ -159,7 +162,7 @@ fn strip<'k>(key: &'k [u8], common: &[u8]) -> Result<&'k [u8], Ordering> {
     key.strip_prefix(common).ok_or_else(|| key.cmp(common))
 }
 
-/// A page seen as a node: what all levels have in common.
+/// A read-only view of a page as a node of any level.
 #[derive(Clone, Copy)]
 pub(crate) struct Node<'a> {
     header: &'a [u8; SLOTS_OFFSET],
@@ -167,7 +170,7 @@ pub(crate) struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// The node in a page.
+    /// Views a page as a node.
     #[inline]
     pub(crate) fn new(page: &'a [u8]) -> Node<'a> {
         debug_assert!(is_page_bytes(page.len()), "a node of {} bytes", page.len());
@@ -180,19 +183,19 @@ impl<'a> Node<'a> {
         usize::from(get_u16(self.header, offset))
     }
 
-    /// The newest commit applied to the page, if it is a leaf.
+    /// Returns the newest commit that was applied to a leaf.
     #[inline]
     pub(crate) fn newest(&self) -> Timestamp {
         Timestamp(get_u64(self.header, NEWEST_OFFSET))
     }
 
-    /// 0 for a leaf; for an inner node, one more than its children's level.
+    /// Returns the node's level: 0 for a leaf, and for an inner node one more than its children's level.
     #[inline]
     pub(crate) fn level(&self) -> u8 {
         self.header[LEVEL_OFFSET]
     }
 
-    /// The number of rows of a leaf, or of children of an inner node.
+    /// Returns the number of rows of a leaf, or of children of an inner node.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.field(SLOT_COUNT_OFFSET)
@@ -208,7 +211,7 @@ impl<'a> Node<'a> {
         self.page.len()
     }
 
-    /// The first slot that has a key.
+    /// Returns the index of the first slot with a key.
     #[inline]
     fn first_key(&self) -> usize {
         usize::from(self.level() > 0)
@@ -229,14 +232,14 @@ impl<'a> Node<'a> {
             || get_u16(self.header, UPPER_BYTES_OFFSET) == FENCE_ABSENT
     }
 
-    /// The smallest key that the node may hold, or `None` if the node is unbounded below.
+    /// Returns the smallest key that the node may hold, or `None` if the node is unbounded below.
     #[inline]
     pub(crate) fn lower_fence(&self) -> Option<&'a [u8]> {
         let bytes = self.fence_bytes(LOWER_BYTES_OFFSET)?;
         Some(&self.page[self.page.len() - bytes..])
     }
 
-    /// The upper bound (excluded) of the keys that the node may hold, or `None` if the node is unbounded above.
+    /// Returns the exclusive upper bound of the node's keys, or `None` if the node is unbounded above.
     #[inline]
     pub(crate) fn upper_fence(&self) -> Option<&'a [u8]> {
         let bytes = self.fence_bytes(UPPER_BYTES_OFFSET)?;
@@ -250,7 +253,7 @@ impl<'a> Node<'a> {
         self.lower_fence().is_none_or(|lower| lower <= key) && self.upper_fence().is_none_or(|upper| key < upper)
     }
 
-    /// The prefix of all keys of the node. It is not stored in the rows.
+    /// Returns the prefix of the node's keys, which is not stored in the rows.
     #[inline]
     pub(crate) fn prefix(&self) -> &'a [u8] {
         let bytes = self.field(PREFIX_BYTES_OFFSET);
@@ -296,7 +299,7 @@ impl<'a> Node<'a> {
         self.heap_end() - self.heap_bytes()
     }
 
-    /// The bytes that hold all rows, and the garbage between them.
+    /// Returns the heap: all rows, and the garbage between them.
     #[inline]
     pub(crate) fn heap(&self) -> &'a [u8] {
         &self.page[self.heap_start()..self.heap_end()]
@@ -307,31 +310,32 @@ impl<'a> Node<'a> {
         slot_offset(self.len())
     }
 
-    /// The bytes between slots and heap, which can be used without compacting.
+    /// Returns the number of bytes between slots and heap, which can be used without compacting.
     #[inline]
     fn gap_bytes(&self) -> usize {
         self.heap_start() - self.slots_end()
     }
 
-    /// The size of the node with a compacted heap: header, slots, rows and fences.
+    /// Returns the size of the node with a compacted heap: header, slots, rows and fences.
     #[inline]
     pub(crate) fn live_bytes(&self) -> usize {
         self.slots_end() + self.heap_bytes() - self.garbage_bytes() + self.fences_bytes()
     }
 
-    /// The bytes that are free once the heap is compacted.
+    /// Returns the number of bytes that would be free if the heap were compacted.
     #[inline]
     pub(crate) fn free_bytes(&self) -> usize {
         self.page.len() - self.live_bytes()
     }
 
-    /// The number of consecutive insertions at the right end (positive) or the left end (negative).
+    /// Returns the number of consecutive insertions at the right end (positive) or the left end (negative).
     #[inline]
     fn run(&self) -> i8 {
         self.header[RUN_OFFSET] as i8
     }
 
-    /// Returns `true` if the latest insertions look like a sorted load towards `end`.
+    /// Returns `true` if the latest insertions look like a sorted load, ascending if `end` is `Greater` and descending
+    /// if it is `Less`.
     fn loads_sorted(&self, end: Ordering) -> bool {
         let keys = self.len() - self.first_key();
         let run = self.run();
@@ -353,7 +357,7 @@ impl<'a> Node<'a> {
         &self.page[slot.row()..slot.row() + slot.suffix_bytes()]
     }
 
-    /// Number of bytes of a row after its suffix.
+    /// Returns the number of bytes of a row after its suffix.
     #[inline]
     fn rest_bytes_of(&self, slot: Slot) -> usize {
         if self.level() == 0 {
@@ -363,32 +367,32 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The bytes of a row after its suffix.
+    /// Returns the bytes of a row after its suffix.
     #[inline]
     fn rest_of(&self, slot: Slot) -> &'a [u8] {
         let start = slot.row() + slot.suffix_bytes();
         &self.page[start..start + self.rest_bytes_of(slot)]
     }
 
-    /// The bytes that a row takes, including its slot.
+    /// Returns the number of bytes that a row takes up, including its slot.
     #[inline]
     fn cost_of(&self, slot: Slot) -> usize {
         SLOT_BYTES + slot.suffix_bytes() + self.rest_bytes_of(slot)
     }
 
-    /// The bytes that all rows take, including their slots.
+    /// Returns the number of bytes that all rows take up, including their slots.
     #[inline]
     fn rows_cost(&self) -> usize {
         self.len() * SLOT_BYTES + self.heap_bytes() - self.garbage_bytes()
     }
 
-    /// A key without the node's prefix. For child 0 of an inner node it is empty.
+    /// Returns a row's key without the node's prefix. It is empty for child 0 of an inner node.
     #[inline]
     pub(crate) fn key_suffix(&self, index: usize) -> &'a [u8] {
         self.suffix_of(self.slot(index))
     }
 
-    /// Replaces the content of `key` by a row's whole key.
+    /// Replaces the content of `key` with a row's whole key.
     pub(crate) fn key_into(&self, index: usize, key: &mut Vec<u8>) {
         key.clear();
         key.extend_from_slice(self.prefix());
@@ -403,8 +407,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Returns the first row, from `first` on, whose head is not below `head`. A binary search without branches that
-    /// depend on the heads.
+    /// Returns the first row, starting at `first`, whose head is at least `head`. This is a binary search without
+    /// branches that depend on the heads.
     #[inline]
     fn head_lower_bound(&self, first: usize, head: u32) -> usize {
         let slots = self.slots();
@@ -422,8 +426,8 @@ impl<'a> Node<'a> {
         low
     }
 
-    /// Searches for `key` among the rows from `first` on. Returns the row that has it, or else as an error the row that
-    /// it would precede.
+    /// Searches for `key` among the rows starting at `first`. Returns the index of its row or, as an error, the index
+    /// at which the row would be inserted.
     ///
     /// Works for any key, including one that the node does not cover.
     #[inline]
@@ -439,9 +443,9 @@ impl<'a> Node<'a> {
         let head_at = |index: usize| Slot(u64::from_le_bytes(slots[index])).head();
         let low = self.head_lower_bound(first, head);
 
-        // Compare rows with equal heads. If a head holds the whole suffix, it decides. For an inner node this saves
-        // reading the row, which lies in another cache line. A leaf's row is read in any case, so compare it right
-        // away.
+        // Compare rows with equal heads. If both suffixes fit into their heads, their lengths decide. In an inner node
+        // this avoids reading the row, which is in a different cache line. A leaf's row will be read in any case, so
+        // compare it directly.
         let compare = |slot: Slot| match slot.suffix_bytes() - shared {
             bytes if first > 0 && bytes.max(rest.len()) <= HEAD_BYTES => bytes.cmp(&rest.len()),
             _ => self.suffix_of(slot)[shared..].cmp(rest),
@@ -468,8 +472,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Returns the size of a page that has this node's `fence` on one side and a new separator on the other, and gets
-    /// `rows` rows that take `rows_cost` in this node. The separator is given without this node's prefix.
+    /// Returns the size of one half of a split: a node with `fence` on one side, a new separator on the other, and
+    /// `rows` rows, which take up `rows_cost` in this node. The separator is given without this node's prefix.
     fn side_bytes(&self, fence: Option<&[u8]>, separator_suffix: &[u8], rows: usize, rows_cost: usize) -> usize {
         let prefix_bytes = self.prefix_bytes();
         let (fence_bytes, gain_bytes) = match fence {
@@ -480,15 +484,15 @@ impl<'a> Node<'a> {
         SLOTS_OFFSET + fence_bytes + separator_bytes + rows_cost - rows * gain_bytes
     }
 
-    /// Returns the bytes that this node's rows would take in a node with a prefix of `prefix_bytes`, which must not be
-    /// longer than this node's prefix.
+    /// Returns the number of bytes that this node's rows would take up in a node with a prefix of `prefix_bytes`, which
+    /// must not exceed the length of this node's prefix.
     fn rows_cost_under(&self, prefix_bytes: usize) -> usize {
         assert!(prefix_bytes <= self.prefix_bytes(), "rows of a node are put under a longer prefix");
         let keys = self.len() - self.first_key();
         self.rows_cost() + keys * (self.prefix_bytes() - prefix_bytes)
     }
 
-    /// Returns the length of the prefix that this node and its right neighbour would have once merged.
+    /// Returns the length of the prefix that this node would have after a merge with its right neighbour.
     fn merged_prefix_bytes(&self, right: &Node<'_>) -> usize {
         debug_assert!(self.upper_fence().is_some(), "the last node of its level has no right neighbour");
         debug_assert!(self.upper_fence() == right.lower_fence(), "not neighbours");
@@ -500,11 +504,11 @@ impl<'a> Node<'a> {
 }
 
 thread_local! {
-    /// A copy of the page that is being rebuilt. Each thread allocates one page at its first rebuild, and none later.
+    /// A copy of the page that is being rebuilt. A thread allocates it at its first rebuild and reuses it afterwards.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A page seen as a node that can be changed: the changes that leaves and inner nodes have in common.
+/// A mutable view of a page as a node, with the operations that leaves and inner nodes have in common.
 struct NodeMut<'a> {
     page: &'a mut [u8],
 }
@@ -530,7 +534,7 @@ impl NodeMut<'_> {
         });
     }
 
-    /// Makes the page an empty node.
+    /// Turns the page into an empty node.
     fn init(&mut self, level: u8, lower: Option<&[u8]>, upper: Option<&[u8]>) {
         let page_bytes = self.page.len();
         assert!(page_bytes.is_power_of_two() && (PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&page_bytes));
@@ -565,7 +569,8 @@ impl NodeMut<'_> {
         put_u64(self.page, slot_offset(index), slot.0);
     }
 
-    /// Inserts a row without the bytes after its suffix. Returns the offset at which the caller has to write them.
+    /// Inserts a row, but leaves its bytes after the suffix to the caller. Returns the offset at which they must be
+    /// written.
     #[inline]
     fn open_row(&mut self, index: usize, suffix: &[u8], rest_bytes: usize, flag: u16) -> Result<usize, PageFull> {
         let row_bytes = suffix.len() + rest_bytes;
@@ -589,7 +594,7 @@ impl NodeMut<'_> {
         Ok(row + suffix.len())
     }
 
-    /// Records an insertion, after which the new key is key `index` of `keys + 1`, for the detection of sorted loads.
+    /// Updates the run, which reveals sorted loads, after a key was inserted at position `index` among `keys` keys.
     #[inline]
     fn count_run(&mut self, index: usize, keys: usize) {
         debug_assert!(index <= keys, "key {index} of {keys} was inserted");
@@ -604,8 +609,7 @@ impl NodeMut<'_> {
         self.page[RUN_OFFSET] = run as u8;
     }
 
-    /// Shortens the shared bytes if a new suffix of a node without prefix does not begin with them. Returns the
-    /// suffix's head.
+    /// Shortens the shared bytes of an edge node if a new suffix does not begin with them. Returns the suffix's head.
     fn share(&mut self, suffix: &[u8]) -> u32 {
         let node = self.view();
         let first = node.first_key();
@@ -646,8 +650,8 @@ impl NodeMut<'_> {
         Ok(())
     }
 
-    /// Moves all rows together. One row may get another length after its suffix, in which case the bytes there become
-    /// zeros.
+    /// Moves all rows together to the end of the heap. With `resized`, the part after one row's suffix gets a new
+    /// length and is filled with zeros.
     fn compact(&mut self, resized: Option<(usize, usize)>) {
         self.rebuild(|node, copy| {
             let old = Node::new(copy);
@@ -683,7 +687,7 @@ impl NodeMut<'_> {
         });
     }
 
-    /// Turns `bytes` of the heap from `start` on into free space.
+    /// Frees `bytes` bytes of the heap, starting at `start`.
     #[inline]
     fn discard(&mut self, start: usize, bytes: usize) {
         self.page[start..start + bytes].fill(0);
@@ -719,7 +723,7 @@ impl NodeMut<'_> {
         debug_assert_eq!(self.view().free_bytes(), free_bytes, "a removed row leaves other space than it took");
     }
 
-    /// Appends a row after all others, without its head. Its suffix is given in two parts.
+    /// Appends a row after all existing rows, without setting its head. The suffix is passed in two parts.
     fn push_row(&mut self, lead: &[u8], suffix: &[u8], rest: &[u8], flag: u16) {
         let node = self.view();
         let rows = node.len();
@@ -737,7 +741,8 @@ impl NodeMut<'_> {
         self.set(HEAP_BYTES_OFFSET, heap_bytes);
     }
 
-    /// Appends rows of another node after all others, without their heads. The prefixes of the nodes may differ.
+    /// Appends rows of a different node after all existing rows, without setting their heads. The nodes may have
+    /// different prefixes.
     fn push_rows(&mut self, source: &Node<'_>, rows: std::ops::Range<usize>) {
         let prefix_bytes = self.view().prefix_bytes();
         let source_prefix = source.prefix();

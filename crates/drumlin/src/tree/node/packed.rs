@@ -1,4 +1,4 @@
-//! Building a node from rows that are all known: in one pass, without searching.
+//! Building a node from a complete, sorted list of rows, in one pass and without searching.
 
 use super::NodeMut;
 use crate::format::PageId;
@@ -7,7 +7,7 @@ use crate::format::node::{
     UPPER_BYTES_OFFSET, VALUE_LENGTH_BYTES,
 };
 
-/// A leaf without rows, which covers all keys.
+/// A leaf without rows that covers all keys.
 pub(crate) static EMPTY_LEAF: [u8; PAGE_BYTES_MIN] = {
     let mut page = [0; PAGE_BYTES_MIN];
     let absent = FENCE_ABSENT.to_le_bytes();
@@ -16,7 +16,7 @@ pub(crate) static EMPTY_LEAF: [u8; PAGE_BYTES_MIN] = {
     page
 };
 
-/// A row to be packed: its key, and the bytes that follow its suffix in the page.
+/// A row to be packed: its key, and the bytes that follow the key's suffix in the page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PackedRow<'a> {
     pub(crate) key: &'a [u8],
@@ -44,8 +44,8 @@ pub(crate) fn child_rest(child: PageId) -> [u8; CHILD_BYTES] {
     super::inner::entry_of(child)
 }
 
-/// Makes the page a node of these rows, which must ascend, lie within the fences and fit. The first key of an inner
-/// node equals its lower fence and is not stored.
+/// Turns the page into a node with these rows. The rows must ascend, lie within the fences, and fit. The first key of
+/// an inner node equals its lower fence and is not stored.
 pub(crate) fn pack<'r>(
     page: &mut [u8],
     level: u8,
@@ -68,7 +68,7 @@ pub(crate) fn pack<'r>(
 mod tests {
     use super::*;
 
-    /// The empty leaf is identical to the one that `pack` makes.
+    /// The empty leaf is identical to one made by `pack`.
     #[test]
     fn the_empty_leaf_is_sound() {
         let mut page = [0; PAGE_BYTES_MIN];

@@ -1,4 +1,4 @@
-//! Tests of nodes against models of them.
+//! Tests that compare nodes with models.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,7 +10,7 @@ use crate::format::extent::HEADER_BYTES;
 use crate::format::node::{LARGE_REF_BYTES, LargeRef, inline_bytes_max};
 use crate::format::{PageId, ValueId};
 
-/// The first bytes of every page in these tests, to show that nodes do not touch them.
+/// The first bytes of every page in these tests. They must stay the same, which shows that nodes do not touch them.
 const EXTENT_HEADER: [u8; HEADER_BYTES] = [0xA5; HEADER_BYTES];
 
 /// Kinds of keys.
@@ -18,15 +18,15 @@ const EXTENT_HEADER: [u8; HEADER_BYTES] = [0xA5; HEADER_BYTES];
 enum Shape {
     /// Big-endian numbers: long shared prefixes, zero bytes.
     Numbers,
-    /// Words of two letters: many ties among heads, keys that begin other keys, the empty key.
+    /// Words over two letters: many equal heads, keys that are prefixes of other keys, the empty key.
     Letters,
-    /// Only 0x00 and 0xFF: these expose mistakes with padding and with comparing signed bytes.
+    /// Only the bytes 0x00 and 0xFF, which expose bugs in padding and signed comparison.
     Extremes,
-    /// A long common prefix before a few letters.
+    /// A long common prefix followed by a few letters.
     Prefixed,
-    /// Any bytes of any length, up to the longest.
+    /// Random bytes of any length, up to the maximum.
     Wild,
-    /// The longest keys, differing near the end.
+    /// Keys of the maximum length that differ near the end.
     Longest,
 }
 
@@ -68,7 +68,7 @@ fn random_key(random: &mut Random, shape: Shape, page_bytes: usize) -> Vec<u8> {
     }
 }
 
-/// An owned value.
+/// An owned [`RowValue`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Value {
     Inline(Vec<u8>),
@@ -97,7 +97,7 @@ impl Value {
 type Model = BTreeMap<Vec<u8>, Value>;
 
 fn new_page(page_bytes: usize) -> Vec<u8> {
-    // The contents of an unused page must not matter.
+    // Start with arbitrary bytes: the contents of an unused page must not matter.
     let mut page = vec![0x5A; page_bytes];
     page[..HEADER_BYTES].copy_from_slice(&EXTENT_HEADER);
     page
@@ -116,7 +116,7 @@ fn key_at(node: &Node<'_>, index: usize) -> Vec<u8> {
     key
 }
 
-/// Asserts that a node passes its check, and has this level and these fences.
+/// Asserts that a node passes [`check`], and has this level and these fences.
 #[track_caller]
 fn assert_sound(page: &[u8], level: u8, lower: Option<&[u8]>, upper: Option<&[u8]>) {
     assert_eq!(check(page), Ok(()));
@@ -124,13 +124,13 @@ fn assert_sound(page: &[u8], level: u8, lower: Option<&[u8]>, upper: Option<&[u8
     assert_eq!((node.level(), node.lower_fence(), node.upper_fence()), (level, lower, upper));
 }
 
-/// Inserts a row after all others.
+/// Inserts a row after all existing rows.
 fn append(leaf: &mut LeafMut<'_>, key: &[u8], value: RowValue<'_>) -> Result<(), PageFull> {
     leaf.insert(leaf.as_leaf().len(), key, value)
 }
 
-/// Asserts that a leaf passes its check, holds exactly the rows of the model, finds each, and takes as many bytes as
-/// they do.
+/// Asserts that a leaf passes [`check`], contains exactly the model's rows, finds each of them, and takes up exactly
+/// the bytes that they need.
 #[track_caller]
 fn assert_leaf(page: &[u8], model: &Model, lower: Option<&[u8]>, upper: Option<&[u8]>) {
     assert_sound(page, 0, lower, upper);
@@ -169,7 +169,7 @@ fn assert_search(page: &[u8], model: &Model, key: &[u8]) {
     }
 }
 
-/// Returns two keys of a shape as fences, in order; or only one, or none.
+/// Returns keys of a shape as fences, in order. Either or both may be absent.
 fn random_fences(random: &mut Random, shape: Shape, page_bytes: usize) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
     let mut keys = [random_key(random, shape, page_bytes), random_key(random, shape, page_bytes)];
     keys.sort();
@@ -183,8 +183,8 @@ fn random_fences(random: &mut Random, shape: Shape, page_bytes: usize) -> (Optio
     }
 }
 
-/// After inserts, replacements and removals in any order, a leaf holds what a map holds, for every page size, kind of
-/// key and fences. `PageFull` is returned exactly when the bytes do not fit, and then nothing has changed.
+/// After inserts, replacements and removals in any order, a leaf has the same rows as a map, for every page size, kind
+/// of key and pair of fences. `PageFull` is returned if and only if the bytes do not fit, and then nothing has changed.
 #[test]
 fn a_leaf_behaves_as_a_map() {
     let mut random = Random(1);
@@ -244,8 +244,8 @@ fn a_leaf_behaves_as_a_map() {
     }
 }
 
-/// A leaf with a fragmented heap can be filled to its last byte, and a value that grows reuses the space of the old
-/// one.
+/// A leaf with a fragmented heap can be filled to the last byte, and a growing value reuses the space of its old
+/// version.
 #[test]
 fn fragmented_space_is_used_up() {
     let mut page = new_leaf(512, None, None);
@@ -258,8 +258,8 @@ fn fragmented_space_is_used_up() {
     assert_eq!(leaf.as_leaf().free_bytes(), 0);
     assert_eq!(append(&mut leaf, b"i", value(0)), Err(PageFull));
     assert_eq!(leaf.replace(4, value(46)), Err(PageFull));
-    // Removing two rows of 56 bytes makes room, in three pieces, for a row of 65 and 9 more bytes of a value; 38 bytes
-    // remain.
+    // Removing two rows of 56 bytes frees space in three pieces: enough for a row of 65 bytes and for 9 more bytes of a
+    // value, with 38 bytes left over.
     leaf.remove(1);
     leaf.remove(3);
     assert_eq!(append(&mut leaf, b"i", value(54)), Ok(()));
@@ -271,7 +271,7 @@ fn fragmented_space_is_used_up() {
     assert_eq!(check(&page), Ok(()));
 }
 
-/// Adjacent leaves, as in a tree of two levels, with the fences that the splits gave them.
+/// Adjacent leaves, as in a tree of two levels, with fences from their splits.
 struct Row {
     page_bytes: usize,
     leaves: Vec<Vec<u8>>,
@@ -287,8 +287,8 @@ impl Row {
         self.leaves.partition_point(|page| Leaf::new(page).upper_fence().is_some_and(|upper| upper <= key))
     }
 
-    /// Splits leaf `position` as the leaf itself plans, checks the result, and returns the leaf to which `change`
-    /// belongs.
+    /// Splits leaf `position` as planned by [`Leaf::split_for`], checks the result, and returns the index of the leaf
+    /// that `change` belongs to.
     fn split(&mut self, position: usize, change: &LeafChange<'_>) -> usize {
         let mut right = new_page(self.page_bytes);
         let left = &mut self.leaves[position];
@@ -367,15 +367,15 @@ impl Row {
         assert_eq!(lower, None);
     }
 
-    /// Returns the share of the pages' bytes that is in use.
+    /// Returns the fraction of the pages' bytes that is in use.
     fn fill(&self) -> f64 {
         let live: usize = self.leaves.iter().map(|page| Leaf::new(page).live_bytes()).sum();
         live as f64 / (self.leaves.len() * self.page_bytes) as f64
     }
 }
 
-/// Asserts that a split's separator is above all rows that stay and not above those that move, and that no
-/// shorter separator satisfies both.
+/// Asserts that a split's separator is greater than all keys that stay, that it is not greater than any key that moves,
+/// and that every shorter separator would violate one of these conditions.
 #[track_caller]
 fn assert_shortest(leaf: &Leaf<'_>, change: &LeafChange<'_>, split: &Split) {
     let mut keys: Vec<Vec<u8>> = (0..leaf.len()).map(|index| key_at(leaf, index)).collect();
@@ -391,13 +391,13 @@ fn assert_shortest(leaf: &Leaf<'_>, change: &LeafChange<'_>, split: &Split) {
     assert_eq!(split.goes_right, index >= at);
     let (left, right) = (&keys[at - 1], &keys[at]);
     assert!(*left < split.separator && split.separator <= *right);
-    // Every shorter string that is not above `right` is at most the beginning of `right` of that length, and this is
-    // not above `left`.
+    // A shorter string that is not greater than `right` is at most the prefix of `right` with the same length, and that
+    // prefix is not greater than `left`.
     assert!(right[..split.separator.len() - 1] <= left[..]);
 }
 
-/// Rows spread over leaves by splits and merges are those of a map, for every kind of key and rows of all sizes. No
-/// change takes more than three splits.
+/// Leaves that are split and merged keep the same rows as a map, for every kind of key and rows of all sizes. No change
+/// requires more than three splits.
 #[test]
 fn splits_and_merges_keep_every_row() {
     let mut random = Random(2);
@@ -438,7 +438,7 @@ fn splits_and_merges_keep_every_row() {
     }
 }
 
-/// A leaf can be split before every row and after the last. A merge undoes the split.
+/// A leaf can be split before any row and after the last. A merge undoes the split.
 #[test]
 fn a_leaf_splits_at_every_point() {
     let mut random = Random(3);
@@ -452,7 +452,7 @@ fn a_leaf_splits_at_every_point() {
             let key = random_key(&mut random, shape, page_bytes);
             let value = Value::random(&mut random, 10);
             let leaf = Leaf::new(&page);
-            // Fill at most half, so that any fence fits.
+            // Fill the leaf at most halfway, so that any fence fits.
             let fits = leaf.live_bytes() + key.len() + 40 < page_bytes / 2;
             if let (true, true, Err(index)) = (leaf.covers(&key), fits, leaf.search(&key)) {
                 LeafMut::new(&mut page).insert(index, &key, value.as_row()).unwrap();
@@ -503,8 +503,9 @@ fn fill_after(keys: impl Iterator<Item = u64>) -> f64 {
     row.fill()
 }
 
-/// Sorted loads in either direction leave full pages, except for the bytes of the prefix that a page gains once both
-/// fences are known (6 of 78 bytes per row here). Random loads leave pages two thirds full, as is usual for B-trees.
+/// Sorted loads in either direction leave full pages, except for the bytes saved by the longer prefix that a page gets
+/// once both fences are known (6 of 78 bytes per row here). Random loads leave pages two thirds full, as usual in
+/// B-trees.
 #[test]
 fn sorted_loads_fill_their_pages() {
     assert!(fill_after(0..20_000) > 0.9);
@@ -514,7 +515,7 @@ fn sorted_loads_fill_their_pages() {
     assert!((0.64..0.76).contains(&fill), "{fill}");
 }
 
-/// `common_bytes` is right across word boundaries, and so are the separators computed with it.
+/// `common_bytes` is correct across word boundaries, and so are the separators computed with it.
 #[test]
 fn common_bytes_are_counted() {
     let mut random = Random(5);
@@ -541,7 +542,7 @@ fn common_bytes_are_counted() {
     }
 }
 
-/// The expected contents of an inner node: for each child its separator (none for the first) and page.
+/// The expected contents of an inner node: for each child its separator (empty for the first child) and page.
 type Children = Vec<(Vec<u8>, PageId)>;
 
 #[track_caller]
@@ -575,8 +576,8 @@ fn assert_descent(page: &[u8], children: &Children, key: &[u8]) {
     assert_eq!(inner.child_below(key), below);
 }
 
-/// Inserting and removing children works as in a list, descents agree with it, and splits at every point and merges
-/// lose nothing.
+/// An inner node has the same children as a list after inserts and removals, and descents choose the correct child.
+/// Splits at every point, and merges, keep all children.
 #[test]
 fn an_inner_node_behaves_as_a_list() {
     let mut random = Random(6);
@@ -610,7 +611,7 @@ fn an_inner_node_behaves_as_a_list() {
 
         for at in 1..children.len() {
             let (mut left, mut right, mut separator) = (page.clone(), new_page(page_bytes), Vec::new());
-            // A full node has room for the new fences only at the split that it proposes.
+            // In a full node, only the proposed split point is sure to leave room for the new fences.
             let proposed = Inner::new(&page).split_index();
             if at != proposed && Inner::new(&page).live_bytes() > page_bytes / 2 {
                 continue;
@@ -647,8 +648,8 @@ fn full_inner_nodes_do_not_merge() {
     assert_eq!(*left, before);
 }
 
-/// With fences and separators of any length, a node with one child has room for a separator, and a node with more can
-/// be split. A sorted load leaves full nodes.
+/// With fences and separators of any length, a node with one child has room for a separator, and a node with more
+/// children can be split. A sorted load leaves full nodes.
 #[test]
 fn inner_nodes_always_split_in_time() {
     let mut random = Random(7);
@@ -700,8 +701,8 @@ fn inner_nodes_always_split_in_time() {
             let index = Inner::new(&nodes[position]).child_for(&key) + 1;
             InnerMut::new(&mut nodes[position]).insert_child(index, &key, PageId(7)).unwrap();
         }
-        // All of them were full before they were split: at the edge of the tree, each key also stored the prefix that
-        // it has now.
+        // All nodes were full when they were split. They were at the edge of the tree then, so each key was stored with
+        // its current prefix.
         let taken = |node: Inner<'_>| node.live_bytes() + (node.len() - 1) * node.prefix_bytes();
         let taken: usize = nodes.iter().map(|page| taken(Inner::new(page))).sum();
         assert!(taken as f64 / (nodes.len() * 4096) as f64 > 0.9);
@@ -709,8 +710,8 @@ fn inner_nodes_always_split_in_time() {
     }
 }
 
-/// Returns the number of children of full inner nodes of 4 KiB above leaves of 28 rows that arrive in random order.
-/// Only nodes with both fences count, which all nodes of a level have except the first and the last.
+/// Returns the numbers of children of full 4 KiB inner nodes, above leaves of 28 rows that arrive in random order.
+/// Omits nodes without both fences: the first and the last of each level.
 fn children_of_full_nodes(leaves: usize, key: impl Fn(usize) -> Vec<u8>) -> Vec<usize> {
     let mut random = Random(9);
     let mut keys: Vec<Vec<u8>> = (0..leaves * 28).map(key).collect();
@@ -741,9 +742,9 @@ fn children_of_full_nodes(leaves: usize, key: impl Fn(usize) -> Vec<u8>) -> Vec<
     counts
 }
 
-/// Inner nodes of 4 KiB have at least 230 children if keys have 16 bytes, whatever the keys look like. Every read goes
-/// through one node of each level, and only a few nodes stay in the processor's cache. Nodes have fewer children if
-/// their keys have little in common, such as numbers around 100,000.
+/// With 16-byte keys of various kinds, 4 KiB inner nodes have at least 230 children on average. This matters because
+/// every read passes through one node of each level, and only a few nodes stay in the processor's cache. Nodes have
+/// fewer children if their keys have little in common, such as numbers around 100,000.
 #[test]
 fn inner_nodes_have_many_children() {
     fn scattered(row: usize) -> u64 {
@@ -766,7 +767,7 @@ fn inner_nodes_have_many_children() {
     }
 }
 
-/// Calls every function of a node, whatever the page holds.
+/// Calls the functions of a leaf or an inner node, including those that change it, on a page that passes [`check`].
 fn exercise(page: &[u8], random: &mut Random) {
     let node = Node::new(page);
     let mut key = Vec::new();
@@ -832,7 +833,7 @@ fn exercise(page: &[u8], random: &mut Random) {
     }
 }
 
-/// The check never panics, whatever the bytes. On a page that passes it, no other function panics either.
+/// [`check`] never panics, for any bytes. If a page passes it, no other function panics either.
 #[test]
 fn damaged_pages_are_recognised() {
     let mut random = Random(8);
@@ -869,7 +870,7 @@ fn damaged_pages_are_recognised() {
         for _ in 0..150 {
             let mut damaged = page.clone();
             for _ in 0..=random.index(3) {
-                // Half of the damage goes to the header and the first slots, where it does the most harm.
+                // Half of the damage is in the header and the first slots, where it does the most harm.
                 let end = if random.one_in(2) { SLOTS_OFFSET + 24 } else { page_bytes };
                 let at = HEADER_BYTES + random.index(end - HEADER_BYTES);
                 damaged[at] = match random.index(3) {
