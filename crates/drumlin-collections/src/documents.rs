@@ -122,7 +122,8 @@ async fn insert_or_get<C: Collection>(
     let owner = match write(mode, open, tx, Write::Insert, prepared).await {
         Ok(()) => return Ok(None),
         Err(Error::NotUnique { index: of, other, .. }) if of == index => other.bytes().to_vec(),
-        // The index key may have an owner too, often the document with this primary key if the call is a repetition.
+        // The index key may be taken too. If the call repeats an earlier one, its owner is the document with this
+        // primary key.
         Err(Error::Exists { collection, key }) => match open.owner(mode, tx, index, prepared).await? {
             Some(owner) => owner,
             None => return Err(Error::Exists { collection, key }),
