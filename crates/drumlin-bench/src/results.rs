@@ -218,7 +218,8 @@ impl Results {
         std::fs::write(path, serde_json::to_vec_pretty(self)?)
     }
 
-    /// Merges the figures of a newer run. Its workloads, engines and audits replace the ones with the same names.
+    /// Merges the figures of a newer run. Its workloads, engines and audits replace the ones with the same names, and
+    /// its facts about the machine replace the old ones.
     pub fn merge(&mut self, newer: Results) {
         self.machine = newer.machine;
         for engine in newer.engines {
