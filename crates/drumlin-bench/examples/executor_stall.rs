@@ -283,7 +283,8 @@ impl Cached {
         Ok(())
     }
 
-    /// Computes sums over 90 fields in turn. The engine has no reduced states for a field until its second sum.
+    /// Computes sums over 90 fields in turn. The engine has no reduced states for a field that it has not summed
+    /// before.
     async fn aggregate(self) -> Result<()> {
         let mut salt = 0;
         while self.goes_on() {

@@ -1,9 +1,10 @@
 //! Measures how much a held snapshot slows down writers, and how much writers slow down a scan.
 //!
-//! `scan` reads all rows of a snapshot, alone and with two writers that update random rows without pausing. The two
-//! cases alternate, and the medians of the scan's and the writers' rates are printed. A third case scans a second
-//! database while the writers update the first: the slowdown in this case is the cost of sharing the cores and the
-//! drive, and the remaining slowdown in the second case is the cost of old versions.
+//! `scan` reads all rows of a snapshot, alone and with two writers that update random rows without pausing. The cases
+//! alternate. The program prints the rates of each round, and at the end the median rates relative to the scan alone
+//! and the writers alone. A third case scans a second database while the writers update the first: the slowdown in this
+//! case is the cost of sharing the cores and the drive, and the remaining slowdown in the second case is the cost of
+//! old versions.
 //!
 //! `hold` holds a snapshot while two writers update random rows, for each engine of the build. It prints the updates
 //! per second without and with the snapshot, and the bytes on disk. At the end, it compares every row of the snapshot

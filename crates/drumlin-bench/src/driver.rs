@@ -11,7 +11,7 @@ use crate::measure::{histogram, record};
 
 /// The length of a timeline's buckets.
 pub const BUCKET: Duration = Duration::from_millis(100);
-/// A wait longer than this sleeps for all but the last part; a shorter wait spins.
+/// Longer waits sleep until shortly before their end; shorter waits spin.
 const SLEEP_MIN: Duration = Duration::from_micros(150);
 /// An upper bound on how late a sleep ends.
 const SLEEP_LATENESS: Duration = Duration::from_micros(60);
@@ -30,7 +30,7 @@ pub trait Actor {
 pub struct Outcome {
     pub operations: u64,
     pub units: u64,
-    /// The time from the first operation to the end of the last.
+    /// The time from the start of the first operation to the end of the last operation.
     pub elapsed: Duration,
     /// Latencies of single operations, in nanoseconds. At a fixed rate, the latency of an operation counts from the
     /// moment at which it was due.

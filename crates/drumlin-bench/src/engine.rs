@@ -109,7 +109,7 @@ pub trait Engine: Send + Sync {
     /// no snapshots or is not measured with them.
     ///
     /// # Errors
-    /// The engine's own.
+    /// The engine's own errors.
     fn hold(&self) -> Result<Option<Box<dyn HeldSnapshot + '_>>> {
         Ok(None)
     }
@@ -123,7 +123,7 @@ pub trait HeldSnapshot {
     /// Passes all rows of the snapshot to `see`, in key order. Returns the number of rows.
     ///
     /// # Errors
-    /// The engine's own.
+    /// The engine's own errors.
     fn scan(&mut self, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64>;
 }
 

@@ -24,7 +24,7 @@ enum Command {
     List,
     /// Run workloads; running all takes hours.
     Run(RunArgs),
-    /// Show the results of runs; if several files have the same workload, the last one counts.
+    /// Show the results of runs; if several files have the same workload, the last file wins.
     Show(ShowArgs),
     #[command(name = worker::COMMAND, hide = true)]
     Worker,
@@ -49,7 +49,8 @@ struct RunArgs {
     /// Factor for the rows and the memory.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// One turn of a tenth of a second on small data, to see that it runs. Its figures are not comparable.
+    /// Run one turn of a tenth of a second on small data, to check that everything runs. Its figures are not
+    /// comparable.
     #[arg(long)]
     quick: bool,
     /// First count the flushes of durable commits, on a loop device (as root).
@@ -79,7 +80,7 @@ struct Output {
     /// Write tables and plots as one HTML page.
     #[arg(long)]
     html: Option<PathBuf>,
-    /// Write the tables into docs/benchmarks.md of the repository that this was built from.
+    /// Write the tables into docs/benchmarks.md of the repository from which this program was built.
     #[arg(long)]
     update_docs: bool,
 }

@@ -211,7 +211,7 @@ impl Workload {
         !matches!(self.job, Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. } | Job::Shop { .. })
     }
 
-    /// Returns `true` if this engine takes part in the workload at all.
+    /// Returns `true` if this engine takes part in the workload.
     #[must_use]
     pub fn is_for(&self, peer: &Peer) -> bool {
         match self.job {

@@ -10,13 +10,13 @@ use crate::measure::median;
 use crate::plan::{Job, Workload};
 use crate::workloads::Figures;
 
-/// The version of the JSON.
+/// The version of the JSON format.
 const VERSION: u32 = 1;
 
 /// The figures of a run or of several merged runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
-    /// The version of the JSON.
+    /// The version of the JSON format.
     pub version: u32,
     /// Facts about the machine, by name.
     pub machine: Vec<(String, String)>,
@@ -197,7 +197,7 @@ impl Results {
         workload.durable && self.audits.iter().any(|audit| audit.engine == engine && audit.acknowledges_early())
     }
 
-    /// Reads the JSON of an earlier run.
+    /// Reads the results of an earlier run from JSON.
     ///
     /// # Errors
     /// If the file can't be read or has a different version.
@@ -210,7 +210,7 @@ impl Results {
         Ok(results)
     }
 
-    /// Writes the JSON.
+    /// Writes the results as JSON.
     ///
     /// # Errors
     /// If the file can't be written.

@@ -1,4 +1,4 @@
-//! The rows. Keys, values and random choices come from a seed, so they are the same for each engine.
+//! Generates rows. Keys, values and random choices come from a seed, so they are the same for each engine.
 //!
 //! The number and version of a row determine its value, so every value that is read can be verified. The first half of
 //! a value is incompressible and the second half is compressible, so engines that compress store about half of it.

@@ -44,8 +44,8 @@ pub trait Collection: Sized + Send + Sync + 'static {
     /// The type of the documents' keys. It can't change once the collection has documents: opening the collection with
     /// a different key type is an [error](crate::Error::OtherTypes).
     type Key: Key + Debug + Send + Sync;
-    /// Encodes documents as bytes: [`Postcard`](crate::Postcard), or a codec of your own. Changing the codec requires a
-    /// new [version](Collection::VERSION).
+    /// Encodes documents as bytes: [`Postcard`](crate::Postcard), or your own codec. Changing the codec requires a new
+    /// [version](Collection::VERSION).
     type Codec: Codec<Self>;
     /// The collection's name, unique within the database. It must not be empty or contain a slash. Keep it short: the
     /// names of the collection's keyspaces start with it and are limited to 255 bytes.

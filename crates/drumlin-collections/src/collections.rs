@@ -89,9 +89,9 @@ impl Collections {
     /// Opens a collection, creating it if it does not exist.
     ///
     /// The collection gets exactly the indexes and views that [`Collection::parts`] lists. An index or view that is no
-    /// longer listed, or has another version, is dropped. If the collection has documents, a background thread builds
-    /// the new indexes and views, and reading them fails until they are [built](Documents::wait_built). The first call
-    /// for a type opens the collection; later calls return a handle to the same collection.
+    /// longer listed, or whose version has changed, is dropped. If the collection has documents, a background thread
+    /// builds the new indexes and views, and reading them fails until they are [built](Documents::wait_built). The
+    /// first call for a type opens the collection; later calls return a handle to the same collection.
     ///
     /// # Errors
     /// [`Error::OtherTypes`] if the key, codec or value types differ from those with which the rows were written;
@@ -388,7 +388,7 @@ fn types_of<C: Collection>(parts: &[(String, Part<C>)], expires: bool) -> Vec<Ty
     [key, codec].into_iter().chain(parts).collect()
 }
 
-/// Fails if existing rows were written with other types.
+/// Fails if existing rows were written with different types.
 fn check_types<C: Collection>(meta: &Keyspace, types: &[Types<'_>]) -> Result<()> {
     for Types { key, names, part } in types {
         let has_rows = part.map_or(Ok(true), |(_, keyspace)| meta.contains_key(keyspace))?;

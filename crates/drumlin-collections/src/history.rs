@@ -60,7 +60,7 @@ pub(crate) struct Change<'c> {
 }
 
 /// Records a change, and removes the versions that are past their retention. If the document was last written while the
-/// collection kept no history, first records its row before this change as a version of its own, with the time of this
+/// collection kept no history, first records its row before this change as a separate version, with the time of this
 /// change.
 pub(crate) async fn record(
     mode: Mode,

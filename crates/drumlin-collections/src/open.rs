@@ -31,7 +31,7 @@ pub(crate) struct OpenPart<C> {
     state: Mutex<PartState>,
 }
 
-/// Tells whether a part contains the rows of all documents yet.
+/// The build state of a part: whether it contains the rows of all documents yet.
 #[derive(Clone)]
 pub(crate) enum PartState {
     Building,

@@ -1,7 +1,7 @@
 //! The parts of a collection: indexes, views, the expiry and the history.
 //!
-//! An index or view is a function from a document to rows in a keyspace of its own. To find the rows of a stored
-//! document, the function is called on the document a second time, so its result must depend only on the document.
+//! An index or view is a function from a document to rows in its own keyspace. To find the rows of a stored document,
+//! the function is called on the document a second time, so its result must depend only on the document.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -174,8 +174,8 @@ impl<C: 'static> Parts<C> {
     }
 }
 
-/// A rule for which past versions of a document are kept: see [`Parts::history`]. Versions that the rule no longer
-/// covers are removed the next time the document is written. The newest version is always kept.
+/// A rule that determines which past versions of a document are kept: see [`Parts::history`]. Versions that the rule no
+/// longer covers are removed the next time the document is written. The newest version is always kept.
 ///
 /// ```
 /// use std::time::Duration;
@@ -384,13 +384,13 @@ impl<C, K, V> std::fmt::Debug for View<C, K, V> {
 }
 
 impl<C, K, V> View<C, K, V> {
-    /// Creates a view with this map.
+    /// Creates a view with this map function.
     #[must_use]
     pub const fn new(name: &'static str, map: fn(&C, &mut dyn FnMut(K, V))) -> View<C, K, V> {
         View { name, version: 1, map, reduce: None }
     }
 
-    /// Sets the reduce.
+    /// Sets the reduce function.
     #[must_use]
     pub const fn reducing(mut self, reduce: fn(V, V) -> V) -> View<C, K, V> {
         self.reduce = Some(reduce);

@@ -300,8 +300,8 @@ impl<'r, C: Collection> Reading<'r, C> {
         Versions::as_of(Mode::Async, &self.open, self.at.reader(), &key, time).await
     }
 
-    /// Returns the documents in a range of keys as they were at the given time, as far as their versions are kept.
-    /// Reads all versions in the range.
+    /// Returns the documents in a range of keys as they were at the given time. Leaves out documents whose version of
+    /// that time is no longer kept. Reads all versions in the range.
     ///
     /// # Errors
     /// See [`versions`](Reading::versions).

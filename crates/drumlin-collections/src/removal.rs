@@ -1,4 +1,4 @@
-//! Removing many documents, in several transactions.
+//! Removal of many documents in several transactions.
 
 use std::ops::Bound;
 use std::sync::Arc;

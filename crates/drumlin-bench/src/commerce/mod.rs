@@ -43,7 +43,7 @@ pub struct Customer {
     pub country: String,
     /// Five digits.
     pub postal_code: String,
-    /// Starts with a country's prefix.
+    /// Starts with a country code.
     pub phone: String,
 }
 

@@ -45,7 +45,7 @@ impl<'d> Model<'d> {
         None
     }
 
-    /// Sums up the rating of a product. O(reviews).
+    /// Returns the rating of a product. O(reviews).
     fn rating(&self, product: u32) -> Rating {
         let of_product = self.reviews.values().filter(|review| review.product == product);
         of_product.fold(Rating::default(), |rating, review| rating.plus(review.as_rating()))

@@ -106,7 +106,7 @@ impl Engine for Rocks {
                 break;
             }
         }
-        // Rows that bypass the log are durable only once they are in tables.
+        // Rows that bypass the log are durable only once they have been flushed to table files.
         Ok(self.db.flush()?)
     }
 

@@ -79,7 +79,7 @@ pub(crate) use bounds::{RowBounds, successor};
 /// ```
 ///
 /// An implementation must follow three rules. The bytes sort in the same order as the values. No encoding is a prefix
-/// of another one. Decoding returns the encoded value, or an error if the bytes do not encode a value.
+/// of another encoding. Decoding returns the encoded value, or an error if the bytes do not encode a value.
 pub trait Key: EncodeAs<Self> + Sized {
     /// Decodes a key from the front of `bytes`, and advances `bytes` past it.
     ///

@@ -1,5 +1,5 @@
-//! Futures dropped before they complete. Whichever wait a call is dropped at, no row is lost or repeated, and no change
-//! is left half-finished.
+//! Futures dropped before they complete. A call may be dropped at any of its waits: no row is lost or repeated, and no
+//! change is left half-finished.
 #![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 
 use std::cell::RefCell;
@@ -85,7 +85,7 @@ impl Collection for Loaded {
     }
 }
 
-/// A database that is larger than its memory, and the names of the calls tried on it.
+/// A database that is larger than its memory budget, and the names of the calls tried on it.
 struct Trial {
     db: Database,
     collections: Collections,
