@@ -1,10 +1,10 @@
 //! Measures how long an executor stalls: on a store whose pages are not in memory, and during long calls on pages that
-//! are.
+//! are in memory.
 //!
 //! First, one tokio worker thread runs 256 tasks that read random rows of a database larger than memory, and a timer
 //! task that ticks every millisecond. A store that maps its file blocks the thread at every page that is not in memory,
-//! so ticks are late and reads wait for each other. Drumlin's reads are futures, so the thread continues with other
-//! tasks.
+//! so ticks are late and reads wait for each other. Drumlin's reads are futures, so the thread can run other tasks
+//! meanwhile.
 //!
 //! Then the timer ticks while the tasks make one long call after another on a database that fits in memory. Such calls
 //! never have to wait, so they must yield to the executor on their own.
@@ -13,9 +13,9 @@
 //! cargo run --release -p drumlin-bench --example executor_stall [disk | cached [SECONDS [CASE]]]
 //! ```
 //!
-//! A memory cgroup keeps the map (LMDB through heed) from having all its pages in memory. This needs root and cgroup v1
-//! or v2. Without a cgroup, the file's pages are dropped from the page cache before it is read, and only the first
-//! touches of pages are slow. The program prints which of the two it does. The files, 1.3 GB together, are in the
+//! A memory cgroup keeps the map (LMDB through heed) from having all its pages in memory. This requires root and cgroup
+//! v1 or v2. Without a cgroup, the file's pages are dropped from the page cache before the measurement, and only the
+//! first access to each page is slow. The program prints which method it uses. The files, 1.3 GB in total, are in the
 //! system's temporary directory.
 
 use std::error::Error;
@@ -35,10 +35,10 @@ const ROWS: u64 = 4_000_000;
 const VALUE_BYTES: usize = 100;
 const TASKS: u64 = 256;
 const SECONDS: u64 = 8;
-/// The memory budget of Drumlin. The group of the map, page cache included, has 32 MiB more.
+/// Drumlin's memory budget. The limit of the map's memory group, which includes the page cache, is 32 MiB higher.
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// The database that fits in memory.
+/// The number of rows of the database that fits in memory.
 const CACHED_ROWS: u64 = 2_000_000;
 const CACHED_BYTES: u64 = 1 << 30;
 
@@ -57,7 +57,7 @@ fn value(number: u64) -> [u8; VALUE_BYTES] {
     value
 }
 
-/// The lateness of ticks, and the reads, of one store.
+/// The lateness of the ticks and the number of reads for one store.
 struct Outcome {
     lateness_us: Histogram<u64>,
     reads: u64,
@@ -75,7 +75,7 @@ async fn tick(duration: Duration) -> Result<Histogram<u64>> {
     Ok(lateness_us)
 }
 
-/// Runs the reading tasks and the ticks on one thread.
+/// Runs the reading tasks and the timer task on one thread.
 fn measure<R, F>(read: R) -> Result<Outcome>
 where
     R: Fn(u64) -> F + Clone + Send + Sync + 'static,
@@ -92,7 +92,7 @@ where
             while !stop.load(Ordering::Relaxed) {
                 read(random.below(ROWS)).await?;
                 reads.fetch_add(1, Ordering::Relaxed);
-                // Yield after each read, so that the tasks are fair with any store.
+                // Yield after each read, so the tasks share the thread fairly with any store.
                 tokio::task::yield_now().await;
             }
             Result::<()>::Ok(())
@@ -135,8 +135,8 @@ fn drumlin(folder: &Path) -> Result<Outcome> {
     outcome
 }
 
-/// Measures LMDB. The process enters the group after the rows are on disk and their pages dropped, so that pages cached
-/// earlier are not charged to another group.
+/// Measures LMDB. The process enters the memory group only when the rows are on disk and their pages have been dropped
+/// from the page cache. Otherwise, pages cached earlier would be charged to a different group.
 fn mapped(folder: &Path) -> Result<Outcome> {
     let path = folder.join("lmdb");
     fs::create_dir(&path)?;
@@ -151,7 +151,7 @@ fn mapped(folder: &Path) -> Result<Outcome> {
         }
         tx.commit()?;
     }
-    // Otherwise the pages just written would still be in memory.
+    // Drop the pages that were just written, which would otherwise still be in memory.
     let file = fs::File::open(path.join("data.mdb"))?;
     file.sync_all()?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
@@ -162,7 +162,7 @@ fn mapped(folder: &Path) -> Result<Outcome> {
             println!("No memory cgroup ({error}): the map's pages were dropped once, and then stay in memory.");
         }
     }
-    // Leaked, because the tasks share it until the process ends.
+    // Leak the environment, because the tasks share it until the process ends.
     let env: &'static heed::Env = Box::leak(Box::new(open_map(&options, &path)?));
     let rows = table(env)?;
     measure(move |number| async move {
@@ -185,12 +185,12 @@ fn table(env: &heed::Env) -> Result<Table<'_>> {
 #[expect(unsafe_code, reason = "heed says so of every map: nobody else may change the file")]
 fn open_map(options: &heed::EnvOpenOptions, path: &Path) -> Result<heed::Env> {
     let mut options = options.clone();
-    // SAFETY: the file is in a folder of this process's own. Without read-ahead, random reads are as fast as a map
-    // allows.
+    // SAFETY: the file is in a folder that only this process uses. Without read-ahead, random reads are as fast as a
+    // map allows.
     Ok(unsafe { options.flags(heed::EnvFlags::NO_READ_AHEAD).open(path)? })
 }
 
-/// A memory cgroup that contains this process. On drop the process leaves it and removes it.
+/// A memory cgroup that contains this process. On drop, the process leaves the group and removes it.
 struct Group {
     path: PathBuf,
     home: PathBuf,
@@ -221,17 +221,17 @@ impl Drop for Group {
 
 type Task = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-/// The state that the tasks share.
+/// The database and the counters that the tasks share.
 #[derive(Clone)]
 struct Cached {
     db: Database,
     rows: Keyspace,
-    /// A handle of the same rows whose commits are relaxed.
+    /// A handle to the same rows whose commits are relaxed.
     relaxed: Keyspace,
     other: Keyspace,
     queue: Keyspace,
     stop: Arc<AtomicBool>,
-    /// The number of rows that were read, written or removed.
+    /// The number of rows read, written or removed so far.
     done: Arc<AtomicU64>,
 }
 
@@ -283,7 +283,8 @@ impl Cached {
         Ok(())
     }
 
-    /// Computes sums for which no states are kept: every name is used once.
+    /// Computes sums over 90 fields in turn. The engine has no reduced states for a field that it has not summed
+    /// before.
     async fn aggregate(self) -> Result<()> {
         let mut salt = 0;
         while self.goes_on() {
@@ -334,7 +335,8 @@ impl Cached {
         let keys: Vec<[u8; 8]> = (0..20_000).map(|_| key(random.below(CACHED_ROWS))).collect();
         while self.goes_on() {
             let values = self.rows.get_many_async(&keys).await?;
-            // Freeing this many values takes a millisecond, which is not part of the call.
+            // Free the values on a different thread: freeing this many takes a millisecond, which is not part of the
+            // call.
             tokio::task::spawn_blocking(move || assert!(values.iter().all(Option::is_some)));
             self.count(20_000);
         }
@@ -376,7 +378,7 @@ impl Cached {
         Ok(())
     }
 
-    /// Runs a case while the timer ticks. Returns the lateness, and the rows a second that it handled.
+    /// Runs a case while the timer ticks. Returns the lateness of the ticks and the number of rows handled per second.
     fn measure(&self, seconds: u64, tasks: impl Fn(&Cached) -> Vec<Task>) -> Result<(Histogram<u64>, f64)> {
         self.stop.store(false, Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);
@@ -401,7 +403,7 @@ impl Cached {
     }
 }
 
-/// A case: its name, and its tasks.
+/// A case: its name, and a function that returns its tasks.
 type Case = (&'static str, fn(&Cached) -> Vec<Task>);
 
 const CASES: &[Case] = &[

@@ -1,20 +1,22 @@
-//! Measures the cost of a held snapshot to writers, and of writers to a scan.
+//! Measures how much a held snapshot slows down writers, and how much writers slow down a scan.
 //!
-//! `scan` reads all rows of a snapshot, alone and with two writers that update rows at random and never pause. The
-//! two alternate, and medians are printed: rows a second of the scan and of the writers. A third case scans a second
-//! database while the writers update the first: what they lose there is the price of the shared cores and drive, and
-//! the rest is the price of old versions.
+//! `scan` reads all rows of a snapshot, alone and with two writers that update random rows without pausing. The cases
+//! alternate. The program prints the rates of each round, and at the end the median rates relative to the scan alone
+//! and the writers alone. A third case scans a second database while the writers update the first: the slowdown in this
+//! case is the cost of sharing the cores and the drive, and the remaining slowdown in the second case is the cost of
+//! old versions.
 //!
-//! `hold` keeps a snapshot while two writers update rows at random, for each engine that is built in: updates a second
-//! without and with the snapshot, and bytes on disk. At the end every row of the snapshot is compared with what it was.
+//! `hold` holds a snapshot while two writers update random rows, for each engine of the build. It prints the updates
+//! per second without and with the snapshot, and the bytes on disk. At the end, it compares every row of the snapshot
+//! with its version at the start.
 //!
 //! ```text
 //! cargo run --release -p drumlin-bench [--features peers] --example held_snapshot -- scan [ROWS [ROUNDS]]
 //! cargo run --release -p drumlin-bench [--features peers] --example held_snapshot -- hold [ROWS [SECONDS [ENGINE…]]]
 //! ```
 //!
-//! Each engine has 64 MiB and commits that need not be durable: otherwise the device's syncs would set the writers'
-//! pace. The files lie in the system's temporary directory.
+//! Each engine has 64 MiB of memory and relaxed commits: with durable commits, the device's syncs would set the
+//! writers' pace. The files are in the system's temporary directory.
 
 use std::fs;
 use std::path::Path;
@@ -49,7 +51,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Opens a new database with rows.
+/// Creates a database and loads rows into it.
 fn load(peer: &Peer, folder: &Path, rows: u64) -> Result<Box<dyn Engine>> {
     let engine = (peer.open)(folder, &SETTINGS)?;
     engine.bulk_load(&mut AllRows::new(rows, VALUE_BYTES, Order::Sorted), Order::Sorted)?;
@@ -58,7 +60,7 @@ fn load(peer: &Peer, folder: &Path, rows: u64) -> Result<Box<dyn Engine>> {
     Ok(engine)
 }
 
-/// Updates rows at random until told to stop, and counts the updates.
+/// Updates random rows until `stop` is set, and counts the updates.
 fn write(engine: &dyn Engine, rows: u64, seed: u64, stop: &AtomicBool, count: &AtomicU64) -> Result<()> {
     let mut session = engine.session()?;
     let mut chooser = Chooser::new(SEED ^ seed, rows, None);
@@ -98,7 +100,7 @@ fn beside_writers<T>(engine: &dyn Engine, rows: u64, body: impl FnOnce() -> Resu
     })
 }
 
-/// The versions of all rows of a snapshot.
+/// Returns the versions of all rows of a snapshot.
 fn versions(snapshot: &mut dyn HeldSnapshot, rows: u64) -> Result<Vec<u64>> {
     let mut versions = Vec::with_capacity(usize::try_from(rows)?);
     let mut is_right = true;
@@ -119,7 +121,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Measures a scan alone, a scan with writers, a scan of another database with writers, and writers alone, in turns.
+/// Measures in turn a scan alone, a scan with writers, a scan of a different database from the one that writers update,
+/// and writers alone.
 fn scan(rows: u64, rounds: u64) -> Result<()> {
     let drumlin = engines::named("drumlin").ok_or("Drumlin is built in")?;
     let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
@@ -135,7 +138,7 @@ fn scan(rows: u64, rounds: u64) -> Result<()> {
         std::thread::sleep(Duration::from_secs(5));
         Ok(0.0)
     };
-    // Rows a second of the scan and updates a second of the writers, for each case.
+    // The scan's rows per second and the writers' updates per second, for each case.
     let mut rounds_of_cases = [const { Vec::new() }; 4];
     for _ in 0..rounds {
         let round = [
@@ -160,7 +163,7 @@ fn scan(rows: u64, rounds: u64) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that the files of a folder take on disk.
+/// Returns the number of bytes that the files of a folder occupy on disk.
 fn disk_bytes(folder: &Path) -> Result<u64> {
     use std::os::unix::fs::MetadataExt as _;
     let mut bytes = 0;
@@ -169,14 +172,15 @@ fn disk_bytes(folder: &Path) -> Result<u64> {
         bytes += match entry.metadata() {
             Ok(metadata) if metadata.is_dir() => disk_bytes(&entry.path())?,
             Ok(metadata) => metadata.blocks() * 512,
-            // The engine removed it after the directory was read.
+            // The engine removed this file after the directory was read.
             Err(_) => 0,
         };
     }
     Ok(bytes)
 }
 
-/// Updates rows for a time without and with a snapshot held, and compares its rows at the end.
+/// Measures the rate of updates for `duration` without a held snapshot, then with one. At the end, compares the
+/// snapshot's rows with its rows at the start.
 fn hold(peer: &Peer, rows: u64, duration: Duration) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let engine = load(peer, folder.path(), rows)?;

@@ -1,9 +1,9 @@
-//! Counts how many of an engine's durable commits flush the device, on a file system of its own.
+//! Counts how often an engine's durable commits flush the device, on a separate file system.
 //!
-//! An acknowledged commit may still be in the drive's volatile cache unless the drive was told to flush it or to write
-//! it through. If one thread makes durable commits one by one, each needs about one flush. The flushes are counted at a
-//! loop device that nothing else uses, which needs root. Without root, the device of the engine's folder is counted,
-//! including flushes by other processes.
+//! An acknowledged commit may still be in the drive's volatile cache unless the drive was told to flush that cache or
+//! to write the commit through. If one thread makes durable commits one by one, each commit needs about one flush. The
+//! flushes are counted on a loop device that no other process uses, which requires root. Without root, they are counted
+//! on the device that holds the engine's folder, and include the flushes of other processes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,15 +14,15 @@ use crate::engine::{Durability, Engine, Peer, Result, Settings};
 use crate::measure::Meter;
 use crate::rows::{fill, key};
 
-/// The number of commits that are counted.
+/// The number of commits whose flushes are counted.
 const COMMITS: u64 = 500;
-/// The bytes of a value, as in the source of S2.
+/// The size of a value in bytes, as in the benchmark from which S2 is taken.
 const VALUE_BYTES: usize = 1024;
 const IMAGE_BYTES: u64 = 2 << 30;
-/// With fewer flushes per commit than this, commits are acknowledged before they are safe.
+/// If an engine flushes less often per commit than this, it acknowledges commits before they are safe.
 const FLUSHES_MIN: f64 = 0.9;
 
-/// The syncs of an engine.
+/// The result of counting the flushes of one engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Audit {
     pub engine: String,
@@ -30,7 +30,7 @@ pub struct Audit {
     pub flushes_per_commit: f64,
     /// Bytes written to the device per commit of a row of 1 KiB.
     pub bytes_per_commit: f64,
-    /// `true` if nothing else used the device.
+    /// `true` if no other process used the device.
     pub alone: bool,
 }
 
@@ -42,7 +42,7 @@ impl Audit {
     }
 }
 
-/// Commits rows one after another and returns the flushes and bytes of each. Runs in the worker.
+/// Commits rows one after another. Returns the flushes and the bytes written per commit. Runs in the worker process.
 pub(crate) fn perform(peer: &Peer, folder: &Path) -> Result<(f64, f64)> {
     let settings = Settings { memory_bytes: 64 << 20, durability: Durability::Full, threads: 1 };
     let engine = (peer.open)(folder, &settings)?;
@@ -59,7 +59,7 @@ fn commits(engine: &dyn Engine, folder: &Path) -> Result<(f64, f64)> {
         fill(&mut row[0].1, number, 0, VALUE_BYTES);
         session.write(&row)
     };
-    // Leave out the first commits, which make files grow.
+    // Do not count the first commits, because they make files grow.
     (0..100).try_for_each(&mut commit)?;
     let meter = Meter::start(folder);
     (100..100 + COMMITS).try_for_each(&mut commit)?;
@@ -68,7 +68,7 @@ fn commits(engine: &dyn Engine, folder: &Path) -> Result<(f64, f64)> {
     Ok((per_commit(costs.device_flushes), per_commit(costs.device_write_bytes)))
 }
 
-/// A file system in a file, mounted. Unmounted and removed on drop.
+/// A mounted file system within an image file. Unmounted and removed on drop.
 #[derive(Debug)]
 pub(crate) struct LoopMount {
     image: PathBuf,
@@ -93,7 +93,7 @@ impl LoopMount {
 
 impl Drop for LoopMount {
     fn drop(&mut self) {
-        // Fails if it was never mounted.
+        // Unmounting fails if the image was never mounted.
         let _ = call(Command::new("umount").arg(&self.folder));
         let _ = std::fs::remove_dir(&self.folder);
         let _ = std::fs::remove_file(&self.image);

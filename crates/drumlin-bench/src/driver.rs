@@ -11,43 +11,43 @@ use crate::measure::{histogram, record};
 
 /// The length of a timeline's buckets.
 pub const BUCKET: Duration = Duration::from_millis(100);
-/// Longer waits are slept, except for their end; shorter ones are spun.
+/// Longer waits sleep until shortly before their end; shorter waits spin.
 const SLEEP_MIN: Duration = Duration::from_micros(150);
-/// Sleeps end late by less than this.
+/// An upper bound on how late a sleep ends.
 const SLEEP_LATENESS: Duration = Duration::from_micros(60);
 
-/// The operations of one thread, on a session of its own.
+/// The operations of one thread. Each thread has its own session.
 pub trait Actor {
-    /// Performs one operation. Returns its units: rows, commits or operations.
+    /// Performs one operation. Returns the number of units done: rows, commits or operations.
     ///
     /// # Errors
-    /// The engine's error; or a value that was read is not that of its row.
+    /// The engine's error, or an error if a value that was read does not belong to its row.
     fn step(&mut self) -> Result<u64>;
 }
 
-/// The operations of all threads together.
+/// The combined results of all threads.
 #[derive(Debug)]
 pub struct Outcome {
     pub operations: u64,
     pub units: u64,
-    /// The time from the first operation to the end of the last.
+    /// The time from the start of the first operation to the end of the last operation.
     pub elapsed: Duration,
-    /// Latencies of single operations, in nanoseconds. At a fixed rate they count from the moment at which the
-    /// operation was due.
+    /// Latencies of single operations, in nanoseconds. At a fixed rate, the latency of an operation counts from the
+    /// moment at which it was due.
     pub latencies: Histogram<u64>,
-    /// The units in each bucket of time.
+    /// The number of units done in each time bucket.
     pub timeline: Vec<u64>,
-    /// The longest time in which no operation of any thread ended.
+    /// The longest time during which no thread completed an operation.
     pub longest_gap: Duration,
 }
 
-/// The pace of operations.
+/// The pace at which operations start.
 #[derive(Clone, Copy, Debug)]
 pub enum Pace {
-    /// Each thread begins an operation when its previous one has ended.
+    /// Each thread starts an operation as soon as its previous operation has ended.
     Closed,
-    /// All threads together make this many operations a second, due at regular intervals whether or not earlier ones
-    /// have ended.
+    /// All threads together start this many operations per second. They are due at regular intervals, whether or not
+    /// earlier operations have ended.
     Open(f64),
 }
 
@@ -60,13 +60,14 @@ struct Share {
     ends: Vec<(Instant, Instant)>,
 }
 
-/// Shorter gaps between the ends of a thread's operations are not kept when looking for those common to all threads.
+/// Only gaps longer than this between the ends of a thread's operations are kept, to find the gaps common to all
+/// threads.
 const GAP_MIN: Duration = Duration::from_millis(10);
 
-/// Runs an actor on each of `threads` threads for `duration`. Each actor is created on its thread.
+/// Runs an actor on each of `threads` threads for `duration`. Each actor is created on its own thread.
 ///
 /// # Errors
-/// The first error of any actor.
+/// The error of the first actor that failed, in the order of threads.
 ///
 /// # Panics
 /// If an actor panics.
@@ -103,7 +104,7 @@ pub fn run<'a>(
     Ok(merge(shares, begun))
 }
 
-/// The moments at which a thread's operations are due.
+/// The schedule of a thread: the moments at which its operations are due.
 struct Due {
     interval: Option<Duration>,
     next: Instant,
@@ -183,7 +184,7 @@ fn merge(shares: Vec<Share>, begun: Instant) -> Outcome {
     outcome
 }
 
-/// Returns the longest time that is within a gap of every thread.
+/// Returns the longest time span that lies within a gap of every thread.
 fn longest_gap(threads: Vec<&[(Instant, Instant)]>) -> Duration {
     let mut threads = threads.into_iter();
     let mut common: Vec<(Instant, Instant)> = threads.next().unwrap_or_default().to_vec();

@@ -1,26 +1,27 @@
-//! The traits that every engine implements here, and facts about each engine that explain its figures.
+//! The traits that this benchmark implements for every engine, and the facts about an engine that explain its figures.
 //!
-//! Every workload uses [`Engine`] and [`Session`], so all engines do the same work on the same keys. If an engine lacks
-//! an operation, [`Capabilities`] says so and the report shows it: nothing is emulated silently.
+//! Every workload uses [`Engine`] and [`Session`], so all engines perform the same operations on the same keys. If an
+//! engine lacks an operation, its [`Capabilities`] say so, and so does the report: no operation is emulated silently.
 
 use std::path::Path;
 
-/// An error of any engine. A worker reports its text.
+/// An error of any engine. A worker process reports the error's text.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
-/// The result of a call of an engine.
+/// The result of a call to an engine.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// A key: a number in big-endian order, so that keys sort like numbers.
+/// A key: a big-endian number, so keys sort like numbers.
 pub type Key = [u8; 8];
-/// A row to be written.
+/// A row to write.
 pub type Row = (Key, Vec<u8>);
 
-/// The guarantee of a commit that has returned.
+/// The guarantee that a commit gives when it returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Durability {
-    /// It survives a power cut, as far as the engine keeps its word.
+    /// The commit survives a power cut, provided that the engine keeps its promise.
     Full,
-    /// It survives at most the end of the process; [`Engine::sync`] makes it durable.
+    /// The commit may be lost in a power cut until [`Engine::sync`] makes it durable. At best, it survives the end of
+    /// the process.
     Relaxed,
 }
 
@@ -31,7 +32,7 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// The guarantee of each commit.
     pub durability: Durability,
-    /// The number of sessions that will be open at once.
+    /// The number of sessions that will be open at the same time.
     pub threads: usize,
 }
 
@@ -40,7 +41,7 @@ pub struct Settings {
 pub enum Order {
     /// Ascending keys.
     Sorted,
-    /// Each key once, in an order drawn from the seed.
+    /// Each key once, in a random order derived from the seed.
     Random,
 }
 
@@ -49,64 +50,66 @@ pub enum Order {
 pub struct Capabilities {
     /// Writers queue behind one another, so several threads commit no faster than one.
     pub one_writer: bool,
-    /// One call reads many keys. Without it, `get_many` makes one get after another.
+    /// The engine can read many keys in one call. If not, `get_many` makes one get after another.
     pub multi_get: bool,
-    /// It has transactions that read and write. Without them, an update is an atomic change of one row.
+    /// The engine has transactions that can both read and write. If not, an update is an atomic change to one row.
     pub transactions: bool,
     /// A batch of writes is applied as a whole or not at all.
     pub atomic_batches: bool,
-    /// The files can be opened after the process was killed, and have everything that was synced.
+    /// After the process was killed, its files can be opened, and they contain all rows that were synced.
     pub recovers: bool,
-    /// It takes part only in the durable insert of 1 KiB.
+    /// The engine takes part only in the workload of durable 1 KiB inserts.
     pub inserts_only: bool,
 }
 
-/// An engine of this build.
+/// An engine that is included in this build.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
-    /// The name that selects it.
+    /// The name that selects the engine on the command line.
     pub name: &'static str,
     /// The version of its crate.
     pub version: &'static str,
-    /// Its settings here, in a sentence.
+    /// The engine's settings in this benchmark, in a sentence.
     pub settings: &'static str,
     pub capabilities: Capabilities,
     /// Opens the database in an existing folder, and creates it if the folder is empty.
     pub open: fn(&Path, &Settings) -> Result<Box<dyn Engine>>,
 }
 
-/// A sequence of rows, each valid until the next.
+/// A sequence of rows. Each row is valid until the next one is requested.
 pub trait Source {
     /// Returns the next row.
     fn next(&mut self) -> Option<(Key, &[u8])>;
 }
 
-/// The number of rows in a transaction, for loads of engines that have no faster way.
+/// The number of rows per transaction when an engine without a faster way loads rows.
 pub const LOAD_BATCH_ROWS: usize = 1000;
 
-/// An open database with one table of rows. Its methods return the engine's own errors.
+/// An open database with one table of rows. Its methods return the errors of the engine itself.
 pub trait Engine: Send + Sync {
     /// Opens a session for a thread.
     fn session(&self) -> Result<Box<dyn Session + '_>>;
 
-    /// Makes everything durable that has been committed.
+    /// Makes all commits so far durable.
     fn sync(&self) -> Result<()>;
 
-    /// Loads rows in the engine's fastest way, atomic or not. They need not be durable before [`sync`](Engine::sync).
+    /// Loads rows in the fastest way the engine offers, atomically or not. The rows may become durable only with
+    /// [`sync`](Engine::sync).
     fn bulk_load(&self, rows: &mut dyn Source, order: Order) -> Result<()> {
         let _ = order;
         load_in_batches(&mut *self.session()?, rows, LOAD_BATCH_ROWS)
     }
 
-    /// Waits for background work that a load has left behind. Starts none.
+    /// Waits for the flushes and compactions that a load has left running in the background. Does not start any itself.
     fn settle(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Holds a snapshot of the rows while others write. `None` if the engine has none, or no workload asks for it.
+    /// Takes a snapshot of the rows, which the caller holds while other threads write. Returns `None` if the engine has
+    /// no snapshots or is not measured with them.
     ///
     /// # Errors
-    /// The engine's own.
+    /// The engine's own errors.
     fn hold(&self) -> Result<Option<Box<dyn HeldSnapshot + '_>>> {
         Ok(None)
     }
@@ -117,20 +120,20 @@ pub trait Engine: Send + Sync {
 
 /// A snapshot of the rows.
 pub trait HeldSnapshot {
-    /// Hands all of its rows to `see`, in the order of keys. Returns the number of rows.
+    /// Passes all rows of the snapshot to `see`, in key order. Returns the number of rows.
     ///
     /// # Errors
-    /// The engine's own.
+    /// The engine's own errors.
     fn scan(&mut self, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64>;
 }
 
-/// A thread's access to an open database. Its methods return the engine's own errors.
+/// A thread's access to an open database. Its methods return the errors of the engine itself.
 pub trait Session {
-    /// Passes the row's value to `see`. Returns `false` if there is no such row.
+    /// Passes the row's value to `see`. Returns `false` if the row does not exist.
     fn get(&mut self, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool>;
 
-    /// Passes the values of many rows to `see`, each with the index of its key in `keys`. Returns how many rows there
-    /// are.
+    /// Passes the values of many rows to `see`, each with the index of its key in `keys`. Returns how many of the rows
+    /// exist.
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
         let mut found = 0;
         for (index, key) in keys.iter().enumerate() {
@@ -139,29 +142,29 @@ pub trait Session {
         Ok(found)
     }
 
-    /// Passes at most `limit` rows to `see`, in key order, beginning at `first`. Returns how many there were.
+    /// Passes at most `limit` rows to `see`, in key order, beginning at `first`. Returns the number of rows passed.
     fn scan(&mut self, first: Key, limit: u64, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64>;
 
-    /// Counts the rows from `first` to `end`, which is excluded.
+    /// Counts the rows from `first` (inclusive) to `end` (exclusive).
     fn count(&mut self, first: Key, end: Key) -> Result<u64>;
 
-    /// Puts rows in one commit, with the durability that the database was opened with.
+    /// Writes rows in one commit, with the durability with which the database was opened.
     fn write(&mut self, rows: &[Row]) -> Result<()>;
 
-    /// Replaces the value of a row by one computed from it, in one transaction, which is retried after a conflict.
-    /// `change` may be called more than once. Fails if there is no such row.
+    /// Replaces the value of a row with a new value computed from the old one, in one transaction, which is retried
+    /// after a conflict. `change` may be called more than once. Fails if the row does not exist.
     fn update(&mut self, key: Key, change: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()>;
 }
 
-/// Loads rows in commits of `batch_rows`.
+/// Loads rows in commits of `batch_rows` rows each.
 ///
 /// # Errors
-/// Errors of [`Session::write`].
+/// The errors of [`Session::write`].
 pub fn load_in_batches(session: &mut dyn Session, rows: &mut dyn Source, batch_rows: usize) -> Result<()> {
     let mut batch: Vec<Row> = Vec::with_capacity(batch_rows);
     let mut used = 0;
     while let Some((key, value)) = rows.next() {
-        // Buffers are reused, because allocation is not part of the measurement.
+        // Reuse the buffers, because allocating them is not part of the measurement.
         if used == batch.len() {
             batch.push((key, value.to_vec()));
         } else {

@@ -1,14 +1,15 @@
-//! Drumlin compared with other stores: the same work for each engine, measured in turns.
+//! Compares Drumlin with other stores. Every engine runs the same workloads, and the engines take turns.
 //!
-//! - `engine`: the traits that all engines implement; `engines/` has one file for each engine.
-//! - `commerce/`: the shop of S2's benchmark and its shoppers; `shops/` implements it for each engine that takes part.
-//! - `plan`: the workloads. `rows`: their keys, values and choices, from a seed.
-//! - `run`: the turns. `worker`: the process for each turn, in a memory group of its own.
-//! - `workloads/`, `driver`, `measure`, `raw`, `audit`: the work, its threads, its costs, the device's limits, its
-//!   syncs.
+//! - `engine`: the traits that all engines implement; `engines/` has one file per engine.
+//! - `commerce/`: the shop of S2's benchmark and its shoppers; `shops/` implements the shop for each engine that takes
+//!   part.
+//! - `plan`: the workloads. `rows`: the keys and values of their rows and the random choices of rows, all from a seed.
+//! - `run`: runs the turns. `worker`: the process of each turn, in its own memory group.
+//! - `workloads/`: the operations of each workload. `driver`: their threads. `measure`: their costs. `raw`: the limits
+//!   of the device. `audit`: the syncs that reach the device.
 //! - `results`: the figures as JSON. `report/`: the figures as Markdown, as one HTML page, and in docs/benchmarks.md.
 //!
-//! Linux only. Each engine is a feature; only Drumlin is built by default.
+//! Runs on Linux only. Each other engine is a feature; by default, only Drumlin is built.
 #![cfg(target_os = "linux")]
 
 pub mod audit;
@@ -28,7 +29,7 @@ pub mod shops;
 pub mod worker;
 pub mod workloads;
 
-/// One allocator for all engines, including those in C and C++.
+/// All engines use the same allocator, including those written in C and C++.
 #[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

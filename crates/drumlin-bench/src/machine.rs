@@ -1,4 +1,4 @@
-//! The machine that the figures come from.
+//! Describes the machine on which the figures were measured.
 
 use std::io;
 use std::path::Path;

@@ -24,7 +24,7 @@ enum Command {
     List,
     /// Run workloads; running all takes hours.
     Run(RunArgs),
-    /// Show the results of runs; if several files have the same workload, the last one counts.
+    /// Show the results of runs; if several files have the same workload, the last file wins.
     Show(ShowArgs),
     #[command(name = worker::COMMAND, hide = true)]
     Worker,
@@ -49,7 +49,8 @@ struct RunArgs {
     /// Factor for the rows and the memory.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// One turn of a tenth of a second on small data, to see that it runs. Its figures are not comparable.
+    /// Run one turn of a tenth of a second on small data, to check that everything runs. Its figures are not
+    /// comparable.
     #[arg(long)]
     quick: bool,
     /// First count the flushes of durable commits, on a loop device (as root).
@@ -79,7 +80,7 @@ struct Output {
     /// Write tables and plots as one HTML page.
     #[arg(long)]
     html: Option<PathBuf>,
-    /// Write the tables into docs/benchmarks.md of the repository that this was built from.
+    /// Write the tables into docs/benchmarks.md of the repository from which this program was built.
     #[arg(long)]
     update_docs: bool,
 }
@@ -101,7 +102,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to stdout. It is no error if the reader, such as `head`, stops reading.
+/// Writes to stdout. Ignores the error if the reader, such as `head`, has closed the pipe.
 fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
@@ -152,7 +153,7 @@ fn run_plan(args: &RunArgs) -> Result<()> {
         audit: args.audit,
     };
     let json = args.output.json.clone();
-    // After each workload, so that an interrupted run keeps what it has.
+    // Called after each workload, so an interrupted run keeps the results so far.
     let keep = |results: &Results| match &json {
         Some(path) => merged(path, results.clone())?.write(path),
         None => Ok(()),
@@ -165,7 +166,7 @@ fn run_plan(args: &RunArgs) -> Result<()> {
     write(&results, &args.output)
 }
 
-/// Returns the results together with those of other workloads in a file.
+/// Returns the results merged into the results that a file already has.
 fn merged(path: &std::path::Path, newer: Results) -> std::io::Result<Results> {
     if !path.exists() {
         return Ok(newer);
@@ -191,7 +192,7 @@ fn show(args: &ShowArgs) -> Result<()> {
     write(&results, &args.output)
 }
 
-/// Writes the results in the requested forms, or the tables to the terminal if none was requested.
+/// Writes the results in the requested formats. If no format was requested, prints the tables.
 fn write(results: &Results, output: &Output) -> Result<()> {
     let markdown = report::markdown(results);
     if let Some(path) = &output.markdown {

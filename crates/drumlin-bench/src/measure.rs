@@ -1,4 +1,4 @@
-//! Measurements: latencies, processor time, and bytes and flushes of the device.
+//! Measurements: latencies, CPU time, and the device's bytes and flushes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,11 +9,11 @@ use drumlin_lab::Counters;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// The longest latency that a histogram distinguishes: 10 minutes.
+/// The longest latency that a histogram can record: 10 minutes.
 const LATENCY_NS_MAX: u64 = 600_000_000_000;
 
-/// Returns an empty histogram of latencies in nanoseconds, precise to 1 %. It takes 40 KiB. With three digits, the
-/// histograms of 32 threads would take a third of the group's memory beyond the budget.
+/// Returns an empty histogram of latencies in nanoseconds, precise to 1 %. It takes 40 KiB. With a precision of three
+/// digits, the histograms of 32 threads would take a third of the memory that the group has beyond the engine's budget.
 ///
 /// # Panics
 /// Never: the bounds are valid.
@@ -36,9 +36,9 @@ pub struct Latencies {
     pub deviation_us: f64,
     /// The median.
     pub p50_us: f64,
-    /// 99 % are at most this long.
+    /// 99 % of the latencies are at most this long.
     pub p99_us: f64,
-    /// 99.9 % are at most this long.
+    /// 99.9 % of the latencies are at most this long.
     pub p999_us: f64,
     pub max_us: f64,
     /// The share of operations that took more than 10 times the median.
@@ -76,24 +76,24 @@ impl Latencies {
     }
 }
 
-/// The costs of some work.
+/// The resources used during a measurement.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Costs {
-    /// Processor time of the process, all threads together.
+    /// CPU time of the process, summed over all threads.
     pub cpu_seconds: f64,
     /// Bytes that the process made the device read, including page faults.
     pub read_bytes: u64,
-    /// Bytes that the process wrote directly, or made dirty in the page cache.
+    /// Bytes that the process wrote directly or dirtied in the page cache.
     pub write_bytes: u64,
-    /// Bytes written to the whole device in that time, by all processes.
+    /// Bytes that all processes wrote to the whole device during the measurement.
     pub device_write_bytes: u64,
-    /// Flushes of the whole device's cache in that time, by all processes.
+    /// Flushes of the whole device's cache by all processes during the measurement.
     pub device_flushes: u64,
-    /// Processor time of the whole machine in that time, by all processes.
+    /// CPU time that all processes of the machine used during the measurement.
     pub machine_cpu_seconds: f64,
 }
 
-/// Counts costs from a moment on.
+/// Counts costs from the moment of its creation.
 #[derive(Debug)]
 pub struct Meter {
     before: Counters,
@@ -103,7 +103,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Starts counting. The device counters are those of the device that holds `folder`.
+    /// Starts counting. Uses the counters of the device that holds `folder`.
     #[must_use]
     pub fn start(folder: &Path) -> Meter {
         let device = device_of(folder);
@@ -127,7 +127,7 @@ impl Meter {
     }
 }
 
-/// Returns the processor time that the machine has spent on anything but waiting.
+/// Returns the CPU time that the machine has spent neither idle nor waiting for I/O.
 fn machine_cpu_seconds() -> f64 {
     busy_ticks(&fs::read_to_string("/proc/stat").unwrap_or_default()) as f64
         / rustix::param::clock_ticks_per_second() as f64
@@ -140,14 +140,14 @@ fn busy_ticks(text: &str) -> u64 {
     numbers.iter().sum::<u64>() - numbers.iter().skip(3).take(2).sum::<u64>()
 }
 
-/// Counts of a block device since it was attached.
+/// Counters of a block device since it was attached.
 #[derive(Clone, Copy, Debug, Default)]
 struct Device {
     write_bytes: u64,
     flushes: u64,
 }
 
-/// Returns the path of the statistics of the device below a folder.
+/// Returns the path of the kernel's statistics file for the device that holds a folder.
 fn device_of(folder: &Path) -> Option<PathBuf> {
     let number = fs::metadata(folder).ok()?.dev();
     let path = format!("/sys/dev/block/{}:{}/stat", rustix::fs::major(number), rustix::fs::minor(number));
@@ -159,7 +159,7 @@ impl Device {
         Device::parse(&fs::read_to_string(stat).unwrap_or_default())
     }
 
-    /// Parses a device's `stat`: the 7th number is the sectors of 512 bytes written, the 16th the flushes.
+    /// Parses a device's `stat`: the 7th number counts the 512-byte sectors written, and the 16th the flushes.
     fn parse(text: &str) -> Device {
         let numbers: Vec<u64> = text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
         let number = |index: usize| numbers.get(index).copied().unwrap_or(0);
@@ -191,10 +191,10 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Writes the files of a folder back and drops them from the page cache.
+/// Writes back the files of a folder and drops them from the page cache.
 ///
 /// # Errors
-/// Errors of opening or syncing a file.
+/// The error of opening or syncing a file, or of dropping its pages.
 pub fn drop_caches(folder: &Path) -> std::io::Result<()> {
     for path in files(folder) {
         let file = fs::File::open(path)?;
@@ -204,7 +204,8 @@ pub fn drop_caches(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns the median of some numbers: the lower one of an even count, `NaN` of none.
+/// Returns the median of some numbers: the lower of the two middle numbers if their count is even, `NaN` if there are
+/// no numbers.
 #[must_use]
 pub fn median(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
@@ -241,7 +242,7 @@ mod tests {
         assert_eq!(busy_ticks("cpu  1 2 3 1000 2000 4 5 9 9 9\ncpu0 1 1 1 1\n"), 1 + 2 + 3 + 4 + 5);
     }
 
-    /// The median is one of the numbers.
+    /// The median is always one of the given numbers.
     #[test]
     fn medians() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);

@@ -1,4 +1,4 @@
-//! The workloads: the data, limits and job of each row of the table in docs/benchmarks.md.
+//! The workloads: the data, limits and jobs behind each row of the table in docs/benchmarks.md.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,26 +6,26 @@ use crate::commerce::{Size, Traffic};
 use crate::engine::{Capabilities, Durability, Order, Peer};
 use crate::rows::Choice;
 
-/// The memory that the group has beyond the engine's budget: for the program, stacks, and, for engines that read
-/// through the page cache, some of that.
+/// The memory that a group has in addition to the engine's budget. It holds the program, stacks, and some page cache
+/// for engines that read through it.
 const GROUP_BEYOND_BUDGET_BYTES: u64 = 48 << 20;
-/// The smallest budget, of which Drumlin allows a transaction a thirty-second part: enough for 1,000 rows of 1 KiB.
+/// The smallest budget. Drumlin allows a transaction to use 1/32 of it, which is enough for 1,000 rows of 1 KiB.
 const BUDGET_BYTES_MIN: u64 = 48 << 20;
 
-/// The rows that a workload begins with.
+/// The rows with which a workload begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Data {
-    /// The number of rows, which are numbered from 0.
+    /// The number of rows. They are numbered from 0.
     pub rows: u64,
-    /// The bytes of a value; keys have 8.
+    /// The size of a value in bytes. Keys have 8 bytes.
     pub value_bytes: usize,
-    /// The order in which they were loaded.
+    /// The order in which the rows are loaded.
     pub order: Order,
-    /// The number of updates of random rows after the load.
+    /// The number of random rows that are updated after the load.
     pub updates: u64,
     /// The engine's memory budget.
     pub budget_bytes: u64,
-    /// `true` if the data exceed the memory of the group.
+    /// `true` if the data does not fit into the group's memory.
     pub exceeds_memory: bool,
 }
 
@@ -36,13 +36,13 @@ impl Data {
         self.budget_bytes + GROUP_BEYOND_BUDGET_BYTES
     }
 
-    /// Returns the bytes of all keys and values.
+    /// Returns the size of all keys and values in bytes.
     #[must_use]
     pub fn user_bytes(&self) -> u64 {
         self.rows * (8 + self.value_bytes as u64)
     }
 
-    /// Returns the data with the rows and the budget scaled.
+    /// Returns the data with its number of rows and its budget scaled.
     #[must_use]
     fn scaled(self, scale: f64) -> Data {
         let share = |number: u64| (number as f64 * scale) as u64;
@@ -50,7 +50,7 @@ impl Data {
         Data { rows: share(self.rows).max(1000), updates: share(self.updates), budget_bytes, ..self }
     }
 
-    /// Returns a name for its folder.
+    /// Returns a name for the folder that holds the data.
     #[must_use]
     pub fn name(&self) -> String {
         let order = if self.order == Order::Sorted { "sorted" } else { "random" };
@@ -58,7 +58,7 @@ impl Data {
     }
 }
 
-/// 54 MB, which stay in memory.
+/// 54 MB, which fit in memory.
 const SMALL: Data = Data {
     rows: 500_000,
     value_bytes: 100,
@@ -84,9 +84,9 @@ const TIGHT: Data = Data { rows: 1_860_000, budget_bytes: 64 << 20, ..LARGE_100 
 /// A YCSB mix of reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Mix {
-    /// Half reads, half writes of whole rows.
+    /// 50 % reads, 50 % writes of whole rows.
     A,
-    /// 95 % reads.
+    /// 95 % reads, 5 % writes of whole rows.
     B,
     /// Reads only.
     C,
@@ -94,14 +94,14 @@ pub enum Mix {
     D,
     /// 95 % scans of up to 100 rows, 5 % inserts.
     E,
-    /// Half reads, half changes that read and write a row in one transaction.
+    /// 50 % reads, 50 % updates that read and write a row in one transaction.
     F,
 }
 
-/// The work of a workload.
+/// The operation that a workload measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Job {
-    /// One get.
+    /// One get of a row, drawn from this distribution.
     Get(Choice),
     /// One `get_many` of this many rows, drawn uniformly.
     GetMany(usize),
@@ -109,13 +109,13 @@ pub enum Job {
     Commit(usize),
     /// One commit of a new row.
     Insert,
-    /// A load of all rows in transactions of 1,000.
+    /// A load of all rows in transactions of 1,000 rows.
     Load,
-    /// A load of all rows in the engine's fastest way.
+    /// A load of all rows in the fastest way the engine offers.
     BulkLoad,
-    /// One operation of a mix.
+    /// One operation of a YCSB mix.
     Ycsb(Mix),
-    /// Half gets, half commits of one row, drawn uniformly.
+    /// 50 % gets and 50 % commits of one row, drawn uniformly.
     Half,
     /// One scan of this many rows in key order.
     Scan(u64),
@@ -123,12 +123,12 @@ pub enum Job {
     FullScan,
     /// One count of this many rows.
     Count(u64),
-    /// Opening and one get, after a kill or a close.
+    /// Opening the database and one get, after a kill or a close.
     Open {
-        /// `true` if the process that wrote last was killed.
+        /// `true` if the process that wrote last was killed without closing the database.
         killed: bool,
     },
-    /// The operations of shoppers, in a shop of their own.
+    /// The operations of shoppers, in a shop with its own data.
     Shop {
         /// The size of the shop.
         size: Size,
@@ -140,31 +140,32 @@ pub enum Job {
 /// The state of the caches before the measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Caches {
-    /// Dropped.
+    /// The caches are empty.
     Cold,
-    /// Dropped, then all rows are read once.
+    /// The caches are emptied, then all rows are read once.
     Filled,
-    /// Dropped, then warmed by the same work, unmeasured, for as long as the measurement but at least 3 seconds.
+    /// The caches are emptied, then warmed by an unmeasured run of the same job, which takes as long as the measurement
+    /// but at least 3 seconds.
     Warmed,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Workload {
-    /// The name that selects it.
+    /// The name that selects the workload on the command line.
     pub name: &'static str,
-    /// Its row in the table of docs/benchmarks.md, or `S2`.
+    /// The workload's row in the table of docs/benchmarks.md, or `S2`.
     pub row: &'static str,
-    /// The work, in words.
+    /// A description of the workload.
     pub title: &'static str,
-    /// The rows at the beginning.
+    /// The rows with which the workload begins.
     pub data: Data,
     pub job: Job,
-    /// The number of threads that do the job at once.
+    /// The number of threads that perform the job concurrently.
     pub threads: usize,
     /// The guarantee of each commit.
     pub durability: Durability,
     pub caches: Caches,
-    /// The length of the measurement if it differs from that of the run.
+    /// The length of the measurement in seconds, if it differs from the run's setting.
     pub seconds: Option<f64>,
 }
 
@@ -187,7 +188,7 @@ impl Workload {
         Workload { caches: Caches::Cold, ..self }
     }
 
-    /// Returns `true` if it changes rows.
+    /// Returns `true` if the workload changes rows.
     #[must_use]
     pub fn writes(&self) -> bool {
         match self.job {
@@ -198,19 +199,19 @@ impl Workload {
         }
     }
 
-    /// Returns `true` if it creates its rows itself.
+    /// Returns `true` if the workload creates its rows itself.
     #[must_use]
     pub fn begins_empty(&self) -> bool {
         matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert | Job::Shop { .. })
     }
 
-    /// Returns `true` for work that repeats until the time is over, so that it can also run at a fixed rate.
+    /// Returns `true` if the job repeats until the time is over, and can therefore also run at a fixed rate.
     #[must_use]
     pub fn repeats(&self) -> bool {
         !matches!(self.job, Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. } | Job::Shop { .. })
     }
 
-    /// Returns `true` if this engine takes part in the workload at all.
+    /// Returns `true` if this engine takes part in the workload.
     #[must_use]
     pub fn is_for(&self, peer: &Peer) -> bool {
         match self.job {
@@ -220,7 +221,7 @@ impl Workload {
         }
     }
 
-    /// Returns why an engine can't do it, if there is a reason.
+    /// Returns the reason why an engine with these capabilities can't run the workload, or `None` if it can.
     #[must_use]
     pub fn refusal(&self, capabilities: &Capabilities) -> Option<&'static str> {
         if !capabilities.recovers && self.job == (Job::Open { killed: true }) {
@@ -229,7 +230,7 @@ impl Workload {
         None
     }
 
-    /// Returns the unit of its rate.
+    /// Returns the unit of the workload's rate.
     #[must_use]
     pub fn unit(&self) -> &'static str {
         match self.job {
@@ -243,7 +244,7 @@ impl Workload {
         }
     }
 
-    /// Returns the workload with the rows and the memory scaled.
+    /// Returns the workload with its rows and its memory scaled.
     #[must_use]
     pub fn scaled(self, scale: f64) -> Workload {
         let data = self.data.scaled(scale);
@@ -263,7 +264,7 @@ const UPDATED_1K: Data = Data { updates: 512_000, ..LARGE_1K };
 const UPDATED_100: Data = Data { updates: 2_000_000, ..LARGE_100 };
 /// 500,000 rows of 100 bytes, in key order.
 const SMALL_SORTED: Data = Data { order: Order::Sorted, ..SMALL };
-/// The rows of the loads of 1 KiB.
+/// The rows of the 1 KiB loads.
 const LOAD_1K: Data = Data { rows: 500_000, value_bytes: 1024, ..SMALL };
 const LOAD_100: Data = Data { rows: 2_000_000, ..SMALL };
 const LOAD_100_SORTED: Data = Data { order: Order::Sorted, ..LOAD_100 };
@@ -377,10 +378,11 @@ pub const WORKLOADS: &[Workload] = &{
     ]
 };
 
-/// Returns the workloads whose row is among `chosen` or whose name begins with one of these; all if `chosen` is empty.
+/// Returns the workloads whose row is among the words of `chosen` or whose name begins with one of these words. Returns
+/// all workloads if `chosen` is empty.
 ///
 /// # Errors
-/// Names the first word that selects nothing.
+/// An error that names the first word that selects no workload.
 pub fn select(chosen: &[String]) -> Result<Vec<Workload>, String> {
     let fits = |workload: &Workload, word: &String| workload.row == word || workload.name.starts_with(word.as_str());
     if let Some(word) = chosen.iter().find(|word| !WORKLOADS.iter().any(|workload| fits(workload, word))) {
@@ -394,13 +396,14 @@ pub fn select(chosen: &[String]) -> Result<Vec<Workload>, String> {
 mod tests {
     use super::*;
 
-    /// No two names are equal, every row of the table that is a workload has one, and a prefix of a name selects it.
+    /// No two workloads have the same name, every measured row of the table has a workload, and prefixes of names
+    /// select workloads.
     #[test]
     fn the_rows_of_the_table_are_there() {
         let mut names: Vec<&str> = WORKLOADS.iter().map(|workload| workload.name).collect();
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
-        // Rows 16 and 17, size and memory, are taken from the others.
+        // Rows 16 and 17 (size and memory) are taken from the workloads of other rows.
         for row in (1..=15).map(|row| row.to_string()).chain(["S2".to_owned()]) {
             assert!(WORKLOADS.iter().any(|workload| workload.row == row), "row {row}");
         }

@@ -1,7 +1,8 @@
-//! The device's own limits for direct random reads of 4 KiB, on the files of the engine that is measured.
+//! Measures the limits of the device itself for direct random reads of 4 KiB, on the files of the engine under test.
 //!
-//! The drive may be behind a cache of the host and shared with neighbours, so a limit is comparable only on the same
-//! blocks at nearly the same time. [`heat`] reads the files once, so that they are in the same state for each engine.
+//! The drive may sit behind a cache of the host and be shared with other virtual machines, so limits are comparable
+//! only for the same blocks and at nearly the same time. [`heat`] reads the files once, so the host's cache is in the
+//! same state for each engine.
 
 use std::io;
 use std::path::Path;
@@ -14,12 +15,12 @@ use serde::{Deserialize, Serialize};
 use crate::measure::files;
 
 const BLOCK_BYTES: usize = 4096;
-/// The bytes of a sequential read.
+/// The size of a sequential read in bytes.
 const SEQUENTIAL_BYTES: usize = 1 << 20;
-/// Smaller files are left out.
+/// Files smaller than this are left out.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
-/// Reads a second, by the number in flight.
+/// Reads per second, by the number of reads in flight.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RawReads {
     pub depth_1: f64,
@@ -27,7 +28,7 @@ pub struct RawReads {
     pub depth_64: f64,
 }
 
-/// Opens the large files of a folder. Returns them with their lengths in whole blocks.
+/// Opens the large files of a folder. Returns each file with its length in whole blocks.
 fn open_files(folder: &Path) -> io::Result<Vec<(FileRef, u64)>> {
     let io = backend(IoBackend::Auto)?;
     let mut found = Vec::new();
@@ -41,11 +42,11 @@ fn open_files(folder: &Path) -> io::Result<Vec<(FileRef, u64)>> {
     Ok(found)
 }
 
-/// Measures random reads for `duration` at each depth. Returns `None` if all files are small or direct reads
-/// impossible.
+/// Measures random reads for `duration` at each depth. Returns `None` if all files are too small or can't be read
+/// directly.
 ///
 /// # Errors
-/// Errors of the reads.
+/// The errors of the reads.
 pub fn reads(folder: &Path, duration: Duration) -> io::Result<Option<RawReads>> {
     let files = open_files(folder)?;
     if files.is_empty() {
@@ -78,7 +79,7 @@ fn reads_at(files: &[(FileRef, u64)], depth: usize, duration: Duration) -> io::R
             let (file, offset) = place();
             queue.push_read(file, offset, buffer, 0);
         }
-        // Wait for a quarter at a time: reaping one by one would measure the calls.
+        // Wait for a quarter of the reads at a time: reaping them one by one would measure the cost of the calls.
         queue.wait((depth / 4).max(1), &mut finished)?;
         for completion in finished.drain(..) {
             completion.result?;
@@ -92,7 +93,7 @@ fn reads_at(files: &[(FileRef, u64)], depth: usize, duration: Duration) -> io::R
 /// Reads all files of a folder once, bypassing the page cache.
 ///
 /// # Errors
-/// Errors of the reads.
+/// The errors of the reads.
 pub fn heat(folder: &Path) -> io::Result<()> {
     let mut buffer = AlignedBuffer::zeroed(SEQUENTIAL_BYTES);
     for (file, blocks) in open_files(folder)? {

@@ -1,4 +1,4 @@
-//! The figures of a run, which are kept in JSON and merged with those of earlier runs.
+//! The figures of a run. They are stored as JSON and can be merged with the figures of other runs.
 
 use std::path::Path;
 
@@ -10,20 +10,20 @@ use crate::measure::median;
 use crate::plan::{Job, Workload};
 use crate::workloads::Figures;
 
-/// The version of the JSON.
+/// The version of the JSON format.
 const VERSION: u32 = 1;
 
-/// The figures of a run, or of several merged ones.
+/// The figures of a run or of several merged runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
-    /// The version of the JSON.
+    /// The version of the JSON format.
     pub version: u32,
     /// Facts about the machine, by name.
     pub machine: Vec<(String, String)>,
     pub engines: Vec<EngineFacts>,
     /// The workloads that were run, in the order of the table.
     pub workloads: Vec<Measured>,
-    /// The syncs that reached the device, by engine.
+    /// The counts of syncs that reached the device, by engine.
     pub audits: Vec<Audit>,
 }
 
@@ -34,7 +34,7 @@ pub struct EngineFacts {
     /// The version of its crate.
     pub version: String,
     pub settings: String,
-    /// The abilities that it lacks, in words.
+    /// The capabilities that the engine lacks, in words.
     pub lacks: Vec<String>,
 }
 
@@ -66,21 +66,21 @@ fn lacks(capabilities: &Capabilities) -> Vec<String> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measured {
     pub name: String,
-    /// Its row in the table.
+    /// The workload's row in the table of docs/benchmarks.md.
     pub row: String,
-    /// The work, in words.
+    /// A description of the workload.
     pub title: String,
     /// The unit of the rates.
     pub unit: String,
-    /// The rows at the beginning, and the limits, in words.
+    /// A description of the rows at the beginning and of the limits.
     pub setting: String,
     /// The date of the run, in UTC.
     pub date: String,
-    /// `true` if data and times were made small; such figures are not comparable.
+    /// `true` if the run used small data and short times. Its figures are not comparable.
     pub quick: bool,
     /// `true` if each commit had to be durable.
     pub durable: bool,
-    /// The bytes of all keys and values.
+    /// The size of all keys and values in bytes.
     pub user_bytes: u64,
     /// The engine's memory budget.
     pub budget_bytes: u64,
@@ -88,13 +88,13 @@ pub struct Measured {
     pub entries: Vec<Entry>,
 }
 
-/// An engine's turns at a workload.
+/// The turns of one engine at a workload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Entry {
     pub engine: String,
-    /// The turns that it finished.
+    /// The turns that the engine finished.
     pub turns: Vec<Turn>,
-    /// Why there are no more turns, if there is a reason.
+    /// The reason why the engine took no more turns, if any.
     pub failure: Option<String>,
 }
 
@@ -111,7 +111,7 @@ impl Entry {
         median(&self.turns.iter().map(|turn| figure(&turn.figures)).collect::<Vec<_>>())
     }
 
-    /// Returns the least and the greatest value of a figure.
+    /// Returns the lowest and the highest value of a figure over the turns.
     pub fn range(&self, figure: impl Fn(&Figures) -> f64) -> (f64, f64) {
         let values = self.turns.iter().map(|turn| figure(&turn.figures));
         values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)))
@@ -125,7 +125,7 @@ impl Entry {
     }
 }
 
-/// Describes the data at the beginning and the limits, in words.
+/// Describes the data at the beginning and the limits in words.
 fn setting(workload: &Workload) -> String {
     let data = workload.data;
     let limits = format!("budget {} MiB in a group of {} MiB", data.budget_bytes >> 20, data.group_bytes() >> 20);
@@ -144,7 +144,7 @@ fn setting(workload: &Workload) -> String {
 }
 
 impl Measured {
-    /// Returns the workload before any engine ran.
+    /// Creates the entry of a workload that no engine has run yet.
     #[must_use]
     pub fn new(workload: &Workload, date: String, quick: bool) -> Measured {
         Measured {
@@ -168,8 +168,8 @@ impl Measured {
         self.entries.iter().find(|entry| entry.engine == engine && !entry.turns.is_empty())
     }
 
-    /// Returns the median share of processor time that other work took during the measurement. It includes the kernel's
-    /// work on behalf of the engine.
+    /// Returns the median share of the machine's CPU time that other processes and the kernel used during the
+    /// measurement. This includes the kernel's work on behalf of the engine.
     #[must_use]
     pub fn other_work(&self) -> f64 {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
@@ -191,16 +191,16 @@ impl Results {
     }
 
     /// Returns `true` if the workload's commits must be durable and the audit saw the engine acknowledge such commits
-    /// without a sync. The rate is then for a weaker guarantee.
+    /// without a sync. If so, its rate is for a weaker guarantee.
     #[must_use]
     pub fn breaks_promise(&self, workload: &Measured, engine: &str) -> bool {
         workload.durable && self.audits.iter().any(|audit| audit.engine == engine && audit.acknowledges_early())
     }
 
-    /// Reads the JSON of an earlier run.
+    /// Reads the results of an earlier run from JSON.
     ///
     /// # Errors
-    /// If the file can't be read, or is of another version.
+    /// If the file can't be read or has a different version.
     pub fn read(path: &Path) -> std::io::Result<Results> {
         let results: Results = serde_json::from_slice(&std::fs::read(path)?)?;
         if results.version != VERSION {
@@ -210,7 +210,7 @@ impl Results {
         Ok(results)
     }
 
-    /// Writes the JSON.
+    /// Writes the results as JSON.
     ///
     /// # Errors
     /// If the file can't be written.
@@ -218,7 +218,8 @@ impl Results {
         std::fs::write(path, serde_json::to_vec_pretty(self)?)
     }
 
-    /// Merges the figures of another run: its workloads and audits replace those of the same name.
+    /// Merges the figures of a newer run. Its workloads, engines and audits replace the ones with the same names, and
+    /// its facts about the machine replace the old ones.
     pub fn merge(&mut self, newer: Results) {
         self.machine = newer.machine;
         for engine in newer.engines {
@@ -233,7 +234,7 @@ impl Results {
         self.sort();
     }
 
-    /// Sorts engines and workloads in the order of the table.
+    /// Sorts workloads in the order of the table, and engines in the order of [`all`](crate::engines::all).
     fn sort(&mut self) {
         let place = |name: &str| crate::plan::WORKLOADS.iter().position(|workload| workload.name == name);
         self.workloads.sort_by_key(|workload| place(&workload.name));

@@ -1,18 +1,18 @@
-//! The rows: the same keys, values and choices for each engine, from a seed.
+//! Generates rows. Keys, values and random choices come from a seed, so they are the same for each engine.
 //!
-//! A row has a number and a version, which determine its value, so every value that is read can be verified. The first
-//! half of a value does not compress and the second half does, so engines that compress store about half.
+//! The number and version of a row determine its value, so every value that is read can be verified. The first half of
+//! a value is incompressible and the second half is compressible, so engines that compress store about half of it.
 
 use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{Key, Order, Source};
 
-/// The seed of all choices.
+/// The seed of all random choices.
 pub const SEED: u64 = 0x5EED;
 /// The skew of a zipfian choice, as in YCSB.
 const SKEW: f64 = 0.99;
-/// The bytes of number and version at the start of a value.
+/// The size of the number and version at the start of a value, in bytes.
 const HEADER_BYTES: usize = 16;
 
 /// Returns the key of the row with this number.
@@ -35,7 +35,7 @@ fn words(number: u64, version: u64, bytes: usize) -> impl Iterator<Item = [u8; 8
         .map(u64::to_le_bytes)
 }
 
-/// Computes a row's value of `bytes` bytes, at least 16.
+/// Fills `value` with the value of a row. `bytes` is the size of the value, at least 16.
 pub fn fill(value: &mut Vec<u8>, number: u64, version: u64, bytes: usize) {
     value.clear();
     value.extend_from_slice(&number.to_le_bytes());
@@ -49,22 +49,22 @@ pub fn fill(value: &mut Vec<u8>, number: u64, version: u64, bytes: usize) {
     }
 }
 
-/// Returns the version of a row's value, or `None` if it is not a value of this row.
+/// Returns the version of a row's value, or `None` if the value does not belong to this row.
 #[must_use]
 pub fn version(value: &[u8], number: u64, bytes: usize) -> Option<u64> {
     if value.len() != bytes || value[..8] != number.to_le_bytes() {
         return None;
     }
     let version = u64::from_le_bytes(value[8..HEADER_BYTES].try_into().expect("eight bytes"));
-    // Compare whole words inline: calls that compare bytes took half of the time of a scan of small rows.
+    // Compare whole words inline: calls that compare bytes took half of the time of scanning small rows.
     let (parts, rest) = value[HEADER_BYTES..].as_chunks::<8>();
     let mut words = words(number, version, bytes);
     let matches = parts.iter().zip(&mut words).all(|(part, word)| *part == word);
     (matches && words.next().is_some_and(|word| *rest == word[..rest.len()])).then_some(version)
 }
 
-/// A permutation of `0..count`: a Feistel network over the next power of four, applied until the result is below
-/// `count`.
+/// A permutation of `0..count`: a Feistel network over the next power of four, applied repeatedly until the result is
+/// below `count`.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     count: u64,
@@ -73,7 +73,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// Returns the permutation of this seed.
+    /// Returns the permutation of `0..count` with this seed.
     #[must_use]
     pub fn new(count: u64, seed: u64) -> Permutation {
         let bits = 64 - count.saturating_sub(1).leading_zeros();
@@ -97,16 +97,16 @@ impl Permutation {
     }
 }
 
-/// The distribution of the rows drawn.
+/// The distribution from which rows are drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Choice {
     /// All rows have the same probability.
     Uniform,
-    /// A few rows are drawn often, as in YCSB; these are scattered among the keys.
+    /// A few rows are drawn often, as in YCSB. These rows are scattered among the keys.
     Zipf,
 }
 
-/// Draws numbers from 0 with zipfian frequencies (Gray et al. 1994); 0 is the most frequent.
+/// Draws numbers from a zipfian distribution (Gray et al. 1994). 0 is the most frequent number.
 #[derive(Clone, Copy, Debug)]
 pub struct Zipf {
     count: f64,
@@ -116,7 +116,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Returns the distribution over `count` numbers. Takes O(count).
+    /// Returns the distribution over `count` numbers. O(count).
     #[must_use]
     pub fn new(count: u64) -> Zipf {
         let zeta: f64 = (1..=count).map(|rank| (rank as f64).powf(-SKEW)).sum();
@@ -149,7 +149,7 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// Returns the chooser of a thread. With `zipf` the choice is zipfian.
+    /// Returns a thread's chooser among `count` rows. If `zipf` is given, draws are zipfian, otherwise uniform.
     #[must_use]
     pub fn new(seed: u64, count: u64, zipf: Option<Zipf>) -> Chooser {
         let zipf = zipf.map(|zipf| (zipf, Permutation::new(count, SEED)));
@@ -164,13 +164,13 @@ impl Chooser {
         }
     }
 
-    /// Returns the generator, for other draws from the same seed.
+    /// Returns the random number generator, for other draws from the same seed.
     pub fn random(&mut self) -> &mut Random {
         &mut self.random
     }
 }
 
-/// All rows of a table, for a load.
+/// A source of all rows of a table, for a load.
 #[derive(Debug)]
 pub struct AllRows {
     next: u64,
@@ -205,7 +205,7 @@ impl Source for AllRows {
 mod tests {
     use super::*;
 
-    /// A value is recognised as that of its row and version, and a change of any byte is detected.
+    /// A value is recognised as the value of its row and version, and a change to any byte is detected.
     #[test]
     fn values_are_verified() {
         let mut value = Vec::new();
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// A random order has each row once and is not sorted.
+    /// A random order contains each row once and is not sorted.
     #[test]
     fn a_random_order_has_each_row_once() {
         for count in [1, 2, 1000, 4097] {
@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    /// The most frequent of 1000 rows takes about an eighth of all draws, and no draw is out of range.
+    /// The most frequent of 1,000 rows gets about an eighth of all draws, and no draw is out of range.
     #[test]
     fn zipf_has_its_skew() {
         let (zipf, mut random) = (Zipf::new(1000), Random(1));

@@ -1,4 +1,4 @@
-//! A run: for each workload, the engines take turns, A B C A B C.
+//! Runs workloads. For each workload, the engines take turns: A B C A B C.
 
 use std::fs;
 use std::io;
@@ -14,24 +14,24 @@ use crate::worker::{self, Ending, Stage, Task};
 /// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The workloads, in the order of the list.
+    /// The workloads, in the order in which they run.
     pub workloads: Vec<Workload>,
     pub peers: Vec<Peer>,
-    /// The folder in which the run creates its own. Other files in it are kept; the run's are removed.
+    /// The folder in which the run creates its own folder, which it removes at the end. Other files are kept.
     pub folder: PathBuf,
     /// The number of turns of each engine.
     pub turns: u64,
-    /// The seconds of each measurement.
+    /// The length of each measurement in seconds.
     pub seconds: f64,
-    /// The factor for the rows and the memory.
+    /// The factor by which the rows and the memory are scaled.
     pub scale: f64,
-    /// Makes short runs on small data.
+    /// `true` for short runs on small data.
     pub quick: bool,
-    /// Also counts the flushes of durable commits.
+    /// `true` to also count the flushes of durable commits.
     pub audit: bool,
 }
 
-/// The run's own folder, removed on drop.
+/// The run's own folder. Removed on drop.
 struct OwnFolder(PathBuf);
 
 impl OwnFolder {
@@ -93,7 +93,7 @@ impl Bench<'_> {
         }
         for turn in 0..self.plan.turns {
             for entry in &mut measured.entries {
-                // Do not retry after a failure: that would take as long again.
+                // Do not retry after a failure: the retry would probably take as long and fail too.
                 if entry.failure.is_none() {
                     match self.take_turn(&entry.engine, turn)? {
                         Ok(taken) => {
@@ -112,7 +112,7 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// Returns an engine's folder for the workload. Workloads that only read the same data share one.
+    /// Returns an engine's folder for the workload. Workloads that only read the same data share a folder.
     fn place(&self, engine: &str) -> PathBuf {
         let data = self.workload.data.name();
         let own = if self.workload.writes() { format!("-{}", self.workload.name) } else { String::new() };
@@ -161,16 +161,16 @@ impl Bench<'_> {
             procs_file: None,
             answer: self.folder.join("answer.json"),
         };
-        // The memory limit applies to the measurement only.
+        // The memory limit applies only to the measurement.
         let limit_bytes = (stage == Stage::Measure).then(|| self.workload.data.group_bytes());
         match worker::run(task.clone(), limit_bytes) {
-            // Figures for data in memory are useful even if this process may not create a group.
+            // Figures for data in memory are useful even if this process is not permitted to create a memory group.
             Err(_) if !self.workload.data.exceeds_memory => worker::run(task, None),
             other => other,
         }
     }
 
-    /// Removes the rows that no later workload can use.
+    /// Removes this workload's folders unless a later workload can use their rows.
     fn forget(&self) -> io::Result<()> {
         let later = self.plan.workloads.iter().skip_while(|other| other.name != self.workload.name).skip(1);
         let name = self.workload.data.name();
@@ -188,7 +188,7 @@ impl Bench<'_> {
     }
 }
 
-/// Returns a line about a turn.
+/// Returns the line to print about a turn.
 fn line(workload: &Workload, turn: u64, entry: &Entry, taken: &Turn) -> String {
     let figures = &taken.figures;
     let per_unit = |amount: f64| amount / figures.units.max(1) as f64;

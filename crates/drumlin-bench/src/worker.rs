@@ -1,8 +1,8 @@
-//! A process for each engine, workload and turn. It begins with nothing in memory, has its own counters and its own
-//! memory limit, and may be killed without ending the run.
+//! A separate process for each turn of an engine at a workload. It starts with empty memory, has its own counters and
+//! its own memory limit, and can be killed without ending the run.
 //!
-//! The run starts its own program again with the hidden command `worker`, writes a `Task` to its stdin, and reads the
-//! figures from a file, so that engines may print anything.
+//! The run starts its own executable with the hidden command `worker`, writes a `Task` to the worker's stdin, and reads
+//! the figures from a file, so engines are free to print to stdout.
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -18,24 +18,24 @@ use crate::engine::Result;
 use crate::workloads::{self, Turn};
 use crate::{audit, engines, plan};
 
-/// The command that makes the program a worker.
+/// The command that makes the executable run as a worker.
 pub const COMMAND: &str = "worker";
-/// No turn takes this long unless something hangs.
+/// A worker that takes longer than this must be hanging, and is killed.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// The part of a turn that a process does.
+/// The stage of a turn that a process performs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Stage {
     /// Creates the rows.
     Prepare,
-    /// Writes, then kills itself.
+    /// Updates rows, then kills its own process.
     Crash,
     Measure,
-    /// Makes the commits whose flushes are counted at the device.
+    /// Makes the commits whose flushes are counted on the device.
     Audit,
 }
 
-/// The work of one process.
+/// The task of one worker process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub(crate) stage: Stage,
@@ -46,24 +46,24 @@ pub(crate) struct Task {
     pub(crate) turn: u64,
     pub(crate) seconds: f64,
     pub(crate) quick: bool,
-    /// The group to enter.
+    /// The file through which the process enters its memory group.
     pub(crate) procs_file: Option<PathBuf>,
-    /// The file for the answer.
+    /// The file to which the process writes its answer.
     pub(crate) answer: PathBuf,
 }
 
-/// The end of a process, with its answer.
+/// The outcome of a worker process.
 #[derive(Debug)]
 pub(crate) struct Ending {
-    /// Its answer, or the reason why there is none.
+    /// The answer of the process, or the reason why it gave no answer.
     pub(crate) answer: Result<Value, String>,
-    /// The signal that killed it, if any.
+    /// The signal that killed the process, if any.
     pub(crate) signal: Option<i32>,
     /// The peak memory of the group.
     pub(crate) group_bytes_max: Option<u64>,
 }
 
-/// Runs a task in a process of its own. With `limit_bytes`, creates a group with that limit for it.
+/// Runs a task in its own process. If `limit_bytes` is given, creates a memory group with that limit for the process.
 pub(crate) fn run(mut task: Task, limit_bytes: Option<u64>) -> std::io::Result<Ending> {
     let group = limit_bytes.map(Cgroup::create).transpose()?;
     task.procs_file = group.as_ref().map(Cgroup::procs_file);
@@ -71,10 +71,11 @@ pub(crate) fn run(mut task: Task, limit_bytes: Option<u64>) -> std::io::Result<E
     let program = std::env::current_exe()?;
     let mut child = Command::new(program)
         .arg(COMMAND)
-        // Let mimalloc return memory as soon as it is freed, so that the group contains what an engine uses.
+        // Let mimalloc return memory as soon as it is freed, so the group's memory is what the engine really uses.
         .env("MIMALLOC_PURGE_DELAY", "0")
-        // Keep mimalloc from using huge pages. The first bytes of a thread would take 2 MiB, and freed parts of a huge
-        // page count until the system splits it: groups of 96 MiB were full while processes used 64.
+        // Keep mimalloc from using huge pages. With them, the first bytes of a thread would take 2 MiB, and freed parts
+        // of a huge page would count until the kernel splits it: groups of 96 MiB were full while their processes used
+        // 64 MiB.
         .env("MIMALLOC_ALLOW_THP", "0")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -112,19 +113,20 @@ pub(crate) fn run(mut task: Task, limit_bytes: Option<u64>) -> std::io::Result<E
 /// Runs as a worker.
 ///
 /// # Errors
-/// If the task can't be read or the answer not written. Other failures are part of the answer.
+/// If the task can't be read or the answer can't be written. All other failures become part of the answer.
 pub fn serve() -> Result<()> {
-    // Die with the parent process, which removes this one's files.
+    // Die with the parent process, which removes the files of this process.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    // Make sleeps end in time for fixed rates; threads inherit this.
+    // Make sleeps end on time for fixed rates. Threads inherit this setting.
     let _ = std::fs::write("/proc/self/timerslack_ns", "1000");
-    // Undo mimalloc's refusal of huge pages for the whole process: engines may ask for some of their own.
+    // mimalloc has disabled huge pages for the whole process. Re-enable them, because engines may request huge pages
+    // themselves.
     let _ = rustix::thread::disable_transparent_huge_pages(false);
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text)?;
     let task: Task = serde_json::from_str(&text)?;
     let answer = perform(&task).map_err(|error| error.to_string());
-    // Rename the finished file, so that the answer is there as a whole or not at all.
+    // Rename the finished file, so the answer exists either completely or not at all.
     let unfinished = task.answer.with_extension("part");
     std::fs::write(&unfinished, serde_json::to_vec(&answer)?)?;
     Ok(std::fs::rename(unfinished, &task.answer)?)

@@ -1,4 +1,5 @@
-//! Every engine of the build, on small data: all give the same answers, and a quick run measures each.
+//! Tests every engine of the build on small data: all engines give the same answers, and a quick run measures each of
+//! them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +26,7 @@ fn get(session: &mut dyn Session, key: Key) -> Option<Vec<u8>> {
     found
 }
 
-/// Makes random writes of all kinds, and the same changes to the model.
+/// Makes random writes of all kinds, and applies the same changes to the model.
 fn change(session: &mut dyn Session, model: &mut BTreeMap<Key, Vec<u8>>) {
     let mut random = Random(7);
     for round in 1..300u64 {
@@ -55,7 +56,7 @@ fn change(session: &mut dyn Session, model: &mut BTreeMap<Key, Vec<u8>>) {
     }
 }
 
-/// Compares every way of reading with the model.
+/// Compares the results of all read methods with the model.
 fn compare(name: &str, session: &mut dyn Session, model: &BTreeMap<Key, Vec<u8>>) {
     for number in (0..ROWS + 120).step_by(7) {
         assert_eq!(get(session, key(number)).as_ref(), model.get(&key(number)), "{name}: row {number}");
@@ -82,7 +83,7 @@ fn compare(name: &str, session: &mut dyn Session, model: &BTreeMap<Key, Vec<u8>>
     }
 }
 
-/// Loads, updates and batches lead to the same rows in every engine, also after reopening.
+/// Loads, updates and batches produce the same rows in every engine, before and after reopening.
 #[test]
 fn all_engines_give_the_same_answers() {
     for peer in engines::all().into_iter().filter(|peer| !peer.capabilities.inserts_only) {
@@ -111,7 +112,7 @@ fn all_engines_give_the_same_answers() {
     }
 }
 
-/// Engines that only insert keep their rows.
+/// Engines that take part only in inserts keep their rows after reopening.
 #[test]
 fn engines_that_insert_keep_their_rows() {
     for peer in engines::all().into_iter().filter(|peer| peer.capabilities.inserts_only) {
@@ -129,11 +130,11 @@ fn engines_that_insert_keep_their_rows() {
     }
 }
 
-/// A quick run of the program measures every engine at every kind of work and verifies what it reads, and the report
-/// names all engines.
+/// A quick run of the program measures every engine at every kind of workload and verifies the values that it reads.
+/// The report names all engines.
 #[test]
 fn a_quick_run_measures_every_engine() {
-    // Not the system's temporary folder, which may be in memory, where nothing is durable.
+    // Do not use the system's temporary folder. It may be in memory, where no write is durable.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let json = folder.path().join("results.json");
     let workloads = [

@@ -1,9 +1,11 @@
 //! Measures the cost of derived rows. Compares the rate of durable inserts of documents with two indexes and a view to
-//! that of plain rows with the same bytes, with one and with a hundred in each commit, in turns.
+//! the rate for plain rows with the same bytes, with one and with a hundred inserts per commit. The measurements
+//! alternate.
 //!
 //! `cargo run --release -p drumlin-collections --example rates [FOLDER] [SECONDS]`
 //!
-//! The files are created in a new folder within FOLDER, by default the system's temporary directory, and are removed.
+//! The files are created in a new folder within FOLDER (by default the system's temporary directory), and are removed
+//! at the end.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +33,7 @@ impl Order {
         View::new("revenue", |order: &Order, emit| emit((order.month, order.category), order.cents))
             .reducing(|a, b| a + b);
 
-    /// Makes an order with a pseudorandom customer, month and sum, so that index and view rows are scattered.
+    /// Creates an order with a pseudorandom customer, month and sum, which scatters its index and view rows.
     fn numbered(id: u64) -> Order {
         let drawn = (id + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         Order {
@@ -61,7 +63,7 @@ impl Collection for Order {
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Inserts `step` documents at a time, for `time`. Returns documents per second.
+/// Inserts `step` documents per call for `time`. Returns the number of documents inserted per second.
 fn rate(
     time: Duration,
     next: &mut u64,

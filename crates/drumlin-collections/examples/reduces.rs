@@ -1,5 +1,5 @@
 //! Measures reductions over ranges between two random keys, repeated without changes in between: the reduce of a view
-//! of a million documents, and the sum, maximum and count of as many rows of 108 bytes. Everything is in memory.
+//! of a million documents, and the sum, maximum and count of the same number of 108-byte rows. All data is in memory.
 //!
 //! `cargo run --release -p drumlin-collections --example reduces [DOCUMENTS]`
 
@@ -51,7 +51,7 @@ impl Collection for Sale {
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Loads documents and rows. The value of a row has 92 bytes, the first eight of which are a number.
+/// Loads documents and rows. Each row's value has 92 bytes and starts with an eight-byte number.
 fn load(rows: &Keyspace, documents: &Documents<Sale>, collections: &Collections, count: u64) -> Outcome {
     for first in (0..count).step_by(1000) {
         let numbers = first..(first + 1000).min(count);
@@ -74,8 +74,8 @@ fn range(number: u64, end: u64) -> (u64, u64) {
     (one.min(other), one.max(other))
 }
 
-/// Prints the time of a reduction of all rows, which creates the kept states. Then prints, for random ranges, the
-/// median and 99th percentile, and the lowest median of a round.
+/// Prints the time that a reduction of all rows takes, which creates the stored reduced states. Then prints, for random
+/// ranges, the median and 99th percentile, and the lowest median of any round.
 fn measure(name: &str, end: u64, mut ask: impl FnMut(u64, u64) -> Outcome) -> Outcome {
     let start = Instant::now();
     ask(0, end)?;

@@ -27,7 +27,7 @@ struct Line {
 impl Order {
     const BY_CUSTOMER: Index<Order, String> = Index::new("by customer", |order| order.customer.clone());
 
-    /// Cents by month and category, with one row for each line of an order.
+    /// The revenue in cents by month and category, with one row for each line of an order.
     const REVENUE: View<Order, (u32, String), u64> = View::new("revenue", |order: &Order, emit| {
         for line in &order.lines {
             emit((order.month, line.category.clone()), line.cents);
@@ -62,7 +62,7 @@ fn euros(cents: u64) -> String {
 pub(crate) fn run(db: &Database, out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
     let collections = Collections::new(db);
     let orders = collections.open::<Order>()?;
-    // Several documents in one transaction, with their rows in the index and the view.
+    // Insert several documents in one transaction, along with their rows in the index and the view.
     collections.transact(|tx| {
         tx.insert(&orders, &order(1, "ada", 202610, &[("books", 2490), ("tea", 900)]))?;
         tx.insert(&orders, &order(2, "grace", 202610, &[("tea", 1250)]))?;

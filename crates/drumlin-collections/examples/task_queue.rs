@@ -1,4 +1,4 @@
-//! A task queue. A task is visible from a given time on, is leased by one worker at a time, and is retried if it fails.
+//! A task queue. A task becomes visible at a given time, is leased to one worker at a time, and is retried if it fails.
 //!
 //! `cargo run --release -p drumlin-collections --example task_queue [FOLDER] [SECONDS]`
 //!
@@ -6,9 +6,9 @@
 //! acknowledgements per second, each a durable transaction. Each measurement takes SECONDS, 2 by default. The files are
 //! removed.
 //!
-//! Tasks that need no lease (no second attempt, no view of them) can be plain rows:
-//! [`Keyspace::pop_first_in`](drumlin::Keyspace::pop_first_in) takes the next one, and
-//! [`Transaction::pop_first_in`](drumlin::Transaction::pop_first_in) keeps it locked until the transaction ends.
+//! Tasks that need no lease, second attempt or view can be plain rows:
+//! [`Keyspace::pop_first_in`](drumlin::Keyspace::pop_first_in) takes the next task, and
+//! [`Transaction::pop_first_in`](drumlin::Transaction::pop_first_in) keeps the task locked until the transaction ends.
 
 use std::io::Write;
 use std::path::Path;
@@ -27,7 +27,7 @@ const ATTEMPTS_MAX: u32 = 3;
 /// If a worker does not finish a task within this time, it is considered dead, and another worker gets the task.
 const LEASE: Duration = Duration::from_secs(60);
 const RETRY_DELAY: Duration = Duration::from_millis(2);
-/// The numbers of threads to measure with.
+/// The thread counts to measure.
 const THREADS: [usize; 4] = [1, 4, 16, 64];
 
 #[derive(Serialize, Deserialize)]
@@ -56,8 +56,8 @@ impl Collection for Task {
     }
 }
 
-/// Takes the task that has been visible longest, and hides it from other workers for the time of a lease. If two
-/// workers find the same task, the second gets a conflict and runs again.
+/// Takes the task that has been visible for the longest time, and hides it from other workers for the duration of a
+/// lease. If two workers find the same task, the second one gets a conflict and runs again.
 fn take(collections: &Collections, tasks: &Documents<Task>) -> Result<Option<Task>, Error> {
     collections.transact(|tx| {
         let now = SystemTime::now();
@@ -70,14 +70,14 @@ fn take(collections: &Collections, tasks: &Documents<Task>) -> Result<Option<Tas
     })
 }
 
-/// Returns a task that failed to the queue, or gives it up after the last attempt.
+/// Returns a failed task to the queue, or abandons it after its last attempt.
 fn give_back(tasks: &Documents<Task>, mut task: Task) -> Result<(), Error> {
     let can_retry = task.attempts < ATTEMPTS_MAX;
     task.visible_after = can_retry.then(|| SystemTime::now() + RETRY_DELAY);
     tasks.put(&task)
 }
 
-/// Simulates work: every fifth task fails at its first attempt, and task 13 at every attempt.
+/// Simulates work: every fifth task fails on its first attempt, and task 13 fails on every attempt.
 fn work(task: &Task) -> bool {
     task.id != 13 && (!task.id.is_multiple_of(5) || task.attempts > 1)
 }

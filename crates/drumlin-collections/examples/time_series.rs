@@ -1,4 +1,4 @@
-//! Sensor measurements: count, sum, minimum and maximum over any interval, in steps of any length.
+//! Sensor measurements: the count, sum, minimum and maximum over any interval, in steps of any length.
 //!
 //! `cargo run -p drumlin-collections --example time_series`
 

@@ -1,9 +1,9 @@
-//! Background work: building indexes and views from existing documents, and removing expired documents.
+//! Background maintenance: builds indexes and views from existing documents, and removes expired documents.
 //!
-//! While a part is being built, writers keep its rows up to date for every document that they write. The builder visits
-//! the documents in key order, at most 128 in a transaction. It locks the documents, so that the rows match what is
-//! stored. The same transaction stores the last document's key in the part's record, so that an interrupted build
-//! resumes there. If a writer has already put a row, the builder puts the same bytes again.
+//! While a part is being built, writers update its rows for every document that they write. The builder visits the
+//! documents in key order, at most 128 per transaction. It locks each document, so the rows it derives match the stored
+//! document. The same transaction saves the last document's key in the part's record, and an interrupted build resumes
+//! from there. If a writer has already inserted a row, the builder overwrites it with identical bytes.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use crate::mode::{Mode, ready};
 use crate::open::{OpenCollection, OpenPart, PartState, part_record, run_guarded};
 use crate::transaction::Transaction;
 
-/// The most documents in one transaction of a build. Writers of these documents wait for about a millisecond plus a
-/// sync.
+/// The maximum number of documents in one transaction of a build. Writers of these documents wait for about a
+/// millisecond plus a sync.
 const BUILD_DOCUMENTS_MAX: usize = 128;
-/// The most documents that one transaction removes because they have expired.
+/// The maximum number of expired documents that one transaction removes.
 const EXPIRE_DOCUMENTS_MAX: usize = 64;
 /// The pause between searches for expired documents. Reads skip them anyway; removing them only frees their space.
 const EXPIRE_PAUSE: Duration = Duration::from_secs(60);
 
-/// Does the background work of a collection until it is told to stop.
+/// Builds the unfinished parts of a collection and removes its expired documents, until `stop` is set.
 pub(crate) fn run<C: Collection>(open: &Arc<OpenCollection<C>>, stop: &Stop) {
     for part in &open.parts {
         if matches!(part.state(), PartState::Building)
@@ -37,7 +37,7 @@ pub(crate) fn run<C: Collection>(open: &Arc<OpenCollection<C>>, stop: &Stop) {
         }
     }
     while open.expires.is_some() && !stop.is_set() {
-        // Ignore errors: the next search may succeed, and reads of the document report what is wrong with it.
+        // Ignore errors: the next search may succeed, and reading a damaged document reports what is wrong with it.
         let _ = run_guarded(|| remove_expired(open, stop));
         if stop.wait(EXPIRE_PAUSE) {
             return;
@@ -45,7 +45,7 @@ pub(crate) fn run<C: Collection>(open: &Arc<OpenCollection<C>>, stop: &Stop) {
     }
 }
 
-/// Builds a part. Returns `None` if it was told to stop before the end.
+/// Builds a part. Returns `None` if `stop` was set before the build was finished.
 fn build<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, stop: &Stop) -> Option<PartState> {
     let mut documents_max = BUILD_DOCUMENTS_MAX;
     while !stop.is_set() {
@@ -106,7 +106,7 @@ pub(crate) fn remove_expired<C: Collection>(open: &OpenCollection<C>, stop: &Sto
     let Some(part) = open.parts.iter().find(|open| open.part.name.kind == PartKind::Expiry) else { return Ok(0) };
     let mut removed = 0;
     let mut from = Bound::Unbounded;
-    // Skips documents that have been given a later expiry time in the meantime.
+    // Documents that have been given a later expiry time in the meantime are skipped.
     while !stop.is_set() {
         let end = Bound::Included(open.shared.now());
         let (_, end) = bounds::<SystemTime>((Bound::Unbounded, end));
@@ -120,7 +120,8 @@ pub(crate) fn remove_expired<C: Collection>(open: &OpenCollection<C>, stop: &Sto
     Ok(removed)
 }
 
-/// Removes the documents of these expiry rows if they are still expired. Returns their number.
+/// Removes the documents to which these expiry rows belong, unless they no longer count as expired. Returns the number
+/// of documents removed.
 fn remove_of<C: Collection>(
     open: &OpenCollection<C>,
     tx: &mut Transaction<'_>,

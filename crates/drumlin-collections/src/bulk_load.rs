@@ -1,8 +1,8 @@
-//! Bulk loads of empty collections.
+//! Bulk loading into empty collections.
 //!
 //! The documents, and the rows of each index and view, are loaded into their own keyspaces by separate engine loads.
 //! The records of the parts in `NAME/meta` are written last. If the process or machine dies during a load, the next
-//! opening drops incomplete indexes and views and builds them again from the documents.
+//! opening drops incomplete indexes and views and rebuilds them from the documents.
 
 use std::any::TypeId;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::off_thread::off_thread;
 use crate::open::{OpenCollection, Prepared, part_record};
 use crate::parts::Parts;
 
-/// A bulk load of an empty collection, with its indexes and views. Much faster than transactions: see
-/// [`drumlin::BulkLoad`]. Created by [`Collections::bulk_load`].
+/// A bulk load of documents into an empty collection, along with the rows of its indexes and views. Much faster than
+/// transactions: see [`drumlin::BulkLoad`]. Created by [`Collections::bulk_load`].
 ///
-/// Documents may come in any order; key order is the fastest. The rows of indexes and views are sorted in memory and on
-/// disk. [`finish`](BulkLoad::finish) attaches everything to the collection and opens it. **Until then the collection
-/// has no documents:** if the load is dropped, or its process or machine dies, nothing of it remains. Only a crash
-/// during `finish` can leave the documents without their indexes and views. A background thread then builds these the
-/// next time the collection is opened.
+/// Documents may be inserted in any order; key order is the fastest. The rows of indexes and views are sorted in memory
+/// and on disk. [`finish`](BulkLoad::finish) attaches everything to the collection and opens it. **Until then the
+/// collection has no documents:** if the load is dropped, or its process or machine dies, nothing that it loaded
+/// remains. Only a crash during `finish` can leave the documents without their indexes and views. In that case, a
+/// background thread builds the indexes and views the next time the collection is opened.
 ///
 /// The collection can't be opened while it is being loaded. If the collection keeps a [history](crate::Parts::history),
-/// the history of a loaded document begins with its next write.
+/// the history of a loaded document begins the next time the document is written.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -67,7 +67,8 @@ use crate::parts::Parts;
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 pub struct BulkLoad<C: Collection> {
-    /// The collection as it will be, not yet known to other handles. Used to make the rows.
+    /// The collection that is being loaded. No other handle can see it yet; the load uses it to encode documents and to
+    /// compute their rows.
     open: OpenCollection<C>,
     documents: Load,
     parts: Vec<Load>,
@@ -82,7 +83,7 @@ struct Load {
     row_count: u64,
 }
 
-/// Marks a collection as being loaded, until it is dropped.
+/// A guard that marks a collection as being loaded until the guard is dropped.
 struct Loading {
     core: Arc<Core>,
     name: &'static str,
@@ -101,11 +102,11 @@ impl<C: Collection> std::fmt::Debug for BulkLoad<C> {
 }
 
 impl Collections {
-    /// Begins a bulk load of a collection that has no documents and is not open. Much faster than inserting the
+    /// Starts a bulk load of a collection that has no documents and is not open. Much faster than inserting the
     /// documents: see [`BulkLoad`].
     ///
     /// # Errors
-    /// [`Error::Definition`] if the collection has documents, or is open; and those of [`open`](Collections::open).
+    /// [`Error::Definition`] if the collection has documents or is open; and the errors of [`open`](Collections::open).
     pub fn bulk_load<C: Collection>(&self) -> Result<BulkLoad<C>> {
         let opened = lock(&self.core.opened);
         if opened.contains_key(&TypeId::of::<C>()) {
@@ -151,8 +152,8 @@ impl Load {
 }
 
 impl<C: Collection> BulkLoad<C> {
-    /// Begins a load. The caller has checked that the collection is not in use, and holds the lock that keeps it from
-    /// being opened.
+    /// Starts a load. The caller has checked that the collection is not in use, and holds the lock that prevents others
+    /// from opening it.
     pub(crate) fn begin(collections: &Collections, parts: Parts<C>) -> Result<BulkLoad<C>> {
         let core = &collections.core;
         let db = &core.shared.db;
@@ -163,7 +164,8 @@ impl<C: Collection> BulkLoad<C> {
         let documents = Load::begin(db, C::NAME)?;
         let mut loads = Vec::new();
         for part in &open.parts {
-            // Without its record, the part's keyspace does not belong to the collection: the next opening drops it.
+            // A part whose record is missing does not belong to the collection. If the load does not finish, the next
+            // opening therefore drops the part's keyspace.
             open.meta.remove(part.keyspace.name())?;
             loads.push(Load::begin(db, part.keyspace.name())?);
         }
@@ -176,8 +178,8 @@ impl<C: Collection> BulkLoad<C> {
     /// and of its rows in indexes and views).
     ///
     /// # Errors
-    /// [`Error::Encode`] and [`Error::Panicked`] from functions of the collection, and keys that are too long: the
-    /// document is skipped, and the load can continue. Any other [`Error::Store`] ends the load: see
+    /// [`Error::Encode`] and [`Error::Panicked`] from functions of the collection, and [`drumlin::Error::KeyTooLong`]:
+    /// the document is skipped, and the load can continue. Any other [`Error::Store`] ends the load: see
     /// [`drumlin::BulkLoad::insert`].
     pub fn insert(&mut self, document: &C) -> Result<()> {
         let prepared = self.open.prepare(document)?;
@@ -206,7 +208,8 @@ impl<C: Collection> BulkLoad<C> {
         Ok(())
     }
 
-    /// Fails if the key of the document or of one of its rows is too long, before anything of the document is loaded.
+    /// Fails if the key of the document or of one of its rows is too long. Called before any row of the document is
+    /// loaded.
     fn check_keys(&self, prepared: &Prepared) -> Result<()> {
         let keyspaces = self.open.parts.iter().map(|part| &part.keyspace);
         let part_rows = keyspaces
@@ -222,7 +225,8 @@ impl<C: Collection> BulkLoad<C> {
         Ok(())
     }
 
-    /// Attaches documents, indexes and views to the collection, and opens it. Everything is durable when it returns.
+    /// Attaches the documents, indexes and views to the collection, and opens it. All of them are durable when the call
+    /// returns.
     ///
     /// If two rows of an index or view had the same key, its loaded rows are discarded. This happens if a document was
     /// inserted twice, or if two documents have the same key in a unique index. A background thread then builds the
@@ -231,11 +235,11 @@ impl<C: Collection> BulkLoad<C> {
     ///
     /// # Errors
     /// See [`drumlin::BulkLoad::finish`] and [`Collections::open`]. After an error, either all documents are stored or
-    /// none.
+    /// none of them.
     pub fn finish(self) -> Result<Documents<C>> {
         let BulkLoad { open, documents, parts, collections, _loading } = self;
         let db = &collections.core.shared.db;
-        // A document that was inserted twice has left index and view rows of its first form.
+        // If a document was inserted twice, the index and view rows of its first version have been loaded too.
         let are_whole = documents.finish()?;
         let mut records = db.batch()?;
         for (part, load) in open.parts.iter().zip(parts) {

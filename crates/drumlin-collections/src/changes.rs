@@ -44,7 +44,7 @@ pub enum Event<C: Collection> {
     /// A committed change.
     Change(Change<C>),
     /// This many changes were lost at this point, because the queue was full or the outcome of a commit is unknown.
-    /// Read the affected documents again.
+    /// Reread the documents that matter to you.
     Lost(u64),
 }
 
@@ -99,7 +99,7 @@ impl<C: Collection> Changes<C> {
         self.event(self.queue.take(None).expect("without a deadline there is one"))
     }
 
-    /// Waits up to `time` for the next change. Returns `None` if there was none.
+    /// Waits up to `time` for the next change. Returns `None` if no change arrived in that time.
     ///
     /// # Errors
     /// See [`try_next`](Changes::try_next).

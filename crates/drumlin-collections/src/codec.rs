@@ -1,4 +1,4 @@
-//! Encoding documents as bytes.
+//! Encoding of documents as bytes.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,7 +34,7 @@ pub trait Codec<C> {
     fn encode(document: &C) -> Result<Vec<u8>, BoxError>;
 
     /// Returns the name under which a collection records the codec of each [version](crate::Collection::VERSION) of its
-    /// schema. Opening the collection with a codec of another name under the same version is an
+    /// schema. Opening the collection with a codec of a different name under the same version is an
     /// [error](crate::Error::OtherTypes). The default is the name of the type without its module path. If you rename a
     /// codec and its encoding stays the same, return the old name here.
     fn fingerprint() -> String {

@@ -7,7 +7,7 @@ use crate::encoding::Key;
 use crate::error::BoxError;
 use crate::parts::Parts;
 
-/// A document type. Defines the collection that stores its values.
+/// A document type. It defines the collection in which its documents are stored.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Index, Parts, Postcard};
@@ -42,10 +42,10 @@ use crate::parts::Parts;
 /// keyspaces consist of this name, a slash and a suffix.
 pub trait Collection: Sized + Send + Sync + 'static {
     /// The type of the documents' keys. It can't change once the collection has documents: opening the collection with
-    /// another key type is an [error](crate::Error::OtherTypes).
+    /// a different key type is an [error](crate::Error::OtherTypes).
     type Key: Key + Debug + Send + Sync;
-    /// Encodes documents as bytes: [`Postcard`](crate::Postcard), or a codec of your own. Changing the codec requires a
-    /// new [version](Collection::VERSION).
+    /// Encodes documents as bytes: [`Postcard`](crate::Postcard), or your own codec. Changing the codec requires a new
+    /// [version](Collection::VERSION).
     type Codec: Codec<Self>;
     /// The collection's name, unique within the database. It must not be empty or contain a slash. Keep it short: the
     /// names of the collection's keyspaces start with it and are limited to 255 bytes.
@@ -64,7 +64,7 @@ pub trait Collection: Sized + Send + Sync + 'static {
     }
 
     /// Converts a document that was written with an older [`VERSION`](Collection::VERSION). Called each time such a
-    /// document is read; the document is stored in the new form the next time it is written.
+    /// document is read; the document is stored in the new format the next time it is written.
     ///
     /// ```
     /// # use drumlin_collections::{BoxError, Codec, Collection, Postcard};

@@ -21,11 +21,11 @@ use crate::parts::{Part, Parts};
 use crate::shared::{Clock, Shared};
 use crate::transaction::Transaction;
 
-/// The collections of a database. Opens them, and runs transactions across several of them.
+/// A handle to the collections of a database. Opens collections, and runs transactions across several of them.
 ///
-/// A cheap handle: create one for each database and clone it. Two handles that were created separately do not share
-/// state. Changes made through one are not delivered to subscribers of the other. If the two define the same collection
-/// differently, each drops the other's indexes and views when it opens the collection.
+/// The handle is cheap to clone: create one per database and clone it. Two handles that were created separately share
+/// nothing but the database. Changes made through one of them are not delivered to subscribers of the other. If the two
+/// define the same collection differently, each drops the other's indexes and views when it opens the collection.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Collections, Postcard};
@@ -89,16 +89,17 @@ impl Collections {
     /// Opens a collection, creating it if it does not exist.
     ///
     /// The collection gets exactly the indexes and views that [`Collection::parts`] lists. An index or view that is no
-    /// longer listed, or has another version, is dropped. If the collection has documents, a background thread builds
-    /// the new ones, and reads of them fail until they are [built](Documents::wait_built). The first call for a type
-    /// opens the collection; later calls return a handle to the same collection.
+    /// longer listed, or whose version has changed, is dropped. If the collection has documents, a background thread
+    /// builds the new indexes and views, and reading them fails until they are [built](Documents::wait_built). The
+    /// first call for a type opens the collection; later calls return a handle to the same collection.
     ///
     /// # Errors
-    /// [`Error::OtherTypes`] if the key, codec or value types differ from those the rows were written with;
+    /// [`Error::OtherTypes`] if the key, codec or value types differ from those with which the rows were written;
     /// [`Error::Definition`] if a name is invalid or already in use, or if a [bulk load](Collections::bulk_load) of the
     /// collection is in progress; [`Error::Store`].
     pub fn open<C: Collection>(&self) -> Result<Documents<C>> {
-        // Hold the lock, so that two threads can't open the same collection at once. No future waits while it is held.
+        // Hold the lock throughout, so no two threads open the same collection concurrently. No future is awaited while
+        // it is held.
         let mut opened = lock(&self.core.opened);
         if let Some(found) = opened.get(&TypeId::of::<C>()) {
             let open = Arc::clone(&found.open).downcast::<OpenCollection<C>>();
@@ -165,11 +166,11 @@ impl Collections {
         Ok(())
     }
 
-    /// Runs `body` in a transaction and commits it. If the transaction conflicts with others, runs `body` again. The
-    /// counterpart of [`drumlin::Database::transact`] for collections.
+    /// Runs `body` in a transaction and commits it. If the transaction conflicts with another one, runs `body` again.
+    /// This is the counterpart of [`drumlin::Database::transact`] for collections.
     ///
     /// # Errors
-    /// The error of `body`, or that of the commit.
+    /// The error of `body` or of the commit.
     pub fn transact<T>(&self, body: impl FnMut(&mut Transaction<'_>) -> Result<T>) -> Result<T> {
         self.transact_with(self.core.shared.db.tx_options(), body)
     }
@@ -201,7 +202,7 @@ impl Collections {
     /// ```
     ///
     /// # Errors
-    /// The error of `body`, or that of the commit, converted.
+    /// The error of `body`, or the error of the commit converted to `E`.
     pub fn try_transact<T, E: From<Error> + 'static>(
         &self,
         body: impl FnMut(&mut Transaction<'_>) -> Result<T, E>,
@@ -224,8 +225,8 @@ impl Collections {
     /// Asynchronous [`transact`](Collections::transact). `body` receives the transaction and returns a boxed future
     /// that owns everything it uses. Dropping the `Transaction` inside the future does not end the transaction.
     ///
-    /// Each run clones the borrowed arguments before its future starts. Handles are cheap to clone; share large
-    /// arguments through an [`Arc`](std::sync::Arc).
+    /// The future can't borrow from `body`, so each run of `body` clones what the future needs, as in this example.
+    /// Handles are cheap to clone; share large arguments through an [`Arc`](std::sync::Arc).
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Documents, Error, Postcard};
@@ -364,12 +365,12 @@ pub(crate) fn types_key(keyspace: &str) -> String {
     format!("types {keyspace}")
 }
 
-/// The names of the types that a group of a collection's rows is written with.
+/// The names of the types with which the documents, or the rows of one part, are written.
 struct Types<'p> {
     /// The key in `NAME/meta` under which the names are recorded.
     key: String,
     names: String,
-    /// The part that the rows belong to, and its keyspace; `None` for the documents.
+    /// The part to which the rows belong, and the name of its keyspace; `None` for the documents.
     part: Option<(PartName, &'p str)>,
 }
 
@@ -387,7 +388,7 @@ fn types_of<C: Collection>(parts: &[(String, Part<C>)], expires: bool) -> Vec<Ty
     [key, codec].into_iter().chain(parts).collect()
 }
 
-/// Fails if existing rows were written with other types.
+/// Fails if existing rows were written with different types.
 fn check_types<C: Collection>(meta: &Keyspace, types: &[Types<'_>]) -> Result<()> {
     for Types { key, names, part } in types {
         let has_rows = part.map_or(Ok(true), |(_, keyspace)| meta.contains_key(keyspace))?;
@@ -401,7 +402,7 @@ fn check_types<C: Collection>(meta: &Keyspace, types: &[Types<'_>]) -> Result<()
 }
 
 /// Opens the keyspaces of a collection. A part's keyspace is valid only if `NAME/meta` has a record for the part. A
-/// keyspace without a record was left behind by an interrupted opening or removal.
+/// keyspace without a record is left over from an interrupted opening or removal, and is dropped.
 pub(crate) fn open_parts<C: Collection>(shared: &Arc<Shared>, parts: Parts<C>) -> Result<OpenCollection<C>> {
     let db = &shared.db;
     let documents = db.keyspace(C::NAME)?;
@@ -410,7 +411,7 @@ pub(crate) fn open_parts<C: Collection>(shared: &Arc<Shared>, parts: Parts<C>) -
     let is_empty = documents.is_empty()?;
     let types = types_of(&named, parts.expires.is_some());
     if !is_empty {
-        // Check before changing anything.
+        // Check the types before changing anything.
         check_types::<C>(&meta, &types)?;
     }
     let history = match parts.history {

@@ -21,7 +21,7 @@ impl Stop {
         *lock(&self.is_set)
     }
 
-    /// Waits for `time`, or until the thread is told to end. Returns `true` if the thread is to end.
+    /// Waits for `time`, or until the thread is told to end. Returns `true` if it was told to end.
     pub(crate) fn wait(&self, time: Duration) -> bool {
         let is_set = lock(&self.is_set);
         let waited = self.changed.wait_timeout_while(is_set, time, |is_set| !*is_set);
@@ -40,12 +40,12 @@ pub(crate) struct Opened {
     pub(crate) open: Arc<dyn Any + Send + Sync>,
 }
 
-/// The state shared by all handles. Dropping the last handle ends the background threads, which hold no handle
+/// The core that all handles share. Dropping the last handle ends the background threads, which hold no handle
 /// themselves.
 pub(crate) struct Core {
     pub(crate) shared: Arc<Shared>,
     pub(crate) opened: Mutex<HashMap<TypeId, Opened>>,
-    /// The names of collections that are being loaded in bulk.
+    /// The names of the collections that are being bulk loaded.
     pub(crate) loading: Mutex<HashSet<&'static str>>,
     pub(crate) stop: Arc<Stop>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -57,7 +57,7 @@ impl Core {
         Core { shared: Arc::new(shared), opened, loading, stop: Arc::default(), threads: Mutex::default() }
     }
 
-    /// Keeps the handle of a thread, to join the thread later.
+    /// Keeps the join handle of a background thread until the core is dropped.
     pub(crate) fn keep(&self, thread: JoinHandle<()>) {
         lock(&self.threads).push(thread);
     }
@@ -67,7 +67,7 @@ impl Drop for Core {
     fn drop(&mut self) {
         self.stop.set();
         for thread in lock(&self.threads).drain(..) {
-            // If the thread panicked, its message has been printed. The thread has no state that could be lost.
+            // Ignore a panic of the thread: its message has already been printed, and the thread has no state to lose.
             drop(thread.join());
         }
     }

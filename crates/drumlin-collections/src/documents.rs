@@ -1,4 +1,4 @@
-//! The handle to a collection's documents, and the same calls for transactions.
+//! The handle to a collection's documents, and the corresponding methods of transactions.
 
 use std::fmt::Debug;
 use std::future::poll_fn;
@@ -23,8 +23,8 @@ use crate::reading::{Reading, Rows};
 use crate::transaction::Transaction;
 use crate::viewed::Viewed;
 
-/// A handle to the documents of a collection. Cheap to clone and usable from any thread. Each call is a transaction of
-/// its own. [`Transaction`] has the same write methods, which take this handle as their first argument.
+/// A handle to the documents of a collection. Cheap to clone and usable from any thread. Each call runs as its own
+/// transaction. [`Transaction`] has the same write methods, which take this handle as their first argument.
 /// [`at`](Documents::at) reads as of a snapshot, or within a transaction.
 ///
 /// ```
@@ -67,7 +67,7 @@ use crate::viewed::Viewed;
 pub struct Documents<C: Collection> {
     pub(crate) open: Arc<OpenCollection<C>>,
     pub(crate) core: Arc<Core>,
-    /// The durability of this handle's own commits.
+    /// The durability of commits made through this handle.
     durability: Durability,
 }
 
@@ -106,7 +106,8 @@ async fn write<C: Collection>(
     open.change(mode, tx, key, before.as_ref(), Some(prepared)).await
 }
 
-/// Inserts a document. If another document has the same key in the unique index, returns that document instead.
+/// Inserts a document. If another document already has the same key in the unique index, returns that document and
+/// inserts nothing.
 async fn insert_or_get<C: Collection>(
     mode: Mode,
     open: &OpenCollection<C>,
@@ -121,8 +122,8 @@ async fn insert_or_get<C: Collection>(
     let owner = match write(mode, open, tx, Write::Insert, prepared).await {
         Ok(()) => return Ok(None),
         Err(Error::NotUnique { index: of, other, .. }) if of == index => other.bytes().to_vec(),
-        // The document with this primary key may also own the index key: the same document may have been inserted
-        // before.
+        // The index key may be taken too. If the call repeats an earlier one, its owner is the document with this
+        // primary key.
         Err(Error::Exists { collection, key }) => match open.owner(mode, tx, index, prepared).await? {
             Some(owner) => owner,
             None => return Err(Error::Exists { collection, key }),
@@ -174,13 +175,13 @@ impl<C: Collection> Documents<C> {
         Documents { open: Arc::clone(open), core: Arc::clone(core), durability }
     }
 
-    /// Returns the options for this handle's own transactions.
+    /// Returns the options for transactions that this handle starts.
     pub(crate) fn options(&self) -> TxOptions {
         TxOptions { durability: self.durability, ..self.core.shared.db.tx_options() }
     }
 
-    /// Returns the documents' keyspace if it may be written directly: the collection has no parts and no history, and
-    /// its changes have no subscribers.
+    /// Returns the documents' keyspace if it can be written to directly: the collection has no parts, no history and no
+    /// subscribers.
     pub(crate) fn plain_rows(&self) -> Option<Keyspace> {
         let is_plain = self.open.is_plain() && !self.open.channel.has_subscribers();
         is_plain.then(|| self.open.documents.with_durability(self.durability))
@@ -195,7 +196,7 @@ impl<C: Collection> Documents<C> {
         Reading::at(&self.open, reader)
     }
 
-    /// Returns a reading of the documents as of a snapshot. The reading keeps the snapshot, so its iterators own
+    /// Returns a reading of the documents as of a snapshot. The reading owns the snapshot, so its iterators own
     /// everything they read from.
     ///
     /// ```
@@ -223,7 +224,7 @@ impl<C: Collection> Documents<C> {
         Reading::snapshot(&self.open, snapshot)
     }
 
-    /// Returns a reading of the documents as of now: [`at_snapshot`](Documents::at_snapshot) of a new snapshot.
+    /// Returns a reading of the current documents. Same as [`at_snapshot`](Documents::at_snapshot) with a new snapshot.
     pub fn now(&self) -> Reading<'static, C> {
         Reading::snapshot(&self.open, self.core.shared.db.snapshot())
     }
@@ -264,7 +265,7 @@ impl<C: Collection> Documents<C> {
         self.now().contains_async(key).await
     }
 
-    /// Returns the documents with these keys, all as of one snapshot, with many device reads in flight at once.
+    /// Returns the documents with these keys, all as of one snapshot, keeping many device reads in flight.
     ///
     /// # Errors
     /// See [`get`](Documents::get).
@@ -317,7 +318,7 @@ impl<C: Collection> Documents<C> {
         self.now().count_async(bounds).await
     }
 
-    /// Returns the number of all documents: [`count`](Documents::count) of `..`.
+    /// Returns the number of documents. Same as [`count(..)`](Documents::count).
     ///
     /// # Errors
     /// See [`count`](Documents::count).
@@ -391,12 +392,12 @@ impl<C: Collection> Documents<C> {
         self.range(..)
     }
 
-    /// Returns an index, for finding documents by its keys: see [`Indexed`].
+    /// Returns a handle to an index, for finding documents by their index keys: see [`Indexed`].
     pub fn index<K: Key + Debug + 'static>(&self, index: &Index<C, K>) -> Indexed<'static, C, K> {
         self.now().index(index)
     }
 
-    /// Returns a view, for reading and reducing its rows: see [`Viewed`].
+    /// Returns a handle to a view, for reading and reducing its rows: see [`Viewed`].
     pub fn view<K, V>(&self, view: &View<C, K, V>) -> Viewed<'static, C, K, V>
     where
         K: Key + Debug,
@@ -406,12 +407,12 @@ impl<C: Collection> Documents<C> {
     }
 }
 
-/// Writes. Each call is a transaction of its own, and durable when it returns unless the handle's durability is
-/// relaxed. The handle's durability is [`Config::durability`](drumlin::Config::durability) unless
+/// Writes. Each call runs as its own transaction, which is durable when the call returns unless the handle's durability
+/// is relaxed. The handle's durability is [`Config::durability`](drumlin::Config::durability) unless
 /// [`with_durability`](Documents::with_durability) changes it.
 impl<C: Collection> Documents<C> {
-    /// Returns a handle to the same documents whose own calls commit with this durability. Transactions commit with the
-    /// durability of their [options](crate::Collections::transact_with).
+    /// Returns a handle to the same documents whose calls commit with this durability. Explicit transactions commit
+    /// with the durability of their [options](crate::Collections::transact_with).
     ///
     /// ```
     /// # use drumlin_collections::{Collection, Collections, Postcard};
@@ -442,7 +443,7 @@ impl<C: Collection> Documents<C> {
     /// # Errors
     /// [`Error::NotUnique`]; [`Error::Panicked`] and [`Error::Encode`] from functions of the collection;
     /// [`Error::Decode`] and [`Error::Migration`] if the existing document can't be read; [`Error::Store`] if the
-    /// database refuses the write. After an error, the collection is unchanged.
+    /// database returns an error. After an error, the collection is unchanged.
     pub fn put(&self, document: &C) -> Result<()> {
         let prepared = self.open.prepare(document)?;
         if let Some(rows) = self.plain_rows() {
@@ -454,7 +455,7 @@ impl<C: Collection> Documents<C> {
     /// Stores a document. Fails if a document with the same key exists; otherwise like [`put`](Documents::put).
     ///
     /// # Errors
-    /// [`Error::Exists`], and those of [`put`](Documents::put).
+    /// [`Error::Exists`], and the errors of [`put`](Documents::put).
     pub fn insert(&self, document: &C) -> Result<()> {
         self.write(Write::Insert, &self.open.prepare(document)?)
     }
@@ -493,7 +494,7 @@ impl<C: Collection> Documents<C> {
     /// # Errors
     /// [`Error::Definition`] if the index is not unique; [`Error::NotReady`] and [`Error::NotBuilt`] while the index is
     /// incomplete; [`Error::NotUnique`] for another unique index; [`Error::Exists`] if a document with the same key
-    /// exists, but no document has the index key; and those of [`put`](Documents::put).
+    /// exists, but no document has the index key; and the errors of [`put`](Documents::put).
     pub fn insert_or_get<K>(&self, index: &Index<C, K>, document: &C) -> Result<Option<C>> {
         let (prepared, name) = (self.open.prepare(document)?, index.part_name());
         self.core
@@ -515,16 +516,16 @@ impl<C: Collection> Documents<C> {
     }
 
     /// Updates a document and returns the result of `change`, or `None` if there is no such document. If other
-    /// transactions conflict, `change` may run several times, each time on the newest document.
+    /// transactions conflict, `change` may run several times, each time on the newest version of the document.
     ///
     /// # Errors
-    /// [`Error::KeyChanged`], and those of [`put`](Documents::put).
+    /// [`Error::KeyChanged`], and the errors of [`put`](Documents::put).
     pub fn update<R>(&self, key: impl EncodeAs<C::Key>, mut change: impl FnMut(&mut C) -> R) -> Result<Option<R>> {
         let (key, shared) = (encoded(&key), &self.core.shared);
         shared.transact(self.options(), |tx| ready(update(Mode::Blocking, &self.open, tx, &key, &mut change)))
     }
 
-    /// Removes a document and returns it, or `None` if there was none.
+    /// Removes a document and returns it, or `None` if it did not exist.
     ///
     /// # Errors
     /// See [`put`](Documents::put).
@@ -635,18 +636,18 @@ impl<C: Collection> Documents<C> {
     /// Subscribes to the changes that transactions of this process make through collections from now on.
     ///
     /// A change is delivered after its transaction has committed. If a transaction saw or overwrote the writes of
-    /// another, its changes are delivered after the other's. If `capacity` changes are waiting, the next one drops the
-    /// oldest, which counts as lost. So do the changes of a commit whose outcome is unknown, for example because its
-    /// future was dropped.
+    /// another transaction, its changes are delivered after those of the other. If `capacity` changes are queued, the
+    /// next change drops the oldest, which counts as lost. If the outcome of a commit is unknown, for example because
+    /// its future was dropped, its changes and all queued changes count as lost.
     ///
-    /// Each waiting change keeps its document in memory.
+    /// Each queued change keeps its document in memory.
     pub fn subscribe(&self, capacity: usize) -> Changes<C> {
         Changes::subscribe(&self.open, capacity)
     }
 }
 
-/// The writes of [`Documents`], within a transaction. After any error except a conflict, the transaction can continue.
-/// The failed call has then changed nothing.
+/// The writes of [`Documents`], within a transaction. After any error except a conflict, the failed call has changed
+/// nothing, and the transaction can continue.
 impl Transaction<'_> {
     /// Like [`Documents::put`].
     ///

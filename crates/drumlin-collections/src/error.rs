@@ -1,4 +1,4 @@
-//! Errors of collections. Each error names the collection, and where it applies the document and the index or view.
+//! Errors of collections. Each error names the collection and, where applicable, the document and the index or view.
 
 use std::fmt::Debug;
 
@@ -123,8 +123,8 @@ impl std::fmt::Display for DocumentKey {
     }
 }
 
-/// An error: the operation that failed, and the document it failed on. Unless a [`Store`](Error::Store) error says
-/// otherwise, the collection and the transaction are unchanged by the failed call and remain usable.
+/// An error: says which operation failed, and on which document. Unless a [`Store`](Error::Store) error says otherwise,
+/// the collection and the transaction are unchanged by the failed call and remain usable.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Collections, Error, Parts, Postcard};
@@ -154,8 +154,7 @@ impl std::fmt::Display for DocumentKey {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The database refused an operation. The wrapped error names the keyspace, whose name starts with the collection's
-    /// name.
+    /// The database returned an error. It names the keyspace, whose name starts with the collection's name.
     #[error(transparent)]
     Store(#[from] drumlin::Error),
     /// A document with this key already exists. [`insert`](crate::Documents::insert) never replaces a document.
@@ -227,7 +226,7 @@ pub enum Error {
         collection: &'static str,
         /// The document's key.
         key: String,
-        /// The schema version that the document was written with.
+        /// The schema version with which the document was written.
         version: u32,
         /// The schema version of this program.
         current: u32,
@@ -266,8 +265,8 @@ pub enum Error {
         /// The cause, which names the document.
         reason: String,
     },
-    /// A collection was opened with a key, codec or value type that differs from the type its rows were written with,
-    /// but with the same version. Nothing was changed.
+    /// A collection was opened with a key, codec or value type that differs from the type with which its rows were
+    /// written, but with the same version. Nothing was changed.
     ///
     /// Types are compared by their [names](crate::encoding::Key::fingerprint). A changed index or view function can't
     /// be detected if its types stay the same: give the index or view a new version whenever its function changes.
@@ -277,7 +276,7 @@ pub enum Error {
         collection: &'static str,
         /// The index or view; `None` for the documents themselves.
         of: Option<PartName>,
-        /// The types that the rows were written with.
+        /// The types with which the rows were written.
         stored: String,
         /// The types that this program uses.
         current: String,
@@ -292,7 +291,7 @@ pub enum Error {
     },
 }
 
-/// Returns the fix to suggest when the program's types differ from those of the rows.
+/// Returns the remedy to suggest if the program's types differ from those of the rows.
 fn remedy(of: Option<&PartName>, stored: &str) -> &'static str {
     match of {
         Some(_) => "Give it a new version to rebuild it",
@@ -302,14 +301,14 @@ fn remedy(of: Option<&PartName>, stored: &str) -> &'static str {
 }
 
 impl Error {
-    /// Makes a [`Definition`](Error::Definition) error.
+    /// Creates a [`Definition`](Error::Definition) error.
     #[doc(hidden)]
     pub fn definition(collection: &'static str, reason: impl Into<String>) -> Error {
         Error::Definition { collection, reason: reason.into() }
     }
 }
 
-/// Formats a key for an error message: its value if the bytes decode, otherwise the escaped bytes.
+/// Formats a key for an error message: the decoded key, or the escaped bytes if they can't be decoded.
 pub(crate) fn shown<K: Key + Debug>(bytes: &[u8]) -> String {
     match K::decode(bytes) {
         Ok(key) => format!("{key:?}"),

@@ -1,10 +1,10 @@
 //! The rows of past versions of documents.
 //!
-//! A version is a row of the keyspace `NAME/history`. The row's key is the encoded key of the document, followed by the
-//! version number as a big-endian `u64`. The row's value is the encoded time of the write, followed by a byte 1 and the
-//! document's row as written, or by a byte 0 if the document was removed. Numbers start at 1. Only the oldest versions
-//! are ever removed, so there are no gaps between the remaining numbers. Times never decrease from one version to the
-//! next.
+//! Each version is a row of the keyspace `NAME/history`. The row's key is the encoded key of the document, followed by
+//! the version number as a big-endian `u64`. The row's value is the encoded time of the write, followed by a byte 1 and
+//! the document's row as written, or by a byte 0 if the document was removed. Numbers start at 1. Only the oldest
+//! versions are ever removed, so there are no gaps between the remaining numbers. Times never decrease from one version
+//! to the next.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::mode::Mode;
 use crate::parts::Retention;
 
-/// A version as stored.
+/// A stored version of a document.
 pub(crate) struct StoredVersion {
     pub(crate) number: u64,
     pub(crate) time: SystemTime,
@@ -50,17 +50,18 @@ fn encode(key: &[u8], version: &StoredVersion) -> (Vec<u8>, Vec<u8>) {
     (row_key, value)
 }
 
-/// A change of a document, to be recorded in its history.
+/// A change to a document that is to be recorded in its history.
 pub(crate) struct Change<'c> {
     pub(crate) key: &'c [u8],
-    /// The document's row before and after the change; `None` if there is no document.
+    /// The document's row before the change; `None` if the document did not exist.
     pub(crate) before: Option<&'c [u8]>,
     pub(crate) after: Option<&'c [u8]>,
     pub(crate) now: SystemTime,
 }
 
-/// Records a change, and removes the versions that are past their retention. If the document was written while its
-/// history was not recorded, first adds a version for its state before this change, with the time of this change.
+/// Records a change, and removes the versions that are past their retention. If the document was last written while the
+/// collection kept no history, first records its row before this change as a separate version, with the time of this
+/// change.
 pub(crate) async fn record(
     mode: Mode,
     tx: &mut drumlin::Transaction,
@@ -99,8 +100,8 @@ fn decoded(key: &Value, value: &Value) -> Result<StoredVersion, RecordError> {
     decode(key, value).map(|(_, version)| version).map_err(|reason| RecordError::Row(key.to_vec(), reason))
 }
 
-/// Removes the oldest versions if they are past their retention. A version was the newest until its successor was
-/// written, so it is past its age once its successor is.
+/// Removes the oldest versions that are past their retention. A version remained the newest until its successor was
+/// written, so its age counts from the time of its successor.
 async fn give_up(
     mode: Mode,
     tx: &mut drumlin::Transaction,

@@ -1,8 +1,8 @@
-//! Delivers changes to subscribers, in the order of the transactions that made them.
+//! Delivers changes to subscribers in the order of the transactions that made the changes.
 //!
 //! A transaction takes a *ticket* when its body has returned and its commit begins. Changes are delivered in ticket
-//! order: each ticket waits until all smaller ones have ended. If one transaction saw or overwrote a write of another,
-//! it did so after the other's commit, so it has the larger ticket.
+//! order: the changes of each ticket wait until all smaller tickets have ended. If one transaction saw or overwrote a
+//! write of another transaction, it did so after the other's commit, so it has the larger ticket.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,13 +10,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
 
-/// Locks a mutex and ignores poisoning. The state is consistent even after a panic, since wakers are the only foreign
+/// Locks a mutex and ignores poisoning. The data is consistent even after a panic, since wakers are the only foreign
 /// code that runs under these locks.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A change of a document: its key and its new row, which is `None` if the document was removed.
+/// A change to a document: its key and its new row, or `None` if the document was removed.
 #[derive(Clone)]
 pub(crate) struct RawChange {
     pub(crate) key: Vec<u8>,
@@ -62,7 +62,7 @@ impl Channel {
     }
 }
 
-/// The changes that a subscriber has not taken yet.
+/// The queue of changes that a subscriber has not received yet.
 #[derive(Default)]
 pub(crate) struct Queue {
     state: Mutex<QueueState>,
@@ -94,7 +94,7 @@ impl QueueState {
 }
 
 impl Queue {
-    /// Adds a change. `None` stands for a lost change: it and all waiting changes count as lost.
+    /// Adds a change. `None` stands for a lost change: that change and all queued changes are counted as lost.
     fn push(&self, change: Option<RawChange>) {
         let mut state = lock(&self.state);
         match change {
@@ -122,7 +122,7 @@ impl Queue {
         lock(&self.state).take()
     }
 
-    /// Takes the next event, waiting for it until `deadline`, or forever if there is none.
+    /// Takes the next event. Waits for it until `deadline`, or indefinitely if there is no deadline.
     pub(crate) fn take(&self, deadline: Option<Instant>) -> Option<Taken> {
         let mut state = lock(&self.state);
         loop {
@@ -149,7 +149,7 @@ impl Queue {
     }
 }
 
-/// Orders the changes of commits: see the module documentation.
+/// Delivers the changes of commits in ticket order: see the module documentation.
 #[derive(Default)]
 pub(crate) struct Hub {
     tickets: Mutex<Tickets>,
@@ -158,11 +158,12 @@ pub(crate) struct Hub {
 #[derive(Default)]
 struct Tickets {
     next: u64,
-    /// The tickets that are not delivered yet, in order, and the outcome of each commit that has returned.
+    /// The tickets whose changes have not been delivered yet, in order. The value is the outcome of the commit, or
+    /// `None` if the commit has not returned yet.
     committing: BTreeMap<u64, Option<End>>,
 }
 
-/// The outcome of a commit that has returned, with its changes.
+/// The outcome of a commit that has returned, along with its changes.
 enum End {
     Committed(Vec<PendingChange>),
     Failed,
@@ -183,7 +184,7 @@ impl End {
 }
 
 impl Hub {
-    /// Creates the commit of a transaction that has not begun to commit.
+    /// Creates the guard for the commit of a transaction that has not started to commit.
     pub(crate) fn commit(self: &Arc<Hub>) -> Committing {
         Committing { hub: Arc::clone(self), ticket: None, changes: Vec::new() }
     }
@@ -192,7 +193,7 @@ impl Hub {
         let mut tickets = lock(&self.tickets);
         let entry = tickets.committing.insert(ticket, Some(end));
         debug_assert!(matches!(entry, Some(None)), "a ticket ends once");
-        // Deliver while holding the lock, so that no other thread's changes come in between.
+        // Deliver under the lock, so no other thread can deliver changes in between.
         while let Some(first) = tickets.committing.first_entry() {
             if first.get().is_none() {
                 break;
@@ -202,8 +203,8 @@ impl Hub {
     }
 }
 
-/// One commit. It has a ticket from its beginning until its outcome is known. If it is dropped with its ticket, the
-/// outcome stays unknown, and the changes count as lost.
+/// One commit. It holds a ticket from its beginning until its outcome is known. If it is dropped while it still holds
+/// the ticket, the outcome remains unknown, and its changes count as lost.
 pub(crate) struct Committing {
     hub: Arc<Hub>,
     ticket: Option<u64>,
@@ -260,7 +261,7 @@ mod tests {
     }
 
     /// Changes wait until all smaller tickets have ended, whatever their outcome. If the outcome of a commit is
-    /// unknown, its changes and all that wait before them are lost.
+    /// unknown, its changes count as lost, and so do all changes queued before them.
     #[test]
     fn changes_follow_their_tickets() {
         let (hub, channel) = (Arc::<Hub>::default(), Arc::<Channel>::default());

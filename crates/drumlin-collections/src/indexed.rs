@@ -12,8 +12,8 @@ use crate::mode::{Mode, ready};
 use crate::part_rows::PartRows;
 use crate::parts::Index;
 
-/// The most documents that an iterator prefetches at once, so that the device has many reads in flight. Prefetching
-/// starts with one document, for callers that want no more.
+/// The maximum number of documents that an iterator prefetches in one batch, to keep many device reads in flight. The
+/// first batch is a single document, since many callers want only one.
 const READ_AHEAD_MAX: usize = 64;
 
 /// An index of a collection, as of one snapshot or transaction.
@@ -63,7 +63,7 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
         Indexed { rows, index }
     }
 
-    /// Restricts the index to the rows after the one with this index key and this document key, whether or not that row
+    /// Restricts the index to the rows after the row with this index key and this document key, whether or not that row
     /// exists.
     ///
     /// Use it for pagination: the next page starts where the previous one ended, even among documents with equal index
@@ -96,13 +96,13 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
     /// # Ok::<(), drumlin_collections::Error>(())
     /// ```
     ///
-    /// A document with several keys in the range appears again for each key that comes after the row.
+    /// A document that was already shown appears again if it has more keys after that row.
     #[must_use]
     pub fn after(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Indexed<'r, C, K> {
         Indexed { rows: self.rows.after(self.row_of(&key, &document)), index: self.index }
     }
 
-    /// Restricts the index to the rows before the one with this index key and this document key: like
+    /// Restricts the index to the rows before the row with this index key and this document key: like
     /// [`after`](Indexed::after), for reading pages from the end.
     #[must_use]
     pub fn before(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Indexed<'r, C, K> {
@@ -119,12 +119,13 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
         row
     }
 
-    /// Returns the documents with this index key, in the order of their own keys.
+    /// Returns the documents with this index key, in the order of their primary keys.
     pub fn get(&self, key: impl EncodeAs<K>) -> Found<'r, C, K> {
         self.range(&key..=&key)
     }
 
-    /// Returns the first document with this index key. If the index is unique, it is the only one. O(log n).
+    /// Returns the first document with this index key. If the index is unique, no other document has this key. O(log
+    /// n).
     ///
     /// # Errors
     /// See [`Indexed`].
@@ -142,13 +143,13 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
     }
 
     /// Returns the documents whose index keys are in a range, in the order of the index keys. A document with several
-    /// keys in the range appears once for each.
+    /// keys in the range appears once for each key.
     pub fn range(&self, bounds: impl KeyBounds<K>) -> Found<'r, C, K> {
         Found { keys: self.keys(bounds), front: ReadAhead::default(), back: ReadAhead::default(), read_ahead: 1 }
     }
 
-    /// Returns the index keys in a range, each with the key of its document. The documents are not read. Keys of
-    /// documents that have expired but are not yet removed are included.
+    /// Returns the index keys in a range, each with the key of its document. The documents are not read. Includes the
+    /// keys of documents that have expired but have not been removed yet.
     pub fn keys(&self, bounds: impl KeyBounds<K>) -> IndexKeys<'r, C, K> {
         IndexKeys { rows: self.rows.within(bounds.row_bounds()), index: self.index }
     }
@@ -172,7 +173,7 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
     }
 }
 
-/// The keys of an index, each with the key of its document: a double-ended iterator. See [`Indexed::keys`].
+/// A double-ended iterator over the keys of an index, each with the key of its document. See [`Indexed::keys`].
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -247,7 +248,7 @@ impl<C: Collection, K: Key> DoubleEndedIterator for IndexKeys<'_, C, K> {
     }
 }
 
-/// Documents in the order of an index: a double-ended iterator. See [`Indexed::range`].
+/// A double-ended iterator over documents in the order of an index. See [`Indexed::range`].
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
@@ -278,14 +279,14 @@ pub struct Found<'r, C: Collection, K> {
     read_ahead: usize,
 }
 
-/// Documents and keys prefetched from one end, nearest to that end first. A step keeps all of its progress here, so
-/// dropping its future loses nothing.
+/// The documents and keys prefetched from one end of the range, nearest to that end first. A step keeps all of its
+/// progress here, so dropping its future loses nothing.
 struct ReadAhead<C> {
-    /// Prefetched documents. They come before the documents of `keys`.
+    /// Prefetched documents. They are nearer to the end than the documents of `keys`.
     documents: VecDeque<Result<C>>,
     /// The keys of documents still to be read.
     keys: Vec<Vec<u8>>,
-    /// The error that ended the search for keys. Returned after the documents of `keys`.
+    /// The error that ended the search for keys. It is returned after the documents of `keys`.
     error: Option<Error>,
 }
 
@@ -335,7 +336,7 @@ impl<C: Collection, K: Key> Found<'_, C, K> {
         if backwards { &mut self.back } else { &mut self.front }
     }
 
-    /// Finds the keys of the next documents from one end. Finds none if no rows are left.
+    /// Finds the keys of the next documents from one end. Adds no keys if no rows are left.
     async fn find_keys(&mut self, mode: Mode, backwards: bool) {
         let Found { keys: index, front, back, read_ahead } = self;
         let end = if backwards { back } else { front };

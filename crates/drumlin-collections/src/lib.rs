@@ -2,12 +2,12 @@
 //!
 //! - [`Collection`]: implemented by a document type. It defines the document's key, its encoding and its [`Parts`].
 //! - [`Collections`]: opens the collections of a database and runs transactions across them.
-//! - [`Documents`]: a handle to the documents of one collection. Each of its calls is a transaction of its own.
+//! - [`Documents`]: a handle to the documents of one collection. Each call runs as its own transaction.
 //! - [`Index`] and [`View`]: constants that define a secondary index or a map-reduce view. Their rows change in the
 //!   same transaction as the document.
 //! - [`ItemStream`]: documents or rows as a stream that owns everything it reads from, for example as a response body.
 //! - [`BulkLoad`]: loads many documents into an empty collection.
-//! - [`encoding`]: encodes keys as bytes that sort like the values. Usable without the rest of the crate.
+//! - [`encoding`]: encodes keys as bytes that sort like the keys. Usable without the rest of the crate.
 //!
 //! ```
 //! use drumlin_collections::encoding::prefix;
@@ -77,13 +77,14 @@
 //! continue. The build resumes after a crash. Reads of the index or view fail until it is
 //! [ready](Documents::wait_built). If the version of an index or view, or the [schema version](Collection::VERSION) of
 //! the collection, has changed, opening the collection drops the old rows and rebuilds them. The collection records the
-//! names of its key and value types; opening it with other types under the same version is an
+//! names of its key and value types; opening it with different types under the same version is an
 //! [error](Error::OtherTypes).
 //!
 //! # Panics in your functions
 //!
 //! Index, view and reduce functions run inside [`catch_unwind`](std::panic::catch_unwind), before anything is written.
-//! If one panics, the call fails with [`Error::Panicked`], unless the program is built with `panic = "abort"`.
+//! If such a function panics, the call fails with [`Error::Panicked`], unless the program is built with `panic =
+//! "abort"`.
 #![deny(missing_docs)]
 
 mod building;

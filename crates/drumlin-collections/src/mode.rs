@@ -1,6 +1,6 @@
-//! One implementation for blocking and asynchronous calls. Operations are `async` functions with a [`Mode`] argument,
-//! which selects the Drumlin calls that they make. In [`Mode::Blocking`] an operation never returns `Pending`, so one
-//! poll completes it.
+//! A single implementation of blocking and asynchronous calls. Operations are `async` functions with a [`Mode`]
+//! argument that selects between Drumlin's blocking and asynchronous calls. In [`Mode::Blocking`], an operation never
+//! returns `Pending`, so a single poll completes it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -16,7 +16,7 @@ pub(crate) enum Mode {
     Async,
 }
 
-/// Completes an operation in [`Mode::Blocking`] and returns its result.
+/// Runs an operation in [`Mode::Blocking`] to completion and returns its result.
 pub(crate) fn ready<F: Future>(operation: F) -> F::Output {
     match pin!(operation).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,

@@ -1,4 +1,4 @@
-//! Runs blocking work of futures on a separate thread. For rare calls.
+//! Runs blocking calls of futures on a separate thread. Meant for rare calls, since each of them starts a thread.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ struct Slot<T> {
     waker: Option<Waker>,
 }
 
-/// Runs `work` on a new thread and waits for it. If the future is dropped, the work still runs to its end.
+/// Runs `work` on a new thread and waits for its result. If the future is dropped, `work` still runs to completion.
 pub(crate) async fn off_thread<T: Send + 'static>(
     collection: &'static str,
     work: impl FnOnce() -> Result<T> + Send + 'static,

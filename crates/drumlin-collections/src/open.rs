@@ -31,13 +31,14 @@ pub(crate) struct OpenPart<C> {
     state: Mutex<PartState>,
 }
 
-/// The progress of a part: whether it has the rows of all documents.
+/// The build state of a part: whether it contains the rows of all documents yet.
 #[derive(Clone)]
 pub(crate) enum PartState {
     Building,
     /// The part was complete when the collection was opened.
     Ready,
-    /// The part was completed after the collection was opened. Older snapshots do not see all of its rows.
+    /// The part was completed after the collection was opened. Snapshots taken before its completion see only some of
+    /// its rows.
     Built,
     NotBuilt(String),
 }
@@ -46,8 +47,8 @@ pub(crate) enum PartState {
 pub(crate) mod part_record {
     pub(crate) const READY: &[u8] = &[1];
 
-    /// Returns the record of an unfinished part, which has the rows of all documents up to and including this key. If
-    /// the key is empty, the part has no rows yet.
+    /// Returns the record of an unfinished part that contains the rows of every document up to and including the key
+    /// `up_to`. An empty key means that the part has no rows yet.
     pub(crate) fn building(up_to: &[u8]) -> Vec<u8> {
         [&[0], up_to].concat()
     }
@@ -63,7 +64,7 @@ struct Waiting {
 pub(crate) struct OpenCollection<C> {
     pub(crate) shared: Arc<Shared>,
     pub(crate) documents: Keyspace,
-    /// Holds the record of each part's state, and the names of the recorded types.
+    /// Holds the record of each part's state, and the names of its key and value types.
     pub(crate) meta: Keyspace,
     pub(crate) parts: Vec<OpenPart<C>>,
     pub(crate) expires: Option<fn(&C) -> Option<SystemTime>>,
@@ -72,13 +73,13 @@ pub(crate) struct OpenCollection<C> {
     waiting: Waiting,
 }
 
-/// A document as stored, with its row.
+/// A stored document, and the row from which it was decoded.
 pub(crate) struct Stored<C> {
     pub(crate) row: Value,
     pub(crate) document: C,
 }
 
-/// A document to be written, encoded, and its rows in each part.
+/// An encoded document that is ready to be written, and its rows in each part.
 pub(crate) struct Prepared {
     pub(crate) key: Vec<u8>,
     pub(crate) row: Vec<u8>,
@@ -153,7 +154,7 @@ impl<C: Collection> OpenCollection<C> {
     }
 
     pub(crate) fn set_state(&self, part: &OpenPart<C>, state: PartState) {
-        // Waiters check the states of the parts while they hold this lock.
+        // Waiters hold this lock while they check the states of the parts, so they cannot miss the change.
         let mut wakers = lock(&self.waiting.wakers);
         *lock(&part.state) = state;
         let woken = std::mem::take(&mut *wakers);
@@ -172,7 +173,7 @@ impl<C: Collection> OpenCollection<C> {
         }
     }
 
-    /// Waits until no part is being built.
+    /// Waits until every part has been built or has failed to build.
     pub(crate) fn wait_built(&self) -> Result<()> {
         let mut wakers = lock(&self.waiting.wakers);
         loop {
@@ -249,8 +250,8 @@ impl<C: Collection> OpenCollection<C> {
         self.parts.iter().map(|open| self.rows_of(&open.part, document, key)).collect()
     }
 
-    /// Encodes a document and makes its rows in each part. This is the only step of a write that needs the user's
-    /// functions for the new document.
+    /// Encodes a document and computes its rows in each part. No later step of a write calls the user's functions on
+    /// the new document.
     pub(crate) fn prepare(&self, document: &C) -> Result<Prepared> {
         let key = document.key().encode();
         let mut row = Vec::new();
@@ -266,7 +267,7 @@ impl<C: Collection> OpenCollection<C> {
         Ok(Prepared { key, row, part_rows })
     }
 
-    /// Returns `true` if a document can be put without reading the stored one first.
+    /// Returns `true` if a document can be overwritten without being read first.
     pub(crate) fn is_plain(&self) -> bool {
         self.parts.is_empty() && self.history.is_none()
     }
@@ -283,8 +284,8 @@ impl<C: Collection> OpenCollection<C> {
         Ok(Some(Stored { row, document }))
     }
 
-    /// Replaces the stored document, `before`, by `after`, with all rows derived from them. If the call fails or its
-    /// future is dropped, the transaction is as it was before the call.
+    /// Replaces the stored document `before` with `after`, and updates all derived rows. If the call fails or its
+    /// future is dropped, the transaction is left as it was before the call.
     pub(crate) async fn change(
         &self,
         mode: Mode,
@@ -358,8 +359,8 @@ impl<C: Collection> OpenCollection<C> {
         Ok(owner.is_some_and(|owner| owner == key))
     }
 
-    /// Writes a row of a part. For a unique index, first locks the row and checks its owner. An owner that has expired
-    /// is removed.
+    /// Writes a row of a part. For a unique index, first locks the row and checks its owner. If the owner has expired,
+    /// it is removed.
     pub(crate) async fn insert_part_row(
         &self,
         mode: Mode,
@@ -385,8 +386,8 @@ impl<C: Collection> OpenCollection<C> {
         Ok(mode.insert(tx.raw, &open.keyspace, &row.key, &row.value).await?)
     }
 
-    /// Finds the live document that has a key of `prepared` in a unique index, and locks it. Returns its primary key,
-    /// or `None` if there is no such document.
+    /// Finds and locks the live document that owns one of the keys of `prepared` in a unique index. Returns its primary
+    /// key, or `None` if no live document owns any of these keys.
     pub(crate) async fn owner(
         &self,
         mode: Mode,
@@ -406,7 +407,7 @@ impl<C: Collection> OpenCollection<C> {
         Ok(None)
     }
 
-    /// Makes the error for an invalid row of a part.
+    /// Returns the error for an invalid row of a part.
     pub(crate) fn part_error(&self, of: PartName, row: &[u8], reason: &str) -> Error {
         Error::Decode { collection: C::NAME, of: Some(of), row: row.escape_ascii().to_string(), reason: reason.into() }
     }
@@ -442,7 +443,7 @@ impl<C: Collection> OpenCollection<C> {
         })
     }
 
-    /// Makes the error for an invalid row of the history.
+    /// Returns the error for an invalid row of the history.
     pub(crate) fn version_error(&self, row: &[u8], reason: &str) -> Error {
         let reason = format!("invalid past version: {reason}");
         Error::Decode { collection: C::NAME, of: None, row: row.escape_ascii().to_string(), reason }
@@ -452,7 +453,7 @@ impl<C: Collection> OpenCollection<C> {
 /// Undoes a change that did not complete because it failed or its future was dropped.
 struct Undo<'c, 't> {
     tx: &'c mut Transaction<'t>,
-    /// The savepoint before the change; `None` once the change has completed or was undone.
+    /// The savepoint before the change; `None` once the change has completed or been undone.
     savepoint: Option<Savepoint>,
 }
 
@@ -460,7 +461,7 @@ impl Undo<'_, '_> {
     fn undo(&mut self) -> Result<()> {
         let Some(savepoint) = self.savepoint.take() else { return Ok(()) };
         self.tx.rollback_to(savepoint).inspect_err(|_| {
-            // Half a change must not be committed.
+            // A half-finished change must never be committed.
             self.tx.conflict("a change of a document failed and could not be undone");
         })
     }
@@ -468,7 +469,7 @@ impl Undo<'_, '_> {
 
 impl Drop for Undo<'_, '_> {
     fn drop(&mut self) {
-        // If the rollback fails, `undo` has ended the transaction.
+        // The error can be ignored: if the rollback fails, `undo` ends the transaction.
         let _ = self.undo();
     }
 }

@@ -27,8 +27,8 @@ impl At<'_> {
     }
 }
 
-/// The rows of a part within bounds. The part is looked up by the first step, because the lookup may wait. Everything
-/// that is read from is owned, except a borrowed reader.
+/// An iterator over the rows of a part within bounds. The first step looks up the part, because the lookup may wait.
+/// The iterator owns everything it reads from, except for a borrowed reader.
 pub(crate) struct PartRows<'r, C: Collection> {
     pub(crate) open: Arc<OpenCollection<C>>,
     pub(crate) at: At<'r>,
@@ -38,7 +38,7 @@ pub(crate) struct PartRows<'r, C: Collection> {
     has_failed: bool,
 }
 
-/// Returns the bounds of the keys that are in both ranges.
+/// Returns the bounds of the intersection of two ranges.
 fn intersection(a: &RowBounds, b: RowBounds) -> RowBounds {
     // If two bounds have the same key, the exclusive one is narrower.
     let narrower = |a: &Bound<Vec<u8>>, b: Bound<Vec<u8>>, is_lower: bool| match (a, &b) {
@@ -58,19 +58,19 @@ impl<'r, C: Collection> PartRows<'r, C> {
         PartRows { open, at, name, bounds, rows: None, has_failed: false }
     }
 
-    /// Returns an iterator over those rows that are also within `bounds`.
+    /// Returns an iterator over the rows of `self` that are also within `bounds`.
     pub(crate) fn within(&self, bounds: RowBounds) -> PartRows<'r, C> {
         let bounds = intersection(&self.bounds, bounds);
         PartRows { bounds, ..PartRows::new(&self.open, self.at.clone(), self.name) }
     }
 
-    /// Returns an iterator over the rows after all those whose keys start with `prefix`.
+    /// Returns an iterator over the rows that sort after every key with this prefix.
     pub(crate) fn after(&self, prefix: Vec<u8>) -> PartRows<'r, C> {
         let nothing = (Bound::Included(vec![0]), Bound::Excluded(vec![0]));
         self.within(successor(prefix).map_or(nothing, |next| (Bound::Included(next), Bound::Unbounded)))
     }
 
-    /// Returns an iterator over the rows before all those whose keys start with `prefix`.
+    /// Returns an iterator over the rows that sort before every key with this prefix.
     pub(crate) fn before(&self, prefix: Vec<u8>) -> PartRows<'r, C> {
         self.within((Bound::Unbounded, Bound::Excluded(prefix)))
     }
@@ -107,7 +107,7 @@ impl<'r, C: Collection> PartRows<'r, C> {
         Ok(row.transpose()?)
     }
 
-    /// Makes the error for a row that can't be decoded.
+    /// Returns the error for a row that can't be decoded.
     pub(crate) fn row_error(&self, row: &[u8], reason: impl std::fmt::Display) -> Error {
         let (row, reason) = (row.escape_ascii().to_string(), reason.to_string());
         Error::Decode { collection: C::NAME, of: Some(self.name), row, reason }
@@ -120,7 +120,7 @@ mod tests {
 
     use super::intersection;
 
-    /// A key is in the intersection exactly if it is in both ranges, for every kind of bound.
+    /// For every combination of bounds, a key is in the intersection if and only if it is in both ranges.
     #[test]
     fn an_intersection_has_the_keys_of_both() {
         let bounds = |key: u8| [Bound::Included(vec![key]), Bound::Excluded(vec![key]), Bound::Unbounded];

@@ -1,7 +1,7 @@
 //! The parts of a collection: indexes, views, the expiry and the history.
 //!
-//! An index or view is a function from a document to rows in a keyspace of its own. To find the rows of a stored
-//! document, the function is called on the document again. So the function must depend only on the document.
+//! An index or view is a function from a document to rows in its own keyspace. To find the rows of a stored document,
+//! the function is called on the document a second time, so its result must depend only on the document.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,20 +13,20 @@ use serde::de::DeserializeOwned;
 use crate::encoding::{Key, name_of};
 use crate::error::{PartKind, PartName, panic_message};
 
-/// A row that a document has in an index or view.
+/// A document's row in an index or view.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct PartRow {
     pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
 }
 
-/// The reason why the rows of a document could not be made.
+/// The reason why a document's rows could not be computed.
 pub(crate) enum Refusal {
     Panicked(String),
     Encode(String),
 }
 
-/// The document that rows are made from.
+/// The document from which rows are computed.
 pub(crate) struct Source<'d, C> {
     pub(crate) document: &'d C,
     /// The document's encoded key.
@@ -42,9 +42,9 @@ pub(crate) struct Part<C> {
     pub(crate) version: u32,
     /// `true` for a unique index: each row belongs to one document, and its value is the document's key.
     pub(crate) is_unique: bool,
-    /// The names of the types that its rows are written with.
+    /// The names of the types of its rows' keys and values, and for an index, whether it is unique.
     pub(crate) types: String,
-    /// Formats the key of a row for errors.
+    /// Formats the key of a row for error messages.
     pub(crate) shown: fn(&[u8]) -> String,
     rows: Box<RowsOf<C>>,
 }
@@ -137,13 +137,13 @@ impl<C: 'static> Parts<C> {
         self
     }
 
-    /// Lets documents expire at the time that `expires` returns; `None` means never. From that time on, reads do not
-    /// see the document. [`remove_expired`](crate::Documents::remove_expired) removes expired documents, and a
+    /// Makes each document expire at the time that `expires` returns; `None` means never. Reads no longer see an
+    /// expired document. [`remove_expired`](crate::Documents::remove_expired) removes all expired documents, and a
     /// background thread calls it every minute.
     ///
-    /// The rows of a view store the expiry time that was computed when they were written. So give the views a new
-    /// [version](View::version) when you add, remove or change the expiry of a collection. Adding or removing it
-    /// without new versions is an [error](crate::Error::OtherTypes); a changed function is not detected.
+    /// The rows of a view store the expiry time that was computed when they were written, so give the views a new
+    /// [version](View::version) when you add, remove or change the expiry of a collection. Adding or removing the
+    /// expiry without new versions is an [error](crate::Error::OtherTypes); a change to the function is not detected.
     #[must_use]
     pub fn expires(mut self, expires: fn(&C) -> Option<SystemTime>) -> Parts<C> {
         let rows = move |source: &Source<'_, C>| {
@@ -166,7 +166,7 @@ impl<C: 'static> Parts<C> {
         self
     }
 
-    /// Keeps past versions of each document, for as long as `retention` says.
+    /// Keeps past versions of each document for as long as `retention` specifies.
     #[must_use]
     pub fn history(mut self, retention: Retention) -> Parts<C> {
         self.history = Some(retention);
@@ -174,8 +174,8 @@ impl<C: 'static> Parts<C> {
     }
 }
 
-/// The retention of a document's past versions: see [`Parts::history`]. Versions past their retention are removed when
-/// their document is next written. The newest version is always kept.
+/// A rule that determines which past versions of a document are kept: see [`Parts::history`]. Versions that the rule no
+/// longer covers are removed the next time the document is written. The newest version is always kept.
 ///
 /// ```
 /// use std::time::Duration;
@@ -224,8 +224,8 @@ impl<C, K> Clone for KeysOf<C, K> {
 
 impl<C, K> Copy for KeysOf<C, K> {}
 
-/// A secondary index: finds documents of type `C` by keys of type `K` other than their own. Define it as a constant,
-/// add it to the collection's [parts](crate::Collection::parts), and pass it to
+/// A secondary index: finds documents of type `C` by keys of type `K` instead of by their primary keys. Define it as a
+/// constant, add it to the collection's [parts](crate::Collection::parts), and pass it to
 /// [`Documents::index`](crate::Documents::index) to use it.
 ///
 /// ```
@@ -246,8 +246,8 @@ impl<C, K> Copy for KeysOf<C, K> {}
 /// }
 /// ```
 ///
-/// The key of an index row is the encoded index key followed by the document's key. In a unique index, it is the index
-/// key alone, and the document's key is the row's value.
+/// The key of an index row is the encoded index key followed by the document's key. In a unique index, the row's key is
+/// the index key alone, and its value is the document's key.
 pub struct Index<C, K> {
     name: &'static str,
     version: u32,
@@ -292,8 +292,8 @@ impl<C, K> Index<C, K> {
         Index::with(name, KeysOf::Many(keys))
     }
 
-    /// Makes the index unique: no two documents may have the same key. Writing the second one fails with
-    /// [`Error::NotUnique`](crate::Error::NotUnique).
+    /// Makes the index unique: no two documents may have the same key. Writing a second document with the same key
+    /// fails with [`Error::NotUnique`](crate::Error::NotUnique).
     #[must_use]
     pub const fn unique(mut self) -> Index<C, K> {
         self.is_unique = true;
@@ -302,7 +302,7 @@ impl<C, K> Index<C, K> {
 
     /// Sets the version, 1 by default. If the version differs from that of the existing rows, opening the collection
     /// rebuilds the index. Change the version whenever the function changes. Changing the key type or uniqueness
-    /// without a new version is an [error](crate::Error::OtherTypes) when the collection is opened; other changes of
+    /// without a new version is an [error](crate::Error::OtherTypes) when the collection is opened; other changes to
     /// the function are not detected.
     #[must_use]
     pub const fn version(mut self, version: u32) -> Index<C, K> {
@@ -355,13 +355,13 @@ impl<C, K: Key> Index<C, K> {
 /// }
 /// ```
 ///
-/// The map must depend only on the document: to find the rows of a stored document, the map is called on the document
-/// again. The reduce must be associative; it receives the values in key order. If the map or reduce panics, for example
-/// on overflow, nothing is changed and the call fails with [`Error::Panicked`](crate::Error::Panicked).
+/// The map must depend only on the document: to find the rows of a stored document, the map is called on the document a
+/// second time. The reduce must be associative; it receives the values in key order. If the map or reduce panics, for
+/// example on overflow, nothing is changed and the call fails with [`Error::Panicked`](crate::Error::Panicked).
 ///
 /// The key of a view row is the emitted key followed by the document's key. If a document emits the same key several
-/// times, the second and later rows have a number appended. The row's value is the expiry time of the document,
-/// followed by the emitted value encoded with [`Postcard`](crate::Postcard).
+/// times, a number is appended to the keys of the second and later rows. The row's value is the expiry time of the
+/// document, followed by the emitted value encoded with [`Postcard`](crate::Postcard).
 pub struct View<C, K, V> {
     name: &'static str,
     version: u32,
@@ -384,13 +384,13 @@ impl<C, K, V> std::fmt::Debug for View<C, K, V> {
 }
 
 impl<C, K, V> View<C, K, V> {
-    /// Creates a view with this map.
+    /// Creates a view with this map function.
     #[must_use]
     pub const fn new(name: &'static str, map: fn(&C, &mut dyn FnMut(K, V))) -> View<C, K, V> {
         View { name, version: 1, map, reduce: None }
     }
 
-    /// Sets the reduce.
+    /// Sets the reduce function.
     #[must_use]
     pub const fn reducing(mut self, reduce: fn(V, V) -> V) -> View<C, K, V> {
         self.reduce = Some(reduce);
@@ -400,7 +400,7 @@ impl<C, K, V> View<C, K, V> {
     /// Sets the version, 1 by default. If the version differs from that of the existing rows, opening the collection
     /// rebuilds the view. Change the version whenever the map changes; a changed reduce needs no new version. Changing
     /// the key or value type without a new version is an [error](crate::Error::OtherTypes) when the collection is
-    /// opened; other changes of the map are not detected.
+    /// opened; other changes to the map are not detected.
     #[must_use]
     pub const fn version(mut self, version: u32) -> View<C, K, V> {
         self.version = version;
@@ -438,7 +438,8 @@ impl<C, K: Key, V: Serialize> View<C, K, V> {
     }
 }
 
-/// Sorts the rows of a document. If it emitted a key several times, appends a number to the second and later rows.
+/// Sorts the rows of a document by key. If several rows have the same key, appends a number to the keys of all but the
+/// first.
 fn number_repeated(rows: &mut [PartRow]) {
     // The sort is stable: among rows with equal keys, the one emitted first stays first and gets no number.
     rows.sort_by(|a, b| a.key.cmp(&b.key));

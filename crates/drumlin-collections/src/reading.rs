@@ -25,7 +25,7 @@ use crate::viewed::Viewed;
 /// A reading made by `at_snapshot` or `now` owns its snapshot: it is a `Reading<'static, C>`, and its iterators are
 /// `'static` too. A reading made by `at` borrows its reader and can't outlive it.
 ///
-/// All methods may fail with [`Error::Store`](crate::Error::Store) if Drumlin's [`Reader`] returns an error, and with
+/// Any method may fail with [`Error::Store`](crate::Error::Store) if Drumlin's [`Reader`] returns an error, and with
 /// [`Error::Decode`](crate::Error::Decode) or [`Error::Migration`](crate::Error::Migration) if a document can't be
 /// read.
 ///
@@ -96,7 +96,7 @@ impl<'r, C: Collection> Reading<'r, C> {
         }
     }
 
-    /// Returns `true` if a document with this key exists. Reads the document only if documents
+    /// Returns `true` if a document with this key exists. Reads the document itself only if the collection's documents
     /// [expire](crate::Parts::expires). O(log n).
     ///
     /// # Errors
@@ -121,8 +121,8 @@ impl<'r, C: Collection> Reading<'r, C> {
         }
     }
 
-    /// Returns the number of documents in a range of keys, including those that have [expired](crate::Parts::expires)
-    /// but are not yet removed. Costs the same as [`drumlin::Keyspace::count`]: O(log n) once the rows have been
+    /// Returns the number of documents in a range of keys, including any that have [expired](crate::Parts::expires) but
+    /// have not been removed yet. Costs the same as [`drumlin::Keyspace::count`]: O(log n) once the rows have been
     /// counted.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl<'r, C: Collection> Reading<'r, C> {
         Ok(mode.count(self.at.reader(), &self.open.documents, &bounds).await?)
     }
 
-    /// Returns the number of all documents: [`count`](Reading::count) of `..`.
+    /// Returns the number of documents. Same as [`count(..)`](Reading::count).
     ///
     /// # Errors
     /// See [`count`](Reading::count).
@@ -210,7 +210,7 @@ impl<'r, C: Collection> Reading<'r, C> {
         documents.next_back_async().await.transpose()
     }
 
-    /// Returns the documents with these keys, with many device reads in flight at once.
+    /// Returns the documents with these keys, keeping many device reads in flight.
     ///
     /// # Errors
     /// See [`Reading`].
@@ -246,12 +246,12 @@ impl<'r, C: Collection> Reading<'r, C> {
         self.range(..)
     }
 
-    /// Returns an index, for finding documents by its keys.
+    /// Returns a handle to an index, for finding documents by their index keys.
     pub fn index<K: Key + Debug + 'static>(&self, index: &Index<C, K>) -> Indexed<'r, C, K> {
         Indexed::new(PartRows::new(&self.open, self.at.clone(), index.part_name()), *index)
     }
 
-    /// Returns a view, for reading and reducing its rows.
+    /// Returns a handle to a view, for reading and reducing its rows.
     pub fn view<K: Key + Debug, V: DeserializeOwned>(&self, view: &View<C, K, V>) -> Viewed<'r, C, K, V> {
         Viewed::new(PartRows::new(&self.open, self.at.clone(), view.part_name()), *view)
     }
@@ -300,8 +300,8 @@ impl<'r, C: Collection> Reading<'r, C> {
         Versions::as_of(Mode::Async, &self.open, self.at.reader(), &key, time).await
     }
 
-    /// Returns the documents in a range of keys as they were at the given time, as far as their versions are kept.
-    /// Reads all versions in the range.
+    /// Returns the documents in a range of keys as they were at the given time. Leaves out documents whose version of
+    /// that time is no longer kept. Reads all versions in the range.
     ///
     /// # Errors
     /// See [`versions`](Reading::versions).
@@ -310,8 +310,8 @@ impl<'r, C: Collection> Reading<'r, C> {
     }
 }
 
-/// Documents in key order: a double-ended iterator. [`next_async`](Rows::next_async) advances it asynchronously, and
-/// [`into_stream`](Rows::into_stream) converts it to a stream. It shows the state as of its creation.
+/// A double-ended iterator over documents in key order. [`next_async`](Rows::next_async) advances it asynchronously,
+/// and [`into_stream`](Rows::into_stream) converts it to a stream. It shows the documents as of its creation.
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Postcard};

@@ -1,4 +1,4 @@
-//! Removing many documents, in several transactions.
+//! Removal of many documents in several transactions.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::mode::{Mode, ready};
 use crate::open::OpenCollection;
 use crate::transaction::Transaction;
 
-/// The most documents that a transaction of a range removal removes.
+/// The maximum number of documents that one transaction of a range removal deletes.
 const REMOVE_DOCUMENTS_MAX: usize = 128;
 
-/// Removing many documents. Documents are removed in key order, in transactions of at most 128 documents, with all rows
-/// derived from them. **Each transaction is atomic, the whole is not**: readers may see some documents removed and
-/// others not yet, and an error or a power cut may leave the removal unfinished. Run the call again to remove the rest.
-/// A document that another transaction writes during the call may be removed or stay.
+/// Bulk removal. Documents are removed in key order along with all rows derived from them, at most 128 documents per
+/// transaction. **Each transaction is atomic, but the call as a whole is not**: readers may see some documents gone
+/// while others remain, and an error or a power cut may leave the removal unfinished. Repeat the call to remove the
+/// rest. A document that another transaction writes during the call may or may not be removed.
 impl<C: Collection> Documents<C> {
     /// Removes the documents in a range of keys and returns their number, including those that had
     /// [expired](crate::Parts::expires). O(documents).
@@ -49,8 +49,8 @@ impl<C: Collection> Documents<C> {
         ready(self.remove_range_in(Mode::Blocking, bounds.row_bounds()))
     }
 
-    /// Asynchronous [`remove_range`](Documents::remove_range). If the future is dropped, the documents not yet reached
-    /// stay.
+    /// Asynchronous [`remove_range`](Documents::remove_range). If the future is dropped, the documents that it has not
+    /// reached yet are kept.
     ///
     /// # Errors
     /// See [`remove`](Documents::remove).
@@ -59,7 +59,7 @@ impl<C: Collection> Documents<C> {
         self.remove_range_in(Mode::Async, bounds).await
     }
 
-    /// Removes all documents: [`remove_range`](Documents::remove_range) of `..`.
+    /// Removes all documents. Same as [`remove_range(..)`](Documents::remove_range).
     ///
     /// # Errors
     /// See [`remove`](Documents::remove).
@@ -102,7 +102,7 @@ impl<C: Collection> Documents<C> {
         }
     }
 
-    /// Removes the documents with these keys in one transaction. Returns the number of those that existed.
+    /// Removes the documents with these keys in one transaction. Returns how many of them existed.
     async fn remove_keys(&self, mode: Mode, keys: Arc<Vec<Value>>) -> Result<u64> {
         let shared = &self.core.shared;
         match mode {
@@ -120,7 +120,7 @@ impl<C: Collection> Documents<C> {
     }
 }
 
-/// Removes the documents with these keys. Returns the number of those that existed.
+/// Removes the documents with these keys. Returns how many of them existed.
 async fn remove_stored<C: Collection>(
     mode: Mode,
     open: &OpenCollection<C>,

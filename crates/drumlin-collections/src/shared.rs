@@ -1,5 +1,4 @@
-//! The state that all collections of a database share (the database, the clock and the order of changes), and the
-//! functions that run transactions.
+//! The database, clock and hub that all collections of a database share, and the functions that run transactions.
 
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
@@ -18,7 +17,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
 }
 
-/// The error of a transaction: Drumlin's own, or the body's.
+/// The error that ended a transaction: an error of Drumlin, or of the transaction's body.
 enum Ended<E> {
     Store(drumlin::Error),
     Body(E),
@@ -30,11 +29,11 @@ impl<E> From<drumlin::Error> for Ended<E> {
     }
 }
 
-/// Ends the commit of a transaction according to what the transaction returned.
+/// Ends the commit of a transaction according to the transaction's result.
 fn end<T, E>(committing: &mut Committing, returned: &Result<T, Ended<E>>) {
     match returned {
         Ok(_) => committing.publish(),
-        // Dropping `committing` ends its ticket as unknown.
+        // Dropping `committing` ends its ticket with an unknown outcome.
         Err(Ended::Store(drumlin::Error::OutcomeUnknown { .. })) => {}
         Err(_) => committing.cancel(),
     }

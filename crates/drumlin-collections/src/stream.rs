@@ -19,11 +19,11 @@ use crate::versions::{AsOf, Version, Versions};
 use crate::viewed::{Groups, ViewRow, ViewRows};
 
 /// A [`Stream`] of documents, keys, view rows or versions, for any executor. Created by the `into_stream` method of an
-/// iterator that owns everything it reads from. It may outlive the function that created it, for example as the body of
-/// an HTTP response.
+/// iterator that owns everything it reads from. The stream may outlive the function that created it, for example as the
+/// body of an HTTP response.
 ///
-/// Yields the items of the iterator from the front. Each item costs one allocation. Dropping the stream ends the scan,
-/// even while the scan waits.
+/// Yields the items of the iterator from front to back. Each item costs one allocation. Dropping the stream ends the
+/// scan, even while the scan is waiting.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Collections, Documents, Index, ItemStream, Parts, Postcard};
@@ -63,7 +63,7 @@ use crate::viewed::{Groups, ViewRow, ViewRows};
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 pub struct ItemStream<T> {
-    /// `None` at the end. The mutex only makes the stream `Sync`; no thread ever waits for it.
+    /// `None` once the iterator is exhausted. The mutex only makes the stream `Sync`; no thread ever waits for it.
     step: Option<Mutex<Step<T>>>,
 }
 
@@ -129,7 +129,7 @@ macro_rules! streams {
         }
 
         impl<$($generics)*> $iterator {
-            /// Converts the remaining items to a [`Stream`], from the front: see [`ItemStream`].
+            /// Converts the iterator to a [`Stream`] of its remaining items, from front to back: see [`ItemStream`].
             #[must_use]
             pub fn into_stream(self) -> ItemStream<$item> {
                 ItemStream::of(self)

@@ -8,11 +8,11 @@ use drumlin::{Error as StoreError, Reader};
 use crate::error::Result;
 use crate::hub::{PendingChange, lock};
 
-/// The changes that a transaction has made so far, to be delivered to subscribers after the commit.
+/// The changes that a transaction has made so far. They will be delivered to subscribers after the commit.
 pub(crate) type Pending = Arc<Mutex<Vec<PendingChange>>>;
 
-/// A transaction across any number of collections, which [`Collections::transact`](crate::Collections::transact) passes
-/// to its closure. Its write methods take the collection's handle as their first argument. It derefs to Drumlin's
+/// A transaction across any number of collections. [`Collections::transact`](crate::Collections::transact) passes it to
+/// its closure. Its write methods take the collection's handle as their first argument. It derefs to Drumlin's
 /// [`Reader`]: [`orders.at(&tx)`](crate::Documents::at) reads within the transaction, including its own writes.
 ///
 /// ```
@@ -70,12 +70,13 @@ impl<'t> Transaction<'t> {
     }
 
     /// Returns the underlying Drumlin transaction, for rows of other keyspaces. Do not use it to write to the keyspaces
-    /// of collections. To roll back, call [`rollback_to`](Transaction::rollback_to) of this type.
+    /// of collections. To roll back, call [`rollback_to`](Transaction::rollback_to) on this type, not on the underlying
+    /// transaction.
     pub fn raw(&mut self) -> &mut drumlin::Transaction {
         self.raw
     }
 
-    /// Marks the current state as a point to roll back to.
+    /// Marks a point to which the transaction can be rolled back.
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
         Savepoint { raw: self.raw.savepoint(), pending: lock(&self.pending).len() }

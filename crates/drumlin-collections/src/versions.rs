@@ -43,11 +43,11 @@ pub struct Version<C> {
     pub number: u64,
     /// The time of the write, by the writer's clock. Never earlier than the time of the previous version.
     pub time: SystemTime,
-    /// The document; `None` if this version is a removal.
+    /// The document; `None` if this version records a removal.
     pub document: Option<C>,
 }
 
-/// The kept versions of a document, from the oldest to the newest: a double-ended iterator. See [`Version`].
+/// A double-ended iterator over the kept versions of a document, from the oldest to the newest. See [`Version`].
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Versions};
@@ -165,7 +165,7 @@ impl<C: Collection> DoubleEndedIterator for Versions<C> {
     }
 }
 
-/// Documents as they were at a given time: an iterator. See [`Reading::range_as_of`](crate::Reading::range_as_of).
+/// An iterator over documents as they were at a given time. See [`Reading::range_as_of`](crate::Reading::range_as_of).
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Documents, Result};
@@ -176,12 +176,12 @@ impl<C: Collection> DoubleEndedIterator for Versions<C> {
 /// }
 /// ```
 pub struct AsOf<C: Collection> {
-    /// `None` after an error: if a version is missing, the document would be wrong.
+    /// `None` after an error: with a version missing, the document would be wrong.
     rows: Option<drumlin::Range>,
     open: Arc<OpenCollection<C>>,
     time: SystemTime,
-    /// The key of the document whose versions are being read, and the newest version so far that was written by `time`.
-    /// Kept here between steps, so dropping a step's future loses nothing.
+    /// The key of the document whose versions are being read, and the newest version read so far that was written no
+    /// later than `time`. It outlives each step, so dropping a step's future loses nothing.
     current: Option<(Vec<u8>, Option<StoredVersion>)>,
 }
 
@@ -225,8 +225,8 @@ impl<C: Collection> AsOf<C> {
         Ok(None)
     }
 
-    /// Adds the next version to its document. If `next` belongs to another document or is `None`, returns the completed
-    /// document.
+    /// Adds the next version to its document. If `next` belongs to a different document or is `None`, returns the
+    /// document that is now complete.
     fn complete(&mut self, next: Option<(Vec<u8>, StoredVersion)>) -> Option<(Vec<u8>, Option<StoredVersion>)> {
         let Some((key, version)) = next else { return self.current.take() };
         let version = (version.time <= self.time).then_some(version);

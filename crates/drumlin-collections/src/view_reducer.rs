@@ -1,5 +1,5 @@
-//! Adapts the reduce of a view to the engine's [`Reducer`], so that the engine keeps reduced states for parts of the
-//! view.
+//! Adapts the reduce function of a view to the engine's [`Reducer`], which lets the engine keep reduced states for
+//! parts of the view.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -17,12 +17,12 @@ pub(crate) struct ViewReducer<C, K, V> {
     pub(crate) reduce: fn(V, V) -> V,
 }
 
-/// The result of reducing some rows of a view.
+/// The result of reducing a range of a view's rows.
 pub(crate) enum Reduced<V> {
-    /// There are no rows.
+    /// The range has no rows.
     Nothing,
     Value(V),
-    /// At least one of the documents has an expiry time. A stored state can't tell whether that time has passed.
+    /// The document of at least one row has an expiry time. A stored state can't tell whether that time has passed.
     Expires,
 }
 
@@ -35,7 +35,8 @@ impl<C: Collection, K: 'static, V: Serialize + DeserializeOwned + Send + 'static
     type Output = Reduced<V>;
 
     fn name(&self) -> Cow<'_, str> {
-        // One program may define two views that have the same name but different reduces.
+        // The address tells views apart: one program may define two views that have the same name but different reduce
+        // functions.
         format!("{}, version {}, by {:p}", self.view.part_name(), self.view.version_number(), self.reduce).into()
     }
 

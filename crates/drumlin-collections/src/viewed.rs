@@ -65,7 +65,7 @@ impl<C: Collection, K, V> Debug for Viewed<'_, C, K, V> {
     }
 }
 
-/// The reduce function of a view, with the view for error messages.
+/// The reduce function of a view, together with the view itself for error messages.
 struct Reducing<C, K, V> {
     view: View<C, K, V>,
     reduce: fn(V, V) -> V,
@@ -96,8 +96,8 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         Viewed { rows, view }
     }
 
-    /// Restricts the view to the rows after those that the document with key `document` emitted with key `key`, whether
-    /// or not such rows exist.
+    /// Restricts the view to the rows that come after all rows with key `key` from the document with key `document`,
+    /// whether or not such rows exist.
     ///
     /// Use it for pagination: the next page starts where the previous one ended, even if documents were added or
     /// removed in the meantime. All methods see only the remaining rows.
@@ -133,14 +133,15 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         Viewed { rows: self.rows.after(Self::row_of(&key, &document)), view: self.view }
     }
 
-    /// Restricts the view to the rows before those that the document with key `document` emitted with key `key`: see
-    /// [`after`](Viewed::after).
+    /// Restricts the view to the rows that come before all rows with key `key` from the document with key `document`:
+    /// see [`after`](Viewed::after).
     #[must_use]
     pub fn before(&self, key: impl EncodeAs<K>, document: impl EncodeAs<C::Key>) -> Viewed<'r, C, K, V> {
         Viewed { rows: self.rows.before(Self::row_of(&key, &document)), view: self.view }
     }
 
-    /// Returns the bytes that the keys of these rows start with. A number may follow them.
+    /// Returns the prefix of the keys of all rows that this document emitted with this key. In a row's key, a number
+    /// may follow the prefix.
     fn row_of(key: &impl EncodeAs<K>, document: &impl EncodeAs<C::Key>) -> Vec<u8> {
         let mut row = encoded(key);
         document.encode_into(&mut row);
@@ -158,7 +159,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
     ///
     /// # Errors
     /// [`Error::Panicked`] if the reduce function panics; [`Error::Definition`] if the view has no reduce function; and
-    /// those listed at [`Viewed`].
+    /// the errors listed at [`Viewed`].
     pub fn reduce(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>>
     where
         K: 'static,
@@ -190,7 +191,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         match rows.rows.aggregate(mode, &reducer).await {
             Ok(Reduced::Nothing) => Ok(None),
             Ok(Reduced::Value(value)) => Ok(Some(value)),
-            // Reducing row by row finds out which documents have expired, and at which row the reduce function fails.
+            // Reduce row by row to find out which documents have expired, or at which row the reduce function fails.
             Ok(Reduced::Expires) | Err(Error::Store(drumlin::Error::Reducer { .. })) => {
                 Self::fold(&reducing, mode, rows).await
             }
@@ -231,7 +232,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
     }
 }
 
-/// A row of a view, which the map emitted for a document.
+/// A row that the view's map function emitted for a document.
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Collections, Parts, Postcard, View};
@@ -264,7 +265,7 @@ pub struct ViewRow<K, D, V> {
     pub value: V,
 }
 
-/// The rows of a view in key order: an iterator. See [`Viewed::range`] and [`ViewRow`].
+/// An iterator over the rows of a view in key order. See [`Viewed::range`] and [`ViewRow`].
 ///
 /// ```
 /// # use drumlin_collections::{Collection, ViewRows};
@@ -274,7 +275,7 @@ pub struct ViewRow<K, D, V> {
 /// ```
 pub struct ViewRows<'r, C: Collection, K, V> {
     rows: PartRows<'r, C>,
-    /// The current time for expiry checks. Taken at the first row that has an expiry time, and kept for the later ones.
+    /// The time used for expiry checks. Taken at the first row that has an expiry time, and used for all later rows.
     now: Option<SystemTime>,
     values: std::marker::PhantomData<fn() -> (K, V)>,
 }
@@ -326,7 +327,7 @@ impl<C: Collection, K: Key, V: DeserializeOwned> Iterator for ViewRows<'_, C, K,
     }
 }
 
-/// Groups of a view's rows, each with its reduced value: an iterator. See [`Viewed::groups_by`].
+/// An iterator over groups of a view's rows, with the reduced value of each group. See [`Viewed::groups_by`].
 ///
 /// ```
 /// # use drumlin_collections::{Collection, Result, View, Viewed};
@@ -341,11 +342,12 @@ impl<C: Collection, K: Key, V: DeserializeOwned> Iterator for ViewRows<'_, C, K,
 /// ```
 pub struct Groups<'r, C: Collection, K, V, G, F> {
     rows: ViewRows<'r, C, K, V>,
-    /// The view's reduce function, or the error that ended the groups. The error is returned once.
+    /// The view's reduce function, or the error that ended the iteration. The error is taken when it is returned, so it
+    /// is returned only once.
     reducing: Result<Reducing<C, K, V>, Option<Error>>,
     group: F,
-    /// The group that is being read, and its values reduced so far. Kept here between steps, so dropping a step's
-    /// future loses nothing.
+    /// The group that is being read, and the reduction of its values so far. It outlives each step, so dropping a
+    /// step's future loses nothing.
     reduced: Option<(G, V)>,
 }
 
@@ -375,7 +377,7 @@ where
             match self.add(row) {
                 Ok(None) => {}
                 Ok(complete) => return Ok(complete),
-                // The group lacks a row, so its value would be wrong: end the iterator.
+                // The group is missing a row, so its value would be wrong: end the iteration.
                 Err(error) => {
                     self.reducing = Err(Some(error));
                     self.reduced = None;

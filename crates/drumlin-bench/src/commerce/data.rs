@@ -12,7 +12,7 @@ use crate::rows::SEED;
 const ORDER_PRODUCTS_LIMIT: u64 = 20;
 /// The percentage of reviews that have text.
 const TEXT_PERCENT: u64 = 25;
-/// Texts have 1 to this many paragraphs.
+/// The maximum number of paragraphs in the text of a review. The minimum is 1.
 const PARAGRAPHS_MAX: u64 = 4;
 
 /// The size of a shop.
@@ -65,7 +65,7 @@ impl std::fmt::Display for Size {
     }
 }
 
-/// The documents that a shop holds before the first shopper arrives. Keys are numbered from 0.
+/// The documents that a shop holds before the first shopper arrives. The keys of each kind count up from 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InitialData {
     /// The customers, in key order.
@@ -81,7 +81,7 @@ pub struct InitialData {
 }
 
 impl InitialData {
-    /// Generates the data of a size, always the same.
+    /// Generates the data of a shop of this size. The data is the same on every call.
     #[must_use]
     pub fn new(size: Size) -> InitialData {
         let (counts, mut random) = (size.counts(), Random(SEED));
@@ -96,7 +96,7 @@ impl InitialData {
     /// Returns the product with this key.
     ///
     /// # Panics
-    /// If there is none.
+    /// If no product has this key.
     #[must_use]
     pub fn product(&self, id: u32) -> &Product {
         &self.products[id as usize]
@@ -198,7 +198,7 @@ fn distinct(random: &mut Random, count: u64, limit: u32) -> Vec<u32> {
     drawn
 }
 
-/// Draws a product that is in fewer than half of the categories.
+/// Generates a product that belongs to fewer than half of the categories.
 fn product(random: &mut Random, id: u32, counts: Counts) -> Product {
     let count = random.below(u64::from(counts.categories).div_ceil(2));
     let mut categories = distinct(random, count, counts.categories);
@@ -206,14 +206,14 @@ fn product(random: &mut Random, id: u32, counts: Counts) -> Product {
     Product { id, name: format!("{} {} {id}", one_of(random, &QUALITIES), one_of(random, &THINGS)), categories }
 }
 
-/// Draws an order of fewer than a third of the products, and fewer than [`ORDER_PRODUCTS_LIMIT`].
+/// Generates an order of fewer than [`ORDER_PRODUCTS_LIMIT`] products, and fewer than a third of all products.
 fn order(random: &mut Random, id: u32, counts: Counts) -> Order {
     let count = random.below(u64::from(counts.products).div_ceil(3).min(ORDER_PRODUCTS_LIMIT));
     let products = distinct(random, count, counts.products);
     Order { id: u64::from(id), customer: random.below(u64::from(counts.customers)) as u32, products }
 }
 
-/// Draws reviews of products by customers who have ordered them. There must be enough orders.
+/// Generates reviews of products by customers who have ordered them. There must be enough orders.
 fn reviews(random: &mut Random, count: u32, orders: &[Order]) -> Vec<Review> {
     let mut left: Vec<(u32, u32)> = orders
         .iter()
@@ -231,7 +231,7 @@ fn reviews(random: &mut Random, count: u32, orders: &[Order]) -> Vec<Review> {
     reviews
 }
 
-/// Draws paragraphs of 3 to 6 sentences.
+/// Generates 1 to 4 paragraphs of 3 to 6 sentences each.
 fn text(random: &mut Random) -> String {
     let sentence = |random: &mut Random| {
         let (quality, thing) = (one_of(random, &QUALITIES), one_of(random, &THINGS));
@@ -247,8 +247,8 @@ fn text(random: &mut Random) -> String {
 mod tests {
     use super::*;
 
-    /// The data of a size are always the same, have its counts and unique names, and refer only to documents that
-    /// exist.
+    /// The data of each size is the same every time. It has the right number of documents, its products have unique
+    /// names, and their categories exist.
     #[test]
     fn data_are_the_same_and_hold_together() {
         for size in Size::ALL {

@@ -1,15 +1,16 @@
 //! The commerce benchmark of BonsaiDb (S2): shoppers search for products, fill carts, check out and write reviews.
 //!
 //! - `data`: the initial products, customers, orders and reviews, in three sizes.
-//! - `shopper`: the operations of each shopper, from a seed, for three kinds of traffic.
-//! - `model`: the same shop as plain maps, with which every engine's answers and contents are compared.
-//! - `tally`: the ratings that are right while other agents write reviews.
+//! - `shopper`: the operations of each shopper, generated from a seed, for three kinds of traffic.
+//! - `model`: the same shop as plain maps. Every engine's answers and contents are compared with it.
+//! - `tally`: the ratings that count as right while other agents write reviews.
 //!
-//! The model, the sizes and the probabilities are those of BonsaiDb, with two differences. The plan gives carts and
-//! orders the shopper's number, so that all engines store the same rows. And each customer belongs to one agent, so
-//! that a customer's last review of a product, and with it every rating, does not depend on the order of the threads.
+//! The documents, sizes and probabilities are taken from BonsaiDb's benchmark, with two differences. First, the keys of
+//! carts and orders are derived from the shopper's number, so all engines store the same rows. Second, each customer
+//! belongs to one agent, so a customer's last review of a product, and therefore every rating, does not depend on the
+//! order in which the threads run.
 //!
-//! `shops/` has each engine's shop.
+//! `shops/` implements the shop for each engine.
 
 mod data;
 mod model;
@@ -38,11 +39,11 @@ pub struct Customer {
     pub address: String,
     pub city: String,
     pub region: String,
-    /// A code of two letters.
+    /// A two-letter code.
     pub country: String,
     /// Five digits.
     pub postal_code: String,
-    /// With the country's prefix.
+    /// Starts with a country code.
     pub phone: String,
 }
 
@@ -56,7 +57,7 @@ pub struct Category {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Product {
     pub id: u32,
-    /// Unique, so that products can be found by name.
+    /// Unique, so a product can be found by its name.
     pub name: String,
     /// The keys of its categories, ascending.
     pub categories: Vec<u32>,
@@ -67,7 +68,7 @@ pub struct Product {
 pub struct Cart {
     /// The shopper's number.
     pub id: u64,
-    /// The keys of the products in the order of adding. A product may occur twice.
+    /// The keys of the products in the order in which they were added. A product may occur more than once.
     pub products: Vec<u32>,
 }
 
@@ -80,7 +81,7 @@ pub struct Order {
     pub products: Vec<u32>,
 }
 
-/// A review. A customer has at most one for each product.
+/// A review. Each customer has at most one review of each product.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Review {
     /// The first part of the key.
@@ -94,19 +95,19 @@ pub struct Review {
 }
 
 impl Review {
-    /// Returns its contribution to the product's rating.
+    /// Returns the review's contribution to the product's rating.
     #[must_use]
     pub fn as_rating(&self) -> Rating {
         Rating { count: 1, total: u64::from(self.rating) }
     }
 }
 
-/// The sum of a product's reviews.
+/// The rating of a product, summed over its reviews.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Rating {
     /// The number of reviews.
     pub count: u64,
-    /// The sum of their ratings.
+    /// The sum of the reviews' ratings.
     pub total: u64,
 }
 
@@ -118,14 +119,14 @@ impl Rating {
     }
 }
 
-/// An operation of a shopper. Each one that writes is one durable commit.
+/// An operation of a shopper. Each operation that writes is one durable commit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// Reads a product by its key, with its rating.
     LookUp { product: u32 },
     /// Reads a product by its name, with its rating.
     Find {
-        /// The product, of which the engine gets only the name.
+        /// The key of the product. The engine receives only the product's name.
         product: u32,
     },
     /// Creates an empty cart.
@@ -189,7 +190,7 @@ impl Operation {
     }
 }
 
-/// An engine's shop: open, with the tables or collections that it needs. Its methods return the engine's own errors.
+/// An open shop of an engine, with the tables or collections that it needs. Its methods return the engine's own errors.
 pub trait Shop: Send + Sync {
     /// Stores the initial data, in transactions of [`LOAD_BATCH`] documents.
     fn load(&self, data: &InitialData) -> Result<()>;
@@ -197,13 +198,13 @@ pub trait Shop: Send + Sync {
     /// Opens a session for an agent.
     fn session(&self) -> Result<Box<dyn Session + '_>>;
 
-    /// Reads everything in the shop.
+    /// Reads all documents in the shop.
     fn contents(&self) -> Result<Contents>;
 
     fn close(self: Box<Self>) -> Result<()>;
 }
 
-/// The number of documents in a transaction of the load.
+/// The number of documents per transaction of the load.
 pub const LOAD_BATCH: usize = 100;
 
 /// The operations that an agent performs on a shop. A read sees the products and reviews at one point in time, and a
@@ -231,7 +232,7 @@ pub trait Session {
 /// Performs an operation. Returns the product if the operation reads one.
 ///
 /// # Errors
-/// Errors of the session.
+/// The errors of the session.
 pub fn perform(
     session: &mut dyn Session,
     operation: &Operation,
@@ -253,7 +254,7 @@ pub(crate) fn missing_cart(cart: u64) -> crate::engine::Failure {
     format!("cart {cart} is missing").into()
 }
 
-/// Everything in a shop, each kind in key order.
+/// All documents of a shop, each kind in key order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Contents {
     pub customers: Vec<Customer>,
@@ -296,7 +297,7 @@ fn same<T: PartialEq + Debug>(what: &str, found: &[T], expected: &[T]) -> Result
 mod tests {
     use super::*;
 
-    /// A document that is missing, differs or is unexpected is found and named.
+    /// A document that is missing, different or unexpected is reported with its kind.
     #[test]
     fn contents_that_differ_are_reported() {
         let cart = |id| Cart { id, products: vec![1] };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Cart, Contents, InitialData, Operation, Order, Product, Rating, Review};
 
-/// A shop in memory, for one thread, with which every engine's answers and contents are compared.
+/// A single-threaded shop in memory. Every engine's answers and contents are compared with it.
 #[derive(Clone, Debug)]
 pub struct Model<'d> {
     data: &'d InitialData,
@@ -15,7 +15,7 @@ pub struct Model<'d> {
 }
 
 impl<'d> Model<'d> {
-    /// Returns the shop before the first shopper.
+    /// Returns the shop as it is before the first shopper arrives.
     #[must_use]
     pub fn new(data: &'d InitialData) -> Model<'d> {
         let orders = data.orders.iter().map(|order| (order.id, order.clone())).collect();
@@ -45,13 +45,13 @@ impl<'d> Model<'d> {
         None
     }
 
-    /// Takes O(reviews).
+    /// Returns the rating of a product. O(reviews).
     fn rating(&self, product: u32) -> Rating {
         let of_product = self.reviews.values().filter(|review| review.product == product);
         of_product.fold(Rating::default(), |rating, review| rating.plus(review.as_rating()))
     }
 
-    /// Returns everything in the shop.
+    /// Returns all documents in the shop.
     #[must_use]
     pub fn contents(&self) -> Contents {
         let mut ratings = vec![Rating::default(); self.data.products.len()];

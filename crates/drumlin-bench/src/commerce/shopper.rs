@@ -1,4 +1,4 @@
-//! The operations of shoppers, from a seed.
+//! Generates the operations of shoppers from a seed.
 
 use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{InitialData, Operation, Review};
 use crate::rows::SEED;
 
-/// A shopper searches for 1 to this many products.
+/// The maximum number of products that a shopper searches for. The minimum is 1.
 const SEARCHES_MAX: u64 = 10;
 
 /// The mix of reads and writes.
@@ -15,9 +15,9 @@ pub enum Traffic {
     /// A quarter of the products found go into carts, a quarter of the carts become orders, and a quarter of the
     /// products ordered are reviewed.
     Balanced,
-    /// A tenth at each of these three stages.
+    /// Like `Balanced`, but with a tenth at each of the three stages.
     ReadHeavy,
-    /// Nine tenths at each of these three stages.
+    /// Like `Balanced`, but with nine tenths at each of the three stages.
     WriteHeavy,
 }
 
@@ -33,23 +33,25 @@ impl Traffic {
     }
 }
 
-/// All shoppers. One agent serves those with the numbers `agent`, `agent + agents`, `agent + 2 * agents` and so on.
+/// All shoppers. Each agent serves the shoppers with the numbers `agent`, `agent + agents`, `agent + 2 * agents` and so
+/// on.
 #[derive(Clone, Copy, Debug)]
 pub struct Shoppers<'d> {
-    /// The data that they search.
+    /// The data that the shoppers search.
     pub data: &'d InitialData,
     pub traffic: Traffic,
     /// The number of agents, at most the number of customers.
     pub agents: u64,
-    /// The turn. Each has shoppers of its own.
+    /// The number of the turn. Each turn has different shoppers.
     pub turn: u64,
 }
 
 impl Shoppers<'_> {
-    /// Returns the operations of the shopper with this number, always the same, in order.
+    /// Returns the operations of the shopper with this number, in order. They are the same on every call.
     #[must_use]
     pub fn operations(&self, number: u64) -> Vec<Operation> {
-        // Draw a seed instead of using the combined number itself: the sequences of neighbouring seeds would overlap.
+        // Draw a seed from the combined number instead of using that number as the seed: the sequences of neighbouring
+        // seeds would overlap.
         let mut random = Random(Random(SEED ^ (self.turn << 48) ^ number).next());
         let percent = self.traffic.percent();
         let mut operations = Vec::new();
@@ -80,7 +82,7 @@ impl Shoppers<'_> {
         operations
     }
 
-    /// Draws a customer of the agent that serves this shopper.
+    /// Draws one of the customers that belong to the agent who serves this shopper.
     fn customer(&self, random: &mut Random, number: u64) -> u32 {
         let of_each_agent = self.data.customers.len() as u64 / self.agents;
         (random.below(of_each_agent) * self.agents + number % self.agents) as u32
@@ -96,7 +98,7 @@ mod tests {
         Shoppers { data, traffic, agents, turn: 0 }
     }
 
-    /// A shopper's operations are the same every time, and differ from those of others.
+    /// A shopper's operations are the same every time, and differ from the operations of other shoppers.
     #[test]
     fn plans_are_deterministic() {
         let (data, again) = (InitialData::new(Size::Small), InitialData::new(Size::Small));
@@ -112,7 +114,8 @@ mod tests {
         }
     }
 
-    /// Shoppers search for 5.5 products on average, and put the traffic's share of these into their carts.
+    /// Shoppers search for 5.5 products on average, and put the share of products that the traffic defines into their
+    /// carts.
     #[test]
     fn traffic_has_its_shares() {
         let data = InitialData::new(Size::Medium);

@@ -1,22 +1,23 @@
-//! The ratings that are right while other agents write reviews.
+//! Determines which ratings are right while other agents write reviews.
 //!
-//! A rating is the sum of changes. A read must include every change that ended before the read began, none that began
-//! after the read ended, and any of the others. So each product has a sum of the changes that have begun and one of
-//! those that have ended, with increases and decreases apart. Their values before and after a read bound what the read
-//! may return. With one agent both sums are equal, and exactly one rating is right.
+//! A rating is a sum of changes. A read must include every change that ended before the read began, must not include
+//! any change that began after the read ended, and may include any other change. So each product has one sum of the
+//! changes that have begun and one sum of the changes that have ended, with separate sums for increases and decreases.
+//! The values of the sums before and after a read bound the rating that the read may return. With a single agent, the
+//! sums of begun and ended changes are equal, and exactly one rating is right.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Rating;
 
-/// A sum that only grows. Each addition begins and ends.
+/// A sum that only grows. Each addition has a beginning and an end.
 #[derive(Debug, Default)]
 struct Sum {
     begun: AtomicU64,
     ended: AtomicU64,
 }
 
-/// The change that a review makes to a rating.
+/// The change that a review makes to a product's rating.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Delta {
     count: u64,
@@ -25,7 +26,7 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
-    /// Returns the change from the customer's earlier rating, if any, to this one.
+    /// Returns the change from the customer's earlier rating of the product, if any, to the new rating.
     pub(crate) fn new(before: Option<u8>, after: u8) -> Delta {
         let (old, new) = (u64::from(before.unwrap_or(0)), u64::from(after));
         Delta {
@@ -36,7 +37,7 @@ impl Delta {
     }
 }
 
-/// The changes of a product's rating.
+/// The changes made to a product's rating.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     count: Sum,
@@ -44,7 +45,7 @@ pub(crate) struct Tally {
     decrease: Sum,
 }
 
-/// The sums before a read.
+/// The sums of ended changes before a read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Before {
     count: u64,
@@ -57,21 +58,21 @@ impl Tally {
         [(&self.count, delta.count), (&self.increase, delta.increase), (&self.decrease, delta.decrease)]
     }
 
-    /// Notes that a review is about to be written.
+    /// Records that a review is about to be written.
     pub(crate) fn begin(&self, delta: Delta) {
         for (sum, amount) in self.sums(delta) {
             sum.begun.fetch_add(amount, Ordering::SeqCst);
         }
     }
 
-    /// Notes that the review was written.
+    /// Records that a review was written.
     pub(crate) fn end(&self, delta: Delta) {
         for (sum, amount) in self.sums(delta) {
             sum.ended.fetch_add(amount, Ordering::SeqCst);
         }
     }
 
-    /// Returns the sums to compare a read with that is about to begin.
+    /// Returns the current sums of ended changes. Called just before a read, whose result is later compared with them.
     pub(crate) fn before(&self) -> Before {
         let ended = |sum: &Sum| sum.ended.load(Ordering::SeqCst);
         Before { count: ended(&self.count), increase: ended(&self.increase), decrease: ended(&self.decrease) }
@@ -92,7 +93,7 @@ mod tests {
 
     const NEW: Delta = Delta { count: 1, increase: 4, decrease: 0 };
 
-    /// Without a review in flight exactly one rating is right, and its neighbours are not.
+    /// While no review is in flight, exactly one rating is right.
     #[test]
     fn one_rating_is_right_when_nothing_is_in_flight() {
         let tally = Tally::default();
@@ -106,7 +107,8 @@ mod tests {
         }
     }
 
-    /// A review that is written during a read may or may not be included; one that ended before must be.
+    /// A read may or may not include a review that is in flight, but must include a review that was written before the
+    /// read began.
     #[test]
     fn a_review_in_flight_may_be_seen() {
         let tally = Tally::default();
@@ -117,7 +119,7 @@ mod tests {
         tally.end(NEW);
         assert!(tally.allows(before, rating(0, 0)) && !tally.allows(before, rating(1, 5)));
         assert!(!tally.allows(tally.before(), rating(0, 0)));
-        // A review that begins during the read.
+        // The next review begins during the read.
         let before = tally.before();
         tally.begin(Delta::new(Some(4), 1));
         assert!(tally.allows(before, rating(1, 1)) && tally.allows(before, rating(1, 4)));

@@ -25,7 +25,7 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// Drumlin with larger pages, to find the best size.
+/// Drumlin with larger pages, for finding the best page size.
 pub(super) const PEER_OF_8_KIB: Peer = Peer {
     name: "drumlin-8k",
     settings: "like drumlin, with pages of 8 KiB in place of 4",
@@ -106,7 +106,7 @@ impl HeldSnapshot for Held<'_> {
 struct Access<'e> {
     db: &'e Database,
     rows: Keyspace,
-    /// The value of the last get.
+    /// The value that the last get returned.
     value: Vec<u8>,
 }
 

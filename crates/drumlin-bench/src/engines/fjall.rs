@@ -23,7 +23,7 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// The number of rows in a batch of an unsorted bulk load.
+/// The number of rows per batch of an unsorted bulk load.
 const BULK_ROWS: usize = 1000;
 
 struct Fjall {

@@ -28,9 +28,9 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// The address space of the map: more than any workload needs.
+/// The size of the memory map: more than any workload needs.
 const MAP_BYTES: usize = 64 << 30;
-/// The number of rows in a transaction of a bulk load.
+/// The number of rows per transaction of a bulk load.
 const BULK_ROWS: usize = 100_000;
 
 type Rows<'e> = heed::Database<'e, Bytes, Bytes>;
@@ -46,8 +46,8 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
     if settings.durability == Durability::Relaxed {
         flags |= EnvFlags::NO_SYNC;
     }
-    // SAFETY: the folder belongs to this benchmark. No other program opens or changes its files, and files left by a
-    // power cut with NO_SYNC are never read again.
+    // SAFETY: the folder belongs to this benchmark. No other program opens or changes its files, and files that a power
+    // cut left behind under NO_SYNC are never reopened.
     let env = unsafe { options.flags(flags).open(folder)? };
     let engine = Lmdb { env };
     engine.rows()?;
@@ -140,7 +140,7 @@ impl Session for Access<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
-        // LMDB offers no more than one transaction for all reads.
+        // The most that LMDB offers is a single transaction for all reads.
         let tx = self.env.read_txn()?;
         let mut count = 0;
         for (index, key) in keys.iter().enumerate() {

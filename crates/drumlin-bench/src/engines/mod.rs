@@ -1,4 +1,4 @@
-//! The engines of this build, one file each.
+//! The engines of this build, one per file.
 
 mod drumlin;
 
@@ -47,13 +47,13 @@ pub fn all() -> Vec<Peer> {
     ]
 }
 
-/// Returns the engines that run only if they are named: Drumlin with other settings.
+/// Returns the engines that run only if they are named on the command line: Drumlin with different settings.
 #[must_use]
 pub fn variants() -> Vec<Peer> {
     vec![drumlin::PEER_OF_8_KIB, drumlin::PEER_OF_16_KIB]
 }
 
-/// Returns the engine or variant of this name.
+/// Returns the engine or variant with this name.
 #[must_use]
 pub fn named(name: &str) -> Option<Peer> {
     all().into_iter().chain(variants()).find(|peer| peer.name == name)
@@ -63,7 +63,7 @@ pub fn named(name: &str) -> Option<Peer> {
 mod tests {
     use super::{all, variants};
 
-    /// The versions in the reports are those that the manifest pins, and no two names are equal.
+    /// The reported versions are the ones that the manifest pins, and no two engines have the same name.
     #[test]
     fn versions_are_those_of_the_manifest() {
         let manifest = include_str!("../../Cargo.toml");

@@ -1,4 +1,4 @@
-//! Nebari, for the insert of S2 only.
+//! Nebari, for the insert workload of S2 only.
 
 use std::path::Path;
 

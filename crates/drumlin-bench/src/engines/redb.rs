@@ -25,7 +25,7 @@ pub(super) const PEER: Peer = Peer {
 };
 
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
-/// The number of rows in a transaction of a bulk load.
+/// The number of rows per transaction of a bulk load.
 const BULK_ROWS: usize = 100_000;
 
 struct Redb {
@@ -106,7 +106,7 @@ impl Session for Access<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
-        // redb offers no more than one transaction for all reads.
+        // The most that redb offers is a single transaction for all reads.
         let table = self.0.db.begin_read()?.open_table(ROWS)?;
         let mut count = 0;
         for (index, key) in keys.iter().enumerate() {

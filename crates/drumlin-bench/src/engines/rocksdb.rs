@@ -55,7 +55,7 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
     options.create_if_missing(true);
     options.set_block_based_table_factory(&table);
     options.set_compression_type(DBCompressionType::Lz4);
-    // Two memtables may exist at once: one is filled while the other is written.
+    // Two memtables may exist at the same time: one is being filled while the other is being flushed.
     options.set_db_write_buffer_size(budget / 4);
     options.set_write_buffer_size(budget / 8);
     options.set_max_background_jobs(2);
@@ -106,7 +106,7 @@ impl Engine for Rocks {
                 break;
             }
         }
-        // Rows that bypass the log are durable only once they are in tables.
+        // Rows that bypass the log are durable only once they have been flushed to table files.
         Ok(self.db.flush()?)
     }
 

@@ -34,7 +34,7 @@ pub(super) const ROLLBACK_PEER: Peer = Peer {
     open: open_rollback,
 };
 
-/// The number of rows in a transaction of a bulk load.
+/// The number of rows per transaction of a bulk load.
 const BULK_ROWS: usize = 100_000;
 
 struct Sqlite {
@@ -42,9 +42,9 @@ struct Sqlite {
     synchronous: &'static str,
     journal: &'static str,
     cache_kib: u64,
-    /// The connection for syncing and closing; sessions have their own.
+    /// The connection for syncing and closing; each session has its own connection.
     own: Mutex<Connection>,
-    /// Connections of ended sessions, which the next sessions take over with their caches.
+    /// Connections of ended sessions. New sessions take them over together with their caches.
     idle: Mutex<Vec<Connection>>,
     /// Held by the session that writes.
     writer: Mutex<()>,
@@ -114,7 +114,7 @@ impl Engine for Sqlite {
     }
 }
 
-/// Returns a key as SQLite's integer. The keys are below 2^63, so their order is kept.
+/// Converts a key to an SQLite integer. All keys are below 2^63, so the integers sort like the keys.
 fn integer(key: Key) -> i64 {
     i64::from_be_bytes(key)
 }

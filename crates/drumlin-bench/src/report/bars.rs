@@ -1,4 +1,4 @@
-//! Bar charts: the median of each engine, with the range of its turns.
+//! Bar charts of each engine's median, with the range of its turns.
 
 use std::fmt::Write;
 
@@ -16,7 +16,8 @@ pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Draws a workload's rates, or its times for openings. Returns an empty string if there are no turns.
+/// Draws a workload's rates, or the times if it measures openings. Returns an empty string if no engine has finished a
+/// turn.
 pub(super) fn render(workload: &Measured) -> String {
     let is_opening = super::tables::is_opening(workload);
     let form = if is_opening { Form::Micros } else { Form::Rate };

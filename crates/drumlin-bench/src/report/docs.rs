@@ -8,15 +8,15 @@ use drumlin_testing::documents::write_table;
 use super::tables::{self, Table};
 use crate::results::Results;
 
-/// Returns the path of the page in the repository that this was built from.
+/// Returns the path of docs/benchmarks.md in the repository from which this program was built.
 fn page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/benchmarks.md")
 }
 
-/// Writes the tables between the marks of docs/benchmarks.md.
+/// Writes the tables between the markers in docs/benchmarks.md.
 ///
 /// # Errors
-/// If the page can't be read or written, or lacks a mark.
+/// If the page can't be read or written, or lacks a marker.
 pub fn update_docs(results: &Results) -> Result<()> {
     let page = page();
     let machine = Table {
@@ -47,7 +47,7 @@ pub fn update_docs(results: &Results) -> Result<()> {
     Ok(())
 }
 
-/// Returns when the figures were taken, and how much other work ran at the same time.
+/// Returns the dates of the measurements, and the CPU share of other processes during them if it was high.
 fn dates(results: &Results) -> Vec<String> {
     let mut dates: Vec<&str> = results.workloads.iter().map(|workload| workload.date.as_str()).collect();
     dates.sort_unstable();
@@ -66,7 +66,7 @@ fn dates(results: &Results) -> Vec<String> {
 mod tests {
     use drumlin_testing::documents::tables;
 
-    /// The page has a complete table for each one that the program writes.
+    /// The page has exactly the tables that the program writes.
     #[test]
     fn the_page_has_its_tables() {
         let text = std::fs::read_to_string(super::page()).unwrap();

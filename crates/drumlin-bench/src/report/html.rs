@@ -1,4 +1,4 @@
-//! The HTML page: self-contained, without scripts, fonts or other files.
+//! The HTML page. It is self-contained: it needs no scripts, fonts or other files.
 
 use drumlin_lab::{Form, Plot, Scale};
 
@@ -8,12 +8,12 @@ use crate::driver::BUCKET;
 use crate::measure::Latencies;
 use crate::results::{Measured, Results};
 
-/// Rules in addition to those of the lab's pages.
+/// CSS rules in addition to those of drumlin-lab's pages.
 const STYLE: &str = "svg .bar{fill:var(--soft);opacity:.45}svg .own{fill:var(--accent);opacity:.9}\
 tbody th{min-width:3.5rem}td.words{min-width:15rem}svg .range{stroke:var(--ink);stroke-width:1.5;fill:none}td:nth-child(2){white-space:normal}\
 nav{display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.9rem}nav a{color:var(--accent);text-decoration:none}";
 
-/// The seconds that a point of a timeline stands for.
+/// The number of seconds that each point of a timeline represents.
 const POINT_SECONDS: f64 = 0.5;
 
 /// Returns all tables and plots as one HTML page.
@@ -59,7 +59,7 @@ fn contents(results: &Results) -> String {
 
 fn table(table: &Table) -> String {
     let mut html = String::from("<div class=\"frame\" tabindex=\"0\"><table><thead><tr>");
-    // Align words left, and figures right.
+    // Align words to the left and figures to the right.
     let is_words = |column: usize| table.rows.iter().any(|row| row[column].len() > 40);
     let class = |column: usize| if is_words(column) { " class=\"words\"" } else { "" };
     for (column, title) in table.titles.iter().enumerate() {
@@ -76,7 +76,7 @@ fn table(table: &Table) -> String {
     html + "</tbody></table></div>"
 }
 
-/// Returns one workload: bars, latencies, rate over time, table.
+/// Returns the section of one workload: bars, latencies, rate over time, and a table.
 fn workload(workload: &Measured) -> String {
     let detail = tables::detail(workload);
     let plots: String =
@@ -119,7 +119,7 @@ fn course(workload: &Measured) -> String {
     );
     for entry in &workload.entries {
         let Some(turn) = entry.typical() else { continue };
-        // With fewer than 20 points there is nothing to see.
+        // A plot with fewer than 20 points shows nothing useful.
         if turn.figures.timeline.len() < 20 * per_point {
             continue;
         }

@@ -1,4 +1,4 @@
-//! The figures for people: Markdown, one HTML page, the tables in docs/benchmarks.md.
+//! Human-readable reports: Markdown, one HTML page, and the tables in docs/benchmarks.md.
 
 mod bars;
 mod docs;

@@ -5,11 +5,11 @@ use drumlin_lab::Form;
 use crate::commerce::Kind;
 use crate::results::{Entry, Measured, Results};
 
-/// A table of texts.
+/// A table with cells of text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
     pub title: String,
-    /// The setting, in sentences; each line ends in a newline.
+    /// Sentences that describe the table. Each line ends in a newline.
     pub about: String,
     /// The titles of the columns.
     pub titles: Vec<String>,
@@ -32,7 +32,7 @@ impl Table {
 }
 
 pub(super) const NOTHING: &str = "–";
-/// The workload in the table of inserts.
+/// The workload shown in the table of inserts.
 const INSERT: &str = "insert-1k";
 
 fn texts(words: &[&str]) -> Vec<String> {
@@ -56,19 +56,19 @@ pub(super) fn all(results: &Results) -> Vec<Table> {
     tables
 }
 
-/// Returns the engines that have figures for more than the insert of 1 KiB, which has a table of its own.
+/// Returns the engines that have figures for workloads other than the 1 KiB insert, which has its own table.
 fn columns(results: &Results) -> Vec<String> {
     let others = || results.workloads.iter().filter(|workload| workload.name != INSERT);
     let has_figures = |name: &str| others().any(|workload| workload.entry(name).is_some());
     results.engines.iter().map(|engine| engine.name.clone()).filter(|name| has_figures(name)).collect()
 }
 
-/// Returns `true` if the workload is reported in time instead of units a second.
+/// Returns `true` if the workload is reported as a time instead of units per second.
 pub(super) fn is_opening(workload: &Measured) -> bool {
     workload.unit == "openings"
 }
 
-/// Returns the units a second, or the time of an opening.
+/// Returns the rate in units per second, or the time of an opening.
 pub(super) fn rate(workload: &Measured, entry: &Entry) -> String {
     if is_opening(workload) {
         return show(Form::Micros, entry.median(|figures| figures.latencies.mean_us));
@@ -76,7 +76,8 @@ pub(super) fn rate(workload: &Measured, entry: &Entry) -> String {
     show(Form::Rate, entry.median(|figures| figures.rate))
 }
 
-/// Builds the table of each workload's medians, one column for each engine, with Drumlin's relative to the best other.
+/// Builds the table of each workload's medians, with a column for each engine, and a column for Drumlin's rate relative
+/// to the best other engine's.
 pub(super) fn rates(results: &Results) -> Table {
     let engines = columns(results);
     let mut titles = texts(&["row", "workload"]);
@@ -101,7 +102,7 @@ pub(super) fn rates(results: &Results) -> Table {
 
 fn cell(results: &Results, workload: &Measured, engine: &str) -> String {
     if let Some(entry) = workload.entry(engine) {
-        // If there are fewer turns than requested, the workload's own table has the reason.
+        // If the engine finished fewer turns than requested, the workload's own table gives the reason.
         let fewer = if entry.failure.is_some() { " (!)" } else { "" };
         let early = if results.breaks_promise(workload, engine) { " *" } else { "" };
         return rate(workload, entry) + early + fewer;
@@ -115,7 +116,8 @@ fn cell(results: &Results, workload: &Measured, engine: &str) -> String {
     }
 }
 
-/// Returns Drumlin's rate divided by that of the best other engine that syncs its durable commits.
+/// Returns Drumlin's rate divided by the rate of the best other engine. Engines that do not sync their durable commits
+/// are left out.
 fn relative(results: &Results, workload: &Measured) -> Option<f64> {
     let ours = workload.entry("drumlin")?.median(|figures| figures.rate);
     let others = workload.entries.iter().filter(|entry| {
@@ -140,7 +142,7 @@ fn engines(results: &Results) -> Table {
     }
 }
 
-/// Builds the table of the flushes of durable commits.
+/// Builds the table of how often durable commits flush the device.
 pub(super) fn audits(results: &Results) -> Table {
     let row = |audit: &crate::audit::Audit| {
         let verdict = if audit.acknowledges_early() { "acknowledges **without a sync**" } else { "syncs each commit" };
@@ -159,7 +161,7 @@ pub(super) fn audits(results: &Results) -> Table {
     }
 }
 
-/// Builds the table of the durable insert of 1 KiB, with everything that a mean hides.
+/// Builds the table of the durable 1 KiB insert, with the distribution of latencies that a mean hides.
 pub(super) fn inserts(results: &Results) -> Table {
     let measured = results.workloads.iter().filter(|workload| workload.name == INSERT);
     let entries = measured.flat_map(|workload| &workload.entries).filter(|entry| !entry.turns.is_empty());
@@ -230,7 +232,7 @@ pub(super) fn operations(results: &Results, shows: impl Fn(&Measured) -> bool) -
     }
 }
 
-/// Returns the mean, median and p99 of a kind of operation.
+/// Returns the mean, median and p99 latency of one kind of operation.
 fn kind_cells(entry: Option<&Entry>, kind: Kind) -> [String; 3] {
     let cell = |figure: fn(&crate::measure::Latencies) -> f64| {
         let of_turn = |figures: &crate::workloads::Figures| {
@@ -242,7 +244,8 @@ fn kind_cells(entry: Option<&Entry>, kind: Kind) -> [String; 3] {
     [cell(|latencies| latencies.mean_us), cell(|latencies| latencies.p50_us), cell(|latencies| latencies.p99_us)]
 }
 
-/// Builds the table of the median, p99 and p99.9 of single operations at 70 % of each engine's own highest rate.
+/// Builds the table of the median, p99 and p99.9 latency of single operations at 70 % of each engine's own highest
+/// rate.
 pub(super) fn tails(results: &Results) -> Table {
     let cell = |entry: Option<&Entry>| {
         let quantile = |figure: fn(&crate::measure::Latencies) -> f64| {
@@ -335,7 +338,7 @@ pub(super) fn memory(results: &Results) -> Table {
     }
 }
 
-/// Builds the table of sizes on disk after loads, relative to keys and values.
+/// Builds the table of sizes on disk after loads, relative to the size of keys and values.
 pub(super) fn sizes(results: &Results) -> Table {
     side_by_side(
         results,
@@ -351,7 +354,7 @@ pub(super) fn sizes(results: &Results) -> Table {
     )
 }
 
-/// Builds the table of one workload in detail.
+/// Builds the detailed table of one workload.
 pub(super) fn detail(workload: &Measured) -> Table {
     let titles = [
         "engine",
@@ -390,7 +393,7 @@ pub(super) fn detail(workload: &Measured) -> Table {
     table
 }
 
-/// Removes the columns in which no row has a figure.
+/// Removes the columns that are empty in all rows.
 fn drop_empty_columns(table: &mut Table) {
     for index in (1..table.titles.len()).rev() {
         if table.rows.iter().all(|row| row[index] == NOTHING || row[index].is_empty()) {
@@ -416,7 +419,7 @@ fn detail_row(workload: &Measured, entry: &Entry) -> Vec<String> {
     let (low, high) = entry.range(shown);
     let figures = &turn.figures;
     let per_unit = |amount: f64| amount / figures.units.max(1) as f64;
-    // Work that happens once has no distribution.
+    // An operation that happens only once has no distribution of latencies.
     let is_timed = figures.latencies.count > 50;
     let micros = |micros: f64| if is_timed { show(Form::Micros, micros) } else { NOTHING.to_owned() };
     let bytes = |bytes: u64| match bytes {

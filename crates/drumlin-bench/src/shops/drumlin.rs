@@ -1,5 +1,5 @@
-//! Drumlin's shop: typed documents of drumlin-collections. A unique index finds products by name, an index finds those
-//! of a category, and a view has the rating of each product.
+//! Drumlin's shop, which uses typed documents of drumlin-collections. A unique index finds products by name, another
+//! index finds the products of a category, and a view reduces to the rating of each product.
 
 use std::path::Path;
 
@@ -168,7 +168,7 @@ struct Agent<'s> {
 }
 
 impl Agent<'_> {
-    /// Returns the product that `find` finds in a snapshot, with its rating in that snapshot.
+    /// Returns the product that `find` finds in a new snapshot, with the product's rating in the same snapshot.
     fn rated(
         &self,
         find: impl FnOnce(&drumlin::Snapshot) -> drumlin_collections::Result<Option<Product>>,

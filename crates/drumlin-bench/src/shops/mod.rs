@@ -1,4 +1,4 @@
-//! The shops of the engines that take part in the commerce benchmark, one file each.
+//! The shops of the engines that take part in the commerce benchmark, one per file.
 
 mod drumlin;
 
@@ -23,7 +23,7 @@ pub fn all() -> Vec<(&'static str, Open)> {
     ]
 }
 
-/// Returns the shop of the engine of this name, if it has one.
+/// Returns the shop of the engine with this name, if the engine has a shop.
 #[must_use]
 pub fn named(engine: &str) -> Option<Open> {
     all().into_iter().find(|(name, _)| *name == engine).map(|(_, open)| open)

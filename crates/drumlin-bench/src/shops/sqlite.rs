@@ -1,5 +1,5 @@
-//! SQLite's shop: one table for each kind of document, and one for each list in a document. Each connection prepares
-//! its statements once. The settings are those of the engine `sqlite`.
+//! SQLite's shop: one table for each kind of document, and one table for each list in a document. Each connection
+//! prepares its statements once. Uses the same settings as the engine `sqlite`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -13,8 +13,8 @@ use crate::commerce::{
 };
 use crate::engine::{Durability, Failure, Result, Settings};
 
-/// The rows of a list are clustered by their cart, order or product. The index of reviews covers everything that a
-/// rating needs.
+/// The rows of a list are clustered by their cart, order or product. The index on reviews covers the query for a
+/// rating.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS customers (
         id INTEGER PRIMARY KEY, name TEXT, email TEXT, address TEXT, city TEXT, region TEXT, country TEXT,
@@ -34,7 +34,7 @@ const SCHEMA: &str = "
         customer INTEGER, product INTEGER, rating INTEGER, text TEXT, PRIMARY KEY (customer, product)) WITHOUT ROWID;
     CREATE INDEX IF NOT EXISTS reviews_by_product ON reviews (product, rating);";
 
-/// Selects a product with its rating; the sum of no reviews is `NULL`.
+/// Selects a product with its rating. If the product has no reviews, the sum is `NULL`.
 macro_rules! rated {
     ($condition:literal) => {
         concat!(
@@ -49,16 +49,16 @@ const RATED_BY_KEY: &str = rated!("products.id = ?1");
 const RATED_BY_NAME: &str = rated!("products.name = ?1");
 const REVIEW: &str = "INSERT INTO reviews VALUES (?1, ?2, ?3, ?4) \
                       ON CONFLICT DO UPDATE SET rating = excluded.rating, text = excluded.text";
-/// The number of prepared statements that a connection keeps: more than there are.
+/// The number of prepared statements that a connection keeps: more than the shop uses.
 const STATEMENTS: usize = 64;
 
 struct SqliteShop {
     path: PathBuf,
     synchronous: &'static str,
     cache_kib: u64,
-    /// The connection for loading and closing; sessions have their own.
+    /// The connection for loading, reading all contents and closing; each session has its own connection.
     own: Mutex<Connection>,
-    /// Held by the session that writes. Without it, sessions that find the database busy would sleep.
+    /// Held by the session that is writing. Without this lock, sessions that find the database busy would sleep.
     writer: Mutex<()>,
 }
 
@@ -84,7 +84,7 @@ fn connect(path: &Path, synchronous: &str, cache_kib: u64) -> Result<Connection>
     Ok(connection)
 }
 
-/// Runs `body` between a begin and a commit statement. If it fails, rolls its changes back.
+/// Runs `body` between a begin and a commit statement. If `body` fails, rolls back its changes.
 fn within<T>(connection: &Connection, begin: &str, body: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
     connection.prepare_cached(begin)?.execute([])?;
     let done = body(connection);
@@ -131,7 +131,7 @@ fn put_review(connection: &Connection, review: &Review) -> Result<()> {
     Ok(())
 }
 
-/// Returns the rows of a query, each converted by `row`.
+/// Runs a query and returns its rows, each converted by `row`.
 fn rows<T>(
     connection: &Connection,
     sql: &str,
@@ -143,7 +143,7 @@ fn rows<T>(
     Ok(found)
 }
 
-/// Returns a product with its rating, both of the same moment.
+/// Returns a product with its rating, both read in one transaction.
 fn rated(connection: &Connection, sql: &str, key: impl rusqlite::ToSql) -> Result<Option<(Product, Rating)>> {
     within(connection, "BEGIN", |connection| {
         let (id, name, rating) = connection.prepare_cached(sql)?.query_row([key], |row| {
@@ -158,12 +158,12 @@ fn rated(connection: &Connection, sql: &str, key: impl rusqlite::ToSql) -> Resul
     })
 }
 
-/// Returns the number of a cart or order as SQLite's integer.
+/// Converts the number of a cart or order to an SQLite integer.
 fn integer(number: u64) -> Result<i64> {
     Ok(i64::try_from(number)?)
 }
 
-/// Returns an integer of SQLite as a number, a count or a sum.
+/// Converts an SQLite integer to a number, a count or a sum.
 fn number(integer: i64) -> rusqlite::Result<u64> {
     u64::try_from(integer).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(0, integer))
 }

@@ -1,4 +1,4 @@
-//! The operations of a thread, for each job.
+//! The operations that each job makes a thread perform.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,15 +12,16 @@ use crate::rows::{Choice, Chooser, SEED, Zipf, fill, key, version};
 /// The maximum number of rows that a scan of YCSB E reads.
 const YCSB_SCAN_ROWS: u64 = 100;
 
-/// State that the actors of all threads share.
+/// Data shared by the actors of all threads.
 #[derive(Debug)]
 pub(crate) struct Shared<'w> {
     workload: &'w Workload,
     turn: u64,
     zipf: Option<Zipf>,
-    /// The bytes of keys and values written.
+    /// The number of bytes of keys and values written.
     written: AtomicU64,
-    /// The number of actors so far, so that the phases of a turn do not repeat their choices.
+    /// The number of actors created so far. It distinguishes the phases of a turn, so no phase repeats the choices of
+    /// another one.
     actors: AtomicU64,
 }
 
@@ -35,9 +36,9 @@ impl<'w> Shared<'w> {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// Returns the actor of a thread.
+    /// Creates the actor of a thread.
     pub(crate) fn actor<'a>(&'a self, engine: &'a dyn Engine, thread: usize) -> Result<Box<dyn Actor + 'a>> {
-        // The threads of a phase draw these numbers in any order, so only the phase is derived from them.
+        // The threads of a phase take these numbers in any order, so only the number of the phase is derived from them.
         let threads = self.workload.threads as u64;
         let phase = self.actors.fetch_add(1, Ordering::Relaxed) / threads;
         let seed = Random(SEED ^ (self.turn << 32) ^ (phase << 16) ^ thread as u64).next();
@@ -48,7 +49,7 @@ impl<'w> Shared<'w> {
             keys: Vec::new(),
             numbers: Vec::new(),
             rows: Vec::new(),
-            // Numbers that no other turn, phase or thread inserts.
+            // Start at a number that no other turn, phase or thread reaches.
             insert_next: self.workload.data.rows + (((self.turn << 8) + phase + 1) << 32) + ((thread as u64) << 24),
             inserted: 0,
             version: seed,
@@ -57,7 +58,7 @@ impl<'w> Shared<'w> {
     }
 }
 
-/// A thread's work, and its session.
+/// A thread's session and its operations.
 struct Agent<'s> {
     session: Box<dyn Session + 's>,
     work: Work<'s>,
@@ -140,7 +141,7 @@ impl Work<'_> {
         if right == count { Ok(count as u64) } else { Err(wrong(numbers[0])) }
     }
 
-    /// Puts new versions of rows that exist.
+    /// Writes new versions of existing rows.
     fn commit(&mut self, session: &mut dyn Session, count: usize) -> Result<u64> {
         let bytes = self.value_bytes();
         self.rows.resize_with(count, Default::default);
@@ -173,7 +174,7 @@ impl Work<'_> {
         let first = next;
         let mut is_right = true;
         session.scan(key(first), rows, &mut |key, value| {
-            // After the rows of the load come those that threads have inserted.
+            // The loaded rows are followed by rows that threads have inserted.
             is_right &= next >= count || (*key == next.to_be_bytes() && version(value, next, bytes).is_some());
             next += 1;
         })?;
@@ -209,7 +210,7 @@ impl Work<'_> {
         }
     }
 
-    /// Draws a row with the newest ones the most frequent: those of this thread, then those of the load.
+    /// Draws a row, favouring the newest rows: first the rows that this thread inserted, then the newest loaded rows.
     fn latest(&mut self) -> u64 {
         let zipf = self.shared.zipf.expect("YCSB has one");
         let rank = zipf.draw(self.chooser.random());
@@ -219,7 +220,7 @@ impl Work<'_> {
         }
     }
 
-    /// Reads a row and puts its next version, in one transaction.
+    /// Reads a row and writes its next version in one transaction.
     fn change(&mut self, session: &mut dyn Session) -> Result<u64> {
         let (bytes, number) = (self.value_bytes(), self.chooser.draw());
         let mut is_right = true;

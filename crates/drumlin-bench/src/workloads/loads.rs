@@ -1,4 +1,4 @@
-//! Loads: those that are measured, and those that prepare the data of other work.
+//! Loads: the ones that are measured, and the ones that prepare the data of other workloads.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use crate::measure::{Meter, disk_bytes, histogram, record};
 use crate::plan::{Data, Job};
 use crate::rows::{AllRows, SEED, fill, key};
 
-/// The budget of a load that is not measured.
+/// The engine's memory budget for a load that is not measured.
 const PREPARE_BUDGET_BYTES: u64 = 256 << 20;
-/// The number of rows in a commit of the updates after the load.
+/// The number of rows per commit of the updates after a load.
 const UPDATE_BATCH_ROWS: u64 = 100;
 
-/// Creates the rows that a workload begins with, and leaves the engine closed and idle.
+/// Creates the rows with which a workload begins. Waits until the engine is idle, and closes it.
 pub(crate) fn prepare(peer: &Peer, folder: &std::path::Path, data: &Data) -> Result<()> {
-    // A larger budget for loading saves minutes of random loads and changes nothing in the later measurement. Engines
-    // that restore their cache from a snapshot need the same budget then as now.
+    // A larger budget saves minutes on random loads and does not affect the later measurement. Engines that restore
+    // their cache from a snapshot need the same budget for the load and the measurement.
     let memory_bytes =
         if peer.capabilities.recovers { PREPARE_BUDGET_BYTES.max(data.budget_bytes) } else { data.budget_bytes };
     let settings = Settings { memory_bytes, durability: Durability::Relaxed, threads: 1 };
@@ -32,7 +32,7 @@ pub(crate) fn prepare(peer: &Peer, folder: &std::path::Path, data: &Data) -> Res
     engine.close()
 }
 
-/// Puts new versions of random rows.
+/// Writes new versions of random rows.
 fn update(engine: &dyn Engine, data: &Data) -> Result<()> {
     let mut session = engine.session()?;
     let mut random = Random(SEED);
@@ -50,7 +50,7 @@ fn update(engine: &dyn Engine, data: &Data) -> Result<()> {
     Ok(())
 }
 
-/// Measures loading all rows into an empty database, until they are durable.
+/// Measures a load of all rows into an empty database, until the rows are durable.
 pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     let data = turn.workload.data;
     let engine = turn.open()?;
@@ -67,7 +67,7 @@ pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     let elapsed = begun.elapsed();
     record(&mut latencies, elapsed);
     let at_once = disk_bytes(turn.folder);
-    // Writes in the background count in the costs of the load but not in its time.
+    // Background writes count towards the costs of the load, but not towards its time.
     engine.settle()?;
     let costs_settled = meter.costs();
     let settled = begun.elapsed();
@@ -88,7 +88,7 @@ pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Reads back some rows, including the first and the last.
+/// Reads back 1,000 random rows, and the first and the last row.
 fn verify(engine: &dyn Engine, data: &Data) -> Result<()> {
     let mut session = engine.session()?;
     let mut random = Random(SEED);

@@ -1,4 +1,4 @@
-//! The work of each job.
+//! Runs and measures the job of each workload.
 
 mod actors;
 mod loads;
@@ -28,16 +28,16 @@ const WARM_UP_MIN: Duration = Duration::from_secs(3);
 /// A full scan stops after this time even if it is not finished.
 const SCAN_LIMIT: Duration = Duration::from_secs(30);
 
-/// The place and the settings of a turn.
+/// The folder and the settings of a turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn<'t> {
     pub(crate) peer: &'t Peer,
     pub(crate) workload: &'t Workload,
     pub(crate) folder: &'t Path,
     pub(crate) turn: u64,
-    /// The seconds of each measurement.
+    /// The length of each measurement in seconds.
     pub(crate) seconds: f64,
-    /// Makes short runs on small data.
+    /// `true` for short runs on small data.
     pub(crate) quick: bool,
 }
 
@@ -62,31 +62,31 @@ impl Turn<'_> {
 /// The figures of one turn.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Figures {
-    /// The number of operations.
+    /// The number of operations performed.
     pub operations: u64,
-    /// The number of units, as in [`Workload::unit`].
+    /// The number of units done, as in [`Workload::unit`].
     pub units: u64,
-    /// The seconds that they took.
+    /// The number of seconds that the operations took.
     pub seconds: f64,
-    /// Units a second.
+    /// The number of units per second.
     pub rate: f64,
     /// Latencies of single operations.
     pub latencies: Latencies,
     /// The costs of all operations.
     pub costs: Costs,
-    /// Latencies at 70 % of the highest rate, counted from the moment at which an operation was due.
+    /// Latencies at 70 % of the highest rate, each counted from the moment at which the operation was due.
     pub steady: Option<Latencies>,
-    /// The rate of the steady part, in operations a second.
+    /// The rate of the steady part, in operations per second.
     pub steady_rate: f64,
-    /// The device's limits on the same files, before and after.
+    /// The device's limits on the same files, before and after the measurement.
     pub raw: Option<(RawReads, RawReads)>,
-    /// The units in each tenth of a second.
+    /// The number of units done in each tenth of a second.
     pub timeline: Vec<u64>,
-    /// The longest time in which no operation ended.
+    /// The longest time during which no operation ended.
     pub longest_pause_seconds: f64,
     /// The bytes of keys and values that the workload wrote.
     pub written_user_bytes: u64,
-    /// The size of the files after closing.
+    /// The size of the files after closing the database.
     pub disk_bytes: u64,
     /// The peak resident memory of the process.
     pub resident_bytes_max: u64,
@@ -128,7 +128,7 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Measures the limits of the device, for workloads to which they matter.
+/// Measures the limits of the device if they matter to the workload.
 fn raw_reads(turn: &Turn<'_>) -> Result<Option<RawReads>> {
     let matters = turn.workload.data.exceeds_memory && matches!(turn.workload.job, Job::Get(_) | Job::GetMany(_));
     if !matters {
@@ -138,7 +138,7 @@ fn raw_reads(turn: &Turn<'_>) -> Result<Option<RawReads>> {
     Ok(raw::reads(turn.folder, duration)?)
 }
 
-/// Measures work that repeats: as fast as possible, then at a fixed rate.
+/// Measures a job that repeats its operation: as fast as possible, then at a fixed rate.
 fn repeated(turn: &Turn<'_>) -> Result<Figures> {
     let workload = turn.workload;
     if workload.data.exceeds_memory {
@@ -174,7 +174,7 @@ fn repeated(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Reads all rows once.
+/// Reads all rows once, to fill the caches. Skipped for inserts, which begin without rows.
 fn fill_caches(engine: &dyn Engine, workload: &Workload) -> Result<()> {
     if workload.job != Job::Insert {
         engine.session()?.scan([0; 8], u64::MAX, &mut |_, _| {})?;
@@ -182,7 +182,7 @@ fn fill_caches(engine: &dyn Engine, workload: &Workload) -> Result<()> {
     Ok(())
 }
 
-/// Measures one scan of all rows, and verifies their values.
+/// Measures one scan of all rows, and verifies the values of the rows.
 fn full_scan(turn: &Turn<'_>) -> Result<Figures> {
     let data = turn.workload.data;
     raw::heat(turn.folder)?;
@@ -192,7 +192,7 @@ fn full_scan(turn: &Turn<'_>) -> Result<Figures> {
     let meter = Meter::start(turn.folder);
     let begun = std::time::Instant::now();
     let mut rows = 0;
-    // Scan in parts, so that a scan that takes too long can stop.
+    // Scan in parts, so the scan can stop if it takes too long.
     let part_rows = (data.rows / 10).max(1);
     while rows < data.rows && begun.elapsed() < SCAN_LIMIT {
         let mut wrong = None;

@@ -1,4 +1,4 @@
-//! Opening a database, after a close and after a kill.
+//! Measures opening a database after a close and after a kill.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use crate::engine::{Result, Row};
 use crate::measure::{Meter, histogram, record};
 use crate::rows::{Chooser, SEED, fill, key, version};
 
-/// The number of rows that are updated before the kill: about 30 MB of log.
+/// The number of rows updated before the kill. The updates write about 30 MB of log.
 const CRASH_UPDATES: u64 = 250_000;
-/// The number of rows in a commit of these updates.
+/// The number of rows per commit of these updates.
 const CRASH_BATCH_ROWS: usize = 10;
 
-/// Measures opening the database and getting one row.
+/// Measures the time to open the database and get one row.
 pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     let data = turn.workload.data;
     let meter = Meter::start(turn.folder);
@@ -39,7 +39,7 @@ pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Updates rows, makes them durable, and kills the process without closing.
+/// Updates rows, makes the updates durable, and kills this process without closing the database.
 pub(crate) fn crash(turn: &Turn<'_>) -> Result<()> {
     let data = turn.workload.data;
     let engine = turn.open()?;

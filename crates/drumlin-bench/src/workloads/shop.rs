@@ -1,4 +1,4 @@
-//! Agents that serve shoppers, and the comparison of their answers and of the final contents with the model.
+//! Agents that serve shoppers. The engine's answers and the final contents of the shop are compared with the model.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -37,7 +37,7 @@ pub(super) fn measure(turn: &Turn<'_>, size: Size, traffic: Traffic) -> Result<F
     Ok(figures)
 }
 
-/// The agents, and the tallies of their reviews.
+/// The agents, and the tallies of the reviews that they write.
 struct Floor<'d> {
     shoppers: Shoppers<'d>,
     /// Tallies by product.
@@ -45,14 +45,14 @@ struct Floor<'d> {
     agents: Vec<Mutex<Own>>,
 }
 
-/// The part of an agent that outlives its thread.
+/// The state of an agent that outlives its thread.
 struct Own {
-    /// The current shopper; all with smaller numbers have been served.
+    /// The number of the current shopper. All of the agent's shoppers with smaller numbers have been served.
     shopper: u64,
     operations: Vec<Operation>,
-    /// The number of this shopper's operations that are done.
+    /// The number of this shopper's operations that have been performed.
     done: usize,
-    /// Ratings by customer and product, for the agent's customers.
+    /// The latest ratings that the agent's customers gave, by customer and product.
     ratings: BTreeMap<(u32, u32), u8>,
     latencies: BTreeMap<Kind, Histogram<u64>>,
 }
@@ -93,8 +93,8 @@ impl<'d> Floor<'d> {
         all.iter().map(|(kind, latencies)| (kind.name().to_owned(), Latencies::of(latencies))).collect()
     }
 
-    /// Returns the model after everything that the agents have done. Agents share no cart, order or review, so their
-    /// order does not matter.
+    /// Returns the model after all operations that the agents have performed. No two agents share a cart, order or
+    /// review, so it does not matter in which order the model performs the operations of different agents.
     fn model(&self) -> Model<'d> {
         let mut model = Model::new(self.shoppers.data);
         for agent in 0..self.agents.len() {
@@ -109,7 +109,7 @@ impl<'d> Floor<'d> {
     }
 }
 
-/// An agent, on its thread.
+/// An agent while its thread runs.
 struct Agent<'f, 'd> {
     floor: &'f Floor<'d>,
     session: Box<dyn Session + 'f>,
@@ -155,7 +155,7 @@ impl Actor for Agent<'_, '_> {
     }
 }
 
-/// Performs an operation. Returns its answer and the time that it took.
+/// Performs an operation. Returns the answer and the time that the operation took.
 fn timed(
     session: &mut dyn Session,
     operation: &Operation,

@@ -56,15 +56,15 @@ pub fn bounds<K>(range: impl KeyBounds<K>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     range.row_bounds()
 }
 
-/// Returns the bounds of the rows whose keys start with a key in the range. Including a key includes all rows that
-/// start with it.
+/// Returns the bounds of the rows whose keys start with a key in the range. An inclusive bound includes all rows whose
+/// keys start with its key.
 fn rows<K, X: EncodeAs<K>>(range: &impl RangeBounds<X>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     let start = match range.start_bound() {
         Bound::Unbounded => Bound::Unbounded,
         Bound::Included(key) => Bound::Included(encoded(key)),
         Bound::Excluded(key) => match successor(encoded(key)) {
             Some(next) => Bound::Included(next),
-            // No bytes come after those that start with the key, so the range is empty.
+            // No key sorts after all keys with this prefix, so the range is empty.
             None => return (Bound::Included(vec![0]), Bound::Excluded(vec![0])),
         },
     };
@@ -76,7 +76,8 @@ fn rows<K, X: EncodeAs<K>>(range: &impl RangeBounds<X>) -> (Bound<Vec<u8>>, Boun
     (start, end)
 }
 
-/// Returns the smallest bytes that are greater than all bytes that start with `prefix`, or `None` if there are none.
+/// Returns the smallest byte string that is greater than every byte string with this prefix, or `None` if there is no
+/// greater one.
 pub(crate) fn successor(mut prefix: Vec<u8>) -> Option<Vec<u8>> {
     while let Some(last) = prefix.pop() {
         if last < u8::MAX {
@@ -111,7 +112,7 @@ impl<K, R: KeyBounds<K> + ?Sized> KeyBounds<K> for &R {
     }
 }
 
-/// The first parts of a key of type `K`, a tuple: `(a,)` and `(a, b)` are prefixes of an `(A, B, C)`.
+/// The first parts of a key of tuple type `K`: for example, `(a,)` and `(a, b)` are prefixes of an `(A, B, C)`.
 ///
 /// ```
 /// use drumlin_collections::encoding::{Key, PrefixOf};
@@ -122,7 +123,7 @@ impl<K, R: KeyBounds<K> + ?Sized> KeyBounds<K> for &R {
 /// ```
 #[diagnostic::on_unimplemented(message = "`{Self}` is not the first parts of a key of type `{K}`")]
 pub trait PrefixOf<K> {
-    /// Returns the encoded parts. Exactly the keys with these parts start with these bytes.
+    /// Returns the encoded parts. A key starts with these bytes if and only if it starts with these parts.
     fn prefix(&self) -> Vec<u8>;
 }
 
@@ -174,7 +175,7 @@ pub fn prefix<P>(parts: P) -> Prefix<P> {
     Prefix(parts)
 }
 
-/// A range of keys with the same first parts, made by [`prefix`].
+/// A range of keys with the same first parts. Created by [`prefix`].
 ///
 /// ```
 /// use drumlin_collections::encoding::{Prefix, bounds, prefix};

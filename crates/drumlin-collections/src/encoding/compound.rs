@@ -1,4 +1,5 @@
-//! Keys made of other keys. The parts follow each other directly, since no encoding is a prefix of another.
+//! Encodings of keys that are composed of other keys. The parts are concatenated without separators, since no encoding
+//! of a type is a prefix of another.
 
 use std::cmp::Reverse;
 

@@ -1,7 +1,7 @@
-//! Encodes keys as bytes that compare like the keys.
+//! Encodes keys as bytes that sort in the same order as the keys.
 //!
 //! Drumlin stores rows in the byte order of their keys. [`Key`] is implemented for types whose encoding preserves their
-//! order, so a range of values is a range of rows. This module needs no database and can be used without collections:
+//! order, so a range of values is a range of rows. This module needs no database, and works without collections:
 //!
 //! ```
 //! use drumlin_collections::encoding::Key;
@@ -33,15 +33,15 @@
 //! | `Reverse<K>` | the value's bytes, each inverted | reversed |
 //! | `Uuid` (feature `uuid`), `[u8; 16]` | its 16 bytes | bytewise |
 //!
-//! No encoding is a prefix of another encoding of the same type. So tuples sort by their parts without lengths or
-//! separators in between. All keys that start with the same parts are adjacent: they are the rows with one
-//! [prefix](PrefixOf). Adding a part to a key type makes it another type, and its rows must be written again.
+//! No encoding is a prefix of another encoding of the same type, so tuples sort by their parts without lengths or
+//! separators in between. All keys that start with the same parts are adjacent: they are the rows that share a
+//! [prefix](PrefixOf). Adding a part to a key type makes it a different type, and its rows must be rewritten.
 //!
-//! Every key has exactly one encoding. [`Key::decode`] accepts nothing else: it returns a [`DecodeError`] for bytes
-//! that are not a valid `bool`, `char`, text or time, and for bytes that are left over.
+//! Every key has exactly one encoding. [`Key::decode`] rejects all other bytes: it returns a [`DecodeError`] if the
+//! bytes are not a valid `bool`, `char`, text or time, or if bytes are left over.
 //!
-//! In a string, each zero byte takes two bytes, and so does the end. Drumlin limits keys to a quarter of a page (1,024
-//! bytes by default).
+//! In an encoded string, each zero byte takes two bytes, and so does the terminator. Drumlin limits keys to a quarter
+//! of a page (1,024 bytes by default).
 
 mod bounds;
 mod compound;
@@ -54,7 +54,7 @@ pub(crate) use bounds::{RowBounds, successor};
 
 /// A type whose encoding preserves the order of its values.
 ///
-/// Implemented for the types in the [table](self#the-bytes). A type of your own can encode and decode like one of them:
+/// Implemented for the types in the [table](self#the-bytes). Your own types can reuse the encoding of one of them:
 ///
 /// ```
 /// use drumlin_collections::encoding::{DecodeError, EncodeAs, Key};
@@ -78,8 +78,8 @@ pub(crate) use bounds::{RowBounds, successor};
 /// # Ok::<(), DecodeError>(())
 /// ```
 ///
-/// An implementation must follow three rules. The bytes compare like the values. No encoding is a prefix of another.
-/// Decoding returns the encoded value, and an error for bytes that do not encode a value.
+/// An implementation must follow three rules. The bytes sort in the same order as the values. No encoding is a prefix
+/// of another encoding. Decoding returns the encoded value, or an error if the bytes do not encode a value.
 pub trait Key: EncodeAs<Self> + Sized {
     /// Decodes a key from the front of `bytes`, and advances `bytes` past it.
     ///
@@ -101,9 +101,9 @@ pub trait Key: EncodeAs<Self> + Sized {
     }
 
     /// Returns the name under which a collection records the type of its keys, or the key type of an index or view.
-    /// Opening the collection with a key type of another name is an [error](crate::Error::OtherTypes). The default is
-    /// the name of the type without its module path. If you rename a type and its encoding stays the same, return the
-    /// old name here.
+    /// Opening the collection with a key type of a different name is an [error](crate::Error::OtherTypes). The default
+    /// is the name of the type without its module path. If you rename a type and its encoding stays the same, return
+    /// the old name here.
     ///
     /// ```
     /// use drumlin_collections::encoding::Key;
@@ -132,8 +132,8 @@ pub trait Key: EncodeAs<Self> + Sized {
     }
 }
 
-/// A type whose values encode as keys of type `K`: `&str` can stand for `String`, and `(&str, u32)` for `(String,
-/// u32)`.
+/// A type whose values encode as keys of type `K`: for example, `&str` encodes as a `String`, and `(&str, u32)` as a
+/// `(String, u32)`.
 ///
 /// ```
 /// use drumlin_collections::encoding::{EncodeAs, Key};
@@ -154,7 +154,8 @@ impl<K: ?Sized, X: EncodeAs<K> + ?Sized> EncodeAs<K> for &X {
     }
 }
 
-/// Returns the name of a type without the module paths of the type and its parameters, so that code may move.
+/// Returns the name of a type without the module paths of the type and its parameters, so moving code to a different
+/// module does not change the name.
 pub(crate) fn name_of<T: ?Sized>() -> String {
     let mut short = String::new();
     // A path ends at the first character that can't be part of a path.
@@ -187,7 +188,8 @@ pub struct DecodeError {
 }
 
 impl DecodeError {
-    /// Creates an error for a key type of your own, from a description of the expected bytes and of the bytes found.
+    /// Creates an error for your own key type from a description of the expected bytes and a description of the bytes
+    /// found.
     ///
     /// ```
     /// use drumlin_collections::encoding::DecodeError;

@@ -1,4 +1,4 @@
-//! Numbers, characters and booleans, in fixed length and big-endian.
+//! Fixed-length, big-endian encodings of numbers, characters and booleans.
 
 use super::{DecodeError, EncodeAs, Key, take};
 
@@ -22,7 +22,8 @@ unsigned!(u8 u16 u32 u64 u128);
 
 macro_rules! signed {
     ($($number:ident)*) => {$(
-        // The lowest number becomes 0, and −1 becomes the largest number with a clear top bit.
+        // Inverting the sign bit maps the smallest number to 0, and −1 to the largest unsigned number with a clear top
+        // bit.
         impl EncodeAs<$number> for $number {
             fn encode_into(&self, bytes: &mut Vec<u8>) {
                 bytes.extend_from_slice(&(self ^ $number::MIN).to_be_bytes());
@@ -41,8 +42,8 @@ signed!(i8 i16 i32 i64 i128);
 
 macro_rules! float {
     ($($number:ident as $bits:ident)*) => {$(
-        // Larger magnitudes have larger bits. Inverting the bits of negative numbers reverses their order; their sign
-        // bit, then clear, sorts them before positive ones.
+        // The bits of a number, read as an integer, grow with its magnitude. Inverting all bits of a negative number
+        // reverses the order of negative numbers, and clears the sign bit, so they sort before positive numbers.
         impl EncodeAs<$number> for $number {
             fn encode_into(&self, bytes: &mut Vec<u8>) {
                 const SIGN: $bits = 1 << ($bits::BITS - 1);

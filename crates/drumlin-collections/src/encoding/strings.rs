@@ -1,6 +1,7 @@
-//! Text and byte strings, escaped and terminated so that a string sorts before all longer ones that start with it.
+//! Encodings of text and byte strings. They are escaped and terminated, so a string sorts before all longer strings
+//! that start with it.
 //!
-//! A byte 0 is written as `00 FF`, and the end as `00 00`. At the position where one string ends and a longer one
+//! A zero byte is written as `00 FF`, and the terminator as `00 00`. Where one string ends and a longer string
 //! continues, `00 00` is compared with a nonzero byte or with `00 FF`, and is less than either.
 
 use super::{DecodeError, EncodeAs, Key};

@@ -1,4 +1,4 @@
-//! The rules of [`Key`] on random values of each type, and decoding of corrupted bytes.
+//! Tests the rules of [`Key`] on random values of each type, and the decoding of corrupted bytes.
 
 use std::cmp::{Ordering, Reverse};
 use std::fmt::Debug;
@@ -9,7 +9,7 @@ use drumlin_testing::Random;
 
 use super::{EncodeAs, Key, KeyBounds, PrefixOf, encoded};
 
-/// Generates random values, with many small differences, limits of the type, and common prefixes.
+/// Generates random values, with many small differences, extreme values of the type, and common prefixes.
 trait Drawn: Sized {
     fn draw(random: &mut Random) -> Self;
 }
@@ -111,7 +111,8 @@ impl<A: Drawn, B: Drawn, C: Drawn> Drawn for (A, B, C) {
     }
 }
 
-/// Checks one type: order, round trip, that no encoding is a prefix of another, and decoding of changed bytes.
+/// Checks one type: its order, its round trip, that none of its encodings is a prefix of another, and the decoding of
+/// altered bytes.
 fn holds_by<K: Key + Drawn + Debug>(compare: impl Fn(&K, &K) -> Ordering) {
     let name = std::any::type_name::<K>();
     let mut random = Random(0x0DDE);
@@ -127,7 +128,7 @@ fn holds_by<K: Key + Drawn + Debug>(compare: impl Fn(&K, &K) -> Ordering) {
     }
 }
 
-/// Checks that decoding is strict: truncated and extended bytes are refused, and any bytes that decode to a key are
+/// Checks that decoding is strict: truncated and extended bytes are rejected, and any bytes that decode to a key are
 /// exactly the encoding of that key.
 fn is_strict<K: Key + Debug>(random: &mut Random, mut bytes: Vec<u8>) {
     let length = bytes.len();
@@ -147,7 +148,7 @@ fn holds<K: Key + Drawn + Debug + Ord>() {
     holds_by::<K>(Ord::cmp);
 }
 
-/// Every type in the table follows the rules.
+/// Every type in the table follows the rules of [`Key`].
 #[test]
 fn bytes_are_in_the_order_of_values() {
     holds::<u8>();
@@ -176,7 +177,7 @@ fn bytes_are_in_the_order_of_values() {
     holds::<Reverse<Option<u32>>>();
 }
 
-/// Tuples sort by their parts, even if the first parts have any length and contain any bytes.
+/// Tuples sort by their parts, whatever the lengths and the bytes of the first parts.
 #[test]
 fn tuples_sort_by_their_parts() {
     holds::<(String, u8)>();
@@ -188,7 +189,7 @@ fn tuples_sort_by_their_parts() {
     holds_by::<Reverse<f64>>(|a, b| b.0.total_cmp(&a.0));
 }
 
-/// A key starts with an encoded prefix exactly if its first parts are equal to those of the prefix.
+/// A key starts with an encoded prefix if and only if its first parts equal those of the prefix.
 #[test]
 fn prefixes_hold_what_has_their_parts() {
     let mut random = Random(7);
@@ -207,7 +208,7 @@ fn contains(bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>), bytes: &Vec<u8>) -> bool 
     std::ops::RangeBounds::contains(bounds, bytes)
 }
 
-/// A range of keys contains the right rows, including rows that start with a key and continue.
+/// A range of keys contains the right rows, including rows whose keys continue after a bound.
 #[test]
 fn ranges_hold_what_lies_within() {
     let mut random = Random(8);
@@ -228,7 +229,7 @@ fn ranges_hold_what_lies_within() {
     }
 }
 
-/// The encodings are those that the table documents.
+/// Values of each type have the encodings that the table documents.
 #[test]
 fn bytes_are_those_of_the_table() {
     assert_eq!(().encode(), []);
@@ -252,7 +253,7 @@ fn bytes_are_those_of_the_table() {
     assert_eq!(uuid::Uuid::from_u128(1).encode(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 }
 
-/// Borrowed values encode like the owned keys that they stand for.
+/// Borrowed values encode like the corresponding owned keys.
 #[test]
 fn borrowed_keys_have_the_same_bytes() {
     assert_eq!(encoded::<String>(&"ann"), "ann".to_owned().encode());

@@ -1,4 +1,4 @@
-//! Times and durations: seconds, then nanoseconds.
+//! Encodings of times and durations: seconds, then nanoseconds.
 
 use std::time::{Duration, SystemTime};
 
@@ -26,7 +26,7 @@ impl Key for Duration {
 }
 
 /// Returns the seconds since 1970, rounded down, and the remaining nanoseconds. Seconds beyond the range of an `i64`
-/// are clamped to it; no system that Rust runs on has such times.
+/// are clamped to that range; no platform that Rust supports has such times.
 fn since_1970(time: SystemTime) -> (i64, u32) {
     let clamped = |seconds: i128| i64::try_from(seconds).unwrap_or(if seconds < 0 { i64::MIN } else { i64::MAX });
     match time.duration_since(SystemTime::UNIX_EPOCH) {

@@ -1,4 +1,4 @@
-//! Indexes and views that are added to existing documents, changed and removed.
+//! Indexes and views that are added to existing documents, changed, or removed.
 
 use std::thread;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::documents::database;
 use crate::notes::{self, Note};
 
-/// Notes before any index or view was defined.
+/// A note as it was before any index or view was defined.
 #[derive(Serialize, Deserialize, Debug)]
 struct Plain {
     id: u32,
@@ -53,7 +53,8 @@ fn parts_are_built_while_writers_go_on() {
         notes.wait_built().unwrap();
     });
     notes::check_parts(&notes.now());
-    // A snapshot from before the build does not see all rows. Reading the view at this snapshot fails, or sees a value.
+    // A snapshot taken before the build does not see all rows of the view. Reading the view at this snapshot must fail
+    // or return a sum.
     let old = notes.at(&before).view(&Note::LENGTHS).reduce(..);
     assert!(matches!(old, Err(Error::NotReady { .. })) || old.is_ok_and(|sum| sum.is_some()));
     assert_eq!(db.keyspaces().len(), 7, "documents, meta, history, four parts");
@@ -75,8 +76,8 @@ fn a_changed_view_is_built_again() {
     notes::check(&second.now());
     drop(second);
     assert!(db.keyspaces().iter().all(|info| !info.name.ends_with("lengths 1.1")), "{:?}", db.keyspaces());
-    // Without the parts in the definition, writes do not keep them up to date. So they are dropped, and rebuilt when
-    // they are defined again.
+    // Writes do not update indexes and views that the definition leaves out. So these are dropped, and rebuilt once the
+    // definition includes them again.
     let plain = Collections::new(&db).open::<Plain>().unwrap();
     assert_eq!(db.keyspaces().len(), 3, "documents, meta, history: {:?}", db.keyspaces());
     plain.remove(plain.iter().next().unwrap().unwrap().id).unwrap();
@@ -114,8 +115,8 @@ impl Collection for Strict {
     }
 }
 
-/// If existing documents do not fit a part, building it fails with an error that names the document. Other parts and
-/// the documents remain usable.
+/// If a part can't be built from the existing documents, the build fails with an error that names the unsuitable
+/// document. The other parts and the documents remain usable.
 #[test]
 fn a_part_that_can_not_be_built_says_why() {
     let db = database();
@@ -131,7 +132,7 @@ fn a_part_that_can_not_be_built_says_why() {
     assert!(error.to_string().contains(r#"view "first", document 1: its function panicked"#), "{error}");
     assert_eq!(strict.index(&Strict::IDS).count(..).unwrap(), 3);
     assert_eq!(strict.get(2).unwrap().unwrap().author, "bob");
-    // After the unsuitable documents are removed or fixed, the next opening builds the parts.
+    // Once the unsuitable documents have been removed or fixed, the next opening builds the parts.
     drop(strict);
     plain.remove(3).unwrap();
     for id in [1, 2] {

@@ -62,8 +62,8 @@ fn rows(db: &drumlin::Database) -> Vec<(String, Vec<u8>, Vec<u8>)> {
     all
 }
 
-/// A load in any order leaves the same rows as single calls, with all indexes and views ready. The collection can then
-/// be used as usual.
+/// A load in any order leaves the same rows as inserting the documents one by one, with all indexes and views ready.
+/// The collection can then be used as usual.
 #[test]
 fn a_load_leaves_what_single_calls_leave() {
     let mut random = Random(2);
@@ -99,7 +99,7 @@ fn a_load_leaves_what_single_calls_leave() {
     }
 }
 
-/// A dropped load leaves nothing. A load continues after a document was refused.
+/// A dropped load leaves no rows. A load can continue after a document was refused.
 #[test]
 fn a_load_that_is_dropped_leaves_nothing() {
     let db = database();
@@ -125,8 +125,8 @@ fn a_load_that_is_dropped_leaves_nothing() {
     assert_eq!((orders.len().unwrap(), orders.index(&Order::BY_CUSTOMER).count(..).unwrap()), (2, 2));
 }
 
-/// If a document is loaded twice, the last one wins, and only its rows remain. If two documents have the same unique
-/// key, building the index fails, as it does for existing documents.
+/// If two documents with the same key are loaded, the last one wins, and only its rows remain. If two documents have
+/// the same key in a unique index, building the index fails, as it does for existing documents.
 #[test]
 fn documents_that_come_twice() {
     let db = database();
@@ -156,21 +156,21 @@ fn documents_that_come_twice() {
     assert!(matches!(orders.index(&Order::BY_NUMBER).first(1), Err(Error::NotBuilt { .. })));
 }
 
-/// If the process ends before or during `finish`, the load leaves nothing, or documents whose indexes and views are
-/// rebuilt.
+/// If the process ends before `finish`, the load leaves no rows. If it ends during `finish`, the load may leave
+/// documents, and their indexes and views are rebuilt.
 #[test]
 fn a_load_that_ends_with_its_process() {
     let folder = tempfile::tempdir().unwrap();
     let config = Config::new().memory(32 << 20);
     let mut random = Random(4);
     let orders: Vec<Order> = (0..400).map(|id| Order::draw(id, &mut random)).collect();
-    // Before `finish`: the keyspaces exist, and are empty.
+    // Before `finish`: the keyspaces exist but are empty.
     let db = config.open(folder.path()).unwrap();
     let mut load = Collections::new(&db).bulk_load::<Order>().unwrap();
     orders.iter().for_each(|order| load.insert(order).unwrap());
     drop(load);
     drop(db);
-    // During `finish`: the documents and some rows exist, the records do not.
+    // During `finish`: the documents and some index and view rows exist, but the records of the parts do not.
     let db = config.open(folder.path()).unwrap();
     let loaded = {
         let mut load = Collections::new(&db).bulk_load::<Order>().unwrap();
@@ -191,9 +191,9 @@ fn a_load_that_ends_with_its_process() {
     assert_eq!(rows(&db), expected);
 }
 
-/// A load that finds the disk full leaves all documents or none, wherever it ends: at a document, at the documents'
-/// attachment, or at that of an index or view. Once there is space, the collection opens, and its indexes and views
-/// have the rows of its documents; a collection without documents can be loaded again.
+/// A load that fills the disk leaves all documents or none of them, wherever it fails: while inserting a document,
+/// while attaching the documents, or while attaching an index or view. Once there is space, the collection opens, and
+/// its indexes and views match its documents. If it has no documents, the load can be repeated.
 #[test]
 fn a_load_on_a_full_disk_leaves_all_documents_or_none() {
     const COUNT: u32 = 20_000;
@@ -214,7 +214,7 @@ fn a_load_on_a_full_disk_leaves_all_documents_or_none() {
         let collections = Collections::new(&db);
         let mut load = collections.bulk_load::<Order>().unwrap();
         disk.set_space_limit(Some(disk.space_used() + space * (200 << 10)));
-        // Every second load gets its documents out of order.
+        // Every second load receives its documents out of order.
         let stride = if space % 2 == 0 { 1 } else { 7 };
         let inserted = (0..COUNT).try_for_each(|number| load.insert(&orders[(number * stride % COUNT) as usize]));
         refused_documents += u32::from(inserted.is_err());

@@ -32,8 +32,8 @@ fn next(changes: &Changes<Counter>) -> Option<(String, Option<u64>)> {
     }
 }
 
-/// Committed changes arrive in order. Changes that were rolled back or failed do not arrive, and those dropped for lack
-/// of room are counted.
+/// Committed changes arrive in order. Changes that failed or were rolled back do not arrive, and changes dropped
+/// because the queue is full are counted.
 #[test]
 fn observers_see_committed_changes() {
     let collections = Collections::new(&database());

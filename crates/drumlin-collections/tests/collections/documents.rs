@@ -61,7 +61,7 @@ fn documents_are_stored_and_found() {
     assert_eq!(users.remove("ann").unwrap(), None);
 }
 
-/// A transaction spans several collections, and can continue after a call was refused.
+/// A transaction can span several collections, and can continue after one of its calls was refused.
 #[test]
 fn a_refused_call_leaves_its_transaction_whole() {
     let db = database();
@@ -74,7 +74,7 @@ fn a_refused_call_leaves_its_transaction_whole() {
             tx.put(&users, &user("ann", 1))?;
             tx.insert(&notes, &note(2, "two"))?;
             assert!(users.at(tx).get("ann")?.is_some() && users.get("ann")?.is_none());
-            // The call puts rows in other indexes before the unique index refuses it; these must be undone.
+            // The call inserts rows into other indexes before the unique index refuses it. Those rows must be undone.
             assert!(matches!(tx.put(&notes, &note(3, "one")), Err(Error::NotUnique { .. })));
             assert!(matches!(tx.insert(&notes, &note(2, "zwei")), Err(Error::Exists { .. })));
             notes::check(&notes.at(tx));
@@ -95,7 +95,7 @@ fn a_refused_call_leaves_its_transaction_whole() {
     assert!(users.get("ann").unwrap().is_some(), "nothing remains of it");
 }
 
-/// The asynchronous calls have the same results as the blocking ones.
+/// Asynchronous calls return the same results as blocking calls.
 #[test]
 fn futures_do_the_same() {
     let collections = Collections::new(&database());
@@ -151,7 +151,8 @@ fn futures_do_the_same() {
     notes::check(&notes.now());
 }
 
-/// An index returns documents in its order from both ends, in any mix of steps, like a sorted list.
+/// An index iterator returns documents in index order from both ends, for any mix of forward and backward steps, like a
+/// sorted list.
 #[test]
 fn found_documents_are_in_order_from_both_ends() {
     let notes = Collections::new(&database()).open::<Note<1>>().unwrap();
@@ -219,7 +220,7 @@ impl Collection for Twice {
     }
 }
 
-/// Invalid definitions, and rows of other types, are errors that name the collection and the row.
+/// Invalid definitions, and rows of other types, cause errors that name the collection and the row.
 #[test]
 fn what_is_not_defined_is_refused() {
     let db = database();

@@ -1,5 +1,5 @@
-//! Futures dropped before they complete: at whichever wait a call is dropped, it loses, repeats and half-finishes
-//! nothing.
+//! Futures dropped before they complete. A call may be dropped at any of its waits: no row is lost or repeated, and no
+//! change is left half-finished.
 #![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 
 use std::cell::RefCell;
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 const ENTRIES: u32 = 1200;
 const GROUPS: u32 = 6;
-/// More polls than any call here needs.
+/// An upper bound on the polls that any call here needs.
 const POLLS_MAX: usize = 200;
 
 /// An entry whose rows in the view and the history are as large as in the collection.
@@ -85,13 +85,13 @@ impl Collection for Loaded {
     }
 }
 
-/// A database that is larger than its memory, and the names of the calls tried on it.
+/// A database that is larger than its memory budget, and the names of the calls tried on it.
 struct Trial {
     db: Database,
     collections: Collections,
     entries: Documents<Entry>,
     filler: Keyspace,
-    /// A time between the two versions of each entry.
+    /// A point in time between the two versions of each entry.
     time: SystemTime,
     tried: RefCell<BTreeSet<&'static str>>,
 }
@@ -131,7 +131,7 @@ impl Trial {
         assert_eq!(rows, 8000);
     }
 
-    /// Drops a reading call at its first wait, at its second, and so on until it completes. Then checks its result.
+    /// Drops a read at its first wait, then at its second, and so on until it completes. Then checks its result.
     fn answers<T: PartialEq + Debug>(&self, name: &'static str, mut call: impl AsyncFnMut() -> T, expected: &T) {
         self.tried.borrow_mut().insert(name);
         for polls in 1..POLLS_MAX {
@@ -145,8 +145,8 @@ impl Trial {
         panic!("{name} waits for ever");
     }
 
-    /// Drops each step of an iterator at its first wait, at its second, and so on until it completes. Checks that the
-    /// iterator still returns all items.
+    /// Drops each step of an iterator at its first wait, then at its second, and so on until it completes. Checks that
+    /// the iterator still returns all items.
     fn steps<T: PartialEq + Debug>(
         &self,
         name: &'static str,
@@ -172,8 +172,8 @@ impl Trial {
         assert!(found == expected, "{name}: other rows");
     }
 
-    /// Drops a call that changes an entry at its first wait, at its second, and so on until it completes. After each
-    /// drop, the entry must be in its old or its new state, with all of its rows.
+    /// Drops a call that changes an entry at its first wait, then at its second, and so on until it completes. After
+    /// each drop, either the old or the new version of the entry must exist, with all of its rows.
     fn changes(&self, name: &'static str, call: impl AsyncFn(u32), after: impl Fn(u32) -> Option<Entry>) {
         self.tried.borrow_mut().insert(name);
         for polls in 1..POLLS_MAX {
@@ -218,7 +218,7 @@ impl Trial {
     }
 }
 
-/// Returns the entry with this key, after checking that all rows derived from it agree with it.
+/// Checks that the rows derived from the entry with this key match the entry, and returns the entry.
 fn check_entry(reading: &Reading<'_, Entry>, id: u32) -> Option<Entry> {
     let entry = reading.get(id).unwrap();
     let group = id % GROUPS;
@@ -238,8 +238,8 @@ fn check_entry(reading: &Reading<'_, Entry>, id: u32) -> Option<Entry> {
     entry
 }
 
-/// Every asynchronous call of the crate is dropped at each of its waits and then called again. Its result equals that
-/// of the blocking call, iterators skip and repeat nothing, and changes happen completely or not at all.
+/// Every asynchronous call of the crate is dropped at each of its waits and then repeated. It returns the same result
+/// as the blocking call, iterators neither skip nor repeat an item, and changes happen completely or not at all.
 #[test]
 fn any_call_dropped_at_any_wait_changes_no_answer() {
     let folder = tempfile::tempdir().unwrap();
@@ -311,7 +311,7 @@ fn steps_lose_nothing(trial: &Trial, reading: &Reading<'_, Entry>) {
     let mut found = groups.range(..);
     let back: Vec<Entry> = by_group.iter().rev().cloned().collect();
     trial.steps("Found::next_back_async", &back, async || found.next_back_async().await);
-    // Steps from both ends meet among documents that one end has prefetched.
+    // The iterator's two ends meet among documents that one of the ends has prefetched.
     let mut found = groups.range(..);
     let mut step = 0;
     let mut both_ends = async || {
@@ -421,7 +421,8 @@ fn changes_are_whole(trial: &Trial) {
     trial.changes_in_transaction("Transaction::insert_or_get_async", &insert_or_get, |id| Some(Entry::draw(id, 1)));
 }
 
-/// If a bulk load is dropped at any of its calls, it leaves nothing, unless `finish` has begun: then it completes.
+/// If a bulk load is dropped at any of its calls, it leaves no rows, unless `finish` has begun: in that case, the load
+/// completes.
 fn loads_are_whole(trial: &Trial) -> Documents<Loaded> {
     let Trial { db, collections, .. } = trial;
     let load = async || {
@@ -454,7 +455,7 @@ fn loads_are_whole(trial: &Trial) -> Documents<Loaded> {
     panic!("a load waits for ever");
 }
 
-/// Tries the calls that wait for other threads.
+/// Tries the asynchronous calls that wait for other threads.
 fn the_rest_of_the_calls(trial: &Trial) {
     let Trial { entries, collections, tried, .. } = trial;
     let changes = entries.subscribe(10);

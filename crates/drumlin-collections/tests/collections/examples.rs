@@ -38,7 +38,7 @@ after a return, in all:
     assert_eq!(output(shop::run), expected);
 }
 
-/// Each task is done once, some after a retry. The task that always fails is given up.
+/// Each task is completed once, some after a retry. The task that always fails is abandoned.
 #[test]
 fn each_task_is_done_once() {
     let expected = "\
@@ -48,7 +48,7 @@ task 13 was given up after 3 attempts
     assert_eq!(output(task_queue::run), expected);
 }
 
-/// The time series are summed over any interval.
+/// The time series can be summed over any interval.
 #[test]
 fn time_series_are_summed_by_any_interval() {
     let expected = "\

@@ -65,15 +65,15 @@ fn expired_documents_are_not_seen_and_are_removed() {
     assert_eq!(sessions.iter().count(), 2);
     assert!(sessions.index(&Session::BY_USER).first("user 1").unwrap().is_none());
     assert_eq!(sessions.view(&Session::COUNT).reduce(..).unwrap(), Some(2));
-    // The key of the expired document is free again, and so is its key in the unique index.
+    // The key of the expired document can be reused, and so can its key in the unique index.
     sessions.insert(&session(1, Some(250))).unwrap();
     now.store(250, Ordering::Relaxed);
     sessions.insert(&session(11, Some(400))).unwrap();
     assert_eq!(sessions.index(&Session::BY_USER).first("user 1").unwrap().unwrap().id, 11);
-    // A document whose expiry time was extended stays.
+    // A document whose expiry time was extended is kept.
     sessions.update(2, |session| session.ends = Some(500)).unwrap();
     now.store(350, Ordering::Relaxed);
-    // The background thread may have removed some of them already.
+    // The background thread may have removed some of the expired documents already.
     let stored = || db.keyspace("sessions").unwrap().count(..).unwrap();
     sessions.remove_expired().unwrap();
     assert_eq!(stored(), 3);

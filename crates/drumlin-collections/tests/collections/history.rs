@@ -61,7 +61,8 @@ fn versions<const K: u8>(pages: &Documents<Page<K>>, name: &str) -> Vec<(u64, Op
     versions.map(|version| (version.number, version.document.map(|page| page.text))).collect()
 }
 
-/// Each document, and the whole collection, can be read as of any time. Compares with a list of all past states.
+/// Each document, and the whole collection, can be read as of any time. The expected contents come from a list of all
+/// past versions of the collection.
 #[test]
 fn documents_are_seen_as_they_were() {
     let now = Arc::new(AtomicU64::new(0));
@@ -119,7 +120,7 @@ fn versions_are_given_up() {
     now.store(1000, Ordering::Relaxed);
     put(&pages, "a", 1000);
     assert_eq!(versions(&pages, "a"), [(5, Some(120)), (6, Some(1000))]);
-    // If the clock goes back, the times of new versions do not.
+    // If the clock is set back, the times of new versions still do not decrease.
     now.store(500, Ordering::Relaxed);
     put(&pages, "a", 500);
     let newest = pages.now().versions("a").unwrap().next_back().unwrap().unwrap();
@@ -127,8 +128,8 @@ fn versions_are_given_up() {
     drop(pages);
 }
 
-/// If a document was written while no history was kept, its current state becomes a version with the next write. Asking
-/// for versions without a history is an error.
+/// If a document was written while no history was kept, its current contents become a version with the next write.
+/// Asking for versions of a collection without a history is an error.
 #[test]
 fn a_history_begins_with_what_is_there() {
     let (now, db) = (Arc::new(AtomicU64::new(0)), database());

@@ -1,5 +1,5 @@
-//! SIGKILL at random moments, with real files: afterwards indexes, views and versions agree with the documents,
-//! whatever operation was interrupted. The interrupted operation may be the build of a part.
+//! SIGKILL at random moments, with real files. Afterwards, indexes, views and versions match the documents, whichever
+//! operation was interrupted, even if it was the build of an index or view.
 //!
 //! The test runs itself as a child process, which writes and acknowledges each write through a pipe. The parent kills
 //! the child after a random number of acknowledgements, opens the database, checks it, and starts the next child.
@@ -51,7 +51,7 @@ fn child() {
     }
 }
 
-/// Runs a child and kills it after this number of acknowledgements.
+/// Runs a child process and kills it after this number of acknowledgements.
 fn run_child(path: &Path, seed: u64, version: u32, acknowledgements: u64) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kill::child", "--nocapture", "--test-threads=1"])
@@ -81,7 +81,7 @@ where
     notes.iter().count()
 }
 
-/// Children are killed while they write, and while they build the parts of another version.
+/// Children are killed while they write, and while they rebuild parts for a different version.
 #[test]
 fn views_survive_kills() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,8 +91,8 @@ fn views_survive_kills() {
     for kill in 0..number("DRUMLIN_TEST_KILLS", 6) {
         let version = 1 + (random.below(2) as u32);
         run_child(&path, kill, version, random.below(40));
-        // In half of the rounds, the parent does not check, and the next child opens what the kill left, perhaps with
-        // another version.
+        // In half of the rounds, the parent does not check, and the next child opens the files that the kill left
+        // behind, possibly with a different version.
         if path.exists() && random.chance(50) {
             count = if random.chance(50) { check::<1>(&path) } else { check::<2>(&path) };
         }

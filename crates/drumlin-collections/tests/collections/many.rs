@@ -1,4 +1,4 @@
-//! Calls on many documents: counting, first and last, removing; and the durability of a handle.
+//! Calls on many documents (counts, the first and last document, bulk removal), and the durability of a handle.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl Collection for Visit {
     }
 }
 
-/// The calls of a relaxed handle do not wait for syncs, whatever they write. Those of other handles do.
+/// Calls through a relaxed handle do not wait for syncs, whatever they write. Calls through other handles do.
 #[test]
 fn a_handle_has_its_own_durability() {
     let db = database();
@@ -141,8 +141,8 @@ fn a_handle_has_its_own_durability() {
     assert!(full >= 200 && relaxed < 100, "{relaxed} syncs relaxed, {full} full");
 }
 
-/// Options reach asynchronous transactions: a serializable one has a conflict where snapshot isolation would allow
-/// write skew.
+/// Options reach asynchronous transactions: a serializable transaction has a conflict where snapshot isolation would
+/// allow write skew.
 #[test]
 fn asynchronous_transactions_have_options() {
     let db = database();

@@ -1,4 +1,4 @@
-//! A collection with all kinds of parts, and a check that recomputes them.
+//! A collection with every kind of part, and a check that recomputes the rows of its parts.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,7 +19,7 @@ impl<const V: u32> Note<V> {
     pub(crate) const BY_AUTHOR: Index<Note<V>, String> =
         Index::new("by author", |note: &Note<V>| note.author.clone()).version(V);
     pub(crate) const BY_WORD: Index<Note<V>, String> = Index::many("by word", |note: &Note<V>| note.words.clone());
-    /// The first word and the author, for notes that have words. No two notes may have the same.
+    /// The first word and the author, for notes that have words. No two notes may have the same pair.
     pub(crate) const BY_TITLE: Index<Note<V>, (String, String)> = Index::optional("by title", |note: &Note<V>| {
         note.words.first().map(|word| (word.clone(), note.author.clone()))
     })
@@ -63,7 +63,7 @@ pub(crate) fn draw<const V: u32>(random: &mut Random, ids: u64) -> Note<V> {
     Note { id: random.below(ids) as u32, author, words }
 }
 
-/// Checks that the indexes, the view and the newest versions match the documents. Holds in every snapshot.
+/// Checks that the indexes, the view and the newest versions match the documents. The check holds in every snapshot.
 pub(crate) fn check<const V: u32>(reading: &Reading<'_, Note<V>>) {
     check_parts(reading);
     for note in reading.iter().map(Result::unwrap) {
@@ -109,7 +109,7 @@ pub(crate) fn check_parts<const V: u32>(reading: &Reading<'_, Note<V>>) {
     assert_eq!(view.reduce(..).unwrap(), total);
 }
 
-/// Makes one random change. The only errors allowed are those of taken titles and existing documents.
+/// Makes one random change. Panics on any error except that the title is taken or the document already exists.
 pub(crate) fn change<const V: u32>(notes: &Documents<Note<V>>, random: &mut Random, ids: u64) {
     let note = draw::<V>(random, ids);
     let refused = match random.below(10) {

@@ -1,4 +1,4 @@
-//! Iterators that own what they read, streams of them, and pagination.
+//! Iterators that own everything they read from, their streams, and pagination.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -31,7 +31,8 @@ fn all<T>(iterator: impl Iterator<Item = Result<T>>) -> Vec<T> {
     iterator.collect::<Result<_>>().unwrap()
 }
 
-/// A stream yields the items of its iterator even after every handle is dropped, and stays ended after its end.
+/// A stream yields the items of its iterator even after every handle is dropped, and remains exhausted once it has
+/// ended.
 #[test]
 fn streams_own_what_they_read() {
     let notes = notes_in(&database());
@@ -136,7 +137,7 @@ fn pages_within_equal_keys_have_every_row_once() {
                 let left = (expected.len() - seen.len()) as u64;
                 assert_eq!(index.count(customer..=customer).unwrap(), left);
                 let Some(last) = page.last() else { break };
-                // Remove the last document of the page. It is put back after the last page.
+                // Remove the last document of the page. It is reinserted after the last page.
                 orders.remove(last).unwrap();
                 seen.extend(page);
             }
@@ -146,7 +147,7 @@ fn pages_within_equal_keys_have_every_row_once() {
             assert_eq!(seen, expected);
         }
     }
-    // The same for rows of a unique index, and within a range.
+    // The same holds for rows of a unique index, and within a range.
     let keys = all(orders.index(&Order::BY_ALL).keys(..));
     for (number, (key, document)) in keys.iter().enumerate() {
         let index = orders.index(&Order::BY_ALL);
@@ -155,7 +156,7 @@ fn pages_within_equal_keys_have_every_row_once() {
         let of_a = keys[number + 1..].iter().filter(|(key, _)| key.0 == "a").count() as u64;
         assert_eq!(index.after(key, document).count(prefix(("a",))).unwrap(), of_a);
     }
-    // `after` and `before` exclude all rows that the document has in the view under the key.
+    // `after` and `before` exclude all rows of the view that the document emitted with the key.
     let rows = all(orders.view(&Order::LINES).range(..));
     let documents: BTreeSet<_> = rows.iter().map(|row| (row.key.clone(), row.document.clone())).collect();
     assert!(rows.len() > documents.len());

@@ -53,8 +53,8 @@ impl Collection for Two {
 }
 
 /// Documents of an older schema are migrated when they are read, can be found through indexes, and are stored in the
-/// new form when they are written. A document that can't be migrated or is newer than the program is an error that says
-/// so.
+/// new format when they are written. A document that can't be migrated or is newer than the program causes an error
+/// that gives the reason.
 #[test]
 fn old_documents_are_migrated_when_they_are_read() {
     let db = database();

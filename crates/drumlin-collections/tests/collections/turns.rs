@@ -8,7 +8,7 @@ use drumlin_testing::futures::count_polls;
 use serde::{Deserialize, Serialize};
 
 const SALES: u32 = 4000;
-/// The most documents that one poll may read or write.
+/// The maximum number of documents that one poll may read or write.
 const TURN_MAX: u32 = 512;
 
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
@@ -43,7 +43,7 @@ fn gives_way<T>(name: &str, documents: u32, call: impl Future<Output = T>) -> T 
     value
 }
 
-/// Creates a collection of sales. Its commits are relaxed, so that they have nothing to wait for.
+/// Creates a collection of sales. Its commits are relaxed, so they never wait for a sync.
 fn sales() -> Documents<Sale> {
     let db = Config::in_memory().memory(32 << 20).durability(Durability::Relaxed).open("").unwrap();
     let collections = Collections::new(&db);

@@ -41,7 +41,7 @@ macro_rules! orders {
     };
 }
 
-/// A codec with another name that writes the same bytes.
+/// A codec with a different name that writes the same bytes.
 #[derive(Debug)]
 struct Other;
 
@@ -107,7 +107,7 @@ orders!(same, Number, Postcard, 1, |parts: Parts<Order>| parts
     .index(index_of("by customer", |order: &Order| Number(order.customer)))
     .view(View::new("count", |order: &Order, emit| emit(order.customer, 1u64)).reducing(|a, b| a + b)));
 
-/// Opens a collection that is refused because of its types. Returns the error's text.
+/// Opens a collection, which must be refused because of its types. Returns the text of the error.
 fn refused<C: Collection>(db: &Database) -> String {
     let before: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
     let error = Collections::new(db).open::<C>().unwrap_err();
@@ -116,8 +116,8 @@ fn refused<C: Collection>(db: &Database) -> String {
     error.to_string()
 }
 
-/// Other types of keys, values or codecs are refused unless the version is new too. The database is left unchanged. A
-/// collection without documents accepts any types.
+/// Different key types, value types or codecs are refused unless the version has changed too. The database is left
+/// unchanged. A collection without documents accepts any types.
 #[test]
 fn other_types_need_another_version() {
     let db = database();
@@ -142,7 +142,7 @@ fn other_types_need_another_version() {
     let text = refused::<expiring::Order>(&db);
     assert!(text.contains("view \"count\"") && text.contains("value u64, expiring"), "{text}");
 
-    // The refused openings lost nothing. Another type with the same fingerprint is accepted.
+    // The refused openings lost no documents. A different type with the same fingerprint is accepted.
     let orders = Collections::new(&db).open::<same::Order>().unwrap();
     let by_customer = index_of("by customer", |order: &same::Order| Number(order.customer));
     assert_eq!(orders.index(&by_customer).count(..=Number(0)).unwrap(), 4);
@@ -160,7 +160,7 @@ fn other_types_need_another_version() {
     Collections::new(&db).open::<other_key::Order>().unwrap();
 }
 
-/// If a collection was written before types were recorded, it can be opened, and its types are recorded then.
+/// A collection written before types were recorded can still be opened, and opening it records its types.
 #[test]
 fn collections_without_types_get_them() {
     let db = database();

@@ -36,7 +36,7 @@ impl Collection for Customer {
     }
 }
 
-/// The error names both documents, the index and the key.
+/// The error for a duplicate key names both documents, the index and the key.
 #[test]
 fn a_key_belongs_to_one_document() {
     let customers = Collections::new(&database()).open::<Customer>().unwrap();
@@ -56,7 +56,8 @@ fn a_key_belongs_to_one_document() {
     assert_eq!(customers.index(&Customer::BY_EMAIL).count(..).unwrap(), 1);
 }
 
-/// Threads compete for the same few keys. In every snapshot each key has one owner, and the index names it.
+/// Threads compete for the same few keys. In every snapshot, each key has at most one owner, and the index maps the key
+/// to its owner.
 #[test]
 fn threads_that_want_the_same_key() {
     const THREADS: u64 = 4;
@@ -126,7 +127,7 @@ fn a_document_or_the_one_that_has_its_key() {
     assert_eq!(insert(2, "a"), [Some(1), Some(1)]);
     assert_eq!(insert(1, "a"), [Some(1), Some(1)]);
     assert_eq!(insert(2, "b"), [None, Some(2)]);
-    // The document's key is taken, the index key is free.
+    // The document's key is taken, but the index key is free.
     let error = customers.insert_or_get(&Customer::BY_EMAIL, &customer(2, "c")).unwrap_err();
     assert!(matches!(error, Error::Exists { .. }), "{error}");
     const BY_ID: Index<Customer, u64> = Index::new("by id", |customer| customer.id);
@@ -147,7 +148,7 @@ fn a_document_or_the_one_that_has_its_key() {
 }
 
 /// Several threads enqueue the same requests under different document keys. Each request is stored once, and all other
-/// threads get the stored document.
+/// calls return the stored document.
 #[test]
 fn requests_that_come_several_times_are_stored_once() {
     const THREADS: u64 = 4;

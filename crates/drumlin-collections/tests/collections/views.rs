@@ -27,7 +27,7 @@ fn views_equal_their_recomputation() {
     }
 }
 
-/// A snapshot sees documents and views as of the same moment, while threads write.
+/// While other threads write, a snapshot sees documents and views as of the same moment.
 #[test]
 fn snapshots_see_documents_and_views_of_one_moment() {
     let db = database();
@@ -61,7 +61,7 @@ fn snapshots_see_documents_and_views_of_one_moment() {
     notes::check(&notes.now());
 }
 
-/// A view can be reduced over ranges, and by groups of a part of the key.
+/// A view can be reduced over ranges, and in groups by a part of the key.
 #[test]
 fn a_view_is_reduced_by_range_and_by_group() {
     let notes = Collections::new(&database()).open::<Note<1>>().unwrap();
@@ -79,7 +79,7 @@ fn a_view_is_reduced_by_range_and_by_group() {
     assert_eq!(rows, [1, 3]);
 }
 
-/// A payment. Its view has enough rows for the engine to keep reduced states of parts of it.
+/// A payment. Its view has enough rows for the engine to keep reduced states for parts of the view.
 #[derive(Serialize, Deserialize, Debug, PartialEq)]
 struct Payment {
     id: u64,
@@ -110,8 +110,9 @@ impl Collection for Payment {
     }
 }
 
-/// A reduce over many rows, which uses kept states, equals the fold of these rows: in snapshots, after changes of
-/// values and keys, in a transaction with its own changes, and for two different reduces of the same view.
+/// Reducing many rows, which uses stored reduced states, gives the same result as folding these rows one by one: in
+/// snapshots, after changes to values and keys, in a transaction with its own changes, and for two different reduce
+/// functions of the same view.
 #[test]
 fn a_reduce_of_many_rows_is_their_fold() {
     let db = database();
