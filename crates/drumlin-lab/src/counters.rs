@@ -155,15 +155,15 @@ mod tests {
         assert_eq!(field("", "read_bytes:"), 0);
     }
 
-    /// The counters count: work takes processor time, and touched memory is resident.
+    /// Computing takes processor time, and touched memory is resident.
     #[test]
     fn counters_move() {
         let before = Counters::now();
         let memory: Vec<u8> = (0..16u32 << 20).map(|index| index as u8).collect();
         let after = Counters::now().since(&before);
         assert!(after.cpu_seconds > 0.0 && after.faults_minor > 0, "{after:?}");
-        // Other tests of this process allocate and free memory at the same time, so compare both with what this test
-        // holds.
+        // Other tests of this process allocate and free memory at the same time, so compare both figures with the
+        // memory that this test holds.
         let held = memory.len() as u64 / 2;
         assert!(resident_bytes() > held && resident_bytes_max() > held);
     }

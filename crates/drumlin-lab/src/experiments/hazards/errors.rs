@@ -1,4 +1,4 @@
-//! A drive's errors, as a program sees them that reads and writes through a mapping or by calls.
+//! A drive's errors, as seen by a program that reads and writes through a mapping or by calls.
 //!
 //! A file on a drive with bad blocks ([`crate::failing_file`]) returns the drive's own error. A file that another
 //! process truncates returns the error that occurs on every file system.
@@ -148,7 +148,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     Ok(())
 }
 
-/// Describes the end of the first round, and tells in how many rounds it was the same.
+/// Describes the end of the first round, and says in how many rounds it was the same.
 fn words(rounds: &Endings<Observation>, missing: impl Fn() -> String) -> String {
     let Some(first) = rounds.endings.first() else { return missing() };
     let text = |ending: &Ending<Observation>| match ending {

@@ -1,4 +1,4 @@
-//! `hazards`: effects of a mapping that a database cannot accept, shown in processes that may die of them (S1, S3).
+//! `hazards`: effects of a mapping that a database cannot accept, shown in processes that they may kill (S1, S3).
 //!
 //! | claim | source | judged by |
 //! | --- | --- | --- |
@@ -11,7 +11,7 @@
 //! | a safe update needs one of three protocols (`updates`) | S1 | the file, after a process died during a transaction
 //! |
 //!
-//! Each case is repeated. A claim that is seen in some of the rounds holds partly.
+//! Each case is repeated. A claim holds partly if its effect is seen in some of the rounds only.
 
 pub(crate) mod early;
 pub(crate) mod errors;
@@ -72,7 +72,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// Judges a claim by whether its effect was seen in all rounds, in some, or in none. Without any round it is
+/// Judges a claim by the rounds in which its effect was seen: all, some or none. Without any rounds, it is
 /// inconclusive.
 fn of_counts(counts: &[Count], why: String) -> Judgement {
     if counts.iter().any(|count| count.of == 0) {
@@ -86,7 +86,7 @@ fn of_counts(counts: &[Count], why: String) -> Judgement {
     }
 }
 
-/// Describes how a process ended that returned nothing.
+/// Describes the end of a process that returned no result.
 fn end_text<T>(ending: &Ending<T>) -> String {
     match ending {
         Ending::Done(_) => "survived".to_owned(),
@@ -153,7 +153,7 @@ fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<Path
 mod tests {
     use super::*;
 
-    /// If rounds end differently, the claim holds partly. Without any round it is inconclusive.
+    /// If rounds end differently, the claim holds partly. Without any rounds, it is inconclusive.
     #[test]
     fn counts_are_judged() {
         let count = |seen, of| Count { seen, of };

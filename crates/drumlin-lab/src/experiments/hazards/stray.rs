@@ -20,7 +20,7 @@ const FILE_BYTES: usize = 64 << 10;
 /// The offset of the byte that the stray store changes.
 const STRAY: usize = 20_001;
 
-/// The memory into which the store goes.
+/// The memory that the store hits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Place {
     Mapping,

@@ -38,9 +38,9 @@ struct Case {
     method: Method,
     request_bytes: usize,
     threads: usize,
-    /// The case is so slow that it scans only a part of the file.
+    /// `true` if the case is so slow that it scans only a part of the file.
     is_slow: bool,
-    /// The report plots the rate over time.
+    /// `true` if the report plots the rate over time.
     drawn: bool,
     source: Option<&'static str>,
 }
@@ -80,15 +80,15 @@ const COPIED: usize = 5;
 const FIO: usize = 6;
 const MAPPED: usize = 7;
 const MAPPED_ONE: usize = 8;
-/// Exists on the raw device only.
+/// This case exists on the raw device only.
 const MAPPED_RANDOM: usize = 9;
 
 /// The request size of S4's streams, which keep fifty requests in flight (`examples/storage.rs` of Glommio).
 const S4_REQUEST_BYTES: usize = 4 << 10;
 const S4_REQUESTS: usize = 50;
 
-/// Returns the cases of the plain file, all of which the raw device has too. With `is_quick`, those that no verdict
-/// needs are left out.
+/// Returns the cases of the plain file, which are all measured on the raw device too. With `is_quick`, cases that no
+/// verdict needs are left out.
 fn file_cases(is_quick: bool) -> Vec<Case> {
     let mut cases = shared_cases();
     cases.truncate(if is_quick { STREAM + 1 } else { cases.len() });
@@ -118,7 +118,7 @@ fn shared_cases() -> Vec<Case> {
     ]
 }
 
-/// Returns the cases of the raw device. The additional ones explain the rates; unless `is_quick`, there are more of
+/// Returns the cases of the raw device. The additional cases explain the rates; with `is_quick` there are fewer of
 /// them.
 fn device_cases(is_quick: bool) -> Vec<Case> {
     let ring = |depth, huge| Method::Ring { depth, options: RingOptions { huge, ..RingOptions::default() } };
