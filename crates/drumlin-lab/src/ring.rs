@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct RingOptions {
     /// Register the buffers and the file, so that the kernel pins them once instead of for each request.
     pub(crate) registered: bool,
-    /// Allocate the buffers in huge pages, as far as the system has them.
+    /// Allocate the buffers in huge pages, if the system has enough of them.
     pub(crate) huge: bool,
     /// Poll for completions instead of waiting for interrupts. The device needs queues made for polling.
     pub(crate) polled: bool,
@@ -145,7 +145,7 @@ impl Drop for ReadRing {
     }
 }
 
-/// A ring that submits a write and the sync after it to the kernel as one chain.
+/// A ring that submits a write and the subsequent sync to the kernel as one chain.
 pub(crate) struct SyncRing {
     ring: IoUring,
 }
@@ -170,7 +170,7 @@ impl SyncRing {
             .flags(squeue::Flags::IO_LINK)
             .user_data(0);
         let sync = opcode::Fsync::new(descriptor).flags(types::FsyncFlags::DATASYNC).build().user_data(1);
-        // SAFETY: buffer and file are borrowed until both completions were reaped below. If waiting for them fails
+        // SAFETY: buffer and file are borrowed until both completions have been reaped below. If waiting for them fails
         // permanently, the process ends instead of returning the buffer.
         unsafe { self.ring.submission().push_multiple(&[write, sync]) }.expect("the ring has four entries");
         let mut reaped = 0;
@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// Every requested block is read, with registered buffers and without.
+    /// Every requested block is read, with and without registered buffers.
     #[test]
     fn reads_bring_what_is_there() {
         let file = tempfile::tempfile().unwrap();

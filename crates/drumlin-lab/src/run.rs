@@ -117,8 +117,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Each experiment is planned to take as long as in the example of docs/lab, within a factor of 1.2. The example
-    /// had all file systems, and the stores of `--features peers`, without which `sync` is shorter.
+    /// The planned time of each experiment is within a factor of 1.2 of its time in the example of docs/lab. The
+    /// example had all file systems, and the stores of `--features peers`, without which `sync` is shorter.
     #[test]
     fn plans_are_near_the_times_of_the_example() {
         let folder = tempfile::tempdir().unwrap();
@@ -145,8 +145,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// All experiments together are planned to take less than six minutes with `--quick`, and less than half an hour
-    /// without. The plan depends on memory and on the stores that are built in; `--features peers` has all of them.
+    /// The plan for all experiments together takes less than six minutes with `--quick`, and less than half an hour
+    /// without it. The plan depends on memory and on the stores that are built in; `--features peers` has all stores.
     #[test]
     fn plans_keep_within_their_limits() {
         let folder = tempfile::tempdir().unwrap();

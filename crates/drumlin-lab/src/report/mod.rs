@@ -20,7 +20,7 @@ pub struct Report {
     pub started: String,
     /// The seconds that the run took.
     pub seconds: f64,
-    /// `true` if the user interrupted the run. The report then has the results so far.
+    /// `true` if the user interrupted the run. The report then contains the results up to that moment.
     pub interrupted: bool,
     /// `true` for short runs on small files.
     pub quick: bool,
@@ -304,7 +304,7 @@ fn source_words(name: &str) -> &'static str {
 /// The beginning of the missing condition if the rounds left a verdict undecided.
 pub(crate) const QUIETER: &str = "a quieter machine";
 
-/// A hint that leads from the findings to what an operator can do.
+/// A hint that leads an operator from the findings to the doctor's advice.
 const WHAT_FOLLOWS: &str = "What follows for a database of yours: drumlin doctor DIR.";
 
 /// The verdict on a source's finding here.
@@ -317,9 +317,9 @@ pub enum Holds {
     No,
     /// Part of the effect was seen: at least a third of it, by logarithm.
     Partly,
-    /// Less than a third of the effect was seen, or so much more that it is another effect.
+    /// Less than a third of the effect was seen, or so much more that it must be a different effect.
     NotInSize,
-    /// This machine or this run is not enough to judge; [`Verdict::missing`] names the missing condition.
+    /// This machine or this run does not suffice for a verdict; [`Verdict::missing`] names the missing condition.
     Inconclusive,
 }
 
@@ -349,7 +349,7 @@ pub(crate) struct Judgement {
 }
 
 impl Judgement {
-    /// Creates a judgement that could be reached.
+    /// Creates a judgement with any verdict except [`Holds::Inconclusive`].
     pub(crate) fn new(holds: Holds, why: impl Into<String>) -> Judgement {
         assert!(holds != Holds::Inconclusive, "an inconclusive verdict names the missing condition");
         Judgement { holds, why: why.into(), missing: None }
@@ -388,12 +388,12 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Returns the claim, the figures, and what is missing.
+    /// Returns the claim, the figures, and the missing condition if there is one.
     fn sentences(&self) -> String {
         [self.claim.clone(), self.explanation()].join(" ").trim_end().to_owned()
     }
 
-    /// Returns the figures, and what is missing.
+    /// Returns the figures, and the missing condition if there is one.
     fn explanation(&self) -> String {
         let missing = self.missing.as_ref().map(|missing| format!("Missing: {missing}."));
         [Some(self.why.clone()), missing]
@@ -410,8 +410,8 @@ impl Report {
         self.chapters.iter().flat_map(|chapter| &chapter.verdicts)
     }
 
-    /// Returns advice if other work disturbed the run, so that at least two verdicts and a tenth of all are
-    /// inconclusive.
+    /// Returns advice if other programs disturbed the run so much that at least two verdicts, and a tenth of all
+    /// verdicts, are inconclusive.
     fn noise_hint(&self) -> Option<String> {
         let all = self.verdicts().count();
         let noisy = |verdict: &&Verdict| verdict.missing.as_ref().is_some_and(|missing| missing.starts_with(QUIETER));

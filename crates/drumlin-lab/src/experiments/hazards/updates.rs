@@ -159,7 +159,7 @@ struct Store {
     written_pages: u64,
     /// Pages that the current transaction has changed.
     copies: Vec<(usize, Vec<u8>)>,
-    /// The place of each page, and (in the next field) the places that are free; for `ShadowPages` only.
+    /// The place of each page, and in `free` the places without a page; for `ShadowPages` only.
     places: Vec<u16>,
     free: Vec<u16>,
 }
@@ -437,8 +437,8 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Recovery finds what each method committed. An unfinished transaction is visible after updates in place, but with
-    /// no protocol.
+    /// Recovery finds what each method committed. An unfinished transaction is visible after updates in place, but not
+    /// after any of the protocols.
     #[test]
     fn protocols_keep_what_was_committed_and_no_more() {
         for method in Method::ALL {

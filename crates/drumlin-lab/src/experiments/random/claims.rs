@@ -119,7 +119,7 @@ impl Figures {
         Figures { is_virtual, processors: machine.processors, ..Figures::default() }
     }
 
-    /// Adds the figures of a regime's runs over time, which also fill memory.
+    /// Adds the figures of a regime's runs over time.
     pub(super) fn add_courses(&mut self, regime: Regime, rounds: &Rounds<Load>) {
         let phases: Vec<Option<Phases>> =
             rounds[MAPPED].samples.iter().map(|samples| condition::phases(samples, BLOCK_BYTES as f64)).collect();

@@ -203,7 +203,8 @@ fn amplification_cases(session: &Session<'_>) -> Vec<Case> {
 }
 
 /// Returns the seconds for which a run over time continues after memory is full: ten in the pressure regime. A run that
-/// does not wait for memory to fill takes twice as long, except in the pressure regime, where it takes ten seconds too.
+/// does not wait for memory to fill takes twice this time, except in the pressure regime, where it takes just this
+/// time.
 fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     let (is_quick, seconds) = (session.settings.quick, session.pacing.series.seconds);
     match (regime, is_quick) {

@@ -145,7 +145,7 @@ impl Method {
 mod tests {
     use super::*;
 
-    /// No method without a flush is reported as durable on a volatile cache, and none is in memory.
+    /// On a volatile cache, no method without a flush is reported as durable. In memory, no method is.
     #[test]
     fn hope_is_not_called_durable() {
         for method in Method::ALL {
