@@ -545,7 +545,7 @@ mod tests {
         assert_eq!(order(1, 2, 3).count() + order(0, 0, 3).count(), 0);
     }
 
-    /// The estimate exceeds the plan's remaining time by a bounded factor at most, however slow a step was.
+    /// The estimated time left differs from the plan's remaining time by a bounded factor, however slow a step was.
     #[test]
     fn the_time_left_is_bounded_by_the_plan() {
         for total in [0.0, 30.0, 340.0] {

@@ -1,4 +1,4 @@
-//! Maintenance calls, and calls that drop, create and refuse keyspaces.
+//! Maintenance calls, and calls that create and drop keyspaces or are refused.
 
 use drumlin::{Durability, Error, KeyspaceOptions};
 
