@@ -198,7 +198,7 @@ impl World {
                 self.models[which].remove(&key);
             }
             20 => {
-                // Remove a run of rows, so that leaves merge.
+                // Remove a run of rows to make leaves merge.
                 let from = key(script);
                 let doomed: Vec<_> = self.models[which].range(from..).take(50).map(|(key, _)| key.clone()).collect();
                 for key in doomed {

@@ -96,7 +96,7 @@ impl Size {
     }
 }
 
-/// The figure of one case divided by that of another.
+/// The figure of one case divided by that of a second case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ratio {
     pub(crate) median: f64,

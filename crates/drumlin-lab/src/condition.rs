@@ -114,7 +114,8 @@ pub(crate) fn phases(samples: &[Sample], block_bytes: f64) -> Option<Phases> {
 mod tests {
     use super::*;
 
-    /// Half of the source's condition is enough. Anything less is reported together with this machine's figure.
+    /// Half of the source's figure is enough to meet a condition. Anything less is reported together with this
+    /// machine's figure.
     #[test]
     fn missing_conditions_are_named() {
         assert_eq!(processors(32), None);

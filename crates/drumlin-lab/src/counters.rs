@@ -115,7 +115,7 @@ pub(crate) fn field(text: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_ascii_whitespace().next()).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// Parses the minor faults, major faults and kernel ticks of /proc/PID/stat.
+/// Parses the minor faults, major faults and kernel ticks in /proc/PID/stat.
 fn parse_stat(text: &str) -> (u64, u64, u64) {
     // The second field is the program's name in parentheses. It may contain anything, so count fields after the last
     // ')'.

@@ -6,10 +6,11 @@
 //! derives advice and settings from measurements.
 //!
 //! - `experiments/` has one module per experiment: the measurement, its tables and plots, and the verdicts on the
-//!   claims; - `worker` runs each measurement in its own process, `cgroup` limits the memory of that process, and
-//!   `temp_folder` owns the files;
-//! - `regime` creates the conditions under which reads are measured, and `loop_device` the devices for them; -
-//!   `compare` decides if two cases differ, and judges the sources' claims;
+//!   claims;
+//! - `worker` runs each measurement in its own process, `cgroup` limits the memory of that process, and `temp_folder`
+//!   owns the files;
+//! - `regime` creates the conditions under which reads are measured, and `loop_device` the devices for them;
+//! - `compare` decides if two cases differ, and judges the sources' claims;
 //! - `measure` and `counters` time and count; `map` and `ring` offer what `drumlin_io` lacks;
 //! - `mount` creates file systems for the lab, `block_counts` counts flushes, and `sync_calls` the calls that ask for
 //!   them;

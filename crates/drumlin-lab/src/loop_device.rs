@@ -179,7 +179,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// The devices of a run. Each is attached when it is first needed.
+/// The devices of a run. Each is attached on first use.
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
     over_file: OnceCell<io::Result<LoopDevice>>,

@@ -206,7 +206,7 @@ fn is_in_memory(magic: u32) -> bool {
     matches!(magic, 0x0102_1994 | 0x8584_58F6)
 }
 
-/// Returns `true` if a folder's file system is in memory, from where nothing ever reaches a device.
+/// Returns `true` if a folder's file system is in memory, so its files never reach a device.
 pub(crate) fn is_folder_in_memory(folder: &Path) -> io::Result<bool> {
     Ok(is_in_memory(rustix::fs::statfs(folder)?.f_type as u32))
 }

@@ -77,7 +77,7 @@ impl Map {
             Mode::Persistent => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
         };
         let access = if mode == Mode::ReadOnly { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
-        // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, file, 0)? };
         Ok(Map { start: NonNull::new(start.cast()).expect("no mapping begins at address zero"), bytes })
     }
@@ -155,7 +155,7 @@ pub(crate) struct Ballast {
 impl Ballast {
     /// Allocates, touches and locks this many bytes.
     pub(crate) fn new(bytes: usize) -> io::Result<Ballast> {
-        // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),

@@ -5,8 +5,8 @@
 //! 1. Only the lab and its workers see the mounts, which are in a mount namespace of the lab's thread. When the
 //!    namespace's last process ends, even by a kill, the kernel unmounts them.
 //! 2. A loop device detaches itself once nothing uses it, and its file is unlinked, so nothing is left behind.
-//! 3. Only devices and mounts created here are changed. Each loop device accesses its file by direct I/O, so that bytes
-//!    that the file system believes to be on the device are not only in the page cache.
+//! 3. Only devices and mounts created here are changed. Each loop device accesses its file by direct I/O, because
+//!    bytes that the file system believes to be on the device must not be in the page cache only.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;

@@ -3,7 +3,7 @@
 //!
 //! # Invariants
 //! 1. The kernel writes to a buffer only between `push` and the reaping of its completion, and the ring owns the
-//!    buffers until it is dropped. A slot is pushed again only after its completion was reaped.
+//!    buffers until it is dropped. A slot is reused only after its completion has been reaped.
 //! 2. Dropping a ring first reaps everything in flight. If the kernel refuses to wait, the buffers are leaked.
 #![allow(unsafe_code)]
 

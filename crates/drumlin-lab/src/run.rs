@@ -9,7 +9,8 @@ use crate::report::Report;
 use crate::session::{Observer, Session, Settings, plain};
 use crate::worker;
 
-/// Runs experiments and reports their findings. If one fails, its chapter says so and the others still run.
+/// Runs experiments and reports their findings. If an experiment fails, its chapter says so, and the remaining
+/// experiments still run.
 ///
 /// # Errors
 /// If the folder is missing or not writable, or its disk is too full.

@@ -256,7 +256,7 @@ impl<T: Counted> Trials<T> {
 pub(crate) struct Rounds<T> {
     /// The trials of each case.
     pub(crate) cases: Vec<Trials<T>>,
-    /// The first case, which begins each round, measured again at the end of each round.
+    /// The first case, repeated at the end of each round.
     pub(crate) again: Trials<T>,
 }
 
@@ -297,7 +297,7 @@ fn order(cases: usize, round: usize, rounds: usize) -> impl Iterator<Item = usiz
     (0..others).map(move |place| 1 + (place + shift) % others)
 }
 
-/// Returns a seed for each case and round.
+/// Returns the seed of a case in a round.
 fn seed(case: usize, round: usize) -> u64 {
     1 + case as u64 + 1000 * round as u64
 }
@@ -490,7 +490,8 @@ pub(crate) fn plain(error: &io::Error) -> String {
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-/// Chooses limit and file. Without a control group, the file has to be larger than all memory.
+/// Chooses the memory limit and the size of the file. Without a control group, the file has to exceed the whole
+/// machine's memory.
 fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
     // Use half of the available space, because other files are created too.
     let space_bytes = temp_folder::space_bytes(&settings.folder)? / 2;

@@ -76,7 +76,7 @@ pub fn replay(path: &Path, one: Option<Cut>, states: usize, seed: u64) -> Result
 pub(crate) enum Model {
     Kept,
     Lost,
-    /// The cache is kept in every fifth state, and lost in all other states.
+    /// The cache is kept in a fifth of the states, chosen at random, and lost in all other states.
     Both,
 }
 

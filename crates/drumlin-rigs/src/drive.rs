@@ -221,7 +221,7 @@ impl<'h> Cutter<'h> {
     }
 }
 
-/// Writes what remains of one uncertain write.
+/// Applies the part of an uncertain write that survives the cut.
 fn keep(image: &mut Image, offset: u64, bytes: &[u8], loss: Loss, sector: Sector, random: &mut Random) {
     let (whole, torn) = match loss {
         Loss::None => (100, 0),

@@ -132,7 +132,7 @@ impl Peer {
             }
             None => {
                 self.settle();
-                // Remove the rows that the call had already removed from the model.
+                // Remove from the model the rows that the call has removed from the keyspace.
                 for key in rows {
                     if !must(self.keyspaces[which].contains_key(&key)) {
                         self.models[which].remove(&key);

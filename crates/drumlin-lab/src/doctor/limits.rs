@@ -5,7 +5,7 @@ use drumlin::{KeyspaceInfo, Stats};
 use super::{Diagnosis, Severity, show_bytes};
 use crate::figures::Form;
 
-/// The largest data file that addresses can cover (docs/format.md).
+/// The largest data file that extent addresses can cover (docs/format.md).
 const DATA_FILE_BYTES_MAX: u64 = 64 << 40;
 
 /// The number of page numbers in one keyspace, and of numbers for keyspaces. Neither kind is ever reused.

@@ -125,7 +125,7 @@ pub enum Length {
 }
 
 impl Length {
-    /// Returns the share of the full times and sizes that this length takes.
+    /// Returns the factor by which this length scales the times and sizes of a full examination.
     fn share(self) -> f64 {
         match self {
             Length::Full => 1.0,
@@ -200,12 +200,12 @@ impl Steps<'_> {
         Timing { seconds: seconds * self.length.share(), sample_seconds: 0.0 }
     }
 
-    /// Records that the next measurement begins `seconds` after the start of a full examination.
+    /// Sets the progress to `seconds` of a full examination.
     fn reach(&self, seconds: f64) {
         self.pace.reached(seconds * self.length.share());
     }
 
-    /// Runs the tasks in rounds, `rounds` times each.
+    /// Runs each task once per round, for `rounds` rounds.
     fn run(&self, tasks: &[(String, Task)], rounds: usize, seconds: f64) -> io::Result<Vec<Vec<Load>>> {
         let mut all: Vec<Vec<Load>> = tasks.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
@@ -392,7 +392,8 @@ fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) 
     Ok(())
 }
 
-/// Returns random reads of 4 KiB at each depth, then of larger blocks, sequential reads, and mapped reads.
+/// Returns the tasks: random reads of 4 KiB at each depth, random reads of larger blocks, sequential reads, and mapped
+/// reads.
 fn read_tasks(path: &Path, bytes: u64, steps: &Steps<'_>) -> Vec<(String, Task)> {
     let timing = steps.timing(0.3);
     let ring = |depth| random::Method::Ring { depth, options: RingOptions::default() };
@@ -707,7 +708,7 @@ fn amplification(stats: &Stats) -> f64 {
     stats.data_file_bytes as f64 / stats.live_bytes.max(1) as f64
 }
 
-/// Returns the bytes of the segments that are not free.
+/// Returns the size of all segments that are not free.
 fn used_bytes(stats: &Stats) -> u64 {
     stats.segments.saturating_sub(stats.free_segments) * stats.segment_bytes
 }

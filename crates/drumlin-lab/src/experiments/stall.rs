@@ -1,13 +1,13 @@
 //! `stall`: page faults that stall a task scheduler when its tasks touch cold mapped pages (S3).
 //!
-//! A scheduler with one thread per processor, like those of asynchronous runtimes, runs reader tasks and one heartbeat
-//! task, which only reschedules itself. The time between two beats is the time that any other task of the program would
-//! have waited. There are three kinds of reader, which differ in how much of a read the scheduler sees:
+//! A scheduler with one thread per processor, like the schedulers of asynchronous runtimes, runs reader tasks and one
+//! heartbeat task, which only reschedules itself. The time between two beats is the time that any other task of the
+//! program would have waited. There are three kinds of reader, which differ in how much of a read the scheduler sees:
 //!
 //! - *mapped*: a reader that touches a cold page blocks its thread in the kernel, and the scheduler does not notice;
-//! - *handed over*: a reader calls read(2), which the scheduler sees; the call blocks another thread, as in Go's
-//!   runtime or on a pool for blocking calls, and the scheduler's own thread continues; - *asynchronous*: a reader
-//!   yields the thread to other tasks until its bytes arrive.
+//! - *handed over*: a reader calls read(2), which the scheduler sees; the call blocks a different thread, as in Go's
+//!   runtime or on a pool for blocking calls, and the scheduler's own thread continues;
+//! - *asynchronous*: a reader yields the thread to other tasks until its bytes arrive.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -21,7 +21,7 @@ fn workload(seed: u64) -> Workload {
     Workload { seed, threads, large_percent: [1, 4, 20][random.below(3) as usize], relaxed_percent: 10 }
 }
 
-/// Small segments, so that they are switched, recycled and cleaned within a second.
+/// Returns a configuration with small segments, which are switched, recycled and cleaned within a second.
 fn config(seed: u64) -> Config {
     let mut random = Random(!seed);
     let backend = if random.chance(70) { IoBackend::Uring } else { IoBackend::Portable };

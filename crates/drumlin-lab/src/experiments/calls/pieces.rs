@@ -51,7 +51,7 @@ const SOURCE: [[&str; 4]; 8] = [
     ["2.49 s", "1.65 s", "0.87 ms", "475 ms"],
 ];
 
-/// The operation on each piece and the state of its file.
+/// The operation on each piece, and the state of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Method {
     /// Store into a mapping of a new file without blocks.
@@ -93,7 +93,8 @@ impl Method {
         matches!(self, Method::WriteNewMapped | Method::WriteNewCall | Method::WriteAllocatedMapped)
     }
 
-    /// Returns `true` if the method ends at the end of the file, because what it measures happens only once per file.
+    /// Returns `true` if the method ends at the end of the file, because the effect that it measures happens only once
+    /// per file.
     fn is_once(self) -> bool {
         self.is_of_new_file() || matches!(self, Method::WriteFirstMapped | Method::CopyFirstMapped)
     }
@@ -368,7 +369,7 @@ fn reads(trials: &Rounds<Vec<Timed>>) -> Table {
     table
 }
 
-/// A method to write a new file and a method to read it.
+/// A method for writing a new file, and a method for reading it.
 type Pair = (Method, Method);
 
 /// S3's advice: write by calls and read by mapping. The reader has to create a mapping, which a writer through a
@@ -440,7 +441,7 @@ struct Findings {
     advice_first: Option<[Ratio; 2]>,
 }
 
-/// Figures of reads in pieces of 8 KiB.
+/// Figures for reads in pieces of 8 KiB.
 #[derive(Clone, Copy, Debug)]
 struct Large {
     /// The time of read(2) over that of a copy from the mapping.
@@ -552,7 +553,7 @@ const CLAIMS: [Claim<Findings>; 6] = [
         source: "S3",
         text: "Reading 2 GB in pieces of 4 KiB through a mapping takes 2.1 ms.",
         judge: |found| {
-            // Allow twice S3's time, because this is another machine.
+            // Allow twice S3's time, because this is a different machine.
             let limit = 2.0 * 2.1e-3;
             let Some([sliced, touched, copied]) = found.reads else { return nothing() };
             let holds = match () {

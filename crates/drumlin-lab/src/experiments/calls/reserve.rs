@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(judge(&Shared::default()), Holds::Inconclusive);
     }
 
-    /// Reserved memory takes no physical memory until it is touched.
+    /// Reserved memory occupies no physical memory until it is touched.
     #[test]
     fn reserving_touches_nothing() {
         // Other tests of this process allocate memory too.

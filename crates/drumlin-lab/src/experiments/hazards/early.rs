@@ -26,11 +26,11 @@ use crate::worker::{self, Ending, Measurement};
 /// Bytes that are changed and locked in memory: fewer than any usual limit on locked memory.
 const DIRTY_BYTES: usize = 64 << 10;
 
-/// The expected time until the kernel writes a dirty page: it looks every 5 seconds for pages that have been dirty for
-/// 30.
+/// The expected time until the kernel writes a dirty page: every 5 seconds it looks for pages that have been dirty for
+/// 30 seconds.
 pub(super) const FLUSHER_SECONDS: f64 = 32.5;
 
-/// The time after which the lab gives up and takes the kernel not to write the page.
+/// The time after which the lab gives up, and concludes that the kernel does not write the page.
 const FLUSHER_SECONDS_MAX: f64 = 45.0;
 
 /// The memory that holds the changed page.

@@ -209,7 +209,7 @@ fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
     of_counts(&counts, why)
 }
 
-/// S1 covers errors of reads only, so this claim is the lab's own.
+/// S1 only covers read errors, so this claim is the lab's own.
 const WRITES_FAIL_LATE: Claim<Pair> = Claim {
     source: "Drumlin",
     text: "A store into a mapping can't fail; the error of its write is reported later, once, without a place, by the \

@@ -2,14 +2,12 @@
 //!
 //! | claim | source | judged by |
 //! | --- | --- | --- |
-//! | dirty pages are written before their transaction commits (`early`) | S1 | the device, after another process's sync
-//! |
+//! | dirty pages are written before their transaction commits (`early`) | S1 | the device, after another process's sync |
 //! | a drive's errors arrive as signals (`errors`) | S1 | a FUSE file with bad blocks; a truncated file |
 //! | errors of writes are reported late (`errors`) | Drumlin | the same FUSE file |
 //! | a stray pointer changes the file (`stray`) | S1 | the file, after a store at a wrong address |
 //! | private dirty pages are deadly, shared ones are not (`memory`) | S3 | processes under a memory limit |
-//! | a safe update needs one of three protocols (`updates`) | S1 | the file, after a process died during a transaction
-//! |
+//! | a safe update needs one of three protocols (`updates`) | S1 | the file, after a process died during a transaction |
 //!
 //! Each case is repeated. A claim holds partly if its effect is seen in some of the rounds only.
 
@@ -36,7 +34,7 @@ const BEFORE: u8 = 0x11;
 /// The value of a file's bytes after the change.
 const CHANGED: u8 = 0xEE;
 
-/// The endings of a case, one for each round.
+/// The ways in which a case's process ended, one for each round.
 #[derive(Debug)]
 struct Endings<T> {
     endings: Vec<Ending<T>>,
@@ -133,7 +131,7 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
     updates::show(session, chapter, rounds)
 }
 
-/// Creates a file of the lab's own, filled and synced.
+/// Creates a file for a measurement, filled and synced.
 fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<PathBuf> {
     let (path, file) = session.temp_folder.file(name, bytes)?;
     let block = vec![BEFORE; 1 << 20];

@@ -174,7 +174,7 @@ impl Store {
         let (data, log) = (open("data")?, open("log")?);
         let bytes = if method == Method::ShadowPages { PLACES * PAGE_BYTES } else { FILE_BYTES };
         data.set_len(bytes as u64)?;
-        // Write all blocks in advance, so that the times of commits include the protocol but no allocation of blocks.
+        // Write all blocks in advance: the times of commits should include the protocol, but no allocation of blocks.
         for place in 0..bytes / PAGE_BYTES {
             data.write_all_at(&[0; PAGE_BYTES], (place * PAGE_BYTES) as u64)?;
         }

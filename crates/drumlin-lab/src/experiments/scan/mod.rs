@@ -7,12 +7,10 @@
 //! | S4 | 5 x 512 KiB, registered: 7.7 times | the same rates, in huge pages as in Glommio's pool |
 //! | S4 | leaving out the copy helps a little | processor time per byte |
 //! | S4 | 5 x 512 KiB need 2.5 MB of memory | the control group's memory, less that of reads of 4 KiB |
-//! | S1 | a mapping by 20 threads falls once memory is full (figure 3) | its rate while memory fills and when it is
-//! full |
+//! | S1 | a mapping by 20 threads falls once memory is full (figure 3) | its rate while memory fills and when it is full |
 //! | S1 | 256 requests in flight reach the drive's rate, a mapping does not | rates of whole scans, 20 threads mapped |
 //! | S1 | RANDOM is worse than the other hints | rates of whole scans by 20 threads |
-//! | S1 | over ten drives the difference is twentyfold (figure 4) | only if direct reads deliver what several drives do
-//! |
+//! | S1 | over ten drives the difference is twentyfold (figure 4) | only if direct reads deliver what several drives do |
 
 mod claims;
 mod task;

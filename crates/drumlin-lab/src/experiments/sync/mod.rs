@@ -3,11 +3,9 @@
 //! | S2 says | judged by |
 //! | --- | --- |
 //! | growing the file in advance halves a durable append | the means of both on ext4 with a journal |
-//! | sync_file_range is many times faster, because it flushes nothing | the means, and the flushes counted at the
-//! device |
+//! | sync_file_range is many times faster, because it flushes nothing | the means, and the flushes counted at the device |
 //! | with the drive's cache off the advantage diminishes | the means on a device that has no volatile cache |
-//! | it keeps records on real zeros and loses them on new blocks in the first run; on btrfs it loses both | power-offs
-//! |
+//! | it keeps records on real zeros and loses them on new blocks in the first run; on btrfs it loses both | power-offs |
 //! | a mean hides the slow sync, and so do batches | the slowest write against the mean and the slowest batch |
 //!
 //! The claims about stores, including those about commits that queue, are in `stores`.
@@ -50,9 +48,9 @@ impl Case {
         methods.iter().map(case(1024)).chain(blocks.iter().map(case(4096))).collect()
     }
 
-    /// Returns the cases of the folder's own file system (`None`), or of one that the lab creates, with or without a
-    /// volatile cache. The verdicts about metadata rest on ext4, so with `is_quick` fewer cases are measured on the
-    /// other file systems.
+    /// Returns the cases for the folder's own file system if `made` is `None`, and otherwise for a file system that the
+    /// lab creates, with or without a volatile cache. The verdicts about metadata rest on ext4, so with `is_quick`
+    /// fewer cases are measured on the other file systems.
     fn of_place(made: Option<(FileSystem, bool)>, is_quick: bool) -> Vec<Case> {
         match made {
             None => Case::singles(&Method::ALL, true),

@@ -1,4 +1,4 @@
-//! Counts the records that remain after a power cut, of those that a method considered durable.
+//! Counts how many of the records that a method considered durable remain after a power cut.
 //!
 //! Right after the last record, the device's content is copied and mounted elsewhere. Bytes that were only in the page
 //! cache are lost, and bytes that reached the device are kept. The same happens when a virtual machine is powered off,
