@@ -65,7 +65,7 @@ fn sample(byte: u8) -> &'static Sample {
     &samples[if byte >= 192 { 2 } else { usize::from(byte % 2) }]
 }
 
-/// Returns bytes that compress a little and differ between numbers.
+/// Returns bytes that compress a little and are different for each number.
 fn value(number: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| (number.wrapping_mul(0x9E37_79B9) >> (at % 13)) as u8 ^ (at / 7) as u8).collect()
 }

@@ -31,7 +31,7 @@ pub(crate) fn read_rate(here: f64) -> Option<String> {
     lacks.then(|| format!("drives of {} reads/s (here {})", show(S1_READS_PER_SECOND), show(here)))
 }
 
-/// Returns the missing condition if the drive has less than half of the bandwidth of one of S1's.
+/// Returns the missing condition if the drive has less than half of the bandwidth of one of S1's drives.
 pub(crate) fn bandwidth(here: f64) -> Option<String> {
     let show = |rate| Form::Bandwidth.show(rate);
     let lacks = here < S1_DRIVE_BYTES_PER_SECOND / 2.0;

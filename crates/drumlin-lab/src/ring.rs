@@ -105,8 +105,8 @@ impl ReadRing {
         unsafe { self.ring.submission().push(&entry.user_data(u64::from(slot))) }.expect("an entry for each slot");
     }
 
-    /// Submits, waits for at least one completion, and calls `each` for every completion with the time of its push and
-    /// the bytes read.
+    /// Submits the reads, waits for at least one completion, and calls `each` for every completion with the time of its
+    /// push and the bytes read.
     pub(crate) fn wait(&mut self, mut each: impl FnMut(Instant, &[u8])) -> io::Result<usize> {
         loop {
             match self.ring.submit_and_wait(1) {

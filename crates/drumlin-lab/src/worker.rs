@@ -36,7 +36,7 @@ pub(crate) type Registered = (&'static str, fn(Value) -> io::Result<Value>);
 pub(crate) const fn registered<M: Measurement>() -> Registered {
     (M::NAME, |settings| {
         let observe = |sample: &Sample| {
-            // If the lab is gone, the kernel kills this worker too.
+            // Ignore an error: it means that the lab is gone, and then the kernel kills this worker too.
             let _ = say(&Line::Sample(*sample));
         };
         let measurement: M = serde_json::from_value(settings)?;

@@ -69,7 +69,7 @@ impl Outcome {
         count
     }
 
-    /// Returns the reason why the state is not as it must be, or `None` if it is.
+    /// Returns the reason why the state is not sound, or `None` if it is sound.
     pub fn reason(&self) -> Option<String> {
         match self {
             Outcome::Whole(_) => None,

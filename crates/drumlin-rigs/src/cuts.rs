@@ -136,7 +136,7 @@ impl LongRun {
                 if Instant::now() > deadline || host::is_interrupted() {
                     break;
                 }
-                // Continue after the seeds of the states counted before.
+                // Continue after the seeds of the states that earlier runs counted.
                 let seed = 1 + total(&counters, system).states;
                 clean &= self.round(&bench, system, seed, left, &mut counters)?;
             }
@@ -238,7 +238,7 @@ pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, r
     Ok(())
 }
 
-/// Runs one log on one file system and verifies states of its trace.
+/// Runs one log writer on one file system, and verifies states of its trace.
 fn cut_log(bench: &Bench, system: FileSystem, writer: Writer, seed: u64, states: usize, model: Model) -> Result<Count> {
     let about = About { system, writer: writer.to_string(), seed, from: Vec::new() };
     let start = bench.make(system)?;

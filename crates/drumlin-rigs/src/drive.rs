@@ -71,7 +71,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Returns the acknowledgement, if the event is an acknowledgement.
+    /// Returns the acknowledgement's value, or `None` if the event is a request.
     pub fn acked(&self) -> Option<u64> {
         if let Event::Acked(what) = self { Some(*what) } else { None }
     }

@@ -152,8 +152,8 @@ struct Case {
 
 const SIZES: [(usize, usize); 2] = [(64 << 10, THREADS), (64, 1)];
 
-/// Returns the size of all threads' areas together: twice the processor's cache, so that stores reach the medium. It is
-/// smaller if there is too little space, or if the processor is emulated and has no cache.
+/// Returns the size of all threads' areas together: twice the processor's cache, so that stores reach the medium. The
+/// areas are smaller if there is too little space, or if the processor is emulated and has no cache.
 fn area_bytes(space_bytes: u64, is_emulated: bool) -> u64 {
     let wanted = if is_emulated { 80 << 20 } else { (2 * machine::cache_bytes()).max(AREA_BYTES_MIN) };
     wanted.min(space_bytes / 4 * 3) / PAGE_MULTIPLE * PAGE_MULTIPLE
@@ -293,7 +293,7 @@ struct Findings {
     /// All areas together exceed the processor's cache.
     is_beyond_cache: bool,
     /// The rate of storing through the mapping with write-back, over that of write(2): large records by ten threads,
-    /// small ones by one.
+    /// small records by one thread.
     large: Option<Ratio>,
     small: Option<Ratio>,
 }

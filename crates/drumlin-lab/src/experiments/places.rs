@@ -102,7 +102,7 @@ impl Place {
     }
 }
 
-/// Returns `true` if ext4 on this disk uses a journal. The kernel has a folder in /proc/fs/jbd2 for each one.
+/// Returns `true` if ext4 on this disk uses a journal. The kernel has a folder in /proc/fs/jbd2 for each journal.
 fn is_journalled(disk: Option<&str>) -> bool {
     let Some(disk) = disk else { return false };
     let Ok(entries) = std::fs::read_dir("/proc/fs/jbd2") else { return false };

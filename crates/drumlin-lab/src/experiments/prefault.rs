@@ -257,7 +257,7 @@ pub(super) fn memory_folders(bytes: u64) -> Vec<(&'static str, TempFolder)> {
     found
 }
 
-/// The approximate seconds of a trial: a load, and creating and removing its file.
+/// The approximate duration of a trial in seconds: a load, and the creation and removal of its file.
 const TURN_SECONDS: f64 = 3.0;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {

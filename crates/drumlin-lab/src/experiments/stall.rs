@@ -558,7 +558,7 @@ fn idle(found: &Findings) -> Judgement {
 }
 
 /// Judges the claim that waits are shorter with a different kind of reader than with mapped readers. For the claim to
-/// hold fully, they have to be a tenth as long.
+/// hold fully, the waits have to be at most a tenth as long.
 fn shorter_waits(ratio: Option<Ratio>) -> Judgement {
     let Some(ratio) = ratio else { return nothing() };
     let why = format!("With eight readers a thread the 99th percentile is {} as long with mapped pages.", ratio.show());

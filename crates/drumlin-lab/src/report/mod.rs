@@ -51,7 +51,7 @@ pub struct Chapter {
     pub tables: Vec<Table>,
     /// Plots of the figures.
     pub plots: Vec<Plot>,
-    /// The sources' findings compared with what was seen here.
+    /// The sources' findings, compared with the lab's measurements on this machine.
     pub verdicts: Vec<Verdict>,
     /// Notes that prevent misreading of the figures.
     pub notes: Vec<String>,
@@ -257,7 +257,7 @@ impl Plot {
         Plot { title: title.into(), x: axis(x), y: axis(y), drawn: "", lines: Vec::new() }
     }
 
-    /// Adds words for the rounds that the plot shows.
+    /// Sets the words that say which rounds the plot shows.
     pub(crate) fn drawing(self, drawn: &'static str) -> Plot {
         Plot { drawn, ..self }
     }
@@ -301,13 +301,13 @@ fn source_words(name: &str) -> &'static str {
     SOURCES.iter().find(|(known, _)| *known == name).map_or("", |(_, words)| words)
 }
 
-/// The beginning of the missing condition if the rounds left a verdict undecided.
+/// The beginning of the missing condition if the rounds were too noisy for a verdict.
 pub(crate) const QUIETER: &str = "a quieter machine";
 
 /// A hint that leads an operator from the findings to the doctor's advice.
 const WHAT_FOLLOWS: &str = "What follows for a database of yours: drumlin doctor DIR.";
 
-/// The verdict on a source's finding here.
+/// The verdict on a source's finding, on this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Holds {
@@ -372,7 +372,7 @@ impl Judgement {
     }
 }
 
-/// A source's finding, compared with what was measured here.
+/// A source's finding, compared with the lab's measurements on this machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
     /// The source of the claim.

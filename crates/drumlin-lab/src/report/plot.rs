@@ -105,8 +105,8 @@ impl Ruler {
     }
 }
 
-/// Returns where to cut a linear horizontal axis, or `None` if all lines fit. If a line is more than half as long again
-/// as two thirds of the lines, that slow case would squeeze the others into a corner.
+/// Returns where to cut a linear horizontal axis, or `None` if all lines fit. If a line is more than 1.5 times as long
+/// as two thirds of the lines, that slow case would squeeze the other lines into a corner.
 fn cut(plot: &Plot) -> Option<f64> {
     let mut ends: Vec<f64> =
         plot.lines.iter().map(|line| line.points.iter().map(|point| point.0).fold(0.0, f64::max)).collect();

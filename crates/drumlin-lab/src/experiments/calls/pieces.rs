@@ -468,7 +468,7 @@ impl Findings {
         let case = |bytes: usize| SIZES.iter().position(|each| *each == bytes).expect("listed");
         let spread = |bytes, method| trials[case(bytes)].spread(|times| times[index(method)].seconds);
         let compare = |bytes, left: &dyn Fn(&Vec<Timed>) -> f64, right: &dyn Fn(&Vec<Timed>) -> f64| {
-            // The control is the case of 4 KiB; its noise stands for that of the other sizes.
+            // The control is the case of 4 KiB; its noise stands in for the noise of the other sizes.
             let noise = trials.noise(left).max(trials.noise(right));
             Ratio::of(&trials[case(bytes)].each(left), &trials[case(bytes)].each(right), noise)
         };
@@ -838,8 +838,8 @@ mod tests {
         );
     }
 
-    /// The faults are the cause of a new file's cost if a file with allocated blocks has that cost too, and otherwise
-    /// the allocation is. Here a page costs 7.18 us against 0.72 us.
+    /// The faults are the cause of a new file's cost if a file with allocated blocks costs as much, and otherwise the
+    /// allocation is the cause. Here a page costs 7.18 us against 0.72 us.
     #[test]
     fn the_cause_comes_out_each_way() {
         let judge = |seconds: [f64; 3], least, most| {

@@ -99,7 +99,7 @@ fn reserved(bytes: usize) -> io::Result<Vec<u8>> {
     Ok(memory)
 }
 
-/// Two processes that each stay below the limit and together exceed it.
+/// Two processes that each stay below the limit, but together exceed it.
 #[derive(Debug, Default)]
 struct Shared {
     /// For each of the two processes, whether the kernel let it map its share of the machine's memory and swap.

@@ -188,7 +188,7 @@ const READS_KILL: Claim<(Pair, Pair)> = Claim {
     judge: reads_kill,
 };
 
-/// Judges the reads of a bad block and of a truncated file, each mapped and by call.
+/// Judges reads of a bad block and of a truncated file, each through the mapping and by a call.
 fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
     let is_killed = |ending: &Ending<Observation>| matches!(ending, Ending::Killed(libc::SIGBUS));
     let is_reported = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.access.is_some());
@@ -217,7 +217,7 @@ const WRITES_FAIL_LATE: Claim<Pair> = Claim {
     judge: writes_fail_late,
 };
 
-/// Judges the writes of a bad block, mapped and by call.
+/// Judges writes to a bad block, through the mapping and by a call.
 fn writes_fail_late(write: &Pair) -> Judgement {
     if write[0].endings.is_empty() {
         return Judgement::inconclusive(NO_FUSE, "");

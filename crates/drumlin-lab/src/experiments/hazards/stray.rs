@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// A stray store into a mapping changes the file; one into a frame does not.
+    /// A stray store into a mapping changes the file; a stray store into a frame does not.
     #[test]
     fn stray_bytes_reach_the_file_through_a_mapping_only() {
         let folder = tempfile::tempdir().unwrap();

@@ -39,7 +39,7 @@ const PAGES: usize = 256;
 const TOUCHED: usize = 4;
 const FILE_BYTES: usize = PAGES * PAGE_BYTES;
 
-/// A log record: the transaction's number, its pages, and a checksum that shows whether the record is complete.
+/// The size of a log record: the transaction's number, its pages, and a checksum that shows if the record is complete.
 const RECORD_BYTES: usize = 8 * (TOUCHED + 2);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

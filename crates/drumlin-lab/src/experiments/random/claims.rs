@@ -28,7 +28,7 @@ pub(super) struct Figures {
     pub(super) phases: Vec<(Regime, Vec<Option<Phases>>)>,
     /// Device reads per second by direct reads over those by mapped reads after memory was full, by regime.
     direct_over_mapped: Vec<(Regime, Ratio)>,
-    /// Processor time of a mapped read over that of a direct one, by regime.
+    /// Processor time of a mapped read over that of a direct read, by regime.
     mapped_cpu: Vec<(Regime, Ratio)>,
     /// Device reads per second by direct reads, by regime.
     direct_rates: Vec<(Regime, f64)>,
@@ -207,8 +207,8 @@ impl Figures {
     /// Judges the claim that mapped reads fall to half the rate of direct reads in a regime.
     ///
     /// With few processors a mapping is slower because faults and eviction take processor time, whichever thread
-    /// evicts. So a fall is inconclusive unless the machine has as many processors as the source's and meets `needed`.
-    /// If the conditions `others` are missing, a fall can be confirmed, but not refuted.
+    /// evicts. So a fall is inconclusive if there are too few processors or if the condition `needed` is missing. If
+    /// the condition `others` is missing, a fall can be confirmed, but not refuted.
     fn judge_fall(&self, regime: Regime, needed: Option<String>, others: Option<String>) -> Judgement {
         let missing = self.missing(regime).or(Some(NEVER_FULL));
         measured(self.fall(regime), missing, |ratio| {

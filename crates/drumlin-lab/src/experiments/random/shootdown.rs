@@ -35,8 +35,8 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// Returns the cost of a shootdown to the thread that causes it. Returns `None` if too few were counted, or if the
-    /// time did not grow.
+    /// Returns the cost of a shootdown to the thread that causes it. Returns `None` if too few shootdowns were counted,
+    /// or if the time did not grow.
     pub(super) fn micros(&self) -> Option<f64> {
         let cost = (self.beside_us - self.alone_us) / self.shootdowns;
         (self.shootdowns >= 0.05 && cost > 0.0).then_some(cost)

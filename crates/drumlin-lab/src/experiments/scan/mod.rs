@@ -139,7 +139,7 @@ fn device_cases(is_quick: bool) -> Vec<Case> {
     cases
 }
 
-/// Returns the cases of the raw device and those of the plain file.
+/// Returns the cases of the raw device and the cases of the plain file.
 fn cases(session: &Session<'_>) -> [(Regime, Vec<Case>); 2] {
     let is_quick = session.settings.quick;
     [(Regime::Device, device_cases(is_quick)), (Regime::File, file_cases(is_quick))]

@@ -84,8 +84,8 @@ impl Left {
     }
 }
 
-/// Writes records by each method, powers the file system off and counts the records that remain, in three runs over the
-/// same files.
+/// Writes records with each method, powers the file system off and counts the records that remain, in three runs over
+/// the same files.
 pub(super) fn run(session: &Session<'_>, place: Place) -> io::Result<Option<Left>> {
     let Some(file_system) = place.made else { return Ok(None) };
     let place_name = place.name.clone();
@@ -109,7 +109,7 @@ pub(super) fn run(session: &Session<'_>, place: Place) -> io::Result<Option<Left
 /// The generation of the records that are written before those of [`Run::Settled`].
 const SETTLING: u64 = 10;
 
-/// Writes the records of a run by each method.
+/// Writes the records of a run with each method.
 fn write(folder: &Path, run: Run, generation: u64) -> io::Result<()> {
     let open = |(index, method): (usize, &Method)| {
         let path = folder.join(name(index));
@@ -119,7 +119,7 @@ fn write(folder: &Path, run: Run, generation: u64) -> io::Result<()> {
         }
     };
     let targets: Vec<Target> = METHODS.iter().enumerate().map(open).collect::<io::Result<_>>()?;
-    // Make the files themselves durable; only the writes to them are at stake.
+    // Make the files themselves durable, because only the writes to them are tested.
     rustix::fs::syncfs(File::open(folder)?)?;
     for target in &targets {
         let mut ring = target.ring()?;
