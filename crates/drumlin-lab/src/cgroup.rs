@@ -220,7 +220,7 @@ mod tests {
         assert!(places(membership, "").is_empty());
     }
 
-    /// Where this process may create groups, creating a group works, and dropping the group removes it.
+    /// If this process may create groups, `create` makes one, and dropping the group removes its folder.
     #[test]
     fn a_group_is_made_and_removed() {
         let Ok(cgroup) = Cgroup::create(64 << 20) else { return };
